@@ -84,11 +84,29 @@ test-long: install  ## the rest: tests that take long, and more draws where `mak
 test-clients: install  ## examples/, built and run against live processes; installs Debian packages if it may (CLIENTS='node cpp')
 	@OCTAVO_TEST_CLIENTS='$(CLIENTS)' $(BIN)/python -m pytest tests/clients $(ARGS)
 
+.PHONY: test-page
+test-page: install  ## the page of a router in a headless Chromium, while workers are killed and drained; installs Debian packages if it may
+	@$(BIN)/python -m pytest tests/page $(ARGS)
+
 .PHONY: test-chart
-test-chart: install  ## k8s/: both Helms, Kubernetes' schemas, the Dockerfiles (installs about 130 MB of tools)
+test-chart: install  ## k8s/: both Helms, Kubernetes' schemas, trivy, the Dockerfiles (fetches about 230 MB of tools)
 	@$(PIP) -r requirements/chart.txt | $(TERSE)
 	@tools/helm.sh $(BIN)
+	@tools/promtool.sh $(BIN)
+	@tools/trivy.sh $(BIN)
 	@$(BIN)/python -m pytest tests/k8s $(ARGS)
+
+.PHONY: test-image
+test-image: install  ## by hand: the router's image as a bare root, and a request through it (root, debootstrap, ten minutes)
+	@$(BIN)/python -m pytest --night -s tests/k8s/test_bare_root.py $(ARGS)
+
+.PHONY: lock
+lock:  ## what images install, with versions and hashes: requirements/{router,worker,worker-cuda}.txt
+	@tools/lock.sh
+
+.PHONY: sbom
+sbom:  ## the package list of each image as CycloneDX, in build/sbom
+	@tools/sbom.sh build/sbom
 
 .PHONY: chaos
 chaos: install  ## real processes in a storm of random faults, in build/chaos (MINUTES=120, ARGS='--streams 60 --seed 7 --kinds router-kill')

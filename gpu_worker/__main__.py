@@ -9,12 +9,11 @@ def main() -> int:
     # Until the event loop takes signals, Ctrl-C ends the process without a traceback: also while modules are loaded.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from octavo import loop, telemetry
-    from octavo.listen_address import exposure_warning
-    from octavo.settings import WorkerSettings, parse
+    from octavo.settings import WorkerSettings, exposure_warning, parse
 
     settings = parse(WorkerSettings)
     telemetry.configure("worker", form=settings.log_format, level=settings.log_level)
-    if warning := exposure_warning([settings.address]):
+    if warning := exposure_warning(settings):
         logging.getLogger(__name__).warning("%s", warning)
     from gpu_worker.serving.program import serve  # after the settings, whose errors need no seconds of torch
 

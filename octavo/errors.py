@@ -153,7 +153,7 @@ class NotFound(ServingError):
 
     @property
     def resource(self) -> str:
-        """The kind of thing that was not found: "model", "request", "sequence" or "service"."""
+        """The kind of thing that was not found: "model", "request", "sequence", "worker" or "service"."""
         return self.metadata.get("resource", "")
 
 
@@ -272,6 +272,44 @@ class StaleEpoch(ServingError):
 
     code = Code.ABORTED
     reason = "STALE_EPOCH"
+
+
+class TransferFailed(ServingError):
+    """Blocks did not reach the worker that was to have them; `cause` names why. The sequence stays with its owner."""
+
+    code = Code.ABORTED
+    reason = "TRANSFER_FAILED"
+
+    def __init__(self, message: str, *, cause: str) -> None:
+        super().__init__(message, cause=cause)
+
+    @property
+    def cause(self) -> str:
+        """A name of gpu_worker.moving.refusal.Refusal."""
+        return self.metadata.get("cause", "")
+
+
+class CannotMove(ServingError):
+    """The sequence cannot move with its blocks now; `cause` says why. It goes on where it is, or is replayed."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "CANNOT_MOVE"
+
+    def __init__(self, message: str, *, cause: str) -> None:
+        super().__init__(message, cause=cause)
+
+    @property
+    def cause(self) -> str:
+        """One word, such as "beams" or "prefill"."""
+        return self.metadata.get("cause", "")
+
+
+class TooManyMoves(ServingError):
+    """The worker moves as many sequences to other workers as it may at once. Retry soon."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "TOO_MANY_MOVES"
+    retryable = True
 
 
 class Mismatch(ServingError):

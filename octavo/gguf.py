@@ -6,7 +6,7 @@ file raises MalformedGguf, and never makes the reader allocate more than the fil
 """
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
@@ -215,7 +215,17 @@ def _read_tensors(cursor: Cursor, num_tensors: int, alignment: int) -> dict[str,
         if offset + info.num_bytes > cursor.end:
             raise cursor.fail(f"tensor {info.name!r} ends at byte {offset + info.num_bytes}, after the file's end")
         tensors[info.name] = TensorInfo(info.name, info.shape, info.type, offset, info.num_bytes)
+    _check_apart(tensors.values(), cursor)
     return tensors
+
+
+def _check_apart(tensors: Iterable[TensorInfo], cursor: Cursor) -> None:
+    """No two tensors share bytes: a small file could otherwise hold a model of any size."""
+    end, before = 0, ""
+    for info in sorted((info for info in tensors if info.num_bytes), key=lambda info: info.offset):
+        if info.offset < end:
+            raise cursor.fail(f"tensors {before!r} and {info.name!r} overlap")
+        end, before = info.offset + info.num_bytes, info.name
 
 
 def _read_tensor(cursor: Cursor) -> TensorInfo:

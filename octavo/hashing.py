@@ -23,11 +23,13 @@ def block_hash(root: bytes, parent: bytes, token_ids: Sequence[int]) -> BlockHas
     return BlockHash(hashlib.blake2b(data, digest_size=16, key=root).digest())
 
 
-def block_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
-    """The hashes of all full blocks of `token_ids`."""
-    hashes: list[BlockHash] = []
-    parent = b""
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
+def block_hashes(
+    root: bytes, token_ids: Sequence[int], block_size: int, known: Sequence[BlockHash] = ()
+) -> list[BlockHash]:
+    """The hashes of all full blocks of `token_ids`. `known` are those of the first ones, as far as computed before."""
+    hashes = list(known)
+    parent: bytes = hashes[-1] if hashes else b""
+    for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
         parent = block_hash(root, parent, token_ids[start : start + block_size])
         hashes.append(BlockHash(parent))
     return hashes

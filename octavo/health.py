@@ -34,6 +34,10 @@ class Health:
         self._changed.set()  # wakes every watcher that waits now; later ones wait for the next event
         self._changed = asyncio.Event()
 
+    def is_serving(self, service_name: str = ALL) -> bool:
+        """Whether the service says SERVING. An unknown one does not."""
+        return bool(self._statuses.get(service_name) == SERVING)
+
     def set_all(self, serving: bool) -> None:
         for name in self._statuses.keys() - {ALIVE}:
             self.set(name, serving)

@@ -8,6 +8,10 @@ from octavo.endpoint import parse_listener
 EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # hosts that stand for all interfaces, and their loopback
 
 
+class ListenError(Exception):
+    """The address is taken, or is not an address of this machine."""
+
+
 def with_host(address: str, host: str) -> str:
     """The address HOST:PORT with another host. An empty host leaves it as it is; version 6 may lack its brackets."""
     return str(parse_listener(address).with_host(host)) if host else address
@@ -28,13 +32,29 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-def exposure_warning(addresses: Iterable[str]) -> str:
-    """What to log at a start on these addresses; empty where only this machine can call them."""
-    exposed = [address for address in addresses if address and not is_loopback(address)]
+def exposed_addresses(addresses: Iterable[str]) -> list[str]:
+    """Those of the addresses HOST:PORT that other machines can reach. Empty ones are nowhere."""
+    return [address for address in addresses if address and not is_loopback(address)]
+
+
+def exposure_refusal(addresses: Iterable[str], remedy: str = "give --tls-cert, --tls-key and --tls-ca") -> str:
+    """Why a program must not listen on these addresses without TLS; empty where only this machine can call them."""
+    exposed = exposed_addresses(addresses)
     if not exposed:
         return ""
     return (
-        f"{' and '.join(exposed)}: no TLS and no authorization. "
+        f"{' and '.join(exposed)}: other machines could use it and read what passes, without TLS and authorization: "
+        f"{remedy}, or --insecure where a network that you trust keeps others out"
+    )
+
+
+def exposure_warning(addresses: Iterable[str]) -> str:
+    """What to log at a start with --insecure on these addresses; empty where only this machine can call them."""
+    exposed = exposed_addresses(addresses)
+    if not exposed:
+        return ""
+    return (
+        f"{' and '.join(exposed)}: no TLS and no authorization, by --insecure. "
         "Whoever reaches it can use it and read what passes: let only trusted machines reach it"
     )
 

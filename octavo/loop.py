@@ -55,7 +55,7 @@ async def before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
     return working.result()
 
 
-async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
+async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Cancels the tasks until all have ended. A library may lose a cancellation, and a loop would then go on."""
     going = set(tasks)
     while going:

@@ -35,6 +35,7 @@ _METAVARS = {  # by the last word of a setting's name
     "aliases": "ALIAS=MODEL,...",
     "utilization": "FRACTION",
     "watermark": "FRACTION",
+    **dict.fromkeys(("cert", "key", "ca", "keys", "file"), "FILE"),
 }
 _YES_NO = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 

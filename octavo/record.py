@@ -160,6 +160,8 @@ class Admission:
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk
     deadline_in_ms: int = 0  # 0: none
     alone: bool = False  # no other sequence may run in its steps, because it is suspected of killing workers
+    prefix_owner: Incarnation | None = None  # a worker whose prefix cache has more of the prompt than this one's
+    prefix_owner_tokens: int = 0  # leading tokens of the prompt that it has
 
 
 class AdmissionOutcome(Enum):

@@ -28,6 +28,11 @@ from octavo import errors, limits, telemetry
 from octavo.errors import ServingError
 from octavo.health import Health
 from octavo.reflection import add_reflection
+from octavo.security.authorizer import KEY_HEADER, Authorizer
+from octavo.security.client_credentials import PLAIN, ClientCredentials
+from octavo.security.renewed_channel import RenewedChannel
+from octavo.security.roles import WORKER_NAME
+from octavo.security.tls import TlsFiles
 from octavo.statuses import status_of
 from octavo.text_fields import find_bad_text
 
@@ -39,6 +44,7 @@ PATIENCE_MS = 2_000
 # A server need not hurry: what it loses is a caller that comes back, and leases tell which processes are gone.
 SERVER_PING_MS = 10_000
 SERVER_PATIENCE_MS = 20_000
+HANDSHAKE_MS = 20_000  # how long a connection may take to say that it speaks HTTP/2, and TLS before that
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +69,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     A ServingError becomes the status of its class. Cancellation and aborts pass unchanged. Any other exception becomes
     INTERNAL with an id; the log has the stack under this id, but neither the request nor the exception's text. A unary
     request that cannot be parsed (a `string` that is not UTF-8) becomes INVALID_ARGUMENT instead of gRPC's INTERNAL.
+    An authorizer is asked before a request is parsed.
     """
+
+    def __init__(self, authorizer: Authorizer | None = None) -> None:
+        self._authorizer = authorizer
 
     async def intercept_service(
         self,
@@ -73,27 +83,33 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        return _wrapped(handler, handler_call_details.method)
+        return _wrapped(handler, handler_call_details.method, self._authorizer)
 
 
-def _wrapped(handler: Any, method: str) -> Any:
+def _wrapped(handler: Any, method: str, authorizer: Authorizer | None) -> Any:
     name = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
     behaviour = getattr(handler, name)
     parse = None if handler.request_streaming else handler.request_deserializer
     if isasyncgenfunction(behaviour):
-        behaviour = _guarded_generator(behaviour, method, parse)
+        behaviour = _guarded_generator(behaviour, method, parse, authorizer)
     elif iscoroutinefunction(behaviour):
-        behaviour = _guarded_coroutine(behaviour, method, parse)
-    else:  # a blocking handler, which gRPC runs in a thread; octavo has none
+        behaviour = _guarded_coroutine(behaviour, method, parse, authorizer)
+    elif authorizer is None:  # a blocking handler, which gRPC runs in a thread; octavo has none
         return handler
+    else:
+        raise TypeError(f"{method} blocks: nothing would ask who calls it")
     make = getattr(grpc, f"{name}_rpc_method_handler")
     deserializer = None if parse else handler.request_deserializer
     return make(behaviour, request_deserializer=deserializer, response_serializer=handler.response_serializer)
 
 
-def _guarded_coroutine(behaviour: Callable[..., Awaitable[Any]], method: str, parse: Any) -> Any:
+def _guarded_coroutine(
+    behaviour: Callable[..., Awaitable[Any]], method: str, parse: Any, authorizer: Authorizer | None
+) -> Any:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
+            if authorizer is not None:
+                authorizer.authorize_call(method, context)
             return await behaviour(_parsed(parse, request), context)
         except Exception as error:
             await _end(context, method, error)
@@ -101,9 +117,11 @@ def _guarded_coroutine(behaviour: Callable[..., Awaitable[Any]], method: str, pa
     return guarded
 
 
-def _guarded_generator(behaviour: Callable[..., Any], method: str, parse: Any) -> Any:
+def _guarded_generator(behaviour: Callable[..., Any], method: str, parse: Any, authorizer: Authorizer | None) -> Any:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         try:
+            if authorizer is not None:
+                authorizer.authorize_call(method, context)
             async with aclosing(behaviour(_parsed(parse, request), context)) as replies:
                 async for reply in replies:
                     yield reply
@@ -139,18 +157,26 @@ async def _end(context: grpc.aio.ServicerContext[Any, Any], method: str, error: 
 def server(
     *,
     internal: bool = False,
+    authorizer: Authorizer | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     max_concurrent_rpcs: int | None = None,
     max_connection_age_ms: int | None = None,
     max_connection_age_grace_ms: int = 600_000,
+    max_connections: int | None = None,
 ) -> grpc.aio.Server:
-    """A server whose handlers raise ServingErrors. An `internal` one is for connections between routers and workers."""
+    """A server whose handlers raise ServingErrors. An `internal` one is for connections between routers and workers.
+
+    Of more than `max_connections`, further ones are closed at once. The `authorizer` is asked before every call.
+    Without one, whoever connects may call everything.
+    """
     options: Options = [
         *_message_options(internal),
         *_keepalive_options(SERVER_PING_MS, SERVER_PATIENCE_MS),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),  # a stalled peer's pings arrive in a bunch
         ("grpc.max_concurrent_streams", 256),
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # a few kB could be unpacked to gigabytes
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.max_metadata_size", limits.MAX_METADATA_BYTES),
         ("grpc.so_reuseport", 0),
         ("grpc.enable_channelz", 1),
@@ -160,8 +186,20 @@ def server(
             ("grpc.max_connection_age_ms", max_connection_age_ms),
             ("grpc.max_connection_age_grace_ms", max_connection_age_grace_ms),
         ]
-    chain = [*interceptors, ErrorInterceptor()]
+    if max_connections is not None:
+        options.append(("grpc.max_allowed_incoming_connections", max_connections))
+    chain = [*interceptors, ErrorInterceptor(authorizer)]
     return grpc.aio.server(interceptors=chain, options=options, maximum_concurrent_rpcs=max_concurrent_rpcs)
+
+
+def open_port(server: grpc.aio.Server, address: str, tls: TlsFiles | None = None, *, ask_callers: bool = True) -> int:
+    """Listens on HOST:PORT and returns the port, which is another one for port 0. With `tls`, for TLS alone.
+
+    With `ask_callers`, callers need a certificate. Raises RuntimeError if the address cannot be listened on.
+    """
+    if tls is None:
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, tls.server_credentials(ask_callers=ask_callers))
 
 
 def add_standard_services(server: grpc.aio.Server, service_names: Iterable[str]) -> Health:
@@ -182,14 +220,28 @@ def channel(
     endpoint: str,
     *,
     internal: bool = False,
-    credentials: grpc.ChannelCredentials | None = None,
+    credentials: ClientCredentials = PLAIN,
     options: Sequence[tuple[str, Any]] = (),
 ) -> grpc.aio.Channel:
     """A channel that notices a dead peer within 3 s and a returned one within 1 s. `options` are added to its own."""
     options = [*channel_options(internal=internal), *options]
-    if credentials is not None:
-        return grpc.aio.secure_channel(endpoint, credentials, options=options)
-    return grpc.aio.insecure_channel(endpoint, options=options)
+    tls, name, api_key = credentials.tls, credentials.server_name, credentials.api_key
+    if tls is None and not api_key:
+        return grpc.aio.insecure_channel(endpoint, options=options)
+    if tls is not None and name:
+        options += [("grpc.ssl_target_name_override", name)]
+
+    def open_channel(security: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        if security is None:
+            return grpc.aio.insecure_channel(endpoint, options=options)
+        return grpc.aio.secure_channel(endpoint, security, options=options)
+
+    return RenewedChannel(open_channel, tls, [(KEY_HEADER, f"Bearer {api_key}")] if api_key else [])
+
+
+def worker_channel(endpoint: str, tls: TlsFiles | None = None) -> grpc.aio.Channel:
+    """A channel to a worker, for routers and other workers. With `tls`, the peer must have a worker's certificate."""
+    return channel(endpoint, internal=True, credentials=ClientCredentials(tls, WORKER_NAME))
 
 
 def channel_options(*, internal: bool = False) -> Options:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from octavo.options import Option, Settings, SettingsError, closest, flag, options_of
 
-PROGRAMS = ("router", "worker", "up")  # each may have a table in one common file
+PROGRAMS = ("router", "worker", "up", "client")  # each may have a table in one common file
 # Kubernetes adds these for a Service named octavo-router or octavo-worker; they are not meant for octavo.
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)")
 

@@ -10,17 +10,19 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from octavo import listen_address, telemetry
 from octavo.command_parser import USAGE, CommandParser
 from octavo.endpoint import parse_advertised, parse_host, parse_listener
+from octavo.failpoints import require_texts
 from octavo.model_aliases import parse_aliases
 from octavo.options import AUTO, Settings, SettingsError, option, options_of
 from octavo.setting_sources import SettingValue, add_arguments, describe, effective_values, load
 from octavo.store_url import require_store_url
+from octavo.worker_role import WorkerRole
 
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
 DEMO_MODEL = "smollm2"  # the model of a package that is installed beside octavo
@@ -36,7 +38,12 @@ _STORE_HELP = (
     "URL of the store: redis://HOST:PORT, with ,HOST:PORT for each further server of which one is the primary; "
     "rediss://, unix://, or memory:// within one process"
 )
-_HOST_HELP = "host to listen on, in place of that in --listen; 0.0.0.0: every interface"
+_HOST_HELP = "host to listen on, in place of that in --listen and --http-listen; 0.0.0.0: every interface"
+
+_CERT_HELP = "file of this process's certificate, PEM; with --tls-key and --tls-ca every connection is TLS"
+_KEY_HELP = "file of the certificate's key, PEM, without a password"
+_CA_HELP = "file of the authorities, PEM, that sign the certificates of whoever calls and is called"
+_INSECURE_HELP = "allows to listen for other machines without TLS: whoever reaches the address can use it"
 
 
 def _unless_empty(check: Callable[[str], object]) -> Callable[[str], object]:
@@ -59,11 +66,11 @@ class RouterSettings:
 
     program: ClassVar[str] = "router"
     headings: ClassVar[Mapping[str, str]] = {
-        "listen": "where it listens, and the store",
+        "listen": "where it listens, who may call, and the store",
         "model_aliases": "models",
         "max_queued_requests": "limits",
         "lease_ms": "times",
-        "log_format": "logs",
+        "traces_endpoint": "traces and logs",
     }
 
     listen: str = option("127.0.0.1:50051", "where clients call", check=parse_listener)
@@ -71,6 +78,20 @@ class RouterSettings:
     admin_listen: str = option(
         "127.0.0.1:51051", "where operators call; empty: nowhere", check=_unless_empty(parse_listener)
     )
+    http_listen: str = option(
+        "127.0.0.1:58051", "where clients of OpenAI's API call; empty: nowhere", check=_unless_empty(parse_listener)
+    )
+    web_listen: str = option(
+        "127.0.0.1:52051",
+        "where /metrics and /health are, over HTTP; empty: nowhere",
+        check=_unless_empty(parse_listener),
+    )
+    tls_cert: str = option("", _CERT_HELP)
+    tls_key: str = option("", _KEY_HELP)
+    tls_ca: str = option("", _CA_HELP)
+    client_certificates: bool = option(True, "with TLS, clients need a certificate; else they need an API key alone")
+    api_keys: str = option("", "file of the API keys of tenants, a line of TENANT:SHA256 for each; empty: no keys")
+    insecure: bool = option(False, _INSECURE_HELP)
     store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True, check=require_store_url)
     store_replicas: int = option(
         0, "replicas of the store that must have what clients come to see; 0: its primary alone decides", low=0
@@ -87,11 +108,21 @@ class RouterSettings:
     )
     max_queued_requests: int = option(4096, "requests that may wait, over all routers", low=1)
     max_queued_tokens: int = option(8_000_000, "tokens that may wait, over all routers", low=1)
+    max_tenant_requests: int = option(0, "of these requests, how many may be one tenant's; 0: all", low=0)
+    max_tenant_tokens: int = option(0, "of these tokens, how many may be one tenant's; 0: all", low=0)
     max_streams: int = option(1024, "calls this router carries at once", low=1)
+    max_connections: int = option(
+        12_000, "connections of clients, over gRPC and over HTTP each; further ones are closed", low=1
+    )
+    rebalance: bool = option(False, "moves running sequences from busy workers to others; one router does it for all")
     lease_ms: int = option(3000, "a router or worker silent for this long is taken for dead", low=100)
     grace_ms: int = option(10_000, "how long a request outlives its last client", low=0)
     drain_ms: int = option(25_000, "how long clients keep their streams after SIGTERM, before they go elsewhere", low=0)
     max_connection_age_ms: int = option(0, "ends connections of this age, so that load spreads; 0: never", low=0)
+    traces_endpoint: str = option(
+        "", "URL of a collector that takes OTLP over gRPC, http://HOST:4317; empty: no traces"
+    )
+    traces_share: float = option(0.01, "share of the requests whose caller has no trace that are traced", low=0, high=1)
     log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
     log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
 
@@ -100,6 +131,11 @@ class RouterSettings:
         """HOST:PORT to listen on: `listen`, with the host of `host` if that is given."""
         return listen_address.with_host(self.listen, self.host)
 
+    @property
+    def http_address(self) -> str:
+        """The same for HTTP; empty: nowhere."""
+        return self.http_listen and listen_address.with_host(self.http_listen, self.host)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
@@ -107,12 +143,12 @@ class WorkerSettings:
 
     program: ClassVar[str] = "worker"
     headings: ClassVar[Mapping[str, str]] = {
-        "listen": "where it listens, and the store",
+        "listen": "where it listens, who may call, and the store",
         "model": "the model, and what it runs on",
         "block_size": "blocks and memory",
         "max_batch_tokens": "steps",
         "stream_interval": "tokens on their way out",
-        "log_format": "logs",
+        "traces_endpoint": "traces and logs",
     }
 
     listen: str = option("127.0.0.1:50061", "where routers call", check=parse_listener)
@@ -122,7 +158,16 @@ class WorkerSettings:
         "host, or host:port, that routers are told to call; empty: where it listens, or what the host's name means",
         check=_unless_empty(parse_advertised),
     )
+    web_listen: str = option(
+        "127.0.0.1:52061",
+        "where /metrics and /health are, over HTTP; empty: nowhere",
+        check=_unless_empty(parse_listener),
+    )
     worker_id: str = option("", "stable name of this worker, such as its pod's; empty: made from host and port")
+    tls_cert: str = option("", _CERT_HELP)
+    tls_key: str = option("", _KEY_HELP)
+    tls_ca: str = option("", _CA_HELP)
+    insecure: bool = option(False, _INSECURE_HELP)
     store: str = option("redis://127.0.0.1:6379/0", _STORE_HELP, secret=True, check=require_store_url)
     store_replicas: int = option(
         0, "replicas of the store that must have what clients come to see; 0: its primary alone decides", low=0
@@ -181,6 +226,7 @@ class WorkerSettings:
         False, "a step gives a sequence the same bits whatever runs beside it, on a GPU as well, where it costs speed"
     )
     prefix_caching: bool = option(True, "keeps full blocks for prompts with the same prefix")
+    host_tier: bool = option(True, "keeps blocks that leave the prefix cache in host memory, within swap_bytes")
     chunked_prefill: bool = option(True, "mixes pieces of prompts with decoding; else prompts run first and whole")
     max_partial_prefills: int = option(4, "prompts that may be in pieces at once", low=1)
     max_long_partial_prefills: int = option(1, "long prompts that may be in pieces at once", low=1)
@@ -204,13 +250,33 @@ class WorkerSettings:
     )
     lease_ms: int = option(3000, "how long the store believes this worker alive after its last step", low=100)
     drain_ms: int = option(25_000, "how long it may take to give its sequences to others after SIGTERM", low=0)
+    role: str = option(
+        WorkerRole.BOTH,
+        "what it is for: prompts, whose sequences move to others after their first tokens, outputs, or both",
+        choices=tuple(WorkerRole),
+    )
+    move_limit: int = option(4, "sequences that move to other workers with their blocks at once; 0: none do", low=0)
+    move_mbytes_per_s: int = option(
+        0, "megabytes of blocks sent per second at most; 0: only what others who decode leave over", low=0
+    )
+    prefix_fetch: bool = option(True, "gets blocks of a prompt from another worker that has them, where that is faster")
+    warm_up_ms: int = option(
+        10_000, "how long it may fetch the prefixes that other workers use, before it serves; 0: not at all", low=0
+    )
+    traces_endpoint: str = option(
+        "", "URL of a collector that takes OTLP over gRPC, http://HOST:4317; empty: no traces"
+    )
+    traces_share: float = option(0.01, "share of the requests whose caller has no trace that are traced", low=0, high=1)
     log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
     log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
 
-    # Runners without a model, from gpu_worker.testing.
+    # For tests: runners without a model, from gpu_worker.testing, and places to fail at, from octavo.failpoints.
     runner: str = option("model", "what computes tokens", choices=("model", "fake", "witness"), hidden=True)
     step_delay_ms: float = option(0.0, "how much longer a step takes", low=0, high=60_000, hidden=True)
     die_on_token: int = option(-1, "a token at which the fake runner kills its process", low=-1, hidden=True)
+    failpoints: tuple[str, ...] = option(
+        (), "places at which the worker fails, as name=action", check=require_texts, hidden=True
+    )
 
     @property
     def address(self) -> str:
@@ -230,6 +296,8 @@ class UpSettings:
 
     model: str = option(DEMO_MODEL, _MODEL_HELP)
     workers: int = option(2, "worker processes", check=_require_workers, low=1, high=1024)
+    prefill_workers: int = option(0, "of these, how many are for prompts alone", low=0)
+    decode_workers: int = option(0, "of these, how many are for outputs alone", low=0)
     routers: int = option(1, "router processes, on consecutive ports", low=1, high=1024)
     grpc_port: int = option(50051, "port of the first router; 0: any free ones", low=0, high=65535)
     host: str = option(
@@ -249,10 +317,26 @@ class UpSettings:
         low=16 * 2**20,
     )
     restart: bool = option(True, "starts a process again when it has ended")
+    secure: bool = option(False, "makes certificates in the state directory, and all connections use TLS with them")
+    insecure: bool = option(False, _INSECURE_HELP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """How a command that calls routers shows who it is, and knows whom it calls."""
+
+    program: ClassVar[str] = "client"
+    headings: ClassVar[Mapping[str, str]] = {}
+
+    tls_cert: str = option("", "file of this caller's certificate, PEM")
+    tls_key: str = option("", _KEY_HELP)
+    tls_ca: str = option("", "file of the authorities, PEM, that sign routers' certificates; it turns TLS on")
+    tls_server_name: str = option("", "name in the routers' certificates; empty: the host of the endpoint")
+    api_key_file: str = option("", "file that holds the tenant's API key")
 
 
 # Settings that `octavo up` chooses for each process, and offers no flag for.
-UP_DECIDES = ("listen", "admin_listen", "advertise", "worker_id", "router_id")
+UP_DECIDES = ("listen", "admin_listen", "http_listen", "web_listen", "advertise", "worker_id", "router_id", "role")
 
 
 def decided_by_up(cls: type[Settings]) -> frozenset[str]:
@@ -272,7 +356,9 @@ def parse(cls: type[S], argv: Sequence[str] | None = None, *, environ: Mapping[s
     args, unknown = parser.parse_known_args(argv)
     parser.refuse(unknown)
     try:
-        return from_args(cls, args, environ=environ)
+        settings = from_args(cls, args, environ=environ)
+        require_protected(settings)
+        return settings
     except SettingsError as error:
         parser.error(str(error))
 
@@ -322,6 +408,38 @@ def from_args(
         print("\n\n".join(describe(each, values) for each, values in tables.items()))
         sys.exit(0)
     return loaded
+
+
+def require_protected(settings: Settings) -> None:
+    """Raises SettingsError if a router or worker would let other machines in without TLS, unless it is to be insecure.
+
+    Also if settings of TLS and of API keys lack others that they need.
+    """
+    if not isinstance(settings, RouterSettings | WorkerSettings):
+        return
+    files = (settings.tls_cert, settings.tls_key, settings.tls_ca)
+    if any(files) and not all(files):
+        raise SettingsError("--tls-cert, --tls-key and --tls-ca belong together: give all three, or none of them")
+    router = settings if isinstance(settings, RouterSettings) else None
+    if router and not router.client_certificates and not (all(files) and router.api_keys):
+        raise SettingsError("--no-client-certificates needs --api-keys, and --tls-cert, --tls-key and --tls-ca")
+    if not any(files) and not settings.insecure:
+        refusal = listen_address.exposure_refusal(listen_addresses(settings))
+        if refusal:
+            raise SettingsError(refusal)
+
+
+def exposure_warning(settings: "RouterSettings | WorkerSettings") -> str:
+    """What to log at the start of a program that lets other machines in without TLS; empty if it does not."""
+    return "" if settings.tls_cert else listen_address.exposure_warning(listen_addresses(settings))
+
+
+def listen_addresses(settings: "RouterSettings | WorkerSettings") -> list[str]:
+    """The addresses HOST:PORT on which a program listens, for whatever protocol. Empty ones are nowhere."""
+    names = (field.name for field in fields(settings))
+    others = [str(getattr(settings, name)) for name in names if name.endswith("_listen") and name != "http_listen"]
+    http = [settings.http_address] if isinstance(settings, RouterSettings) else []
+    return [settings.address, *http, *others]
 
 
 def _refuse_decided(name: str, found: SettingValue, flag: str) -> None:

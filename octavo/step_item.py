@@ -24,6 +24,7 @@ class StepItem:
     prompt_scores: Sequence[TokenScore] = ()  # of prompt[1:], in branch 0's first item, if asked for
     cumulative_logprob: float | None = None  # the branch's score up to here, if branches are ranked
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache; in the first item of a sequence
+    prefill_ms: int | None = None  # since the first step here with this sequence; with cached_tokens, or not known
 
     @property
     def end(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from octavo import limits
 from octavo.errors import InvalidArgument, ViolationCollector
-from octavo.ids import RequestId
+from octavo.ids import RequestId, SequenceId
 from octavo.limits import NumberRange
 from octavo.record import Admission
 from octavo.sampling import SamplingParams
@@ -101,6 +101,12 @@ def validate_salt(field: str, salt: object) -> str:
     return salt
 
 
+def validate_sequence_id(field: str, seq_id: object) -> SequenceId:
+    if not (type(seq_id) is str and _SEQUENCE_ID.fullmatch(seq_id)):
+        raise InvalidArgument(field, "must be 32 hex digits")
+    return SequenceId(seq_id)
+
+
 # Admissions
 
 
@@ -108,8 +114,7 @@ def validate_admission(
     admission: Admission, *, vocab_size: int, context_tokens: int, eos_token_ids: Collection[int] = ()
 ) -> None:
     """Checks one admission of Worker.Schedule. Its sampling parameters must have been resolved."""
-    if not (type(admission.seq_id) is str and _SEQUENCE_ID.fullmatch(admission.seq_id)):
-        raise InvalidArgument("seq_id", "must be 32 hex digits")
+    validate_sequence_id("seq_id", admission.seq_id)
     check_number("epoch", admission.epoch, NumberRange(1, limits.U64_MAX, integer=True))
     check_number("priority", admission.priority, NumberRange(1, 4, integer=True))
     check_number("deadline_in_ms", admission.deadline_in_ms, NumberRange(0, limits.MAX_DEADLINE_MS, integer=True))

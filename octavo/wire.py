@@ -12,19 +12,29 @@ from typing import Any, cast
 from google.protobuf.message import DecodeError
 
 from octavo import limits
+from octavo.chat_tools import MessageDetails, Tool, ToolCall
 from octavo.errors import Failure, HistoryLost
-from octavo.ids import SequenceId
+from octavo.ids import Incarnation, SequenceId
 from octavo.internal.v1 import worker_pb2
-from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome, SequenceState
+from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome, SequenceState, Snapshot
 from octavo.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.sampling_validation import check_count
 from octavo.step_item import StepItem
 from octavo.v1 import inference_pb2, types_pb2
+from octavo.worker_role import WorkerRole
 
 # Grows by one with each change of protos/octavo/v1 that a client could notice.
-SCHEMA_REVISION = 2
+SCHEMA_REVISION = 4
 # Grows by one with each change of protos/octavo/internal that a router or worker of the revision before cannot follow.
-INTERNAL_REVISION = 2
+INTERNAL_REVISION = 3
+# The oldest internal revision of workers that a router uses: that of the last release, so that routers go first.
+OLDEST_WORKER_REVISION = 2
+
+ROLES = {
+    WorkerRole.BOTH: worker_pb2.WORKER_ROLE_UNSPECIFIED,
+    WorkerRole.PREFILL: worker_pb2.WORKER_ROLE_PREFILL,
+    WorkerRole.DECODE: worker_pb2.WORKER_ROLE_DECODE,
+}
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
 _DEFAULTS = SamplingParams()
@@ -34,6 +44,26 @@ _PLAIN_LISTS: dict[str, Callable[[Any], Any]] = {  # lists on the wire as plain 
     "banned_sequences": lambda sequences: tuple(tuple(sequence.ids) for sequence in sequences),
 }
 _SCALARS = tuple(name for name in SamplingParams.__dataclass_fields__ if name not in limits.COUNTS)
+
+
+def revision_refusal(worker_revision: int) -> str:
+    """Why a router does not use a worker of this internal revision. Empty if it does."""
+    if worker_revision > INTERNAL_REVISION:
+        return (
+            f"speaks internal revision {worker_revision}, this router {INTERNAL_REVISION}: "
+            "upgrade the routers first, or put the worker back"
+        )
+    if worker_revision < OLDEST_WORKER_REVISION:
+        return (
+            f"speaks internal revision {worker_revision}, this router {OLDEST_WORKER_REVISION} to {INTERNAL_REVISION}: "
+            "upgrade the worker"
+        )
+    return ""
+
+
+def role_from_wire(role: "worker_pb2.WorkerRole") -> WorkerRole:
+    """The role; one that this version does not know is BOTH."""
+    return next((known for known, value in ROLES.items() if value == role), WorkerRole.BOTH)
 
 
 def sampling_from_wire(message: types_pb2.SamplingParams, recommended: Mapping[str, float] = NOTHING) -> SamplingParams:
@@ -164,6 +194,8 @@ def item_to_wire(item: StepItem) -> worker_pb2.StepItem:
         message.cumulative_logprob = item.cumulative_logprob
     if item.cached_tokens is not None:
         message.cached_tokens = item.cached_tokens
+        if item.prefill_ms is not None:
+            message.prefill_ms = item.prefill_ms
     if item.scores:
         message.logprobs.extend(score_to_wire(score) for score in item.scores)
     if item.prompt_scores:
@@ -191,6 +223,7 @@ def item_from_wire(message: worker_pb2.StepItem) -> StepItem:
         item.cumulative_logprob = message.cumulative_logprob
     if message.HasField("cached_tokens"):
         item.cached_tokens = message.cached_tokens
+        item.prefill_ms = message.prefill_ms if message.HasField("prefill_ms") else None
     if message.logprobs:
         item.scores = [score_from_wire(score) for score in message.logprobs]
     if message.prompt_logprobs:
@@ -220,6 +253,8 @@ def admission_to_wire(admission: Admission) -> worker_pb2.Admission:
         priority=admission.priority,
         deadline_in_ms=admission.deadline_in_ms,
         alone=admission.alone,
+        prefix_owner=admission.prefix_owner or "",
+        prefix_owner_tokens=admission.prefix_owner_tokens,
     )
 
 
@@ -236,6 +271,28 @@ def admission_from_wire(message: worker_pb2.Admission) -> Admission:
         priority=message.priority,
         deadline_in_ms=message.deadline_in_ms,
         alone=message.alone,
+        prefix_owner=Incarnation(message.prefix_owner) if message.prefix_owner else None,
+        prefix_owner_tokens=message.prefix_owner_tokens,
+    )
+
+
+def admission_of_record(snapshot: Snapshot, *, epoch: int, alone: bool = False, age_ms: int = 0) -> Admission:
+    """The admission by which the owner of that epoch runs what the snapshot has, with the prompt and whole journals.
+
+    `age_ms`: how long ago the snapshot was read. Its sequence has so much less time left.
+    """
+    record = snapshot.record
+    return Admission(
+        seq_id=record.seq_id,
+        epoch=epoch,
+        prompt=snapshot.prompt,
+        outputs=snapshot.outputs,
+        finished_branches=[branch for branch, finish in enumerate(record.finishes) if finish],
+        sampling=sampling_from_bytes(record.sampling),
+        salt=record.salt,
+        priority=record.priority,
+        deadline_in_ms=max(1, record.deadline_ms - snapshot.now_ms - age_ms) if record.deadline_ms else 0,
+        alone=alone,
     )
 
 
@@ -276,12 +333,23 @@ class ChatPrompt:
 
     messages: list[tuple[str, str | bytes]]  # role and content, for octavo.validation.validate_chat
     begin_answer: bool  # whether the prompt ends where the assistant begins
+    tools: list[Tool]
+    details: list[MessageDetails]  # of each message; empty if no message has any
 
 
 def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
     begin_answer = message.add_generation_prompt if message.HasField("add_generation_prompt") else True
     turns = [(turn.role, turn.raw_content or turn.content) for turn in message.messages]
-    return ChatPrompt(turns, begin_answer)
+    tools = [Tool(tool.name, tool.description, tool.parameters_json) for tool in message.tools]
+    details = [
+        MessageDetails(
+            turn.name,
+            turn.tool_call_id,
+            [ToolCall(call.id, call.name, call.arguments_json) for call in turn.tool_calls],
+        )
+        for turn in message.messages
+    ]
+    return ChatPrompt(turns, begin_answer, tools, details if any(each != MessageDetails() for each in details) else [])
 
 
 def limits_to_wire() -> inference_pb2.Limits:

@@ -9,12 +9,11 @@ def main() -> int:
     # Until the event loop takes signals, Ctrl-C ends the process without a traceback: also while modules are loaded.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from octavo import loop, telemetry
-    from octavo.listen_address import exposure_warning
-    from octavo.settings import RouterSettings, parse
+    from octavo.settings import RouterSettings, exposure_warning, parse
 
     settings = parse(RouterSettings)
     telemetry.configure("router", form=settings.log_format, level=settings.log_level)
-    if warning := exposure_warning([settings.address, settings.admin_listen]):
+    if warning := exposure_warning(settings):
         logging.getLogger(__name__).warning("%s", warning)
     from router.program import serve  # after the settings, whose errors need no second of imports
 

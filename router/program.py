@@ -13,28 +13,46 @@ import grpc.aio
 from octavo import rpc
 from octavo.endpoint import parse_listener
 from octavo.errors import Mismatch, StoreUnavailable
+from octavo.http_server import HttpServer
 from octavo.ids import Incarnation, new_incarnation
-from octavo.listen_address import why_not_listening
+from octavo.listen_address import ListenError, exposed_addresses, why_not_listening
 from octavo.loop import Stopped, StopRequest, before, end_tasks, stop_request
+from octavo.metrics.web import WebApp
 from octavo.model_aliases import parse_aliases
+from octavo.open_files import connection_limit
 from octavo.retry import until_answered
+from octavo.security.api_keys import ApiKeyError
+from octavo.security.protection import client_authorizer, internal_authorizer, operator_page_options, tls_of
+from octavo.security.tls import TlsError, TlsFiles
 from octavo.settings import RouterSettings
 from octavo.store import open_store
 from octavo.store.base import Store
 from octavo.store.calls import Member, QueueLimits
+from octavo.store.store_tally import StoreTally
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.traces import RequestTracer, TraceInterceptor, TracesError, open_tracer, traced_app
+from router.admin.cluster_watch import ClusterWatch
 from router.admin.service import AdminService
 from router.attachment_outbox import AttachmentOutbox
 from router.background_tasks import BackgroundTasks, repeat_forever
+from router.dashboard.dashboard import dashboard_routes
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_pool import WorkerPool
 from router.health_monitor import INFERENCE, HealthMonitor
+from router.http.answers import AnswerService
+from router.http.app import OpenAiApp
 from router.loop_watchdog import HANG_LEASES, LoopWatchdog
 from router.placing.assigner import Assigner
 from router.placing.dispatcher import Dispatcher
+from router.placing.migrator import Migrator
+from router.placing.prompt_handover import PromptHandover
+from router.placing.rebalancer import Rebalancer
+from router.router_metrics import RouterMetrics
 from router.session_registry import SessionRegistry
 from router.streaming.request_deadline import DeadlineMargin
 from router.streaming.request_preparer import RequestPreparer
+from router.streaming.request_progress import ProgressRegistry
+from router.streaming.request_timeline import RequestTimeline
 from router.streaming.resume_tokens import ResumeTokens
 from router.streaming.server import InferenceService
 from router.streaming.session_context import SessionContext
@@ -47,6 +65,7 @@ STOP_GRACE_S = 2.0
 CUT_OFF_S = 20.0  # less than the time for which the store keeps the requests of a router that it does not hear of
 GENERATION_INTERVAL_S = 0.1
 RESUME_SECRET = "resume"
+OTHER_CALLS = 512  # that are no streams, or are about to be refused as one stream too many
 TELLING_S = 0.25  # how long a router that drains still answers new calls, with DRAINING
 ASSIGNING_GRACE_S = 2.5  # as long as a Schedule may take
 LEAVE_PATIENCE_S = 3.0  # how long the store may take to note that the router has left
@@ -63,8 +82,13 @@ class Router:
         secret: bytes,
         incarnation: Incarnation,
         tokenizer: Tokenizer | None = None,
+        store_tally: StoreTally | None = None,
+        tracer: RequestTracer | None = None,
     ) -> None:
+        """Raises TlsError or ApiKeyError."""
         self._settings = settings
+        self._tls = tls_of(settings)
+        self.authorizer = client_authorizer(settings)
         self._store = store
         self.incarnation = incarnation
         self.sessions = SessionRegistry()
@@ -76,6 +100,7 @@ class Router:
             self.models,
             on_lost=lambda worker: self.dispatcher.recover_sequences_of(worker),
             on_report=lambda: self.dispatcher.note_room(),
+            tls=self._tls,
         )
         self._background = BackgroundTasks()
         self.assigner = Assigner(store, self.pool, self.sessions, self.models, self._background)
@@ -85,6 +110,9 @@ class Router:
         self._resume_tokens = ResumeTokens(secret, store.generation)
         self._generation = store.generation  # the one that the router has prepared itself for
         self.attachments = AttachmentOutbox(store, incarnation, self.sessions)
+        self.migrator = Migrator(store, self.pool, self.models)
+        handover = PromptHandover(self.migrator, self._background)
+        self.assigner.on_admitted = handover.note_owner
         margin = DeadlineMargin()
         self.sessions.on_lateness = lambda seconds: margin.note_lateness(seconds, self.sessions.now)
         context = SessionContext(
@@ -96,12 +124,42 @@ class Router:
             self.attachments,
             self._resume_tokens,
             margin,
+            progress := ProgressRegistry(tracer),
+            handover.note_owner,
         )
-        preparer = RequestPreparer(self.models, incarnation)
-        limits = QueueLimits(settings.max_queued_requests, settings.max_queued_tokens)
-        self._opener = opener = SessionOpener(context, self.models, preparer, limits, settings.max_streams)
-        self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer)
-        self.admin = AdminService(store, incarnation, self.pool, self.assigner, preparer)
+        preparer = RequestPreparer(self.models, incarnation, self.authorizer)
+        limits = QueueLimits(
+            settings.max_queued_requests,
+            settings.max_queued_tokens,
+            settings.max_tenant_requests,
+            settings.max_tenant_tokens,
+        )
+        self._opener = opener = SessionOpener(
+            context, self.models, preparer, limits, settings.max_streams, self.authorizer
+        )
+        timeline = RequestTimeline(progress, self.pool.name_of)
+        self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer, timeline)
+        self._answers = AnswerService(opener, preparer, self.inference, self._background)
+        self.rebalancer = Rebalancer(store, incarnation, self.pool, self.migrator, self._background)
+        self.cluster = ClusterWatch(store, incarnation, settings.router_id, self.pool, progress)
+        self.admin = AdminService(store, incarnation, self.pool, self.assigner, preparer, self.migrator, self.cluster)
+        self._tracer = tracer
+        if tracer is not None:
+            self.pool.traceparent_of = progress.traceparent_of
+        self.metrics = RouterMetrics(store, self.pool, self.assigner, progress)
+        self.web_app = WebApp(
+            "router",
+            lambda: self._public_health.is_serving(INFERENCE),
+            lambda service: self._public_health.is_serving(service),
+            dashboard_routes(
+                self.cluster, local_names_only=self._tls is None and not exposed_addresses([settings.web_listen])
+            ),
+        )
+        self.web_app.exporter.add_source(self.metrics.values)
+        if store_tally is not None:
+            self.web_app.exporter.add_source(store_tally.values)
+        self._web_server: HttpServer | None = None
+        self.web_endpoint = ""  # empty: nowhere
         self._urgent = False  # whether whoever asked the router to leave waits for its end
         self._may_have_lapsed = False  # whether the last heartbeat was not answered
         self._renewed_at = time.monotonic()
@@ -113,26 +171,52 @@ class Router:
         The store knows this router before a client can call it: a sweep cancels requests of routers without a lease.
         """
         settings = self._settings
-        self._public_server = rpc.server(max_connection_age_ms=settings.max_connection_age_ms or None)
+        max_connections = connection_limit(settings.max_connections)
+        self._public_server = rpc.server(
+            authorizer=self.authorizer,
+            interceptors=[] if self._tracer is None else [TraceInterceptor()],
+            max_connection_age_ms=settings.max_connection_age_ms or None,
+            max_concurrent_rpcs=settings.max_streams + OTHER_CALLS,
+            max_connections=max_connections,
+        )
         self._public_health = rpc.add_standard_services(self._public_server, [INFERENCE])
         self.inference.serve_on(self._public_server)
-        self.endpoint = listen(self._public_server, settings.address, "--listen")
-        self._admin_server = rpc.server()
+        self.endpoint = listen(
+            self._public_server, settings.address, "--listen", self._tls, ask_callers=settings.client_certificates
+        )
+        self._admin_server = rpc.server(authorizer=internal_authorizer(settings))
         self._admin_health = rpc.add_standard_services(self._admin_server, [ADMIN])
         self.admin.serve_on(self._admin_server)
         admin_endpoint = (
-            listen(self._admin_server, settings.admin_listen, "--admin-listen") if settings.admin_listen else ""
+            listen(self._admin_server, settings.admin_listen, "--admin-listen", self._tls)
+            if settings.admin_listen
+            else ""
         )
+        app = OpenAiApp(self._answers, self.inference, self.models, self.authorizer, self._public_health.is_serving)
+        self._http_server = HttpServer(
+            app if self._tracer is None else traced_app(app),
+            settings.http_address,
+            "--http-listen",
+            None if self._tls is None else self._tls.http_context(),
+            max_connections=max_connections,
+        )
+        self.http_endpoint = await self._http_server.start() if settings.http_address else ""
+        if settings.web_listen:
+            pages, context = operator_page_options(self.web_app.app, self._tls)
+            self._web_server = HttpServer(pages, settings.web_listen, "--web-listen", context)
+            self.web_endpoint = await self._web_server.start()
         info = {
             "router_id": settings.router_id or f"router-{self.endpoint.replace(':', '-')}",
             "endpoint": self.endpoint,
             "admin_endpoint": admin_endpoint,
+            "http_endpoint": self.http_endpoint,
             "pid": os.getpid(),
         }
+        self.cluster.router_name = str(info["router_id"])
         self._member = Member("router", self.incarnation, json.dumps(info).encode())
         await until_answered(self._renew_lease, what="start")
         health = HealthMonitor(self._store, self.pool, self._public_health, self._admin_health)
-        loops = (
+        loops = [
             self.sessions.keep_time(),
             self.dispatcher.keep_dispatching(),
             self.attachments.keep_telling(),
@@ -140,7 +224,10 @@ class Router:
             repeat_forever("lease", self._keep_lease),
             repeat_forever("generation", self._follow_generation),
             repeat_forever("health", health.report),
-        )
+            repeat_forever("queue depth", self.metrics.read_depth),
+        ]
+        if settings.rebalance:
+            loops.append(repeat_forever("rebalancing", self.rebalancer.rebalance))
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         await self._public_server.start()
         await self._admin_server.start()
@@ -168,6 +255,7 @@ class Router:
         """
         await asyncio.sleep(TELLING_S)
         closing = asyncio.create_task(self._public_server.stop(self._settings.drain_ms / 1000))
+        self._http_server.refuse_connections()
         try:
             await self._opener.wait_until_empty()
         finally:
@@ -183,11 +271,16 @@ class Router:
         if self._opener.num_sessions:
             log.info("ending %d streams: their clients attach elsewhere", self._opener.num_sessions)
         self.inference.close()
-        await self._public_server.stop(STOP_GRACE_S)
+        self._answers.close()
+        await asyncio.gather(self._public_server.stop(STOP_GRACE_S), self._http_server.stop(STOP_GRACE_S))
         await self._admin_server.stop(0)
+        if self._web_server is not None:
+            await self._web_server.stop(0)
         await self.dispatcher.stop_assigning(URGENT_PATIENCE_S if self._urgent else ASSIGNING_GRACE_S)
         await end_tasks(self._tasks)
         await self._background.close()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
         await self.attachments.close()
         await self.pool.close()
         with suppress(StoreUnavailable, TimeoutError):  # the lease ends by itself
@@ -232,10 +325,6 @@ class Router:
             self._generation = generation
 
 
-class ListenError(Exception):
-    """The address is taken, or is not an address of this machine."""
-
-
 class TokenizerError(Exception):
     """The tokenizer that the settings name cannot be loaded. The message says why."""
 
@@ -248,10 +337,13 @@ def given_tokenizer(path: str) -> Tokenizer | None:
         raise TokenizerError(f"--tokenizer {path} cannot be loaded: {error}") from error
 
 
-def listen(server: grpc.aio.Server, address: str, flag: str) -> str:
+def listen(
+    server: grpc.aio.Server, address: str, flag: str, tls: TlsFiles | None = None, *, ask_callers: bool = True
+) -> str:
     """Listens on HOST:PORT, which came from a flag. Returns it with the port chosen for port 0. Raises ListenError."""
     try:
-        return str(replace(parse_listener(address), port=server.add_insecure_port(address)))
+        port = rpc.open_port(server, address, tls, ask_callers=ask_callers)
+        return str(replace(parse_listener(address), port=port))
     except RuntimeError:
         raise ListenError(why_not_listening(address, flag)) from None
 
@@ -262,19 +354,24 @@ async def serve(settings: RouterSettings) -> int:
     After SIGTERM its streams may go on for `drain_ms`; SIGINT, or a second SIGTERM, ends them at once.
     """
     stop = stop_request()
+    tally = StoreTally()
     store = open_store(
-        settings.store, replicas=settings.store_replicas, replica_timeout_ms=settings.store_replica_timeout_ms
+        settings.store,
+        replicas=settings.store_replicas,
+        replica_timeout_ms=settings.store_replica_timeout_ms,
+        tally=tally,
     )
     try:
         tokenizer = await before(stop.asked, asyncio.to_thread(given_tokenizer, settings.tokenizer))
         secret = await before(stop.asked, until_answered(lambda: open_with_secret(store), pause_s=0.5, what="start"))
-        router = Router(settings, store, secret, new_incarnation(), tokenizer)
+        tracer = open_tracer("router", settings.traces_endpoint, settings.traces_share)
+        router = Router(settings, store, secret, new_incarnation(), tokenizer, tally, tracer)
         await before(stop.asked, router.start())
     except Stopped:
         log.info("asked to end while starting")
         await store.close()
         return 0
-    except (ListenError, TokenizerError, Mismatch) as error:
+    except (ListenError, TokenizerError, Mismatch, TlsError, ApiKeyError, TracesError) as error:
         log.error("%s", error)
         await store.close()
         return 1

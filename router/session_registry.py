@@ -25,7 +25,8 @@ class Assignment:
 
     epoch: int
     owner: Incarnation
-    follows: bool  # whether Schedule asked for the sequence's items: it does if a session was here by then
+    follows: bool  # whether that worker was asked for the sequence's items: Schedule does if a session was here by then
+    moved: bool = False  # whether the worker has it by a migration
 
 
 class RegisteredSession(Protocol):
@@ -43,7 +44,10 @@ class RegisteredSession(Protocol):
         ...
 
     def note_assignment(self, assignment: Assignment) -> None:
-        """This router has assigned the sequence to a worker."""
+        """A worker owns the sequence now: this router has assigned it, or its last owner has handed it over.
+
+        The news may be late, or come twice.
+        """
         ...
 
     def handle_notice(self, notice: Notice) -> None:
@@ -128,6 +132,7 @@ class SessionRegistry:
         return bool(sessions)
 
     def announce_assignment(self, seq_id: SequenceId, assignment: Assignment) -> None:
+        """A worker owns the sequence now, as this router knows without the record."""
         self._note_early(seq_id)
         self._tell(self._of(seq_id), lambda session: session.note_assignment(assignment))
 

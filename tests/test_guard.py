@@ -135,6 +135,7 @@ def test_no_process_outlives_its_test_and_every_test_ends(written: Written, tmp_
     assert re.search(r"test_waits_for_a_child_on_its_way_out is overdue; killing .*: \d+ \S+python", done.stderr)
 
 
+@pytest.mark.long
 def test_a_worker_of_xdist_may_wait_for_the_others_at_its_end(written: Written) -> None:
     source = """
 @pytest.mark.parametrize("seconds", [0, 0, 0, 9])

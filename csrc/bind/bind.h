@@ -25,5 +25,6 @@ void bind_cache(pybind11::module_& module);
 void bind_weights(pybind11::module_& module);
 void bind_llama(pybind11::module_& module);
 void bind_attention_plan(pybind11::module_& module);
+void bind_part_sum(pybind11::module_& module);
 
 }  // namespace octavo::bind

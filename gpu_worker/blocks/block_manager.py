@@ -140,7 +140,16 @@ class BlockManager:
         """Takes blocks for work that may fail: `with manager.reserve(n) as reservation: ...; reservation.commit()`."""
         if num_blocks > self.num_available:
             raise OutOfBlocks(f"{num_blocks} blocks needed, {self.num_available} of {self.num_blocks} available")
-        reservation = Reservation(self, [self.take_block() for _ in range(num_blocks)])
+        blocks = [self.take_block() for _ in range(num_blocks)]
+        self._freed.difference_update(blocks)  # who reserves may write before the step that would poison them
+        return self._add_reservation(blocks)
+
+    def pin(self, blocks: Iterable[BlockId]) -> "Reservation":
+        """Shares blocks with other tables or the cache, so that their content stays until the reservation's end."""
+        return self._add_reservation(self.share(blocks))
+
+    def _add_reservation(self, blocks: list[BlockId]) -> "Reservation":
+        reservation = Reservation(self, blocks)
         self._reservations.add(reservation)
         return reservation
 
@@ -192,11 +201,24 @@ class BlockManager:
 
 
 class Reservation:
-    """Blocks that are taken back at the end of the `with` statement, unless they were committed."""
+    """Blocks that no table has to have: new ones, or a reference to others.
+
+    They are taken back at the end of the `with` statement or by `release`, unless they were committed.
+    """
 
     def __init__(self, manager: BlockManager, blocks: list[BlockId]) -> None:
         self.blocks = blocks
         self._manager = manager
+
+    def merge(self, other: "Reservation") -> None:
+        """Takes over what another reservation has."""
+        self.blocks += other.commit()
+
+    def exchange(self, block: BlockId, known: BlockId) -> None:
+        """Gives back a block, and shares another one with the same content instead."""
+        self.blocks[self.blocks.index(block)] = known
+        self._manager.share([known])
+        self._manager.release([block])
 
     def commit(self) -> list[BlockId]:
         """The reserved blocks, as a table that is the caller's from now on."""

@@ -1,4 +1,7 @@
-"""How long it takes to swap a sequence and to compute it again, as measured. Preemption takes the quicker way."""
+"""How long it takes to copy blocks and to compute them, as measured.
+
+Preemption takes the quicker way, and so does a sequence that begins with blocks in the host pool.
+"""
 
 from dataclasses import dataclass
 
@@ -21,7 +24,11 @@ class CostModel:
 
     def swap_s(self, num_bytes: int) -> float:
         """How long it takes to copy the blocks out and in again."""
-        return 2 * num_bytes / self.copy_bytes_per_s
+        return 2 * self.copy_s(num_bytes)
+
+    def copy_s(self, num_bytes: int) -> float:
+        """How long it takes to copy the blocks one way."""
+        return num_bytes / self.copy_bytes_per_s
 
     def recompute_s(self, num_tokens: int) -> float:
         """How long it takes to compute the tokens again."""
@@ -29,3 +36,7 @@ class CostModel:
 
     def swap_is_cheaper(self, num_bytes: int, num_tokens: int) -> bool:
         return self.swap_s(num_bytes) < self.recompute_s(num_tokens)
+
+    def copy_is_cheaper(self, num_bytes: int, num_tokens: int) -> bool:
+        """Whether blocks that are in the host pool come sooner by a copy than by computing their tokens."""
+        return self.copy_s(num_bytes) < self.recompute_s(num_tokens)

@@ -7,7 +7,7 @@ A step copies out first, then in. So one plan may copy a device block out and us
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from octavo.errors import OutOfBlocks
 from octavo.ids import BlockId, HostBlockId
@@ -27,6 +27,19 @@ class HostPool:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def reading(self) -> Collection[HostBlockId]:
+        """The host blocks from which the step being planned copies."""
+        return set(self._into.values()) if self._into else ()
+
+    def take_block(self) -> HostBlockId:
+        """Takes a free host block for a demoted block, which no table has. Raises OutOfBlocks if none is free."""
+        if not self._free:
+            raise OutOfBlocks(f"all {self.num_blocks} host blocks are in use")
+        host = self._free.pop()
+        self.refs[host] = 1
+        return host
 
     def copy_out(self, tables: Iterable[list[BlockId]]) -> list[list[HostBlockId]]:
         """Has the step being planned copy the blocks of device tables to host blocks. Returns the host tables.
@@ -52,7 +65,7 @@ class HostPool:
 
     def release(self, table: list[HostBlockId]) -> None:
         """Takes back all blocks of a table and empties it. A block that the step copies from is free after it."""
-        reading = set(self._into.values()) if self._into else set()
+        reading = self.reading
         while table:
             host = table.pop()
             self.refs[host] -= 1
@@ -72,6 +85,11 @@ class HostPool:
     def copies_out(self) -> list[tuple[BlockId, HostBlockId]]:
         """(from, to) of the copies to the host pool that the step has to make."""
         return [(block, host) for host, block in self._out.items()]
+
+    @property
+    def has_copies_out(self) -> bool:
+        """Whether the step has to copy anything to the host pool."""
+        return bool(self._out)
 
     @property
     def has_copies_in(self) -> bool:

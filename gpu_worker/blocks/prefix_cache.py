@@ -5,16 +5,22 @@ table has it, other tables can share it. When no table has it, it is *idle*: it 
 when a free block is needed. Blocks are evicted in the order in which they became idle. A table gives its last block
 back first, so the deepest blocks of a prefix go before those that more prompts have in common.
 
+A block may have a copy in the host pool (`HostTier` makes it), which stays when the device block is evicted. Routers
+are told where a prefix can be hit: on the device if it is there, else in the host pool.
+
 Two branches may compute the same content at the same time. The block that is registered first is the known one. The
 other block never becomes known, and is free once no table has it.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 
-from octavo.ids import BlockHash, BlockId
+from octavo.ids import BlockHash, BlockId, HostBlockId
 
-STORED, REMOVED = "stored", "removed"
+STORED = "stored"  # on the device
+DEMOTED = "demoted"  # left the device, and is in the host pool
+REMOVED = "removed"  # is neither on the device nor in the host pool any more
 CacheChange = tuple[str, BlockHash]
 
 
@@ -23,10 +29,11 @@ class PrefixCache:
 
     def __init__(self, *, enabled: bool = True) -> None:
         self.enabled = enabled
-        self.digest = 0  # XOR of the first 8 bytes (little endian) of all hashes held
+        self.digest = 0  # XOR of the first 8 bytes (little endian) of all hashes held, on the device or on the host
         self._blocks: dict[BlockHash, BlockId] = {}
         self._hashes: dict[BlockId, BlockHash] = {}
         self._idle: OrderedDict[BlockId, None] = OrderedDict()
+        self._on_host: OrderedDict[BlockHash, HostBlockId] = OrderedDict()  # the least recently used first
         self._events: list[CacheChange] = []
 
     def __len__(self) -> int:
@@ -62,7 +69,8 @@ class PrefixCache:
             return False
         self._blocks[block_hash] = block
         self._hashes[block] = block_hash
-        self.digest ^= int.from_bytes(block_hash[:8], "little")
+        if block_hash not in self._on_host:
+            self._toggle(block_hash)
         self._events.append((STORED, block_hash))
         return True
 
@@ -83,19 +91,71 @@ class PrefixCache:
         self._forget(block)
         return block
 
+    def next_evicted(self, count: int) -> list[tuple[BlockHash, BlockId]]:
+        """The first `count` blocks that would be evicted now, in that order."""
+        return [(self._hashes[block], block) for block in islice(self._idle, count)]
+
+    def hottest(self, refs: Sequence[int], limit: int) -> list[BlockHash]:
+        """Known blocks, each before those that continue it: used ones, the most shared first; then the last idle ones.
+
+        `refs` says how many tables have each block.
+        """
+        used = sorted((block for block in self._hashes if refs[block]), key=lambda block: -refs[block])
+        return [self._hashes[block] for block in islice(chain(used, reversed(self._idle)), limit)]
+
+    # Copies in the host pool
+
+    @property
+    def on_host(self) -> Mapping[BlockHash, HostBlockId]:
+        """The copies in the host pool, the least recently used first."""
+        return self._on_host
+
+    def match_on_host(self, hashes: Iterable[BlockHash]) -> list[HostBlockId]:
+        """The copies of the longest prefix of `hashes` that is in the host pool."""
+        found: list[HostBlockId] = []
+        for block_hash in hashes:
+            host = self._on_host.get(block_hash)
+            if host is None:
+                break
+            found.append(host)
+        return found
+
+    def insert_on_host(self, block_hash: BlockHash, host: HostBlockId) -> None:
+        """Registers the copy of a block that is known on the device."""
+        self._on_host[block_hash] = host
+
+    def use_on_host(self, hashes: Iterable[BlockHash]) -> None:
+        """Notes that the copies of a prefix are used: its deepest block is given up before the others."""
+        for block_hash in reversed(list(hashes)):
+            self._on_host.move_to_end(block_hash)
+
+    def forget_on_host(self, block_hash: BlockHash) -> HostBlockId:
+        """Forgets a copy in the host pool, and returns its host block for other content."""
+        host = self._on_host.pop(block_hash)
+        if block_hash not in self._blocks:
+            self._toggle(block_hash)
+            self._events.append((REMOVED, block_hash))
+        return host
+
+    # What routers are told
+
     def take_events(self) -> list[CacheChange]:
         """The changes since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def block_hashes(self) -> list[BlockHash]:
-        """The hashes of all known blocks."""
+        """The hashes of all blocks that are known on the device."""
         return list(self._blocks)
+
+    def host_hashes(self) -> list[BlockHash]:
+        """The hashes of all blocks that are in the host pool and not on the device."""
+        return [block_hash for block_hash in self._on_host if block_hash not in self._blocks]
 
     def check_hashes(self, refs: list[int]) -> None:
         """Recounts everything; raises AssertionError with what is wrong."""
         digest = 0
-        for block_hash in self._blocks:
+        for block_hash in self._blocks.keys() | self._on_host.keys():
             digest ^= int.from_bytes(block_hash[:8], "little")
         problems = [
             ("a hash and its block disagree", any(self._hashes.get(b) != h for h, b in self._blocks.items())),
@@ -111,5 +171,13 @@ class PrefixCache:
     def _forget(self, block: BlockId) -> None:
         block_hash = self._hashes.pop(block)
         del self._blocks[block_hash]
+        if block_hash in self._on_host:
+            self._on_host.move_to_end(block_hash)
+            self._events.append((DEMOTED, block_hash))
+        else:
+            self._toggle(block_hash)
+            self._events.append((REMOVED, block_hash))
+
+    def _toggle(self, block_hash: BlockHash) -> None:
+        """Takes a hash into the digest, or out of it."""
         self.digest ^= int.from_bytes(block_hash[:8], "little")
-        self._events.append((REMOVED, block_hash))

@@ -17,12 +17,19 @@ def build_runner(settings: WorkerSettings) -> Runner:
         from gpu_worker.testing.fake_runner import FakeRunner
 
         return FakeRunner(
-            step_s=settings.step_delay_ms / 1000, block_size=settings.block_size, die_on_token=settings.die_on_token
+            step_s=settings.step_delay_ms / 1000,
+            block_size=settings.block_size,
+            kv_cache_bytes=settings.kv_cache_bytes,
+            die_on_token=settings.die_on_token,
         )
     if settings.runner == "witness":
         from gpu_worker.testing.witness_runner import WitnessRunner
 
-        return WitnessRunner(step_s=settings.step_delay_ms / 1000, block_size=settings.block_size)
+        return WitnessRunner(
+            step_s=settings.step_delay_ms / 1000,
+            block_size=settings.block_size,
+            kv_cache_bytes=settings.kv_cache_bytes,
+        )
     from gpu_worker.running.loading import load_runner
     from gpu_worker.running.sizing import choose_device
 
@@ -70,6 +77,7 @@ def scheduler_config(settings: WorkerSettings, info: RunnerInfo) -> SchedulerCon
         long_prefill_threshold=settings.long_prefill_threshold,
         chunked_prefill=settings.chunked_prefill,
         prefix_caching=settings.prefix_caching,
+        host_tier=settings.host_tier,
         watermark=settings.watermark,
         policy=cast("Literal['fcfs', 'priority']", settings.policy),
         preemption=cast("Literal['auto', 'swap', 'recompute']", settings.preemption),

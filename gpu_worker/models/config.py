@@ -9,6 +9,14 @@ from gpu_worker.models.rope import RopeParameters
 from gpu_worker.ops import BlockSparsePattern
 from octavo.errors import BadModel
 
+# More than any model has. What a configuration says is used before the tensors could contradict it.
+MOST = {
+    "num_layers": 4096,
+    "num_heads": 1 << 16,
+    "num_kv_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "context_tokens": 1 << 24,
+}
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3")
 ALWAYS_WINDOWED = ("mistral", "phi3", "gemma2")  # a window in the configuration counts without a switch
 
@@ -17,6 +25,13 @@ def unreadable(error: Exception) -> BadModel:
     """The error for a config.json in which a value is missing or of no use, with what to do about it."""
     what = f"has no {error}" if isinstance(error, KeyError) else f"cannot be used: {type(error).__name__}: {error}"
     return BadModel(f"config.json {what}: copy it again from where the model came from")
+
+
+def check_sizes(**sizes: int) -> None:
+    """BadModel unless each size, by its name in MOST, is one that a model can have."""
+    for name, size in sizes.items():
+        if not 1 <= size <= MOST[name]:
+            raise BadModel(f"config.json: {name} is {size}, and octavo runs models with 1 to {MOST[name]}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +74,7 @@ class LlamaConfig:
         """Reads the content of config.json. BadModel if a value is missing or contradicts another."""
         try:
             return cls._read(config)
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise unreadable(error) from error
 
     @classmethod
@@ -67,7 +82,10 @@ class LlamaConfig:
         num_layers, num_heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
         head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
         num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
-        if min(num_layers, num_heads, head_dim, num_kv_heads) < 1 or num_heads % num_kv_heads:
+        context_tokens = int(config["max_position_embeddings"])
+        check_sizes(num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        check_sizes(context_tokens=context_tokens)
+        if num_heads % num_kv_heads:
             raise BadModel(f"config.json: {num_heads} heads do not share {num_kv_heads} key-value heads")
         no_rope = config.get("no_rope_layers") or [1] * num_layers
         windows = tuple(_window(config, layer) for layer in range(num_layers))
@@ -79,7 +97,7 @@ class LlamaConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            context_tokens=int(config["max_position_embeddings"]),
+            context_tokens=context_tokens,
             norm_eps=float(config["rms_norm_eps"]),
             rope=RopeParameters.from_config(config, head_dim),
             windows=windows,

@@ -20,5 +20,6 @@ def dequantize(data: memoryview, kind: TensorType, num_values: int) -> NDArray[n
     for start in range(0, num_values, PIECE_VALUES):
         end = min(start + PIECE_VALUES, num_values)
         piece = stored[start // block * block_bytes : end // block * block_bytes]
-        values[start:end] = decode(piece, GGMLQuantizationType(kind))
+        with np.errstate(all="ignore"):  # scales that are no numbers make weights that are none
+            values[start:end] = decode(piece, GGMLQuantizationType(kind))
     return values

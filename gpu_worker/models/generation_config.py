@@ -1,6 +1,5 @@
 """Reads generation_config.json: the end tokens of a model, and the sampling parameters that its authors recommend."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -8,6 +7,7 @@ from typing import Any
 
 from octavo import limits
 from octavo.errors import BadModel
+from octavo.json_file import read_json
 
 FILE = "generation_config.json"
 NONE: Mapping[str, float] = MappingProxyType({})
@@ -19,7 +19,7 @@ ALWAYS = {"repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tok
 def read_generation_config(directory: Path) -> Mapping[str, Any]:
     """The content of the file; empty if there is none. BadModel if it cannot be read."""
     try:
-        content = json.loads((directory / FILE).read_bytes())
+        content = read_json(directory / FILE)
     except FileNotFoundError:
         return NONE
     except (OSError, ValueError) as error:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from gpu_worker.models import rope
-from gpu_worker.models.config import unreadable
+from gpu_worker.models.config import check_sizes, unreadable
 from gpu_worker.models.gpt_config import (
     ACTIVATIONS,
     BLOOM_NAMES,
@@ -34,7 +34,7 @@ def read_gpt_config(config: Mapping[str, Any]) -> GptConfig:
                 f"config.json: {heads} heads and {kv_heads} key-value heads for {fields['hidden_size']} numbers"
             )
         return GptConfig(**fields)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise unreadable(error) from error
 
 
@@ -199,10 +199,12 @@ def _sizes(config: Mapping[str, Any], expansion: int = 4) -> dict[str, Any]:
     hidden = integer("hidden_size", "n_embd", "n_embed", "d_model")
     num_layers = integer("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     num_heads = integer("num_attention_heads", "n_head", "n_heads", "num_heads")
+    context_tokens = int(find("n_positions", "max_position_embeddings", "max_seq_len", "seq_length") or 2048)
+    check_sizes(num_layers=num_layers, num_heads=num_heads, context_tokens=context_tokens)
     eps = find("layer_norm_epsilon")
     return {
         "vocab_size": integer("vocab_size"),
-        "context_tokens": int(find("n_positions", "max_position_embeddings", "max_seq_len", "seq_length") or 2048),
+        "context_tokens": context_tokens,
         "hidden_size": hidden,
         "intermediate_size": int(find("n_inner", "ffn_hidden_size", "intermediate_size") or expansion * hidden),
         "num_layers": num_layers,

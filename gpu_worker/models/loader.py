@@ -1,6 +1,5 @@
 """Loads a model by its name onto its device, with all that the rest of the worker needs to know of it."""
 
-import json
 import logging
 import time
 from collections.abc import Mapping
@@ -27,10 +26,13 @@ from gpu_worker.models.weight_cache import WeightCache
 from gpu_worker.models.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
 from gpu_worker.ops import Ops
 from gpu_worker.ops.native_cpu import NativeCpuOps
-from octavo.errors import BadModel, InvalidArgument
+from octavo.errors import BadModel, InvalidArgument, ServingError
 from octavo.gguf import GgufFile
+from octavo.json_file import read_json
+from octavo.telemetry import stack_of
 
 log = logging.getLogger(__name__)
+LONGEST_MESSAGE = 1500  # a command that converts a checkpoint, with its path, has to fit
 CACHE_VERSION = 1  # rises when `prepare` or dequantization make other tensors of the same file
 
 
@@ -78,12 +80,29 @@ def load_model(
     try:
         loaded = load(found.name, found.path, how)
     except BadModel as error:
-        if error.message.startswith((found.name, found.path.name, str(found.path))):
+        named = error.message.startswith((found.name, found.path.name, str(found.path)))
+        if named and len(error.message) <= LONGEST_MESSAGE:
             raise
-        raise BadModel(f"{found.name}: {error.message}") from error
+        raise BadModel(shortened(error.message if named else f"{found.name}: {error.message}")) from error
+    except Exception as error:
+        if isinstance(error, ServingError | OSError) or is_of_the_machine(error):
+            raise
+        log.info("where it happened:\n%s", stack_of(error))
+        what = f"{found.name}: its files are broken or contradict each other ({type(error).__name__}: {error})"
+        raise BadModel(f"{shortened(what)}: copy them again from where the model came from") from error
     seconds = time.monotonic() - started
     log.info("model %s (%s, %s) loaded in %.1f s", found.name, loaded.decoder.name, loaded.dtype, seconds)
     return loaded
+
+
+def is_of_the_machine(error: Exception) -> bool:
+    """Whether the model's files are not to blame: for want of memory, and for what a GPU reports."""
+    return isinstance(error, MemoryError) or any(word in str(error) for word in ("memory", "CUDA", "cuda"))
+
+
+def shortened(text: str) -> str:
+    """The message, without what is too long of a value that it shows."""
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}…"
 
 
 class _ProgressLogger:
@@ -227,7 +246,7 @@ class _LoadOptions:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise BadModel(f"{path.name}: {error}") from error
     if not isinstance(content, dict):
@@ -240,7 +259,9 @@ def _end_tokens(generation: Mapping[str, Any], content: Mapping[str, Any]) -> tu
     found = generation.get("eos_token_id")
     ids = found if found is not None else content.get("eos_token_id")
     ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
-    return tuple(sorted({int(i) for i in ids}))
+    if not all(type(i) is int and 0 <= i < 1 << 31 for i in ids):
+        raise BadModel(f"eos_token_id: {ids!r} are no token ids")
+    return tuple(sorted(set(ids)))
 
 
 def _stored_dtype(content: Mapping[str, Any]) -> torch.dtype:

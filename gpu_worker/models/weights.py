@@ -1,6 +1,5 @@
 """Where weights come from: a source knows tensors by the names of Transformers checkpoints and reads them lazily."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -10,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from octavo.errors import BadModel
+from octavo.json_file import read_json
 from octavo.pickled_weights import conversion, find_pickle
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # what a number in a checkpoint means by itself
@@ -61,7 +61,7 @@ def _shards(directory: Path) -> Iterator[tuple[str, str]]:
         yield from _whole(directory)
         return
     try:
-        places = json.loads(index.read_bytes())["weight_map"].items()
+        places = read_json(index)["weight_map"].items()
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise BadModel(f"{index.name}: {type(error).__name__}: {error}") from error
     for name, file in places:

@@ -35,6 +35,7 @@ class LLMOptions(TypedDict, total=False):
     cuda_graphs: str
     batch_invariant: bool
     prefix_caching: bool
+    host_tier: bool
     chunked_prefill: bool
     max_partial_prefills: int
     max_long_partial_prefills: int

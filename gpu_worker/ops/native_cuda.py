@@ -2,9 +2,10 @@
 
 No op waits for the device, so numbers on the device cannot be checked before a launch. The kernels check them, follow
 nothing that leads nowhere, and tell the host what was wrong. `raise_faults` raises what they told. The ops call it when
-they plan a batch and when they have waited for a swap.
+they plan a batch: on the thread that runs steps. Swaps may be begun and waited for on any thread.
 """
 
+import threading
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -59,6 +60,7 @@ class NativeCudaOps:
         self._fixed_piece = FIXED_PIECE if batch_invariant else 0
         self._reference = ReferenceOps()
         self._swapper: Any = None
+        self._lock = threading.Lock()  # of the making of _swapper
 
     def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: TokenBatch) -> None:
         if not (self._writes(kv, keys) and keys.stride(-1) == values.stride(-1) == 1):
@@ -185,8 +187,9 @@ class NativeCudaOps:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             return None
-        if self._swapper is None:
-            self._swapper = self.extension.Swapper()
+        with self._lock:
+            if self._swapper is None:
+                self._swapper = self.extension.Swapper()
         return _CudaSwapTicket(
             self, self._swapper.start(ref(source), ref(target), list(pairs), self._stream(), SMALL_RUN)
         )
@@ -257,7 +260,6 @@ class _CudaSwapTicket:
 
     def wait(self) -> None:
         self._ops._swapper.wait(self._ticket)
-        self._ops.raise_faults()
 
     def let_device_wait(self) -> None:
         self._ops._swapper.let_wait(self._ticket, self._ops._stream())

@@ -7,6 +7,10 @@ from torch import Tensor
 
 from gpu_worker.ops import Ops, SwapTicket, kv_format
 from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.running.arena_blocks import ArenaBlocks
+from gpu_worker.running.arena_copier import staged_blocks
+from gpu_worker.running.staged_blocks import StagedBlocks
+from gpu_worker.running.step_mark import StepMark
 
 
 class KvArena:
@@ -21,6 +25,14 @@ class KvArena:
         self._device = shape.allocate_arena(num_blocks, device)
         self._host = shape.allocate_arena(num_host_blocks, cpu, pinned)
         self.layers: list[Tensor] = list(self._device.unbind(0))
+
+    def blocks_in_place(self) -> ArenaBlocks:
+        """The bytes of the blocks where they lie. The device must be a CPU."""
+        return ArenaBlocks(self._device)
+
+    def staged_blocks(self, mark: StepMark) -> StagedBlocks:
+        """The bytes of the blocks by way of memory on the host, which this call allocates."""
+        return staged_blocks(self._ops, self._device, mark)
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> SwapTicket | None:
         """Copies device blocks to host blocks. None: the copies are done."""

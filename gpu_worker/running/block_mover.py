@@ -36,7 +36,8 @@ class BlockMover:
         Returns how many seconds the swaps took if this call waited for them, else 0.
         """
         self._pending = [pending for pending in self._pending if not pending.swap.is_done()]
-        measured = self._num_swaps % MEASURE_EVERY == 1  # not the first swap, which sets up the copy engines
+        # In every turn it is not the first swap, which sets up the copy engines.
+        measured = plan.timed or self._num_swaps % MEASURE_EVERY == 1
         if measured and (plan.swap_out or plan.swap_in):
             self.wait_for_copies()  # so that earlier copies are not measured
         began = time.perf_counter()
@@ -55,6 +56,20 @@ class BlockMover:
             self._settle(_used(plan))
         self._arena.copy(plan.copies)
         return swapped - began if measured else 0.0
+
+    def demote_blocks(self, plan: StepPlan) -> float:
+        """Begins the demotions of `plan`. Returns how many seconds this call waited for them."""
+        if not plan.demotions:
+            return 0.0
+        began = time.perf_counter()
+        if self._keep(self._arena.swap_out(plan.demotions), [block for block, _ in plan.demotions]):
+            return 0.0
+        return time.perf_counter() - began
+
+    def is_copying(self) -> bool:
+        """Whether copies are under way."""
+        self._pending = [pending for pending in self._pending if not pending.swap.is_done()]
+        return bool(self._pending)
 
     def wait_for_copies(self) -> None:
         """Waits for all copies that are under way."""

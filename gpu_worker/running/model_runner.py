@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,8 +16,11 @@ from torch import Tensor
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.ops import TokenBatch, make_batch
 from gpu_worker.running.arena import KvArena
+from gpu_worker.running.arena_blocks import ArenaBlocks
 from gpu_worker.running.block_mover import BlockMover
 from gpu_worker.running.graphs import DecodeGraphs
+from gpu_worker.running.staged_blocks import StagedBlocks
+from gpu_worker.running.step_mark import StepMark
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.scheduling.sequence import Branch
 from gpu_worker.scheduling.step import Chunk, RunnerInfo, StepOutput, StepPlan
@@ -50,7 +54,10 @@ class ModelRunner:
         sampler: Sampler,
         device: torch.device,
         graphs: DecodeGraphs | None = None,
+        *,
+        staged: bool = False,
     ) -> None:
+        """`staged`: blocks go to other workers by way of a staging area on a CPU, too, for tests of what a GPU does."""
         self._info = info
         self._decoder = decoder
         self._arena = arena
@@ -58,6 +65,8 @@ class ModelRunner:
         self._sampler = sampler
         self._device = device
         self._graphs = graphs
+        self._mark = StepMark(device)
+        self._staged = staged or device.type != "cpu"
         # The extension's kernels run on the current device, and each thread has one of its own.
         self._current_device: AbstractContextManager[object] = (
             torch.cuda.device(device) if device.type == "cuda" else nullcontext()
@@ -72,13 +81,25 @@ class ModelRunner:
         """The blocks on the device, layer by layer."""
         return self._arena.layers
 
+    @cached_property
+    def block_memory(self) -> ArenaBlocks | StagedBlocks:
+        """On a GPU the staging area is allocated when this is first asked for, which is to be before the first step."""
+        if not self._staged:
+            return self._arena.blocks_in_place()
+        with self._mark.after_steps():
+            return self._arena.staged_blocks(self._mark)
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
         with self._current_device:
-            return self._run(plan)
+            try:
+                return self._run(plan)
+            finally:
+                self._mark.note_steps()
 
     def _run(self, plan: StepPlan) -> StepOutput:
-        output = StepOutput([], copy_s=self._block_mover.move_blocks(plan))
+        copy_s = self._block_mover.move_blocks(plan)
+        output = StepOutput([], copy_s=copy_s, demote_s=self._block_mover.demote_blocks(plan))
         if not plan.chunks:
             return output
         wanted = _wanted_rows(plan.chunks)
@@ -92,6 +113,7 @@ class ModelRunner:
                 output.scored = self._score(hidden[wanted.num_sampled :], wanted.scored)
         if logits is not None:
             output.token_ids, output.scores = self._sampler.sample(logits, wanted.sampled, wanted.branches)
+        output.is_copying = self._block_mover.is_copying()
         return output
 
     def close(self) -> None:
@@ -100,6 +122,7 @@ class ModelRunner:
             self._block_mover.wait_for_copies()
         finally:
             self._arena.layers.clear()
+            self.__dict__.pop("block_memory", None)
             del self._block_mover, self._arena, self._decoder, self._graphs
 
     def _score(self, hidden: Tensor, scored: Sequence[tuple[int, Chunk]]) -> dict[int, list[TokenScore]]:

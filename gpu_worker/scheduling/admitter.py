@@ -22,7 +22,7 @@ class Admitter:
         prepare_branches(sequence, work.info)
         if reason := self._too_large(sequence):
             return AdmissionAnswer(AdmissionOutcome.NEVER, TooLarge(reason).failure())
-        if len(work.waiting) >= work.config.max_waiting:
+        if len(work.waiting) >= work.config.max_waiting and sequence.carried is None:  # who has moved cannot go back
             full = OutOfBlocks(f"{len(work.waiting)} sequences are waiting already")
             return AdmissionAnswer(AdmissionOutcome.LATER, full.failure())
         self._put_in_line(sequence)
@@ -82,6 +82,10 @@ def prepare_branches(sequence: Sequence, info: RunnerInfo) -> None:
     for branch in sequence.branches:
         branch.stops = stops | {BAD_LOGITS}
         branch.last = last
+        if sequence.carried is not None:
+            branch.cumulative_logprob = sequence.carried.cumulative_logprobs[branch.index]
+            sequence.reported = True  # by the worker that ran it, with the scores of its tokens
+            continue
         if branch.state is FINISHED:
             continue
         if params.prompt_logprobs is not None and branch.index == 0 and num_prompt > 1:

@@ -17,15 +17,30 @@ are kept until the step being planned is over:
 
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 from gpu_worker.blocks.block_manager import BlockManager
 from gpu_worker.blocks.host_pool import HostPool
+from gpu_worker.blocks.host_tier import HostTier
 from gpu_worker.blocks.prefix_cache import PrefixCache
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from gpu_worker.scheduling.step import RunnerInfo, StepPlan
 from octavo.hashing import block_hash
 from octavo.ids import BlockHash, BlockId, HostBlockId
+
+UNREAD = BlockId(0)  # stands in a table for a block that was passed before the branch began
+
+
+class CachedPrefix(NamedTuple):
+    """The blocks that a branch can begin its table with: those on the device, then those to be promoted."""
+
+    device: list[BlockId]
+    host: list[HostBlockId]
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.device) + len(self.host)
 
 
 class BlockTables:
@@ -37,6 +52,7 @@ class BlockTables:
             info.num_blocks, info.block_size, cache=self.cache, watermark=config.watermark, debug=config.debug
         )
         self.host = HostPool(info.num_host_blocks)
+        self.tier = HostTier(self.cache, self.host, enabled=config.host_tier)
         self._block_size = info.block_size
         self._window_blocks = info.window_blocks
         self._debug = config.debug
@@ -121,12 +137,34 @@ class BlockTables:
         """The longest run of the branch's first `num_blocks` blocks that the prefix cache knows."""
         return self.cache.match(self.hashes_of(branch, num_blocks)) if self.cache.enabled else []
 
-    def share_prefix(self, branch: Branch, blocks: list[BlockId]) -> None:
-        """Begins the branch's table with blocks in which its first tokens are computed."""
-        branch.num_sealed = len(blocks)
-        branch.num_computed = len(blocks) * self._block_size
+    def demoted_blocks(self, branch: Branch, start: int, num_blocks: int) -> list[HostBlockId]:
+        """The longest run of the branch's blocks from `start` on, within its first `num_blocks`, that is demoted."""
+        return self.tier.match(self.hashes_of(branch, num_blocks)[start:]) if self.tier.enabled else []
+
+    def share_prefix(self, branch: Branch, prefix: CachedPrefix) -> None:
+        """Begins the branch's table with blocks in which its first tokens are computed.
+
+        The step being planned copies the demoted ones into new blocks. There must be room for those. They are offered
+        to the prefix cache as blocks are that the branch has computed itself.
+        """
+        num_shared = branch.num_sealed = len(prefix.device)
+        branch.num_computed = prefix.num_blocks * self._block_size
         branch.num_passed = passed = self.num_passed(branch.num_computed)
-        branch.blocks = blocks[:passed] + self.device.share(blocks[passed:])
+        branch.blocks = prefix.device[:passed] + self.device.share(prefix.device[passed:])
+        if not prefix.host:
+            return
+        branch.blocks += [UNREAD] * (passed - len(branch.blocks))
+        first = max(passed, num_shared)
+        promoted = [self.device.take_block() for _ in range(first, prefix.num_blocks)]
+        self.tier.promote(branch.hashes[first : prefix.num_blocks], promoted)
+        branch.blocks += promoted
+        self._written.add(branch.sequence)
+
+    def add_tail(self, branch: Branch, blocks: list[BlockId], num_computed: int) -> None:
+        """Ends a table of full blocks with one that is not full and that no other table has."""
+        branch.blocks += blocks
+        branch.num_computed = num_computed
+        branch.slots_end = len(branch.blocks) * self._block_size
 
     def seal_blocks(self, branch: Branch) -> None:
         """Offers the blocks that are full and computed now to the prefix cache, and gives back those passed now."""
@@ -148,7 +186,9 @@ class BlockTables:
 
         Raises OutOfBlocks, and moves nothing, if they do not fit there.
         """
-        tables = self.host.copy_out(self.computed_blocks(branch) for branch in branches)
+        computed = [self.computed_blocks(branch) for branch in branches]
+        self.tier.make_room(len({block for table in computed for block in table}))
+        tables = self.host.copy_out(computed)
         for branch, table in zip(branches, tables, strict=True):
             num_computed, num_passed = branch.num_computed, branch.num_passed
             self.release(branch)
@@ -201,6 +241,11 @@ class BlockTables:
         """The sequences whose blocks the step being planned copies to the host pool."""
         return self._moving_out
 
+    @property
+    def moves(self) -> bool:
+        """Whether the step being planned has to copy blocks to or from the host pool."""
+        return bool(self.host.has_copies_in or self.host.has_copies_out)
+
     def add_moves(self, plan: StepPlan) -> None:
         """Writes into the plan what the step has to move before it runs anything."""
         plan.swap_out = self.host.copies_out()
@@ -209,8 +254,9 @@ class BlockTables:
         if self._debug:
             plan.poison = self.device.take_freed_blocks()
 
-    def end_step(self) -> None:
-        """Forgets the moves of the planned step, which has run or never will."""
+    def end_step(self, *, done: bool) -> None:
+        """Forgets the moves of the planned step, which is `done` or failed."""
+        self.tier.end_step(done=done)
         self.device.end_step()
         self.host.end_step()
         self._written.clear()
@@ -224,4 +270,6 @@ class BlockTables:
     def check_tables(self, branches: Collection[Branch]) -> None:
         """Recounts all blocks from the tables of all branches; raises AssertionError with what is wrong."""
         self.device.check_blocks(self.held_blocks(branch) for branch in branches)
-        self.host.check_host_blocks(branch.host_blocks for branch in branches)
+        demoted = list(self.cache.on_host.values())
+        self.host.check_host_blocks([*(branch.host_blocks for branch in branches), demoted])
+        self.tier.check_tier()

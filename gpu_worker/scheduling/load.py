@@ -18,7 +18,8 @@ class Load:
     num_free_blocks: int
     num_cached_blocks: int
     num_used_blocks: int
-    num_free_host_blocks: int
+    num_free_host_blocks: int  # those of demoted blocks, too: a swapped-out sequence gets them
+    num_demoted_blocks: int  # blocks of the host pool with prefixes that the device has evicted
     num_prefill_tokens: int
     num_preempted_swap: int
     num_preempted_recompute: int
@@ -37,7 +38,8 @@ class Load:
             num_free_blocks=blocks.num_free,
             num_cached_blocks=blocks.num_cached,
             num_used_blocks=blocks.num_used,
-            num_free_host_blocks=workload.tables.host.num_free,
+            num_free_host_blocks=workload.tables.tier.num_room,
+            num_demoted_blocks=workload.tables.tier.num_demoted,
             num_prefill_tokens=sum(branch.prefill_end - branch.num_computed for branch in to_compute),
             num_preempted_swap=workload.num_preempted_swap,
             num_preempted_recompute=workload.num_preempted_recompute,

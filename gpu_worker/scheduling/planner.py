@@ -5,6 +5,7 @@ what is left over. So it neither starves short prompts nor is starved. A plan th
 branch that runs brings no sequence in.
 """
 
+from gpu_worker.scheduling.demoter import Demoter
 from gpu_worker.scheduling.preemption import Preemption
 from gpu_worker.scheduling.sequence import RUNNING, Branch, Sequence
 from gpu_worker.scheduling.slot_allocator import SlotAllocator
@@ -23,6 +24,7 @@ class Planner:
         preemption: Preemption,
         slots: SlotAllocator,
         starter: Starter,
+        demoter: Demoter,
         budget: StepBudget,
     ) -> None:
         self._workload = workload
@@ -30,6 +32,7 @@ class Planner:
         self._preemption = preemption
         self._slots = slots
         self._starter = starter
+        self._demoter = demoter
         self._budget = budget
         self._turn = 0
         self._secured: set[Sequence] = set()  # searches with slots for the next token of all beams
@@ -43,6 +46,7 @@ class Planner:
                 self._preemption.note_progress()
                 break
         self._workload.tables.add_moves(plan)
+        self._demoter.add_demotions(plan)
 
     def _turns(self) -> list[Sequence | None]:
         """For whom the step may be, in the order to try: those that share steps (None), or one that runs alone.
@@ -101,7 +105,7 @@ class Planner:
         for branch in needy:
             if branch.state is not RUNNING:
                 continue
-            if work.loners and not runs_in(branch.sequence, only):
+            if work.pauses and not runs_in(branch.sequence, only):
                 others.append(branch)
             elif not slots.secure(branch, now):
                 stalled.append(branch)
@@ -120,14 +124,14 @@ class Planner:
         """How many decodes and beams the step can have."""
         decodes = self._lists.decodes
         num_rows = len(decodes)
-        if self._workload.loners:
+        if self._workload.pauses:
             num_rows = sum(runs_in(chunk.branch.sequence, only) for chunk in decodes)
         return num_rows + sum(len(sequence.branches) for sequence in self._secured)
 
     def _add_decodes(self, plan: StepPlan, only: Sequence | None, stalled: list[Branch]) -> None:
         lists = self._lists
         without_slot = set(stalled).union(lists.needy)
-        if without_slot or self._workload.loners:
+        if without_slot or self._workload.pauses:
             plan.chunks = [
                 chunk
                 for chunk in lists.decodes
@@ -207,6 +211,8 @@ class Planner:
 
 def runs_in(sequence: Sequence, only: Sequence | None) -> bool:
     """Whether the sequence may be in a step that is for `only`, or, if that is None, for all that share steps."""
+    if sequence.frozen:
+        return False
     return sequence is only if only is not None else not sequence.runs_alone
 
 

@@ -11,7 +11,7 @@ branches of its own sequence. If no other sequence has blocks and its own do not
 LENGTH and the tokens it has, or with ERROR if it has no output.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.deltas import branch_delta
@@ -43,11 +43,14 @@ class Preemption:
         """Notes that the plan runs something, so no search is stuck."""
         self._stuck = None
 
-    def make_room(self, requester: Branch, num_blocks: int, now: float, *, forced: bool = False) -> bool:
-        """Preempts sequences until `num_blocks` are available. False: the requester waits, or no longer runs."""
+    def make_room(self, requester: Branch, num_missing: Callable[[], int], now: float, *, forced: bool = False) -> bool:
+        """Preempts sequences until `num_missing()` blocks are available. False: the requester waits, or no longer runs.
+
+        The number is asked for anew after each preemption: who leaves may have shared the block that was to be copied.
+        """
         work, blocks = self._workload, self._tables.device
         since = now - work.config.min_preempt_interval_s
-        while blocks.num_available < num_blocks:
+        while blocks.num_available < num_missing():
             on_trial = requester.sequence is work.on_trial
             victim = choose_victim(
                 work.active, requester.sequence, self._tables.written, since, forced=forced, on_trial=on_trial
@@ -83,9 +86,8 @@ class Preemption:
         False: they do not fit there, the step being planned writes some of them, some branch waits to be started, or
         nothing is computed.
         """
-        started = all(branch.state in (RUNNING, FINISHED) for branch in sequence.branches) or sequence.fan_out
         computed = any(branch.num_computed for branch in sequence.branches if branch.state is RUNNING)
-        if not (started and computed) or sequence in self._tables.written:
+        if not (self._all_started(sequence) and computed) or sequence in self._tables.written:
             return False
         try:
             self._workload.move_out(sequence)
@@ -93,15 +95,22 @@ class Preemption:
             return False
         return True
 
-    def send_away(self, sequence: Sequence, until: float) -> int:
-        """Moves a running sequence out on request, and keeps it out until `until`. Returns how many blocks went."""
+    def hold_out(self, sequence: Sequence) -> int:
+        """Moves a sequence out on request, and holds it: where it waits, or in the host pool.
+
+        Returns how many blocks went. Raises OutOfBlocks if its blocks cannot move now; then it goes on.
+        """
         used = {block for branch in sequence.branches for block in self._tables.computed_blocks(branch)}
-        if not self.swap_out(sequence):
+        if sequence in self._workload.active and not self.swap_out(sequence):
+            num_free, num_host_blocks = self._tables.tier.num_room, self._tables.host.num_blocks
+            why = f"{num_free} of {num_host_blocks} blocks are free there"
+            if len(used) <= num_free:
+                why = "not all of its branches have blocks, or its blocks are on their way"
             raise OutOfBlocks(
-                f"sequence {sequence.seq_id}: {len(used)} computed blocks cannot move to the host pool now "
-                f"({self._tables.host.num_free} blocks free there)"
+                f"sequence {sequence.seq_id}: {len(used)} computed blocks cannot move to the host pool now: {why}; "
+                "try again, or DROP the blocks"
             )
-        sequence.hold_until = until
+        sequence.held, sequence.starved = True, False
         return len(used)
 
     def unstick(self, beam: Branch, now: float) -> None:
@@ -116,7 +125,7 @@ class Preemption:
             self.preempt(victim, now)
         elif self._others_hold_blocks():
             return  # the search waits until these blocks are given back
-        elif not on_trial and any(s.rank < sequence.rank for queue in (work.waiting, work.swapped) for s in queue):
+        elif not on_trial and self._is_awaited(sequence):
             work.send_back(sequence)  # sequences ahead of it may wait for its blocks
         elif self._stuck is not sequence:
             self._stuck = sequence  # alone by now, it has one more plan to start its other beams
@@ -134,6 +143,15 @@ class Preemption:
             num_passed = max((branch.num_passed for branch in branches), default=0)
             num_tokens = min(num_tokens, (num_passed + len(blocks)) * info.block_size)
         return self._costs.swap_is_cheaper(len(blocks) * info.bytes_per_block, num_tokens)
+
+    def _all_started(self, sequence: Sequence) -> bool:
+        """Whether no branch waits to be started, but those that fork from branch 0 when it has computed the prompt."""
+        return sequence.fan_out or all(branch.state in (RUNNING, FINISHED) for branch in sequence.branches)
+
+    def _is_awaited(self, sequence: Sequence) -> bool:
+        """Whether one of a lower rank may wait for the blocks of this one. One that is kept back waits for nothing."""
+        queues = (self._workload.waiting, self._workload.swapped)
+        return any(other.rank < sequence.rank and not other.kept_back for queue in queues for other in queue)
 
     def _others_hold_blocks(self) -> bool:
         return len(self._workload.active) > 1 or bool(self._tables.device.num_reserved)
@@ -179,15 +197,16 @@ def choose_victim(
     """The sequence that gives its blocks to `requester`: the one of the highest rank, perhaps the requester itself.
 
     None: the requester waits. It waits for the next step if the sequence of the highest rank is `protected`, which the
-    step being planned writes. It keeps what it has if it was preempted after `since`, and if only it runs. With
-    `forced` the requester is never chosen, and protected sequences are passed over. Beside a requester that is
-    `on_trial` nothing else runs: whatever has blocks may be chosen.
+    step being planned writes. It waits if only frozen ones come after it, which are never chosen: they soon run on, or
+    leave. It keeps what it has if it was preempted after `since`, and if only it runs. With `forced` the requester is
+    never chosen, and protected sequences are passed over. Beside a requester that is `on_trial` nothing else runs:
+    whatever has blocks may be chosen.
     """
     others = [sequence for sequence in running if sequence is not requester]
     later = others if on_trial else [sequence for sequence in others if sequence.rank > requester.rank]
     if forced:
         later = [sequence for sequence in later if sequence not in protected]
-    victim = max(later, key=lambda sequence: sequence.rank, default=None)
-    if victim is None and others and not forced and requester.last_preempted <= since:
+    victim = max((s for s in later if not s.frozen), key=lambda sequence: sequence.rank, default=None)
+    if victim is None and others and not later and not forced and requester.last_preempted <= since:
         victim = requester
     return None if victim in protected else victim

@@ -11,20 +11,20 @@ between two of these calls. While a step is in flight, cancel, drop and end_bran
 import heapq
 import time
 from collections.abc import Callable
-from typing import Literal
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.admitter import Admitter
 from gpu_worker.scheduling.committer import Committer
+from gpu_worker.scheduling.demoter import Demoter
 from gpu_worker.scheduling.planner import Planner
 from gpu_worker.scheduling.preemption import Preemption
 from gpu_worker.scheduling.sequence import FINISHED, WAITING, Branch, Sequence
 from gpu_worker.scheduling.slot_allocator import SlotAllocator
 from gpu_worker.scheduling.starter import Starter
-from gpu_worker.scheduling.step import StepDeltas, StepOutput, StepPlan
+from gpu_worker.scheduling.step import StepDeltas, StepOutput, StepPlan, SwapOperation
 from gpu_worker.scheduling.step_budget import StepBudget
-from gpu_worker.scheduling.workload import Workload
-from octavo.errors import NotFound, StaleEpoch
+from gpu_worker.scheduling.workload import Workload, stale_epoch
+from octavo.errors import CannotMove, InvalidArgument
 from octavo.ids import SequenceId
 from octavo.record import AdmissionAnswer, AdmissionOutcome
 from octavo.sampling import FinishReason
@@ -46,8 +46,9 @@ class Scheduler:
         slots = SlotAllocator(workload.tables, preemption)
         self._workload = workload
         self._preemption = preemption
-        self._starter = Starter(workload, preemption, slots, budget)
-        self._planner = Planner(workload, preemption, slots, self._starter, budget)
+        self._starter = Starter(workload, preemption, slots, costs, budget)
+        self._demoter = Demoter(workload, costs)
+        self._planner = Planner(workload, preemption, slots, self._starter, self._demoter, budget)
         self._committer = Committer(workload)
         self._admitter = Admitter(workload)
         self._clock = clock
@@ -61,11 +62,13 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step would bring anything now."""
         work = self._workload
-        if work.active or work.waiting or work.pending:
+        if (
+            len(work.active) > len(work.frozen)
+            or work.pending
+            or not all(s.kept_back for queue in (work.waiting, work.swapped) for s in queue)
+        ):
             return True
-        now = self._clock()
-        due = self._deadlines and self._deadlines[0][0] <= now
-        return bool(due) or any(sequence.hold_until <= now for sequence in work.swapped)
+        return bool(self._deadlines) and self._deadlines[0][0] <= self._clock()
 
     # Sequences come and go
 
@@ -75,6 +78,9 @@ class Scheduler:
         If the sequence is here at the same epoch, the answer is ADMITTED, and it goes on as it is. If it is here at a
         newer epoch, the answer is STALE_EPOCH. If it is here at an older epoch, that old one is dropped, whatever the
         answer is, because the store has moved the sequence to the new epoch.
+
+        A sequence that has moved here with its blocks (`Sequence.carried`) runs in the next step, if its blocks and
+        those for its next tokens are there; else it is computed again, in its turn.
         """
         known = self._workload.sequences.get(sequence.seq_id)
         if known is not None and known.epoch == sequence.epoch:
@@ -85,6 +91,8 @@ class Scheduler:
         if known is not None:
             self.drop(known)
         answer = self._admitter.admit(sequence)
+        if sequence.carried is not None and sequence.queued and self._in_flight is None:
+            self._starter.resume(sequence)
         if answer.admitted and sequence.deadline is not None:
             self._watch_deadline(sequence, sequence.deadline)
         return answer
@@ -195,7 +203,8 @@ class Scheduler:
     def commit(self, plan: StepPlan, output: StepOutput) -> StepDeltas:
         """Takes in what the step brought."""
         work = self._workload
-        result = self._settle(plan)
+        result = self._settle(plan, done=True)
+        self._demoter.note_output(output)
         self._committer.apply(plan, output, result)
         for sequence in [loner for loner in work.loners if loner.isolated]:
             if any(chunk.branch.sequence is sequence for chunk in plan.chunks):
@@ -212,7 +221,7 @@ class Scheduler:
         """
         work = self._workload
         moved = work.tables.written | work.tables.moving_out
-        result = self._settle(plan)
+        result = self._settle(plan, done=False)
         ran = {chunk.branch.sequence: None for chunk in plan.chunks}
         for sequence in [*ran, *moved]:
             if not self.is_here(sequence):
@@ -227,13 +236,13 @@ class Scheduler:
             work.check_places()
         return result
 
-    def _settle(self, plan: StepPlan) -> StepDeltas:
+    def _settle(self, plan: StepPlan, *, done: bool) -> StepDeltas:
         """Ends the step in flight, then the branches and sequences whose end has waited for that."""
         if self._in_flight is not plan:
             raise RuntimeError(f"step {plan.step_id} is not the one in flight")
         self._in_flight = None
         work = self._workload
-        work.tables.end_step()
+        work.tables.end_step(done=done)
         result = StepDeltas(plan.step_id, work.take_pending(), plan.num_branches, plan.num_tokens)
         branches, self._ending_branches = self._ending_branches, []
         for branch in branches:
@@ -248,34 +257,69 @@ class Scheduler:
 
     # Blocks
 
-    def swap(self, seq_id: SequenceId, epoch: int, operation: Literal["out", "in", "drop"]) -> int:
+    def swap(self, seq_id: SequenceId, epoch: int, operation: SwapOperation) -> int:
         """Moves a sequence's blocks to the host pool or back, or drops them. Returns how many; 0 if none had to move.
 
-        A sequence moved out stays there for `min_preempt_interval_s`, or until it is moved in. Raises NotFound,
-        StaleEpoch, or OutOfBlocks if its blocks cannot move now.
+        The blocks are copied by the plan of `plan_moves`, or else by that of the next step. "out" holds the sequence,
+        also one that waits and has no blocks: it does not run before "in" or "drop", or the end of all holds. Raises
+        NotFound, StaleEpoch, OutOfBlocks if its blocks cannot move now, or InvalidArgument for "out" of a suspect:
+        while that is on trial all others wait for it. Raises CannotMove for one that is frozen.
         """
         if self._in_flight is not None:
             raise RuntimeError("blocks move between steps only")
         work = self._workload
-        sequence = work.sequences.get(seq_id)
-        if sequence is None:
-            raise NotFound(f"sequence {seq_id} is not on this worker", resource="sequence", name=seq_id)
-        if sequence.epoch != epoch:
-            raise stale_epoch(sequence, epoch)
-        if operation == "drop":
-            return self._preemption.recompute(sequence) if sequence in work.active or sequence.swapped else 0
+        sequence = work.find(seq_id, epoch)
+        if sequence.frozen:
+            raise CannotMove(f"sequence {seq_id} is moving to another worker: swap it there", cause="frozen")
         if operation == "in":
             return self._starter.bring_back(sequence)
-        if sequence not in work.active:
-            return 0
-        return self._preemption.send_away(sequence, until=self._clock() + work.config.min_preempt_interval_s)
+        if operation == "out":
+            if sequence.alone:
+                message = f"sequence {seq_id} is a suspect, which others wait for: OUT after its trial, or DROP"
+                raise InvalidArgument("operation", message)
+            return self._preemption.hold_out(sequence)
+        sequence.held = False
+        return self._preemption.recompute(sequence) if sequence in work.active or sequence.swapped else 0
+
+    def end_holds(self) -> None:
+        """Lets every sequence that was swapped out on request come back in its turn."""
+        for sequence in self._workload.sequences.values():
+            sequence.held = False
+
+    def end_wait(self, sequence: Sequence) -> None:
+        """Lets a sequence start in its turn that was waiting for blocks of another worker, whether they came or not."""
+        sequence.awaits_prefix = False
+
+    def plan_moves(self) -> StepPlan | None:
+        """A plan of the copies that swaps have decided since the last step, and nothing else. None: there are none.
+
+        `end_moves` has to follow, before anything else is asked.
+        """
+        if self._in_flight is not None:
+            raise RuntimeError("blocks move between steps only")
+        if not self._workload.tables.moves:
+            return None
+        plan = StepPlan(self._num_steps, timed=True)
+        self._workload.tables.add_moves(plan)
+        self._in_flight = plan
+        return plan
+
+    def end_moves(self, plan: StepPlan, *, failed: bool = False) -> None:
+        """Takes in that the copies are done. If they have `failed`, their sequences are computed again, none held."""
+        if self._in_flight is not plan:
+            raise RuntimeError("these moves are not in flight")
+        self._in_flight = None
+        work = self._workload
+        moved = work.tables.written | work.tables.moving_out
+        work.tables.end_step(done=not failed)
+        if failed:
+            for sequence in filter(self.is_here, moved):
+                sequence.held = False
+                work.send_back(sequence)
+        if work.config.debug:
+            work.check_places()
 
     def check_state(self) -> None:
         """Recounts blocks, tables and lists from scratch; raises AssertionError with what is wrong."""
         if self._in_flight is None:
             self._workload.check_places()
-
-
-def stale_epoch(sequence: Sequence, epoch: int) -> StaleEpoch:
-    """The error for a sequence that is here at another epoch than `epoch`."""
-    return StaleEpoch(f"sequence {sequence.seq_id} runs here at epoch {sequence.epoch}, not {epoch}")

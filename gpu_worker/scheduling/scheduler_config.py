@@ -16,6 +16,7 @@ class SchedulerConfig:
     long_prefill_threshold: int = 0  # tokens from which a prompt is long; 0: what a step may run
     chunked_prefill: bool = True  # False: prompts go first, whole where they fit a step, and never beside decodes
     prefix_caching: bool = True
+    host_tier: bool = True  # the prefix cache keeps evicted blocks in the host pool
     watermark: float = 0.01  # share of the blocks that new sequences leave to those already running
     policy: Literal["fcfs", "priority"] = "fcfs"  # the order of the queues: by arrival, or by class and then arrival
     max_waiting: int = 1024  # the longest waiting queue; the answer to further admissions is LATER

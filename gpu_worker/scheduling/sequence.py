@@ -12,9 +12,11 @@ A branch decodes when all but its last token are computed.
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from gpu_worker.blocks.block_manager import Reservation
 from gpu_worker.scheduling.beam import BeamSearch
 from octavo.ids import BlockHash, BlockId, HostBlockId, SequenceId
 from octavo.record import Admission
@@ -80,6 +82,45 @@ class Branch:
         return (*self.sequence.rank, self.index)
 
 
+@dataclass(frozen=True, slots=True)
+class CarriedTail:
+    """The last block of a branch, which is not full, as it came from the worker that ran the sequence."""
+
+    reservation: Reservation  # has the block until the branch gets it
+    num_computed: int  # tokens of the branch that are computed with this block; 0: it is of no use
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedScores:
+    """What a sequence brings from the worker that ran it, and no journal has: one entry for each branch.
+
+    `scores` has an entry per token of a branch if the request asks for log probabilities. `tails` has those blocks
+    that have come, by branch. `prompt_scores` are those of prompt[1:], if the request asks for them. `hashes` has those
+    of the full blocks of a branch, so that they are not computed again.
+    """
+
+    cumulative_logprobs: tuple[float, ...]
+    scores: tuple[tuple[TokenScore, ...], ...] = ()
+    tails: Mapping[int, CarriedTail] = field(default_factory=dict)
+    prompt_scores: tuple[TokenScore, ...] = ()
+    hashes: Mapping[int, list[BlockHash]] = field(default_factory=dict)
+
+    def fit(self, admission: Admission) -> bool:
+        """Whether these are the scores of all that the admission asks to run on."""
+        params = admission.sampling
+        if len(self.cumulative_logprobs) != params.num_branches:
+            return False
+        scored_prompt = [score.token_id for score in self.prompt_scores]
+        if params.prompt_logprobs is not None and scored_prompt != list(admission.prompt[1:]):
+            return False
+        if params.logprobs is None:
+            return True
+        going = [index for index in range(params.num_branches) if index not in admission.finished_branches]
+        outputs = {index: list(output) for index, output in enumerate(admission.outputs)}
+        scored = {index: [score.token_id for score in scores] for index, scores in enumerate(self.scores)}
+        return all(scored.get(index) == outputs.get(index) for index in going)
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """What one admission asked for."""
@@ -92,6 +133,7 @@ class Sequence:
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk: lower first
     deadline: float | None = None  # of the worker's monotonic clock
     alone: bool = False  # its owners have crashed: it runs in its trial, in which no other sequence does
+    carried: CarriedScores | None = None  # it has moved here: its tokens have these scores
     beam_text: TextStream | None = None  # new, for beams with stop strings, which are found in it
     branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
     last_preempted: float = float("-inf")
@@ -104,7 +146,9 @@ class Sequence:
     search: BeamSearch | None = None  # with beam search: its rules and complete outputs
     starved: bool = False  # runs alone and has found no room: no other sequence starts before it
     last_shed: float = float("-inf")  # when one of its branches last gave its blocks to an earlier branch
-    hold_until: float = float("-inf")  # it was swapped out on request, and stays out until then
+    held: bool = False  # swapped out on request: it neither starts nor comes back before it is swapped in, or dropped
+    awaits_prefix: bool = False  # blocks of its prompt are on their way from another worker: it starts after that
+    frozen: bool = False  # it keeps its blocks and does not run, while another worker takes it over with these
     isolated: bool = False  # was in a step that failed: runs alone until a step with it has not failed
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache when it first started
     reported: bool = False  # its first delta has been sent
@@ -118,6 +162,11 @@ class Sequence:
     def reports_scores(self) -> bool:
         """Whether clients get scores of prompt or output, which only a worker has and no journal."""
         return self.params.logprobs is not None or self.params.prompt_logprobs is not None
+
+    @property
+    def kept_back(self) -> bool:
+        """Whether it does not start or come back even if there is room, so that others overtake it."""
+        return self.held or self.awaits_prefix
 
     @property
     def runs_alone(self) -> bool:

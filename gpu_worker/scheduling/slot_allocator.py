@@ -21,17 +21,19 @@ class SlotAllocator:
     def secure(self, branch: Branch, now: float, *, forced: bool = False) -> bool:
         """Gives a decode a slot for its next token. False: it has to wait, or no longer runs."""
         tables, blocks = self._tables, self._tables.device
-        num_slots = branch.num_computed + 1
         index = branch.num_computed // blocks.block_size
-        missing = max(0, blocks.blocks_for(num_slots) - len(branch.blocks))
-        shared = index < len(branch.blocks) and not blocks.is_writable(branch.blocks[index])
-        if missing + shared > blocks.num_available and not self._preemption.make_room(
-            branch, missing + shared, now, forced=forced
-        ):
+
+        def is_shared() -> bool:
+            return index < len(branch.blocks) and not blocks.is_writable(branch.blocks[index])
+
+        def num_missing() -> int:
+            return (index >= len(branch.blocks)) + is_shared()
+
+        if not self._preemption.make_room(branch, num_missing, now, forced=forced):
             return False
-        if shared:
+        if is_shared():
             tables.make_writable(branch, index)
-        tables.grow_table(branch, num_slots)
+        tables.grow_table(branch, branch.num_computed + 1)
         return True
 
     def secure_beams(self, sequence: Sequence, now: float, *, forced: bool = False) -> bool:
@@ -43,7 +45,7 @@ class SlotAllocator:
         missing = sum(max(0, blocks.blocks_for(num_slots) - len(beam.blocks)) for beam in beams)
         users = Counter(beam.blocks[index] for beam in beams if index < len(beam.blocks))
         missing += sum(count - (blocks.refs[block] == count) for block, count in users.items())
-        if missing > blocks.num_available and not self._preemption.make_room(beams[0], missing, now, forced=forced):
+        if not self._preemption.make_room(beams[0], lambda: missing, now, forced=forced):
             return False
         for beam in beams:
             if index < len(beam.blocks) and not blocks.is_writable(beam.blocks[index]):
@@ -55,7 +57,7 @@ class SlotAllocator:
         """A chunk of up to `length` tokens, shorter if blocks are short. None: it waits, or no longer runs."""
         length = self._fit(branch, length)
         if not length:
-            if not self._preemption.make_room(branch, 1, now, forced=forced):
+            if not self._preemption.make_room(branch, lambda: 1, now, forced=forced):
                 return None
             length = self._fit(branch, min(branch.prefill_end - branch.num_computed, self._tables.device.block_size))
         self._tables.grow_table(branch, branch.num_computed + length)

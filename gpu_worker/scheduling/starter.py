@@ -3,14 +3,16 @@
 from enum import Enum
 from typing import NamedTuple
 
+from gpu_worker.blocks.cost_model import CostModel
+from gpu_worker.scheduling.block_tables import CachedPrefix
 from gpu_worker.scheduling.preemption import Preemption
-from gpu_worker.scheduling.sequence import RUNNING, SWAPPED, WAITING, Branch, Sequence
+from gpu_worker.scheduling.room import Room
+from gpu_worker.scheduling.sequence import RUNNING, SWAPPED, WAITING, Branch, CarriedTail, Sequence
 from gpu_worker.scheduling.slot_allocator import SlotAllocator
 from gpu_worker.scheduling.step import Chunk
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from octavo.errors import OutOfBlocks
-from octavo.ids import BlockId
 
 MAX_SKIPPED = 64  # how many sequences that cannot start just now a step passes over
 
@@ -31,32 +33,54 @@ class BranchStart(NamedTuple):
 class Starter:
     """Starts branches when blocks, rows and the limits on prompts allow."""
 
-    def __init__(self, workload: Workload, preemption: Preemption, slots: SlotAllocator, budget: StepBudget) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        preemption: Preemption,
+        slots: SlotAllocator,
+        costs: CostModel,
+        budget: StepBudget,
+    ) -> None:
         self._workload = workload
+        self._room = Room(workload)
         self._lists = workload.lists
         self._tables = workload.tables
         self._preemption = preemption
         self._slots = slots
+        self._costs = costs
         self._budget = budget
         self._block_size = workload.info.block_size
 
     # Swapped
 
     def swap_in(self, only: Sequence | None, now: float) -> None:
-        """Brings swapped sequences back, the first in the queue first, as long as there is room."""
+        """Brings swapped sequences back, the first in the queue first, as long as there is room.
+
+        Each leaves room for the first sequence that waits before it, and none overtakes one that is starved.
+        """
+        if only is None and any(sequence.starved for sequence in self._workload.loners):
+            return
         for sequence in list(self._workload.swapped):
-            if sequence.hold_until > now or (sequence is not only if only is not None else sequence.runs_alone):
+            if sequence.held or (sequence is not only if only is not None else sequence.runs_alone):
                 continue
-            fits = self.bring_in(sequence, headroom=self._headroom(sequence, now))
-            if sequence is self._workload.on_trial and sequence not in self._tables.moving_out:
+            if sequence in self._tables.moving_out:
+                continue
+            earlier = self._waits_before(sequence) if only is None else None
+            headroom = self._room.headroom(sequence, now)
+            if earlier is not None:
+                if not self._workload.active and self._has_room(earlier, self._hits(earlier), 0):
+                    break  # it starts in this step
+                headroom += self._num_to_start(earlier)
+            fits = self.bring_in(sequence, headroom=headroom, spare_rows=earlier is not None)
+            if sequence is self._workload.on_trial:
                 while not fits and self._displace(sequence, now):
                     fits = self.bring_in(sequence)
             sequence.starved = sequence.runs_alone and not fits
             if not fits:
                 break
 
-    def bring_in(self, sequence: Sequence, *, headroom: int = 0) -> bool:
-        """Moves a swapped sequence to the device; False if it does not fit beside the others and `headroom` now."""
+    def bring_in(self, sequence: Sequence, *, headroom: int = 0, spare_rows: int = 0) -> bool:
+        """Moves a swapped sequence to the device; False if it does not fit beside the others and what it must leave."""
         work, tables = self._workload, self._tables
         if sequence in tables.moving_out:
             return False
@@ -64,21 +88,38 @@ class Starter:
         places = tables.places_for(branches)
         num_new = sum(1 for block in places.values() if block is None)
         hits = [block for block in places.values() if block is not None]
-        spare = self._spare() + len(branches) + headroom if work.active else 0
-        rows = self._num_rows() + self._rows_of(sequence, len(branches))
-        if rows > work.config.max_batch_sequences and work.active:
+        spare = self._room.spare() + len(branches) + headroom if work.active else 0
+        if not self._room.has_rows_for(self._room.rows_of(sequence, len(branches)) + spare_rows):
             return False
         if not tables.device.has_room_for(num_new, hits, spare=spare):
             return False
         work.move_in(sequence, places)
         return True
 
+    def _waits_before(self, sequence: Sequence) -> Branch | None:
+        """The next branch of the first sequence that waits for its turn among others, if that is of a lower rank."""
+        for waiting in self._workload.waiting:
+            if not (waiting.kept_back or waiting.runs_alone):
+                return next(b for b in waiting.branches if b.state is WAITING) if waiting.rank < sequence.rank else None
+        return None
+
+    def _num_to_start(self, branch: Branch) -> int:
+        """How many of the available blocks a waiting branch needs until its next token."""
+        hits = self._hits(branch)
+        passed = self._tables.num_passed(hits.num_blocks * self._block_size)
+        num_idle = sum(1 for block in hits.device[passed:] if not self._tables.device.refs[block])
+        num_promoted = hits.num_blocks - max(passed, len(hits.device))
+        return num_idle + num_promoted + self._room.still_needed(branch, hits.num_blocks, passed)
+
     def bring_back(self, sequence: Sequence) -> int:
-        """Brings a sequence in on request, also before its time to stay out is over. Returns how many blocks come."""
+        """Ends the hold on a sequence, and brings it in if there is room. Returns how many blocks come.
+
+        Raises OutOfBlocks if there is no room: it is not held any more, and comes back in its turn.
+        """
+        sequence.held = False
         if not sequence.swapped:
             return 0
         num_blocks = len({block for branch in sequence.branches for block in branch.host_blocks})
-        sequence.hold_until = float("-inf")
         if sequence in self._tables.moving_out:  # the copy out is still to be made: the next step brings it back
             return num_blocks
         if not self.bring_in(sequence):
@@ -87,6 +128,51 @@ class Starter:
                 "available; it comes back when there is room"
             )
         return num_blocks
+
+    # Moved here from another worker
+
+    def resume(self, sequence: Sequence) -> bool:
+        """Starts all branches of a waiting sequence whose computed blocks have come from another worker.
+
+        A branch whose tail has come, too, computes nothing again. The tails of the others are given back.
+
+        It overtakes those that wait, because it was running. False, and it waits in its turn as they do: a block of it
+        is not on the device any more, there is no room for its next tokens, or it may not share steps now.
+        """
+        work, tables, room = self._workload, self._tables, self._room
+        branches = [branch for branch in sequence.branches if branch.state is WAITING]
+        prefixes = {branch: self._hits(branch) for branch in branches}
+        tails = self._tails(sequence, branches)
+        if sequence.runs_alone or any(loner.starved for loner in work.loners):
+            return False
+        if any(len(hits.device) < self._num_shareable(branch) for branch, hits in prefixes.items()):
+            return False
+        shared = {block for hits in prefixes.values() for block in hits.device}
+        num_blocks = {branch: len(hits.device) + (branch in tails) for branch, hits in prefixes.items()}
+        num_new = sum(tables.num_missing(len(branch.tokens), num_blocks[branch], 0) for branch in branches)
+        spare = room.spare() if work.active else 0
+        if not (room.has_rows_for(len(branches)) and tables.device.has_room_for(num_new, shared, spare=spare)):
+            return False
+        for branch, hits in prefixes.items():
+            tables.share_prefix(branch, hits)
+            if branch in tails:
+                tables.add_tail(branch, tails[branch].reservation.commit(), tails[branch].num_computed)
+            work.run(branch)
+        work.dequeue(sequence)
+        return True
+
+    def _tails(self, sequence: Sequence, branches: list[Branch]) -> dict[Branch, CarriedTail]:
+        """The tails that continue the full blocks of their branches. The others are given back."""
+        found: dict[Branch, CarriedTail] = {}
+        carried = dict(sequence.carried.tails) if sequence.carried else {}
+        for branch in branches:
+            tail = carried.get(branch.index)
+            num_full = self._num_shareable(branch) * self._block_size
+            if tail and tail.reservation.blocks and num_full < tail.num_computed < len(branch.tokens):
+                found[branch] = carried.pop(branch.index)
+        for tail in carried.values():
+            tail.reservation.release()
+        return found
 
     # Waiting
 
@@ -99,12 +185,12 @@ class Starter:
         work = self._workload
         if only is None and any(sequence.starved for sequence in work.loners):
             return []
-        swapped = (other for other in work.swapped if other.hold_until <= now and not other.runs_alone)
+        swapped = (other for other in work.swapped if not (other.held or other.runs_alone))
         first_swapped = next(swapped, None) if only is None else None
         chunks: list[Chunk] = []
         num_skipped = 0
         for sequence in list(work.waiting):
-            if sequence is not only if only is not None else sequence.runs_alone:
+            if sequence.kept_back or (sequence is not only if only is not None else sequence.runs_alone):
                 continue
             if first_swapped is not None and first_swapped.rank < sequence.rank:
                 break
@@ -124,20 +210,24 @@ class Starter:
     def _start_branch(
         self, sequence: Sequence, budget: int, share: int, chunks: list[Chunk], now: float
     ) -> BranchStart:
-        """Starts the next branch of a sequence, with the cached blocks of its prefix, if room and limits allow."""
+        """Starts the next branch of a sequence, with the cached blocks of its prefix, if room and limits allow.
+
+        A branch whose prefix is promoted has its first chunk in the next step, so that no step waits for the copies.
+        """
         work, tables = self._workload, self._tables
         branch = self._next_branch(sequence, now)
         if branch is None:
             return BranchStart(StartOutcome.SKIP)
         hits = self._hits(branch)
-        if self._is_being_computed(branch, len(hits)):
+        ends = {len(hits.device), hits.num_blocks}  # another branch may promote the next block, too
+        if any(self._is_being_computed(branch, end) for end in ends):
             return BranchStart(StartOutcome.SKIP)
-        left = branch.prefill_end - len(hits) * self._block_size
+        left = branch.prefill_end - hits.num_blocks * self._block_size
         length = self._first_length(left, budget, share)
         allowed = self._limit_prompts(left, length, chunks)
         if allowed is not StartOutcome.STARTED:
             return BranchStart(allowed)
-        headroom = self._headroom(sequence, now)
+        headroom = self._room.headroom(sequence, now)
         while not self._has_room(branch, hits, headroom):
             if not self._displace(sequence, now):
                 return BranchStart(StartOutcome.FULL)
@@ -148,7 +238,7 @@ class Starter:
         work.run(branch)
         if sequence.fan_out or all(other.state is not WAITING for other in sequence.branches):
             work.dequeue(sequence)
-        if branch not in self._lists.prefilling:
+        if hits.host or branch not in self._lists.prefilling:
             return BranchStart(StartOutcome.STARTED)
         chunk = self._slots.prefill(branch, length, now)
         return BranchStart(StartOutcome.STARTED if chunk else StartOutcome.FULL, chunk)
@@ -166,8 +256,8 @@ class Starter:
             return None
         return branch
 
-    def _hits(self, branch: Branch) -> list[BlockId]:
-        """The longest run of computed blocks that the branch can begin its table with."""
+    def _hits(self, branch: Branch) -> CachedPrefix:
+        """The longest run of computed blocks on the device, and after it the demoted ones that are worth a copy."""
         num_blocks = self._num_shareable(branch)
         hits = self._tables.cached_blocks(branch, num_blocks)
         for other in branch.sequence.branches:  # their prompt blocks, also if the cache has evicted them
@@ -175,7 +265,9 @@ class Starter:
                 shared = min(num_blocks, min(other.num_computed, branch.num_prompt) // self._block_size)
                 if other.num_passed <= self._tables.num_passed(shared * self._block_size):
                     hits = max(hits, other.blocks[:shared], key=len)
-        return hits
+        if self._costs.copy_is_cheaper(self._workload.info.bytes_per_block, self._block_size):
+            return CachedPrefix(hits, self._tables.demoted_blocks(branch, len(hits), num_blocks))
+        return CachedPrefix(hits, [])
 
     def _num_shareable(self, branch: Branch) -> int:
         """How many blocks it may share. Its last token and every row that a score needs are left to compute."""
@@ -226,18 +318,20 @@ class Starter:
             return StartOutcome.SKIP
         return StartOutcome.STARTED
 
-    def _has_room(self, branch: Branch, hits: list[BlockId], headroom: int) -> bool:
-        """Whether there are rows and blocks for the branch beside those that run; `hits` are the blocks it shares."""
+    def _has_room(self, branch: Branch, hits: CachedPrefix, headroom: int) -> bool:
+        """Whether there are rows and blocks for the branch beside those that run; it begins with `hits`."""
         work, sequence, blocks = self._workload, branch.sequence, self._tables.device
         num_waiting = 1 if not sequence.fan_out else len(sequence.branches)
-        passed = self._tables.num_passed(len(hits) * self._block_size)
-        if work.active and self._num_rows() + self._rows_of(sequence, num_waiting) > work.config.max_batch_sequences:
+        num_blocks = hits.num_blocks
+        passed = self._tables.num_passed(num_blocks * self._block_size)
+        if not self._room.has_rows_for(self._room.rows_of(sequence, num_waiting)):
             return False
         if not work.active or (len(work.active) == 1 and sequence in work.active):
-            num_new, spare = self._tables.num_missing(branch.prefill_end, len(hits), passed), 0
+            num_new, spare = self._tables.num_missing(branch.prefill_end, num_blocks, passed), 0
         else:
-            num_new, spare = self._still_needed(branch, len(hits), passed), self._spare() + headroom
-        return blocks.has_room_for(num_new, hits[passed:], spare=spare)
+            num_new, spare = self._room.still_needed(branch, num_blocks, passed), self._room.spare() + headroom
+        num_new += num_blocks - max(passed, len(hits.device))  # the promoted ones
+        return blocks.has_room_for(num_new, hits.device[passed:], spare=spare)
 
     def _displace(self, sequence: Sequence, now: float) -> bool:
         """With the priority policy, preempts the newest sequence of the lowest class for a waiting higher one.
@@ -251,46 +345,8 @@ class Starter:
             lower = [other for other in work.active if other.priority > sequence.priority]
         else:
             return False
-        victim = max(lower, key=lambda other: other.rank, default=None)
+        victim = max((s for s in lower if not s.frozen), key=lambda other: other.rank, default=None)
         if victim is None or victim in self._tables.written:
             return False
         self._preemption.preempt(victim, now)
         return True
-
-    # Room
-
-    def _num_rows(self) -> int:
-        """Rows that the branches on the device sample, now or when their prompts are complete."""
-        lists = self._lists
-        beams = sum(sequence.params.beam_width for sequence in lists.searches)
-        prompts = (branch.sequence for branch in lists.prefilling if branch.sequence.search is None)
-        return len(lists.decodes) + beams + sum(self._rows_of(sequence, 1) for sequence in prompts)
-
-    def _rows_of(self, sequence: Sequence, num_branches: int) -> int:
-        """Rows that `num_branches` more branches of the sequence sample: all its branches if they are to fork."""
-        if sequence.search is not None:
-            return 0 if sequence in self._lists.searches else sequence.params.beam_width
-        return len(sequence.branches) if sequence.fan_out else num_branches
-
-    def _still_needed(self, branch: Branch, num_blocks: int, num_passed: int) -> int:
-        """Blocks that the branch needs until its next token, and one for each branch that will fork from it.
-
-        Its table has `num_blocks` blocks by then, of which it has passed `num_passed`.
-        """
-        sequence = branch.sequence
-        forks = len(sequence.branches) - 1 if sequence.fan_out else 0
-        if sequence.search is not None and not branch.num_output:
-            forks = sequence.params.beam_width - 1
-        chunk = self._workload.config.max_batch_tokens
-        return self._tables.num_missing(len(branch.tokens), num_blocks, num_passed, chunk=chunk) + forks
-
-    def _headroom(self, sequence: Sequence, now: float) -> int:
-        """Blocks that a sequence preempted a moment ago must leave: one for each row, so that it runs on a while."""
-        soon = now - sequence.last_preempted < self._workload.config.min_preempt_interval_s
-        return self._num_rows() if soon else 0
-
-    def _spare(self) -> int:
-        """Blocks that a new branch must leave: the watermark, and what prompts under way still need."""
-        prefilling = self._lists.prefilling
-        promised = sum(self._still_needed(branch, len(branch.blocks), branch.num_passed) for branch in prefilling)
-        return self._tables.device.num_watermark + promised

@@ -3,10 +3,12 @@
 ModelRunner, FakeRunner and WitnessRunner run plans; nothing else touches the device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NewType, Protocol
+from typing import Literal, NewType, Protocol
 
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from octavo.ids import BlockId, HostBlockId
@@ -38,7 +40,7 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
-    """What a runner does, in this order: swap out, poison, swap in, copy, run the chunks, of which decodes come first.
+    """What a runner does, in this order: swap out, poison, swap in, copy, demote, run the chunks (decodes come first).
 
     The next plan uses the chunk objects of decodes again, so they are valid until the step's commit.
     """
@@ -48,14 +50,22 @@ class StepPlan:
     swap_out: list[tuple[BlockId, HostBlockId]] = field(default_factory=list)
     swap_in: list[tuple[HostBlockId, BlockId]] = field(default_factory=list)
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # copy on write: (from, to)
+    # Copies of idle blocks to the host pool, ahead of their eviction. No step has to wait for them.
+    demotions: list[tuple[BlockId, HostBlockId]] = field(default_factory=list)
     num_tokens: int = 0
     num_branches: int = 0  # rows that sample, at most SchedulerConfig.max_batch_sequences
     num_decodes: int = 0  # leading chunks with length 1 and one sample, the branch itself
     poison: list[BlockId] = field(default_factory=list)  # debug: freed blocks to be filled with NaN
+    timed: bool = False  # the runner waits for the swaps, and says how long they took
 
     @property
     def empty(self) -> bool:
         return not (self.chunks or self.swap_out or self.swap_in or self.copies)
+
+    @property
+    def touches_other_blocks(self) -> bool:
+        """Whether the runner reads or writes blocks that are in no table of a branch any more, or not yet."""
+        return bool(self.swap_out or self.swap_in or self.copies or self.demotions or self.poison)
 
 
 BAD_LOGITS = -1
@@ -75,6 +85,8 @@ class StepOutput:
     scores: dict[int, TokenScore] = field(default_factory=dict)
     scored: dict[int, list[TokenScore]] = field(default_factory=dict)
     copy_s: float = 0.0  # how long the swaps took; 0 if that was not measured
+    demote_s: float = 0.0  # how long the step waited for its demotions; 0 if they run beside it
+    is_copying: bool = False  # whether some copies were still under way when the step had run
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +103,18 @@ class Delta:
     prompt_scores: tuple[TokenScore, ...] = ()  # of prompt[1:], with branch 0's first delta, if asked for
     cumulative_logprob: float | None = None  # where branches are ranked
     cached_tokens: int | None = None  # with the sequence's first delta
+
+
+SwapOperation = Literal["out", "in", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapAnswer:
+    """What a swap on request did: the answer to one item of the call."""
+
+    num_blocks: int  # of the sequence, which moved or were given back; 0 if they were there already
+    num_bytes: int = 0  # copied: not what the prefix cache still had, nor what was dropped
+    copy_s: float = 0.0  # how long the copies took
 
 
 SubscriptionId = NewType("SubscriptionId", int)  # of one open Step stream, within this process
@@ -140,11 +164,47 @@ class RunnerInfo:
         return self.window_blocks + 1 if self.window else 0
 
 
+class BlockMemory(Protocol):
+    """The bytes of a runner's blocks, for a connection to another worker. Any thread may call it.
+
+    Who calls makes sure that no step writes a block that is read here, and that none reads a block before it is kept.
+    """
+
+    @property
+    def bytes_per_block(self) -> int: ...
+
+    @property
+    def blocks_per_turn(self) -> int:
+        """How many blocks `read_blocks` may be asked for at once."""
+        ...
+
+    def read_blocks(self, blocks: SequenceOf[int]) -> AbstractContextManager[Iterator[SequenceOf[memoryview]]]:
+        """For each block runs of memory that are, one after another, its bytes. They are valid inside the context."""
+        ...
+
+    def open_block(self, block: int) -> SequenceOf[memoryview]:
+        """Runs of memory in which the bytes of a block are to be written, one after another."""
+        ...
+
+    def keep_block(self, block: int) -> None:
+        """Says that all bytes have been written. When it returns, steps that begin later can use the block."""
+        ...
+
+    def close_block(self, block: int) -> None:
+        """Says that the runs are not written any more. Called once for each `open_block`."""
+        ...
+
+
 class Runner(Protocol):
-    """Runs plans. It is not thread-safe: the engine's thread is its only caller."""
+    """Runs plans. It is not thread-safe: the engine's thread is its only caller, but for `block_memory`."""
 
     @property
     def info(self) -> RunnerInfo: ...
+
+    @property
+    def block_memory(self) -> BlockMemory:
+        """The bytes of the blocks on the device."""
+        ...
 
     def run(self, plan: StepPlan) -> StepOutput: ...
 

@@ -10,6 +10,7 @@ caller that moves a sequence while it reads.
 
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
+from collections.abc import Set as AbstractSet
 
 from gpu_worker.scheduling.block_tables import BlockTables
 from gpu_worker.scheduling.branch_lists import BranchLists
@@ -18,6 +19,7 @@ from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Branch, BranchState, Sequence
 from gpu_worker.scheduling.step import Delta, RunnerInfo
 from gpu_worker.scheduling.wait_queue import WaitQueue, rank_of
+from octavo.errors import NotFound, StaleEpoch
 from octavo.ids import BlockId, HostBlockId, SequenceId
 from octavo.sampling import FinishReason
 
@@ -36,6 +38,7 @@ class Workload:
         self._swapped = WaitQueue()
         self._active: dict[Sequence, None] = {}
         self._loners: list[Sequence] = []
+        self._frozen: set[Sequence] = set()
         self._reserved_for: Sequence | None = None
         self._trial_begun = False
         self._pending: list[Delta] = []
@@ -70,6 +73,16 @@ class Workload:
         return self._loners
 
     @property
+    def frozen(self) -> AbstractSet[Sequence]:
+        """The sequences that keep their blocks and do not run."""
+        return self._frozen
+
+    @property
+    def pauses(self) -> bool:
+        """Whether some sequences on the device are not in every step."""
+        return bool(self._loners or self._frozen)
+
+    @property
     def reserved_for(self) -> Sequence | None:
         """The suspect for which all steps are, although it may have ended: other sequences pause."""
         return self._reserved_for
@@ -91,6 +104,15 @@ class Workload:
     @property
     def num_preempted_recompute(self) -> int:
         return self._num_preempted_recompute
+
+    def find(self, seq_id: SequenceId, epoch: int) -> Sequence:
+        """The sequence that is here at this epoch. Raises NotFound or StaleEpoch."""
+        sequence = self._sequences.get(seq_id)
+        if sequence is None:
+            raise NotFound(f"sequence {seq_id} is not on this worker", resource="sequence", name=seq_id)
+        if sequence.epoch != epoch:
+            raise stale_epoch(sequence, epoch)
+        return sequence
 
     # Sequences come and go
 
@@ -140,6 +162,16 @@ class Workload:
         if not sequence.alone:
             self._loners.remove(sequence)
 
+    def freeze(self, sequence: Sequence) -> None:
+        """Lets a sequence with blocks on the device keep them and not run, until `thaw` or its end."""
+        sequence.frozen = True
+        self._frozen.add(sequence)
+
+    def thaw(self, sequence: Sequence) -> None:
+        """Lets a frozen sequence run again."""
+        sequence.frozen = False
+        self._frozen.discard(sequence)
+
     # Trials
 
     def reserve_steps(self, sequence: Sequence) -> None:
@@ -165,6 +197,7 @@ class Workload:
         self._leave_swapped(sequence)
         self._active.pop(sequence, None)
         self.tables.forget(sequence)
+        self.thaw(sequence)
         if sequence in self._loners:
             self._loners.remove(sequence)
 
@@ -283,6 +316,9 @@ class Workload:
                 b.num_passed != self.tables.num_passed(b.num_computed) for b in branches
             ),
             "active is not the sequences that run": set(self._active) != {branch.sequence for branch in running},
+            "a frozen sequence has lost blocks": any(
+                s not in self._active or not s.frozen or s.queued or s.swapped for s in self._frozen
+            ),
             "a decode has no slot of its own": any(
                 chunk.branch not in needy and not self.tables.has_own_slot(chunk.branch) for chunk in self.lists.decodes
             ),
@@ -293,3 +329,8 @@ class Workload:
         for problem, found in problems.items():
             if found:
                 raise AssertionError(problem)
+
+
+def stale_epoch(sequence: Sequence, epoch: int) -> StaleEpoch:
+    """The error for a sequence that is here at another epoch than `epoch`."""
+    return StaleEpoch(f"sequence {sequence.seq_id} runs here at epoch {sequence.epoch}, not {epoch}")

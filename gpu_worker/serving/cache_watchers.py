@@ -20,6 +20,13 @@ class CacheEvent(NamedTuple):
     hashes: bytes  # the blocks' hashes one after the other
 
 
+class CacheSnapshot(NamedTuple):
+    """Every hash in the prefix cache, one after the other: of blocks on the device, and of those on the host alone."""
+
+    device_hashes: bytes
+    host_hashes: bytes
+
+
 @dataclass(slots=True)
 class CacheEventBatch:
     """What one message of a Watch stream says of the prefix cache."""
@@ -27,7 +34,7 @@ class CacheEventBatch:
     event_seq: int  # the number of the last event in or before this batch
     digest: int  # of the whole cache after this batch
     events: list[CacheEvent]
-    snapshot: bytes | None = None  # every hash in the cache, instead of events; in the first batch of a stream
+    snapshot: CacheSnapshot | None = None  # instead of events; in the first batch of a stream
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +58,7 @@ class CacheWatcher:
         self._drop_events()
         return batch
 
-    def begin(self, snapshot: bytes) -> CacheEventBatch:
+    def begin(self, snapshot: CacheSnapshot) -> CacheEventBatch:
         """The first batch: the whole cache as it is now. Later batches go on from there."""
         self._drop_events()
         return CacheEventBatch(self.event_seq, self.digest, [], snapshot)

@@ -18,6 +18,8 @@ from gpu_worker.serving.sequence_log import SequenceLog
 from gpu_worker.serving.step_publisher import StepPublisher
 from octavo.errors import HistoryLost
 from octavo.ids import Incarnation
+from octavo.metrics.histogram import Histogram
+from octavo.metrics.table import CALL_BOUNDS
 from octavo.retry import until_answered
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
@@ -66,6 +68,9 @@ class JournalWriter:
         self._num_submitted = self._num_settled = 0  # StepDeltas so far
         self._settled = asyncio.Condition()
         self._held = False
+        self.append_times = Histogram(CALL_BOUNDS)  # in seconds, until the store has answered
+        self.num_tokens = 0  # that the journal has accepted
+        self.num_fenced = 0  # appends that the store has refused
 
     def submit_deltas(self, result: StepDeltas) -> None:
         """Adds the deltas of a step to those that wait for the store. Only the event loop may call this."""
@@ -75,9 +80,15 @@ class JournalWriter:
             self._hold(True)
         self._wake.set()
 
-    async def wait_until_flushed(self) -> None:
-        """Returns when everything that was submitted before this call has been accepted or refused."""
+    async def wait_until_flushed(self, *, at_once: bool = False) -> None:
+        """Returns when everything that was submitted before this call has been accepted or refused.
+
+        With `at_once`, tokens that gather for a common append wait no longer.
+        """
         wanted = self._num_submitted
+        if at_once:
+            self._pending.hurry()
+            self._wake.set()
         async with self._settled:
             await self._settled.wait_for(lambda: self._num_settled >= wanted)
 
@@ -119,7 +130,10 @@ class JournalWriter:
         store = self._store
         if store is None or not items:
             return [AppendReply(AppendStatus.OK, item.first_index + len(item.token_ids)) for item in items]
-        return await until_answered(lambda: store.append_batch(self._owner, items), what="the journal")
+        began = time.perf_counter()
+        replies = await until_answered(lambda: store.append_batch(self._owner, items), what="the journal")
+        self.append_times.observe(time.perf_counter() - began)
+        return replies
 
     async def _settle(self, run: BranchRun, reply: AppendReply) -> None:
         """Does what the store's reply to one item asks for."""
@@ -128,6 +142,7 @@ class JournalWriter:
             reply = await self._mend(run, reply.length)
         if reply.status in ACCEPTED:
             for delta in run.deltas:
+                self.num_tokens += len(delta.token_ids)
                 self._publisher.publish_delta(sequence_log, delta)
             if reply.status == AppendStatus.OK_CANCEL and not run.deltas[-1].finish:
                 self._control.cancel_one(sequence_log.sequence)
@@ -138,6 +153,7 @@ class JournalWriter:
             await self._give_up(sequence_log, reply.status)
         else:
             fenced = reply.status == AppendStatus.FENCED
+            self.num_fenced += fenced
             why = "another worker owns it now, or it waits" if fenced else "its record is gone"
             log.warning("sequence %s: refused at epoch %d: %s", sequence_log.seq_id, sequence_log.epoch, why)
             self._control.drop(sequence_log.sequence)

@@ -1,12 +1,17 @@
-"""The gRPC server of a worker, which listens before the model is loaded."""
+"""The gRPC server of a worker, and its pages for those who watch it. Both listen before the model is loaded."""
 
 import logging
 
+from gpu_worker.migrating.transfer_service import TransferService
 from gpu_worker.serving.address import advertised_address
 from gpu_worker.serving.server import SERVICES, WorkerService, add_services
 from octavo import rpc
+from octavo.http_server import HttpServer
 from octavo.ids import Incarnation, new_incarnation
+from octavo.metrics.web import WebApp
+from octavo.security.protection import internal_authorizer, operator_page_options, tls_of
 from octavo.settings import WorkerSettings
+from octavo.worker_role import WorkerRole
 
 log = logging.getLogger(__name__)
 
@@ -19,22 +24,32 @@ class Listener:
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Raises NoAddress if no address to advertise can be found."""
+        """Raises NoAddress if no address to advertise can be found, or TlsError."""
+        self.tls = tls_of(settings)
         self._listen = settings.address
         self._host, self._port = advertised_address(settings.address, settings.advertise)
         self.worker_id = settings.worker_id  # empty: made from host and port once the listener is open
         self.incarnation: Incarnation = new_incarnation()
         self.endpoint = ""  # where routers call; known once the listener is open
-        self.service = WorkerService(self.worker_id, self.incarnation)
-        self._server = rpc.server(internal=True)
+        self.service = WorkerService(self.worker_id, self.incarnation, WorkerRole(settings.role))
+        self.transfer = TransferService()
+        self._server = rpc.server(internal=True, authorizer=internal_authorizer(settings))
         self.health = rpc.add_standard_services(self._server, SERVICES)
-        add_services(self._server, self.service)
+        add_services(self._server, self.service, self.transfer)
+        self.web_app = WebApp("worker", lambda: self.health.is_serving(SERVICES[0]), self.health.is_serving)
+        self._web_server: HttpServer | None = None
+        if settings.web_listen:
+            app, context = operator_page_options(self.web_app.app, self.tls)
+            self._web_server = HttpServer(app, settings.web_listen, "--web-listen", context)
+        self.web_endpoint = ""  # empty: nowhere
 
     async def open(self) -> None:
-        """Begins to listen. Raises RuntimeError if the address is taken or does not exist."""
-        port = self._server.add_insecure_port(self._listen)
+        """Begins to listen. Raises RuntimeError or ListenError if an address is taken or does not exist."""
+        port = rpc.open_port(self._server, self._listen, self.tls)
         self.endpoint = f"{self._host}:{self._port or port}"
         self.worker_id = self.service.worker_id = self.worker_id or f"worker-{self._host}-{port}"
+        if self._web_server is not None:
+            self.web_endpoint = await self._web_server.start()
         await self._server.start()
         log.info(
             "%s (%s) listens on %s, to be called at %s", self.worker_id, self.incarnation, self._listen, self.endpoint
@@ -43,3 +58,5 @@ class Listener:
     async def close(self, grace_s: float = 0.5) -> None:
         """Stops listening; calls under way have `grace_s` to end."""
         await self._server.stop(grace_s)
+        if self._web_server is not None:
+            await self._web_server.stop(0)

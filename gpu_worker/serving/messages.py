@@ -1,13 +1,21 @@
 """From plain values to the messages that only a worker sends. What routers send too is in octavo.wire."""
 
 from gpu_worker.blocks.prefix_cache import STORED
+from gpu_worker.migrating.migration_progress import MigrationOutcome, MigrationProgress
+from gpu_worker.scheduling.step import SwapOperation
 from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch
-from gpu_worker.serving.engine_client import EngineClient, LoadReport, SwapOperation
+from gpu_worker.serving.engine_client import EngineClient, LoadReport
 from gpu_worker.serving.step_subscription import StepMessage
 from octavo import wire
 from octavo.ids import Incarnation
 from octavo.internal.v1 import worker_pb2
+from octavo.worker_role import WorkerRole
 
+OUTCOMES = {
+    MigrationOutcome.MOVED: worker_pb2.MIGRATION_OUTCOME_MOVED,
+    MigrationOutcome.STAYED: worker_pb2.MIGRATION_OUTCOME_STAYED,
+    MigrationOutcome.ENDED: worker_pb2.MIGRATION_OUTCOME_ENDED,
+}
 SWAP_OPERATIONS: dict[int, SwapOperation] = {
     worker_pb2.SWAP_OPERATION_OUT: "out",
     worker_pb2.SWAP_OPERATION_IN: "in",
@@ -15,7 +23,9 @@ SWAP_OPERATIONS: dict[int, SwapOperation] = {
 }
 
 
-def hello_to_wire(worker_id: str, incarnation: Incarnation, engine_client: EngineClient) -> worker_pb2.HelloResponse:
+def hello_to_wire(
+    worker_id: str, incarnation: Incarnation, engine_client: EngineClient, role: WorkerRole
+) -> worker_pb2.HelloResponse:
     info = engine_client.info
     return worker_pb2.HelloResponse(
         worker_id=worker_id,
@@ -37,6 +47,7 @@ def hello_to_wire(worker_id: str, incarnation: Incarnation, engine_client: Engin
         device=info.device,
         sampling_defaults=wire.recommended_to_wire(info.sampling_defaults),
         max_sequence_blocks=info.max_sequence_blocks,
+        role=wire.ROLES[role],
     )
 
 
@@ -48,6 +59,23 @@ def step_to_wire(message: StepMessage, incarnation: Incarnation) -> worker_pb2.S
         unknown_seq_ids=message.unknown,
         num_branches=message.num_branches,
         num_tokens=message.num_tokens,
+        moved=[worker_pb2.MovedSequence(**moved._asdict()) for moved in message.moved],
+    )
+
+
+def migration_to_wire(progress: MigrationProgress) -> worker_pb2.WorkerMigrateResponse:
+    error = progress.error
+    return worker_pb2.WorkerMigrateResponse(
+        outcome=worker_pb2.MIGRATION_OUTCOME_UNSPECIFIED if progress.outcome is None else OUTCOMES[progress.outcome],
+        failure=None if error is None else wire.failure_to_wire(error.failure()),
+        epoch=progress.epoch,
+        target=progress.target,
+        rounds=progress.rounds,
+        num_blocks=progress.num_blocks,
+        num_sent_blocks=progress.num_sent_blocks,
+        num_sent_bytes=progress.num_sent_bytes,
+        total_ms=progress.total_s * 1000,
+        stopped_ms=progress.stopped_s * 1000,
     )
 
 
@@ -58,7 +86,7 @@ def watch_to_wire(
         incarnation=incarnation,
         event_seq=batch.event_seq,
         digest=batch.digest,
-        snapshot=None if batch.snapshot is None else worker_pb2.KvSnapshot(device_hashes=batch.snapshot),
+        snapshot=None if batch.snapshot is None else worker_pb2.KvSnapshot(**batch.snapshot._asdict()),
         events=[event_to_wire(event) for event in batch.events],
         load=load_to_wire(report, draining=draining),
     )
@@ -72,6 +100,7 @@ def event_to_wire(event: CacheEvent) -> worker_pb2.KvEvent:
 
 def load_to_wire(report: LoadReport, *, draining: bool) -> worker_pb2.Load:
     load = report.load
+    plan_s, run_s, commit_s = report.phases_s
     return worker_pb2.Load(
         num_running=load.num_running,
         num_waiting=load.num_waiting,
@@ -88,4 +117,11 @@ def load_to_wire(report: LoadReport, *, draining: bool) -> worker_pb2.Load:
         num_free_host_blocks=load.num_free_host_blocks,
         num_preempted_swap=load.num_preempted_swap,
         num_preempted_recompute=load.num_preempted_recompute,
+        step_plan_s=plan_s,
+        step_run_s=run_s,
+        step_commit_s=commit_s,
+        num_step_tokens=report.num_step_tokens,
+        prefix_asked_tokens=report.prefix_asked_tokens,
+        prefix_hit_tokens=report.prefix_hit_tokens,
+        num_demoted_blocks=load.num_demoted_blocks,
     )

@@ -3,7 +3,7 @@
 An append costs the store about the same for one token as for four. A worker with few branches appends each step at
 once: its share of the store's load is small, and its clients see each token when it is computed. A worker with many
 branches lets the tokens of a few steps gather. What a client notices is never held back: the first token of a sequence,
-and the end of a branch.
+and the end of a branch. Neither is the first token of a sequence that has moved here.
 """
 
 import math
@@ -14,6 +14,8 @@ from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import Delta, StepDeltas
 from gpu_worker.serving.sequence_log import SequenceLog
 from octavo.store.calls import AppendItem
+
+TIMER_S = 0.001  # nothing waits for less than this: a timer may end too early by a rounding error
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class PendingDeltas:
         self._newest = -math.inf
         self._step_s = 0.0  # time between the last two steps
         self._urgent: set[tuple[Sequence, int]] = set()  # branches with a first token or an end
+        self._hurried = False  # what is here now does not wait for more
 
     def add_step(self, result: StepDeltas, now: float) -> None:
         if not self._steps:
@@ -51,8 +54,12 @@ class PendingDeltas:
         self._step_s, self._newest = now - self._newest, now
         self._steps.append(result)
         for delta in result.deltas:
-            if delta.finish or delta.first_index == 0 or delta.cached_tokens is not None:
+            if delta.finish or delta.first_index == 0 or delta.cached_tokens is not None or follows_move(delta):
                 self._urgent.add((delta.sequence, delta.branch_index))
+
+    def hurry(self) -> None:
+        """Makes all that is here due."""
+        self._hurried = bool(self._steps)
 
     def next_batch(self, now: float) -> DeltaBatch | None:
         """Removes what is due, and returns it: everything, or the branches that cannot wait; None if nothing is due."""
@@ -65,7 +72,7 @@ class PendingDeltas:
                 self._urgent = set()
             return DeltaBatch(steps[0].deltas, steps[:1], steps[0])
         if self._is_due(now):
-            self._steps, self._urgent = [], set()
+            self._steps, self._urgent, self._hurried = [], set(), False
             return DeltaBatch([delta for step in steps for delta in step.deltas], steps, steps[-1])
         if not self._urgent:
             return None
@@ -79,9 +86,11 @@ class PendingDeltas:
 
     def _is_due(self, now: float) -> bool:
         """Whether all is to be appended: enough has gathered, or the next step would come too late to wait for it."""
+        if self._hurried:
+            return True
         policy = self._policy
         few = self._steps[-1].num_branches < policy.from_branches
-        return few or len(self._steps) >= policy.max_tokens or self._due_in(now) < self._step_s
+        return few or len(self._steps) >= policy.max_tokens or self._due_in(now) <= max(self._step_s, TIMER_S)
 
     def _due_in(self, now: float) -> float:
         return self._oldest + self._policy.max_delay_s - now
@@ -119,6 +128,14 @@ class BranchRun:
             last.failure,
             last.cumulative_logprob if last.finish else None,
         )
+
+
+def follows_move(delta: Delta) -> bool:
+    """Whether these are the first tokens of a branch since its sequence has moved here: its client has waited."""
+    sequence = delta.sequence
+    if sequence.carried is None:
+        return False
+    return delta.first_index == sequence.branches[delta.branch_index].num_journalled_at_start
 
 
 def join_runs(deltas: Iterable[Delta], find_log: Callable[[Delta], SequenceLog | None]) -> list[BranchRun]:

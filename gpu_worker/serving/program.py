@@ -13,14 +13,18 @@ from gpu_worker.serving.address import NoAddress
 from gpu_worker.serving.lease import WorkerIdTaken, register_worker
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.worker import Worker, member_of
+from octavo import failpoints
 from octavo.errors import ServingError
-from octavo.listen_address import why_not_listening
+from octavo.listen_address import ListenError, why_not_listening
 from octavo.loop import Stopped, before, stop_request
 from octavo.retry import until_answered
+from octavo.security.tls import TlsError
 from octavo.settings import WorkerSettings
 from octavo.store import open_store
 from octavo.store.base import Store
+from octavo.store.store_tally import StoreTally
 from octavo.telemetry import stack_of
+from octavo.traces import TracesError, open_tracer
 
 log = logging.getLogger(__name__)
 
@@ -36,18 +40,28 @@ async def serve(settings: WorkerSettings) -> int:
     model loads, and with that of `give_up` when a step hangs.
     """
     stop = stop_request()
+    failpoints.arm_all(settings.failpoints)
     try:
+        tracer = open_tracer("worker", settings.traces_endpoint, settings.traces_share)
         listener = Listener(settings)
         await listener.open()
-    except NoAddress as error:
+    except (NoAddress, TlsError) as error:
         log.error("cannot start: %s", error)
+        return 1
+    except (ListenError, TracesError) as error:
+        log.error("%s", error)
         return 1
     except RuntimeError:
         log.error("%s", why_not_listening(settings.address, "--listen"))
         return 1
+    tally = StoreTally()
     store = open_store(
-        settings.store, replicas=settings.store_replicas, replica_timeout_ms=settings.store_replica_timeout_ms
+        settings.store,
+        replicas=settings.store_replicas,
+        replica_timeout_ms=settings.store_replica_timeout_ms,
+        tally=tally,
     )
+    listener.web_app.exporter.add_source(tally.values)
     try:
         runner = await before(stop.asked, load_and_register(settings, listener, store))
     except (Stopped, WorkerIdTaken) as error:
@@ -63,8 +77,9 @@ async def serve(settings: WorkerSettings) -> int:
         return 1
     gc.collect()
     gc.freeze()  # else a full collection walks all that was imported, and no step begins for a tenth of a second
-    worker = Worker(settings, listener, store, runner)
+    worker = Worker(settings, listener, store, runner, tracer)
     try:
+        await before(stop.asked, worker.warm_up())
         worker.start()
         await before(stop.asked, worker.lease.lost.wait())
         log.error("%s", worker.lease.loss)

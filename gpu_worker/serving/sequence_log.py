@@ -11,7 +11,7 @@ from gpu_worker.serving.step_subscription import StepSubscription
 from octavo.errors import Failure
 from octavo.hashing import extend_chain
 from octavo.ids import SequenceId
-from octavo.sampling import FinishReason
+from octavo.sampling import FinishReason, TokenScore
 from octavo.step_item import StepItem
 from octavo.store.calls import PROOF_TOKENS
 
@@ -27,6 +27,10 @@ class BranchLog:
     ended: bool = False  # also true of a branch that had ended before the sequence was admitted; `finish` is NONE then
     # Every item published so far, whether or not a subscription followed, if the log keeps items.
     published: list[StepItem] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
 
 
 class SequenceLog:
@@ -55,7 +59,7 @@ class SequenceLog:
         if self._keeps_items:
             for branch, log in enumerate(self.branches):
                 # Tokens without their scores would come too early: the branch's first delta repeats them with scores.
-                if log.ended or not sequence.reports_scores:
+                if log.ended or not sequence.reports_scores or sequence.carried is not None:
                     log.published.append(self._item(branch, 0))
 
     @property
@@ -107,6 +111,19 @@ class SequenceLog:
             log.published.append(item)
         return item
 
+    def scores_of(self, branch: int) -> list[TokenScore]:
+        """The scores of all tokens of a branch; none if they are not kept, or not all are known."""
+        log = self.branches[branch]
+        scores: list[TokenScore] = []
+        for item in log.published:
+            if item.scores and item.first_index <= len(scores):
+                scores[item.first_index :] = item.scores
+        return scores if len(scores) == len(log.tokens) else []
+
+    def prompt_scores(self) -> Seq[TokenScore]:
+        """The scores of the prompt from its second token on; none if they were not asked for, or are not known yet."""
+        return next((item.prompt_scores for item in self.branches[0].published if item.prompt_scores), ())
+
     def items_from(self, next_indexes: Seq[int]) -> list[StepItem]:
         """The items for a reader that has each branch's tokens up to its next index; 0 where no index is given."""
         items: list[StepItem] = []
@@ -130,4 +147,10 @@ class SequenceLog:
         """The log of one branch from `first_index` on, as one item."""
         log = self.branches[branch]
         first, tokens = min(first_index, len(log.tokens)), tuple(log.tokens[first_index:])
-        return StepItem(self.seq_id, self.epoch, branch, first, tokens, log.chain, log.finish, log.failure)
+        item = StepItem(self.seq_id, self.epoch, branch, first, tokens, log.chain, log.finish, log.failure)
+        carried = self.sequence.carried
+        if carried is not None and self._keeps_items:
+            item.scores = carried.scores[branch][first:] if branch < len(carried.scores) else ()
+            item.prompt_scores = carried.prompt_scores if branch == 0 else ()
+            item.cumulative_logprob = carried.cumulative_logprobs[branch] if self.sequence.params.ranked else None
+        return item

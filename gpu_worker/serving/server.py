@@ -3,18 +3,23 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from gpu_worker.migrating.migration_registry import MigrationRegistry
+from gpu_worker.migrating.transfer_service import TransferService
 from gpu_worker.serving.cache_watchers import CacheEventBatch
 from gpu_worker.serving.drain import WorkerDrain
 from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.messages import SWAP_OPERATIONS, hello_to_wire, watch_to_wire
+from gpu_worker.serving.messages import SWAP_OPERATIONS, hello_to_wire, migration_to_wire, watch_to_wire
+from gpu_worker.serving.sequence_tracer import SequenceTracer
 from gpu_worker.serving.step_handler import StepHandler
-from octavo import limits, wire
-from octavo.errors import Draining, InvalidArgument, Loading, ServingError, Unimplemented
+from octavo import limits, validation, wire
+from octavo.errors import CannotMove, Draining, InvalidArgument, Loading, ServingError
 from octavo.ids import Incarnation, SequenceId
 from octavo.internal.v1 import transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from octavo.record import AdmissionAnswer, AdmissionOutcome
+from octavo.traces import traceparent_in
+from octavo.worker_role import WorkerRole
 
 if TYPE_CHECKING:
     import grpc
@@ -27,25 +32,35 @@ MIN_WATCH_MS = 10
 LOADING_RETRY_MS = 1000
 DEFAULT_DRAIN_MS = 60_000
 DRAIN_PROGRESS_S = 0.25  # how often a caller of Drain is told how many sequences are left
-NO_TRANSFER = "Transfer comes with live migration; until then a sequence moves by take and replay"
+LATE_S = 5.0  # so long before its time is over a drain releases what still waits for its turn to move
+LATE_SHARE = 0.25  # the same as a share of a short time
+MIGRATION_PROGRESS_S = 0.1  # how often a caller of Migrate is told how far it has come
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """What routers call. Calls that need the engine are answered Loading until `serve_engine` has been called."""
 
-    def __init__(self, worker_id: str, incarnation: Incarnation) -> None:
+    def __init__(self, worker_id: str, incarnation: Incarnation, role: WorkerRole = WorkerRole.BOTH) -> None:
         self.worker_id = worker_id
+        self._role = role
         self._incarnation = incarnation
         self._served: EngineClient | None = None
         self._drain: WorkerDrain | None = None
+        self._migrations: MigrationRegistry | None = None
         self.draining = False  # new sequences are refused
+        self.tracer: SequenceTracer | None = None
 
-    def serve_engine(self, engine_client: EngineClient, drain: WorkerDrain | None = None) -> None:
+    def serve_engine(
+        self,
+        engine_client: EngineClient,
+        drain: WorkerDrain | None = None,
+        migrations: MigrationRegistry | None = None,
+    ) -> None:
         """Lets this engine answer calls from now on: its model is loaded, and the store has answered.
 
-        Without a `drain`, calls of Drain are answered Loading.
+        Without a `drain`, calls of Drain are answered Loading. Without `migrations` no sequence moves with its blocks.
         """
-        self._served, self._drain = engine_client, drain
+        self._served, self._drain, self._migrations = engine_client, drain, migrations
 
     @property
     def _engine_client(self) -> EngineClient:
@@ -59,7 +74,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return Loading(starting, retry_after_ms=LOADING_RETRY_MS)
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: "Context") -> worker_pb2.HelloResponse:
-        return hello_to_wire(self.worker_id, self._incarnation, self._engine_client)
+        return hello_to_wire(self.worker_id, self._incarnation, self._engine_client, self._role)
 
     async def Schedule(self, request: worker_pb2.ScheduleRequest, context: "Context") -> worker_pb2.ScheduleResponse:
         check_batch_size("admissions", len(request.admissions))
@@ -69,6 +84,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         results = await asyncio.gather(
             *(admission_result(engine_client, item, router_id) for item in request.admissions)
         )
+        if self.tracer is not None:
+            traceparent = traceparent_in(context.invocation_metadata())
+            for item, result in zip(request.admissions, results, strict=True):
+                if result.outcome == worker_pb2.ADMISSION_OUTCOME_ADMITTED:
+                    self.tracer.begin(SequenceId(item.seq_id), item.epoch, traceparent)
         return worker_pb2.ScheduleResponse(results=results)
 
     async def Step(
@@ -80,9 +100,27 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def Swap(self, request: worker_pb2.SwapRequest, context: "Context") -> worker_pb2.SwapResponse:
         check_batch_size("items", len(request.items))
-        engine_client = self._engine_client
-        results = await asyncio.gather(*(swap_result(engine_client, item) for item in request.items))
+        engine_client, draining = self._engine_client, self.draining
+        results = await asyncio.gather(*(swap_result(engine_client, item, draining) for item in request.items))
         return worker_pb2.SwapResponse(results=results)
+
+    async def Migrate(
+        self, request: worker_pb2.WorkerMigrateRequest, context: "Context"
+    ) -> AsyncIterator[worker_pb2.WorkerMigrateResponse]:
+        seq_id = validation.validate_sequence_id("seq_id", request.seq_id)
+        if self._served is None:
+            raise self._loading()
+        if self._migrations is None:
+            text = "no sequence leaves this worker with its blocks: without journal or prefix cache, or by move_limit"
+            raise CannotMove(text, cause="runner")
+        target = await self._migrations.find_target(Incarnation(request.target)) if request.target else None
+        progress = self._migrations.begin(seq_id, request.epoch, target, during_prefill=request.during_prefill)
+        while not progress.done.is_set():
+            yield migration_to_wire(progress)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MIGRATION_PROGRESS_S):
+                    await progress.done.wait()
+        yield migration_to_wire(progress)
 
     async def Cancel(
         self, request: worker_pb2.WorkerCancelRequest, context: "Context"
@@ -113,14 +151,19 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             raise self._loading()
         if not request.grace_ms <= limits.MAX_DRAIN_MS:
             raise InvalidArgument("grace_ms", f"{request.grace_ms} is more than {limits.MAX_DRAIN_MS}")
-        drain, released_before = self._drain, self._drain.num_released
+        drain, released_before, migrated_before = self._drain, self._drain.num_released, self._drain.num_migrated
         if request.undo:
             drain.undo()
         else:
-            drain.begin((request.grace_ms or DEFAULT_DRAIN_MS) / 1000)
+            grace_s = (request.grace_ms or DEFAULT_DRAIN_MS) / 1000
+            drain.begin(grace_s, late_s=min(LATE_S, LATE_SHARE * grace_s))
         while True:
             done = request.undo or drain.done
-            yield worker_pb2.DrainResponse(num_left=drain.num_left, num_released=drain.num_released - released_before)
+            yield worker_pb2.DrainResponse(
+                num_left=drain.num_left,
+                num_released=drain.num_released - released_before,
+                num_migrated=drain.num_migrated - migrated_before,
+            )
             if done:
                 return
             with suppress(TimeoutError):
@@ -128,26 +171,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     await drain.wait_until_done()
 
 
-class TransferService(transfer_pb2_grpc.TransferServicer):
-    """Live migration comes later: every call answers UNIMPLEMENTED with what to do instead."""
-
-    async def Prepare(self, request: object, context: "Context") -> NoReturn:
-        raise Unimplemented(NO_TRANSFER)
-
-    async def Push(self, requests: object, context: "Context") -> NoReturn:
-        raise Unimplemented(NO_TRANSFER)
-
-    async def Finish(self, request: object, context: "Context") -> NoReturn:
-        raise Unimplemented(NO_TRANSFER)
-
-    async def Abort(self, request: object, context: "Context") -> NoReturn:
-        raise Unimplemented(NO_TRANSFER)
-
-
-def add_services(server: "grpc.aio.Server", service: WorkerService) -> None:
+def add_services(server: "grpc.aio.Server", service: WorkerService, transfer: TransferService) -> None:
     """Lets the server answer Worker and Transfer. Call it before the server starts."""
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
-    transfer_pb2_grpc.add_TransferServicer_to_server(TransferService(), server)
+    transfer_pb2_grpc.add_TransferServicer_to_server(transfer, server)
 
 
 def check_batch_size(field: str, size: int) -> None:
@@ -167,14 +194,18 @@ async def admission_result(
     return wire.answer_to_wire(message.seq_id, answer)
 
 
-async def swap_result(engine_client: EngineClient, item: worker_pb2.SwapItem) -> worker_pb2.SwapResult:
-    """The number of blocks that one item of a call moved, or why it moved none."""
+async def swap_result(engine_client: EngineClient, item: worker_pb2.SwapItem, draining: bool) -> worker_pb2.SwapResult:
+    """What one item of a call moved, or why it moved nothing. A worker that drains holds no sequence back by OUT."""
     result = worker_pb2.SwapResult(seq_id=item.seq_id)
     try:
         if item.operation not in SWAP_OPERATIONS:
             raise InvalidArgument("operation", "must be OUT, IN or DROP")
         operation = SWAP_OPERATIONS[item.operation]
-        result.num_blocks = await engine_client.swap(SequenceId(item.seq_id), item.epoch, operation)
+        if draining and operation == "out":
+            raise Draining("this worker drains: its sequences end here or go elsewhere, and none is held")
+        answer = await engine_client.swap(SequenceId(item.seq_id), item.epoch, operation)
+        result.num_blocks, result.num_bytes = answer.num_blocks, answer.num_bytes
+        result.copy_ms = answer.copy_s * 1000
     except ServingError as error:
         result.failure.CopyFrom(wire.failure_to_wire(error.failure()))
     return result

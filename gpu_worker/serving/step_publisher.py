@@ -4,17 +4,21 @@ A StepPublisher lives on the event loop.
 """
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from typing import TypeVar
 
 from gpu_worker.scheduling.sequence import Sequence
 from gpu_worker.scheduling.step import Delta, StepDeltas, SubscriptionId
 from gpu_worker.serving.sequence_log import SequenceLog
-from gpu_worker.serving.step_subscription import StepMessage, StepSubscription
+from gpu_worker.serving.step_subscription import MovedSequence, StepMessage, StepSubscription
 from octavo.errors import Failure
-from octavo.ids import SequenceId
+from octavo.ids import Incarnation, SequenceId
 from octavo.step_item import StepItem
+
+T = TypeVar("T")
 
 MAX_STEP_ITEMS = 256  # most items of one catch-up message: a router handles a message without letting other tasks run
 MAX_REMEMBERED = 4096  # sequences that have ended here, so that a late repetition does not run them again
@@ -29,11 +33,16 @@ class StepPublisher:
 
     def __init__(self, interval: int = 1) -> None:
         self.logs: dict[SequenceId, SequenceLog] = {}
+        self.num_prompt_tokens = 0  # of the sequences that have brought their first token here; histories count, too
+        self.start_of: Callable[[SequenceId, int], float | None] = lambda seq_id, epoch: None  # by time.perf_counter
+        self.num_hit_tokens = 0  # of these, what the prefix cache had
         self.subscriptions: dict[SubscriptionId, StepSubscription] = {}
+        self.on_forgotten: Callable[[SequenceLog], None] = lambda sequence_log: None  # nothing more is published of it
         self._interval = interval
         self._routers: dict[str, StepSubscription] = {}
         self._observers: set[StepSubscription] = set()
         self._ended_epochs: OrderedDict[SequenceId, int] = OrderedDict()
+        self._moved: OrderedDict[SequenceId, MovedSequence] = OrderedDict()
         self._late_flush: asyncio.TimerHandle | None = None
         self._last_step = 0
 
@@ -72,11 +81,13 @@ class StepPublisher:
     def follow(self, subscription: StepSubscription, seq_id: SequenceId, next_indexes: Seq[int]) -> None:
         """Sends what is journalled from the given indexes on, and from now on each item of the sequence.
 
-        If the sequence has no log here, the subscription is told that it is unknown.
+        If the sequence has no log here, the subscription is told that it is unknown, and where it had moved, if it had.
+        Both, because a sequence may be on its way back: a reader that knows a newer owner than that one asks again.
         """
         sequence_log = self.logs.get(seq_id)
         if sequence_log is None:
-            subscription.queue_message(StepMessage(0, unknown=[seq_id]))
+            moved = [self._moved[seq_id]] if seq_id in self._moved else []
+            subscription.queue_message(StepMessage(0, unknown=[seq_id], moved=moved))
             return
         sequence_log.followers.add(subscription)
         items = sequence_log.items_from(next_indexes)
@@ -116,6 +127,7 @@ class StepPublisher:
         anew at the same epoch only after the older log is gone.)
         """
         self.forget_before(sequence.seq_id, sequence.epoch + 1)
+        self._moved.pop(sequence.seq_id, None)
         sequence_log = SequenceLog(sequence, prompt_chain, outputs, ended_branches)
         self.logs[sequence.seq_id] = sequence_log
         self.add_follower(sequence_log, router_id)
@@ -142,6 +154,8 @@ class StepPublisher:
 
     def forget_log(self, sequence_log: SequenceLog) -> None:
         """Publishes nothing more of this log. Its followers are told nothing: they learn the reason from the store."""
+        if not sequence_log.gone:
+            self.on_forgotten(sequence_log)
         sequence_log.forget()
         if self.logs.get(sequence_log.seq_id) is sequence_log:
             del self.logs[sequence_log.seq_id]
@@ -150,6 +164,31 @@ class StepPublisher:
         """Forgets the log of a sequence that this worker has given up. Followers are told that it is not here."""
         for subscription in sequence_log.followers:
             subscription.queue_message(StepMessage(0, unknown=[sequence_log.seq_id]))
+        self.forget_log(sequence_log)
+
+    def release_before(self, seq_id: SequenceId, epoch: int) -> None:
+        """Releases the log of the sequence if the log is of an epoch below `epoch`."""
+        sequence_log = self.logs.get(seq_id)
+        if sequence_log is not None and sequence_log.epoch < epoch:
+            self.release_log(sequence_log)
+
+    def publish_moved(self, seq_id: SequenceId, epoch: int, owner: Incarnation) -> None:
+        """Says that another worker has the sequence at this epoch, after all items of it, and forgets its log.
+
+        A reader that follows the sequence later is told the same, until it is here again.
+        """
+        sequence_log = self.logs.get(seq_id)
+        if sequence_log is not None and sequence_log.epoch >= epoch:
+            return  # it is back
+        moved = MovedSequence(seq_id, epoch, owner)
+        remember(self._moved, seq_id, moved)
+        remember(self._ended_epochs, seq_id, epoch)
+        if sequence_log is None:
+            return
+        for subscription in sequence_log.followers | self._observers:
+            if subscription.buffer:
+                subscription.send_buffer(self._last_step)
+            subscription.queue_message(StepMessage(0, moved=[moved]))
         self.forget_log(sequence_log)
 
     def forget_before(self, seq_id: SequenceId, epoch: int) -> None:
@@ -161,16 +200,19 @@ class StepPublisher:
     def _forget_if_ended(self, sequence_log: SequenceLog) -> None:
         if sequence_log.ended:
             self.forget_log(sequence_log)
-            self._ended_epochs[sequence_log.seq_id] = sequence_log.epoch
-            self._ended_epochs.move_to_end(sequence_log.seq_id)
-            if len(self._ended_epochs) > MAX_REMEMBERED:
-                self._ended_epochs.popitem(last=False)
+            remember(self._ended_epochs, sequence_log.seq_id, sequence_log.epoch)
 
     # What happens to a sequence. Readers get it with the next `flush`.
 
     def publish_delta(self, sequence_log: SequenceLog, delta: Delta) -> None:
         """Records tokens that the journal has accepted, for every follower."""
-        self._add_item(sequence_log, sequence_log.append_delta(delta))
+        item = sequence_log.append_delta(delta)
+        if delta.cached_tokens is not None:
+            self.num_prompt_tokens += len(delta.sequence.prompt)
+            self.num_hit_tokens += delta.cached_tokens
+            start = self.start_of(sequence_log.seq_id, sequence_log.epoch)
+            item.prefill_ms = None if start is None else round(1000 * (time.perf_counter() - start))
+        self._add_item(sequence_log, item)
         if delta.finish:
             self._forget_if_ended(sequence_log)
 
@@ -229,3 +271,11 @@ class StepPublisher:
         for subscription in self.subscriptions.values():
             if subscription.num_withheld:
                 subscription.send_buffer(self._last_step)
+
+
+def remember(entries: "OrderedDict[SequenceId, T]", seq_id: SequenceId, entry: T) -> None:
+    """Notes the latest of a sequence, and forgets the oldest of all where there are too many."""
+    entries[seq_id] = entry
+    entries.move_to_end(seq_id)
+    if len(entries) > MAX_REMEMBERED:
+        entries.popitem(last=False)

@@ -5,14 +5,23 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import NamedTuple
 
 from gpu_worker.scheduling.step import SubscriptionId
-from octavo.ids import SequenceId
+from octavo.ids import Incarnation, SequenceId
 from octavo.step_item import StepItem
 
 MAX_PENDING_MESSAGES = 4096  # a reader that is so many behind is cut off; it reads the journal and follows again
 
 _numbers = count(1)
+
+
+class MovedSequence(NamedTuple):
+    """A sequence that this worker has handed over, and who has it at which epoch."""
+
+    seq_id: SequenceId
+    epoch: int
+    owner: Incarnation
 
 
 @dataclass(slots=True)
@@ -24,6 +33,7 @@ class StepMessage:
     unknown: list[SequenceId] = field(default_factory=list)  # sequences that the reader asked for and that have no log
     num_branches: int = 0  # of the last step alone; 0 in a message that was withheld until no further step came
     num_tokens: int = 0  # like num_branches
+    moved: list[MovedSequence] = field(default_factory=list)  # after all items that are sent of them here
 
 
 @dataclass(slots=True, eq=False)

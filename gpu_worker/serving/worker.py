@@ -12,13 +12,22 @@ from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.engine.configuration import scheduler_config
 from gpu_worker.engine.engine import IDLE_ROUND_S, STOP_TIMEOUT_S, Engine
 from gpu_worker.engine.step_times import StepTimes
+from gpu_worker.migrating.block_supplier import BlockSupplier
+from gpu_worker.migrating.connection_pool import ConnectionPool
+from gpu_worker.migrating.link_share import LinkShare
+from gpu_worker.migrating.migration_registry import MigrationRegistry
+from gpu_worker.migrating.migration_target import MigrationTarget
+from gpu_worker.migrating.prefix_fetcher import PrefixFetcher
+from gpu_worker.migrating.source_worker import SourceWorker
+from gpu_worker.migrating.targets import TargetPool, describe_worker
+from gpu_worker.migrating.warm_up import warm_up
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.step import Runner, StepDeltas
+from gpu_worker.scheduling.step import BlockMemory, Runner, StepDeltas
 from gpu_worker.scheduling.step_budget import StepBudget
 from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving import progress_monitor
 from gpu_worker.serving.announcer import OwnershipAnnouncer
-from gpu_worker.serving.drain import WorkerDrain, describe_worker
+from gpu_worker.serving.drain import WorkerDrain
 from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.lease import Lease
@@ -26,10 +35,15 @@ from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.pending_deltas import AppendPolicy
 from gpu_worker.serving.progress_monitor import ProgressMonitor
 from gpu_worker.serving.reconciler import Reconciler
+from gpu_worker.serving.releaser import SequenceReleaser
+from gpu_worker.serving.sequence_tracer import SequenceTracer
 from gpu_worker.serving.step_publisher import StepPublisher
+from gpu_worker.serving.worker_metrics import WorkerMetrics
+from octavo.endpoint import parse_listener
 from octavo.settings import WorkerSettings
 from octavo.store.base import Store
 from octavo.store.calls import Member
+from octavo.traces import RequestTracer
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +59,14 @@ URGENT_LEAVE_S = 0.5
 class Worker:
     """One worker from the loaded model to the end. The engine runs in its own thread, all else on the event loop."""
 
-    def __init__(self, settings: WorkerSettings, listener: Listener, store: Store, runner: Runner) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        listener: Listener,
+        store: Store,
+        runner: Runner,
+        tracer: RequestTracer | None = None,
+    ) -> None:
         lease_s = settings.lease_ms / 1000
         idle_round_s = min(IDLE_ROUND_S, lease_s / 4)
         self.listener = listener
@@ -55,6 +76,11 @@ class Worker:
         times = StepTimes(costs, budget, runner.info.bytes_per_block)
         self.engine = Engine(self.scheduler, runner, times, self._on_deltas, self._on_progress, idle_round_s)
         self.publisher = StepPublisher(settings.stream_interval)
+        self.publisher.start_of = times.forget_start
+        self._tracer = tracer
+        if tracer is not None:
+            listener.service.tracer = SequenceTracer(tracer, listener.worker_id)
+            self.publisher.on_forgotten = listener.service.tracer.end
         journal = store if settings.journal == "strict" else None
         announcer = OwnershipAnnouncer(journal, listener.incarnation) if journal is not None else None
         self.engine_client = EngineClient(self.engine, self.workload, budget, self.publisher, announcer)
@@ -67,13 +93,42 @@ class Worker:
         self.step_timeout_s = STOP_TIMEOUT_S  # how long `stop` waits for the step in flight
         self.urgent = False  # whether whoever asked the worker to leave waits for its end
         self._lease_ms = settings.lease_ms
+        self._role = settings.role
         self._leave_s = settings.drain_ms / 1000
         self._draining = False
         self.lease = Lease(store, replace(member_of(listener), info=self._description()), settings.lease_ms)
         self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, lease_s)
-        self.drain = WorkerDrain(
-            store, listener.incarnation, self.engine_client, self.journal_writer, self._note_draining
+        releaser = SequenceReleaser(store, self.engine_client, self.journal_writer)
+        targets = TargetPool(store, listener.incarnation, runner.info.fingerprint, runner.info.layout)
+        memory = runner.block_memory if settings.prefix_caching and journal is not None else None
+        self.connections: ConnectionPool | None = None
+        self.migrations: MigrationRegistry | None = None
+        if memory is not None:
+            share = LinkShare(settings.move_mbytes_per_s * 1e6 or None, self._others_decode)
+            self.connections = ConnectionPool(memory, share, listener.tls)
+            if settings.move_limit:
+                self.migrations = self._new_migrations(settings, store, targets, self.connections)
+        self.drain = WorkerDrain(self.engine_client, releaser, targets, self.migrations, self._note_draining)
+        self.target = MigrationTarget(
+            store,
+            listener.incarnation,
+            self.engine_client,
+            memory,
+            parse_listener(settings.address).host.strip("[]"),
+            lambda: listener.service.draining,
+            listener.tls,
         )
+        self.supplier: BlockSupplier | None = None
+        self.fetcher: PrefixFetcher | None = None
+        self._warm_up_s = settings.warm_up_ms / 1000
+        if memory is not None and self.connections is not None and settings.prefix_fetch:
+            self.supplier = BlockSupplier(self.engine_client, targets, self.connections)
+            self.fetcher = self._new_fetcher(memory, targets, self.connections)
+            self.engine_client.fetcher = self.fetcher
+        self.metrics = WorkerMetrics(
+            self.engine_client, self.workload, self.journal_writer, self.drain, self.migrations, self.fetcher
+        )
+        listener.web_app.exporter.add_source(self.metrics.values)
         self.reconciler = Reconciler(store, listener.incarnation, self.publisher.logs.keys, self.engine_client.runs)
         self._journalling: asyncio.Task[None] | None = None
         self._reconciling: asyncio.Task[None] | None = None
@@ -81,6 +136,16 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._refreshed = 0.0  # the engine's thread alone uses this and _busy
         self._busy = False
+
+    async def warm_up(self) -> None:
+        """Gets the prefixes that other workers use, for half of the blocks here. Call it before `start`, or not at all.
+
+        It takes no longer than a setting says, and raises nothing.
+        """
+        if self.fetcher is not None and self._warm_up_s:
+            self.engine.start()
+            num_blocks = self.workload.tables.device.num_blocks // 2
+            await warm_up(self.fetcher, self.workload.info, num_blocks, self._warm_up_s)
 
     def start(self) -> None:
         """Begins to run and to answer. Health says SERVING once the loop goes round and the store knows the worker."""
@@ -91,7 +156,8 @@ class Worker:
         self._monitoring = asyncio.create_task(self.monitor.run())
         self._monitoring.add_done_callback(partial(give_up_at_end, "the watch over progress"))
         self.engine.start()
-        self.listener.service.serve_engine(self.engine_client, self.drain)
+        self.listener.service.serve_engine(self.engine_client, self.drain, self.migrations)
+        self.listener.transfer.serve_target(self.target, self.supplier)
 
     async def leave(self, urgent: asyncio.Event) -> None:
         """Refuses new sequences at once, and gives away those that are here while `stop` still has time, or until
@@ -117,19 +183,59 @@ class Worker:
         self.listener.service.draining = True
         cancel_task(self._monitoring)  # before the engine ends: its silence is no hang from here on
         cancel_task(self._reconciling)
+        await self.engine_client.stop_fetching()
+        for part in (self.fetcher, self.supplier):
+            if part is not None:
+                await part.close()
+        await self.target.close()
         loop_ended = await asyncio.to_thread(self.engine.stop, self.step_timeout_s)
         self.engine_client.trials.stop()
         await self.drain.stop()
-        await self.drain.release_rest(urgent=self.urgent)
+        if self.migrations is not None:
+            await self.migrations.stop()
+        elif self.connections is not None:
+            await self.connections.close()
+        await self.drain.releaser.release_rest(urgent=self.urgent)
         cancel_task(self._journalling)
         self.publisher.end_subscriptions()
         await self.lease.end(URGENT_LEAVE_S if self.urgent else LEAVE_PATIENCE_S)
         await self.listener.close()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
         return loop_ended
+
+    def _new_migrations(
+        self, settings: WorkerSettings, store: Store, targets: TargetPool, connections: ConnectionPool
+    ) -> MigrationRegistry:
+        source = SourceWorker(
+            self.listener.incarnation,
+            self.workload.info,
+            store,
+            self.engine_client,
+            self.journal_writer,
+            self.publisher,
+            connections,
+        )
+        return MigrationRegistry(source, targets, settings.move_limit)
+
+    def _new_fetcher(
+        self, memory: BlockMemory, targets: TargetPool, connections: ConnectionPool
+    ) -> PrefixFetcher | None:
+        listener = self.target.listener
+        if listener is None:
+            return None
+        return PrefixFetcher(self.listener.incarnation, self.engine_client, memory, listener, targets, connections)
+
+    def _others_decode(self) -> bool:
+        """Whether sequences run here besides those that are leaving. All of them leave a worker that drains."""
+        if self._draining:
+            return False
+        leaving = self.migrations.num_branches if self.migrations else 0
+        return self.engine_client.report.load.num_running > leaving
 
     def _description(self) -> bytes:
         info = self.workload.info
-        base = {**json.loads(member_of(self.listener).info), "lease_ms": self._lease_ms}
+        base = {**json.loads(member_of(self.listener).info), "lease_ms": self._lease_ms, "role": self._role}
         return describe_worker(base, info.fingerprint, info.layout, draining=self._draining)
 
     def _note_draining(self, draining: bool) -> None:

@@ -10,11 +10,13 @@ import signal
 import struct
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from hashlib import blake2b
 from typing import TypedDict, Unpack
 
 from gpu_worker.scheduling.sequence import Branch
 from gpu_worker.scheduling.step import RunnerInfo, StepOutput, StepPlan
+from gpu_worker.testing.plain_blocks import PlainBlocks
 from octavo.sampling import SamplingParams, TokenScore
 from octavo.text import byte_tokenizer
 
@@ -29,6 +31,7 @@ class RunnerSizes(TypedDict, total=False):
     eos_token_ids: tuple[int, ...]
     block_size: int
     num_blocks: int
+    kv_cache_bytes: int  # in place of num_blocks, unless it is 0
     num_host_blocks: int
     context_tokens: int
     window: int
@@ -40,6 +43,8 @@ def new_runner_info(
 ) -> RunnerInfo:
     """The RunnerInfo of a runner without a model; `kind` names the runner."""
     block_size, vocab_size = sizes.get("block_size", 16), sizes.get("vocab_size", 1000)
+    bytes_per_block = block_size * bytes_per_slot
+    num_blocks = sizes.get("kv_cache_bytes", 0) // bytes_per_block or sizes.get("num_blocks", 1024)
     return RunnerInfo(
         model=sizes.get("model", kind),
         fingerprint=f"{kind}-{vocab_size}-{generate_eos}",
@@ -50,9 +55,9 @@ def new_runner_info(
         context_tokens=sizes.get("context_tokens", 8192),
         eos_token_ids=sizes.get("eos_token_ids", (0,)),
         block_size=block_size,
-        num_blocks=sizes.get("num_blocks", 1024),
+        num_blocks=num_blocks,
         num_host_blocks=sizes.get("num_host_blocks", 256),
-        bytes_per_block=block_size * bytes_per_slot,
+        bytes_per_block=bytes_per_block,
         window=sizes.get("window", 0),
         tokenizer=byte_tokenizer.NAME,
     )
@@ -72,9 +77,15 @@ class FakeRunner:
         self.step_s = step_s
         self._choose = Chooser(self.info, generate_eos=generate_eos)
 
+    @cached_property
+    def block_memory(self) -> PlainBlocks:
+        """Zeros, which no step reads: blocks of this runner travel, but nothing depends on them."""
+        memory = memoryview(bytearray(self.info.num_blocks * self.info.bytes_per_block))
+        return PlainBlocks(memory, self.info.num_blocks)
+
     def run(self, plan: StepPlan) -> StepOutput:
         """The next tokens and scores that the plan asks for."""
-        if self.step_s:
+        if self.step_s and plan.chunks:
             time.sleep(self.step_s)
         output = StepOutput([])
         for number, chunk in enumerate(plan.chunks):

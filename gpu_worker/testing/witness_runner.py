@@ -9,6 +9,7 @@ reads that differ, and `first_mismatch` describes the first one.
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from hashlib import blake2b
 from typing import Unpack
 
@@ -16,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_worker.scheduling.sequence import Branch
-from gpu_worker.scheduling.step import Chunk, RunnerInfo, StepOutput, StepPlan
+from gpu_worker.scheduling.step import BlockMemory, Chunk, RunnerInfo, StepOutput, StepPlan
 from gpu_worker.testing.fake_runner import GREEDY, Chooser, RunnerSizes, new_runner_info
+from gpu_worker.testing.plain_blocks import PlainBlocks
 from octavo.sampling import SamplingParams
 
 Words = NDArray[np.uint64]
@@ -42,9 +44,14 @@ class WitnessRunner:
         self._host: Words = unwritten_blocks(self.info.num_host_blocks, self.info.block_size)
         self._offsets: Indexes = np.arange(self.info.block_size, dtype=np.int64)
 
+    @cached_property
+    def block_memory(self) -> BlockMemory:
+        """The slots, as the arena has them."""
+        return PlainBlocks(self._arena.data, self.info.num_blocks)
+
     def run(self, plan: StepPlan) -> StepOutput:
         """Moves blocks, writes the slots of the chunks, and reads whole contexts back for the next tokens."""
-        if self.step_s:
+        if self.step_s and plan.chunks:
             time.sleep(self.step_s)
         self._move(plan)
         for chunk in plan.chunks:
@@ -71,6 +78,9 @@ class WitnessRunner:
         if plan.copies:
             sources, copies = zip(*plan.copies, strict=True)
             self._arena[list(copies)] = self._arena[list(sources)]
+        if plan.demotions:
+            blocks, hosts = zip(*plan.demotions, strict=True)
+            self._host[list(hosts)] = self._arena[list(blocks)]
 
     def _slots(self, branch: Branch, start: int, end: int) -> Indexes:
         size = self.info.block_size

@@ -3,9 +3,10 @@
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,12 +20,19 @@ from octavo.cli.supervisor import SupervisedProcess
 from octavo.cores import usable_cores
 from octavo.listen_address import reachable_address, with_host
 from octavo.options import AUTO, Settings
+from octavo.security.client_credentials import PLAIN, ClientCredentials
+from octavo.security.development_ca import certificate_files
+from octavo.security.roles import WORKER_NAME, PeerRole
+from octavo.security.tls import TlsFiles
 from octavo.setting_sources import arguments_of, environment_of
 from octavo.settings import RouterSettings, UpSettings, WorkerSettings
 from octavo.store.embedded import MAX_SOCKET_PATH, EmbeddedStore
+from octavo.worker_role import WorkerRole
 
 HOST = "127.0.0.1"
 HEALTH_TIMEOUT_S = 1.0
+HTTP_OFFSET = 8000
+MAX_PORT = 65535
 
 ReadyCheck = Callable[[], Awaitable[bool]]
 
@@ -38,6 +46,20 @@ class ClusterSettings:
     worker: WorkerSettings
     state_dir: Path
 
+    @property
+    def tls_folder(self) -> Path | None:
+        """Where the certificates are that `octavo up` makes; None unless it is asked to."""
+        return self.state_dir / "tls" if self.up.secure else None
+
+    def credentials(self, role: PeerRole, server_name: str = "") -> ClientCredentials:
+        """How `octavo up` itself calls what it has started. Raises TlsError."""
+        if self.tls_folder is not None:
+            return ClientCredentials(TlsFiles(*certificate_files(self.tls_folder, role)), server_name)
+        router = self.router
+        if not router.tls_cert:
+            return PLAIN
+        return ClientCredentials(TlsFiles(router.tls_cert, router.tls_key, router.tls_ca), server_name)
+
 
 class Cluster:
     """The processes of one machine. Ports and names are chosen once, so that a restarted process is the same one."""
@@ -50,14 +72,20 @@ class Cluster:
         for port in public:
             ports.require_free(up.host, port, "--grpc-port")
         self.public_addresses = [with_host(f"{HOST}:{port}", up.host) for port in public]
-        free = ports.pick(up.routers + up.workers)
+        num_processes = up.routers + up.workers
+        free = ports.pick(2 * num_processes + up.routers)
+        web = [f"{HOST}:{port}" for port in free[num_processes : 2 * num_processes]]
+        http = [with_host(f"{HOST}:{port}", up.host) for port in http_ports(up, free[2 * num_processes :])]
         self.store = self._store()
         self._store_url = up.store if self.store is None else (self.store.tcp_url or self.store.url)
         self._routers = [
-            self._router(index, listen, f"{HOST}:{admin}")
+            self._router(index, listen, f"{HOST}:{admin}", web[index], http[index])
             for index, (listen, admin) in enumerate(zip(self.public_addresses, free, strict=False))
         ]
-        self._workers = [self._worker(index, port) for index, port in enumerate(free[up.routers :])]
+        self._workers = [
+            self._worker(index, port, web[up.routers + index])
+            for index, port in enumerate(free[up.routers : num_processes])
+        ]
 
     @property
     def store_processes(self) -> list[SupervisedProcess]:
@@ -86,6 +114,7 @@ class Cluster:
                 for supervised, known in self._workers
             ],
             ready=ready,
+            tls=str(self._settings.tls_folder or ""),
         )
 
     def _store(self) -> EmbeddedStore | None:
@@ -100,26 +129,35 @@ class Cluster:
             memory_bytes=None if memory_bytes == AUTO else memory_bytes,
         )
 
-    def _router(self, index: int, listen: str, admin_listen: str) -> tuple[SupervisedProcess, RouterState]:
+    def _router(
+        self, index: int, listen: str, admin_listen: str, web_listen: str, http_listen: str
+    ) -> tuple[SupervisedProcess, RouterState]:
         name = f"router-{index}"
         settings = replace(
             self._settings.router,
             listen=listen,
             host="",
             admin_listen=admin_listen,
+            web_listen=web_listen,
+            http_listen=http_listen,
             store=self._store_url,
             router_id=name,
+            insecure=self._settings.up.insecure,
+            **self._tls_settings(PeerRole.ROUTER),
         )
         endpoint = reachable_address(settings.listen)
-        state = RouterState(name, None, endpoint, settings.admin_listen)
-        return self._supervised(name, "router", settings, serving(endpoint), {}), state
+        web, http = (f"{self._web_scheme}://{address}" for address in (web_listen, reachable_address(http_listen)))
+        state = RouterState(name, None, endpoint, settings.admin_listen, web, http)
+        ready = serving(endpoint, self._settings.credentials(PeerRole.OPERATOR))
+        return self._supervised(name, "router", settings, ready, {}), state
 
-    def _worker(self, index: int, port: int) -> tuple[SupervisedProcess, WorkerState]:
+    def _worker(self, index: int, port: int, web_listen: str) -> tuple[SupervisedProcess, WorkerState]:
         name = f"worker-{index}"
         threads = self._settings.worker.threads or max(1, usable_cores() // self._settings.up.workers)
         settings = replace(
             self._settings.worker,
             listen=f"{HOST}:{port}",
+            web_listen=web_listen,
             host="",
             store=self._store_url,
             # Other clusters may share a store that was given, and a worker id belongs to one worker of a store.
@@ -127,10 +165,24 @@ class Cluster:
             model=self._settings.up.model,
             device=self._settings.up.device,
             threads=threads,
+            role=role_of(index, self._settings.up),
+            insecure=self._settings.up.insecure,
+            **self._tls_settings(PeerRole.WORKER),
         )
-        state = WorkerState(settings.worker_id, None, settings.listen)
+        state = WorkerState(settings.worker_id, None, settings.listen, f"{self._web_scheme}://{web_listen}")
         environment = {"OMP_NUM_THREADS": str(threads)}
-        return self._supervised(name, "gpu_worker", settings, serving(settings.listen), environment), state
+        ready = serving(settings.listen, self._settings.credentials(PeerRole.OPERATOR, WORKER_NAME))
+        return self._supervised(name, "gpu_worker", settings, ready, environment), state
+
+    @property
+    def _web_scheme(self) -> str:
+        return "https" if self._settings.up.secure or self._settings.router.tls_cert else "http"
+
+    def _tls_settings(self, role: PeerRole) -> dict[str, Any]:
+        if self._settings.tls_folder is None:
+            return {}
+        files = certificate_files(self._settings.tls_folder, role)
+        return dict(zip(("tls_cert", "tls_key", "tls_ca"), files, strict=True))
 
     def _supervised(
         self, name: str, module: str, settings: Settings, ready: ReadyCheck, environment: dict[str, str]
@@ -142,11 +194,11 @@ class Cluster:
         return SupervisedProcess(child, ready)
 
 
-def serving(endpoint: str) -> ReadyCheck:
+def serving(endpoint: str, credentials: ClientCredentials = PLAIN) -> ReadyCheck:
     """Makes a check whether the server at `endpoint` says SERVING. A router does so once it has a worker."""
 
     async def is_serving() -> bool:
-        async with rpc.channel(endpoint) as channel:
+        async with rpc.channel(endpoint, credentials=credentials) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             try:
                 reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)
@@ -159,6 +211,25 @@ def serving(endpoint: str) -> ReadyCheck:
 
 async def _always() -> bool:
     return True
+
+
+def role_of(index: int, up: UpSettings) -> WorkerRole:
+    """What one of the workers is for: the first ones are for prompts, the next ones for outputs."""
+    if index < up.prefill_workers:
+        return WorkerRole.PREFILL
+    return WorkerRole.DECODE if index < up.prefill_workers + up.decode_workers else WorkerRole.BOTH
+
+
+def http_ports(up: UpSettings, free: Sequence[int]) -> list[int]:
+    """The ports on which routers listen for HTTP: HTTP_OFFSET above those for gRPC, or else `free` ones.
+
+    So a program that has been told the address finds the service there the next time as well.
+    """
+    wanted = [up.grpc_port + HTTP_OFFSET + index for index in range(up.routers)]
+    is_fixed = up.grpc_port > 0 and wanted[-1] <= MAX_PORT
+    return [
+        port if is_fixed and ports.is_free(up.host, port) else other for port, other in zip(wanted, free, strict=True)
+    ]
 
 
 def router_ports(up: UpSettings) -> list[int]:

@@ -1,4 +1,4 @@
-"""The command line: `octavo up | router | worker | generate | chat | status | drain | doctor | completion`.
+"""The command line: `octavo up | router | worker | generate | chat | status | top | drain | migrate | bench | …`.
 
 Exit codes: 0 done; 1 failed; 2 wrong arguments, or a request refused with INVALID_ARGUMENT; 130 interrupted.
 """
@@ -8,7 +8,24 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from octavo.cli import chat, completion, doctor, drain, generate, output, programs, status, up
+from octavo.cli import (
+    bench,
+    cert,
+    chat,
+    completion,
+    doctor,
+    drain,
+    generate,
+    key,
+    migrate,
+    output,
+    programs,
+    show,
+    status,
+    store_acl,
+    top,
+    up,
+)
 from octavo.cli.command_error import CommandError
 from octavo.cli.output import print_error
 from octavo.command_parser import CommandParser
@@ -16,7 +33,10 @@ from octavo.errors import InvalidArgument, ServingError
 from octavo.options import SettingsError, closest
 
 INTERRUPTED = 130
-COMMANDS = (up, programs, generate, chat, status, drain, doctor, completion)
+COMMANDS = (
+    *(up, programs, generate, chat, status, top, show, drain, migrate, bench),
+    *(doctor, cert, key, store_acl, completion),
+)
 
 
 def parser() -> CommandParser:

@@ -10,6 +10,7 @@ from octavo.cli.command_error import CommandError
 from octavo.cli.output import print_error
 from octavo.client import Client, RetryPolicy
 from octavo.errors import ServingError, Unreachable
+from octavo.security.roles import PeerRole
 
 NOTICE_S = 1.0  # how long a command waits before it says so
 TIMEOUT_S = 5.0
@@ -50,7 +51,8 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
     """
     cells = deployment.endpoints(args)
     notice = RetryNotice(args.command)
-    with Client(cells, policy=RetryPolicy(on_retry=notice.retrying)) as client:
+    credentials = deployment.credentials(args, PeerRole.CLIENT)
+    with Client(cells, policy=RetryPolicy(on_retry=notice.retrying), credentials=credentials) as client:
         with delayed_notice(args.command, [name for cell in cells for name in cell], args.timeout):
             try:
                 client.connect(args.timeout)
@@ -60,14 +62,20 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
 
 
 @contextmanager
-def delayed_notice(command: str, endpoints: list[str], timeout_s: float) -> Iterator[None]:
-    """Says after a second that the endpoints do not answer, if the context lasts that long."""
-    text = f"{', '.join(endpoints)}: no answer yet; retrying, for {timeout_s:g} s in all"
+def delayed_notice(command: str, endpoints: list[str], timeout_s: float) -> Iterator[threading.Timer]:
+    """Says after a second that the endpoints do not answer, if the context lasts that long and does not cancel it."""
+    with notice(command, f"{', '.join(endpoints)}: no answer yet; retrying, for {timeout_s:g} s in all") as timer:
+        yield timer
+
+
+@contextmanager
+def notice(command: str, text: str) -> Iterator[threading.Timer]:
+    """Prints the text after a second, if the context lasts that long and does not cancel it."""
     timer = threading.Timer(NOTICE_S, print_error, (command, text))
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield timer
     finally:
         timer.cancel()
 

@@ -1,12 +1,19 @@
 """Finds the deployment that a command calls: that of --endpoint, or the `octavo up` on the state directory."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from octavo.cli import state
 from octavo.cli.command_error import CommandError
 from octavo.endpoint import parse_cells, parse_targets
 from octavo.errors import InvalidArgument
+from octavo.security.client_credentials import ClientCredentials, credentials_of
+from octavo.security.development_ca import certificate_files
+from octavo.security.roles import PeerRole
+from octavo.security.tls import TlsError
+from octavo.setting_sources import add_arguments as add_setting_arguments
+from octavo.settings import ClientSettings, from_args
 
 
 class NoDeploymentError(CommandError):
@@ -20,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="routers to call, with a semicolon between cells [those of the `octavo up` that runs here]",
     )
     add_state_dir(parser)
+    add_setting_arguments(parser, ClientSettings)
 
 
 def add_state_dir(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +37,7 @@ def add_state_dir(parser: argparse.ArgumentParser) -> None:
 def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
     add_state_dir(parser)
     parser.add_argument("--admin-endpoint", metavar="HOST:PORT[,...]", help="admin listeners of the routers to ask")
+    add_setting_arguments(parser, ClientSettings)
 
 
 def directory(args: argparse.Namespace) -> Path:
@@ -41,6 +50,29 @@ def running(args: argparse.Namespace, other_flag: str) -> state.ClusterState:
     if found is None:
         text = f"no `octavo up` runs on {directory(args)}: start one, or say where with --state-dir"
         raise NoDeploymentError(f"{text}, or name routers with {other_flag}")
+    return found
+
+
+class CredentialsError(CommandError):
+    """The files of certificates or keys cannot be used. The message names the flag and the file."""
+
+
+def credentials(args: argparse.Namespace, role: PeerRole) -> ClientCredentials:
+    """How the command shows who it is. Where the flags say nothing: by the certificate that `octavo up --secure` made.
+
+    Raises CredentialsError.
+    """
+    given = from_args(ClientSettings, args)
+    try:
+        found = credentials_of(given)
+        if found.tls is None and not (getattr(args, "endpoint", None) or getattr(args, "admin_endpoint", None)):
+            current = state.read(directory(args))
+            if current is not None and current.tls:
+                named = certificate_files(Path(current.tls), role)
+                given = replace(given, **dict(zip(("tls_cert", "tls_key", "tls_ca"), named, strict=True)))
+                found = credentials_of(given)
+    except TlsError as error:
+        raise CredentialsError(str(error)) from None
     return found
 
 

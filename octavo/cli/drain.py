@@ -2,26 +2,24 @@
 
     octavo drain worker-0              until it is empty; then it can be stopped, and nobody notices
     octavo drain worker-0 --undo       it gets work again, as it does after a restart
+    octavo drain --self                the worker that runs here, by its own OCTAVO_WORKER_*: what a pod does as it ends
 
 WORKER is a name in `octavo status`. The process goes on, NOT_SERVING. SIGTERM to a worker drains it, too, and ends it.
 """
 
 import argparse
-import asyncio
+from collections.abc import Callable
 
-import grpc
-
-from octavo import limits, rpc, statuses
-from octavo.cli import connection, deployment, output
+from octavo import limits
+from octavo.cli import admin_calls, connection, deployment, output, self_drain
 from octavo.cli.command_error import CommandError
-from octavo.errors import NotFound
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
 GRACE_S = 60.0
 
 
 class DrainError(CommandError):
-    """No router has drained the worker. The message says why, and what to do."""
+    """The flags do not fit. The message names the flag and the remedy."""
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -31,7 +29,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("worker", metavar="WORKER", help="its name, as `octavo status` shows it")
+    parser.add_argument("worker", metavar="WORKER", nargs="?", help="its name, as `octavo status` shows it")
+    parser.add_argument(
+        "--self", dest="own", action="store_true", help="the worker that runs here; no router has to be reached"
+    )
     parser.add_argument("--undo", action="store_true", help="let the worker have sequences again")
     parser.add_argument(
         "--grace",
@@ -49,68 +50,51 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     if args.grace * 1000 > limits.MAX_DRAIN_MS:
         raise DrainError(f"--grace: at most {limits.MAX_DRAIN_MS / 1000:g} seconds")
-    if args.admin_endpoint:
-        addresses = deployment.split_endpoints("--admin-endpoint", args.admin_endpoint)
+    if bool(args.worker) == args.own:
+        raise DrainError("name a WORKER, as `octavo status` shows it, or give --self where the worker runs")
+    worker = self_drain.own_settings(args) if args.own else None
+    name = (worker.worker_id or "the worker here") if worker else args.worker
+    tell = _progress_teller(args, name)
+    if worker:
+        left, moved, released = self_drain.drain_worker(args, worker, tell)
     else:
-        addresses = [router.admin_endpoint for router in deployment.running(args, "--admin-endpoint").routers]
-    progress = asyncio.run(drain_worker(args, addresses))
+        left, moved, released = admin_calls.ask_routers(args, lambda admin: drain_worker(args, admin, tell))
     if args.json:
         output.print_json(
             {
-                "worker_id": args.worker,
+                "worker_id": name,
                 "draining": not args.undo,
-                "num_left": progress.num_left,
-                "num_released": progress.num_released,
+                "num_left": left,
+                "num_migrated": moved,
+                "num_released": released,
             }
         )
     elif args.undo:
-        print(f"{args.worker} gets sequences again")
+        print(f"{name} gets sequences again")
     else:
-        print(
-            f"{args.worker} is drained: {progress.num_released} sequences were released, {progress.num_left} are left"
-        )
+        print(f"{name} is drained. Sequences moved with their blocks: {moved}, released: {released}, left: {left}")
     return 0
 
 
-async def drain_worker(args: argparse.Namespace, addresses: list[str]) -> admin_pb2.DrainWorkerResponse:
-    """The last progress. Asks one router after the other, until one is reached that knows the worker.
-
-    Raises ServingError or DrainError.
-    """
-    reasons, unknown = [], None
-    for address in addresses:
-        try:
-            return await _drain_by(args, address)
-        except grpc.aio.AioRpcError as error:
-            if statuses.status_in(error) is not None:
-                refusal = statuses.error_from(error)
-                if not isinstance(refusal, NotFound):
-                    raise refusal from None
-                unknown = refusal  # another router may know a worker that this one has lost, or has not met yet
-            else:
-                reasons.append(f"{address}: {_reason(error, args.timeout)}")
-    if unknown is not None:
-        raise unknown
-    raise DrainError("; ".join(reasons))
-
-
-async def _drain_by(args: argparse.Namespace, address: str) -> admin_pb2.DrainWorkerResponse:
+async def drain_worker(
+    args: argparse.Namespace, admin: admin_pb2_grpc.AdminStub, tell: Callable[[int], None]
+) -> self_drain.DrainTally:
+    """The last progress that one router reports."""
     request = admin_pb2.DrainWorkerRequest(worker_id=args.worker, grace_ms=int(args.grace * 1000), undo=args.undo)
-    progress, told = admin_pb2.DrainWorkerResponse(), -1
-    async with rpc.channel(address) as channel:
-        with connection.delayed_notice(args.command, [address], args.timeout):
-            try:
-                await asyncio.wait_for(channel.channel_ready(), args.timeout)
-            except TimeoutError:
-                pass  # the call says why
-        async for progress in admin_pb2_grpc.AdminStub(channel).DrainWorker(request):
-            if progress.num_left != told and not (args.json or args.undo):
-                told = progress.num_left
-                output.print_error(args.command, f"{args.worker}: {told} sequences left")
-    return progress
+    progress = admin_pb2.DrainWorkerResponse()
+    async for progress in admin.DrainWorker(request):
+        tell(progress.num_left)
+    return self_drain.DrainTally(progress.num_left, progress.num_migrated, progress.num_released)
 
 
-def _reason(error: grpc.aio.AioRpcError, timeout_s: float) -> str:
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return "this is not the Admin listener of a router: see --admin-listen"
-    return f"{error.details() or error.code().name}: correct --admin-endpoint, or wait longer with --timeout"
+def _progress_teller(args: argparse.Namespace, name: str) -> Callable[[int], None]:
+    """A function that says on stderr how many sequences are left, each number once."""
+    told = -1
+
+    def tell(num_left: int) -> None:
+        nonlocal told
+        if num_left != told and not (args.json or args.undo):
+            told = num_left
+            output.print_error(args.command, f"{name}: sequences left: {told}")
+
+    return tell

@@ -1,7 +1,7 @@
 """`octavo router` and `octavo worker`: one process each, which finds the others through the store.
 
-    octavo router --store redis://HOST:6379/0 --host 0.0.0.0
-    octavo worker --store redis://HOST:6379/0 --host 0.0.0.0 --model PATH
+    octavo router --store redis://HOST:6379/0 --host 0.0.0.0 --tls-cert FILE --tls-key FILE --tls-ca FILE
+    octavo worker --store redis://HOST:6379/0 --host 0.0.0.0 --tls-cert FILE --tls-key FILE --tls-ca FILE --model PATH
 
 The command becomes the program (exec): signals, exit status and logs are those of `python -m router` and
 `python -m gpu_worker`, which take the same settings.
@@ -37,7 +37,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     """Becomes the program, and does not return. Raises SettingsError in a moment, before the program imports torch."""
     module, cls, _ = PROGRAMS[args.command]
-    settings.from_args(cls, args)
+    settings.require_protected(settings.from_args(cls, args))
     return _become(program_command(module, args.arguments))
 
 

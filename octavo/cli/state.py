@@ -35,6 +35,8 @@ class RouterState:
     pid: int | None
     endpoint: str
     admin_endpoint: str
+    web: str = ""  # where /metrics and /health are
+    http: str = ""  # where OpenAI's clients call, without the /v1
     exits: ExitHistory = ExitHistory()
 
 
@@ -43,6 +45,7 @@ class WorkerState:
     worker_id: str
     pid: int | None
     endpoint: str
+    web: str = ""
     exits: ExitHistory = ExitHistory()
 
 
@@ -65,6 +68,7 @@ class ClusterState:
     routers: list[RouterState] = field(default_factory=list)
     workers: list[WorkerState] = field(default_factory=list)
     ready: bool = False
+    tls: str = ""  # folder of the certificates with which everything runs; empty: without TLS, or with given ones
 
     @property
     def endpoints(self) -> list[str]:
@@ -83,6 +87,7 @@ class ClusterState:
             routers=[RouterState(**_with_exits(router)) for router in data["routers"]],
             workers=[WorkerState(**_with_exits(worker)) for worker in data["workers"]],
             ready=data["ready"],
+            tls=data.get("tls", ""),
         )
 
 

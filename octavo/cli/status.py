@@ -15,6 +15,8 @@ from octavo.cli import connection, deployment, output
 from octavo.cli.state import ClusterState, ExitHistory, RouterState
 from octavo.errors import StoreUnavailable
 from octavo.options import masked
+from octavo.security.client_credentials import PLAIN, ClientCredentials
+from octavo.security.roles import PeerRole
 from octavo.store import open_store
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         routers = state.routers
     addresses = [router.admin_endpoint for router in routers]
     with connection.delayed_notice(args.command, addresses, args.timeout):
-        status = asyncio.run(collect(routers, state, args.timeout))
+        status = asyncio.run(collect(routers, state, args.timeout, deployment.credentials(args, PeerRole.OPERATOR)))
     if args.json:
         output.print_json(status, indent=2)
     else:
@@ -61,9 +63,14 @@ def _remedy(router: dict[str, Any], state: ClusterState | None) -> str:
     return f": {router['router_id']} (pid {router['pid'] or '-'}) starts or hangs; see {log}"
 
 
-async def collect(routers: list[RouterState], state: ClusterState | None, timeout_s: float) -> dict[str, Any]:
+async def collect(
+    routers: list[RouterState],
+    state: ClusterState | None,
+    timeout_s: float,
+    credentials: ClientCredentials = PLAIN,
+) -> dict[str, Any]:
     """The status of all routers, their workers and the store. Those that do not answer are shown as not serving."""
-    answers = await asyncio.gather(*(_ask(router.admin_endpoint, timeout_s) for router in routers))
+    answers = await asyncio.gather(*(_ask(router.admin_endpoint, timeout_s, credentials) for router in routers))
     store = await _store(state) if state else None
     return {
         "up": {"pid": state.pid, "ready": state.ready, "model": state.model, "state_dir": state.state_dir}
@@ -83,9 +90,9 @@ class RouterAnswer:
     serving: bool
 
 
-async def _ask(endpoint: str, timeout_s: float) -> RouterAnswer | str:
+async def _ask(endpoint: str, timeout_s: float, credentials: ClientCredentials) -> RouterAnswer | str:
     """What the router answers, or why it does not, and what to do."""
-    async with rpc.channel(endpoint) as channel:
+    async with rpc.channel(endpoint, credentials=credentials) as channel:
         try:
             serving = await _serves(channel, timeout_s)
             workers = await admin_pb2_grpc.AdminStub(channel).ListWorkers(
@@ -165,6 +172,11 @@ def _workers(state: ClusterState | None, answers: list[admin_pb2.ListWorkersResp
     return [rows[name] for name in sorted(rows)]
 
 
+_ROLES = {
+    admin_pb2.WORKER_ROLE_BOTH: "both",
+    admin_pb2.WORKER_ROLE_PREFILL: "prefill",
+    admin_pb2.WORKER_ROLE_DECODE: "decode",
+}
 _EMPTY = {
     "incarnation": "",
     "available": False,
@@ -172,6 +184,7 @@ _EMPTY = {
     "exits": asdict(ExitHistory()),
     "model": "",
     "device": "",
+    "role": "",
     "num_sequences": 0,
     "num_running": 0,
     "num_waiting": 0,
@@ -191,6 +204,7 @@ def _worker(status: admin_pb2.WorkerStatus) -> dict[str, Any]:
         "exits": asdict(ExitHistory()),
         "model": status.model,
         "device": status.device,
+        "role": _ROLES.get(status.role, ""),
         "num_sequences": load.num_sequences,
         "num_running": load.num_running,
         "num_waiting": load.num_waiting,
@@ -214,13 +228,14 @@ def _text(status: dict[str, Any]) -> str:
     parts.append(output.table(["router", "pid", "endpoint", "admin", "serving"], routers))
     workers = [
         [
-            *(row["worker_id"], row["pid"] or "-", row["endpoint"], row["incarnation"] or "-", row["num_sequences"]),
+            *(row["worker_id"], row["pid"] or "-", row["endpoint"], row["incarnation"] or "-", row["role"] or "-"),
+            row["num_sequences"],
             *(row["blocks"][kind] for kind in ("free", "used", "cached")),
             "yes" if row["available"] else row["reason"] or "no",
         ]
         for row in status["workers"]
     ]
-    header = ["worker", "pid", "endpoint", "incarnation", "sequences", "free", "used", "cached", "available"]
+    header = ["worker", "pid", "endpoint", "incarnation", "role", "sequences", "free", "used", "cached", "available"]
     parts.append(output.table(header, workers))
     if status["store"]:
         store = status["store"]

@@ -17,7 +17,11 @@ from octavo.cli.supervisor import StartError, Supervisor
 from octavo.client import AsyncClient
 from octavo.command_parser import USAGE
 from octavo.errors import ServingError
-from octavo.listen_address import exposure_warning
+from octavo.listen_address import EVERY_INTERFACE, exposure_refusal, exposure_warning, with_host
+from octavo.options import masked
+from octavo.security.development_ca import CertificateError, certificate_files, is_complete, make_certificates
+from octavo.security.roles import PeerRole
+from octavo.security.tls import TlsError
 from octavo.setting_sources import add_arguments
 
 START_TIMEOUT_S = 600.0  # for loading a large model; a process that ends is noticed at once
@@ -45,11 +49,21 @@ def run(args: argparse.Namespace) -> int:
     _require_usable(wanted)
     try:
         with state.locked(wanted.state_dir):
+            _make_certificates(wanted)
             return asyncio.run(_UpProcess(wanted, args.json).run())
+    except (CertificateError, TlsError) as error:
+        raise CommandError(str(error)) from None
     except StartError as error:
         if error.log:
             print(error.log, file=sys.stderr)
         raise
+
+
+def _make_certificates(wanted: ClusterSettings) -> None:
+    """Makes those of --secure, unless they are there and stay valid for weeks."""
+    folder = wanted.tls_folder
+    if folder is not None and not is_complete(folder):
+        make_certificates(folder, [] if wanted.up.host in EVERY_INTERFACE else [wanted.up.host])
 
 
 def _settings(args: argparse.Namespace) -> ClusterSettings:
@@ -66,12 +80,31 @@ def _settings(args: argparse.Namespace) -> ClusterSettings:
 def _require_usable(wanted: ClusterSettings) -> None:
     """Raises CommandError for what the processes would notice only seconds later, or wait for in vain."""
     up, worker = wanted.up, wanted.worker
+    if up.prefill_workers + up.decode_workers > up.workers:
+        raise CommandError(
+            f"--prefill-workers {up.prefill_workers} and --decode-workers {up.decode_workers} are more than "
+            f"--workers {up.workers}, of which they are"
+        )
     _require(checks.block_memory(up.workers, worker.kv_cache_bytes, max(worker.swap_bytes, 0), up.device))
+    _require_protected(wanted)
     if up.store:
         _require(asyncio.run(store_check.store(up.store)))
     if worker.runner == "model":
         _require(model_checks.model(up.model))
         _require(model_checks.tokenizer(wanted.router.tokenizer or up.model))
+
+
+def _require_protected(wanted: ClusterSettings) -> None:
+    """Raises CommandError if other machines could call routers without TLS, unless that is asked for."""
+    up, router = wanted.up, wanted.router
+    files = (router.tls_cert, router.tls_key, router.tls_ca)
+    if up.secure and any(files):
+        raise CommandError("--secure makes certificates of its own: leave --tls-cert, --tls-key and --tls-ca out")
+    if any(files) and not all(files):
+        raise CommandError("--tls-cert, --tls-key and --tls-ca belong together: give all three, or none of them")
+    refusal = exposure_refusal([with_host(f"127.0.0.1:{up.grpc_port}", up.host)], "give --secure")
+    if refusal and not (up.secure or all(files) or up.insecure):
+        raise CommandError(refusal)
 
 
 def _require(report: CheckReport) -> None:
@@ -132,7 +165,8 @@ class _UpProcess:
     async def _serve(self) -> None:
         up = self._settings.up
         self._say(f"state and logs are in {self._settings.state_dir}")
-        if warning := exposure_warning(self._cluster.public_addresses):
+        protected = up.secure or self._settings.router.tls_cert
+        if not protected and (warning := exposure_warning(self._cluster.public_addresses)):
             self._say(f"warning: {warning}")
         await self._supervisor.start(self._cluster.store_processes, START_TIMEOUT_S)
         self._say(f"starting {up.routers} router(s), and {up.workers} worker(s) that load {up.model}")
@@ -145,15 +179,21 @@ class _UpProcess:
     async def _introduce(self) -> None:
         current = self._cluster.state(ready=True)
         if self._as_json:
-            print(json.dumps(current.to_json()), flush=True)
+            shown = current.to_json()
+            shown["store"]["url"] = masked(current.store.url)  # stdout may be a log
+            print(json.dumps(shown), flush=True)
             return
-        async with AsyncClient(current.endpoints) as client:
+        credentials = self._settings.credentials(PeerRole.CLIENT)
+        async with AsyncClient(current.endpoints, credentials=credentials) as client:
             try:
                 has_text = all(model.has_tokenizer for model in await client.models())
             except ServingError:
                 has_text = True  # the sample tells what is wrong
-            print(_banner(current, has_text), flush=True)
-            await self._show_sample(client, has_text)
+            print(_banner(current, has_text, self._settings), flush=True)
+            if self._settings.router.api_keys:
+                print("  sample      none: requests need one of the keys of --api-keys\n", flush=True)
+            else:
+                await self._show_sample(client, has_text)
         print("Ctrl-C ends everything.", flush=True)
 
     async def _show_sample(self, client: AsyncClient, has_text: bool) -> None:
@@ -193,28 +233,61 @@ class _UpProcess:
             print(text, file=sys.stderr, flush=True)
 
 
-def _banner(current: state.ClusterState, has_text: bool) -> str:
+def _banner(current: state.ClusterState, has_text: bool, wanted: ClusterSettings) -> str:
     endpoints = ",".join(current.endpoints)
     workers = ", ".join(f"{worker.worker_id} {worker.endpoint}" for worker in current.workers)
+    octavo = f"{find_program('octavo') or 'octavo'} generate{octavo_flags(wanted)}"
+    watched = [*(router.web for router in current.routers), *(worker.web for worker in current.workers)]
     prompt = f"'{SAMPLE_PROMPT}'" if has_text else f"--json --token-ids {','.join(map(str, SAMPLE_IDS))}"
     return "\n".join(
         [
             "",
             f"octavo serves {current.model}",
             f"  endpoints   {', '.join(current.endpoints)}",
+            f"  http        {', '.join(f'{router.http}/v1' for router in current.routers)}",
             f"  admin       {', '.join(router.admin_endpoint for router in current.routers)}",
             f"  workers     {workers}",
+            f"  page        {', '.join(f'{router.web}/' for router in current.routers)}",
+            f"  metrics     {', '.join(f'{web}/metrics' for web in watched)}",
             "",
-            f"  {grpcurl_line(current.endpoints[0], has_text)}",
-            f"  {find_program('octavo') or 'octavo'} generate --endpoint {endpoints} {prompt} --max-tokens 16",
+            f"  {grpcurl_line(current.endpoints[0], has_text, security_flags(wanted))}",
+            f"  {curl_line(current.routers[0].http, has_text, security_flags(wanted), wanted.router.api_keys)}",
+            f"  {octavo} --endpoint {endpoints} {prompt} --max-tokens 16",
             "",
         ]
     )
 
 
-def grpcurl_line(endpoint: str, has_text: bool = True) -> str:
+def security_flags(wanted: ClusterSettings) -> str:
+    """The flags by which grpcurl calls as a client."""
+    files = (wanted.router.tls_cert, wanted.router.tls_key, wanted.router.tls_ca)
+    if wanted.tls_folder is not None:
+        files = certificate_files(wanted.tls_folder, PeerRole.CLIENT)
+    if not files[0]:
+        return "-plaintext"
+    cert, key, ca = files
+    return f"-cacert {ca} -cert {cert} -key {key}"
+
+
+def octavo_flags(wanted: ClusterSettings) -> str:
+    """The flags by which a command of octavo calls as a client, each with a space before it."""
+    words = security_flags(wanted).split(" ")
+    names = {"-cacert": "--tls-ca", "-cert": "--tls-cert", "-key": "--tls-key", "-plaintext": ""}
+    return "".join(f" {names.get(word, word)}" for word in words if names.get(word, word))
+
+
+def curl_line(base: str, has_text: bool = True, security: str = "-plaintext", api_keys: str = "") -> str:
+    """A curl command that can be pasted. Where there are API keys, it takes one from the variable OPENAI_API_KEY."""
+    body = {"prompt": SAMPLE_PROMPT if has_text else SAMPLE_IDS, "max_tokens": 16, "temperature": 0}
+    words = [word.replace("-", "--") if word.startswith("-") else word for word in security.split()]
+    flags = "" if words == ["--plaintext"] else f" {' '.join(words)}"
+    key = ' -H "Authorization: Bearer $OPENAI_API_KEY"' if api_keys else ""
+    return f"curl{flags} {base}/v1/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+
+
+def grpcurl_line(endpoint: str, has_text: bool = True, security: str = "-plaintext") -> str:
     """A grpcurl command that can be pasted."""
     prompt = {"text": SAMPLE_PROMPT} if has_text else {"token_ids": {"ids": SAMPLE_IDS}}
     request = {**prompt, "sampling": {"max_tokens": 16, "temperature": 0}}
     grpcurl = find_program("grpcurl") or "grpcurl"
-    return f"{grpcurl} -plaintext -d '{json.dumps(request)}' {endpoint} octavo.v1.Inference/Complete"
+    return f"{grpcurl} {security} -d '{json.dumps(request)}' {endpoint} octavo.v1.Inference/Complete"

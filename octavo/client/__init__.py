@@ -8,6 +8,7 @@ from octavo.client.events import (
     Logprobs,
     Model,
     Output,
+    RequestEntry,
     RequestStatus,
     StreamEnd,
     TokenLogprob,
@@ -17,11 +18,14 @@ from octavo.client.retry import RetryPolicy
 from octavo.client.stream import AsyncStream
 from octavo.client.sync import Client, Stream
 from octavo.sampling import FinishReason, SamplingParams
+from octavo.security.client_credentials import ClientCredentials
+from octavo.security.tls import TlsFiles
 
 __all__ = [
     "AsyncClient",
     "AsyncStream",
     "Client",
+    "ClientCredentials",
     "Completion",
     "Event",
     "FinishReason",
@@ -29,11 +33,13 @@ __all__ = [
     "Model",
     "Output",
     "RequestArguments",
+    "RequestEntry",
     "RequestStatus",
     "RetryPolicy",
     "SamplingParams",
     "Stream",
     "StreamEnd",
+    "TlsFiles",
     "TokenLogprob",
     "Usage",
 ]

@@ -19,6 +19,7 @@ from octavo.client.retry import Recovery, RetryBudget, RetryPolicy
 from octavo.client.stream import AsyncStream, collect
 from octavo.endpoint import Endpoints
 from octavo.sampling import SamplingParams
+from octavo.security.client_credentials import PLAIN, ClientCredentials
 from octavo.v1 import inference_pb2
 
 UNARY_TIMEOUT_S = 30.0
@@ -35,8 +36,15 @@ class AsyncClient:
     `async with`.
     """
 
-    def __init__(self, endpoints: Endpoints, *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  frozen: one for all
-        self._cells = CellPools(endpoints)
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        *,
+        policy: RetryPolicy = RetryPolicy(),  # noqa: B008  frozen: one for all
+        credentials: ClientCredentials = PLAIN,
+    ) -> None:
+        """With `credentials`, calls go over TLS, or with an API key, or both."""
+        self._cells = CellPools(endpoints, credentials)
         self._policy = policy
         self._budget = RetryBudget(policy.retry_ratio, policy.min_retries)
 

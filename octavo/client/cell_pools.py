@@ -6,18 +6,19 @@ from octavo import errors
 from octavo.cells import cell_number
 from octavo.client.endpoint_pool import EndpointPool
 from octavo.endpoint import Endpoints, parse_cells
+from octavo.security.client_credentials import PLAIN, ClientCredentials
 
 
 class CellPools:
     """Says which pool a call goes to. They belong to one event loop."""
 
-    def __init__(self, endpoints: Endpoints) -> None:
+    def __init__(self, endpoints: Endpoints, credentials: ClientCredentials = PLAIN) -> None:
         """Raises InvalidArgument, which names the cell, if one of the endpoints is none."""
         try:
             cells = parse_cells(endpoints)
         except ValueError as error:
             raise errors.InvalidArgument("endpoints", str(error)) from None
-        self._pools = [EndpointPool(cell) for cell in cells]
+        self._pools = [EndpointPool(cell, credentials) for cell in cells]
         self._turn = 0
 
     def __len__(self) -> int:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast
 from octavo import errors, wire
 from octavo.chat_messages import ChatTurn, is_conversation, message_pairs
 from octavo.client import events
-from octavo.record import TimelineEntry
 from octavo.sampling import SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
 
@@ -148,7 +147,9 @@ def request_status(message: inference_pb2.GetResponse) -> events.RequestStatus:
         num_tokens=tuple(message.num_tokens),
         finish_reasons=tuple(map(wire.finish_from_wire, message.finish_reasons)),
         usage=_usage(message.usage),
-        timeline=tuple(TimelineEntry(item.after_ms, item.what, item.detail) for item in message.timeline),
+        timeline=tuple(
+            events.RequestEntry(item.after_ms, item.what, item.detail, item.worker) for item in message.timeline
+        ),
         failure=_failure(message),
     )
 

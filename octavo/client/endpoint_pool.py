@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo import errors, rpc, statuses
 from octavo.endpoint import parse_targets
+from octavo.security.client_credentials import PLAIN, ClientCredentials
 from octavo.v1 import inference_pb2_grpc
 
 STRANGE = (
@@ -36,12 +37,13 @@ class EndpointPool:
     A pool belongs to one event loop.
     """
 
-    def __init__(self, endpoints: str | Sequence[str]) -> None:
+    def __init__(self, endpoints: str | Sequence[str], credentials: ClientCredentials = PLAIN) -> None:
         """Raises InvalidArgument if one of the endpoints is none."""
         try:
             self.names = parse_targets(endpoints)
         except ValueError as error:
             raise errors.InvalidArgument("endpoints", str(error)) from None
+        self._credentials = credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._failed_at: dict[str, float] = {}
         self._turn = 0
@@ -67,7 +69,7 @@ class EndpointPool:
 
     def _channel(self, name: str) -> grpc.aio.Channel:
         if name not in self._channels:
-            self._channels[name] = rpc.channel(name, options=channel_options())
+            self._channels[name] = rpc.channel(name, credentials=self._credentials, options=channel_options())
         return self._channels[name]
 
     async def connect(self, timeout_s: float) -> None:

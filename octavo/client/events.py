@@ -1,9 +1,9 @@
 """The values that the SDK returns: frozen dataclasses. No protobuf class leaves the client."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo.errors import Failure
-from octavo.record import TimelineEntry
 from octavo.sampling import FinishReason, SamplingParams
 
 
@@ -98,6 +98,15 @@ class Completion:
         return self.outputs[0].finish_reason
 
 
+class RequestEntry(NamedTuple):
+    """One thing that happened to a request."""
+
+    after_ms: int  # after it was accepted
+    what: str
+    detail: str
+    worker: str = ""  # the name of the worker that it is about, if the router that answered knows one
+
+
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
     """The status of a request, as `get` finds it in the record."""
@@ -109,7 +118,7 @@ class RequestStatus:
     num_tokens: tuple[int, ...]
     finish_reasons: tuple[FinishReason, ...]
     usage: Usage
-    timeline: tuple[TimelineEntry, ...]
+    timeline: tuple[RequestEntry, ...]
     failure: Failure | None
 
 

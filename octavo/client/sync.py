@@ -13,6 +13,7 @@ from octavo.client.retry import RetryPolicy
 from octavo.client.stream import AsyncStream
 from octavo.endpoint import Endpoints
 from octavo.sampling import SamplingParams
+from octavo.security.client_credentials import PLAIN, ClientCredentials
 
 Result = TypeVar("Result")
 
@@ -23,8 +24,14 @@ class Client:
     Close it, or use `with`. A stream is a plain iterator; a caller that closes it early disconnects.
     """
 
-    def __init__(self, endpoints: Endpoints, *, policy: RetryPolicy = RetryPolicy()) -> None:  # noqa: B008  frozen: one for all
-        self._client = AsyncClient(endpoints, policy=policy)
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        *,
+        policy: RetryPolicy = RetryPolicy(),  # noqa: B008  frozen: one for all
+        credentials: ClientCredentials = PLAIN,
+    ) -> None:
+        self._client = AsyncClient(endpoints, policy=policy, credentials=credentials)
         self._loop = _LoopThread()
 
     def __enter__(self) -> Self:

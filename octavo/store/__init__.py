@@ -9,17 +9,18 @@ from octavo.store_url import require_store_url
 def open_store(url: str, **options: Any) -> Store:
     """The store at a URL: redis://HOST:PORT[,HOST:PORT...], rediss://, unix:///path, or memory:// for one process.
 
-    It is not connected before `await store.open()`. `options` are the fields of RedisOptions, and `on_generation`.
+    It is not connected before `await store.open()`. `options` are the fields of RedisOptions, `on_generation`, and the
+    `tally` of its calls.
     Raises ValueError, which shows no part of the URL that may be a secret, if this is no URL of a store.
     """
     require_store_url(url)
     if url.startswith("memory:"):
         from octavo.store.memory import MemoryStore
 
-        redis_only = ("replicas", "replica_timeout_ms")
+        redis_only = ("replicas", "replica_timeout_ms", "tally")
         return MemoryStore(**{name: value for name, value in options.items() if name not in redis_only})
     from octavo.store.redis import RedisStore
     from octavo.store.redis_server import RedisOptions
 
-    on_generation = options.pop("on_generation", None)
-    return RedisStore(url, RedisOptions(**options), on_generation)
+    on_generation, tally = options.pop("on_generation", None), options.pop("tally", None)
+    return RedisStore(url, RedisOptions(**options), on_generation, tally=tally)

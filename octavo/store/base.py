@@ -19,6 +19,7 @@ from octavo.store.calls import (
     Notice,
     OwnedSequence,
     QueueDepth,
+    QueueDepths,
     QueueLimits,
     Renewal,
     SweepReport,
@@ -53,11 +54,14 @@ class Store(Protocol):
         """Whether the store has memory for a new request: if not, `accept` raises StoreFull."""
         ...
 
-    async def pop(self, model: str, count: int, claim_ms: int) -> list[Snapshot]:
+    async def pop(self, model: str, count: int, claim_ms: int, places: int = 0, most_kept: int = 0) -> list[Snapshot]:
         """The first sequences in the queue of a model (its fingerprint), claimed for the caller until the claim ends.
 
         The claim ends with a take, a requeue, or its time. The snapshots are complete. A sequence past its deadline
         ends instead.
+
+        `places` is how many more sequences the workers have room for. Up to `most_kept` of these places are kept for
+        tenants that had less than their share, while such tenants send sequences: what is over its share then waits.
         """
         ...
 
@@ -203,6 +207,10 @@ class Store(Protocol):
 
     async def queue_depth(self) -> QueueDepth:
         """How much waits, for any model."""
+        ...
+
+    async def tenant_depths(self, limit: int) -> QueueDepths:
+        """How much waits, for any model: in all, and by tenant, of up to `limit` tenants. For people who watch."""
         ...
 
     async def secret(self, name: str) -> bytes:

@@ -20,13 +20,90 @@ class AcceptStatus(StrEnum):
     FULL = "FULL"  # too many requests or tokens wait
 
 
+class QueueBound(StrEnum):
+    """The limit of the queue that a request exceeds."""
+
+    NONE = ""
+    REQUESTS = "REQUESTS"
+    TOKENS = "TOKENS"
+    TENANT_REQUESTS = "TENANT_REQUESTS"
+    TENANT_TOKENS = "TENANT_TOKENS"
+
+    @property
+    def is_of_tenant(self) -> bool:
+        return self in (QueueBound.TENANT_REQUESTS, QueueBound.TENANT_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """How much waits in the queue. A sequence counts for the most tokens that it can come to hold."""
+
+    num_queued: int
+    queued_tokens: int
+
+
+NOTHING_WAITS = QueueDepth(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantDepth:
+    """How much waits of one tenant."""
+
+    tenant: str
+    depth: QueueDepth
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepths:
+    """How much waits in the queue for any model: of all tenants, and of those with the most tokens."""
+
+    total: QueueDepth = NOTHING_WAITS
+    tenants: tuple[TenantDepth, ...] = ()  # the most tokens first; among equals in the order of names
+    num_tenants: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """How much may wait in the queue of a model. A request that exceeds a limit is answered FULL.
+
+    One request may always wait, however many tokens it counts for.
+    """
+
+    max_requests: int = 4096
+    max_tokens: int = 8_000_000
+    tenant_requests: int = 0  # of one tenant; 0: no limit of its own
+    tenant_tokens: int = 0
+
+    @property
+    def head_start(self) -> int:
+        """By how many tokens of each tenant a waiting sequence is overtaken per class above its own: a 64th of a queue.
+
+        All routers of a store must have the same.
+        """
+        return self.max_tokens // 64
+
+    def exceeded_bound(self, all_tenants: QueueDepth, tenant: QueueDepth, cost: int) -> QueueBound:
+        """The limit that one more sequence of this cost would exceed."""
+        if 0 < self.tenant_requests <= tenant.num_queued:
+            return QueueBound.TENANT_REQUESTS
+        if tenant.num_queued and 0 < self.tenant_tokens < tenant.queued_tokens + cost:
+            return QueueBound.TENANT_TOKENS
+        if all_tenants.num_queued >= self.max_requests:
+            return QueueBound.REQUESTS
+        if all_tenants.num_queued and all_tenants.queued_tokens + cost > self.max_tokens:
+            return QueueBound.TOKENS
+        return QueueBound.NONE
+
+
 @dataclass(frozen=True, slots=True)
 class AcceptReply:
-    """Whether the store has accepted a request, and what waits now."""
+    """Whether the store has accepted a request, what waits for its model now, and how fast that leaves the queue."""
 
     status: AcceptStatus
-    num_queued: int = 0
-    queued_tokens: int = 0
+    queued: QueueDepth = NOTHING_WAITS
+    queued_of_tenant: QueueDepth = NOTHING_WAITS
+    exceeded: QueueBound = QueueBound.NONE  # with FULL
+    tokens_per_s: int = 0  # 0: not measured yet
 
 
 class TakeReason(StrEnum):
@@ -167,22 +244,6 @@ class MigrateReply:
 
     status: MigrateStatus
     epoch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """How much may wait in the queue. A request that exceeds a limit is answered FULL."""
-
-    max_requests: int = 4096
-    max_tokens: int = 8_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class QueueDepth:
-    """How much waits in the queue. A sequence counts for the most tokens that it can come to hold."""
-
-    num_queued: int
-    queued_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 from octavo.ids import Incarnation, RequestId, SequenceId
 from octavo.record import NewSequence, Record, SequenceState, TimelineEntry
 from octavo.sampling import FinishReason
-from octavo.store.calls import AppendItem, Notice
+from octavo.store.calls import AcceptReply, AcceptStatus, AppendItem, Notice, QueueBound, QueueDepth
 
 _ITEM = struct.Struct("<QHIIBId")  # epoch, branch, first index, tokens, finish, bytes of failure, score
 _TAIL_ITEM = struct.Struct("<HII")  # behind the id: branch, first index, tokens
@@ -67,6 +67,13 @@ def fixed_fields(new: NewSequence) -> list[str | bytes | int]:
         "routers": new.router,
     }
     return [part for pair in fields.items() for part in pair]
+
+
+def parse_accept_reply(reply: Sequence[Any]) -> AcceptReply:
+    status, num, tokens, tenant_num, tenant_tokens, exceeded, rate = reply
+    bound = QueueBound(exceeded.decode())
+    queued, of_tenant = QueueDepth(num, tokens), QueueDepth(tenant_num, tenant_tokens)
+    return AcceptReply(AcceptStatus(status.decode()), queued, of_tenant, bound, rate)
 
 
 def _score(text: str | None) -> float | None:

@@ -3,9 +3,10 @@
 from functools import cache
 from importlib.resources import files
 
-# The calling convention. Another convention gets another name, so that a server can hold both while versions change.
+# The calling convention. One that programs of the last release cannot be told apart by would get another name.
 NAME = "octavo1"
-REVISION = 13  # one more with each change of the text: a server with a lower revision is given this text
+REVISION = 17  # one more with each change of the text: a server with a lower revision is given this text
+SERVES = 13  # the oldest revision whose programs this text still serves: that of the last release
 
 
 def parts() -> dict[str, str]:
@@ -16,7 +17,8 @@ def parts() -> dict[str, str]:
 
 
 def join(texts: dict[str, str]) -> str:
-    return "\n".join([f"#!lua name={NAME}", f"local REVISION = {REVISION}", *texts.values()])
+    head = (f"#!lua name={NAME}", f"local REVISION = {REVISION}", f"local SERVES = {SERVES}")
+    return "\n".join([*head, *texts.values()])
 
 
 @cache

@@ -22,15 +22,18 @@ from octavo.store.calls import (
     Notice,
     OwnedSequence,
     QueueDepth,
+    QueueDepths,
     QueueLimits,
     Renewal,
     SweepReport,
     TakeReply,
     TakeRequest,
     TakeStatus,
+    TenantDepth,
     poison_failure,
 )
 from octavo.store.redis_server import RedisOptions, RedisServer
+from octavo.store.store_tally import StoreTally
 from octavo.store.worker_tail import WorkerTail
 
 EVERY_BRANCH = -1  # the `branch` of the function `finish` that means every branch that still runs
@@ -46,8 +49,9 @@ class RedisStore:
         options: RedisOptions | None = None,
         on_generation: Callable[[int], None] | None = None,
         source: str | None = None,
+        tally: StoreTally | None = None,
     ) -> None:
-        self.server = RedisServer(url, options or RedisOptions(), on_generation, source)
+        self.server = RedisServer(url, options or RedisOptions(), on_generation, source, tally)
         self._call = self.server.call
         self._tails: dict[Incarnation, WorkerTail] = {}
         self._members: dict[str, tuple[bytes, list[Member]]] = {}  # by kind: the version that was read last
@@ -71,22 +75,23 @@ class RedisStore:
 
     async def accept(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
         prompt, fixed = codec.pack_tokens(new.prompt), codec.fixed_fields(new)
-        bounds = (new.cost, limits.max_requests, limits.max_tokens, new.deadline_in_ms, new.num_branches)
+        bounds = (limits.max_requests, limits.max_tokens, limits.tenant_requests, limits.tenant_tokens)
+        args = (new.cost, *bounds, limits.head_start, new.deadline_in_ms, new.num_branches)
         try:
-            reply = await self._call_on(new.seq_id, "accept", *bounds, prompt, *fixed)
+            reply = await self._call_on(new.seq_id, "accept", *args, prompt, *fixed)
         except StoreFull:
             if (known := await self.read(new.seq_id)) is None:
                 raise
             same = known.record.body_hash == new.body_hash
-            return AcceptReply(AcceptStatus.EXISTS if same else AcceptStatus.MISMATCH, 0, 0)
-        return AcceptReply(AcceptStatus(reply[0].decode()), reply[1], reply[2])
+            return AcceptReply(AcceptStatus.EXISTS if same else AcceptStatus.MISMATCH)
+        return codec.parse_accept_reply(reply)
 
     async def accepting(self) -> bool:
         reply = await self._call("accepting")
         return bool(reply[1])
 
-    async def pop(self, model: str, count: int, claim_ms: int) -> list[Snapshot]:
-        _, now_ms, *popped = await self._call("pop", model, count, claim_ms)
+    async def pop(self, model: str, count: int, claim_ms: int, places: int = 0, most_kept: int = 0) -> list[Snapshot]:
+        _, now_ms, *popped = await self._call("pop", model, count, claim_ms, places, most_kept)
         return [_snapshot(SequenceId(raw.decode()), now_ms, *described) for raw, *described in popped]
 
     async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
@@ -199,6 +204,12 @@ class RedisStore:
     async def queue_depth(self) -> QueueDepth:
         reply = await self._call("depth")
         return QueueDepth(reply[1], reply[2])
+
+    async def tenant_depths(self, limit: int) -> QueueDepths:
+        _, num_queued, tokens, num_tenants, *found = await self._call("tenant_depths", limit)
+        rows = [found[i : i + 3] for i in range(0, len(found), 3)]
+        tenants = (TenantDepth(name.decode(), QueueDepth(num, of_tenant)) for name, num, of_tenant in rows)
+        return QueueDepths(QueueDepth(num_queued, tokens), tuple(tenants), num_tenants)
 
     async def secret(self, name: str) -> bytes:
         reply = await self._call("secret", name, secrets.token_bytes(32))

@@ -67,17 +67,27 @@ class PrimaryConnection(Connection):
             raise ConnectionLost("the store's server has become a replica") from error
 
 
-class SecurePrimaryConnection(PrimaryConnection, SSLConnection):
+class SecureConnection(SSLConnection):
+    """A connection over TLS that reads its files each time it is made, so that they can be replaced."""
+
+    def _connection_arguments(self) -> Any:
+        self.ssl_context.context = None
+        return super()._connection_arguments()
+
+
+class SecurePrimaryConnection(PrimaryConnection, SecureConnection):
     """The same over TLS."""
 
-    probe_class = SSLConnection
+    probe_class = SecureConnection
 
 
 def connection_pool(urls: Sequence[str], **options: Any) -> BlockingConnectionPool:
     """A pool of connections to the server at a URL, or to the primary among several servers."""
-    if len(urls) == 1:
-        return BlockingConnectionPool.from_url(urls[0], **options)
     parsed: list[dict[str, Any]] = [dict(parse_url(url)) for url in urls]
+    if len(urls) == 1:
+        if issubclass(parsed[0].get("connection_class", Connection), SSLConnection):
+            parsed[0]["connection_class"] = SecureConnection
+        return BlockingConnectionPool(**{**options, **parsed[0]})
     addresses = [(each.pop("host", "localhost"), int(each.pop("port", 6379))) for each in parsed]
     secure = issubclass(parsed[0].pop("connection_class", Connection), SSLConnection)
     kind = SecurePrimaryConnection if secure else PrimaryConnection

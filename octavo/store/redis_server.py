@@ -1,7 +1,9 @@
 """A Redis or Valkey server with octavo's function library on it. Only this file and `redis_primary` import `redis`."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,10 +13,11 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
-from octavo.errors import Mismatch, StoreFull, StoreUnavailable
+from octavo.errors import Mismatch, ServingError, StoreFull, StoreUnavailable
 from octavo.store import keys, library
 from octavo.store.calls import RETAIN_MS
 from octavo.store.redis_primary import connection_pool
+from octavo.store.store_tally import StoreTally
 from octavo.store_url import server_urls
 
 T = TypeVar("T")
@@ -25,6 +28,8 @@ BARRIER_MS = 60_000
 DURABLE = frozenset(
     f"octavo1_{name}" for name in ("accept", "take", "append_batch", "append_tail", "finish", "cancel", "mig_commit")
 )
+PING_S = 3.0  # how long a subscriber hears nothing before it asks whether the server is there
+SILENT_S = 10.0  # how long a server may be silent that is asked
 FULL_RETRY_MS = 2000  # by then, records that have ended have been dropped, or streams have ended
 
 
@@ -49,7 +54,9 @@ class RedisServer:
         options: RedisOptions,
         on_generation: Callable[[int], None] | None = None,
         source: str | None = None,
+        tally: StoreTally | None = None,
     ) -> None:
+        self.tally = tally or StoreTally()
         self.source = source or library.source()
         self.generation = 0  # the newest that this process knows; 0 before the first call
         self._urls = server_urls(url)
@@ -95,11 +102,21 @@ class RedisServer:
             if "Function not found" not in str(error):
                 raise
             current = 0
-        if current < library.REVISION:
+        if current > library.REVISION:
+            await self._refuse_later_library(current)
+        elif current < library.REVISION:
             try:
                 await self.client.function_load(self.source, replace=True)
             except OutOfMemoryError as error:  # what was accepted waits, too: this is an outage, not a refusal
                 raise StoreUnavailable(f"the store has no memory for the function library: {error}") from error
+
+    async def _refuse_later_library(self, current: int) -> None:
+        serves = await self.client.fcall("octavo1_serves", 0)
+        if serves > library.REVISION:
+            raise Mismatch(
+                f"the store has revision {current} of the function library, by a later release, which serves programs "
+                f"from revision {serves} on; this program has {library.REVISION}: start the later release here"
+            )
 
     async def guard(self, operation: Callable[..., Awaitable[T]], *args: Any) -> T:
         """The result of `operation`.
@@ -166,10 +183,17 @@ class RedisServer:
         names = [keys.GENERATION, *records]
         for _ in range(MAX_GENERATIONS_PER_CALL):
             header = (self.generation, options.retain_ms)
-            reply: list[Any] = await self.guard(self._fcall, f"octavo1_{name}", names, [*header, *args])
+            began = time.perf_counter()
+            try:
+                reply: list[Any] = await self.guard(self._fcall, f"octavo1_{name}", names, [*header, *args])
+            except ServingError:
+                self.tally.count_error(name)
+                raise
+            self.tally.observe_call(name, time.perf_counter() - began)
             if reply[0] != b"STALE_GENERATION":
                 return reply
             self._learn_generation(int(reply[1]))
+            await self.guard(self._load_library)  # a server that has restarted empty may have an older program's
         raise StoreUnavailable("the store restarts again and again")
 
     def _learn_generation(self, generation: int) -> None:
@@ -192,8 +216,9 @@ class RedisServer:
             try:
                 await subscriber.subscribe(*channels)
                 pause_s = 0.05
-                async for message in subscriber.listen():
-                    yield message["data"]
+                async with aclosing(messages(subscriber)) as payloads:
+                    async for payload in payloads:
+                        yield payload
             except (RedisError, OSError, TimeoutError, RuntimeError) as error:
                 if isinstance(error, RuntimeError) and RESET_CONNECTION not in str(error):
                     raise
@@ -202,3 +227,21 @@ class RedisServer:
             finally:
                 await subscriber.aclose()
                 await connection.aclose()
+
+
+async def messages(subscriber: Any) -> AsyncGenerator[bytes, None]:
+    """The messages that a subscriber gets. Raises ConnectionLost when the server has said nothing for SILENT_S.
+
+    A subscriber only reads. If the server is gone without a word, as after a cut of the network, only a ping tells.
+    """
+    heard_at = time.monotonic()
+    while True:
+        message = await subscriber.get_message(timeout=PING_S)
+        if message is not None:
+            heard_at = time.monotonic()
+            if message["type"] == "message":
+                yield message["data"]
+        elif time.monotonic() - heard_at > SILENT_S:
+            raise ConnectionLost("the store does not answer a ping")
+        else:
+            await subscriber.ping()

@@ -20,11 +20,16 @@ class AbsentTokenizer:
     def encode(self, text: str) -> NoReturn:
         raise no_tokenizer("send token_ids instead of text")
 
-    def apply_chat(self, messages: object, add_generation_prompt: bool = True) -> NoReturn:
+    def apply_chat(
+        self, messages: object, add_generation_prompt: bool = True, tools: object = (), details: object = ()
+    ) -> NoReturn:
         raise no_tokenizer("send token_ids instead of chat")
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b""
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """A detokenizer whose text is empty."""

@@ -20,12 +20,17 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def apply_chat(self, messages: object, add_generation_prompt: bool = True) -> list[int]:
+    def apply_chat(
+        self, messages: object, add_generation_prompt: bool = True, tools: object = (), details: object = ()
+    ) -> list[int]:
         raise InvalidArgument("chat", "this model has no chat template: send text")
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         detokenizer = self.detokenizer()
         return detokenizer.push(ids) + detokenizer.flush()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return BYTE_TABLE.bytes_of(token_id)
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         return Detokenizer(BYTE_TABLE)

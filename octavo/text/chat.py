@@ -1,21 +1,24 @@
 """Makes the text of a prompt from chat messages, by the model's template, so that no message can pose as another role.
 
-The template is the model's, never a client's, and runs in jinja2's sandbox. Special tokens may come from the template
-alone. A message that spells one is a forgery: `SpecialTokenGuard` disarms it before the template sees it.
+The template is the model's, never a client's, and runs in a sandbox with a budget. Special tokens may come from the
+template alone. A message that spells one is a forgery: `SpecialTokenGuard` disarms it before the template sees it.
 """
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.errors import InvalidArgument
+from octavo.text.template_budget import budgeted, size_of
+from octavo.text.template_sandbox import TemplateSandbox
+
+T = TypeVar("T")
 
 FIELD = "chat.messages"
 Message = tuple[str, str]  # role, content
@@ -32,23 +35,50 @@ class ChatTemplate:
 
         Raises InvalidArgument if the source does not compile.
         """
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
-        except TemplateError as error:
+            self._template = environment.from_string(source)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+        except (
+            TemplateError,
+            SyntaxError,
+            RecursionError,
+            MemoryError,
+            ValueError,
+        ) as error:  # of jinja2, or of Python
             raise InvalidArgument("chat_template", f"the model's chat template does not compile: {error}") from error
+        self.takes_tool_calls = "tool_calls" in source
         self._variables = dict(variables)
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """The conversation as the model was trained to see it. Raises InvalidArgument if the template refuses it."""
-        turns = [{"role": role, "content": content} for role, content in messages]
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        details: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """The conversation as the model was trained to see it. Raises InvalidArgument if the template refuses it.
+
+        `details` has the further fields of each message, or nothing. Tools that the template has no place for are
+        refused: the model would answer as if there were none.
+        """
+        if tools and not self.takes_tools:
+            raise InvalidArgument("chat.tools", "this model's chat template has no place for tools; leave them out")
+        turns: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in messages]
+        for i, (turn, more) in enumerate(zip(turns, details, strict=False)):
+            if "tool_calls" in more and not self.takes_tool_calls:
+                place = f"{FIELD}[{i}].tool_calls"
+                raise InvalidArgument(place, "this model's chat template has no place for them; leave them out")
+            turn.update(more)
         try:
-            return self._template.render(
-                messages=turns,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._variables,
-            )
+            with budgeted(size_of(turns) + size_of(tools)):
+                return self._template.render(
+                    messages=turns,
+                    tools=list(tools) or None,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                    **self._variables,
+                )
         except _TEMPLATE_ERRORS as error:
             raise InvalidArgument(FIELD, f"the model's chat template refused them: {error}") from error
 
@@ -81,15 +111,24 @@ class SpecialTokenGuard:
         spelled = "|".join(re.escape(token) for token in special_tokens if token)
         self._spelled = re.compile(f"(?={spelled})") if spelled else None  # so that overlaps are found
 
-    def disarm_all(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages, changed only where they spell special tokens.
+    def disarm_all(self, chat: T) -> T:
+        """The chat, changed only where a text in it spells a special token; it may be lists, tuples and dictionaries.
 
-        Raises InvalidArgument if a message is changed and one has stand-ins of its own.
+        Raises InvalidArgument if a text is changed and one has stand-ins of its own.
         """
-        disarmed = [(role, self.disarm(content)) for role, content in messages]
-        if disarmed != list(messages) and not all(self._marks.isdisjoint(content) for _, content in messages):
+        disarmed = self._disarm_nested(chat)
+        if disarmed != chat and not all(self._marks.isdisjoint(text) for text in _texts_in(chat)):
             raise InvalidArgument(FIELD, "a special token and a Unicode noncharacter in one conversation")
-        return disarmed
+        return cast("T", disarmed)
+
+    def _disarm_nested(self, value: object) -> object:
+        if isinstance(value, str):
+            return self.disarm(value)
+        if isinstance(value, dict):
+            return {self._disarm_nested(name): self._disarm_nested(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._disarm_nested(each) for each in value)
+        return value
 
     def disarm(self, content: str) -> str:
         """The content of one message, disarmed. A content that has stand-ins already needs `disarm_all`."""
@@ -116,6 +155,15 @@ class SpecialTokenGuard:
         return starts
 
 
+def _texts_in(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        inner = (*value, *value.values()) if isinstance(value, dict) else value
+        for each in inner:
+            yield from _texts_in(each)
+
+
 def _noncharacters() -> Sequence[str]:
     planes = [chr((plane << 16) + low) for plane in range(1, 17) for low in (0xFFFE, 0xFFFF)]
     return [chr(code) for code in range(0xFDD0, 0xFDF0)] + planes
@@ -131,12 +179,10 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment() -> TemplateSandbox:
     """The environment that the templates published with models expect."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
-    )
-    environment.filters["tojson"] = _to_json
+    environment = TemplateSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
+    environment.add_filter("tojson", _to_json)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment

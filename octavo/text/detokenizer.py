@@ -21,6 +21,10 @@ class ByteTable:
     strip: int = 0  # at most this many spaces at the start of a text are dropped
     bare_first: bool = False  # the first token loses all its spaces
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes of one token; none beyond the vocabulary."""
+        return self.table[token_id] if token_id < len(self.table) else b""
+
     def without(self, ids: Iterable[int]) -> "ByteTable":
         """This table with no bytes for `ids`."""
         table = list(self.table)

@@ -6,14 +6,15 @@ from token ids and by the model's chat template.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, normalizers
 
-from octavo.errors import InvalidArgument, NotFound
+from octavo.errors import InvalidArgument, Mismatch, NotFound, ServingError
 from octavo.text import byte_tokenizer
 from octavo.text.absent_tokenizer import AbsentTokenizer
 from octavo.text.byte_tokenizer import ByteTokenizer
@@ -31,11 +32,23 @@ def load_tokenizer(path: str | Path) -> "Tokenizer":
     """
     path = Path(path)
     if path.is_dir() and (path / "tokenizer.json").is_file():
-        return Tokenizer(read_folder(path))
+        return _made_of(path, read_folder)
     ggufs = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
     if len(ggufs) == 1 and ggufs[0].is_file():
-        return Tokenizer(read_gguf(ggufs[0]))
+        return _made_of(ggufs[0], read_gguf)
     raise NotFound(f"tokenizer: {path} is neither a GGUF file nor a folder with tokenizer.json or one GGUF file")
+
+
+def _made_of(path: Path, read_parts: Callable[[Path], TokenizerParts]) -> "Tokenizer":
+    """The tokenizer of the parts in the files. Whatever is wrong with them is a Mismatch, or what `read_parts` says."""
+    try:
+        return Tokenizer(read_parts(path))
+    except (ServingError, OSError, MemoryError):
+        raise
+    except BaseException as error:  # the package raises plain exceptions, and panics that are no exceptions
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise Mismatch(f"{path.name}: its tokenizer is broken: {type(error).__name__}: {str(error)[:300]}") from error
 
 
 def open_tokenizer(source: str) -> "AnyTokenizer":
@@ -78,24 +91,41 @@ class Tokenizer:
         """
         return [*self._parts.prefix_ids, *self._plain.encode(text, add_special_tokens=False).ids]
 
-    def apply_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+    def apply_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+        details: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         """The ids of a conversation of (role, content), by the model's chat template.
 
-        A special token that a message spells is ordinary text. Raises InvalidArgument if the model has no template.
+        `tools` and `details`, the further fields of each message, are as templates expect them. A special token that a
+        text spells is ordinary text. Raises InvalidArgument if the model has no template, or no place for tools.
         """
         if self._chat is None:
             raise InvalidArgument("chat", "this model has no chat template; send text or token ids")
         check_messages(messages)
-        disarmed = self._guard.disarm_all(messages)
-        text = self._chat.render(disarmed, add_generation_prompt)
-        backend = self._parts.backend if disarmed == list(messages) else self._guarded
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        contents = [content for _, content in messages]
+        chat = (contents, list(tools), list(details))
+        disarmed = self._guard.disarm_all(chat)
+        turns = [(role, content) for (role, _), content in zip(messages, disarmed[0], strict=True)]
+        text = self._chat.render(turns, add_generation_prompt, *disarmed[1:])
+        backend = self._parts.backend if disarmed == chat else self._guarded
+        try:
+            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        except TypeError:  # half a character, which a template can make by its number
+            raise InvalidArgument("chat.messages", "the model's chat template made what is no Unicode text") from None
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ids. Bytes that are not UTF-8 become U+FFFD; ids beyond the vocabulary have no text."""
         detokenizer = self.detokenizer(skip_special_tokens)
         return detokenizer.push(ids) + detokenizer.flush()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, special tokens included; none beyond the vocabulary."""
+        return self._pieces.bytes_of(token_id)
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """A new detokenizer, for one stream."""

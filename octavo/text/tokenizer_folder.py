@@ -9,9 +9,14 @@ import tokenizers
 from tokenizers import AddedToken
 
 from octavo.errors import Mismatch
+from octavo.json_file import read_json
 from octavo.text.tokenizer_parts import TokenizerParts
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+MAX_GROWTH = 1024  # of a text, by what is done to it before it is divided
+MAX_TOKENS = 1 << 22  # more than any vocabulary has; there is a place in memory for every id up to the last
 
 
 def read_folder(path: Path) -> TokenizerParts:
@@ -19,7 +24,8 @@ def read_folder(path: Path) -> TokenizerParts:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
     except Exception as error:  # the package raises nothing more specific
-        raise Mismatch(f"{path.name}/tokenizer.json cannot be read: {error}") from error
+        raise Mismatch(f"{path.name}/tokenizer.json cannot be read: {str(error)[:300]}") from error
+    _check_growth(backend)
     backend.no_truncation()
     backend.no_padding()
     config = _read_json(path / "special_tokens_map.json") | _read_json(path / "tokenizer_config.json")
@@ -37,11 +43,34 @@ def read_folder(path: Path) -> TokenizerParts:
     )
 
 
+def _check_growth(backend: tokenizers.Tokenizer) -> None:
+    """Refuses steps that together make a text much longer: the package would make it, and end the process."""
+    growth = 1.0
+    for part in (backend.normalizer, backend.pre_tokenizer):
+        for step in _steps(json.loads(part.__getstate__()) if part is not None else None):
+            if step.get("type") == "ByteLevel":  # each character becomes one for each of its bytes
+                growth *= 2
+            elif step.get("type") == "Replace":
+                growth *= max(1, len(str(step.get("content", ""))))
+    if growth > MAX_GROWTH:
+        raise Mismatch(
+            f"tokenizer.json: its steps make a text up to {growth:.0f} times as long, {MAX_GROWTH} are enough"
+        )
+
+
+def _steps(part: Any) -> list[dict[str, Any]]:
+    """The steps of a normalizer or a pre-tokenizer, in order."""
+    if not isinstance(part, dict):
+        return []
+    inner = part.get("normalizers") or part.get("pretokenizers")
+    return [step for each in inner for step in _steps(each)] if isinstance(inner, list) else [part]
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except ValueError as error:
         raise Mismatch(f"{path.parent.name}/{path.name} is not JSON: {error}") from error
     return content if isinstance(content, dict) else {}
@@ -55,7 +84,9 @@ def _text(token: object) -> str | None:
 
 def _tokens(backend: tokenizers.Tokenizer) -> list[str | None]:
     vocab = backend.get_vocab(with_added_tokens=True)
-    tokens: list[str | None] = [None] * (max(vocab.values(), default=-1) + 1)
+    if (last := max(vocab.values(), default=-1)) >= MAX_TOKENS:
+        raise Mismatch(f"tokenizer.json: a token has the id {last}; ids below {MAX_TOKENS} are read")
+    tokens: list[str | None] = [None] * (last + 1)
     for token, token_id in vocab.items():
         tokens[token_id] = token
     return tokens
@@ -68,6 +99,8 @@ def _eos_token_ids(path: Path, backend: tokenizers.Tokenizer, variables: Mapping
         named = _read_json(path / name).get("eos_token_id")
         if named is not None:
             ids += named if isinstance(named, list) else [named]
+            if not all(type(i) is int and 0 <= i < 1 << 31 for i in ids):
+                raise Mismatch(f"{path.name}/{name}: eos_token_id has what is no token id")
             break
     own = backend.token_to_id(variables["eos_token"]) if "eos_token" in variables else None
     return tuple(dict.fromkeys([*ids, *([] if own is None else [own])]))

@@ -19,6 +19,7 @@ from octavo.gguf_tokens import end_token_ids
 from octavo.text.tokenizer_parts import TokenizerParts
 
 SPACE = "▁"
+MAX_TOKEN = 2048  # characters; finding merges takes the square of a token's length
 # Marks of turns that some converters take for words of the user. No text of a client may spell them.
 _TURN_STARTS = ("<start_of_turn>",)
 # Phi-3 was trained without the white space after an added token, except after these.
@@ -89,6 +90,8 @@ def read_gguf(path: Path) -> TokenizerParts:
 def _read(metadata: Metadata, name: str) -> TokenizerParts:
     kind = metadata.string("tokenizer.ggml.model")
     tokens = metadata.strings("tokenizer.ggml.tokens")
+    if (longest := max(map(len, tokens), default=0)) > MAX_TOKEN:
+        raise Mismatch(f"{name}: a token of {longest} characters is in the vocabulary; at most {MAX_TOKEN} are read")
     types = metadata.integers("tokenizer.ggml.token_type") if "tokenizer.ggml.token_type" in metadata else []
     if types and len(types) != len(tokens):
         raise Mismatch(f"{name}: tokenizer.ggml.token_type has {len(types)} values for {len(tokens)} tokens")

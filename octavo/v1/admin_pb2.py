@@ -26,7 +26,7 @@ from octavo.v1 import inference_pb2 as octavo_dot_v1_dot_inference__pb2
 from octavo.v1 import types_pb2 as octavo_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/admin.proto\x12\toctavo.v1\x1a\x19octavo/v1/inference.proto\x1a\x15octavo/v1/types.proto\"\x14\n\x12ListWorkersRequest\"f\n\x13ListWorkersResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.octavo.v1.WorkerStatus\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x12\n\nnum_queued\x18\x03 \x01(\r\"\xbc\x03\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x10\n\x08kv_dtype\x18\x08 \x01(\t\x12\x11\n\tkv_layout\x18\t \x01(\t\x12\x12\n\nnum_blocks\x18\n \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x0b \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x0c \x01(\r\x12\x18\n\x10max_batch_tokens\x18\r \x01(\r\x12\x1b\n\x13max_batch_sequences\x18\x0e \x01(\r\x12\x19\n\x11internal_revision\x18\x0f \x01(\r\x12#\n\x04load\x18\x10 \x01(\x0b\x32\x15.octavo.v1.WorkerLoad\x12\x13\n\x0bload_age_ms\x18\x11 \x01(\r\x12\x11\n\tavailable\x18\x12 \x01(\x08\x12\x0e\n\x06reason\x18\x13 \x01(\t\x12\x0b\n\x03pid\x18\x14 \x01(\r\"\xfa\x02\n\nWorkerLoad\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x13\n\x0bnum_swapped\x18\x03 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x05 \x01(\r\x12\x17\n\x0fnum_used_blocks\x18\x06 \x01(\r\x12\x1a\n\x12num_prefill_tokens\x18\x07 \x01(\r\x12\x0f\n\x07step_ms\x18\x08 \x01(\x02\x12\x11\n\tnum_steps\x18\t \x01(\x04\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x15\n\rnum_sequences\x18\x0b \x01(\r\x12\x1c\n\x14prefill_tokens_per_s\x18\x0c \x01(\x02\x12\x1c\n\x14num_free_host_blocks\x18\r \x01(\r\x12\x1a\n\x12num_preempted_swap\x18\x0e \x01(\x04\x12\x1f\n\x17num_preempted_recompute\x18\x0f \x01(\x04\"4\n\x14ListSequencesRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"E\n\x15ListSequencesResponse\x12,\n\tsequences\x18\x01 \x03(\x0b\x32\x19.octavo.v1.SequenceStatus\"\xed\x01\n\x0eSequenceStatus\x12\x0e\n\x06seq_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.octavo.v1.RequestState\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\r\n\x05owner\x18\x05 \x01(\t\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x12\n\nnum_tokens\x18\x07 \x03(\r\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\x04\x12%\n\x08priority\x18\t \x01(\x0e\x32\x13.octavo.v1.Priority\x12\x0f\n\x07\x63rashes\x18\n \x01(\r\"7\n\x0eMigrateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\" \n\x0fMigrateResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"G\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08grace_ms\x18\x02 \x01(\r\x12\x0c\n\x04undo\x18\x03 \x01(\x08\"=\n\x13\x44rainWorkerResponse\x12\x10\n\x08num_left\x18\x01 \x01(\r\x12\x14\n\x0cnum_released\x18\x02 \x01(\r\"k\n\x17\x45xplainPlacementRequest\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x32\n\x0chypothetical\x18\x02 \x01(\x0b\x32\x1a.octavo.v1.GenerateRequestH\x00\x42\x06\n\x04what\"W\n\x18\x45xplainPlacementResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12(\n\ncandidates\x18\x02 \x03(\x0b\x32\x14.octavo.v1.Candidate\"\xde\x01\n\tCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ligible\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x19\n\x11\x64\x65vice_hit_tokens\x18\x04 \x01(\r\x12\x17\n\x0fhost_hit_tokens\x18\x05 \x01(\r\x12\x14\n\x0cprefill_cost\x18\x06 \x01(\x01\x12\x11\n\tload_cost\x18\x07 \x01(\x01\x12\x15\n\rpressure_cost\x18\x08 \x01(\x01\x12\x12\n\ntotal_cost\x18\t \x01(\x01\x12\x14\n\x0crecent_picks\x18\n \x01(\r\"*\n\x13WatchClusterRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"e\n\x14WatchClusterResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.octavo.v1.WorkerStatus\x12#\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x12.octavo.v1.Failure2\xeb\x03\n\x05\x41\x64min\x12L\n\x0bListWorkers\x12\x1d.octavo.v1.ListWorkersRequest\x1a\x1e.octavo.v1.ListWorkersResponse\x12R\n\rListSequences\x12\x1f.octavo.v1.ListSequencesRequest\x1a .octavo.v1.ListSequencesResponse\x12@\n\x07Migrate\x12\x19.octavo.v1.MigrateRequest\x1a\x1a.octavo.v1.MigrateResponse\x12N\n\x0b\x44rainWorker\x12\x1d.octavo.v1.DrainWorkerRequest\x1a\x1e.octavo.v1.DrainWorkerResponse0\x01\x12[\n\x10\x45xplainPlacement\x12\".octavo.v1.ExplainPlacementRequest\x1a#.octavo.v1.ExplainPlacementResponse\x12Q\n\x0cWatchCluster\x12\x1e.octavo.v1.WatchClusterRequest\x1a\x1f.octavo.v1.WatchClusterResponse0\x01\x42\\\n\rdev.octavo.v1B\nAdminProtoP\x01Z\x12octavo/v1;octavov1\xa2\x02\x03OCT\xaa\x02\tOctavo.V1\xca\x02\tOctavo\\V1\xea\x02\nOctavo::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/admin.proto\x12\toctavo.v1\x1a\x19octavo/v1/inference.proto\x1a\x15octavo/v1/types.proto\"\x14\n\x12ListWorkersRequest\"f\n\x13ListWorkersResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.octavo.v1.WorkerStatus\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x12\n\nnum_queued\x18\x03 \x01(\r\"\xe1\x03\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x10\n\x08kv_dtype\x18\x08 \x01(\t\x12\x11\n\tkv_layout\x18\t \x01(\t\x12\x12\n\nnum_blocks\x18\n \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x0b \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x0c \x01(\r\x12\x18\n\x10max_batch_tokens\x18\r \x01(\r\x12\x1b\n\x13max_batch_sequences\x18\x0e \x01(\r\x12\x19\n\x11internal_revision\x18\x0f \x01(\r\x12#\n\x04load\x18\x10 \x01(\x0b\x32\x15.octavo.v1.WorkerLoad\x12\x13\n\x0bload_age_ms\x18\x11 \x01(\r\x12\x11\n\tavailable\x18\x12 \x01(\x08\x12\x0e\n\x06reason\x18\x13 \x01(\t\x12\x0b\n\x03pid\x18\x14 \x01(\r\x12#\n\x04role\x18\x15 \x01(\x0e\x32\x15.octavo.v1.WorkerRole\"\xa7\x04\n\nWorkerLoad\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x13\n\x0bnum_swapped\x18\x03 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x05 \x01(\r\x12\x17\n\x0fnum_used_blocks\x18\x06 \x01(\r\x12\x1a\n\x12num_prefill_tokens\x18\x07 \x01(\r\x12\x0f\n\x07step_ms\x18\x08 \x01(\x02\x12\x11\n\tnum_steps\x18\t \x01(\x04\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x15\n\rnum_sequences\x18\x0b \x01(\r\x12\x1c\n\x14prefill_tokens_per_s\x18\x0c \x01(\x02\x12\x1c\n\x14num_free_host_blocks\x18\r \x01(\r\x12\x1a\n\x12num_preempted_swap\x18\x0e \x01(\x04\x12\x1f\n\x17num_preempted_recompute\x18\x0f \x01(\x04\x12\x13\n\x0bstep_plan_s\x18\x10 \x01(\x01\x12\x12\n\nstep_run_s\x18\x11 \x01(\x01\x12\x15\n\rstep_commit_s\x18\x12 \x01(\x01\x12\x17\n\x0fnum_step_tokens\x18\x13 \x01(\x04\x12\x1b\n\x13prefix_asked_tokens\x18\x14 \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\x15 \x01(\x04\x12\x1a\n\x12num_demoted_blocks\x18\x16 \x01(\r\"4\n\x14ListSequencesRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"E\n\x15ListSequencesResponse\x12,\n\tsequences\x18\x01 \x03(\x0b\x32\x19.octavo.v1.SequenceStatus\"\x90\x02\n\x0eSequenceStatus\x12\x0e\n\x06seq_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.octavo.v1.RequestState\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\r\n\x05owner\x18\x05 \x01(\t\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x12\n\nnum_tokens\x18\x07 \x03(\r\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\x04\x12%\n\x08priority\x18\t \x01(\x0e\x32\x13.octavo.v1.Priority\x12\x0f\n\x07\x63rashes\x18\n \x01(\r\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12\x11\n\tmoving_to\x18\x0c \x01(\t\"G\n\x0eMigrateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"\x9e\x01\n\x0fMigrateResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x17\n\x0fnum_sent_blocks\x18\x04 \x01(\r\x12\x16\n\x0enum_sent_bytes\x18\x05 \x01(\x04\x12\x10\n\x08total_ms\x18\x06 \x01(\x02\x12\x12\n\nstopped_ms\x18\x07 \x01(\x02\"G\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08grace_ms\x18\x02 \x01(\r\x12\x0c\n\x04undo\x18\x03 \x01(\x08\"S\n\x13\x44rainWorkerResponse\x12\x10\n\x08num_left\x18\x01 \x01(\r\x12\x14\n\x0cnum_released\x18\x02 \x01(\r\x12\x14\n\x0cnum_migrated\x18\x03 \x01(\r\"{\n\x17\x45xplainPlacementRequest\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x32\n\x0chypothetical\x18\x02 \x01(\x0b\x32\x1a.octavo.v1.GenerateRequestH\x00\x12\x0e\n\x06tenant\x18\x03 \x01(\tB\x06\n\x04what\"W\n\x18\x45xplainPlacementResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12(\n\ncandidates\x18\x02 \x03(\x0b\x32\x14.octavo.v1.Candidate\"\xde\x01\n\tCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ligible\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x19\n\x11\x64\x65vice_hit_tokens\x18\x04 \x01(\r\x12\x17\n\x0fhost_hit_tokens\x18\x05 \x01(\r\x12\x14\n\x0cprefill_cost\x18\x06 \x01(\x01\x12\x11\n\tload_cost\x18\x07 \x01(\x01\x12\x15\n\rpressure_cost\x18\x08 \x01(\x01\x12\x12\n\ntotal_cost\x18\t \x01(\x01\x12\x14\n\x0crecent_picks\x18\n \x01(\r\"*\n\x13WatchClusterRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\xf4\x02\n\x14WatchClusterResponse\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.octavo.v1.WorkerStatus\x12#\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x12.octavo.v1.Failure\x12\x11\n\trouter_id\x18\x03 \x01(\t\x12\x13\n\x0brouter_name\x18\x04 \x01(\t\x12\r\n\x05up_ms\x18\x05 \x01(\x04\x12%\n\x05queue\x18\x06 \x01(\x0b\x32\x16.octavo.v1.QueueStatus\x12,\n\tsequences\x18\x07 \x03(\x0b\x32\x19.octavo.v1.SequenceStatus\x12\x1a\n\x12has_more_sequences\x18\x08 \x01(\x08\x12&\n\x05moves\x18\t \x03(\x0b\x32\x17.octavo.v1.SequenceMove\x12(\n\x07traffic\x18\n \x03(\x0b\x32\x17.octavo.v1.ModelTraffic\x12\x13\n\x0bnum_streams\x18\x0b \x01(\r\"v\n\x0bQueueStatus\x12\x12\n\nnum_queued\x18\x01 \x01(\r\x12\x15\n\rqueued_tokens\x18\x02 \x01(\x04\x12\'\n\x07tenants\x18\x03 \x03(\x0b\x32\x16.octavo.v1.TenantQueue\x12\x13\n\x0bnum_tenants\x18\x04 \x01(\r\"H\n\x0bTenantQueue\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nnum_queued\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\"\xad\x01\n\x0cSequenceMove\x12\x0e\n\x06seq_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12!\n\x04kind\x18\x03 \x01(\x0e\x32\x13.octavo.v1.MoveKind\x12\x13\n\x0b\x66rom_worker\x18\x04 \x01(\t\x12\x11\n\tto_worker\x18\x05 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x06 \x01(\x04\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x0e\n\x06number\x18\x08 \x01(\x04\"\xa2\x02\n\x0cModelTraffic\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\x04\x12\x11\n\tnum_ended\x18\x03 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x06 \x01(\x04\x12(\n\x06queued\x18\x07 \x01(\x0b\x32\x18.octavo.v1.TimeHistogram\x12-\n\x0b\x66irst_token\x18\x08 \x01(\x0b\x32\x18.octavo.v1.TimeHistogram\x12\x30\n\x0e\x62\x65tween_tokens\x18\t \x01(\x0b\x32\x18.octavo.v1.TimeHistogram\"B\n\rTimeHistogram\x12\x10\n\x08\x62ounds_s\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0f\n\x07total_s\x18\x03 \x01(\x01*p\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10WORKER_ROLE_BOTH\x10\x01\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x02\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x03*o\n\x08MoveKind\x12\x19\n\x15MOVE_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12MOVE_KIND_MIGRATED\x10\x01\x12\x18\n\x14MOVE_KIND_TAKEN_OVER\x10\x02\x12\x16\n\x12MOVE_KIND_REPLACED\x10\x03\x32\xeb\x03\n\x05\x41\x64min\x12L\n\x0bListWorkers\x12\x1d.octavo.v1.ListWorkersRequest\x1a\x1e.octavo.v1.ListWorkersResponse\x12R\n\rListSequences\x12\x1f.octavo.v1.ListSequencesRequest\x1a .octavo.v1.ListSequencesResponse\x12@\n\x07Migrate\x12\x19.octavo.v1.MigrateRequest\x1a\x1a.octavo.v1.MigrateResponse\x12N\n\x0b\x44rainWorker\x12\x1d.octavo.v1.DrainWorkerRequest\x1a\x1e.octavo.v1.DrainWorkerResponse0\x01\x12[\n\x10\x45xplainPlacement\x12\".octavo.v1.ExplainPlacementRequest\x1a#.octavo.v1.ExplainPlacementResponse\x12Q\n\x0cWatchCluster\x12\x1e.octavo.v1.WatchClusterRequest\x1a\x1f.octavo.v1.WatchClusterResponse0\x01\x42\\\n\rdev.octavo.v1B\nAdminProtoP\x01Z\x12octavo/v1;octavov1\xa2\x02\x03OCT\xaa\x02\tOctavo.V1\xca\x02\tOctavo\\V1\xea\x02\nOctavo::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,38 +34,52 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.admin_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rdev.octavo.v1B\nAdminProtoP\001Z\022octavo/v1;octavov1\242\002\003OCT\252\002\tOctavo.V1\312\002\tOctavo\\V1\352\002\nOctavo::V1'
+  _globals['_WORKERROLE']._serialized_start=3631
+  _globals['_WORKERROLE']._serialized_end=3743
+  _globals['_MOVEKIND']._serialized_start=3745
+  _globals['_MOVEKIND']._serialized_end=3856
   _globals['_LISTWORKERSREQUEST']._serialized_start=86
   _globals['_LISTWORKERSREQUEST']._serialized_end=106
   _globals['_LISTWORKERSRESPONSE']._serialized_start=108
   _globals['_LISTWORKERSRESPONSE']._serialized_end=210
   _globals['_WORKERSTATUS']._serialized_start=213
-  _globals['_WORKERSTATUS']._serialized_end=657
-  _globals['_WORKERLOAD']._serialized_start=660
-  _globals['_WORKERLOAD']._serialized_end=1038
-  _globals['_LISTSEQUENCESREQUEST']._serialized_start=1040
-  _globals['_LISTSEQUENCESREQUEST']._serialized_end=1092
-  _globals['_LISTSEQUENCESRESPONSE']._serialized_start=1094
-  _globals['_LISTSEQUENCESRESPONSE']._serialized_end=1163
-  _globals['_SEQUENCESTATUS']._serialized_start=1166
-  _globals['_SEQUENCESTATUS']._serialized_end=1403
-  _globals['_MIGRATEREQUEST']._serialized_start=1405
-  _globals['_MIGRATEREQUEST']._serialized_end=1460
-  _globals['_MIGRATERESPONSE']._serialized_start=1462
-  _globals['_MIGRATERESPONSE']._serialized_end=1494
-  _globals['_DRAINWORKERREQUEST']._serialized_start=1496
-  _globals['_DRAINWORKERREQUEST']._serialized_end=1567
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=1569
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=1630
-  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_start=1632
-  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_end=1739
-  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_start=1741
-  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_end=1828
-  _globals['_CANDIDATE']._serialized_start=1831
-  _globals['_CANDIDATE']._serialized_end=2053
-  _globals['_WATCHCLUSTERREQUEST']._serialized_start=2055
-  _globals['_WATCHCLUSTERREQUEST']._serialized_end=2097
-  _globals['_WATCHCLUSTERRESPONSE']._serialized_start=2099
-  _globals['_WATCHCLUSTERRESPONSE']._serialized_end=2200
-  _globals['_ADMIN']._serialized_start=2203
-  _globals['_ADMIN']._serialized_end=2694
+  _globals['_WORKERSTATUS']._serialized_end=694
+  _globals['_WORKERLOAD']._serialized_start=697
+  _globals['_WORKERLOAD']._serialized_end=1248
+  _globals['_LISTSEQUENCESREQUEST']._serialized_start=1250
+  _globals['_LISTSEQUENCESREQUEST']._serialized_end=1302
+  _globals['_LISTSEQUENCESRESPONSE']._serialized_start=1304
+  _globals['_LISTSEQUENCESRESPONSE']._serialized_end=1373
+  _globals['_SEQUENCESTATUS']._serialized_start=1376
+  _globals['_SEQUENCESTATUS']._serialized_end=1648
+  _globals['_MIGRATEREQUEST']._serialized_start=1650
+  _globals['_MIGRATEREQUEST']._serialized_end=1721
+  _globals['_MIGRATERESPONSE']._serialized_start=1724
+  _globals['_MIGRATERESPONSE']._serialized_end=1882
+  _globals['_DRAINWORKERREQUEST']._serialized_start=1884
+  _globals['_DRAINWORKERREQUEST']._serialized_end=1955
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=1957
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=2040
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_start=2042
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_end=2165
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_start=2167
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_end=2254
+  _globals['_CANDIDATE']._serialized_start=2257
+  _globals['_CANDIDATE']._serialized_end=2479
+  _globals['_WATCHCLUSTERREQUEST']._serialized_start=2481
+  _globals['_WATCHCLUSTERREQUEST']._serialized_end=2523
+  _globals['_WATCHCLUSTERRESPONSE']._serialized_start=2526
+  _globals['_WATCHCLUSTERRESPONSE']._serialized_end=2898
+  _globals['_QUEUESTATUS']._serialized_start=2900
+  _globals['_QUEUESTATUS']._serialized_end=3018
+  _globals['_TENANTQUEUE']._serialized_start=3020
+  _globals['_TENANTQUEUE']._serialized_end=3092
+  _globals['_SEQUENCEMOVE']._serialized_start=3095
+  _globals['_SEQUENCEMOVE']._serialized_end=3268
+  _globals['_MODELTRAFFIC']._serialized_start=3271
+  _globals['_MODELTRAFFIC']._serialized_end=3561
+  _globals['_TIMEHISTOGRAM']._serialized_start=3563
+  _globals['_TIMEHISTOGRAM']._serialized_end=3629
+  _globals['_ADMIN']._serialized_start=3859
+  _globals['_ADMIN']._serialized_end=4350
 # @@protoc_insertion_point(module_scope)

@@ -1,12 +1,35 @@
 from octavo.v1 import inference_pb2 as _inference_pb2
 from octavo.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_ROLE_UNSPECIFIED: _ClassVar[WorkerRole]
+    WORKER_ROLE_BOTH: _ClassVar[WorkerRole]
+    WORKER_ROLE_PREFILL: _ClassVar[WorkerRole]
+    WORKER_ROLE_DECODE: _ClassVar[WorkerRole]
+
+class MoveKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MOVE_KIND_UNSPECIFIED: _ClassVar[MoveKind]
+    MOVE_KIND_MIGRATED: _ClassVar[MoveKind]
+    MOVE_KIND_TAKEN_OVER: _ClassVar[MoveKind]
+    MOVE_KIND_REPLACED: _ClassVar[MoveKind]
+WORKER_ROLE_UNSPECIFIED: WorkerRole
+WORKER_ROLE_BOTH: WorkerRole
+WORKER_ROLE_PREFILL: WorkerRole
+WORKER_ROLE_DECODE: WorkerRole
+MOVE_KIND_UNSPECIFIED: MoveKind
+MOVE_KIND_MIGRATED: MoveKind
+MOVE_KIND_TAKEN_OVER: MoveKind
+MOVE_KIND_REPLACED: MoveKind
 
 class ListWorkersRequest(_message.Message):
     __slots__ = ()
@@ -23,7 +46,7 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., router_id: _Optional[str] = ..., num_queued: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "endpoint", "model", "model_fingerprint", "device", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "max_batch_tokens", "max_batch_sequences", "internal_revision", "load", "load_age_ms", "available", "reason", "pid")
+    __slots__ = ("worker_id", "incarnation", "endpoint", "model", "model_fingerprint", "device", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "max_batch_tokens", "max_batch_sequences", "internal_revision", "load", "load_age_ms", "available", "reason", "pid", "role")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +67,7 @@ class WorkerStatus(_message.Message):
     AVAILABLE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     endpoint: str
@@ -64,10 +88,11 @@ class WorkerStatus(_message.Message):
     available: bool
     reason: str
     pid: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., internal_revision: _Optional[int] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., load_age_ms: _Optional[int] = ..., available: bool = ..., reason: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    role: WorkerRole
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., internal_revision: _Optional[int] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., load_age_ms: _Optional[int] = ..., available: bool = ..., reason: _Optional[str] = ..., pid: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_swapped", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_prefill_tokens", "step_ms", "num_steps", "draining", "num_sequences", "prefill_tokens_per_s", "num_free_host_blocks", "num_preempted_swap", "num_preempted_recompute")
+    __slots__ = ("num_running", "num_waiting", "num_swapped", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_prefill_tokens", "step_ms", "num_steps", "draining", "num_sequences", "prefill_tokens_per_s", "num_free_host_blocks", "num_preempted_swap", "num_preempted_recompute", "step_plan_s", "step_run_s", "step_commit_s", "num_step_tokens", "prefix_asked_tokens", "prefix_hit_tokens", "num_demoted_blocks")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_SWAPPED_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +108,13 @@ class WorkerLoad(_message.Message):
     NUM_FREE_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTED_SWAP_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTED_RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
+    STEP_PLAN_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_RUN_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_COMMIT_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_ASKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEMOTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_swapped: int
@@ -98,7 +130,14 @@ class WorkerLoad(_message.Message):
     num_free_host_blocks: int
     num_preempted_swap: int
     num_preempted_recompute: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., num_steps: _Optional[int] = ..., draining: bool = ..., num_sequences: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., num_free_host_blocks: _Optional[int] = ..., num_preempted_swap: _Optional[int] = ..., num_preempted_recompute: _Optional[int] = ...) -> None: ...
+    step_plan_s: float
+    step_run_s: float
+    step_commit_s: float
+    num_step_tokens: int
+    prefix_asked_tokens: int
+    prefix_hit_tokens: int
+    num_demoted_blocks: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., num_steps: _Optional[int] = ..., draining: bool = ..., num_sequences: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., num_free_host_blocks: _Optional[int] = ..., num_preempted_swap: _Optional[int] = ..., num_preempted_recompute: _Optional[int] = ..., step_plan_s: _Optional[float] = ..., step_run_s: _Optional[float] = ..., step_commit_s: _Optional[float] = ..., num_step_tokens: _Optional[int] = ..., prefix_asked_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., num_demoted_blocks: _Optional[int] = ...) -> None: ...
 
 class ListSequencesRequest(_message.Message):
     __slots__ = ("owner", "limit")
@@ -115,7 +154,7 @@ class ListSequencesResponse(_message.Message):
     def __init__(self, sequences: _Optional[_Iterable[_Union[SequenceStatus, _Mapping]]] = ...) -> None: ...
 
 class SequenceStatus(_message.Message):
-    __slots__ = ("seq_id", "request_id", "state", "epoch", "owner", "prompt_tokens", "num_tokens", "age_ms", "priority", "crashes")
+    __slots__ = ("seq_id", "request_id", "state", "epoch", "owner", "prompt_tokens", "num_tokens", "age_ms", "priority", "crashes", "tenant", "moving_to")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +165,8 @@ class SequenceStatus(_message.Message):
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CRASHES_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MOVING_TO_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     request_id: str
     state: _inference_pb2.RequestState
@@ -136,21 +177,37 @@ class SequenceStatus(_message.Message):
     age_ms: int
     priority: _inference_pb2.Priority
     crashes: int
-    def __init__(self, seq_id: _Optional[str] = ..., request_id: _Optional[str] = ..., state: _Optional[_Union[_inference_pb2.RequestState, str]] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., num_tokens: _Optional[_Iterable[int]] = ..., age_ms: _Optional[int] = ..., priority: _Optional[_Union[_inference_pb2.Priority, str]] = ..., crashes: _Optional[int] = ...) -> None: ...
+    tenant: str
+    moving_to: str
+    def __init__(self, seq_id: _Optional[str] = ..., request_id: _Optional[str] = ..., state: _Optional[_Union[_inference_pb2.RequestState, str]] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., num_tokens: _Optional[_Iterable[int]] = ..., age_ms: _Optional[int] = ..., priority: _Optional[_Union[_inference_pb2.Priority, str]] = ..., crashes: _Optional[int] = ..., tenant: _Optional[str] = ..., moving_to: _Optional[str] = ...) -> None: ...
 
 class MigrateRequest(_message.Message):
-    __slots__ = ("request_id", "worker_id")
+    __slots__ = ("request_id", "worker_id", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     worker_id: str
-    def __init__(self, request_id: _Optional[str] = ..., worker_id: _Optional[str] = ...) -> None: ...
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class MigrateResponse(_message.Message):
-    __slots__ = ("epoch",)
+    __slots__ = ("epoch", "worker_id", "num_blocks", "num_sent_blocks", "num_sent_bytes", "total_ms", "stopped_ms")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_MS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+    worker_id: str
+    num_blocks: int
+    num_sent_blocks: int
+    num_sent_bytes: int
+    total_ms: float
+    stopped_ms: float
+    def __init__(self, epoch: _Optional[int] = ..., worker_id: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_sent_blocks: _Optional[int] = ..., num_sent_bytes: _Optional[int] = ..., total_ms: _Optional[float] = ..., stopped_ms: _Optional[float] = ...) -> None: ...
 
 class DrainWorkerRequest(_message.Message):
     __slots__ = ("worker_id", "grace_ms", "undo")
@@ -163,20 +220,24 @@ class DrainWorkerRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., grace_ms: _Optional[int] = ..., undo: bool = ...) -> None: ...
 
 class DrainWorkerResponse(_message.Message):
-    __slots__ = ("num_left", "num_released")
+    __slots__ = ("num_left", "num_released", "num_migrated")
     NUM_LEFT_FIELD_NUMBER: _ClassVar[int]
     NUM_RELEASED_FIELD_NUMBER: _ClassVar[int]
+    NUM_MIGRATED_FIELD_NUMBER: _ClassVar[int]
     num_left: int
     num_released: int
-    def __init__(self, num_left: _Optional[int] = ..., num_released: _Optional[int] = ...) -> None: ...
+    num_migrated: int
+    def __init__(self, num_left: _Optional[int] = ..., num_released: _Optional[int] = ..., num_migrated: _Optional[int] = ...) -> None: ...
 
 class ExplainPlacementRequest(_message.Message):
-    __slots__ = ("request_id", "hypothetical")
+    __slots__ = ("request_id", "hypothetical", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     HYPOTHETICAL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     hypothetical: _inference_pb2.GenerateRequest
-    def __init__(self, request_id: _Optional[str] = ..., hypothetical: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ...) -> None: ...
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., hypothetical: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class ExplainPlacementResponse(_message.Message):
     __slots__ = ("worker_id", "candidates")
@@ -217,9 +278,101 @@ class WatchClusterRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class WatchClusterResponse(_message.Message):
-    __slots__ = ("workers", "failure")
+    __slots__ = ("workers", "failure", "router_id", "router_name", "up_ms", "queue", "sequences", "has_more_sequences", "moves", "traffic", "num_streams")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_NAME_FIELD_NUMBER: _ClassVar[int]
+    UP_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    NUM_STREAMS_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     failure: _types_pb2.Failure
-    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ...) -> None: ...
+    router_id: str
+    router_name: str
+    up_ms: int
+    queue: QueueStatus
+    sequences: _containers.RepeatedCompositeFieldContainer[SequenceStatus]
+    has_more_sequences: bool
+    moves: _containers.RepeatedCompositeFieldContainer[SequenceMove]
+    traffic: _containers.RepeatedCompositeFieldContainer[ModelTraffic]
+    num_streams: int
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., router_id: _Optional[str] = ..., router_name: _Optional[str] = ..., up_ms: _Optional[int] = ..., queue: _Optional[_Union[QueueStatus, _Mapping]] = ..., sequences: _Optional[_Iterable[_Union[SequenceStatus, _Mapping]]] = ..., has_more_sequences: bool = ..., moves: _Optional[_Iterable[_Union[SequenceMove, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[ModelTraffic, _Mapping]]] = ..., num_streams: _Optional[int] = ...) -> None: ...
+
+class QueueStatus(_message.Message):
+    __slots__ = ("num_queued", "queued_tokens", "tenants", "num_tenants")
+    NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TENANTS_FIELD_NUMBER: _ClassVar[int]
+    num_queued: int
+    queued_tokens: int
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantQueue]
+    num_tenants: int
+    def __init__(self, num_queued: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantQueue, _Mapping]]] = ..., num_tenants: _Optional[int] = ...) -> None: ...
+
+class TenantQueue(_message.Message):
+    __slots__ = ("tenant", "num_queued", "queued_tokens")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    num_queued: int
+    queued_tokens: int
+    def __init__(self, tenant: _Optional[str] = ..., num_queued: _Optional[int] = ..., queued_tokens: _Optional[int] = ...) -> None: ...
+
+class SequenceMove(_message.Message):
+    __slots__ = ("seq_id", "request_id", "kind", "from_worker", "to_worker", "age_ms", "tenant", "number")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FROM_WORKER_FIELD_NUMBER: _ClassVar[int]
+    TO_WORKER_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    request_id: str
+    kind: MoveKind
+    from_worker: str
+    to_worker: str
+    age_ms: int
+    tenant: str
+    number: int
+    def __init__(self, seq_id: _Optional[str] = ..., request_id: _Optional[str] = ..., kind: _Optional[_Union[MoveKind, str]] = ..., from_worker: _Optional[str] = ..., to_worker: _Optional[str] = ..., age_ms: _Optional[int] = ..., tenant: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class ModelTraffic(_message.Message):
+    __slots__ = ("model", "num_accepted", "num_ended", "num_output_tokens", "num_prompt_tokens", "num_cached_tokens", "queued", "first_token", "between_tokens")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENDED_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BETWEEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    num_accepted: int
+    num_ended: int
+    num_output_tokens: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    queued: TimeHistogram
+    first_token: TimeHistogram
+    between_tokens: TimeHistogram
+    def __init__(self, model: _Optional[str] = ..., num_accepted: _Optional[int] = ..., num_ended: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., queued: _Optional[_Union[TimeHistogram, _Mapping]] = ..., first_token: _Optional[_Union[TimeHistogram, _Mapping]] = ..., between_tokens: _Optional[_Union[TimeHistogram, _Mapping]] = ...) -> None: ...
+
+class TimeHistogram(_message.Message):
+    __slots__ = ("bounds_s", "counts", "total_s")
+    BOUNDS_S_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    bounds_s: _containers.RepeatedScalarFieldContainer[float]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    total_s: float
+    def __init__(self, bounds_s: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., total_s: _Optional[float] = ...) -> None: ...

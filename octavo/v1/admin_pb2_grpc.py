@@ -91,17 +91,23 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Migrate(self, request, context):
-        """Moves a running sequence to another worker.
+        """Moves a running sequence to another worker with its blocks. Its client notices a pause of milliseconds.
 
-        * UNIMPLEMENTED: comes with live migration.
+        The answer comes when the migration is over. A sequence that cannot move now runs on where it is; the status says why.
+
+        * INVALID_ARGUMENT: no request_id, or the target runs the sequence already.
+        * NOT_FOUND: there is no such request, or this router knows no such worker.
+        * FAILED_PRECONDITION: the request has ended, waits in the queue, or cannot move with its blocks.
+        * RESOURCE_EXHAUSTED: the target has no room, or the source moves as many sequences as it may. Retry.
+        * UNAVAILABLE: the store, the source or the target does not answer, or there is no other worker. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """Empties a worker and reports progress until it is empty. The worker gets no new sequences, and releases those it has
-        to the other workers, a few at a time. Its process goes on without work until a call with `undo`, or its end.
+        """Empties a worker and reports progress until it is empty. The worker gets no new sequences, and moves those it has to
+        the other workers, a few at a time; what cannot move is released. Its process goes on without work until a call with `undo`, or its end.
 
         Idempotent. The drain goes on if this call ends early. What is left after grace_ms is released at once, and waits in
         the queue until a worker has room.
@@ -127,9 +133,12 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchCluster(self, request, context):
-        """Streams the state of the cluster, for live views.
+        """Streams the state of the cluster, for live views: the page of the router, and `octavo top`. Changes nothing.
 
-        * UNIMPLEMENTED: comes with `octavo top`.
+        The first message comes at once, and each one is the whole state. A caller that reads slowly misses messages, and
+        gets the newest one when it reads again.
+
+        * RESOURCE_EXHAUSTED: as many callers watch this router as may. Retry, or watch another router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

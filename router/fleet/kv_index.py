@@ -26,6 +26,7 @@ class KvChange(Enum):
     """The kinds of octavo.internal.v1.KvEvent."""
 
     STORED = auto()  # on the device
+    DEMOTED = auto()  # not on the device any more, but in the host pool
     REMOVED = auto()  # from device and host pool
     CLEARED = auto()  # all of it
 
@@ -90,6 +91,16 @@ class KvIndex:
                 return ApplyOutcome.OK
         self.forget_worker(incarnation)
         return ApplyOutcome.NEEDS_SNAPSHOT
+
+    @property
+    def num_device_blocks(self) -> int:
+        """How many different blocks the workers have on their devices."""
+        return len(self._device)
+
+    @property
+    def num_host_blocks(self) -> int:
+        """How many different blocks the workers have in their host pools."""
+        return len(self._host)
 
     def forget_worker(self, incarnation: Incarnation) -> None:
         """Removes all entries of a worker. An unknown worker changes nothing."""
@@ -161,6 +172,12 @@ class KvIndex:
     def _apply_one(self, worker: _WorkerEntry, event: KvEvent) -> None:
         if event.change is KvChange.STORED:
             self._store(worker, event.hashes)
+        elif event.change is KvChange.DEMOTED:
+            for block in _split(event.hashes):
+                self._add(worker, block, worker.host, self._host)
+                if block in worker.device:
+                    worker.device.remove(block)
+                    _unset(self._device, block, worker.bit)
         elif event.change is KvChange.REMOVED:
             for block in _split(event.hashes):
                 self._remove(worker, block)

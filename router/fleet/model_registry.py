@@ -11,6 +11,7 @@ from octavo.record import Record
 from octavo.sampling import SamplingParams
 from octavo.text.stop import TextStream
 from octavo.text.tokenizer import AnyTokenizer, Tokenizer, open_tokenizer
+from octavo.worker_role import WorkerRole
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class WorkerFacts:
     device: str
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # by field of SamplingParams
     max_sequence_blocks: int = 0  # how many blocks suffice for one branch, however long it is; 0: no number does
+    role: WorkerRole = WorkerRole.BOTH
 
 
 @dataclass(slots=True, eq=False)

@@ -10,18 +10,23 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from enum import Enum, auto
+from functools import partial
 from typing import TypeVar
 
 import grpc
 
-from octavo import rpc, statuses, wire
+from octavo import rpc, wire
 from octavo.endpoint import parse_endpoint
-from octavo.errors import Unreachable
 from octavo.ids import Incarnation, SequenceId
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
+from octavo.security.tls import TlsFiles
 from octavo.store.calls import Member
+from octavo.traces import TRACEPARENT
+from octavo.worker_role import WorkerRole
+from router.fleet import progress_calls
 from router.fleet.kv_index import KvIndex
+from router.fleet.migration_report import MigrationReport
 from router.fleet.model_registry import ModelRegistry, WorkerFacts
 from router.fleet.pending_dispatches import PendingDispatches
 from router.fleet.replay_pace import ReplayPace
@@ -69,6 +74,8 @@ class WorkerLink:
         models: ModelRegistry,
         index: KvIndex,
         on_report: Callable[[], None] = lambda: None,
+        *,
+        tls: TlsFiles | None = None,
     ) -> None:
         described = json.loads(member.info)
         self.incarnation = member.id
@@ -85,13 +92,14 @@ class WorkerLink:
         self.lost = False
         self.has_lease = True
         self.pending_dispatches = PendingDispatches()
+        self.traceparent_of: Callable[[SequenceId], str] = lambda seq_id: ""
         self._declined = False  # the last Schedule was answered LATER or not at all, and no report has come since
         self._replaced = False  # another process listens at the worker's endpoint
         self._router_id = router_id
         self._models = models
         self._index = index
         self._on_report = on_report
-        self._channel = rpc.channel(self.endpoint, internal=True)
+        self._channel = rpc.worker_channel(self.endpoint, tls)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self.step_stream = StepStream(self._stub, self.incarnation, router_id, sessions)
         self._watch = WatchStream(self._stub, self.incarnation, index, self._note_load)
@@ -108,7 +116,7 @@ class WorkerLink:
             router_id=self._router_id if follow else "", admissions=[wire.admission_to_wire(admission)]
         )
         try:
-            response = await self._call(self._stub.Schedule, request, SCHEDULE_S)
+            response = await self._call(self._traced_schedule(admission.seq_id), request, SCHEDULE_S)
         except grpc.aio.AioRpcError as error:
             self._declined = True
             raise LinkError(f"worker {self.worker_id}: Schedule: {error.code().name}") from error
@@ -117,6 +125,13 @@ class WorkerLink:
             self.pending_dispatches.mark_admitted(admission.seq_id)
         self._declined |= answer.outcome is AdmissionOutcome.LATER
         return answer
+
+    def _traced_schedule(self, seq_id: SequenceId) -> Callable[..., Awaitable[worker_pb2.ScheduleResponse]]:
+        """Schedule, with the trace of the sequence if it has one."""
+        if traceparent := self.traceparent_of(seq_id):
+            return partial(self._stub.Schedule, metadata=((TRACEPARENT, traceparent),))
+        schedule: Callable[..., Awaitable[worker_pb2.ScheduleResponse]] = self._stub.Schedule
+        return schedule
 
     async def wait_to_replay(self, num_tokens: int) -> None:
         """Waits until the worker may be sent a replay of so many tokens."""
@@ -139,26 +154,26 @@ class WorkerLink:
         except (grpc.aio.AioRpcError, LinkError) as error:
             log.debug("worker %s: Cancel: %s", self.worker_id, error)
 
-    async def drain(self, grace_ms: int, *, undo: bool) -> AsyncGenerator[worker_pb2.DrainResponse, None]:
+    def drain(self, grace_ms: int, *, undo: bool) -> AsyncGenerator[worker_pb2.DrainResponse, None]:
         """Has the worker drain, or end its drain, and passes on its progress. Raises the ServingError of the call."""
-        gone = Unreachable(f"worker {self.worker_id} has ended, or was lost: list the workers again")
         if self.lost:
-            raise gone
-        call = self._stub.Drain(worker_pb2.DrainRequest(grace_ms=grace_ms, undo=undo))
-        try:
-            async for progress in call:
-                yield progress
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise gone from error  # the call was cancelled, and not this task: this link is closed
-        except grpc.aio.AioRpcError as error:
-            if statuses.status_in(error) is not None:
-                raise statuses.error_from(error) from error
-            raise Unreachable(f"worker {self.worker_id} does not answer ({error.code().name}): retry") from error
-        finally:
-            call.cancel()
+            raise progress_calls.gone(self.worker_id)
+        return progress_calls.drain_worker(self._stub, self.worker_id, grace_ms, undo=undo)
+
+    async def migrate(
+        self, seq_id: SequenceId, epoch: int, target: Incarnation, *, during_prefill: bool = False
+    ) -> MigrationReport:
+        """Has the worker move a sequence to the target, and waits until the migration is over, which outlives the call.
+
+        With `during_prefill` it begins before the prompt is computed.
+
+        Raises the ServingError of the call.
+        """
+        if self.lost:
+            raise progress_calls.gone(self.worker_id)
+        return await progress_calls.migrate_sequence(
+            self._stub, self.worker_id, seq_id, epoch, target, during_prefill=during_prefill
+        )
 
     async def probe(self) -> ProbeResult:
         """Finds out whether the worker process lives, by one Hello."""
@@ -188,6 +203,11 @@ class WorkerLink:
 
     # State
 
+    @property
+    def role(self) -> WorkerRole:
+        """What the worker is for, as far as it has said."""
+        return self.facts.role if self.facts else WorkerRole.BOTH
+
     def view(self) -> WorkerView:
         """A snapshot for placement."""
         load, facts, reason = self.load, self.facts, self._reason_unavailable()
@@ -210,19 +230,26 @@ class WorkerLink:
             max_sequence_blocks=facts.max_sequence_blocks if facts else 0,
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             recent_picks=self.pending_dispatches.num_recent,
+            role=self.role,
+            draining=self.load.draining and not (self.lost or self._silence()),
         )
 
     def _reason_unavailable(self) -> str:
         """Why the worker gets no new sequences. Empty if it does. A worker process may live while its engine hangs."""
         if self.lost or self.unusable_reason or self.facts is None:
             return self.unusable_reason or ("lost" if self.lost else "not met yet")
+        if silence := self._silence():
+            return silence
+        return "had no room or did not answer its last Schedule; until its next report" if self._declined else ""
+
+    def _silence(self) -> str:
+        """Why the worker may not be there. Empty if it has said lately that it is."""
         if not self.step_stream.connected:
             return "its streams are not open"
         if not self.has_lease:
             return "its lease has ended: it hangs, has stopped, or cannot reach the store"
-        if (silent_s := time.monotonic() - self.load_at) > SILENT_S:
-            return f"silent for {silent_s:.0f} s"
-        return "had no room or did not answer its last Schedule; until its next report" if self._declined else ""
+        silent_s = time.monotonic() - self.load_at
+        return f"silent for {silent_s:.0f} s" if silent_s > SILENT_S else ""
 
     # Life
 
@@ -270,10 +297,8 @@ class WorkerLink:
             self.unusable_reason = "another process listens at its endpoint"
             return False
         self.hello = hello
-        if hello.internal_revision != wire.INTERNAL_REVISION:
-            self.unusable_reason = (
-                f"speaks internal revision {hello.internal_revision}, this router {wire.INTERNAL_REVISION}"
-            )
+        if reason := wire.revision_refusal(hello.internal_revision):
+            self.unusable_reason = reason
             return False
         facts = facts_of(hello)
         if mismatch := await self._models.add_worker(facts):
@@ -322,4 +347,5 @@ def facts_of(hello: worker_pb2.HelloResponse) -> WorkerFacts:
         device=hello.device,
         sampling_defaults=wire.recommended_from_wire(hello.sampling_defaults),
         max_sequence_blocks=hello.max_sequence_blocks,
+        role=wire.role_from_wire(hello.role),
     )

@@ -3,23 +3,28 @@
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
+from octavo import hashing
 from octavo.errors import StoreUnavailable
-from octavo.ids import Incarnation
+from octavo.ids import Incarnation, SequenceId
 from octavo.loop import end_tasks
+from octavo.security.tls import TlsFiles
 from octavo.store.base import Store
 from octavo.store.calls import Member
-from router.fleet.kv_index import KvIndex
+from router.fleet.kv_index import HitCounts, KvIndex
 from router.fleet.lost_workers import LostWorkers
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.fleet.worker_link import ProbeResult, WorkerLink
+from router.fleet.worker_snapshot import WorkerSnapshot
 from router.fleet.worker_view import WorkerView
 from router.session_registry import SessionRegistry
 
 log = logging.getLogger(__name__)
 
 DISCOVER_S = 0.5
+MAX_NAMES = 1024
 
 
 class WorkerPool:
@@ -36,6 +41,7 @@ class WorkerPool:
         models: ModelRegistry,
         on_lost: Callable[[Incarnation], Awaitable[None]],
         on_report: Callable[[], None],
+        tls: TlsFiles | None = None,
     ) -> None:
         self.kv_index = KvIndex()
         self.links: dict[Incarnation, WorkerLink] = {}
@@ -45,8 +51,11 @@ class WorkerPool:
         self._models = models
         self._on_lost = on_lost
         self._on_report = on_report
+        self._tls = tls
         self._tasks: dict[Incarnation, asyncio.Task[None]] = {}
         self._lost = LostWorkers()
+        self.traceparent_of: Callable[[SequenceId], str] = lambda seq_id: ""
+        self._names: OrderedDict[Incarnation, str] = OrderedDict()  # of workers that were met, the last ones
 
     async def discover_workers(self) -> None:
         """Reads once which workers have a lease, and waits. The router repeats this for as long as it lives."""
@@ -63,6 +72,10 @@ class WorkerPool:
     def find_link(self, incarnation: Incarnation) -> WorkerLink | None:
         return self.links.get(incarnation)
 
+    def name_of(self, incarnation: Incarnation) -> str:
+        """The name of a worker that was met here, even if it has gone since; empty if it was not, or long ago."""
+        return self._names.get(incarnation, "")
+
     def has_lost(self, incarnation: Incarnation) -> bool:
         """Whether this router has seen that worker process die not long ago, and knows nothing better since."""
         return incarnation in self._lost
@@ -73,6 +86,25 @@ class WorkerPool:
         met = [(link, link.facts) for link in self.links.values() if link.facts]
         return [link.view() for link, facts in met if (facts.fingerprint, facts.layout) == same]
 
+    def snapshots(self) -> list[WorkerSnapshot]:
+        """The workers that this router has met, without their sequences."""
+        return [
+            WorkerSnapshot(
+                view=link.view(),
+                model=link.facts.fingerprint,
+                layout=link.facts.layout,
+                alive=link.has_lease and not link.lost,
+                draining=link.load.draining,
+            )
+            for link in self.links.values()
+            if link.facts
+        ]
+
+    def find_hits(self, model: ServedModel, tokens: Sequence[int], salt: str) -> dict[Incarnation, HitCounts]:
+        """How many leading ones of these tokens each worker has cached."""
+        root = hashing.root_key(model.fingerprint, model.layout, salt=salt)
+        return self.kv_index.find_hits(hashing.block_hashes(root, tokens, model.block_size), model.block_size)
+
     async def close(self) -> None:
         for incarnation in list(self.links):
             await self._remove(incarnation)
@@ -82,12 +114,24 @@ class WorkerPool:
             if member.id in self.links or member.id in self._lost:
                 continue
             try:
-                link = WorkerLink(member, self._router_id, self._sessions, self._models, self.kv_index, self._on_report)
+                link = WorkerLink(
+                    member,
+                    self._router_id,
+                    self._sessions,
+                    self._models,
+                    self.kv_index,
+                    self._on_report,
+                    tls=self._tls,
+                )
             except (KeyError, TypeError, ValueError) as error:
                 log.error("worker %s describes itself in a way that this router cannot read: %r", member.id, error)
                 continue
             log.info("found worker %s at %s (%s)", link.worker_id, link.endpoint, link.incarnation)
+            link.traceparent_of = self.traceparent_of
             self.links[member.id] = link
+            self._names[member.id] = link.worker_id
+            if len(self._names) > MAX_NAMES:
+                self._names.popitem(last=False)
             self._tasks[member.id] = asyncio.create_task(link.keep_open(self._examine_broken))
 
     async def _update_links(self, present: set[Incarnation], asked_at: float) -> None:

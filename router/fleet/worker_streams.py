@@ -10,7 +10,7 @@ from octavo import wire
 from octavo.ids import Incarnation, SequenceId
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from router.fleet.kv_index import ApplyOutcome, KvChange, KvEvent, KvIndex
-from router.session_registry import SessionRegistry
+from router.session_registry import Assignment, SessionRegistry
 
 WATCH_MS = 250
 RESYNC_S = 0.2  # pause before a new snapshot is asked for, after a gap in the cache events
@@ -72,6 +72,9 @@ class StepStream:
             item = wire.item_from_wire(message)
             if not self._sessions.deliver_item(item):
                 self.unfollow(item.seq_id)
+        for moved in result.moved:  # after its items, which are the last ones from here
+            assignment = Assignment(moved.epoch, Incarnation(moved.owner), follows=False, moved=True)
+            self._sessions.announce_assignment(SequenceId(moved.seq_id), assignment)
         for seq_id in result.unknown_seq_ids:
             self._sessions.announce_unknown(SequenceId(seq_id), self._incarnation)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from octavo.ids import Incarnation
+from octavo.worker_role import WorkerRole
 
 BRANCH_TOKENS = 32  # what one branch in the batch costs a new sequence
 OVERFLOW_TOKENS = 256  # what it costs a new sequence to wait for a branch to end, when the batch is full
@@ -30,6 +31,8 @@ class WorkerView:
     max_sequence_blocks: int = 0  # how many blocks suffice for one branch, however long it is; 0: no number does
     prefill_tokens_per_s: float = 0.0  # 0: not known yet
     recent_picks: int = 0
+    role: WorkerRole = WorkerRole.BOTH
+    draining: bool = False  # it is not available for this reason alone: it still gives its blocks to other workers
     # These follow from the fields above. They are computed once per view, because many placements read one view.
     num_coming: int = field(init=False)  # sequences on their way into the worker's batch
     load_cost: float = field(init=False)  # at the worker's own speed

@@ -8,13 +8,14 @@ import asyncio
 import logging
 import random
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from octavo import hashing, limits, wire
+from octavo import limits, wire
 from octavo.errors import Failure, StaleEpoch, TooLarge, Unreachable
 from octavo.ids import Incarnation, SequenceId, new_operation_id
-from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome, Record, Snapshot
+from octavo.record import AdmissionAnswer, AdmissionOutcome, Record, Snapshot
 from octavo.retry import until_answered
 from octavo.sampling import FinishReason
 from octavo.store.base import Store
@@ -25,6 +26,7 @@ from router.fleet.worker_link import LinkError, ProbeResult, WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.fleet.worker_view import WorkerView
 from router.placing.placement import PlacementDecision, choose_worker
+from router.placing.prefix_hint import PrefixHint, find_prefix_owner
 from router.session_registry import Assignment, SessionRegistry
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class AssignmentAttempt:
     reason: TakeReason
     excluded: set[Incarnation]  # workers that are not asked (again)
     num_to_compute: int = 0  # tokens of the sequence that the chosen worker has not cached
+    hint: PrefixHint | None = None  # where the chosen worker may get more of the prompt
     never_failure: Failure | None = None  # what a worker said that can never hold the sequence
     follows: bool = False  # whether the worker that was asked last was asked for the sequence's items, too
     retry_later: bool = False  # whether a worker that was asked may be able to run the sequence later
@@ -94,6 +97,10 @@ class Assigner:
     models: ModelRegistry
     background: BackgroundTasks
     decisions: OrderedDict[SequenceId, PlacementDecision] = field(default_factory=OrderedDict)  # the oldest first
+    on_admitted: Callable[[SequenceId, WorkerLink], None] = lambda seq_id, link: None
+    takes: Counter[TakeReason] = field(default_factory=Counter)  # that gave a sequence an owner, so far
+    answers: Counter[AdmissionOutcome] = field(default_factory=Counter)  # of workers that were asked, so far
+    num_unanswered: int = 0  # requests to run a sequence, so far
     _in_progress: dict[SequenceId, set[int]] = field(default_factory=dict)  # the epochs that attempts began with
 
     def is_assigning(self, seq_id: SequenceId) -> bool:
@@ -142,8 +149,7 @@ class Assigner:
         self, model: ServedModel, tokens: list[int], salt: str, excluded: set[Incarnation]
     ) -> PlacementDecision:
         """Which worker a sequence with these tokens would be assigned to now. Changes nothing."""
-        root = hashing.root_key(model.fingerprint, model.layout, salt=salt)
-        hits = self.pool.kv_index.find_hits(hashing.block_hashes(root, tokens, model.block_size), model.block_size)
+        hits = self.pool.find_hits(model, tokens, salt)
         views = [view for view in self.pool.views(model) if view.incarnation not in excluded]
         return choose_worker(len(tokens), hits, views)
 
@@ -162,6 +168,7 @@ class Assigner:
                 case AdmissionOutcome.ADMITTED:
                     assignment = Assignment(attempt.epoch, link.incarnation, attempt.follows)
                     self.sessions.announce_assignment(seq_id, assignment)
+                    self.on_admitted(seq_id, link)
                     return
                 case AdmissionOutcome.STALE_EPOCH:
                     self.sessions.poll_records([seq_id])
@@ -214,18 +221,26 @@ class Assigner:
             return not_now("the worker runs another suspect alone")
         if taken.status not in (TakeStatus.OK, TakeStatus.SAME):
             return NOT_ASSIGNABLE
+        self.takes[attempt.reason] += 1
         is_new, attempt.epoch, attempt.taken_here = attempt.reason is TakeReason.QUEUED, taken.epoch, True
         attempt.reason = TakeReason.REFUSED  # holds if this worker does not admit the sequence
         attempt.excluded.add(link.incarnation)
         if not is_new and not await self._reread_journals(attempt):
             return NOT_ASSIGNABLE
-        admission = admission_of(attempt.snapshot, taken, int(1000 * (time.monotonic() - attempt.read_at)))
+        age_ms = int(1000 * (time.monotonic() - attempt.read_at))
+        admission = wire.admission_of_record(attempt.snapshot, epoch=taken.epoch, alone=taken.alone, age_ms=age_ms)
+        if attempt.hint is not None:
+            owner, num_tokens = attempt.hint
+            admission = replace(admission, prefix_owner=owner, prefix_owner_tokens=num_tokens)
         attempt.follows = attempt.record.seq_id in self.sessions
         was_connected = link.step_stream.connected
         try:
-            return await link.schedule(admission, attempt.follows)
+            answer = await link.schedule(admission, attempt.follows)
+            self.answers[answer.outcome] += 1
+            return answer
         except LinkError as error:
             log.warning("%s", error)
+            self.num_unanswered += 1
             if was_connected and await link.probe() is ProbeResult.GONE:
                 attempt.reason = TakeReason.CONNECTION  # the worker may have begun the sequence, and died of it
             return not_now(str(error))
@@ -285,6 +300,9 @@ class Assigner:
         if link is not None:
             on_device, _ = decision.hits.get(link.incarnation, (0, 0))
             attempt.num_to_compute = len(tokens) - on_device
+        if decision.worker is not None:  # one that has just refused the sequence may have its prefix all the same
+            views = self.pool.views(model)
+            attempt.hint = find_prefix_owner(decision.worker, attempt.record.prompt_len, decision.hits, views)
         return link
 
     def _remember(self, seq_id: SequenceId, decision: PlacementDecision) -> None:
@@ -346,20 +364,3 @@ def quietest_worker(decision: PlacementDecision) -> WorkerView | None:
     eligible = [candidate for candidate in decision.candidates if candidate.eligible]
     best = min(eligible, key=lambda c: (c.worker.num_running + c.worker.num_coming, c.total_cost), default=None)
     return best.worker if best else None
-
-
-def admission_of(snapshot: Snapshot, taken: TakeReply, age_ms: int) -> Admission:
-    """`age_ms`: how long ago the snapshot was read. Its sequence has so much less time left."""
-    record = snapshot.record
-    return Admission(
-        seq_id=record.seq_id,
-        epoch=taken.epoch,
-        prompt=snapshot.prompt,
-        outputs=snapshot.outputs,
-        finished_branches=[branch for branch, finish in enumerate(record.finishes) if finish],
-        sampling=wire.sampling_from_bytes(record.sampling),
-        salt=record.salt,
-        priority=record.priority,
-        deadline_in_ms=max(1, record.deadline_ms - snapshot.now_ms - age_ms) if record.deadline_ms else 0,
-        alone=taken.alone,
-    )

@@ -17,8 +17,9 @@ from octavo.store.base import Store
 from octavo.store.calls import Finish, Notice, TakeReason
 from router.background_tasks import BackgroundTasks, repeat_forever
 from router.fleet.worker_pool import WorkerPool
+from router.fleet.worker_view import WorkerView
 from router.placing.assigner import STORE_PATIENCE_S, Assigner
-from router.placing.placement import room_left
+from router.placing.placement import places_to_keep, room_for_prompts
 from router.session_registry import SessionRegistry
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class Dispatcher:
         self._grace_ms = grace_ms
         self._wake = asyncio.Event()
         self._backlog = False  # whether the last pop stopped for lack of room, so that more sequences may wait
+        self._has_newcomer = False  # whether a sequence may have come into the queue since the last pop
+        self._held_back: dict[str, int] = {}  # by model: the places left when the last pop may have held sequences back
         self._num_assigning: Counter[str] = Counter()  # by model
         self._num_popping = 0
         self._num_recovering = 0
@@ -73,6 +76,7 @@ class Dispatcher:
 
     def note_queued(self) -> None:
         """A sequence may be in the queue."""
+        self._has_newcomer = True
         self._wake.set()
 
     def note_room(self) -> None:
@@ -156,34 +160,49 @@ class Dispatcher:
             async with asyncio.timeout(IDLE_POLL_S):  # not wait_for, which loses a cancellation in Python 3.11
                 await self._wake.wait()
         except TimeoutError:
-            pass
+            self._has_newcomer = True  # whose notice was lost
         self._wake.clear()
-        self._backlog = False
+        self._backlog, newcomer, self._has_newcomer = False, self._has_newcomer, False
         for model in {link.facts.fingerprint for link in self._pool.links.values() if link.facts}:
-            self._backlog |= await self._pop_model(model)
+            self._backlog |= await self._pop_model(model, newcomer)
 
-    async def _pop_model(self, model: str) -> bool:
-        """Pops the queue of one model while its workers have room. Returns whether more may wait than they have."""
-        while not self._stopping and (num_wanted := self._room_left(model) - self._num_assigning[model]) > 0:
+    async def _pop_model(self, model: str, newcomer: bool) -> bool:
+        """Pops the queue of one model while its workers have room. Returns whether more may wait than they have.
+
+        What the last pop held back because the places were kept is popped when there are more places.
+        """
+        while not self._stopping and (places := self._room_left(model) - self._num_assigning[model]) > 0:
+            if not newcomer and places <= self._held_back.get(model, 0):
+                return True
             # Few at once: a more urgent newcomer cannot overtake sequences that are being assigned.
-            count = min(num_wanted, POP_AT_ONCE)
+            count, most_kept = min(places, POP_AT_ONCE), self._places_to_keep(model)
             self._num_popping += 1
             try:
-                popped = await self._store.pop(model, count, CLAIM_MS)
+                popped = await self._store.pop(model, count, CLAIM_MS, places, most_kept)
                 for item in popped:
                     self._num_assigning[model] += 1
                     self._background.spawn(self._assign_popped(model, item))
             finally:
                 self._num_popping -= 1
                 self._note_ended()
+            places -= len(popped)
+            may_hold_back = len(popped) < count and places <= most_kept
+            self._held_back[model] = places if may_hold_back else 0
             if len(popped) < count:
-                return False
+                return may_hold_back
         return True
 
     def _room_left(self, model: str) -> int:
         """How many more sequences the workers of a model together should be given now."""
-        links = [link for link in self._pool.links.values() if link.facts and link.facts.fingerprint == model]
-        return sum(room_left(link.view()) for link in links)
+        return room_for_prompts(self._views(model))
+
+    def _places_to_keep(self, model: str) -> int:
+        """How many of them may be kept for tenants that had less than their share."""
+        return places_to_keep(self._views(model))
+
+    def _views(self, model: str) -> list[WorkerView]:
+        links = self._pool.links.values()
+        return [link.view() for link in links if link.facts and link.facts.fingerprint == model]
 
     async def _assign_popped(self, model: str, popped: Snapshot) -> None:
         """Runs as a task of its own, so that a worker that hangs does not keep sequences from the other workers."""

@@ -1,6 +1,7 @@
 """Which worker should run a sequence: a pure function of snapshots, with one cost per worker, counted in tokens.
 
-    prefill   prompt tokens left to compute, after credit for the blocks that the worker has cached
+    prefill   prompt tokens left to compute, after credit for the blocks that the worker has cached; for a sequence
+              that moves with its blocks, a share of them: these tokens are copied
     load      tokens that are computed before: those queued and in flight, and the batch that the sequence would join
     pressure  tokens that other sequences would compute again, because this sequence takes their blocks
 
@@ -13,6 +14,7 @@ from functools import cached_property
 from math import inf
 
 from octavo.ids import Incarnation
+from octavo.worker_role import WorkerRole
 from router.fleet.kv_index import HitCounts
 from router.fleet.worker_view import WorkerView
 
@@ -20,6 +22,7 @@ HOST_CREDIT = 0.75  # of a token that is computed already: a block in the host p
 EVICTED_SHARE = 0.25  # of evicted prefix tokens that a later request will need again
 PREEMPTION_FACTOR = 2.0  # tokens that are computed again per token of room that is missing
 SLOW_RATIO = 2.0  # how much slower than the fastest worker a worker must be before its speed counts
+KEPT_SHARE = 1 / 16  # of all places in batches may be kept for tenants that had less than their share
 FREE_SHARE = 0.02  # of a worker's blocks that must be free or evictable before it gets another sequence
 
 NO_HITS: HitCounts = (0, 0)
@@ -56,23 +59,50 @@ class PlacementDecision:
     hits: Mapping[Incarnation, HitCounts]
     workers: Sequence[WorkerView]
     worker: WorkerView | None  # None: no worker can take the prompt
+    held_tokens: int  # tokens that the worker gets to hold: more than `num_tokens` where a sequence has branches
+    token_cost: float  # of a token that the worker has not cached: 1 if it is computed
+    avoided: WorkerRole | None = None  # workers of this role were not considered: there is another one
 
     @cached_property
     def candidates(self) -> list[PlacementCandidate]:
         """All workers: the cheapest first, those that are not eligible last. Computed when it is first read."""
-        slow = _fastest(self.workers) / SLOW_RATIO
-        candidates = [_candidate(view, self.num_tokens, self.hits, slow) for view in self.workers]
+        slow = slow_speed(self.workers)
+        candidates = [_candidate(self, view, slow) for view in self.workers]
         return sorted(candidates, key=lambda c: (not c.eligible, c.total_cost, c.recent_picks, c.worker_id))
 
 
 def choose_worker(
-    num_tokens: int, hits: Mapping[Incarnation, HitCounts], workers: Sequence[WorkerView]
+    num_tokens: int,
+    hits: Mapping[Incarnation, HitCounts],
+    workers: Sequence[WorkerView],
+    *,
+    held_tokens: int = 0,
+    token_cost: float = 1.0,
+    avoided: WorkerRole = WorkerRole.DECODE,
 ) -> PlacementDecision:
     """Picks the eligible worker of the lowest cost. Of equal ones: the one with the fewest recent picks, then by name.
 
-    `hits` says how many leading prompt tokens each worker has cached.
+    `hits` says how many leading prompt tokens each worker has cached. `held_tokens` says how many tokens the worker
+    gets to hold, if they are not `num_tokens`, and `token_cost` what one of them costs that the worker has not cached.
+    A worker of the role `avoided` is picked only if no other worker can be.
     """
-    slow = _fastest(workers) / SLOW_RATIO
+    slow, held = slow_speed(workers), held_tokens or num_tokens
+    best, reserve = None, False
+    for reserve in (False, True):
+        among = [view for view in workers if (view.role is avoided) is reserve]
+        if best := _cheapest(among, num_tokens, held, hits, slow, token_cost):
+            break
+    return PlacementDecision(num_tokens, hits, workers, best, held, token_cost, None if reserve else avoided)
+
+
+def _cheapest(
+    workers: Sequence[WorkerView],
+    num_tokens: int,
+    held: int,
+    hits: Mapping[Incarnation, HitCounts],
+    slow: float,
+    token_cost: float,
+) -> WorkerView | None:
     best: WorkerView | None = None
     lowest = inf
     for view in workers:
@@ -81,10 +111,10 @@ def choose_worker(
         if view.load_cost > lowest:
             continue  # this load alone is more than the total cost of the best worker so far
         on_device, in_host = hits.get(view.incarnation, NO_HITS)
-        total = sum(_costs(view, num_tokens, on_device, in_host, slow))
+        total = sum(_costs(view, held, on_device, in_host, slow, token_cost))
         if total < lowest or (total == lowest and best is not None and _order(view) < _order(best)):
             best, lowest = view, total
-    return PlacementDecision(num_tokens, hits, workers, best)
+    return best
 
 
 def _order(view: WorkerView) -> tuple[int, str]:
@@ -107,6 +137,22 @@ def room_left(view: WorkerView) -> int:
     return max(0, num_sequences)
 
 
+def room_for_prompts(views: Sequence[WorkerView]) -> int:
+    """How many more sequences the workers together should be given now."""
+    return sum(room_left(view) for view in _for_prompts(views))
+
+
+def places_to_keep(views: Sequence[WorkerView]) -> int:
+    """How many of the workers' last places may be kept for tenants that had less than their share."""
+    return int(KEPT_SHARE * sum(view.max_batch_sequences for view in _for_prompts(views)))
+
+
+def _for_prompts(views: Sequence[WorkerView]) -> Sequence[WorkerView]:
+    """The workers that get prompts. Those for outputs get them where no other is available."""
+    available = [view for view in views if view.available]
+    return [view for view in available if view.role is not WorkerRole.DECODE] or available
+
+
 def max_coming(view: WorkerView) -> int:
     """How many sequences may be on their way into a worker's batch, so that its next step never starts short."""
     return max(2, view.max_batch_sequences // 4)
@@ -121,18 +167,26 @@ def _misfit(view: WorkerView, num_tokens: int) -> str:
     return f"{num_tokens} tokens do not fit its {view.num_blocks} blocks of {view.block_size}"
 
 
-def _fastest(workers: Sequence[WorkerView]) -> float:
-    return max([view.prefill_tokens_per_s for view in workers if view.available], default=0.0)
+def slow_speed(workers: Sequence[WorkerView]) -> float:
+    """Workers with a lower speed of prefill than this count as slow. Smaller differences are noise."""
+    return max([view.prefill_tokens_per_s for view in workers if view.available], default=0.0) / SLOW_RATIO
 
 
-def _costs(view: WorkerView, num_tokens: int, on_device: int, in_host: int, slow: float) -> tuple[float, float, float]:
+def slowness(view: WorkerView, slow: float) -> float:
+    """How many times longer the worker takes than the fastest one: 1 unless it is slower than `slow`."""
+    return slow * SLOW_RATIO / view.prefill_tokens_per_s if 0.0 < view.prefill_tokens_per_s < slow else 1.0
+
+
+def _costs(
+    view: WorkerView, num_tokens: int, on_device: int, in_host: int, slow: float, token_cost: float
+) -> tuple[float, float, float]:
     """The costs of prefill, load and pressure. A worker slower than `slow` pays the first two in proportion."""
-    prefill = num_tokens - on_device - HOST_CREDIT * in_host
+    prefill = token_cost * (num_tokens - on_device - HOST_CREDIT * in_host)
     if prefill < 1.0:
         prefill = 1.0  # one token is always computed
     load = view.load_cost
     if 0.0 < view.prefill_tokens_per_s < slow:
-        factor = slow * SLOW_RATIO / view.prefill_tokens_per_s
+        factor = slowness(view, slow)
         prefill, load = prefill * factor, load * factor
     num_needed = (num_tokens - on_device) // view.block_size + 1  # the last one is for the output
     if view.max_sequence_blocks:
@@ -150,10 +204,10 @@ def _pressure(view: WorkerView, num_needed: int, num_hit: int) -> float:
     return view.block_size * (EVICTED_SHARE * evicted + PREEMPTION_FACTOR * (missing - evicted))
 
 
-def _candidate(
-    view: WorkerView, num_tokens: int, hits: Mapping[Incarnation, HitCounts], slow: float
-) -> PlacementCandidate:
-    on_device, in_host = hits.get(view.incarnation, NO_HITS)
-    costs = _costs(view, num_tokens, on_device, in_host, slow)
-    reason = _misfit(view, num_tokens) if view.available else view.reason_unavailable or "unavailable"
+def _candidate(decision: PlacementDecision, view: WorkerView, slow: float) -> PlacementCandidate:
+    on_device, in_host = decision.hits.get(view.incarnation, NO_HITS)
+    costs = _costs(view, decision.held_tokens, on_device, in_host, slow, decision.token_cost)
+    reason = _misfit(view, decision.num_tokens) if view.available else view.reason_unavailable or "unavailable"
+    if not reason and view.role is decision.avoided:
+        reason = f"is for {'outputs' if view.role is WorkerRole.DECODE else 'prompts'}, and there is another worker"
     return PlacementCandidate(view, not reason, reason, on_device, in_host, *costs, total_cost=sum(costs))

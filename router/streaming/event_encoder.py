@@ -21,18 +21,21 @@ class EventEncoder:
     def __init__(self, record: Record, delivery: Delivery, resume_tokens: ResumeTokens) -> None:
         self._request_id = record.request_id
         self._id_bytes = record.request_id.encode()
+        self._tenant = record.tenant
         self._prompt_len = record.prompt_len
         self._delivery = delivery
         self._resume_tokens = resume_tokens
         self._prompt_scores: Sequence[TokenScore] = ()
         self._prompt_scores_sent = False
-        self._cached_tokens = 0
+        self.cached_tokens = 0  # of the prompt
+        self.prefill_ms: int | None = None  # from the first step of the sequence until its first token
+        self.num_tokens = 0  # in all events so far
         self._has_encoded = False
 
     def note_item(self, item: StepItem) -> None:
         """Remembers what the first item of a sequence says of the prompt."""
         if item.cached_tokens is not None:
-            self._cached_tokens = item.cached_tokens
+            self.cached_tokens, self.prefill_ms = item.cached_tokens, item.prefill_ms
         if item.prompt_scores and not self._prompt_scores_sent:
             self._prompt_scores = item.prompt_scores
 
@@ -57,6 +60,7 @@ class EventEncoder:
         return Event(request_id=self._request_id, first_index=place.next_index, resume_token=self._resume_token())
 
     def _event(self, piece: BranchPiece) -> Event:
+        self.num_tokens += len(piece.token_ids)
         event = Event(
             request_id=self._request_id,
             branch=piece.branch,
@@ -87,11 +91,11 @@ class EventEncoder:
         ]
 
     def _resume_token(self) -> bytes:
-        return self._resume_tokens.make_token(self._id_bytes, self._delivery.places)
+        return self._resume_tokens.make_token(self._id_bytes, self._delivery.places, self._tenant)
 
     def _finished(self) -> inference_pb2.Finished:
         failure, num_output = self._delivery.failure, self._delivery.num_output_tokens()
         return inference_pb2.Finished(
-            usage=wire.usage_to_wire(self._prompt_len, num_output, self._cached_tokens),
+            usage=wire.usage_to_wire(self._prompt_len, num_output, self.cached_tokens),
             failure=wire.failure_to_wire(failure) if failure else None,
         )

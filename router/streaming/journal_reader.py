@@ -48,6 +48,7 @@ class JournalReader:
         self._left_at: list[int] = []  # where the delivery was when the last reading was left to the stream
         self._outage_since: float | None = None
         self._last_answer = time.monotonic()
+        self.age_ms = 0  # of the request at the last reading, by the store's clock
         self._generation = store.generation  # the one in which all that was delivered was found last
 
     @property
@@ -150,6 +151,7 @@ class JournalReader:
             recently = time.monotonic() - self._last_answer < RETAIN_MS / 1000
             raise record_missing(is_lost=recently or not self.is_verified)
         record = self._owner_link.record = snapshot.record
+        self.age_ms = max(0, snapshot.now_ms - record.accepted_ms)
         self._outage_since, self._last_answer = None, time.monotonic()
         if record.failure:
             self._delivery.note_failure(Failure.from_json(record.failure))

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from octavo import hashing, limits, sampling_validation, validation, wire
+from octavo.chat_tools import details_for_template, tools_for_template
 from octavo.errors import InvalidArgument, NoWorkers, ViolationCollector
 from octavo.ids import Incarnation, RequestId, new_request_id, sequence_id
 from octavo.record import NewSequence
 from octavo.sampling import SamplingParams
+from octavo.security.api_keys import salt_of
+from octavo.security.authorizer import ONE_TENANT, Authorizer
 from octavo.text.absent_tokenizer import no_tokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from router.fleet.model_registry import ModelRegistry, ServedModel
 
 T = TypeVar("T")
 
-TENANT = ""  # until requests are authenticated, all clients are one tenant
+TENANT = ONE_TENANT
 LARGE = 8192  # characters or token ids: a tokenizer takes about as long for so many as a step does
 
 
@@ -44,9 +47,11 @@ class RequestPreparer:
     Every method raises what is wrong with the request, or NoWorkers if no worker serves the model.
     """
 
-    def __init__(self, models: ModelRegistry, router_id: Incarnation) -> None:
+    def __init__(self, models: ModelRegistry, router_id: Incarnation, authorizer: Authorizer | None = None) -> None:
+        """The authorizer says whose request it is. Without one, all are of one tenant."""
         self._models = models
         self._router_id = router_id
+        self._authorizer = authorizer or Authorizer()
 
     async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> PreparedRequest:
         """The sequence that the request asks for. A `deadline_in_ms` of 0 means that there is no deadline."""
@@ -63,12 +68,13 @@ class RequestPreparer:
         params = sampling_validation.resolve(
             params, prompt_len=len(token_ids), context_tokens=context, seed_source=lambda: secrets.randbits(63)
         )
+        tenant = self._authorizer.current_tenant()
         new = NewSequence(
-            seq_id=sequence_id(TENANT, request_id),
+            seq_id=sequence_id(tenant, request_id),
             request_id=request_id,
             body_hash=wire.request_hash(request),
-            tenant=TENANT,
-            salt=TENANT,  # empty while there is one tenant
+            tenant=tenant,
+            salt=salt_of(tenant),
             model=model.fingerprint,
             layout=model.layout,
             sampling=wire.sampling_bytes(params),
@@ -99,8 +105,10 @@ class RequestPreparer:
                 field = cast("str", request.WhichOneof("input"))
                 return Prompt(await run_aside(len(text), lambda: model.tokenizer.encode(text)), field)
             case CheckedChat() as chat:
-                size = sum(len(content) for _, content in chat.messages)
-                token_ids = await run_aside(size, lambda: model.tokenizer.apply_chat(chat.messages, chat.begin_answer))
+                token_ids = await run_aside(
+                    chat.size,
+                    lambda: model.tokenizer.apply_chat(chat.messages, chat.begin_answer, chat.tools, chat.details),
+                )
                 return Prompt(token_ids, "chat")
             case token_ids:
                 return Prompt(list(token_ids), "token_ids")
@@ -156,6 +164,9 @@ class CheckedChat:
 
     messages: list[tuple[str, str]]
     begin_answer: bool
+    tools: list[dict[str, Any]]  # as templates expect them
+    details: list[dict[str, Any]]  # the further fields of each message; empty if no message has any
+    size: int  # characters, about
 
 
 def checked_input(
@@ -170,10 +181,20 @@ def checked_input(
             return validation.validate_text(data, field, context_tokens=model.context_tokens)
         case "chat":
             chat = wire.chat_from_wire(request.chat)
-            messages = validation.validate_chat(chat.messages, context_tokens=model.context_tokens)
-            return CheckedChat(messages, chat.begin_answer)
+            return checked_chat(chat, model)
     ids = ", token_ids" if isinstance(request, inference_pb2.GenerateRequest) else ""
     raise InvalidArgument("input", f"send text, raw_text{ids} or chat")
+
+
+def checked_chat(chat: wire.ChatPrompt, model: ServedModel) -> CheckedChat:
+    """The chat as templates expect it. Raises InvalidArgument with all that is wrong."""
+    checks, max_bytes = ViolationCollector(), limits.MAX_TEXT_BYTES_PER_CONTEXT_TOKEN * model.context_tokens
+    messages = checks.run(validation.validate_chat, chat.messages, context_tokens=model.context_tokens) or []
+    tools = checks.run(tools_for_template, chat.tools, max_bytes=max_bytes) or []
+    details = checks.run(details_for_template, chat.details, max_bytes=max_bytes) or []
+    checks.raise_found()
+    size = sum(len(content) for _, content in messages) + sum(len(tool.parameters) for tool in chat.tools)
+    return CheckedChat(messages, chat.begin_answer, tools, details, size)
 
 
 def check_input(request: inference_pb2.GenerateRequest, model: ServedModel) -> None:

@@ -86,16 +86,19 @@ class ResumeTokens:
         while len(self._keys) > self.MAX_KEYS:
             self._keys.popitem(last=False)
 
-    def make_token(self, request_id: bytes, places: Sequence[StreamPlace]) -> bytes:
-        """`places` has one place per returned branch, with chain and text."""
+    def make_token(self, request_id: bytes, places: Sequence[StreamPlace], tenant: str = "") -> bytes:
+        """`places` has one place per returned branch, with chain and text. Only that tenant can use the token."""
         now = int(time.time())
         body = HEAD.pack(VERSION, self._key_id, self._generation, now, len(request_id), len(places)) + request_id
         for place in places:
             body += PLACE.pack(*place)
-        return body + mac(self._key, body)
+        return body + mac(self._key, body + tenant.encode())
 
-    def read_token(self, token: bytes) -> ResumePoint:
-        """Raises InvalidArgument if the token was changed, and ForeignToken if it has another key or version."""
+    def read_token(self, token: bytes, tenant: str = "") -> ResumePoint:
+        """Raises InvalidArgument if the token was changed, or is another tenant's.
+
+        Raises ForeignToken if it has another key or version.
+        """
         if len(token) < HEAD.size + MAC_BYTES:
             raise InvalidArgument("resume_token", "too short: send the one of the last event, unchanged")
         version, name, generation, made_s, id_bytes, num_places = HEAD.unpack_from(token)
@@ -105,7 +108,7 @@ class ResumeTokens:
                 "id and next indexes"
             )
         body = token[:-MAC_BYTES]
-        if not hmac.compare_digest(token[-MAC_BYTES:], mac(self._keys[name], body)):
+        if not hmac.compare_digest(token[-MAC_BYTES:], mac(self._keys[name], body + tenant.encode())):
             raise InvalidArgument("resume_token", "not one of ours: send the one of the last event, unchanged")
         start = HEAD.size + id_bytes
         places = [StreamPlace(*PLACE.unpack_from(body, start + i * PLACE.size)) for i in range(num_places)]

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 from octavo import limits, validation, wire
 from octavo.errors import Failure, NoWorkers
-from octavo.ids import sequence_id
 from octavo.record import Record
 from octavo.store.base import Store
 from octavo.text.ranking import rank
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 from router.fleet.model_registry import ModelRegistry
 from router.placing.dispatcher import Dispatcher
-from router.streaming.request_preparer import TENANT, RequestPreparer
+from router.streaming.request_preparer import RequestPreparer
+from router.streaming.request_timeline import RequestTimeline
 from router.streaming.session_opener import SessionOpener, unknown_request
 
 if TYPE_CHECKING:
@@ -31,12 +31,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         dispatcher: Dispatcher,
         models: ModelRegistry,
         preparer: RequestPreparer,
+        timeline: RequestTimeline,
     ) -> None:
         self._opener = opener
         self._store = store
         self._dispatcher = dispatcher
         self._models = models
         self._preparer = preparer
+        self._timeline = timeline
 
     def serve_on(self, server: "grpc.aio.Server") -> None:
         inference_pb2_grpc.add_InferenceServicer_to_server(self, server)
@@ -81,15 +83,19 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     # Requests
 
-    async def Cancel(self, request: inference_pb2.CancelRequest, context: "Context") -> inference_pb2.CancelResponse:
+    async def Cancel(
+        self, request: inference_pb2.CancelRequest, context: "Context | None" = None
+    ) -> inference_pb2.CancelResponse:
         request_id = validation.validate_request_id(request.request_id)
-        if await self._dispatcher.cancel_sequence(sequence_id(TENANT, request_id)) is None:
+        if await self._dispatcher.cancel_sequence(self._opener.sequence_of(request_id)) is None:
             raise unknown_request(request_id)
         return inference_pb2.CancelResponse()
 
-    async def Get(self, request: inference_pb2.GetRequest, context: "Context") -> inference_pb2.GetResponse:
+    async def Get(
+        self, request: inference_pb2.GetRequest, context: "Context | None" = None
+    ) -> inference_pb2.GetResponse:
         request_id = validation.validate_request_id(request.request_id)
-        snapshot = await self._store.read(sequence_id(TENANT, request_id))
+        snapshot = await self._store.read(self._opener.sequence_of(request_id))
         if snapshot is None:
             raise unknown_request(request_id)
         record = snapshot.record
@@ -103,8 +109,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             finish_reasons=[wire.finish_to_wire(finish) for finish in record.finishes],
             usage=wire.usage_to_wire(record.prompt_len, output_tokens, 0),
             timeline=[
-                inference_pb2.TimelineEntry(after_ms=entry.after_ms, what=entry.what, detail=entry.detail)
-                for entry in record.timeline
+                inference_pb2.TimelineEntry(
+                    after_ms=entry.after_ms, what=entry.what, detail=entry.detail, worker=entry.worker
+                )
+                for entry in self._timeline.entries(record)
             ],
         )
         if record.failure:

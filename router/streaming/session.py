@@ -11,7 +11,7 @@ from collections import deque
 from functools import partial
 from typing import Self
 
-from octavo.errors import Draining, ServingError, StoreUnavailable
+from octavo.errors import Draining, HistoryLost, ServingError, StoreUnavailable
 from octavo.ids import Incarnation
 from octavo.record import Record, SequenceState
 from octavo.retry import until_answered
@@ -26,6 +26,7 @@ from router.streaming.journal_reader import REPAIR_S, STORE_PATIENCE_S, JournalR
 from router.streaming.owner_link import OwnerLink
 from router.streaming.record_poller import RecordPoller
 from router.streaming.request_deadline import RequestDeadline
+from router.streaming.request_progress import DETACHED, LEFT, LOST, RequestProgress, end_reason
 from router.streaming.resume_tokens import StreamStart
 from router.streaming.session_context import SessionContext
 
@@ -44,9 +45,18 @@ class Session:
     """
 
     def __init__(
-        self, context: SessionContext, model: ServedModel, record: Record, params: SamplingParams, start: StreamStart
+        self,
+        context: SessionContext,
+        model: ServedModel,
+        record: Record,
+        params: SamplingParams,
+        start: StreamStart,
+        arrived_at: float | None = None,
     ) -> None:
+        """`arrived_at` is when a new request came, on the monotonic clock; None: the request was accepted before."""
         self.seq_id = record.seq_id
+        self.model = model
+        self.params = params
         self._store = context.store
         self._sessions = context.sessions
         self._dispatcher = context.dispatcher
@@ -59,10 +69,14 @@ class Session:
         self._deadline_margin = context.deadline_margin
         self._journals = JournalReader(self._store, self._owner_link, self._delivery, self._deadline)
         self._poller = RecordPoller(self._sessions.now)
+        self._on_taken_over = context.on_taken_over
+        self._is_taken_over = not start.fresh  # and nobody has been told
         self._at_start = start.fresh  # whether the delivery is where the client is
         self._inbox: deque[StepItem] = deque()
         self._wake = asyncio.Event()
         self._error: ServingError | None = None  # of this stream alone. Draining: this router ends
+        self._progress = RequestProgress(record, model.name, context.progress.tally, arrived_at)
+        self._progress_registry = context.progress
         self._error_announced = False  # a client that has had no event yet has been sent a resume token
 
     # What the rest of the router tells a session: router.session_registry.RegisteredSession
@@ -81,14 +95,23 @@ class Session:
             self._wake.set()
 
     def note_assignment(self, assignment: Assignment) -> None:
-        self._owner_link.set_owner(assignment.owner, assignment.epoch, is_streaming=assignment.follows)
-        if not assignment.follows:  # this session was opened while the worker was asked
-            self._owner_link.follow_items(self._delivery.missing_indexes)
+        link = self._owner_link
+        if assignment.epoch < link.record.epoch or link.record.state.ended:
+            return
+        if assignment.epoch == link.record.epoch and link.is_streaming:
+            return
+        link.set_owner(assignment.owner, assignment.epoch, is_streaming=assignment.follows)
+        self._note_owner(moved=assignment.moved)
+        if not assignment.follows:  # this session was opened while the worker was asked, or the sequence has moved
+            link.follow_items(self._delivery.missing_indexes)
+        if not link.is_streaming:  # this router has not found that worker yet: until then the journals have its tokens
+            self._poll_in(ON_ITS_WAY_S)
 
     def handle_notice(self, notice: Notice) -> None:
         if notice.what == "taken":
             if notice.epoch > self._owner_link.record.epoch:
                 self._owner_link.set_owner(notice.owner, notice.epoch, is_streaming=False)
+                self._note_owner(moved=False)
                 self._owner_link.follow_items(self._delivery.missing_indexes)
         elif self._owner_link.is_streaming:
             self._poll_in(ON_ITS_WAY_S)
@@ -122,9 +145,11 @@ class Session:
 
     async def __aenter__(self) -> Self:
         self._sessions.add(self)
+        self._progress_registry.begin(self._progress)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        self._progress_registry.end(self._progress, self._end_reason(exc_info[1]))
         delivery, worker = self._delivery, self._owner_link.worker_link
         if (lateness_s := self._deadline.lateness(now := time.monotonic())) > 0:
             self._deadline_margin.note_lateness(lateness_s, now)  # the last event has left only now, or the client has
@@ -172,8 +197,27 @@ class Session:
             if self._delivery.unsettled:
                 await self._settle()
             if events := self._encoder.next_events():
+                self._progress.note_tokens(self._encoder.num_tokens, self._encoder.prefill_ms)
                 return events
         return []
+
+    def _note_owner(self, *, moved: bool) -> None:
+        self._progress.note_owner(self._owner_link.record.epoch, moved=moved)
+        self._note_worker()
+
+    def _note_worker(self) -> None:
+        if (worker := self._owner_link.worker_link) is not None:
+            self._progress.worker = worker.worker_id
+
+    def _end_reason(self, error: object) -> str:
+        """Why this stream ends."""
+        self._note_worker()
+        if self._delivery.ended:
+            self._progress.cached_tokens = self._encoder.cached_tokens
+            return end_reason([reader.finish for reader in self._delivery.readers])
+        if isinstance(error, HistoryLost):
+            return LOST
+        return DETACHED if isinstance(error, ServingError) else LEFT
 
     def _drain_inbox(self) -> None:
         while self._inbox:
@@ -185,6 +229,8 @@ class Session:
     async def _go_to_start(self) -> None:
         self._at_start = True
         await self._journals.go_to_start()
+        self._progress.note_age(self._journals.age_ms)
+        self._progress.note_record(self._owner_link.record)
         await self._keep_going()
 
     async def _read_on(self) -> None:
@@ -194,6 +240,7 @@ class Session:
         if reading is None:
             self._poll_in(ON_ITS_WAY_S)
             return
+        self._progress.note_record(self._owner_link.record)
         self._drain_inbox()
         if not self._journals.deliver(reading):
             self._poll_in(ON_ITS_WAY_S if self._journals.is_verified else REPAIR_S)
@@ -216,6 +263,14 @@ class Session:
             self._dispatcher.recover_sequence(self.seq_id, record.epoch, TakeReason.CONNECTION)
         else:
             self._owner_link.follow_items(self._delivery.missing_indexes)
+            self._announce_takeover()
+
+    def _announce_takeover(self) -> None:
+        """Tells once which worker runs the sequence, if the router that had the stream before may have died."""
+        worker = self._owner_link.worker_link
+        if self._is_taken_over and worker is not None and worker.facts is not None:
+            self._is_taken_over = False
+            self._on_taken_over(self.seq_id, worker)
 
     # Ends that the store has to be told of
 

@@ -1,14 +1,17 @@
 """What sessions and their opener are given."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo.ids import Incarnation
+from octavo.ids import Incarnation, SequenceId
 from octavo.store.base import Store
 from router.attachment_outbox import AttachmentOutbox
+from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.placing.dispatcher import Dispatcher
 from router.session_registry import SessionRegistry
 from router.streaming.request_deadline import DeadlineMargin
+from router.streaming.request_progress import ProgressRegistry
 from router.streaming.resume_tokens import ResumeTokens
 
 
@@ -27,3 +30,5 @@ class SessionContext:
     attachments: AttachmentOutbox
     resume_tokens: ResumeTokens
     deadline_margin: DeadlineMargin
+    progress: ProgressRegistry
+    on_taken_over: Callable[[SequenceId, WorkerLink], None]  # a stream that another router may have had is here now

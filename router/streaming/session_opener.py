@@ -15,24 +15,28 @@ from octavo.errors import (
     NoWorkers,
     QueueFull,
     RequestExists,
+    ServingError,
     TooManyStreams,
 )
-from octavo.ids import RequestId, sequence_id
-from octavo.record import first_record
-from octavo.store.calls import RETAIN_MS, AcceptReply, AcceptStatus, QueueLimits
+from octavo.ids import RequestId, SequenceId, sequence_id
+from octavo.record import NewSequence, first_record
+from octavo.security.authorizer import Authorizer
+from octavo.store.calls import RETAIN_MS, AcceptReply, AcceptStatus, QueueBound, QueueLimits
 from octavo.v1 import inference_pb2
 from router.fleet.model_registry import ModelRegistry
 from router.streaming.answer_size import check_answer_fits
 from router.streaming.journal_reader import record_missing
-from router.streaming.request_preparer import TENANT, RequestPreparer
+from router.streaming.request_preparer import RequestPreparer
 from router.streaming.resume_tokens import ResumePoint, StreamPlace, StreamStart
 from router.streaming.session import Session
 from router.streaming.session_context import SessionContext
 
-ASSUMED_TOKENS_PER_S = 200.0  # a guess for the retry delay while the speed of no worker is known
-# The retry delay of a full queue, as a share of the time in which the workers compute all that waits: a full queue has
-# a place again long before it is empty.
+ASSUMED_TOKENS_PER_S = 200.0  # a guess for the retry delay while the store has not measured how fast the queue drains
+# The retry delay of a full queue, as a share of the time in which all that waits has left: a full queue has a place
+# again long before it is empty.
 RETRY_SHARE = 1 / 8
+MAX_ACCEPTING = 8  # requests that the store accepts at once; it has connections left for streams that run
+MIN_RETRY_MS, MAX_RETRY_MS = 100, 30_000
 
 
 class SessionOpener:
@@ -45,13 +49,14 @@ class SessionOpener:
         preparer: RequestPreparer,
         queue_limits: QueueLimits,
         max_sessions: int,
+        authorizer: Authorizer | None = None,
     ) -> None:
+        """The authorizer says whose requests those are that a client names."""
         self._context = context
         self._store = context.store
         self._router_id = context.router_id
         self._sessions = context.sessions
         self._attachments = context.attachments
-        self._pool = context.pool
         self._dispatcher = context.dispatcher
         self._deadline_margin = context.deadline_margin
         self._resume_tokens = context.resume_tokens
@@ -59,7 +64,10 @@ class SessionOpener:
         self._preparer = preparer
         self._queue_limits = queue_limits
         self._max_sessions = max_sessions
+        self._authorizer = authorizer or Authorizer()
+        self._accepting = asyncio.Semaphore(MAX_ACCEPTING)
         self.num_sessions = 0  # that are open, or are being opened
+        self._progress = context.progress
         self._draining = False
         self._empty = asyncio.Event()
 
@@ -73,25 +81,13 @@ class SessionOpener:
         `whole_answer` a request whose answer does not fit into one message is refused.
         """
         with self._counted():
-            ends_at = None if remaining_s is None else time.monotonic() + remaining_s
-            prepared = await self._preparer.prepare(request)
-            if whole_answer:
-                check_answer_fits(prepared.params, len(prepared.new.prompt))
-            new = replace(prepared.new, deadline_in_ms=self._deadline_before(ends_at))
-            accepting = self._store.accept(new, self._queue_limits)
-            accepted = await self._attachments.attach_by(new.seq_id, accepting)
-            if accepted.status == AcceptStatus.FULL:
-                raise self._queue_full(accepted)
-            if accepted.status == AcceptStatus.MISMATCH:
-                raise RequestExists("request_id: used before with a different body; choose another")
-            if accepted.status == AcceptStatus.EXISTS:
-                session = await self._attach(ResumePoint(new.request_id, ()))
-            else:
-                record, start = first_record(new), StreamStart(fresh=True)
-                session = Session(self._context, prepared.model, record, prepared.params, start)
-                session.set_deadline(new.deadline_in_ms)
+            try:
+                session, is_new = await self._accept(request, remaining_s, whole_answer=whole_answer)
+            except ServingError as error:
+                self._progress.count_refusal(error)
+                raise
             async with session:
-                if accepted.status == AcceptStatus.OK:
+                if is_new:
                     self._dispatcher.note_queued()
                 yield session
 
@@ -101,6 +97,15 @@ class SessionOpener:
         with self._counted():
             async with await self._attach(self._resume_point(request)) as session:
                 yield session
+
+    async def _accept_in_turn(self, new: NewSequence) -> AcceptReply:
+        """What the store says. It goes on when the client has left, so the turn is that of the store's call."""
+        async with self._accepting:
+            return await self._store.accept(new, self._queue_limits)
+
+    def sequence_of(self, request_id: RequestId) -> SequenceId:
+        """The sequence of a request of whoever calls: another tenant's request of that name is another one."""
+        return sequence_id(self._authorizer.current_tenant(), request_id)
 
     def refuse_sessions(self) -> None:
         """Refuses new sessions. Those that are open go on."""
@@ -123,14 +128,36 @@ class SessionOpener:
     def _resume_point(self, request: inference_pb2.AttachRequest) -> ResumePoint:
         match request.WhichOneof("at"):
             case "resume_token":
-                return self._resume_tokens.read_token(request.resume_token)
+                return self._resume_tokens.read_token(request.resume_token, self._authorizer.current_tenant())
             case "request_id":
                 places = [StreamPlace(next_index) for next_index in request.next_indexes]
                 return ResumePoint(validation.validate_request_id(request.request_id), places)
         raise InvalidArgument("at", "send a resume_token or a request_id")
 
+    async def _accept(
+        self, request: inference_pb2.GenerateRequest, remaining_s: float | None, *, whole_answer: bool
+    ) -> tuple[Session, bool]:
+        """A session of the request, and whether the store has accepted the request only now."""
+        arrived_at = time.monotonic()
+        ends_at = None if remaining_s is None else arrived_at + remaining_s
+        prepared = await self._preparer.prepare(request)
+        if whole_answer:
+            check_answer_fits(prepared.params, len(prepared.new.prompt))
+        new = replace(prepared.new, deadline_in_ms=self._deadline_before(ends_at))
+        accepted = await self._attachments.attach_by(new.seq_id, self._accept_in_turn(new))
+        if accepted.status == AcceptStatus.FULL:
+            raise queue_full(accepted, self._queue_limits)
+        if accepted.status == AcceptStatus.MISMATCH:
+            raise RequestExists("request_id: used before with a different body; choose another")
+        if accepted.status == AcceptStatus.EXISTS:
+            return await self._attach(ResumePoint(new.request_id, ())), False
+        record, start = first_record(new), StreamStart(fresh=True)
+        session = Session(self._context, prepared.model, record, prepared.params, start, arrived_at)
+        session.set_deadline(new.deadline_in_ms)
+        return session, True
+
     async def _attach(self, point: ResumePoint) -> Session:
-        seq_id = sequence_id(TENANT, point.request_id)
+        seq_id = self.sequence_of(point.request_id)
         attaching = self._store.attach(seq_id, self._router_id)
         record = await self._attachments.attach_by(seq_id, attaching)
         if record is None:
@@ -150,18 +177,24 @@ class SessionOpener:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        if self._draining:
-            raise Draining("this router stops: call another one")
-        if self.num_sessions >= self._max_sessions:
-            raise TooManyStreams(
-                f"this router carries {self._max_sessions} calls already: retry, or call another", retry_after_ms=1000
-            )
+        if refusal := self._why_not():
+            self._progress.count_refusal(refusal)
+            raise refusal
         self.num_sessions += 1
         try:
             yield
         finally:
             self.num_sessions -= 1
             self._note_empty()
+
+    def _why_not(self) -> ServingError | None:
+        """The error with which a further session is refused; None if there may be one."""
+        if self._draining:
+            return Draining("this router stops: call another one")
+        if self.num_sessions >= self._max_sessions:
+            text = f"this router carries {self._max_sessions} calls already: retry, or call another"
+            return TooManyStreams(text, retry_after_ms=1000)
+        return None
 
     def _deadline_before(self, ends_at: float | None) -> int:
         """The deadline of a request whose call ends at that time, in ms from now; 0: none."""
@@ -174,14 +207,28 @@ class SessionOpener:
             raise DeadlineExceeded("the deadline passed before the request was accepted")
         return deadline_in_ms
 
-    def _queue_full(self, accepted: AcceptReply) -> QueueFull:
-        workers = self._pool.links.values()
-        rate = sum(link.load.prefill_tokens_per_s for link in workers) or ASSUMED_TOKENS_PER_S
-        retry_ms = int(min(30_000.0, max(100.0, 1000 * accepted.queued_tokens / rate * RETRY_SHARE)))
-        return QueueFull(
-            f"{accepted.num_queued} requests with {accepted.queued_tokens} tokens are waiting: retry later",
-            retry_after_ms=retry_ms,
-        )
+
+def queue_full(accepted: AcceptReply, limits: QueueLimits) -> QueueFull:
+    """The error of a request that has found the queue full: which limit it exceeds, and when to come back.
+
+    The delay is a share of the time in which all that waits leaves the queue, as fast as it has left lately.
+    """
+    exceeded = accepted.exceeded
+    depth = accepted.queued_of_tenant if exceeded.is_of_tenant else accepted.queued
+    whose = "of this tenant" if exceeded.is_of_tenant else "of all tenants"
+    bound = {
+        QueueBound.REQUESTS: f"{limits.max_requests} requests (max_queued_requests)",
+        QueueBound.TOKENS: f"{limits.max_tokens} tokens (max_queued_tokens)",
+        QueueBound.TENANT_REQUESTS: f"{limits.tenant_requests} requests (max_tenant_requests)",
+        QueueBound.TENANT_TOKENS: f"{limits.tenant_tokens} tokens (max_tenant_tokens)",
+    }[exceeded]
+    rate = accepted.tokens_per_s or ASSUMED_TOKENS_PER_S
+    drained_ms = 1000 * accepted.queued.queued_tokens / rate
+    return QueueFull(
+        f"{depth.num_queued} requests {whose} with {depth.queued_tokens} tokens wait for this model already, "
+        f"and the limit is {bound}: retry later, or ask for fewer tokens",
+        retry_after_ms=int(min(MAX_RETRY_MS, max(MIN_RETRY_MS, drained_ms * RETRY_SHARE))),
+    )
 
 
 def unknown_request(request_id: RequestId) -> NotFound:

@@ -32,6 +32,7 @@ class Service:
     router: psutil.Process
     worker: psutil.Process
     store_url: str
+    http_port: int  # of the router
 
 
 @dataclass
@@ -60,13 +61,15 @@ async def service(
         await store.start()
         port = free_port()
         common = ["--store", store.url, "--log-level", "warning"]
-        router = ["-m", "router", "--listen", f"127.0.0.1:{port}", "--admin-listen", "", *common]
-        worker = [*program, "--listen", "127.0.0.1:0", *common, *worker_args]
+        http_port = free_port()
+        nowhere = ["--admin-listen", "", "--http-listen", f"127.0.0.1:{http_port}", "--web-listen", ""]
+        router = ["-m", "router", "--listen", f"127.0.0.1:{port}", *nowhere, *common]
+        worker = [*program, "--listen", "127.0.0.1:0", "--web-listen", "", *common, *worker_args]
         processes = [await start(sys.executable, *command) for command in (router, worker)]
         try:
             async with AsyncClient(f"127.0.0.1:{port}") as client:
                 await until_ready(client, ready_s)
-                yield Service(client, *(psutil.Process(process.pid) for process in processes), store.url)
+                yield Service(client, *(psutil.Process(process.pid) for process in processes), store.url, http_port)
         finally:
             for process in processes:
                 process.terminate()

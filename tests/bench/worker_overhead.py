@@ -75,6 +75,7 @@ async def measure(
     """(tokens/s at the reader, CPU microseconds per token of the worker's process, ms per step, p99 in ms)."""
     settings = WorkerSettings(
         listen="127.0.0.1:0",
+        web_listen="",
         runner="fake",
         max_batch_sequences=streams,
         journal="strict" if journal else "off",

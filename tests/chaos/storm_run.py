@@ -22,6 +22,7 @@ from live.process import Process
 from storm.faults import BEGAN, FaultMissed, Faults
 from storm.leak_audit import audit, num_blocks, uses, wait_quiet
 from storm.log_checker import check_folder, summary
+from storm.move_faults import MoveFaults
 from storm.storm_cluster import StormCluster, module_command
 
 ROUTER_KILLS_PER_HOUR, WORKER_KILLS_PER_HOUR, OTHERS_PER_HOUR = 280.0, 115.0, 240.0
@@ -47,6 +48,7 @@ class Storm:
         )
         self._cluster = StormCluster(folder, shape)
         self._faults = Faults(self._cluster, self._random)
+        self._moves = MoveFaults(self._cluster, self._faults, self._random)
         self._log = (folder / "faults.jsonl").open("w", encoding="utf-8")
         self._under_way: set[asyncio.Task[None]] = set()
         self._began = time.monotonic()
@@ -77,7 +79,7 @@ class Storm:
         return self._report(found)
 
     def _chosen_kinds(self) -> dict[str, Inject]:
-        kinds = self._faults.kinds()
+        kinds = {**self._faults.kinds(), **self._moves.kinds()}
         wanted = self._arguments.kinds.split(",") if self._arguments.kinds else [*kinds, "worker-kill", "router-kill"]
         if not self._cluster.store.primary.disk.mounted:
             self._say("disk-full is left out: this process may not mount a tmpfs")
@@ -206,7 +208,10 @@ class Storm:
             streams = (self._clients.tail().splitlines() or [""])[-1]
             kills = f"{self.counts['worker-kill']} worker kills, {self.counts['router-kill']} router kills"
             load = f"load {os.getloadavg()[0]:.1f}"
-            self._say(f"{kills}, {sum(self.counts.values())} faults; streams, tokens, retries: {streams}; {load}")
+            moved = f"{self._moves.outcomes['moved']} moved"
+            self._say(
+                f"{kills}, {sum(self.counts.values())} faults, {moved}; streams, tokens, retries: {streams}; {load}"
+            )
 
     def _say(self, text: str) -> None:
         print(f"{time.monotonic() - self._began:6.0f} s  {text}", flush=True)
@@ -226,6 +231,7 @@ class Storm:
             "streams_at_a_time": arguments.streams,
             "faults": dict(sorted(self.counts.items())),
             "never_happened": never,
+            "moves": dict(self._moves.outcomes.most_common()),
             **checked,
             "audit": found,
             "violations": violations,
@@ -246,6 +252,7 @@ def as_text(report: dict[str, Any]) -> str:
     names = ("streams", "ends", "tokens", "reattaches", "data_loss", "records_not_compared", "first_token_s")
     lines += ["", *(f"{name}: {report[name]}" for name in names)]
     lines += [f"records at the end: {report['audit']['records']}", f"leaks: {len(report['audit']['leaks'])}"]
+    lines += ["", "moves:", *(f"  {count:>6}  {outcome}" for outcome, count in report["moves"].items())]
     if report["never_happened"]:
         lines += [f"never happened in this time: {' '.join(report['never_happened'])}"]
     lines += ["", f"ended otherwise: {len(report['ended_otherwise'])}", *report["ended_otherwise"]]

@@ -12,6 +12,8 @@ from octavo.client import FinishReason
 from octavo.ids import sequence_id
 from octavo.store import open_store
 
+pytestmark = pytest.mark.long
+
 LEASE_S, GRACE_S = 1.5, 1.5
 SHAPE = Shape(step_delay_ms=15, lease_ms=int(1000 * LEASE_S), router_args=("--grace-ms", str(int(1000 * GRACE_S))))
 GONE_S = LEASE_S + GRACE_S + 3.0  # by then a request that nobody is attached to has been cancelled

@@ -45,6 +45,24 @@ async def broken(reader: asyncio.StreamReader) -> bool:
         return True
 
 
+async def test_it_changes_one_bit_of_what_comes() -> None:
+    async with proxied() as (proxy, lines):
+        _, writer = await connect(proxy)
+        proxy.condition = Condition(damages=1.0)
+        writer.write(b"\x00" * 64)
+        async with asyncio.timeout(30):
+            while not proxy.counts["damaged"]:
+                await asyncio.sleep(0.01)
+        proxy.condition = Condition()
+        writer.write(b"\n")
+        async with asyncio.timeout(30):
+            while not lines:
+                await asyncio.sleep(0.01)
+        came = int.from_bytes(b"".join(lines)[:64], "big")
+        assert came.bit_count() == 1
+        assert proxy.counts["damaged"] == 1
+
+
 async def test_it_passes_on_what_comes_and_can_be_slow() -> None:
     async with proxied() as (proxy, _):
         reader, writer = await connect(proxy)

@@ -104,6 +104,7 @@ async def test_an_older_past_that_is_computed_again_goes_on(cluster, past, oracl
     history.check(oracle.outputs(PROMPT, PARAMS))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("num_other", [5, 100])  # the other journal is shorter than what was delivered, or longer
@@ -127,6 +128,7 @@ async def test_another_past_is_lost_history_and_never_another_text(cluster, past
         await client.cancel(stream.request_id)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("victims", [("w0", "w1"), ()], ids=["all die", "the store dies"])
@@ -211,6 +213,7 @@ async def generate_at_r0(client, cluster, params):
     return stream
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 async def test_a_stream_with_a_token_of_version_1_goes_on_by_id_and_indexes(cluster, oracle, monkeypatch):
     """The router before the last upgrade has made it, which had the store's key, too."""

@@ -16,6 +16,8 @@ from octavo import errors
 from octavo.client import SamplingParams
 from octavo.v1 import admin_pb2
 
+pytestmark = pytest.mark.long
+
 POISON = 666
 SHAPE = Shape(
     workers=4, routers=1, runner="fake", step_delay_ms=15, worker_args=("--die-on-token", str(POISON)), lease_ms=2000

@@ -1,4 +1,5 @@
-"""Every process is restarted on purpose, one after the other, under load: no stream fails, and no crash is counted."""
+"""Every process is restarted on purpose, one after the other, under load: no stream fails, no crash is counted, and
+most sequences go to other workers with their blocks."""
 
 import asyncio
 import os
@@ -16,6 +17,8 @@ from live.fixtures import whole
 from octavo.client import Event, SamplingParams
 from octavo.ids import RequestId, sequence_id
 from octavo.store import open_store
+
+pytestmark = pytest.mark.long
 
 TENANT = ""  # all clients are one tenant
 STREAM_S = 120.0
@@ -38,6 +41,8 @@ class Tally:
     worst: tuple[float, str] = (0.0, "")  # the longest of all, and what happened to its stream
     crash_takes: list[str] = field(default_factory=list)
     crashes: int = 0
+    num_moved: int = 0  # how often a sequence went to another worker with its blocks
+    num_replayed: int = 0  # how often one was given up, and computed again elsewhere
 
     def __str__(self) -> str:
         ordered = sorted(self.silences)
@@ -45,7 +50,8 @@ class Tally:
         return (
             f"{self.num_streams} streams, {self.num_reattaches} re-attached, longest silence of a stream: median "
             f"{ordered[len(ordered) // 2]:.2f} s, p99 {p99:.2f} s, most {ordered[-1]:.2f} s; crashes {self.crashes}, "
-            f"takes from lost owners {len(self.crash_takes)}; the longest {self.worst[1]}"
+            f"takes from lost owners {len(self.crash_takes)}; {self.num_moved} moved with their blocks, "
+            f"{self.num_replayed} replayed; the longest {self.worst[1]}"
         )
 
     def p99(self) -> float:
@@ -103,6 +109,8 @@ class SlowStreams(ClientLoops):
         lines = " ".join(f"{line.after_ms}:{line.what}:{line.detail}" for line in snapshot.record.timeline)
         tally.worst = max(tally.worst, (silence.longest_s, f"from {silence.since_s:.2f} s on: {lines}"))
         tally.crashes = max(tally.crashes, snapshot.record.crashes)
+        tally.num_moved += sum(line.what == "migrated" for line in snapshot.record.timeline)
+        tally.num_replayed += sum(line.what == "requeued" for line in snapshot.record.timeline)
         for line in snapshot.record.timeline:
             if line.what == "taken" and line.detail.endswith((" lease", " connection")):
                 tally.crash_takes.append(f"{request_id} {line.detail}")
@@ -138,6 +146,7 @@ async def test_rolling_the_workers_fails_no_stream_and_counts_no_crash(rolled, o
     assert tally.crashes == 0
     assert tally.crash_takes == []
     assert tally.num_streams >= 16
+    assert tally.num_moved > tally.num_replayed
 
 
 @pytest.mark.scaled
@@ -165,4 +174,5 @@ async def test_rolling_workers_and_routers_is_a_short_pause_for_clients(rolled, 
     assert tally.crashes == 0
     assert tally.crash_takes == []
     assert tally.num_reattaches > 0
+    assert tally.num_moved > tally.num_replayed
     assert tally.p99() <= (1.5 if is_night() else 10.0)  # of few streams, the longest: no figure for a busy machine

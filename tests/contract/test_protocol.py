@@ -59,6 +59,10 @@ def test_the_limits_are_those_of_the_code(text):
 def test_the_revision_is_that_of_the_code(root):
     text = (root / "protos/README.md").read_text(encoding="utf-8")
     assert f"It is {wire.SCHEMA_REVISION}." in text
+    internal = (
+        f"It is {wire.INTERNAL_REVISION}. A router uses\n  workers from revision {wire.OLDEST_WORKER_REVISION} on"
+    )
+    assert internal in text
 
 
 def test_the_person_strings_are_those_of_the_code(text, root):
@@ -74,7 +78,7 @@ def test_the_resume_token_is_as_written(text, root, monkeypatch):
     owner = re.match(r": owned by (\S+); change both together", section)
     assert owner
     assert (root / owner[1]).is_file()
-    assert "token = body ‖ BLAKE2b-128(key = key, body)" in section
+    assert "token = body ‖ BLAKE2b-128(key = key, body ‖ tenant)" in section  # here the tenant is empty
     assert "body  = u8(version = 2) ‖ key id ‖ u64(generation) ‖ u32(seconds since 1970) ‖ u8(number" in section
     assert "u8(number of bytes of request_id) ‖ u8(number of returned branches) ‖ request_id ‖ place" in section
     assert "the key id its BLAKE2b-32 with the person octavo.keyid.v1" in section

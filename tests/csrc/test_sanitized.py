@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import sanitized
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parent
 FILES = ("argument_fuzz", "arguments", "attention", "blocks", "linear", "ref", "rows", "sample")
 

@@ -68,14 +68,3 @@ async def test_explain_placement(cluster, client):
 
 def by_id(request_id):
     return admin_pb2.ExplainPlacementRequest(request_id=request_id)
-
-
-def test_what_comes_later_says_so(cluster):
-    admin = cluster.admin()
-    for call in (
-        lambda: admin.Migrate(admin_pb2.MigrateRequest()),
-        lambda: list(admin.WatchCluster(admin_pb2.WatchClusterRequest())),
-    ):
-        with pytest.raises(grpc.RpcError) as raised:
-            call()
-        assert isinstance(statuses.error_from(raised.value), errors.Unimplemented)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from contextlib import contextmanager, suppress
 
 import grpc
@@ -120,6 +121,7 @@ def serves(endpoint):
     return reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_store_that_hangs_is_told_and_so_is_its_return(up):
     endpoints, store = [router["endpoint"] for router in up.status()["routers"]], up.pids()["store"]
@@ -175,6 +177,7 @@ async def refused_while_full(url, endpoint, meanwhile):
     return refused
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_full_store_refuses_new_requests_and_no_token(tmp_path):
     up = Up(tmp_path, "--store-memory-bytes", "16MiB", routers=1, workers=1)
@@ -228,6 +231,7 @@ async def write_until_refused(url):
     await store.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_full_disk_ends_nothing(tmp_path, small_disk):
     up = Up(tmp_path, routers=1, workers=2, state_dir=small_disk / "state")
@@ -283,7 +287,9 @@ class Story:
 
     def __init__(self, endpoints):
         self._client = Client(endpoints, policy=RetryPolicy(progress_timeout_s=STORY_PATIENCE_S))
-        self._stream = self._client.generate(self.PROMPT, SamplingParams(temperature=0, max_tokens=8000))
+        self.request_id = f"story-{uuid.uuid4()}"
+        params = SamplingParams(temperature=0, max_tokens=8000)
+        self._stream = self._client.generate(self.PROMPT, params, request_id=self.request_id)
         self.tokens = list(next(self._stream).token_ids)  # it has begun, at the first endpoint
         self._finish_reason = FinishReason.NONE
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -353,6 +359,7 @@ def test_kill_9_of_up_leaves_nothing_behind(tmp_path):
     assert again.process.stop(STOP_S) == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_worker_is_emptied_by_command_and_one_that_is_stopped_comes_back(up):
     """While a stream runs, which is given to the other worker each time."""
@@ -361,7 +368,14 @@ def test_a_worker_is_emptied_by_command_and_one_that_is_stopped_comes_back(up):
     idle = {"worker-0": "worker-1", "worker-1": "worker-0"}[busy]
     before = up.pids()
     drained = up.run("drain", busy)
-    assert drained == {"worker_id": busy, "draining": True, "num_left": 0, "num_released": 1}
+    assert drained["num_migrated"] + drained["num_released"] == 1
+    assert {**drained, "num_migrated": 0, "num_released": 0} == {
+        "worker_id": busy,
+        "draining": True,
+        "num_left": 0,
+        "num_migrated": 0,
+        "num_released": 0,
+    }
 
     def row(name):
         return next(row for row in up.status()["workers"] if row["worker_id"] == name)
@@ -376,6 +390,10 @@ def test_a_worker_is_emptied_by_command_and_one_that_is_stopped_comes_back(up):
     os.kill(before[idle], signal.SIGTERM)
     wait_until(lambda: not exists(before[idle]), 30, f"{idle} does not leave")
     wait_until(up.whole, 60, f"{idle} is not started again:\n{up.process.tail()}")
+    story.goes_on()
+    moved = up.run("migrate", story.request_id)
+    assert row(moved["worker_id"])["num_sequences"] == 1
+    assert 0 < moved["num_sent_blocks"] <= moved["num_blocks"]
     story.goes_on()
     nobody = up.started("drain", "nobody")
     assert nobody.returncode == 1

@@ -46,6 +46,7 @@ STAGES = (
     Stage("decode", 60, "decode.py"),
     Stage("prefill", 25, "prefill.py"),
     Stage("movement", 30, "movement.py"),
+    Stage("moving", 40, "moving.py"),
     Stage("rows", 25, "rows.py"),
     Stage("step", 40, "step.py"),
 )

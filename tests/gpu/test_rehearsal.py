@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import sanitized
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -30,8 +32,8 @@ def rehearsed(simulator: Path, out: Path, *options: str) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_some_stages_run(simulator: Path, tmp_path: Path) -> None:
-    report = rehearsed(simulator, tmp_path, "--only", "build,smoke,fuzz,decode")
-    assert report.count("| passed |") == 4
+    report = rehearsed(simulator, tmp_path, "--only", "build,smoke,fuzz,decode,moving")
+    assert report.count("| passed |") == 5
     assert "**Decode attention" in report
 
 
@@ -39,8 +41,16 @@ def test_some_stages_run(simulator: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_every_stage_runs(simulator: Path, tmp_path: Path) -> None:
     report = rehearsed(simulator, tmp_path)
-    assert report.count("| passed |") == 12
-    titles = ("Bandwidth", "Decode attention", "Prefill attention", "Swaps", "Blocks within", "Ops on rows")
+    assert report.count("| passed |") == 13
+    titles = (
+        "Bandwidth",
+        "Decode attention",
+        "Prefill attention",
+        "Swaps",
+        "Blocks within",
+        "Blocks by way of",
+        "Ops on rows",
+    )
     for title in (*titles, "From logits", "A decode step", "Linears"):
         assert f"**{title}" in report
 

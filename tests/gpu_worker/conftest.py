@@ -2,22 +2,23 @@
 
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import pytest
+from block_traffic import BLOCK_OPERATIONS, BlockTraffic
 from scheduler_parts import SchedulerParts
 from sequences import beam_text, new_sequence
 
 from gpu_worker.ops import native
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import StepDeltas, StepOutput
+from gpu_worker.scheduling.step import StepDeltas, StepOutput, StepPlan
 from gpu_worker.testing.fake_runner import Chooser
 from gpu_worker.testing.witness_runner import WitnessContext, WitnessRunner, salt_of
-from octavo.errors import NotFound, OutOfBlocks
+from octavo.errors import CannotMove, InvalidArgument, NotFound, OutOfBlocks
 from octavo.ids import SequenceId
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.sampling import FinishReason, SamplingParams, TokenScore
 
 CUT = (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR)
 ROOTS = (b"a" * 32, b"b" * 32)
@@ -112,12 +113,21 @@ class Request:
     finishes: dict[int, FinishReason] = field(default_factory=dict)
     logprobs: dict[int, float] = field(default_factory=dict)
     replayed: bool = False
+    scores: dict[int, list[TokenScore]] = field(default_factory=lambda: defaultdict(list))
 
 
 class World:
     """Random clients of one scheduler. `seed` decides everything; every delta is checked as it comes."""
 
-    def __init__(self, seed: int, config: dict | None = None, runner: dict | None = None, *, eos: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        config: dict | None = None,
+        runner: dict | None = None,
+        *,
+        eos: bool = True,
+        moving: bool = False,  # blocks and sequences come from other workers, and leave
+    ) -> None:
         self.rng = random.Random(seed)
         self.trial_rng = random.Random(~seed)
         self.now = 100.0
@@ -131,7 +141,9 @@ class World:
         self.open: dict[SequenceId, Request] = {}
         self.admitted: dict[SequenceId, Sequence] = {}  # the last admission of each request
         self.counts: Counter[str] = Counter()
+        self.traffic: BlockTraffic | None = None
         self.start()
+        self.traffic = BlockTraffic(self, seed) if moving else None
         self.model = Model(self.runner, eos)
 
     def start(self) -> None:
@@ -139,6 +151,8 @@ class World:
         self.runner = WitnessRunner(**self.runner_options)
         self.parts = SchedulerParts(self.config, self.runner.info, clock=lambda: self.now)
         self.scheduler = self.parts.scheduler
+        if self.traffic is not None:
+            self.traffic.begin()
 
     # Clients
 
@@ -228,13 +242,18 @@ class World:
         assert plan.num_tokens == sum(chunk.length for chunk in plan.chunks)
         assert sum(len(chunk.samples) for chunk in plan.chunks) <= self.config.max_batch_sequences
         running = {chunk.branch.sequence for chunk in plan.chunks}
+        assert not any(sequence.frozen for sequence in running)
         assert running <= {suspect} if suspect else not any(sequence.alone for sequence in running)
+        self.lend(plan)
         if fail:
             self.runner.run(plan) if self.rng.random() < 0.5 else None
+            self.lend(plan)
             result = self.scheduler.abort_step(plan, '{"reason": "TEST"}')
             self.counts["failed step"] += 1
         else:
-            result = self.scheduler.commit(plan, self.output(plan))
+            output = self.output(plan)
+            self.lend(plan)
+            result = self.scheduler.commit(plan, output)
         assert not self.runner.mismatches, self.runner.first_mismatch
         self.scheduler.check_state()
         for delta in result.deltas:
@@ -242,6 +261,12 @@ class World:
         self.now += self.rng.choice([0.001, 0.01, 0.3])
         self.counts["step"] += 1
         return result
+
+    def lend(self, plan: StepPlan) -> None:
+        """Lets blocks be pinned, held and given back while the step is in flight, as the engine does it."""
+        if self.traffic is not None and not plan.touches_other_blocks and self.traffic.rng.random() < 0.3:
+            self.traffic.operate(BLOCK_OPERATIONS)
+            self.counts["during a step"] += 1
 
     def advance_trial(self) -> Sequence | None:
         """The suspect that has the steps to itself now: one after the other, each until it has some tokens or ends."""
@@ -274,10 +299,11 @@ class World:
         repeated = len(output) - delta.first_index
         if repeated:  # a worker that took the sequence over reports scores that no journal has
             assert request.replayed
-            assert delta.sequence.reports_scores
+            assert delta.sequence.reports_scores and delta.sequence.carried is None
             assert list(delta.token_ids[:repeated]) == output
             self.counts["repeated tokens"] += 1
         output += delta.token_ids[repeated:]
+        request.scores[delta.branch_index][delta.first_index :] = delta.scores
         if request.params.logprobs is not None and (delta.scores or not (repeated and delta.finish)):
             assert [score.token_id for score in delta.scores] == list(delta.token_ids)
         if delta.prompt_scores:
@@ -323,7 +349,10 @@ class World:
 
     def operate(self) -> None:
         """One random operation."""
-        rng, scheduler = self.rng, self.scheduler
+        rng = self.rng
+        if self.traffic is not None and self.traffic.rng.random() < 0.3:
+            self.traffic.operate()
+        scheduler = self.scheduler
         chance = rng.random()
         request = rng.choice(list(self.open.values())) if self.open else None
         if request is None or (chance < 0.10 and len(self.open) < 12):
@@ -345,12 +374,24 @@ class World:
         operation = self.rng.choice(["out", "in", "drop"])
         try:
             self.counts[operation] += self.scheduler.swap(request.seq_id, request.epoch, operation) > 0
-        except (OutOfBlocks, NotFound) as error:  # NotFound: cancelled, its end comes with the next step
+        except (OutOfBlocks, NotFound, InvalidArgument, CannotMove) as error:
+            # NotFound: cancelled, its end comes with the next step. InvalidArgument: a suspect, which is not held.
+            # CannotMove: frozen.
             self.counts[f"{operation} {error.reason}"] += 1
+        if self.counts["step"] % 2 and (plan := self.scheduler.plan_moves()) is not None:  # else the next step copies
+            failed = self.counts["step"] % 16 == 1
+            if not failed:
+                self.runner.run(plan)
+            self.scheduler.end_moves(plan, failed=failed)
+            self.counts["moves failed" if failed else "moves"] += 1
         self.scheduler.check_state()
 
     def drain(self, limit: int = 20000) -> None:
         """Runs until nothing is left, and nothing is."""
+        self.scheduler.end_holds()
+        if self.traffic is not None:
+            self.traffic.end()
+            self.traffic = None
         for _ in range(limit):
             if not self.open:
                 break

@@ -160,6 +160,10 @@ MALFORMED = {
     ),
     "tensor not aligned": (header(tensors=tensor(offset=4), num_tensors=1) + b"\0" * 256, "not aligned"),
     "tensor twice": (header(tensors=tensor() * 2, num_tensors=2) + b"\0" * 256, "appears twice"),
+    "tensors overlap": (
+        header(tensors=tensor(dims=(32,)) + tensor(b"u", dims=(32,), offset=96), num_tensors=2) + b"\0" * 512,
+        "'t' and 'u' overlap",
+    ),
     "unknown tensor type": (header(tensors=tensor(kind=77), num_tensors=1) + b"\0" * 256, "unknown type 77"),
     "removed tensor type": (
         header(tensors=tensor(kind=31), num_tensors=1) + b"\0" * 256,

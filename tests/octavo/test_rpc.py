@@ -402,3 +402,29 @@ async def test_every_watcher_of_health_sees_every_change():
         assert (await check(request)).status == not_serving
         stayer.cancel()
     await server.stop(None)
+
+
+async def test_a_message_that_is_compressed_is_refused():
+    """A few kB could be unpacked to gigabytes."""
+    echo = Echo()
+    async with serving(echo) as endpoint, grpc.aio.insecure_channel(endpoint) as channel:
+        unary = channel.unary_unary(f"/{SERVICE}/unary_unary")
+        assert await unary(b"x" * 10_000) == b"x" * 10_000
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await unary(b"x" * 10_000, compression=grpc.Compression.Gzip)
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_connections_beyond_the_limit_are_closed():
+    echo = Echo()
+    async with serving(echo, max_connections=2) as endpoint:
+        host, _, port = endpoint.rpartition(":")
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
+        ended = [asyncio.create_task(reader.read(1)) for reader, _ in opened]  # the server greets, or closes
+        done, _ = await asyncio.wait(ended, timeout=20, return_when=asyncio.ALL_COMPLETED)
+        closed = sum(not task.exception() and task.result() == b"" for task in done)
+        for _, writer in opened:
+            writer.transport.abort()
+        for task in ended:
+            task.cancel()
+    assert closed == 3

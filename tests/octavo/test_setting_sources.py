@@ -21,8 +21,12 @@ VALID = {  # values of settings that have a form
     "model_aliases": ("a=b", "c=d"),
     "listen": "localhost:7",
     "admin_listen": "[::1]:7",
+    "web_listen": "[::1]:7",
+    "http_listen": "[::1]:7",
     "gpu_memory_utilization": 0.5,
     "watermark": 0.5,
+    "traces_share": 0.5,
+    "failpoints": ("source.begun=kill", "target.held=hang"),
 }
 
 

@@ -107,7 +107,8 @@ def test_what_counts_as_reading_a_setting():
     ],
 )
 def test_every_setting_is_read_by_its_program(root, cls, folder, variables):
-    read = names_read((path.read_text() for path in (root / folder).rglob("*.py")), variables)
+    files = [*(root / folder).rglob("*.py"), *(root / "octavo/security").rglob("*.py"), root / "octavo/settings.py"]
+    read = names_read((path.read_text() for path in files), variables)
     for name, member in vars(cls).items():
         if isinstance(member, property) and name in read:
             read |= names_read([textwrap.dedent(inspect.getsource(member.fget))], ("self",))

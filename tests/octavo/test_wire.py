@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from octavo import errors, limits, wire
 from octavo.errors import Failure
-from octavo.record import SequenceState
+from octavo.ids import RequestId, SequenceId
+from octavo.record import Record, SequenceState, Snapshot
 from octavo.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.v1 import inference_pb2, types_pb2
 
@@ -218,10 +219,32 @@ def test_usage():
 
 def test_chats():
     chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="hi")])
-    assert wire.chat_from_wire(chat) == wire.ChatPrompt([("user", "hi")], True)
+    assert wire.chat_from_wire(chat) == wire.ChatPrompt([("user", "hi")], True, [], [])
     chat.add_generation_prompt = False
     assert wire.chat_from_wire(chat).begin_answer is False
 
 
 def test_limits_are_all_reported():
     assert len(wire.limits_to_wire().ListFields()) == len(inference_pb2.Limits.DESCRIPTOR.fields)
+
+
+@pytest.mark.parametrize("deadline_ms", [0, 9_000, 900])
+def test_an_admission_has_what_the_record_says(deadline_ms):
+    params = SamplingParams(temperature=0.5, max_tokens=9, n=2, best_of=2, seed=7)
+    record = Record(
+        seq_id=SequenceId("a" * 32), request_id=RequestId("r"), body_hash=b"", state=SequenceState.RUNNING, epoch=4,
+        model="m", layout="l", sampling=wire.sampling_bytes(params), prompt_len=2, prompt_chain=0, num_branches=2,
+        max_tokens=9, tenant="t", salt="s", priority=2, deadline_ms=deadline_ms, keep_on_disconnect=False, routers=(),
+        finishes=(FinishReason.NONE, FinishReason.STOP),
+    )  # fmt: skip
+    snapshot = Snapshot(record, (1, 2), ((3,), (4, 5)), now_ms=1_000)
+    admission = wire.admission_of_record(snapshot, epoch=5, alone=True, age_ms=500)
+    assert (admission.seq_id, admission.epoch, admission.prompt) == ("a" * 32, 5, (1, 2))
+    assert (admission.outputs, admission.finished_branches) == (((3,), (4, 5)), [1])
+    assert (admission.sampling, admission.salt, admission.priority, admission.alone) == (
+        wire.sampling_from_bytes(record.sampling),
+        "s",
+        2,
+        True,
+    )
+    assert admission.deadline_in_ms == {0: 0, 9_000: 7_500, 900: 1}[deadline_ms]

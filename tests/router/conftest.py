@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from effort import patience
 
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.worker import Worker
@@ -96,7 +97,9 @@ class World:
     async def worker(self, runner: object = None, store: object = None, **settings: object) -> Worker:
         runner = runner or FakeRunner(step_s=0.001)
         name = f"worker-{len(self.runners)}"
-        made_settings = WorkerSettings(listen="127.0.0.1:0", worker_id=name, **{"lease_ms": 500, **settings})
+        made_settings = WorkerSettings(
+            listen="127.0.0.1:0", web_listen="127.0.0.1:0", worker_id=name, **{"lease_ms": 500, **settings}
+        )
         listener = Listener(made_settings)
         await listener.open()
         made = Worker(made_settings, listener, store or MemoryStore(self.state), runner)
@@ -106,14 +109,19 @@ class World:
         self.stack.push_async_callback(self._stop_worker, made)
         return made
 
-    async def router(self, store: object = None, **settings: object) -> Router:
+    async def router(self, store: object = None, tracer: object = None, **settings: object) -> Router:
         made = Router(
             RouterSettings(
-                listen="127.0.0.1:0", admin_listen="127.0.0.1:0", **{"lease_ms": 500, "grace_ms": 1000, **settings}
+                listen="127.0.0.1:0",
+                admin_listen="127.0.0.1:0",
+                http_listen="127.0.0.1:0",
+                web_listen="127.0.0.1:0",
+                **{"lease_ms": 500, "grace_ms": 1000, **settings},
             ),
             store or MemoryStore(self.state),
             SECRET,
             new_incarnation(),
+            tracer=tracer,
         )
         await made.start()
         self.routers.append(made)
@@ -176,7 +184,7 @@ class World:
     # Looking
 
     async def until(self, holds: Callable[[], object], timeout_s: float = 10.0) -> None:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(patience(timeout_s)):
             while not holds():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 

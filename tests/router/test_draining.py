@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gpu_worker.serving import drain
+from gpu_worker.serving import releaser
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc, statuses
 from octavo.client import AsyncClient
@@ -75,7 +75,8 @@ async def test_workers_that_leave_one_after_the_other_count_no_crash(world, orac
     await oracle.check_completions(tasks, params)
     for entry in world.state._entries.values():
         assert entry.record.crashes == 0
-        assert takes(entry).count("queued") >= 6
+        moves = [line for line in entry.record.timeline if line.what == "migrated"]
+        assert takes(entry).count("queued") + len(moves) >= 6
         assert set(takes(entry)) <= {"queued", "refused"}  # by a worker that had just begun to leave
 
 
@@ -121,6 +122,24 @@ async def test_the_only_worker_goes_on_until_the_end_and_leaves_the_rest_in_the_
     assert world.entry("long").record.crashes == 0
 
 
+async def test_what_was_moved_out_on_request_holds_no_drain(world, oracle):
+    """With nobody else to go to it comes back and ends here, long before the time is over."""
+    await world.worker(FakeRunner(step_s=0.01), drain_ms=60_000)
+    await world.router()
+    await world.ready()
+    worker, params = world.workers[0], replace(GREEDY, max_tokens=40)
+    task = asyncio.create_task(world.client().complete(PROMPT, params, request_id="out"))
+    await world.until(lambda: worker.drain.num_left == 1)
+    await world.until(lambda: bool(world.entry("out").journals[0]))
+    record = world.entry("out").record
+    await worker.drain._engine_client.swap(record.seq_id, record.epoch, "out")
+    worker.drain.begin(60.0)
+    await world.until(lambda: worker.drain.done, 20.0)
+    assert world.entry("out").record.state is SequenceState.DONE
+    assert worker.drain.num_released == 0
+    assert oracle.returned(await task) == oracle.outputs(PROMPT, params)
+
+
 async def test_a_second_signal_releases_everything_at_once(world):
     await world.worker(FakeRunner(step_s=0.02))
     await world.router()
@@ -157,9 +176,9 @@ async def test_a_worker_that_has_no_time_to_leave_still_ends_its_step(world):
 
 async def test_the_others_are_given_a_few_replays_at_a_time_and_the_cheapest_first(world, monkeypatch):
     """A replay that does not come to its first token keeps further ones away."""
-    monkeypatch.setattr(drain, "RELEASES_PER_WORKER", 2)
-    monkeypatch.setattr(drain, "REPLAY_PATIENCE_S", 100.0)
-    await world.worker(FakeRunner(step_s=0.01))
+    monkeypatch.setattr(releaser, "RELEASES_PER_WORKER", 2)
+    monkeypatch.setattr(releaser, "REPLAY_PATIENCE_S", 100.0)
+    await world.worker(FakeRunner(step_s=0.01), move_limit=0)
     await world.router()
     await world.ready()
     client = world.client()
@@ -172,19 +191,19 @@ async def test_the_others_are_given_a_few_replays_at_a_time_and_the_cheapest_fir
     slow.run = lambda plan: (time.sleep(0.0 if held.is_set() else 0.4), run(plan))[1]
     other = await world.worker(slow)
     await world.ready()
-    order, requeue = [], world.workers[0].drain._store.requeue
+    order, requeue = [], world.workers[0].drain.releaser._store.requeue
 
     async def noted(seq_id, epoch):
         order.append(world.state._entries[seq_id].record.prompt_len + 1)
         return await requeue(seq_id, epoch)
 
-    world.workers[0].drain._store.requeue = noted
+    world.workers[0].drain.releaser._store.requeue = noted
     world.workers[0].drain.begin(20.0)
     most = 0
     async with asyncio.timeout(30):
         while not world.workers[0].drain.done:
             moved = running_on(world, other)
-            most = max(most, len(world.workers[0].drain._under_way))
+            most = max(most, len(world.workers[0].drain.releaser._under_way))
             if len(moved) >= 3:
                 held.set()
             await asyncio.sleep(0.005)
@@ -195,7 +214,7 @@ async def test_the_others_are_given_a_few_replays_at_a_time_and_the_cheapest_fir
 
 
 async def test_an_outage_of_the_store_does_not_keep_a_worker_from_its_end(world, monkeypatch):
-    monkeypatch.setattr(drain, "STORE_PATIENCE_S", 0.2)
+    monkeypatch.setattr(releaser, "STORE_PATIENCE_S", 0.2)
     store = MemoryStore(world.state)
     worker = await world.worker(FakeRunner(step_s=0.01), store, drain_ms=600)
     await world.router()
@@ -237,7 +256,7 @@ async def test_a_cancellation_that_is_lost_keeps_no_worker_from_its_end(world):
     await asked.wait()
     async with asyncio.timeout(20):
         await worker.drain.stop()
-        await worker.drain.release_rest(urgent=True)
+        await worker.drain.releaser.release_rest(urgent=True)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -248,7 +267,7 @@ async def test_a_cancellation_that_is_lost_keeps_no_worker_from_its_end(world):
 
 async def test_tokens_that_no_journal_takes_keep_no_drain_from_its_end(world, oracle, monkeypatch):
     """Another worker computes them again."""
-    monkeypatch.setattr(drain, "STORE_PATIENCE_S", 0.2)
+    monkeypatch.setattr(releaser, "STORE_PATIENCE_S", 0.2)
     store = MemoryStore(world.state)
     worker = await world.worker(FakeRunner(step_s=0.01), store)
     await world.router(MemoryStore(world.state))
@@ -271,7 +290,7 @@ async def test_tokens_that_no_journal_takes_keep_no_drain_from_its_end(world, or
 @pytest.mark.parametrize("undone", [False, True], ids=["draining", "undone"])
 async def test_what_was_stopped_during_an_outage_is_released_after_it(world, oracle, monkeypatch, undone):
     """The worker lives on: no lease ends, and the sequence runs nowhere."""
-    monkeypatch.setattr(drain, "STORE_PATIENCE_S", 0.1)
+    monkeypatch.setattr(releaser, "STORE_PATIENCE_S", 0.1)
     store, asked = MemoryStore(world.state), []
     worker = await world.worker(FakeRunner(step_s=0.01), store)
     await world.router(MemoryStore(world.state))
@@ -309,7 +328,8 @@ async def test_an_operator_drains_a_worker_and_gives_it_work_again(world, oracle
     request = admin_pb2.DrainWorkerRequest(worker_id=worker.listener.worker_id)
     progress = [each async for each in admin.DrainWorker(request)]
     assert progress[-1].num_left == 0
-    assert 0 < progress[-1].num_released <= num_here
+    assert progress[-1].num_migrated + progress[-1].num_released == num_here
+    assert progress[-1].num_migrated > 0
     assert not running_on(world, worker)
     assert not await is_serving(worker.listener.endpoint)
     again = [each async for each in admin.DrainWorker(request)]  # nothing is left to do
@@ -490,3 +510,26 @@ async def test_a_store_that_hangs_keeps_no_router_from_its_end(world):
     async with asyncio.timeout(20):
         await router.leave(urgent)
         await router.stop()
+
+
+async def test_a_worker_that_drains_gives_its_prefixes_to_the_others(world):
+    """It gets no new sequences, and its blocks are the ones that will be gone."""
+    sizes = {"block_size": 4, "num_blocks": 512, "context_tokens": 1024}
+    for _ in range(2):
+        await world.worker(FakeRunner(step_s=0.005, **sizes))
+    router = await world.router()
+    await world.ready()
+    client, prompt = world.client(), list(range(3, 200))
+    first = await client.complete(prompt, GREEDY, request_id="first")
+    owner = world.entry("first").record.owner
+    leaving, staying = sorted(world.workers, key=lambda worker: worker.listener.incarnation != owner)
+    leaving.drain.begin(60.0)
+    link = router.pool.links[owner]
+    await world.until(lambda: link.view().draining)
+    assert not link.view().available
+    again = await client.complete(prompt, GREEDY, request_id="again")
+    assert world.entry("again").record.owner == staying.listener.incarnation
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+    assert staying.fetcher.num_fetched == len(prompt) // 4
+    link.load_at -= 60
+    assert not link.view().draining, "it does not answer any more"

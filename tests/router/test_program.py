@@ -25,7 +25,7 @@ def start(
     root: Path, log: Path, store: str, listen: str, admin_listen: str = "127.0.0.1:0", *more: str
 ) -> subprocess.Popen:
     command = [sys.executable, "-m", "router", "--listen", listen, "--admin-listen", admin_listen, "--store", store]
-    command += more
+    command += ["--http-listen", "", "--web-listen", "", *more]
     with log.open("wb") as out:
         return subprocess.Popen(command, cwd=root, stdout=out, stderr=out)
 

@@ -1,16 +1,24 @@
 """The chart as Helm renders it. `make test-chart` brings the tools; tests that need a missing one are skipped."""
 
+import functools
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 import yaml
+
+from octavo import settings
+from octavo.options import options_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "k8s/chart"
 BIN = Path(sys.executable).parent
 PROFILES = ["default", *sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").iterdir())]
+CLASSES = {"router": settings.RouterSettings, "worker": settings.WorkerSettings}
+INSECURE = ("--set", "security.insecure=true")
 
 
 def tool(name):
@@ -20,25 +28,78 @@ def tool(name):
 
 
 def run(*command, ok=True):
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300)
     assert (done.returncode == 0) is ok, done.stdout + done.stderr
     return done.stdout if ok else done.stdout + done.stderr
 
 
+@functools.cache
 def template(*options, helm="helm3", profile="default", ok=True):
     values = [] if profile == "default" else ["-f", CHART / f"ci/{profile}-values.yaml"]
     return run(tool(helm), "template", "trial", CHART, *values, *options, ok=ok)
 
 
+def notes(folder, *options):
+    """What Helm prints after an installation."""
+    chart = folder / "chart"
+    shutil.copytree(CHART, chart)
+    text = (chart / "templates/NOTES.txt").read_text()
+    (chart / "templates/notes.yaml").write_text("kind: Notes\nmetadata: {name: n}\ntext: |\n" + indent(text, "  "))
+    rendered = run(tool("helm3"), "template", "trial", chart, "--namespace", "ns", *options)
+    return by_name(rendered)["Notes", "n"]["text"]
+
+
 def by_name(text):
     found = [each for each in yaml.safe_load_all(text) if each]
-    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+    named = {(each["kind"], each["metadata"]["name"]): each for each in found}
+    assert len(named) == len(found), "two objects with one name"
+    return named
+
+
+def of_kind(objects, kind):
+    return {name: each for (found, name), each in objects.items() if found == kind}
+
+
+def component_of(each):
+    return each["metadata"]["labels"]["app.kubernetes.io/component"]
+
+
+def all_pods(objects):
+    """Every pod template, and every pod of a hook, by kind and name: what has labels and a spec."""
+    templates = {
+        key: each["spec"]["template"] for key, each in objects.items() if key[0] in ("Deployment", "StatefulSet")
+    }
+    return templates | {key: each for key, each in objects.items() if key[0] == "Pod"}
 
 
 def pods(objects):
-    """The pod templates by component."""
-    return {
-        each["metadata"]["labels"]["app.kubernetes.io/component"]: each["spec"]["template"]
-        for (kind, _), each in objects.items()
-        if kind in ("Deployment", "StatefulSet")
+    """One pod template of each component, for profiles that have one of each."""
+    return {component_of(pod): pod for (kind, _), pod in all_pods(objects).items() if kind != "Pod"}
+
+
+def programs(objects):
+    """The component, the pod template and the container of every router and worker."""
+    found = [(component_of(pod), pod) for pod in all_pods(objects).values()]
+    return [(component, pod, pod["spec"]["containers"][0]) for component, pod in found if component in CLASSES]
+
+
+def values_of(container):
+    """The variables of a container that have a value."""
+    return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+
+
+def settings_of(component, container, pod_ip="10.0.0.7"):
+    """The settings that a container gives its program, as the program reads them."""
+    cls = CLASSES[component]
+    words = container.get("args", [])
+    told = {"POD_IP": pod_ip, f"OCTAVO_{component.upper()}_STORE": "redis://store:6379/0"}
+    environ = {
+        name: value.replace("$(POD_IP)", told["POD_IP"])
+        for name, value in (told | values_of(container)).items()
+        if name.startswith("OCTAVO_")
     }
+    return settings.parse(cls, words, environ=environ)
+
+
+def options_by_variable(component):
+    return {option.variable: option for option in options_of(CLASSES[component]).values()}

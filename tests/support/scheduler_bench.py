@@ -1,11 +1,13 @@
 """A scheduler to be tested step by step."""
 
+from typing import Any
+
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import StepDeltas, StepPlan
+from gpu_worker.scheduling.step import Runner, StepDeltas, StepPlan
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.sampling import FinishReason, SamplingParams
 
@@ -13,10 +15,12 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
 
 class Bench(SchedulerParts):
-    """A scheduler, a FakeRunner and a clock that moves when told."""
+    """A scheduler, a FakeRunner unless another runner is given, and a clock that moves when told."""
 
-    def __init__(self, *, runner: dict | None = None, **config) -> None:
-        self.runner = FakeRunner(**{"block_size": 4, "num_blocks": 64, "num_host_blocks": 16, **(runner or {})})
+    def __init__(self, *, runner: dict | Runner | None = None, **config) -> None:
+        if runner is None or isinstance(runner, dict):
+            runner = FakeRunner(**{"block_size": 4, "num_blocks": 64, "num_host_blocks": 16, **(runner or {})})
+        self.runner: Any = runner
         self.now = 0.0
         config = {"max_batch_tokens": 32, "max_batch_sequences": 16, "watermark": 0.0, "debug": True, **config}
         super().__init__(SchedulerConfig(**config), self.runner.info, lambda: self.now)

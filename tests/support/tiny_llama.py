@@ -111,8 +111,13 @@ def tiny_llama(
     max_sequences: int = 16,
     num_host_blocks: int | None = None,
     weights: dict[str, Tensor] | None = None,
+    *,
+    staged: bool = False,
 ) -> Tiny:
-    """A runner with a tiny model, with graphs if `capture` is given. As many host blocks as blocks, unless told."""
+    """A runner with a tiny model, with graphs if `capture` is given. As many host blocks as blocks, unless told.
+
+    `staged`: on a CPU, too, its blocks go to other workers by way of a staging area.
+    """
     num_host_blocks = num_blocks if num_host_blocks is None else num_host_blocks
     decoder = LlamaDecoder(form.config, form.weights() if weights is None else weights, ops, device)
     arena = KvArena(form.blocks, num_blocks, num_host_blocks, device, ops)
@@ -135,7 +140,7 @@ def tiny_llama(
     if capture is not None:
         graphs = capture_decodes(decoder, arena.layers, ops, max_sequences, info.context_tokens, device, capture)
         assert graphs is not None
-    runner = ModelRunner(info, decoder, arena, Sampler(form.vocab, device), device, graphs)
+    runner = ModelRunner(info, decoder, arena, Sampler(form.vocab, device), device, graphs, staged=staged)
     return Tiny(runner=runner, decoder=decoder, arena=arena)
 
 
@@ -169,6 +174,7 @@ def drive(
         assert scheduler.admit(sequence).admitted
     for _ in range(2000):
         if not scheduler.has_work:
+            runner._block_mover.wait_for_copies()  # of demoted blocks, into an arena that the caller may drop
             return [outputs[key] for key in sorted(outputs)], parts.workload
         plan = scheduler.plan()
         watch(plan)

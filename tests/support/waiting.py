@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Callable
 
+from effort import patience
+
 
 async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Waits for a condition, which may be a coroutine function."""
-    async with asyncio.timeout(seconds):
+    """Waits for a condition, which may be a coroutine function; longer on a busy machine."""
+    async with asyncio.timeout(patience(seconds)):
         while True:
             found = condition()
             if await found if asyncio.iscoroutine(found) else found:

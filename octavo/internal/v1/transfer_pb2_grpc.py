@@ -27,10 +27,10 @@ if _version_not_supported:
 
 class TransferStub(object):
     """Transfer is the internal service of the worker that a sequence moves to: the target. docs/protocol.md says under
-    "Migration" how the calls belong together.
+    "Migration" how the calls belong together. Blocks travel beside these calls, on a connection of their own.
 
-    Every call is idempotent on the ticket; Push on the ticket and the block. A ticket that is not used expires, and its
-    blocks are free again.
+    Every call names the migration by (seq_id, epoch, number) or by the ticket that Prepare gave for it, and is idempotent.
+    A ticket that is not used expires, and its blocks are free again.
     """
 
     def __init__(self, channel):
@@ -44,10 +44,10 @@ class TransferStub(object):
                 request_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PrepareRequest.SerializeToString,
                 response_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PrepareResponse.FromString,
                 _registered_method=True)
-        self.Push = channel.stream_unary(
-                '/octavo.internal.v1.Transfer/Push',
-                request_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PushRequest.SerializeToString,
-                response_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PushResponse.FromString,
+        self.Extend = channel.unary_unary(
+                '/octavo.internal.v1.Transfer/Extend',
+                request_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.ExtendRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.ExtendResponse.FromString,
                 _registered_method=True)
         self.Finish = channel.unary_unary(
                 '/octavo.internal.v1.Transfer/Finish',
@@ -59,47 +59,97 @@ class TransferStub(object):
                 request_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortRequest.SerializeToString,
                 response_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortResponse.FromString,
                 _registered_method=True)
+        self.Fetch = channel.unary_unary(
+                '/octavo.internal.v1.Transfer/Fetch',
+                request_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.FetchRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.FetchResponse.FromString,
+                _registered_method=True)
+        self.ListHot = channel.unary_unary(
+                '/octavo.internal.v1.Transfer/ListHot',
+                request_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.ListHotRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.ListHotResponse.FromString,
+                _registered_method=True)
 
 
 class TransferServicer(object):
     """Transfer is the internal service of the worker that a sequence moves to: the target. docs/protocol.md says under
-    "Migration" how the calls belong together.
+    "Migration" how the calls belong together. Blocks travel beside these calls, on a connection of their own.
 
-    Every call is idempotent on the ticket; Push on the ticket and the block. A ticket that is not used expires, and its
-    blocks are free again.
+    Every call names the migration by (seq_id, epoch, number) or by the ticket that Prepare gave for it, and is idempotent.
+    A ticket that is not used expires, and its blocks are free again.
     """
 
     def Prepare(self, request, context):
-        """Reserves blocks for a sequence, and says which of its blocks are not in the prefix cache of the target.
+        """Reads the record, reserves blocks for what the prefix cache of the target lacks, and says which those are.
 
-        * UNIMPLEMENTED: comes with live migration. A router moves a sequence by take and replay until then.
+        The same migration again gets the same ticket.
+
+        * INVALID_ARGUMENT: a bad id, epoch or number.
+        * NOT_FOUND: there is no such record.
+        * FAILED_PRECONDITION: another layout or model; the record names another owner, epoch or migration; or the sequence
+        cannot move with its blocks. The failure says which.
+        * RESOURCE_EXHAUSTED: no room for its blocks, or for its branches.
+        * UNAVAILABLE: the target drains, or its model is still loading, or the store does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Push(self, request_iterator, context):
-        """Sends blocks, each with its checksum.
+    def Extend(self, request, context):
+        """Reserves blocks for the tokens that the journal has got since the last call, and says which are to be sent.
 
-        * UNIMPLEMENTED: comes with live migration.
+        Idempotent: the blocks that have not arrived are named again.
+
+        * NOT_FOUND: unknown ticket, or it has expired.
+        * RESOURCE_EXHAUSTED: no room for more blocks: the ticket stays as it was. Or more blocks are on their way to the
+        target than may be: the ticket has ended.
+        * FAILED_PRECONDITION, UNAVAILABLE: as in Prepare. The ticket has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Finish(self, request, context):
-        """Ends the copy: the target verifies the blocks, becomes the owner in the store, and begins to run the sequence.
+        """Ends the copy: the target reads the rest of the journal, becomes the owner in the store, and runs the sequence.
 
-        * UNIMPLEMENTED: comes with live migration.
+        Idempotent, also after its success. Whatever it answers, the ticket has ended.
+
+        * NOT_FOUND: unknown ticket, or it has expired. The target has not become the owner, and does not.
+        * FAILED_PRECONDITION: a block has not arrived, or the journal does not have these tokens; or the store refuses.
+        * UNAVAILABLE: it is not known what the store has done: mig_abort says it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Frees a reservation. The call also succeeds for an unknown ticket.
+        """Ends a ticket; its blocks are free again. The call also succeeds for an unknown ticket.
 
-        * UNIMPLEMENTED: comes with live migration.
+        * UNAVAILABLE: no answer from the worker. The ticket ends by itself when its time is over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """Asks a worker for blocks of its prefix cache: it sends those that it has on a ticket of the caller, and answers when
+        the caller has them.
+
+        * INVALID_ARGUMENT: no hashes, too many of them, or a bad ticket.
+        * NOT_FOUND: the caller is no live worker of the store.
+        * FAILED_PRECONDITION: another layout or model, or this worker has no prefix cache.
+        * RESOURCE_EXHAUSTED: this worker sends as much as it may. Compute the tokens instead.
+        * UNAVAILABLE: the connection for blocks is lost, or the model is still loading.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListHot(self, request, context):
+        """Lists the blocks of the prefix cache that were used last, for a worker that has just started.
+
+        * FAILED_PRECONDITION: another layout or model.
+        * UNAVAILABLE: the model is still loading.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,10 +163,10 @@ def add_TransferServicer_to_server(servicer, server):
                     request_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PrepareRequest.FromString,
                     response_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PrepareResponse.SerializeToString,
             ),
-            'Push': grpc.stream_unary_rpc_method_handler(
-                    servicer.Push,
-                    request_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PushRequest.FromString,
-                    response_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.PushResponse.SerializeToString,
+            'Extend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Extend,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.ExtendRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.ExtendResponse.SerializeToString,
             ),
             'Finish': grpc.unary_unary_rpc_method_handler(
                     servicer.Finish,
@@ -128,6 +178,16 @@ def add_TransferServicer_to_server(servicer, server):
                     request_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortRequest.FromString,
                     response_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortResponse.SerializeToString,
             ),
+            'Fetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.FetchRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.FetchResponse.SerializeToString,
+            ),
+            'ListHot': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListHot,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.ListHotRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.ListHotResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'octavo.internal.v1.Transfer', rpc_method_handlers)
@@ -138,10 +198,10 @@ def add_TransferServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Transfer(object):
     """Transfer is the internal service of the worker that a sequence moves to: the target. docs/protocol.md says under
-    "Migration" how the calls belong together.
+    "Migration" how the calls belong together. Blocks travel beside these calls, on a connection of their own.
 
-    Every call is idempotent on the ticket; Push on the ticket and the block. A ticket that is not used expires, and its
-    blocks are free again.
+    Every call names the migration by (seq_id, epoch, number) or by the ticket that Prepare gave for it, and is idempotent.
+    A ticket that is not used expires, and its blocks are free again.
     """
 
     @staticmethod
@@ -172,7 +232,7 @@ class Transfer(object):
             _registered_method=True)
 
     @staticmethod
-    def Push(request_iterator,
+    def Extend(request,
             target,
             options=(),
             channel_credentials=None,
@@ -182,12 +242,12 @@ class Transfer(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
+        return grpc.experimental.unary_unary(
+            request,
             target,
-            '/octavo.internal.v1.Transfer/Push',
-            octavo_dot_internal_dot_v1_dot_transfer__pb2.PushRequest.SerializeToString,
-            octavo_dot_internal_dot_v1_dot_transfer__pb2.PushResponse.FromString,
+            '/octavo.internal.v1.Transfer/Extend',
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.ExtendRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.ExtendResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -242,6 +302,60 @@ class Transfer(object):
             '/octavo.internal.v1.Transfer/Abort',
             octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortRequest.SerializeToString,
             octavo_dot_internal_dot_v1_dot_transfer__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.v1.Transfer/Fetch',
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.FetchRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.FetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListHot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.v1.Transfer/ListHot',
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.ListHotRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.ListHotResponse.FromString,
             options,
             channel_credentials,
             insecure,

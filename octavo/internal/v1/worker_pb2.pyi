@@ -8,6 +8,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class WorkerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_ROLE_UNSPECIFIED: _ClassVar[WorkerRole]
+    WORKER_ROLE_PREFILL: _ClassVar[WorkerRole]
+    WORKER_ROLE_DECODE: _ClassVar[WorkerRole]
+
 class AdmissionOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ADMISSION_OUTCOME_UNSPECIFIED: _ClassVar[AdmissionOutcome]
@@ -23,6 +29,16 @@ class SwapOperation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SWAP_OPERATION_OUT: _ClassVar[SwapOperation]
     SWAP_OPERATION_IN: _ClassVar[SwapOperation]
     SWAP_OPERATION_DROP: _ClassVar[SwapOperation]
+
+class MigrationOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MIGRATION_OUTCOME_UNSPECIFIED: _ClassVar[MigrationOutcome]
+    MIGRATION_OUTCOME_MOVED: _ClassVar[MigrationOutcome]
+    MIGRATION_OUTCOME_STAYED: _ClassVar[MigrationOutcome]
+    MIGRATION_OUTCOME_ENDED: _ClassVar[MigrationOutcome]
+WORKER_ROLE_UNSPECIFIED: WorkerRole
+WORKER_ROLE_PREFILL: WorkerRole
+WORKER_ROLE_DECODE: WorkerRole
 ADMISSION_OUTCOME_UNSPECIFIED: AdmissionOutcome
 ADMISSION_OUTCOME_ADMITTED: AdmissionOutcome
 ADMISSION_OUTCOME_LATER: AdmissionOutcome
@@ -33,6 +49,10 @@ SWAP_OPERATION_UNSPECIFIED: SwapOperation
 SWAP_OPERATION_OUT: SwapOperation
 SWAP_OPERATION_IN: SwapOperation
 SWAP_OPERATION_DROP: SwapOperation
+MIGRATION_OUTCOME_UNSPECIFIED: MigrationOutcome
+MIGRATION_OUTCOME_MOVED: MigrationOutcome
+MIGRATION_OUTCOME_STAYED: MigrationOutcome
+MIGRATION_OUTCOME_ENDED: MigrationOutcome
 
 class HelloRequest(_message.Message):
     __slots__ = ("router_id", "internal_revision")
@@ -43,7 +63,7 @@ class HelloRequest(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., internal_revision: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "internal_revision", "model", "model_fingerprint", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "vocab_size", "tokenizer", "eos_token_ids", "max_batch_tokens", "max_batch_sequences", "device", "sampling_defaults", "max_sequence_blocks")
+    __slots__ = ("worker_id", "incarnation", "internal_revision", "model", "model_fingerprint", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "vocab_size", "tokenizer", "eos_token_ids", "max_batch_tokens", "max_batch_sequences", "device", "sampling_defaults", "max_sequence_blocks", "role")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     INTERNAL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +83,7 @@ class HelloResponse(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQUENCE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     internal_revision: int
@@ -82,10 +103,11 @@ class HelloResponse(_message.Message):
     device: str
     sampling_defaults: _types_pb2.SamplingParams
     max_sequence_blocks: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., internal_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_sequence_blocks: _Optional[int] = ...) -> None: ...
+    role: WorkerRole
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., internal_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_sequence_blocks: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("seq_id", "epoch", "prompt", "outputs", "finished_branches", "sampling", "salt", "priority", "deadline_in_ms", "alone")
+    __slots__ = ("seq_id", "epoch", "prompt", "outputs", "finished_branches", "sampling", "salt", "priority", "deadline_in_ms", "alone", "prefix_owner", "prefix_owner_tokens")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +118,8 @@ class Admission(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_IN_MS_FIELD_NUMBER: _ClassVar[int]
     ALONE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_OWNER_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_OWNER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
     prompt: _types_pb2.TokenIds
@@ -106,7 +130,9 @@ class Admission(_message.Message):
     priority: int
     deadline_in_ms: int
     alone: bool
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[_types_pb2.TokenIds, _Mapping]]] = ..., finished_branches: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_in_ms: _Optional[int] = ..., alone: bool = ...) -> None: ...
+    prefix_owner: str
+    prefix_owner_tokens: int
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[_types_pb2.TokenIds, _Mapping]]] = ..., finished_branches: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_in_ms: _Optional[int] = ..., alone: bool = ..., prefix_owner: _Optional[str] = ..., prefix_owner_tokens: _Optional[int] = ...) -> None: ...
 
 class ScheduleRequest(_message.Message):
     __slots__ = ("router_id", "admissions")
@@ -177,23 +203,35 @@ class Unfollow(_message.Message):
     def __init__(self, seq_id: _Optional[str] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_id", "incarnation", "items", "unknown_seq_ids", "num_branches", "num_tokens")
+    __slots__ = ("step_id", "incarnation", "items", "unknown_seq_ids", "num_branches", "num_tokens", "moved")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_BRANCHES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     incarnation: str
     items: _containers.RepeatedCompositeFieldContainer[StepItem]
     unknown_seq_ids: _containers.RepeatedScalarFieldContainer[str]
     num_branches: int
     num_tokens: int
-    def __init__(self, step_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., items: _Optional[_Iterable[_Union[StepItem, _Mapping]]] = ..., unknown_seq_ids: _Optional[_Iterable[str]] = ..., num_branches: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+    moved: _containers.RepeatedCompositeFieldContainer[MovedSequence]
+    def __init__(self, step_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., items: _Optional[_Iterable[_Union[StepItem, _Mapping]]] = ..., unknown_seq_ids: _Optional[_Iterable[str]] = ..., num_branches: _Optional[int] = ..., num_tokens: _Optional[int] = ..., moved: _Optional[_Iterable[_Union[MovedSequence, _Mapping]]] = ...) -> None: ...
+
+class MovedSequence(_message.Message):
+    __slots__ = ("seq_id", "epoch", "owner")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    owner: str
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class StepItem(_message.Message):
-    __slots__ = ("seq_id", "epoch", "branch", "first_index", "token_ids", "chain", "logprobs", "finish_reason", "failure", "cumulative_logprob", "prompt_logprobs", "cached_tokens")
+    __slots__ = ("seq_id", "epoch", "branch", "first_index", "token_ids", "chain", "logprobs", "finish_reason", "failure", "cumulative_logprob", "prompt_logprobs", "cached_tokens", "prefill_ms")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +244,7 @@ class StepItem(_message.Message):
     CUMULATIVE_LOGPROB_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
     branch: int
@@ -218,7 +257,8 @@ class StepItem(_message.Message):
     cumulative_logprob: float
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprobs]
     cached_tokens: int
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., branch: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.Logprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., cumulative_logprob: _Optional[float] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.Logprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    prefill_ms: int
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., branch: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.Logprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., cumulative_logprob: _Optional[float] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.Logprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_ms: _Optional[int] = ...) -> None: ...
 
 class SwapItem(_message.Message):
     __slots__ = ("seq_id", "epoch", "operation")
@@ -237,20 +277,60 @@ class SwapRequest(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[SwapItem, _Mapping]]] = ...) -> None: ...
 
 class SwapResult(_message.Message):
-    __slots__ = ("seq_id", "num_blocks", "failure")
+    __slots__ = ("seq_id", "num_blocks", "failure", "num_bytes", "copy_ms")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COPY_MS_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     num_blocks: int
     failure: _types_pb2.Failure
-    def __init__(self, seq_id: _Optional[str] = ..., num_blocks: _Optional[int] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ...) -> None: ...
+    num_bytes: int
+    copy_ms: float
+    def __init__(self, seq_id: _Optional[str] = ..., num_blocks: _Optional[int] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., num_bytes: _Optional[int] = ..., copy_ms: _Optional[float] = ...) -> None: ...
 
 class SwapResponse(_message.Message):
     __slots__ = ("results",)
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[SwapResult]
     def __init__(self, results: _Optional[_Iterable[_Union[SwapResult, _Mapping]]] = ...) -> None: ...
+
+class WorkerMigrateRequest(_message.Message):
+    __slots__ = ("seq_id", "epoch", "target", "during_prefill")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    DURING_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    target: str
+    during_prefill: bool
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., target: _Optional[str] = ..., during_prefill: bool = ...) -> None: ...
+
+class WorkerMigrateResponse(_message.Message):
+    __slots__ = ("outcome", "failure", "epoch", "target", "rounds", "num_blocks", "num_sent_blocks", "num_sent_bytes", "total_ms", "stopped_ms")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_MS_FIELD_NUMBER: _ClassVar[int]
+    outcome: MigrationOutcome
+    failure: _types_pb2.Failure
+    epoch: int
+    target: str
+    rounds: int
+    num_blocks: int
+    num_sent_blocks: int
+    num_sent_bytes: int
+    total_ms: float
+    stopped_ms: float
+    def __init__(self, outcome: _Optional[_Union[MigrationOutcome, str]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., epoch: _Optional[int] = ..., target: _Optional[str] = ..., rounds: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_sent_blocks: _Optional[int] = ..., num_sent_bytes: _Optional[int] = ..., total_ms: _Optional[float] = ..., stopped_ms: _Optional[float] = ...) -> None: ...
 
 class WorkerCancelRequest(_message.Message):
     __slots__ = ("sequences",)
@@ -293,7 +373,7 @@ class WatchResponse(_message.Message):
     def __init__(self, incarnation: _Optional[str] = ..., event_seq: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., snapshot: _Optional[_Union[KvSnapshot, _Mapping]] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_swapped", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_prefill_tokens", "step_ms", "num_steps", "draining", "num_sequences", "prefill_tokens_per_s", "num_free_host_blocks", "num_preempted_swap", "num_preempted_recompute")
+    __slots__ = ("num_running", "num_waiting", "num_swapped", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_prefill_tokens", "step_ms", "num_steps", "draining", "num_sequences", "prefill_tokens_per_s", "num_free_host_blocks", "num_preempted_swap", "num_preempted_recompute", "step_plan_s", "step_run_s", "step_commit_s", "num_step_tokens", "prefix_asked_tokens", "prefix_hit_tokens", "num_demoted_blocks")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_SWAPPED_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +389,13 @@ class Load(_message.Message):
     NUM_FREE_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTED_SWAP_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTED_RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
+    STEP_PLAN_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_RUN_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_COMMIT_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_ASKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEMOTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_swapped: int
@@ -324,7 +411,14 @@ class Load(_message.Message):
     num_free_host_blocks: int
     num_preempted_swap: int
     num_preempted_recompute: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., num_steps: _Optional[int] = ..., draining: bool = ..., num_sequences: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., num_free_host_blocks: _Optional[int] = ..., num_preempted_swap: _Optional[int] = ..., num_preempted_recompute: _Optional[int] = ...) -> None: ...
+    step_plan_s: float
+    step_run_s: float
+    step_commit_s: float
+    num_step_tokens: int
+    prefix_asked_tokens: int
+    prefix_hit_tokens: int
+    num_demoted_blocks: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., num_steps: _Optional[int] = ..., draining: bool = ..., num_sequences: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., num_free_host_blocks: _Optional[int] = ..., num_preempted_swap: _Optional[int] = ..., num_preempted_recompute: _Optional[int] = ..., step_plan_s: _Optional[float] = ..., step_run_s: _Optional[float] = ..., step_commit_s: _Optional[float] = ..., num_step_tokens: _Optional[int] = ..., prefix_asked_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., num_demoted_blocks: _Optional[int] = ...) -> None: ...
 
 class KvSnapshot(_message.Message):
     __slots__ = ("device_hashes", "host_hashes")

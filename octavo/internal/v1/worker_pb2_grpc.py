@@ -59,6 +59,11 @@ class WorkerStub(object):
                 request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.SwapRequest.SerializeToString,
                 response_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.SwapResponse.FromString,
                 _registered_method=True)
+        self.Migrate = channel.unary_stream(
+                '/octavo.internal.v1.Worker/Migrate',
+                request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WorkerMigrateRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WorkerMigrateResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/octavo.internal.v1.Worker/Cancel',
                 request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WorkerCancelRequest.SerializeToString,
@@ -87,8 +92,9 @@ class WorkerServicer(object):
     def Hello(self, request, context):
         """Describes the worker: its ids, its model, and how much it can hold. Changes nothing.
 
-        A router does not use a worker of another internal revision, or whose model has another fingerprint or layout than
-        the model that the router knows by that name. Admin.ListWorkers then has the reason.
+        A router does not use a worker of a later internal revision than its own, or of one before that of the last release,
+        or whose model has another fingerprint or layout than the model that the router knows by that name.
+        Admin.ListWorkers then has the reason.
 
         * UNAVAILABLE: the model is still loading. Retry.
         """
@@ -133,10 +139,28 @@ class WorkerServicer(object):
     def Swap(self, request, context):
         """Moves the blocks of sequences between device and host memory, or drops them and keeps the tokens.
 
-        Idempotent. Blocks move between two steps, before the answer. A sequence that was moved OUT runs again after IN, or
-        when the scheduler finds room.
+        Idempotent. Blocks move between two steps, before the answer. A sequence that was moved OUT stays out until IN or
+        DROP, a drain, or its end; of one that waits to be started, nothing moves, and it stays so. A sequence on trial is
+        not moved OUT. IN without room ends its stay all the same: its item says OUT_OF_BLOCKS, and the scheduler brings it
+        back when there is room.
 
         * INVALID_ARGUMENT: over 1024 items. A bad item has a failure of its own.
+        * UNAVAILABLE: the model is still loading. Retry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Migrate(self, request, context):
+        """Moves a running sequence to another worker with its blocks, and reports progress until it runs there or here again.
+
+        The sequence runs on while its full blocks travel; it stops for the last tokens alone. Idempotent: a call for a
+        sequence that is moving reports the same migration. The migration outlives the call. The last message has an outcome.
+
+        * INVALID_ARGUMENT: a bad id, or the target is this worker.
+        * NOT_FOUND: the sequence does not run here, or the target is no live worker of the store.
+        * FAILED_PRECONDITION: the sequence is at another epoch.
+        * RESOURCE_EXHAUSTED: this worker moves as many sequences as it may. Retry.
         * UNAVAILABLE: the model is still loading. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -167,10 +191,11 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Makes the worker refuse new sequences and give up those it has, so that other workers replay them. Reports progress
+        """Makes the worker refuse new sequences and give those it has to other workers. Reports progress
         until the worker is empty. The process goes on, without work, until a call with `undo`, or its end.
 
-        Sequences are released a few at a time, as the other workers replay them; what ends meanwhile ends here. What is left
+        Sequences move to the other workers with their blocks, four at a time, those with the fewest blocks first; what cannot
+        move is released a few at a time, as the other workers replay it; what ends meanwhile ends here. What is left
         after grace_ms is released at once and waits in the queue, as it does where there is no other worker. The worker
         is NOT_SERVING meanwhile, and Watch says that it drains.
 
@@ -205,6 +230,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Swap,
                     request_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.SwapRequest.FromString,
                     response_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.SwapResponse.SerializeToString,
+            ),
+            'Migrate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Migrate,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WorkerMigrateRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WorkerMigrateResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -335,6 +365,33 @@ class Worker(object):
             '/octavo.internal.v1.Worker/Swap',
             octavo_dot_internal_dot_v1_dot_worker__pb2.SwapRequest.SerializeToString,
             octavo_dot_internal_dot_v1_dot_worker__pb2.SwapResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Migrate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.internal.v1.Worker/Migrate',
+            octavo_dot_internal_dot_v1_dot_worker__pb2.WorkerMigrateRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_worker__pb2.WorkerMigrateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,8 @@ local function begin_generation(generation_key, floor, frozen)
   return generation, raw
 end
 
+local begin_queues  -- takes over the queues that an earlier revision has left; 20_queue.lua
+
 -- How long take-overs freeze after a restart: every member with a lease must have had the time to renew it.
 local function freeze_ms(prefix)
   return tonumber(redis.call('GET', prefix .. 'longest-lease') or 0) + FREEZE_MARGIN_MS
@@ -72,6 +74,7 @@ local function enter(generation_key, args)
     store = { raw = raw, generation = generation, frozen_until = frozen, prefix = prefix }
     served = store
     begin_tails(prefix)
+    begin_queues(store)
   end
   store.retain_ms = tonumber(args[2])
   return store

@@ -20,17 +20,22 @@ local function forget_expired(store, list)
 end
 
 -- Drops the prompt, which only an owner needs, and the room that the journals had to grow. The rest lasts for the retention.
+-- Returns how many tokens the journals have.
 local function keep_ended(store, rec)
   redis.call('DEL', rec.key .. ':prompt')
+  local num_tokens = 0
   for branch = 0, #rec.finishes - 1 do
     local journal = rec.key .. ':' .. branch
-    redis.call('SET', journal, redis.call('GET', journal) or '', 'PX', store.retain_ms)
+    local tokens = redis.call('GET', journal) or ''
+    num_tokens = num_tokens + #tokens / 4
+    redis.call('SET', journal, tokens, 'PX', store.retain_ms)
   end
   redis.call('PEXPIRE', rec.key, store.retain_ms)
   local list = store.prefix .. 'ended'
   redis.call('RPUSH', list, rec.id)
   redis.call('PEXPIRE', list, store.retain_ms)
   forget_expired(store, list)
+  return num_tokens
 end
 
 -- How much of maxmemory is used, and how many bytes are left; 0 and infinity if the server has no bound.

@@ -11,13 +11,15 @@ local function close(store, rec, fields, now)
   local state = 'DONE'
   if string.find(fields.finishes, STOPPED.ERROR, 1, true) then state = 'FAILED'
   elseif string.find(fields.finishes, STOPPED.CANCELLED, 1, true) then state = 'CANCELLED' end
-  if rec.state == 'QUEUED' then leave_queue(store, rec) end
+  local never_ran = rec.state == 'QUEUED' and rec.epoch == '0'
+  if rec.state == 'QUEUED' then leave_queue(store, rec, false) end
   fields.state, fields.timeline = state, timeline_with(rec, now, 'ended ' .. state)
   if rec.mig_to ~= '' then fields.mig_to = '' end
   update(rec, fields)
   forget_indexes(store, rec)
   if rec.crashes ~= '0' then clear_quarantine(store, rec) end
-  keep_ended(store, rec)
+  local output = keep_ended(store, rec)
+  correct_charge(store, rec, not never_ran and output or nil)
   notify(rec, 'ended')
 end
 

@@ -78,7 +78,7 @@ define('take', function(store, keys, expected, owner, take_id, why, waited_ms, p
     return take_reply('OCCUPIED', rec, OCCUPIED_RETRY_MS)
   end
   if not lost and rec.crashes ~= '0' then clear_quarantine(store, rec) end
-  leave_queue(store, rec)
+  if rec.state == 'QUEUED' then leave_queue(store, rec, true) end
   hand_over(store, rec, owner, take_id, 0, now, 'taken ' .. owner .. ' ' .. why)
   return take_reply('OK', rec)
 end, true)

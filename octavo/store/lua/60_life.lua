@@ -1,37 +1,54 @@
 -- The life of a sequence: it is accepted, waits, is read, and is attached to, detached from or cancelled by its client.
 
 -- KEYS: generation, record.
--- a: cost, max requests, max tokens, deadline in ms or 0, branches, prompt (packed u32), then the record's fixed fields
--- and values, pairwise.
--- Reply: {OK | EXISTS | MISMATCH | FULL, number waiting, their tokens}
-define('accept', function(store, keys, cost, max_requests, max_tokens, deadline_in, branches, prompt, ...)
+-- a: cost, max requests, max tokens, max requests and max tokens of a tenant (0: no bound of its own), head start of a class
+-- in tokens, deadline in ms or 0, branches, prompt (packed u32), then the record's fixed fields and values, pairwise.
+-- Reply: {OK | EXISTS | MISMATCH | FULL, number waiting, their tokens, of them of this tenant, their tokens,
+-- the bound that is exceeded or '', tokens that leave the queue per second (0: not known)}
+local function accept(store, keys, cost, max_requests, max_tokens, tenant_requests, tenant_tokens, head_start, deadline_in,
+                      branches, prompt, ...)
   local rec = setmetatable({ key = keys[2], id = id_of(keys[2]) }, DEFAULTED)
   local fixed = { ... }
   for i = 1, #fixed, 2 do rec[fixed[i]] = fixed[i + 1] end
-  local count, tokens = depth(store, rec.model)
+  cost, branches = tonumber(cost), tonumber(branches)
+  local now, name, flow = now_ms(), 'n:' .. rec.tenant, flow_of(rec)
+  local accounts = redis.call('HMGET', accounts_of(store, rec.model), 'all', name, flow)
+  local t, tenant = parse_totals(accounts[1]), numbers(accounts[2], 2)
+  local function reply(status, bound) return { status, t.count, t.tokens, tenant[1], tenant[2], bound, drain_rate(t, now) } end
   local known = redis.call('HGET', rec.key, 'body_hash')
-  if known then return { known == rec.body_hash and 'EXISTS' or 'MISMATCH', count, tokens } end
-  if count >= tonumber(max_requests) or (count > 0 and tokens + tonumber(cost) > tonumber(max_tokens)) then
-    return { 'FULL', count, tokens }
-  end
+  if known then return reply(known == rec.body_hash and 'EXISTS' or 'MISMATCH', '') end
+  local bound = exceeded_bound(t, tenant, cost, tonumber(max_requests), tonumber(max_tokens),
+    tonumber(tenant_requests), tonumber(tenant_tokens))
+  if bound then return reply('FULL', bound) end
 
-  local now = now_ms()
-  for name, value in pairs({
-    state = 'QUEUED', accepted_ms = now, cost = cost, place = place_of(store, rec),
+  local account = charge_tenant(store, rec, branches, t, accounts[3], tonumber(head_start), t.count > tenant[1])
+  for field, value in pairs({
+    state = 'QUEUED', accepted_ms = now, cost = cost, charge = rec.charge, tag = rec.tag, place = rec.place, share = rec.share,
     deadline_ms = deadline_in ~= '0' and now + tonumber(deadline_in) or nil,
-    finishes = string.rep('0', tonumber(branches)), timeline = '0 queued ' .. rec.routers,
+    finishes = string.rep('0', branches), timeline = '0 queued ' .. rec.routers,
   }) do
-    rec[name] = tostring(value)
-    fixed[#fixed + 1], fixed[#fixed + 2] = name, value
+    rec[field] = tostring(value)
+    fixed[#fixed + 1], fixed[#fixed + 2] = field, value
   end
   redis.call('HSET', rec.key, unpack(fixed))
   redis.call('PEXPIRE', rec.key, ALIVE_MS)
   redis.call('SET', rec.key .. ':prompt', prompt, 'PX', ALIVE_MS)
-  for branch = 0, tonumber(branches) - 1 do redis.call('SET', journal_of(rec.key, branch), '', 'PX', ALIVE_MS) end
-  enter_queue(store, rec)
+  for branch = 0, branches - 1 do redis.call('SET', journal_of(rec.key, branch), '', 'PX', ALIVE_MS) end
+  put_in_queue(store, rec)
+  count_in(t, tenant, cost, now)
+  keep_accounts(store, rec.model, not accounts[1], 'all', packed_totals(t), name, packed({ tenant[1], tenant[2] }), flow, account)
   give_to(store, rec, 'attached', 'router', rec.routers)
   add_to_index(store, 'live', now + ALIVE_MS / 2, rec.id)
-  return { 'OK', count + 1, tokens + tonumber(cost) }
+  return reply('OK', '')
+end
+
+-- Routers of revision 13 give no bounds of a tenant and no head start. Since fields and values come in pairs, the number
+-- of arguments tells them apart. They read the beginning of the reply, which is what it was.
+define('accept', function(store, keys, ...)
+  if select('#', ...) % 2 == 1 then return accept(store, keys, ...) end
+  local cost, max_requests, max_tokens = ...
+  local head_start = math.floor(tonumber(max_tokens) / 64)
+  return accept(store, keys, cost, max_requests, max_tokens, '0', '0', head_start, select(4, ...))
 end)
 
 -- The fields and values of a record, and the lengths of its journals; nil if there is none. `flat` is what `fetch` has
@@ -44,21 +61,25 @@ local function described(rec, flat)
   return flat or redis.call('HGETALL', rec.key), lengths
 end
 
--- KEYS: generation.  a: model, count, claim ms.
+-- KEYS: generation.  a: model, count, claim ms, places that the workers have left, how many of these may be kept.
 -- Reply: {'OK', now, {id, fields, lengths, prompt, journal, journal, ...}, ...}
-define('pop', function(store, keys, model, count, claim_ms)
+define('pop', function(store, keys, model, count, claim_ms, places, most_kept)
   local now = now_ms()
+  count, places, most_kept = tonumber(count), tonumber(places or 0), tonumber(most_kept or 0)
+  local num_kept = most_kept > 0 and kept_places(totals(store, model), most_kept) or 0
   local reply = { 'OK', now }
   local queue = store.prefix .. 'queue:' .. model
-  for _ = 1, tonumber(count) + MAX_EXPIRED_PER_POP do
+  for _ = 1, count + MAX_EXPIRED_PER_POP do
     local id = redis.call('ZRANGE', queue, 0, 0)[1]
-    if not id or #reply > 1 + tonumber(count) then break end
+    if not id or #reply > 1 + count then break end
     local rec, flat = fetch(record_key(store, id))
     if not rec then
       redis.call('ZREM', queue, id)
-      settle_tokens(store, model)
+      settle_accounts(store, model)
     elseif rec.deadline_ms ~= '0' and tonumber(rec.deadline_ms) <= now then
       finish(store, rec, -1, STOPPED.DEADLINE, nil, '')
+    elseif num_kept > 0 and rec.share == 'over' and rec.epoch == '0' and places - (#reply - 2) <= num_kept then
+      break  -- all that comes after it is over its share, too, but for what has a lower class
     else
       redis.call('ZREM', queue, id)
       add_to_index(store, 'claims:' .. model, now + tonumber(claim_ms), id)

@@ -50,7 +50,6 @@ define('heartbeat', function(store, keys, id, lease_ms, kind, info, name, endpoi
   redis.call('ZADD', index, stop, id)
   redis.call('PEXPIRE', index, ALIVE_MS)
   redis.call('PEXPIRE', keys[1], GENERATION_MS)
-  redis.call('PEXPIRE', store.prefix .. 'arrivals', GENERATION_MS)
   redis.call('PEXPIRE', store.prefix .. 'secret:resume', GENERATION_MS)
   if kind == 'worker' then renew_tail(store.prefix, id) end
   return { 'OK', lapsed and 1 or 0 }
@@ -89,10 +88,39 @@ end, true)
 define('depth', function(store)
   local waiting, cost = 0, 0
   for _, model in ipairs(queued_models(store)) do
-    local count, tokens = depth(store, model)
-    waiting, cost = waiting + count, cost + tokens
+    local t = totals(store, model)
+    waiting, cost = waiting + t.count, cost + t.tokens
   end
   return { 'OK', waiting, cost }
+end, true)
+
+-- For people who watch: it reads the accounts of all models with a queue. Their tenants are bounded by what may wait.
+-- KEYS: generation.  a: how many tenants.
+-- Reply: {'OK', number waiting, their tokens, number of tenants, tenant, number waiting, their tokens, ...}: those with
+-- the most tokens first
+define('tenant_depths', function(store, keys, limit)
+  local waiting, cost, names, counts, tokens = 0, 0, {}, {}, {}
+  for _, model in ipairs(queued_models(store)) do
+    local flat = redis.call('HGETALL', accounts_of(store, model))
+    for i = 1, #flat, 2 do
+      local tenant = string.match(flat[i], '^n:(.*)$')
+      if flat[i] == 'all' then
+        local t = parse_totals(flat[i + 1])
+        waiting, cost = waiting + t.count, cost + t.tokens
+      elseif tenant then
+        local list = numbers(flat[i + 1], 2)
+        if not counts[tenant] then names[#names + 1], counts[tenant], tokens[tenant] = tenant, 0, 0 end
+        counts[tenant], tokens[tenant] = counts[tenant] + list[1], tokens[tenant] + list[2]
+      end
+    end
+  end
+  table.sort(names, function(a, b) return tokens[a] > tokens[b] or (tokens[a] == tokens[b] and a < b) end)
+  local reply = { 'OK', waiting, cost, #names }
+  for i = 1, math.min(#names, tonumber(limit)) do
+    local name = names[i]
+    reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = name, counts[name], tokens[name]
+  end
+  return reply
 end, true)
 
 -- KEYS: generation.  a: name, 32 random bytes.  Reply: {'OK', the bytes that all processes share}

@@ -22,7 +22,7 @@ local function requeue_expired_claims(store, now, limit)
       put_in_queue(store, rec)
       requeued[#requeued + 1] = rec.id
     end
-    settle_tokens(store, model)
+    settle_accounts(store, model)
   end
   return requeued
 end
@@ -83,7 +83,7 @@ local function renew_keys(store, now, limit)
     if rec.state == 'QUEUED' then renew_queue(store, rec.model) else give_to(store, rec, 'owned', 'worker', rec.owner) end
     for router in string.gmatch(rec.routers, '[^,]+') do give_to(store, rec, 'attached', 'router', router) end
     set_deadline(store, rec)
-    for _, name in ipairs({ 'detached', 'members:worker', 'members:router' }) do
+    for _, name in ipairs({ 'detached', 'members:worker', 'members:router', 'accounts:' .. rec.model }) do
       redis.call('PEXPIRE', store.prefix .. name, ALIVE_MS)
     end
     add_to_index(store, 'live', now + ALIVE_MS / 2, rec.id)

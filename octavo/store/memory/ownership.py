@@ -58,8 +58,8 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
         return answer(TakeStatus.OCCUPIED, OCCUPIED_RETRY_MS)
     if not owner_lost:
         state.release_quarantine(stored)
-    state.queue.discard(record.seq_id)
-    state.claims.pop(record.seq_id, None)
+    if record.state is SequenceState.QUEUED:
+        state.leave_queue(stored, was_taken=True)
     state.note(stored, "taken", f"{new_owner} {reason}")
     stored.proof = 0
     hand_over(state, stored, new_owner, take_id=request.take_id, migration=0)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Record, SequenceState, TimelineEntry
 from octavo.sampling import FinishReason
-from octavo.store.calls import RETAIN_MS, Finish, Member, NameHolder, Notice, QueueDepth
+from octavo.store.calls import RETAIN_MS, Finish, Member, NameHolder, Notice, QueueDepth, QueueDepths, TenantDepth
+from octavo.store.memory.fair_queue import FairQueue, QueuePlace
 
 ALIVE_MS = 24 * 3600 * 1000
 QUARANTINE_MS = 60_000
@@ -44,10 +45,14 @@ class StoredSequence:
     prompt: tuple[int, ...]
     journals: list[list[int]]
     cost: int
-    place: int  # its place in the queue: lower ones come first
+    queued: QueuePlace
     expires_ms: int
     proof: int = 0  # tokens journalled since the last take
     cuts: dict[int, int] = field(default_factory=dict)  # delivered length by branch, where a stop string cut it
+
+    def rank(self) -> tuple[int, SequenceId]:
+        """The order of the queue."""
+        return self.queued.place, self.record.seq_id
 
     def snapshot(self) -> Record:
         lengths = tuple(len(journal) for journal in self.journals)
@@ -64,8 +69,8 @@ class MemoryState:
         self.full = False  # as a server that has used up its memory
         self.generation = max(1, now_ms() // 1000)
         self.frozen_until = 0
-        self.arrivals = 0
         self.queue: set[SequenceId] = set()
+        self.fair_queues: dict[str, FairQueue] = {}  # by model
         self.claims: dict[SequenceId, int] = {}  # popped sequences, and when their claims end
         self.next_sweep = 0
         self.swept_since = 0  # since when sweeps come without a pause
@@ -137,7 +142,7 @@ class MemoryState:
     def live(self) -> list[StoredSequence]:
         """All sequences that wait or run, by their places in the queue."""
         found = [stored for stored in map(self.get, list(self._entries)) if stored is not None]
-        return sorted((each for each in found if not each.record.state.ended), key=lambda each: each.place)
+        return sorted((each for each in found if not each.record.state.ended), key=StoredSequence.rank)
 
     def note(self, stored: StoredSequence, what: str, detail: str) -> None:
         record = stored.record
@@ -163,23 +168,45 @@ class MemoryState:
 
     # The queue
 
+    def fair_queue(self, model: str) -> FairQueue:
+        return self.fair_queues.setdefault(model, FairQueue())
+
     def wait(self, stored: StoredSequence) -> None:
+        model = stored.record.model
+        if self.depth(model).num_queued == 0:
+            self.fair_queue(model).begin_window(self.now_ms())
         self.claims.pop(stored.record.seq_id, None)
         self.queue.add(stored.record.seq_id)
 
-    def next_arrival(self, priority: int) -> int:
-        self.arrivals += 1
-        return priority * 2**40 + self.arrivals
+    def leave_queue(self, stored: StoredSequence, *, was_taken: bool) -> None:
+        """The sequence waits no more. When nothing waits for its model, all tenants are equal again."""
+        record = stored.record
+        queue = self.fair_queue(record.model)
+        queue.note_left(stored.cost, self.now_ms())
+        if was_taken:
+            queue.note_taken(stored.queued, is_new=record.epoch == 0)
+        self.queue.discard(record.seq_id)
+        self.claims.pop(record.seq_id, None)
+        if self.depth(record.model).num_queued == 0:
+            queue.forget_tenants()
 
     def first_waiting(self, model: str) -> StoredSequence | None:
         entries = [stored for stored in map(self.get, self.queue) if stored is not None]
-        return min((e for e in entries if e.record.model == model), key=lambda e: e.place, default=None)
+        return min((e for e in entries if e.record.model == model), key=StoredSequence.rank, default=None)
 
-    def depth(self, model: str | None = None) -> QueueDepth:
-        """How much waits for a model, or for any."""
+    def depth(self, model: str | None = None, tenant: str | None = None) -> QueueDepth:
+        """How much waits for a model, or for any, of one tenant, or of all."""
         entries = [stored for stored in map(self.get, [*self.queue, *self.claims]) if stored is not None]
         entries = [stored for stored in entries if model in (None, stored.record.model)]
+        entries = [stored for stored in entries if tenant in (None, stored.record.tenant)]
         return QueueDepth(len(entries), sum(stored.cost for stored in entries))
+
+    def depths(self, limit: int) -> QueueDepths:
+        """How much waits for any model: in all, and of the tenants with the most tokens."""
+        waiting = [stored for stored in map(self.get, [*self.queue, *self.claims]) if stored is not None]
+        tenants = [TenantDepth(name, self.depth(tenant=name)) for name in {stored.record.tenant for stored in waiting}]
+        tenants.sort(key=lambda each: (-each.depth.queued_tokens, each.tenant))
+        return QueueDepths(self.depth(), tuple(tenants[:limit]), len(tenants))
 
     # Ends
 
@@ -208,6 +235,11 @@ class MemoryState:
 
     def _close(self, stored: StoredSequence) -> None:
         record = stored.record
+        never_ran = record.state is SequenceState.QUEUED and record.epoch == 0
+        if record.state is SequenceState.QUEUED:
+            self.leave_queue(stored, was_taken=False)
+        num_tokens = None if never_ran else sum(map(len, stored.journals))
+        self.fair_queue(record.model).correct_charge(record, stored.queued.charge, num_tokens)
         record.state = SequenceState.DONE
         if FinishReason.ERROR in record.finishes:
             record.state = SequenceState.FAILED
@@ -215,8 +247,6 @@ class MemoryState:
             record.state = SequenceState.CANCELLED
         record.mig_to = Incarnation("")
         self.note(stored, "ended", record.state)
-        self.queue.discard(record.seq_id)
-        self.claims.pop(record.seq_id, None)
         self.release_quarantine(stored)
         stored.prompt = ()
         stored.expires_ms = self.now_ms() + self.retain_ms

@@ -19,7 +19,9 @@ from octavo.store.calls import (
     NameHolder,
     Notice,
     OwnedSequence,
+    QueueBound,
     QueueDepth,
+    QueueDepths,
     QueueLimits,
     Renewal,
     SweepReport,
@@ -27,6 +29,7 @@ from octavo.store.calls import (
     TakeRequest,
 )
 from octavo.store.memory import migration, ownership
+from octavo.store.memory.fair_queue import TenantShare
 from octavo.store.memory.journal import append, of_this_epoch
 from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
 from octavo.store.memory.sweep import sweep
@@ -62,41 +65,50 @@ class MemoryStore:
 
     async def accept(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
         state = self._enter()
-        depth = state.depth(new.model)
-        count, tokens = depth.num_queued, depth.queued_tokens
+
+        def answer(status: AcceptStatus, exceeded: QueueBound = QueueBound.NONE) -> AcceptReply:
+            rate = state.fair_queue(new.model).drain_rate(state.now_ms())
+            return AcceptReply(status, state.depth(new.model), state.depth(new.model, new.tenant), exceeded, rate)
+
         known = state.get(new.seq_id)
         if known is not None:
             same = known.record.body_hash == new.body_hash
-            return AcceptReply(AcceptStatus.EXISTS if same else AcceptStatus.MISMATCH, count, tokens)
+            return answer(AcceptStatus.EXISTS if same else AcceptStatus.MISMATCH)
         if state.full:
             raise StoreFull("the store has no memory left for new requests", retry_after_ms=1)
-        if count >= limits.max_requests or (count > 0 and tokens + new.cost > limits.max_tokens):
-            return AcceptReply(AcceptStatus.FULL, count, tokens)
+        exceeded = limits.exceeded_bound(state.depth(new.model), state.depth(new.model, new.tenant), new.cost)
+        if exceeded:
+            return answer(AcceptStatus.FULL, exceeded)
         now = state.now_ms()
+        record = first_record(new, now)
+        others_wait = state.depth(new.model).num_queued > state.depth(new.model, new.tenant).num_queued
         state.add(
             StoredSequence(
-                record=first_record(new, now),
+                record=record,
                 prompt=tuple(new.prompt),
                 journals=[[] for _ in range(new.num_branches)],
                 cost=new.cost,
-                place=state.next_arrival(new.priority),
+                queued=state.fair_queue(new.model).charge(record, limits.head_start, others_wait=others_wait),
                 expires_ms=now + ALIVE_MS,
             )
         )
-        depth = state.depth(new.model)
-        return AcceptReply(AcceptStatus.OK, depth.num_queued, depth.queued_tokens)
+        return answer(AcceptStatus.OK)
 
     async def accepting(self) -> bool:
         return not self._enter().full
 
-    async def pop(self, model: str, count: int, claim_ms: int) -> list[Snapshot]:
+    async def pop(self, model: str, count: int, claim_ms: int, places: int = 0, most_kept: int = 0) -> list[Snapshot]:
         state = self._enter()
+        num_kept = state.fair_queue(model).kept_places(most_kept)
         popped: list[Snapshot] = []
         while len(popped) < count and (stored := state.first_waiting(model)) is not None:
             seq_id = stored.record.seq_id
             if state.past_deadline(stored.record):
                 state.finish(stored, Finish(seq_id, FinishReason.DEADLINE))
                 continue
+            is_over = stored.queued.share is TenantShare.OVER and stored.record.epoch == 0
+            if is_over and num_kept and places - len(popped) <= num_kept:
+                break
             state.queue.discard(seq_id)
             state.claims[seq_id] = state.now_ms() + claim_ms
             popped.append(_snapshot(state, stored, True, [0] * stored.record.num_branches))
@@ -241,6 +253,9 @@ class MemoryStore:
 
     async def queue_depth(self) -> QueueDepth:
         return self._enter().depth()
+
+    async def tenant_depths(self, limit: int) -> QueueDepths:
+        return self._enter().depths(limit)
 
     async def secret(self, name: str) -> bytes:
         return self._enter().secrets.setdefault(name, secrets.token_bytes(32))

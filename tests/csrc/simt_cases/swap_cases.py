@@ -11,16 +11,23 @@ ALWAYS_ENGINE, ALWAYS_KERNEL = 0, 1 << 40
 
 
 class Arenas:
-    """Two arenas [layers, blocks, ...], of which blocks may have gaps between them."""
+    """Two arenas [layers, blocks, ...], of which blocks may have gaps between them.
+
+    One of them may be a staging area, in which the layers of a block follow each other.
+    """
 
     def __init__(self, rng: Any) -> None:
         layers, self.blocks = int(rng.integers(1, 4)), 24
         self.tail = 2, int(rng.choice([3, 8]))
         self.dense = bool(rng.random() < 0.7)
         self.sides = []
-        for _ in range(2):
-            shape = layers, self.blocks, self.tail[0] + (not self.dense), self.tail[1]
-            self.sides.append(rng.normal(0, 1, shape).astype(np.float32)[:, :, : self.tail[0]])
+        staged = rng.permutation(["neither", "source", "target"])[0]
+        for name in ("source", "target"):
+            shape = (layers, self.blocks) if staged != name else (self.blocks, layers)
+            shape = *shape, self.tail[0] + (not self.dense), self.tail[1]
+            side = rng.normal(0, 1, shape).astype(np.float32)[:, :, : self.tail[0]]
+            self.sides.append(side if staged != name else side.swapaxes(0, 1))
+        self.dense = self.dense and (staged == "neither" or layers == 1)
 
     def refs(self) -> list[Any]:
         return [ref(side, F32) for side in self.sides]

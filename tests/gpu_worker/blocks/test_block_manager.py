@@ -7,12 +7,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpu_worker.blocks.block_manager import BlockManager
-from gpu_worker.blocks.prefix_cache import STORED, PrefixCache
+from gpu_worker.blocks.block_manager import BlockManager, Reservation
+from gpu_worker.blocks.host_pool import HostPool
+from gpu_worker.blocks.host_tier import HostTier
+from gpu_worker.blocks.prefix_cache import DEMOTED, STORED, PrefixCache
 from octavo.errors import OutOfBlocks
 from octavo.hashing import block_hashes
 
-SIZE, BLOCKS = 2, 9
+SIZE, BLOCKS, HOST_BLOCKS = 2, 9, 6
 ROOT = bytes(32)
 
 
@@ -25,14 +27,35 @@ class Tables:
         self.memory: list[list[int | None]] = [[None] * SIZE for _ in range(BLOCKS)]
         self.branches: list[tuple[list[int], list[int]]] = []
         self.reservations: list = []
+        self.pins: list[tuple[Reservation, list[int]]] = []  # and the tokens of their blocks
         self.events: set[bytes] = set()
+        self.host_events: set[bytes] = set()
+        self.pool = HostPool(HOST_BLOCKS)
+        self.tier = HostTier(self.cache, self.pool)
+        self.host_memory: list[list[int | None]] = [[None] * SIZE for _ in range(HOST_BLOCKS)]
+        self.swapped: list[tuple[list[int], list[int]]] = []  # tokens and host tables
+        self.num_promoted = self.num_displaced = 0
 
-    def start(self, tokens: list[int]) -> bool:
-        hits = self.cache.match(block_hashes(ROOT, tokens[:-1], SIZE))
+    def start(self, tokens: list[int], swap: int | None = None) -> bool:
+        """Starts a branch. The step that promotes its prefix swaps out the branch `swap`, too."""
+        hashes = block_hashes(ROOT, tokens[:-1], SIZE)
+        hits = self.cache.match(hashes)
+        demoted = self.tier.match(hashes[len(hits) :])
         needed = self.blocks.blocks_for(len(tokens)) - len(hits)
         if not self.blocks.has_room_for(needed, hits, spare=0):
             return False
         table = self.blocks.share(hits)
+        if demoted:
+            promoted = [self.blocks.take_block() for _ in demoted]
+            wanted = hashes[len(hits) : len(hits) + len(demoted)]
+            self.tier.promote(wanted, promoted)
+            table += promoted
+            self.num_promoted += len(promoted)
+            if swap is not None:
+                self.plan_swap(swap)
+            self.run_step()
+            for block_hash, block in zip(wanted, promoted, strict=True):
+                self.blocks.seal_block(block_hash, block)
         assert [t for block in table for t in self.memory[block]] == tokens[: len(table) * SIZE]
         done = tokens[: len(table) * SIZE]
         self.branches.append((done, table))
@@ -68,17 +91,66 @@ class Tables:
         _, table = self.branches.pop(which)
         self.blocks.release(table)
 
+    def plan_swap(self, which: int) -> None:
+        """Swaps a branch out if the host pool has room: demoted blocks give way, those of other branches do not."""
+        tokens, table = self.branches[which]
+        before = self.tier.num_demoted
+        try:
+            self.tier.make_room(len(table))
+        except OutOfBlocks:
+            assert len(table) > self.tier.num_room and self.tier.num_demoted == before
+            return
+        self.num_displaced += before - self.tier.num_demoted
+        (host_table,) = self.pool.copy_out([table])
+        self.swapped.append((tokens, host_table))
+        self.release(which)
+
+    def end_swapped(self, which: int) -> None:
+        tokens, host_table = self.swapped.pop(which)
+        stored = [token for host in host_table for token in self.host_memory[host]]
+        assert stored[: len(tokens)] == tokens, "a swapped block was overwritten"
+        self.pool.release(host_table)
+
+    def demote(self, limit: int, *, done: bool) -> None:
+        self.tier.demote(self.cache.next_evicted(BLOCKS), limit)
+        self.run_step(done=done)
+
+    def run_step(self, *, done: bool = True) -> None:
+        """Makes the copies of the planned step in their order, if the step does not fail."""
+        self.tier.check_tier()
+        if done:
+            for block, host in self.pool.copies_out():
+                self.host_memory[host] = self.memory[block].copy()
+            for host, block in self.pool.copies_in():
+                self.memory[block] = self.host_memory[host].copy()
+            for block, host in self.tier.demotions():
+                self.host_memory[host] = self.memory[block].copy()
+        self.tier.end_step(done=done)
+        self.blocks.end_step()
+        self.pool.end_step()
+
     def check(self) -> None:
         self.blocks.check_blocks([table for _, table in self.branches])
+        demoted = list(self.cache.on_host.values())
+        self.pool.check_host_blocks([*(table for _, table in self.swapped), demoted])
+        self.tier.check_tier()
+        for pinned, tokens in self.pins:
+            assert [token for block in pinned.blocks for token in self.memory[block]] == tokens
         for tokens, table in self.branches:
             stored = [token for block in table for token in self.memory[block]]
             assert stored[: len(tokens)] == tokens, "a block in use was overwritten"
         for kind, block_hash in self.cache.take_events():
             if kind == STORED:
+                assert block_hash not in self.events
                 self.events.add(block_hash)
-            else:
+                self.host_events.discard(block_hash)
+            elif kind == DEMOTED:
                 self.events.remove(block_hash)
+                self.host_events.add(block_hash)
+            else:
+                (self.events if block_hash in self.events else self.host_events).remove(block_hash)
         assert set(self.cache.block_hashes()) == self.events
+        assert set(self.cache.host_hashes()) == self.host_events
         assert self.blocks.num_free + self.blocks.num_cached + self.blocks.num_used == BLOCKS
 
 
@@ -110,6 +182,26 @@ class BlockMachine(RuleBasedStateMachine):
     def release(self, which: random.Random) -> None:
         self.world.release(which.randrange(len(self.world.branches)))
 
+    @rule(limit=st.integers(1, BLOCKS), done=st.sampled_from([True, True, True, False]))
+    def demote(self, limit: int, done: bool) -> None:
+        self.world.demote(limit, done=done)
+
+    @precondition(lambda self: self.world.branches)
+    @rule(which=st.randoms(use_true_random=False))
+    def swap(self, which: random.Random) -> None:
+        self.world.plan_swap(which.randrange(len(self.world.branches)))
+        self.world.run_step()
+
+    @precondition(lambda self: self.world.branches)
+    @rule(which=st.randoms(use_true_random=False), tokens=prompts)
+    def start_and_swap(self, which: random.Random, tokens: list[int]) -> None:
+        self.world.start(tokens, swap=which.randrange(len(self.world.branches)))
+
+    @precondition(lambda self: self.world.swapped)
+    @rule()
+    def end_swapped(self) -> None:
+        self.world.end_swapped(0)
+
     @rule(number=st.integers(1, BLOCKS), keep=st.booleans())
     def reserve(self, number: int, keep: bool) -> None:
         blocks = self.world.blocks
@@ -123,6 +215,39 @@ class BlockMachine(RuleBasedStateMachine):
             with pytest.raises(KeyError), blocks.reserve(number):
                 raise KeyError
             assert blocks.num_available == before
+
+    @precondition(lambda self: self.world.branches)
+    @rule(which=st.randoms(use_true_random=False), many=st.booleans())
+    def pin(self, which: random.Random, many: bool) -> None:
+        """Pins keep the content of blocks when their branch has gone, and end all together."""
+        tokens, table = which.choice(self.world.branches)
+        full = len(tokens) // SIZE
+        pinned = self.world.blocks.pin(table[:full])
+        if many and self.world.pins:
+            self.world.pins[-1][0].merge(pinned)
+            self.world.pins[-1][1].extend(tokens[: full * SIZE])
+        else:
+            self.world.pins.append((pinned, tokens[: full * SIZE]))
+
+    @precondition(lambda self: self.world.pins)
+    @rule()
+    def unpin(self) -> None:
+        pinned, _ = self.world.pins.pop()
+        pinned.release()
+        pinned.release()
+
+    @precondition(lambda self: self.world.pins and self.world.blocks.num_free)
+    @rule()
+    def exchange(self) -> None:
+        """A block with the same content as one that is pinned is given back for it."""
+        pinned, tokens = self.world.pins[-1]
+        if tokens:
+            taken = self.world.blocks.reserve(1)
+            (block,) = taken.blocks
+            pinned.merge(taken)
+            pinned.exchange(block, pinned.blocks[0])
+            assert block not in pinned.blocks
+            tokens += tokens[:SIZE]
 
     @precondition(lambda self: self.world.reservations)
     @rule(commit=st.booleans())
@@ -145,21 +270,32 @@ def test_a_hundred_thousand_operations_leak_nothing() -> None:
     for number in range(100_000):
         chance = rng.random()
         which = rng.randrange(len(world.branches)) if world.branches else None
+        if rng.random() < 0.2:
+            world.demote(rng.randint(1, 4), done=rng.random() < 0.9)
         if which is None or chance < 0.1:
-            world.start([rng.randint(1, 2) for _ in range(rng.randint(1, 8))])
+            world.start([rng.randint(1, 2) for _ in range(rng.randint(1, 8))], swap=which)
         elif chance < 0.75:
             if not world.append(which, rng.randint(1, 2)):
                 world.release(which)
         elif chance < 0.82 and len(world.branches) < 12:
             world.fork(which)
+        elif chance < 0.84:
+            world.plan_swap(which)
+            world.run_step()
+        elif chance < 0.88 and world.swapped:
+            world.end_swapped(rng.randrange(len(world.swapped)))
         else:
             world.release(which)
         if number % 50 == 0:
             world.check()
     while world.branches:
         world.release(0)
+    while world.swapped:
+        world.end_swapped(0)
     world.check()
     assert world.blocks.num_used == 0
+    assert world.tier.num_room == HOST_BLOCKS
+    assert world.num_promoted > 1000 and world.num_displaced > 1000
 
 
 def test_eviction_takes_the_deepest_block_of_the_oldest_release_first() -> None:

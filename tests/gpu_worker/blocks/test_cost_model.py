@@ -11,3 +11,9 @@ def test_the_cheaper_way_follows_what_is_measured() -> None:
     assert not costs.swap_is_cheaper(6_000, 100)
     costs.observe_prefill(0, 0.0)
     assert costs.prefill_tokens_per_s == 100
+
+
+def test_a_copy_from_the_host_pool_goes_one_way() -> None:
+    costs = CostModel(copy_bytes_per_s=1e4, prefill_tokens_per_s=100)
+    assert costs.copy_is_cheaper(6_000, 100) and not costs.swap_is_cheaper(6_000, 100)
+    assert not costs.copy_is_cheaper(11_000, 100)

@@ -1,7 +1,12 @@
 """Blocks that several share: computed once, hit by those who may, told of to whoever watches."""
 
+from collections import Counter
+
 import pytest
 from scheduler_bench import Bench
+
+from octavo.hashing import block_hashes
+from octavo.ids import BlockHash
 
 
 def test_a_second_prompt_hits_the_first_ones_blocks_and_its_output() -> None:
@@ -74,18 +79,57 @@ def test_nobody_waits_for_a_prompt_of_another_tenant_or_where_classes_count_of_a
     assert begun == begin
 
 
-def test_cache_events_lead_to_the_snapshot() -> None:
-    bench = Bench(runner={"num_blocks": 12})
-    cache, held = bench.workload.tables.cache, set()
+@pytest.mark.parametrize("num_host_blocks", [0, 5])
+def test_cache_events_lead_to_the_snapshot(num_host_blocks: int) -> None:
+    bench = Bench(runner={"num_blocks": 12, "num_host_blocks": num_host_blocks})
+    cache, held, on_host = bench.workload.tables.cache, set(), set()
+    kinds = Counter()
     for number in range(30):
         bench.admit(f"s{number}", 4 + number % 9)
     while bench.scheduler.has_work:
         bench.step()
         for kind, block_hash in cache.take_events():
-            held.add(block_hash) if kind == "stored" else held.remove(block_hash)
+            kinds[kind] += 1
+            if kind == "stored":
+                assert block_hash not in held
+                held.add(block_hash)
+                on_host.discard(block_hash)
+            elif kind == "demoted":
+                held.remove(block_hash)
+                on_host.add(block_hash)
+            else:
+                assert kind == "removed" and (block_hash in held) != (block_hash in on_host)
+                held.discard(block_hash)
+                on_host.discard(block_hash)
         digest = 0
-        for block_hash in held:
+        for block_hash in held | on_host:
             digest ^= int.from_bytes(block_hash[:8], "little")
         assert held == set(cache.block_hashes())
+        assert on_host == set(cache.host_hashes())
         assert digest == cache.digest
     assert held
+    assert (num_host_blocks > 0) == bool(kinds["demoted"]) and kinds["removed"]
+
+
+def test_the_hottest_blocks_are_the_shared_ones_then_those_used_last_each_before_what_continues_it() -> None:
+    bench = Bench()
+    for number in (1, 2, 3):
+        bench.admit(str(number), [number] * 9)
+        bench.finish()
+    cache, device = bench.workload.tables.cache, bench.workload.tables.device
+
+    def prompt(number: int) -> list[BlockHash]:
+        return block_hashes(bench.new("x", [number] * 9).root, [number] * 8, 4)
+
+    hashes = cache.hottest(device.refs, 100)
+    assert len(hashes) == len(cache)
+    assert [each for each in hashes if each in (*prompt(1), *prompt(2), *prompt(3))] == [
+        *prompt(3),
+        *prompt(2),
+        *prompt(1),
+    ]
+    bench.admit("shares", [1] * 9)
+    bench.admit("shares too", [1] * 9)
+    bench.step()
+    bench.step()
+    assert cache.hottest(device.refs, 2) == prompt(1)

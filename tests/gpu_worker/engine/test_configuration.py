@@ -29,7 +29,8 @@ def test_the_budget_of_a_step_suits_the_device():
 def test_settings_reach_runner_and_scheduler(name):
     settings = WorkerSettings(
         runner=name, block_size=32, step_delay_ms=3, max_batch_tokens=100, max_batch_sequences=200, policy="priority",
-        preemption="swap", chunked_prefill=False, prefix_caching=False, long_prefill_threshold=7, watermark=0.25,
+        preemption="swap", chunked_prefill=False, prefix_caching=False, host_tier=False, long_prefill_threshold=7,
+        watermark=0.25,
     )  # fmt: skip
     runner = build_runner(settings)
     assert (runner.info.block_size, runner.step_s, runner.info.model) == (32, 0.003, name)
@@ -39,6 +40,7 @@ def test_settings_reach_runner_and_scheduler(name):
     assert config.watermark == 0.25
     assert not config.chunked_prefill
     assert not config.prefix_caching
+    assert not config.host_tier
 
 
 @pytest.mark.parametrize(("given", "meant"), [({}, None), ({"swap_bytes": 0}, 0), ({"swap_bytes": 4096}, 4096)])

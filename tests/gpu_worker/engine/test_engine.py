@@ -10,9 +10,9 @@ from sequences import new_sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import StepDeltas, StepOutput, StepPlan, SubscriptionId
+from gpu_worker.scheduling.step import StepDeltas, StepOutput, StepPlan, SubscriptionId, SwapAnswer
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
-from octavo.errors import Draining
+from octavo.errors import Draining, OutOfBlocks, RunnerFailed
 from octavo.sampling import FinishReason, SamplingParams
 
 ONE, OTHER = SubscriptionId(1), SubscriptionId(2)
@@ -120,6 +120,102 @@ def test_commands_never_run_during_a_step(make):
     engine.post_command(lambda s: s.check_state()).result(5)
 
 
+class Gated(FakeRunner):
+    """Each step that runs something waits for its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = threading.Semaphore(0)
+        self.running = threading.Event()
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        self.running.set()
+        assert self.turns.acquire(timeout=20)
+        self.running.clear()
+        return super().run(plan)
+
+
+def test_a_block_command_runs_while_the_runner_is_busy_and_no_other_command_does(make):
+    runner = Gated()
+    engine, results = make(runner)
+    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=2))).result(5)
+    engine.grant_steps(0)
+    assert runner.running.wait(20)
+    waits = engine.post_command(lambda s: len(results))
+    done = engine.post_block_command(lambda s: threading.current_thread().name)
+    assert done.done()
+    assert done.result() == threading.current_thread().name
+    with pytest.raises(ZeroDivisionError):
+        engine.post_block_command(lambda s: 1 // 0).result(0)
+    assert not waits.done()
+    runner.turns.release(2)
+    assert waits.result(20) == 1
+    until(lambda: "a" in finishes(results))
+
+
+def test_block_commands_wait_for_a_step_that_copies_blocks(make, monkeypatch):
+    monkeypatch.setattr(StepPlan, "touches_other_blocks", True)
+    runner = Gated()
+    engine, results = make(runner)
+    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=2))).result(5)
+    engine.grant_steps(0)
+    assert runner.running.wait(20)
+    order: list[int] = []
+    late = [engine.post_block_command(lambda s, number=number: order.append(number)) for number in range(3)]
+    assert not any(future.done() for future in late)
+    runner.turns.release(2)
+    for future in late:
+        future.result(20)
+    assert order == [0, 1, 2]
+    until(lambda: "a" in finishes(results))
+
+
+@pytest.mark.parametrize(
+    ("moves", "touches"),
+    [({}, False), *(({name: [(0, 1)]}, True) for name in ("swap_out", "swap_in", "copies", "demotions", "poison"))],
+)
+def test_a_plan_says_whether_it_touches_blocks_beside_those_of_its_branches(moves, touches):
+    assert StepPlan(1, **moves).touches_other_blocks is touches
+
+
+def test_one_thread_at_a_time_uses_the_scheduler(make, monkeypatch):
+    inside, seen = [0], []
+    parts = new_parts(FakeRunner())
+
+    def alone(call):
+        def called(*args):
+            inside[0] += 1
+            seen.append(inside[0])
+            time.sleep(0.0005)
+            try:
+                return call(*args)
+            finally:
+                inside[0] -= 1
+
+        return called
+
+    for name in ("plan", "commit", "check_state"):
+        monkeypatch.setattr(parts.scheduler, name, alone(getattr(parts.scheduler, name)))
+    engine, results = make(FakeRunner(step_s=0.001), parts)
+    engine.grant_steps(0)
+    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=60)))
+    futures = []
+
+    def post() -> None:
+        while "a" not in finishes(results):
+            futures.append(engine.post_block_command(lambda s: s.check_state()))
+            futures[-1].result(20)
+            time.sleep(0.001)
+
+    threads = [threading.Thread(target=post) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert max(seen) == 1
+    assert len(futures) > 10
+
+
 def test_a_command_that_raises_gives_its_error_to_the_caller_alone(make):
     engine, _ = make()
     with pytest.raises(ZeroDivisionError):
@@ -203,7 +299,7 @@ def test_grants_from_many_threads_are_all_counted(make):
 
 
 def test_work_that_can_only_wait_neither_spins_nor_reports(make):
-    """A sequence that was moved out on request stays out for a while; the loop must not burn a core over it."""
+    """A sequence that was moved out on request stays out; the loop must not burn a core over it."""
     engine, results = make()
     engine.post_command(lambda s: s.admit(sequence("a", [4] * 40, max_tokens=100))).result(5)
     engine.grant_steps(3)
@@ -232,6 +328,8 @@ def test_nobody_waits_for_a_loop_that_has_ended(make):
     for _ in range(3):
         with pytest.raises(Draining):
             engine.post_command(lambda s: None).result(1)
+        with pytest.raises(Draining):
+            engine.post_block_command(lambda s: None).result(1)
 
 
 def test_a_loop_says_whether_it_ended_in_time(make):
@@ -290,3 +388,54 @@ def test_prefill_and_copies_are_measured_for_the_cost_model(make):
     engine.post_command(lambda s: s.swap("out", 1, "out")).result(5)
     engine.grant_steps(1)
     until(lambda: parts.costs.copy_bytes_per_s != copy)
+
+
+def test_a_swap_is_copied_and_measured_before_its_answer(make):
+    class Measured(FakeRunner):
+        def run(self, plan: StepPlan) -> StepOutput:
+            output = super().run(plan)
+            if plan.timed:
+                plans.append(plan)
+                output.copy_s = 0.25
+            return output
+
+    plans: list[StepPlan] = []
+    engine, results = make(Measured(num_host_blocks=3))
+    engine.post_command(lambda s: s.admit(sequence("a", [5] * 40))).result(5)
+    engine.post_command(lambda s: s.admit(sequence("b", [6] * 40))).result(5)
+    engine.grant_steps(1)
+    until(lambda: "a" in outputs(results))
+    assert engine.swap("a", 1, "out").result(5) == SwapAnswer(3, 3 * INFO.bytes_per_block, 0.25)
+    assert [len(plan.swap_out) for plan in plans] == [3]
+    assert engine.times.num_steps == 1, "a swap uses up no step and no grant"
+    assert engine.swap("a", 1, "out").result(5) == SwapAnswer(0)
+    with pytest.raises(OutOfBlocks):
+        engine.swap("b", 1, "out").result(5)
+    engine.grant_steps(0)
+    until(lambda: "b" in finishes(results))
+    assert "a" not in finishes(results)
+    back = engine.swap("a", 1, "in").result(5)
+    assert back.num_blocks == 3 and len(plans) == 2
+    # The prefix cache still has the two full blocks, so the third alone was copied.
+    assert [len(plan.swap_in) for plan in plans] == [0, 1] and back.num_bytes == INFO.bytes_per_block
+    until(lambda: "a" in finishes(results))
+    assert outputs(results)["a"] == fake_oracle([5] * 40, 8, info=INFO)
+
+
+def test_a_swap_whose_copies_fail_loses_nothing(make):
+    class Broken(FakeRunner):
+        def run(self, plan: StepPlan) -> StepOutput:
+            if plan.swap_out:
+                raise RuntimeError("no such page")
+            return super().run(plan)
+
+    engine, results = make(Broken())
+    engine.post_command(lambda s: s.admit(sequence("a", [5] * 40))).result(5)
+    engine.grant_steps(2)
+    until(lambda: "a" in outputs(results))
+    with pytest.raises(RunnerFailed, match="no such page"):
+        engine.swap("a", 1, "out").result(5)
+    engine.grant_steps(0)
+    until(lambda: finishes(results))
+    assert outputs(results) == {"a": fake_oracle([5] * 40, 8, info=INFO)}
+    engine.post_command(lambda s: s.check_state()).result(5)

@@ -78,3 +78,19 @@ def test_a_step_that_waited_for_copies_nobody_timed_says_nothing_of_prompts(copy
     output.copy_s = copy_s
     bench.times.observe_costs(plan, output, 0.6)
     assert bool(bench.times.prefill_tokens_per_s) == learns
+
+
+def test_demotions_that_a_step_waited_for_count_as_copies_and_others_as_nothing() -> None:
+    bench = Bench()
+    bench.admit(1, 100)
+    plan = bench.scheduler.plan()
+    plan.demotions += [(0, 0), (1, 1)]
+    output = bench.runner.run(plan)
+    before = bench.costs.copy_bytes_per_s
+    bench.times.observe_costs(plan, output, 0.5)
+    assert bench.costs.copy_bytes_per_s == before
+    assert bench.times.prefill_tokens_per_s == pytest.approx(plan.num_tokens / 0.5)
+    output.demote_s = 0.25
+    bench.times.observe_costs(plan, output, 0.5)
+    assert bench.costs.copy_bytes_per_s < before
+    assert bench.times.prefill_tokens_per_s > plan.num_tokens / 0.5

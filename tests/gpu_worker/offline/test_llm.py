@@ -291,8 +291,10 @@ def test_options_are_those_of_a_worker():
         LLM(runner=FakeRunner(), listen=":1")
     with pytest.raises(SettingsError, match="max_batch_sequences"):
         LLM(runner=FakeRunner(), max_batch_sequences=0)
-    config = LLM(runner=FakeRunner(), max_batch_sequences=3, prefix_caching=False).engine.workload.config
-    assert (config.max_batch_sequences, config.prefix_caching) == (3, False)
+    config = LLM(
+        runner=FakeRunner(), max_batch_sequences=3, prefix_caching=False, host_tier=False
+    ).engine.workload.config
+    assert (config.max_batch_sequences, config.prefix_caching, config.host_tier) == (3, False, False)
 
 
 # What goes wrong

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from tiny_llama import CPU, Form, drive, requests, tiny_llama
+from tiny_llama import CPU, Form, drive, request, requests, tiny_llama
 
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running import block_mover
@@ -121,3 +121,52 @@ def test_only_those_that_a_step_needs_are_waited_for():
         assert torch.equal(layer[5], old[0]) and torch.equal(layer[7], old[1]) and torch.equal(layer[4], old[3])
         assert layer[1].isnan().all()
     assert tiny.arena.layers[0].device == CPU
+
+
+def test_a_swap_on_request_is_waited_for_and_measured():
+    ops = LateOps()
+    tiny = tiny_llama(Form(), ops, num_blocks=8, num_host_blocks=8)
+    run = block_mover.BlockMover(tiny.arena).move_blocks
+    assert run(StepPlan(0, swap_out=[(0, 0)], timed=True)) > 0 and not ops.queue
+    assert run(StepPlan(1, swap_in=[(0, 1)], timed=True)) > 0 and not ops.queue
+
+
+def demoting(ops, *, host_tier):
+    """The outputs of prompts that come again after their blocks were evicted, and how many blocks were moved."""
+    prompts = [[1 + (number * 7 + place * place) % 90 for place in range(41)] for number in range(5)]
+    again = [request(number, prompts[number % 5], max_tokens=5) for number in range(15)]
+    runner = tiny_llama(Form(), ops, num_blocks=24, num_host_blocks=96).runner
+    demoted, promoted = [], []
+
+    def watch(plan):
+        demoted.extend(plan.demotions)
+        promoted.extend(plan.swap_in)
+
+    outputs, _ = drive(runner, again, watch, host_tier=host_tier, max_batch_sequences=1)
+    runner.close()
+    return outputs, len(demoted), len(promoted)
+
+
+@pytest.mark.parametrize("ops", [ReferenceOps(), LateOps(0), LateOps(1)], ids=["at once", "late", "later"])
+def test_demoted_blocks_come_back_and_change_no_token(ops):
+    expected, *moved = demoting(ReferenceOps(), host_tier=False)
+    assert moved == [0, 0]
+    outputs, num_demoted, num_promoted = demoting(ops, host_tier=True)
+    assert outputs == expected
+    assert num_demoted and num_promoted
+
+
+def test_demotions_are_begun_and_not_waited_for():
+    ops = LateOps()
+    tiny = tiny_llama(Form(), ops, num_blocks=8, num_host_blocks=8)
+    mover = block_mover.BlockMover(tiny.arena)
+    for number in range(3 * block_mover.MEASURE_EVERY):
+        plan = StepPlan(number, demotions=[(0, 1)])
+        assert mover.move_blocks(plan) == mover.demote_blocks(plan) == 0
+        assert mover.is_copying()
+        ops.advance(1)
+        assert not mover.is_copying()
+    assert not ops.told, "no step waits, not even one that measures"
+    at_once = block_mover.BlockMover(tiny_llama(Form(), ReferenceOps(), num_blocks=8, num_host_blocks=8).arena)
+    assert at_once.demote_blocks(StepPlan(0, demotions=[(0, 1)])) > 0
+    assert at_once.demote_blocks(StepPlan(1)) == 0 and not at_once.is_copying()

@@ -82,7 +82,7 @@ def test_a_swap_moves_the_window_only() -> None:
     assert world.scheduler.swap(sequence.seq_id, sequence.epoch, "out") == 3
     assert (len(branch.host_blocks), branch.num_passed) == (3, passed)
     assert passed == computed // 4 - 2 > 0
-    world.now += 100
+    assert world.scheduler.swap(sequence.seq_id, sequence.epoch, "in") == 3
     world.finish()
     assert len(world.tokens["a.0"]) == 60
     assert world.load().num_free_host_blocks == 16

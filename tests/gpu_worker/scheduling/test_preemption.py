@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scheduler_bench import GREEDY, Bench
 from sequences import crowd
 
+from gpu_worker.blocks.block_manager import Reservation
 from gpu_worker.scheduling.preemption import choose_victim
 from gpu_worker.scheduling.sequence import Branch, Sequence
 from octavo.sampling import FinishReason, SamplingParams
@@ -180,3 +181,47 @@ def test_who_was_preempted_a_moment_ago_keeps_its_blocks_from_nobody_but_itself(
     assert choose_victim([old, new], old, (), 4.0) is new
     assert choose_victim([old, new], new, (), 4.0) is None
     assert choose_victim([old, new], new, (), 5.0) is new
+
+
+def three_of_which_one_is_out(num_taken: int) -> tuple[Bench, Reservation]:
+    """The first runs, the second waits to be computed again, the third is out, and some blocks are taken."""
+    bench = Bench(runner={"num_blocks": 20})
+    for name, prompt in {"first": 8, "second": 16, "third": 8}.items():
+        bench.admit(name, prompt, replace(GREEDY, max_tokens=12))
+    while len(bench.tokens) < 3:
+        bench.step()
+    assert bench.scheduler.swap(bench.sequence("third").seq_id, 1, "out")
+    bench.step()
+    assert bench.scheduler.swap(bench.sequence("second").seq_id, 1, "drop")
+    bench.scheduler.end_holds()
+    return bench, bench.workload.tables.device.reserve(num_taken)
+
+
+def test_a_sequence_that_comes_back_leaves_room_for_one_that_waits_before_it() -> None:
+    bench, taken = three_of_which_one_is_out(11)  # of the others the first has three, and the second needs five
+    with taken:
+        bench.step()
+        assert bench.sequence("third").swapped and not bench.sequence("second").queued
+        bench.finish()
+    assert all(len(tokens) == 12 for tokens in bench.tokens.values())
+
+
+def test_no_sequence_comes_back_before_one_that_runs_alone_and_finds_no_room() -> None:
+    bench, taken = three_of_which_one_is_out(13)
+    with taken:
+        second = bench.sequence("second")
+        bench.workload.isolate(second)
+        for _ in range(4):
+            bench.step()
+            assert bench.sequence("third").swapped and second.queued
+        assert second.starved and "first.0" not in bench.finishes
+    bench.finish()
+    assert all(len(tokens) == 12 for tokens in bench.tokens.values())
+
+
+def test_a_block_that_nobody_shares_any_more_needs_no_copy() -> None:
+    """Both branches have the prompt's three blocks, which are all. The second gives way, and the first writes on."""
+    bench = Bench(runner={"num_blocks": 3})
+    bench.admit("a", 10, SamplingParams(n=2, best_of=2, temperature=1.0, seed=1, max_tokens=8))
+    bench.finish()
+    assert len(bench.tokens["a.0"]) == 3 and bench.finishes["a.0"] is FinishReason.LENGTH

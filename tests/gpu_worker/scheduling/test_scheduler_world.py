@@ -5,6 +5,7 @@ through block tables with what was written for it.
 """
 
 import random
+from collections import Counter
 
 import pytest
 from scheduler_parts import SchedulerParts
@@ -12,6 +13,8 @@ from sequences import new_sequence
 
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
+from gpu_worker.testing.witness_runner import LAYERS, salt_of
+from octavo.hashing import block_hashes
 from octavo.ids import SequenceId
 from octavo.sampling import FinishReason, SamplingParams
 
@@ -28,7 +31,9 @@ def sizes(seed: int) -> tuple[dict, dict]:
         "max_partial_prefills": rng.choice([1, 2, 4]),
         "min_preempt_interval_s": rng.choice([0, 2.0]),
     }
-    return config, {"num_blocks": rng.choice([17, 20, 24, 60]), "num_host_blocks": rng.choice([0, 4, 16])}
+    runner = {"num_blocks": rng.choice([17, 20, 24, 60]), "num_host_blocks": rng.choice([0, 4, 16])}
+    config["host_tier"] = rng.random() < 0.7
+    return config, runner
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -36,6 +41,18 @@ def test_chaos_changes_no_output(make_world, seed: int) -> None:
     config, runner = sizes(seed)
     world = make_world(seed, config, runner, eos=seed % 2 == 0)
     for _ in range(250):
+        world.operate()
+    world.drain()
+
+
+@pytest.mark.parametrize("seed", range(100, 118))
+def test_chaos_with_moves_changes_no_output(make_world, seed: int) -> None:
+    """Sequences leave and come with their blocks; blocks are pinned, held, sealed, and released at any time."""
+    config, runner = sizes(seed)
+    window = random.Random(-seed).choice([0, 0, 9, 30])
+    runner |= {"window": window, "num_blocks": random.Random(-seed).choice([17, 24, 40, 60])}
+    world = make_world(seed, {**config, "prefix_caching": seed % 8 > 0}, runner, eos=seed % 2 == 0, moving=True)
+    for _ in range(300):
         world.operate()
     world.drain()
 
@@ -177,3 +194,51 @@ def test_twenty_thousand_steps_leave_nothing_behind() -> None:
     assert load.num_free_host_blocks == 20
     assert load.num_preempted_swap + load.num_preempted_recompute > 50
     assert number > 3000
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_host_tier_saves_prefill_and_holds_what_it_says(make_world, seed: int) -> None:
+    """Clients of prefixes that fill the device four times over. The world compares outputs with its oracle."""
+    prefill = {}
+    for host_tier in (True, False):
+        config = {"host_tier": host_tier, "min_preempt_interval_s": 0.0, "preemption": "swap"}
+        world = make_world(seed, config, {"num_blocks": 20, "num_host_blocks": 80}, eos=False)
+        counts: Counter[str] = Counter()
+
+        def run(plan, runner=world.runner, counts=counts):
+            counts["prefill"] += plan.num_tokens - plan.num_decodes
+            counts["demoted"] += len(plan.demotions)
+            return runner.run(plan)
+
+        world.output = run
+        rng = random.Random(seed)
+        prefixes = [[rng.randint(1, 30) for _ in range(24)] for _ in range(7)]
+        for number in range(60):
+            params = SamplingParams(temperature=1.0, seed=number, max_tokens=1 + number % 20, n=1 + number % 2)
+            world.submit(params, prompt=[*rng.choice(prefixes), 1 + number % 30])
+            for _ in range(rng.randint(1, 12)):
+                world.step(fail=rng.random() < 0.01)
+            if number % 10 == 9:
+                compare_demoted_blocks(world)
+        world.drain()
+        compare_demoted_blocks(world)
+        assert bool(counts["demoted"]) == host_tier
+        assert world.parts.load().num_preempted_swap > 0
+        prefill[host_tier] = counts["prefill"]
+    assert prefill[True] < 0.75 * prefill[False]
+
+
+def compare_demoted_blocks(world) -> None:
+    """Every demoted block holds the tokens of its hash, at their positions, of the root that it was computed for."""
+    size, known = world.runner.info.block_size, {}
+    for request in world.requests.values():
+        for output in request.outputs:
+            tokens = request.prompt + output
+            for index, block_hash in enumerate(block_hashes(request.root, tokens, size)):
+                known[block_hash] = (request.root, tokens[index * size : (index + 1) * size], index * size)
+    for block_hash, host in world.parts.workload.tables.cache.on_host.items():
+        root, tokens, start = known[block_hash]
+        for slot, token in zip(world.runner._host[host].tolist(), tokens, strict=True):
+            position = start
+            start += 1
+            assert slot == [[token | position << 32, salt_of(root) ^ layer] for layer in LAYERS]

@@ -1,24 +1,27 @@
 """Admissions, cancels and ends in any order: the logs and the scheduler agree, and nobody waits for nothing."""
 
 import asyncio
+import gc
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
-from effort import draws
+from effort import draws, patience
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_parts import SchedulerParts
 
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.step import StepDeltas
+from gpu_worker.scheduling.sequence import CarriedScores
+from gpu_worker.scheduling.step import StepDeltas, SwapAnswer
 from gpu_worker.serving.beam_texts import BeamTexts
 from gpu_worker.serving.engine_client import MAX_GRANT_STEPS, EngineClient
 from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.step_subscription import StepSubscription
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
-from octavo.errors import Draining, InvalidArgument, NotFound, StaleEpoch
+from octavo.errors import CannotMove, Draining, InvalidArgument, NotFound, OutOfBlocks, StaleEpoch
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Admission, AdmissionOutcome
 from octavo.sampling import SamplingParams
@@ -71,7 +74,7 @@ class World:
             await asyncio.sleep(0)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patience(20)):
             while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
@@ -117,6 +120,24 @@ async def test_a_repeated_admission_is_answered_alike_also_while_the_first_is_de
     assert len(world.sequences) == len(world.publisher.logs) == 1
     assert router in world.publisher.logs[request(1).seq_id].followers
     assert not world.engine_client._deciding
+
+
+async def test_an_admission_that_fails_when_nobody_asks_any_more_is_no_error_of_the_loop(world):
+    told = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    await asyncio.to_thread(world.engine.stop)
+    asking = asyncio.create_task(world.engine_client.admit(request(1), ""))
+    await turns(1)
+    [deciding] = world.engine_client._deciding.values()
+    asking.cancel()
+    await asyncio.wait({deciding})
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    del deciding, asking
+    gc.collect()
+    assert not told
+    with pytest.raises(Draining):
+        await world.engine_client.admit(request(1), "")
 
 
 async def test_a_repeated_admission_after_the_end_runs_nothing(world):
@@ -236,7 +257,7 @@ async def test_swaps_answer_for_each_sequence(world):
     await world.engine_client.admit(request(1, prompt_tokens=9), "")
     world.engine.grant_steps(2)
     await world.until(lambda: bool(world.told()))
-    assert await world.engine_client.swap(request(1).seq_id, 1, "out") > 0
+    assert await world.engine_client.swap(request(1).seq_id, 1, "out") != SwapAnswer(0)
     with pytest.raises(StaleEpoch):
         await world.engine_client.swap(request(1).seq_id, 2, "in")
     with pytest.raises(NotFound):
@@ -342,3 +363,144 @@ async def test_nothing_is_left_of_many_sequences(world):
     assert not world.engine_client._deciding
     load = world.parts.load()
     assert load.num_used_blocks == load.num_sequences == 0
+
+
+async def started(world: World, **more) -> Admission:
+    """A sequence with nine tokens of each branch, which runs on with the next grant."""
+    admission = request(1, max_tokens=100, prompt_tokens=11, **more)
+    assert (await world.engine_client.admit(admission, "")).admitted
+    world.engine.grant_steps(9)
+    await world.until(lambda: len(world.told().get((admission.seq_id, 1, 0), [])) == 9)
+    return admission
+
+
+async def test_a_sequence_moves_from_one_engine_to_another(world):
+    """As two workers do it: the target asks for what it lacks, and has the scores that no journal has."""
+    params = SamplingParams(temperature=1.0, seed=1, n=2, best_of=3, max_tokens=100, ignore_eos=True, logprobs=1)
+    admission = await started(world, sampling=params)
+    source, other = world.engine_client, World()
+    target = other.engine_client
+    await source.check_movable(admission.seq_id, 1)
+    held = await target.hold_import(target.branch_hashes(admission))
+    assert len(held.wanted) == 2, "the prompt's"
+    pinned = await source.pin_blocks([wanted.block_hash for wanted in held.wanted])
+    assert len(pinned.blocks) == 2
+    await source.unpin(pinned)
+    await target.seal_imported(held, [0, 1])
+
+    frozen = await source.freeze(admission.seq_id, 1)
+    await world.journal_writer.wait_until_flushed()
+    log = world.publisher.logs[admission.seq_id]
+    assert [len(branch.tokens) for branch in log.branches] == [branch.num_tokens for branch in frozen.branches]
+    moved = replace(admission, epoch=2, outputs=[list(branch.tokens) for branch in log.branches])
+    wanted = await target.extend_import(held, target.branch_hashes(moved))
+    pinned = await source.pin_blocks([block.block_hash for block in wanted])
+    assert len(pinned.blocks) == len(wanted) > 0, "the source has what the target computes"
+    await target.seal_imported(held, [block.index for block in wanted])
+    totals = tuple(branch.cumulative_logprob for branch in frozen.branches)
+    carried = CarriedScores(totals, tuple(tuple(log.scores_of(branch)) for branch in range(3)))
+    assert (await target.admit(moved, "", carried)).admitted
+    await target.release_import(held)
+    await source.unpin(pinned)
+    source.drop(log.sequence)
+    await world.settle()
+    assert not world.parts.load().num_used_blocks
+
+    plans = []
+    other.runner.run = lambda plan, run=other.runner.run: plans.append(plan) or run(plan)
+    other.engine.grant_steps(3)
+    await other.until(lambda: len(plans) == 3)
+    await other.settle()
+    assert plans[0].num_tokens <= 3 * 4, "the tails"
+    reader = StepSubscription()
+    other.publisher.follow(reader, admission.seq_id, [])
+    for branch in range(3):
+        items = [item for message in reader.ready for item in message.items if item.branch == branch]
+        tokens = [token for item in items for token in item.token_ids]
+        expected = fake_oracle([2] * 11, len(tokens), info=world.runner.info, params=params, branch=branch)
+        assert tokens == expected and len(tokens) == frozen.branches[branch].num_tokens + 3
+        assert [score.token_id for item in items for score in item.scores] == tokens
+        assert items[0].cumulative_logprob == frozen.branches[branch].cumulative_logprob
+        logprobs = [score.logprob for item in items for score in item.scores]
+        assert items[-1].cumulative_logprob == pytest.approx(sum(logprobs))
+    await other.close()
+
+
+async def test_the_hashes_of_a_sequence_are_those_of_its_computed_blocks(world):
+    """The last token of a branch is not computed yet, and a branch that has ended needs no block."""
+    client, block = world.engine_client, world.runner.info.block_size
+    outputs = [[9] * 3, [9] * 4, [9] * 7]
+    params = SamplingParams(temperature=1.0, seed=1, n=3, max_tokens=100)
+    admission = request(1, prompt_tokens=5, sampling=params, outputs=outputs, finished_branches=[1])
+    hashes = client.branch_hashes(admission)
+    assert [len(each) for each in hashes] == [(5 + 3 - 1) // block, (5 + 7 - 1) // block] == [1, 2]
+    assert hashes[0][0] == hashes[1][0]
+    salted = client.branch_hashes(replace(admission, salt="other"))
+    assert not {h for each in hashes for h in each} & {h for each in salted for h in each}
+    with pytest.raises(InvalidArgument, match="prompt"):
+        client.branch_hashes(replace(admission, prompt=[10**6]))
+
+
+async def test_thaw_lets_a_sequence_run_on(world):
+    admission = await started(world)
+    world.engine.grant_steps(1)
+    frozen = await world.engine_client.freeze(admission.seq_id, 1)
+    await world.journal_writer.wait_until_flushed()
+    key = (admission.seq_id, 1, 0)
+    assert len(world.told()[key]) == frozen.branches[0].num_tokens in (9, 10)
+    world.engine.grant_steps(0)
+    await world.settle()
+    assert len(world.told()[key]) == frozen.branches[0].num_tokens
+    world.engine_client.thaw(admission.seq_id, 1)
+    await world.until(lambda: len(world.told()[key]) > 20)
+    world.engine_client.thaw(admission.seq_id, 1)
+
+
+async def test_what_cannot_move_or_be_held_is_an_error(world):
+    admission = request(1, max_tokens=100, prompt_tokens=11)  # no step is granted
+    assert (await world.engine_client.admit(admission, "")).admitted
+    for refused in (world.engine_client.check_movable, world.engine_client.freeze):
+        with pytest.raises(CannotMove, match="waits to be started"):
+            await refused(admission.seq_id, 1)
+    with pytest.raises(NotFound):
+        await world.engine_client.freeze(request(2).seq_id, 1)
+    with pytest.raises(OutOfBlocks):
+        await world.engine_client.hold_import([[bytes([number] * 16) for number in range(20)]])
+    assert not world.parts.workload.tables.device.num_reserved
+
+
+async def test_a_caller_that_is_cancelled_before_its_turn_gets_nothing(world):
+    admission, client = await started(world), world.engine_client
+    hashes, gate = client.branch_hashes(admission), threading.Event()
+    world.engine.post_command(lambda _: gate.wait(20))
+    coroutines = (client.freeze(admission.seq_id, 1), client.pin_blocks(hashes[0]), client.hold_import(hashes))
+    calls = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    await asyncio.sleep(0)  # the commands are posted
+    for call in calls:
+        call.cancel()
+    gate.set()
+    await asyncio.gather(*calls, return_exceptions=True)
+    await world.settle()
+    assert all(call.cancelled() for call in calls)
+    assert not world.parts.workload.frozen and not world.parts.workload.tables.device.num_reserved
+
+
+async def test_what_is_obtained_for_a_caller_that_has_gone_is_given_back(world):
+    """The command has run when its caller is cancelled, and the caller has not been told."""
+    admission, client = await started(world), world.engine_client
+    for call in (client.freeze(admission.seq_id, 1), client.pin_blocks(client.branch_hashes(admission)[0])):
+        task = asyncio.create_task(call)
+        await asyncio.sleep(0)  # the command is posted
+        world.engine.post_command(lambda _: None).result(20)  # and done, while this loop does not go round
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await world.settle()
+        assert not world.parts.workload.frozen and not world.parts.workload.tables.device.num_reserved
+
+
+async def test_what_is_given_back_when_the_engine_has_ended_is_no_error(world):
+    pinned = await world.engine_client.pin_blocks([])
+    held = await world.engine_client.hold_import([])
+    await asyncio.to_thread(world.engine.stop)
+    await world.engine_client.unpin(pinned)
+    await world.engine_client.release_import(held)

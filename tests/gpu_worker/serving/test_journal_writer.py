@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from sequences import new_sequence
 
-from gpu_worker.scheduling.sequence import Sequence
+from gpu_worker.scheduling.sequence import CarriedScores, Sequence
 from gpu_worker.scheduling.step import Delta, StepDeltas, SubscriptionId
 from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.pending_deltas import AppendPolicy, PendingDeltas
@@ -203,6 +203,32 @@ def test_a_first_token_that_was_granted_by_itself_makes_no_later_token_urgent():
     assert pending.next_batch(0.01) is None
 
 
+def test_the_first_token_after_a_move_does_not_wait():
+    pending = PendingDeltas(AppendPolicy(max_tokens=4, max_delay_s=1.0, from_branches=1))
+    params = SamplingParams(max_tokens=100, seed=1, n=2)
+    moved, other = (new_sequence(n, PROMPT, params, epoch=3, outputs=[[1, 2], [3]]) for n in ("moved", "other"))
+    moved.carried = CarriedScores((0.0, 0.0))
+    pending.add_step(StepDeltas(0, [Delta(other, 1, 1, (4,))], 3, 3), -0.01)
+    assert pending.next_batch(-0.01) is not None, "no step has come before: this one may be the last"
+    pending.add_step(
+        StepDeltas(1, [Delta(moved, 0, 2, (9,)), Delta(moved, 1, 1, (8,)), Delta(other, 0, 2, (9,))], 3, 3), 0.0
+    )
+    assert [delta.sequence.seq_id for delta in pending.next_batch(0.0).deltas] == ["moved", "moved"]
+    pending.add_step(StepDeltas(2, [Delta(moved, 0, 3, (10,)), Delta(moved, 1, 2, (7,))], 1, 1), 0.01)
+    assert pending.next_batch(0.01) is None
+
+
+def test_steps_of_one_moment_are_due_when_a_timer_has_ended_too_early_by_a_rounding_error():
+    pending = PendingDeltas(AppendPolicy(max_tokens=4, max_delay_s=1.0, from_branches=1))
+    sequence = new_sequence("s", PROMPT, SamplingParams(max_tokens=100, seed=1), epoch=3)
+    pending.add_step(StepDeltas(1, [Delta(sequence, 0, 0, (10,))], 1, 1), 7.0)
+    assert pending.next_batch(7.0) is not None
+    for number in (1, 2):
+        pending.add_step(StepDeltas(1 + number, [Delta(sequence, 0, number, (10,))], 1, 1), 7.1)
+    assert pending.next_batch(7.1) is None
+    assert pending.next_batch(7.1 + pending.wait_s(7.1) - 1e-9) is not None
+
+
 async def test_held_tokens_go_when_no_further_step_comes(busy_world):
     world = busy_world
     world.step((0, 0, [10]))
@@ -324,6 +350,21 @@ async def test_flushed_waits_for_everything_submitted(world):
     world.step((0, 0, [10]))
     await world.journal_writer.wait_until_flushed()
     assert world.told() == [(0, 0, (10,))]
+
+
+async def test_a_flush_at_once_does_not_wait_for_more_tokens():
+    async with running(AppendPolicy(max_tokens=100, max_delay_s=1000.0, from_branches=1)) as world:
+        world.step((0, 0, [10]))
+        await settle(world)  # a first token is appended at once
+        world.step((0, 1, [11]))
+        world.step((0, 2, [12]))
+        async with asyncio.timeout(5):
+            await world.journal_writer.wait_until_flushed(at_once=True)
+        assert world.told() == [(0, 0, (10,)), (0, 1, (11, 12))]
+        world.step((0, 3, [13]))
+        with pytest.raises(TimeoutError):  # those that come later gather again
+            async with asyncio.timeout(0.2):
+                await world.journal_writer.wait_until_flushed()
 
 
 async def test_the_log_of_a_finished_sequence_goes_when_its_last_branch_ends(world):

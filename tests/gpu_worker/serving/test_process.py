@@ -35,6 +35,7 @@ class Process:
         self.endpoint = f"127.0.0.1:{pick(1)[0]}"
         self.log = log
         command = [sys.executable, "-m", "gpu_worker", "--listen", self.endpoint, "--store", store, *arguments]
+        command += ["--web-listen", ""]
         with log.open("wb") as out:
             self.process = subprocess.Popen(command, cwd=root, stdout=out, stderr=out)
 
@@ -175,6 +176,8 @@ async def test_a_worker_process_says_why_it_cannot_start(start, root, tmp_path):
         "gpu_worker",
         "--listen",
         taken.endpoint,
+        "--web-listen",
+        "",
         "--store",
         "memory://",
         "--runner",

@@ -25,7 +25,7 @@ async def test_it_listens_and_says_so_while_the_model_loads(monkeypatch):
         return FakeRunner()
 
     monkeypatch.setattr(program, "build_runner", slow)
-    settings = WorkerSettings(listen="127.0.0.1:0", runner="fake")
+    settings = WorkerSettings(listen="127.0.0.1:0", web_listen="", runner="fake")
     listener = Listener(settings)
     await listener.open()
     loading = asyncio.create_task(build_runner_in_thread(settings))
@@ -64,7 +64,7 @@ async def test_the_last_line_says_why_it_cannot_start(monkeypatch, caplog, error
         raise error
 
     monkeypatch.setattr(program, "build_runner", build)
-    assert await program.serve(WorkerSettings(listen="127.0.0.1:0", store="memory://")) == 1
+    assert await program.serve(WorkerSettings(listen="127.0.0.1:0", web_listen="", store="memory://")) == 1
     last = caplog.records[-1]
     assert last.levelname == "ERROR"
     assert last.getMessage().startswith(f"cannot start: {says}")

@@ -292,6 +292,21 @@ async def test_a_batch_of_swaps_takes_one_step_boundary(service):
     assert [result.failure.reason for result in results[4:]] == ["NOT_FOUND", "INVALID_ARGUMENT"]
 
 
+async def test_a_worker_that_drains_holds_no_sequence_by_a_swap(service):
+    await service.schedule(*(admission(number, (5,) * 6) for number in range(2)))
+    await (await service.step().grant(2)).rest()
+
+    async def swap(number: int, operation: int) -> worker_pb2.SwapResult:
+        item = worker_pb2.SwapItem(seq_id=f"{number:032x}", epoch=1, operation=operation)
+        return (await service.stub.Swap(worker_pb2.SwapRequest(items=[item]))).results[0]
+
+    assert (await swap(0, worker_pb2.SWAP_OPERATION_OUT)).num_blocks
+    service.service.draining = True
+    assert (await swap(1, worker_pb2.SWAP_OPERATION_OUT)).failure.reason == "DRAINING"
+    assert (await swap(0, worker_pb2.SWAP_OPERATION_IN)).num_blocks
+    assert (await swap(1, worker_pb2.SWAP_OPERATION_DROP)).num_blocks
+
+
 async def test_watch_sends_a_snapshot_then_what_changes_and_the_load(service):
     watch = service.stub.Watch(worker_pb2.WatchRequest(interval_ms=1))
     first = await watch.read()

@@ -9,10 +9,10 @@ from sequences import new_sequence
 
 from gpu_worker.scheduling.step import Delta, StepDeltas
 from gpu_worker.serving.step_publisher import MAX_STEP_ITEMS, StepPublisher
-from gpu_worker.serving.step_subscription import MAX_PENDING_MESSAGES, StepSubscription, join_items
+from gpu_worker.serving.step_subscription import MAX_PENDING_MESSAGES, MovedSequence, StepSubscription, join_items
 from octavo.errors import HistoryLost
 from octavo.hashing import extend_chain, prompt_chain
-from octavo.ids import SequenceId
+from octavo.ids import Incarnation, SequenceId
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.step_item import StepItem
 
@@ -339,3 +339,56 @@ def test_tokens_of_a_branch_that_competes_keep_their_scores():
     assert join_items(ranked) == ranked
     plain = [StepItem(SEQ, 1, 0, i, [i], i) for i in range(3)]
     assert [item.token_ids for item in join_items(plain)] == [[0, 1, 2]]
+
+
+# Sequences that move to another worker
+
+MOVED = MovedSequence(SEQ, 2, Incarnation("b"))
+
+
+async def test_whoever_follows_is_told_of_a_move_after_the_last_items():
+    publisher = StepPublisher(interval=100)
+    follower, observer, other = subscriptions = [StepSubscription() for _ in range(3)]
+    for subscription in subscriptions:
+        publisher.add_subscription(subscription)
+    publisher.assign_router(follower, "r")
+    publisher.assign_router(other, "other")
+    publisher.add_observer(observer)
+    sequence_log = begin(publisher, "r")
+    accept(publisher, 0, [5], 1)
+    assert not follower.ready
+    publisher.publish_moved(SEQ, 2, Incarnation("b"))
+    for subscription in (follower, observer):
+        assert [(len(each.items), each.moved) for each in subscription.ready] == [(1, []), (0, [MOVED])]
+    assert not other.ready
+    assert sequence_log.gone
+    assert not publisher.logs
+
+
+def test_a_late_follower_is_told_of_a_move_until_the_sequence_is_back():
+    publisher, subscription = StepPublisher(), StepSubscription()
+    begin(publisher)
+    publisher.publish_moved(SEQ, 2, Incarnation("b"))
+    assert publisher.known_epoch(SEQ) == 2  # an admission at epoch 1 comes too late
+    publisher.follow(subscription, SEQ, [])
+    # Both: where it went may be old news for a reader who knows that it is on its way back.
+    assert [(each.moved, each.unknown) for each in subscription.ready] == [([MOVED], [SEQ])]
+    back = new_sequence(SEQ, [1], SamplingParams(max_tokens=99, seed=1), epoch=3)
+    publisher.open_log(back, prompt_chain([1]), [[7]], (), "")
+    publisher.publish_moved(SEQ, 2, Incarnation("b"))  # late
+    assert SEQ in publisher.logs
+    subscription.ready.clear()
+    publisher.follow(subscription, SEQ, [])
+    assert [len(each.items) for each in subscription.ready] == [1]
+
+
+def test_only_a_log_of_an_older_epoch_is_released():
+    publisher, subscription = StepPublisher(), StepSubscription()
+    publisher.add_subscription(subscription)
+    publisher.assign_router(subscription, "r")
+    begin(publisher, "r")
+    publisher.release_before(SEQ, 1)
+    assert SEQ in publisher.logs
+    publisher.release_before(SEQ, 2)
+    assert [each.unknown for each in subscription.ready] == [[SEQ]]
+    assert not publisher.logs

@@ -10,14 +10,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from waiting import until
 
 from gpu_worker.scheduling.step import StepOutput, StepPlan
-from gpu_worker.serving import drain, program, progress_monitor, reconciler
+from gpu_worker.serving import program, progress_monitor, reconciler, releaser
 from gpu_worker.serving.listener import Listener
 from gpu_worker.serving.worker import Worker
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo import rpc, wire
-from octavo.errors import StoreUnavailable
+from octavo import rpc, statuses, wire
+from octavo.errors import CannotMove, Draining, Loading, NotFound, StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
-from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
+from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.settings import WorkerSettings
@@ -52,7 +52,9 @@ class Life:
     """A worker in this process, on a store in this process."""
 
     def __init__(self, **settings) -> None:
-        self.settings = WorkerSettings(listen="127.0.0.1:0", lease_ms=LEASE_MS, runner="fake", **settings)
+        self.settings = WorkerSettings(
+            listen="127.0.0.1:0", web_listen="", lease_ms=LEASE_MS, runner="fake", **settings
+        )
         self.store = MemoryStore()
         self.runner = Stubborn()
         self.ended: list[str] = []
@@ -111,7 +113,7 @@ async def life(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Life]:
     made = Life()
     monkeypatch.setattr(progress_monitor, "give_up", made.ended.append)
     monkeypatch.setattr(progress_monitor, "HANG_LEASES", 4)
-    monkeypatch.setattr(drain, "STORE_PATIENCE_S", 0.5)
+    monkeypatch.setattr(releaser, "STORE_PATIENCE_S", 0.5)
     await made.begin()
     yield made
     await made.end()
@@ -310,3 +312,40 @@ async def test_a_store_that_is_away_costs_the_lease_and_nothing_else(life):
     await until(lambda: life.worker.engine.times.num_steps > steps + 50)
     assert await life.tokens() > count
     assert not life.ended
+
+
+async def test_it_takes_sequences_from_others_while_it_lives_and_does_not_drain(life):
+    transfer = transfer_pb2_grpc.TransferStub(life.channel)
+    info = life.runner.info
+    request = transfer_pb2.PrepareRequest(
+        seq_id=SEQ, epoch=1, number=1, source="s", model_fingerprint=info.fingerprint, kv_layout=info.layout
+    )
+    with pytest.raises(NotFound), statuses.serving_errors():
+        await transfer.Prepare(request)
+    life.worker.drain.begin(10)
+    with pytest.raises(Draining), statuses.serving_errors():
+        await transfer.Prepare(request)
+    port = life.worker.target._listener.port
+    await life.worker.stop()
+    with pytest.raises(ConnectionError):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_it_answers_sources_while_it_loads():
+    listener = Listener(WorkerSettings(listen="127.0.0.1:0", web_listen=""))
+    await listener.open()
+    async with rpc.channel(listener.endpoint, internal=True) as channel:
+        with pytest.raises(Loading), statuses.serving_errors():
+            await transfer_pb2_grpc.TransferStub(channel).Abort(transfer_pb2.AbortRequest(ticket=1))
+    await listener.close(0)
+
+
+@pytest.mark.parametrize("settings", [{"prefix_caching": False}, {"journal": "off"}])
+async def test_without_prefix_cache_or_journal_it_takes_no_blocks(settings):
+    life = Life(**settings)
+    await life.begin()
+    with pytest.raises(CannotMove, match="takes no blocks"), statuses.serving_errors():
+        await transfer_pb2_grpc.TransferStub(life.channel).Prepare(
+            transfer_pb2.PrepareRequest(seq_id=SEQ, epoch=1, number=1, source="s")
+        )
+    await life.end()

@@ -3,9 +3,11 @@
 import asyncio
 import threading
 
+import cluster_views
 import pytest
 
 from octavo import errors, rpc
+from octavo.cli import connection
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 
 WORDS = ["Paris", ", the", " capital", "."]
@@ -19,6 +21,9 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
         self.attached = 0
         self.cancelled = []
         self.drains = []
+        self.migrations = []
+        self.watches = 0
+        self.num_views = 1_000_000  # then a call of WatchCluster ends
         self.breaks = 0
         self.forgets = 0  # so many calls of DrainWorker find that it does not know the worker
         self.hang = threading.Event()
@@ -64,6 +69,11 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
                     event.finished.usage.output_tokens = len(WORDS) * n
                 yield event
 
+    async def ListModels(self, request, context):
+        reply = inference_pb2.ListModelsResponse()
+        reply.models.add(name="words", vocab_size=len(WORDS), context_tokens=4096, num_workers=1)
+        return reply
+
     async def Detokenize(self, request, context):
         return inference_pb2.DetokenizeResponse(text="".join(f"<{token}>" for token in request.token_ids))
 
@@ -77,11 +87,39 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
         if request.worker_id != "worker-0" or self.forgets >= 0:
             raise errors.NotFound("worker_id: this router knows no worker 'x'", resource="worker", name="x")
         for left in (2, 1, 0):
-            yield admin_pb2.DrainWorkerResponse(num_left=left, num_released=2 - left)
+            yield admin_pb2.DrainWorkerResponse(
+                num_left=left, num_migrated=min(1, 2 - left), num_released=int(left == 0)
+            )
+
+    async def WatchCluster(self, request, context):
+        self.watches += 1
+        if not self.num_views:
+            raise errors.Unimplemented("there is no such method")
+        for number in range(1, self.num_views + 1):
+            yield cluster_views.view(number)
+            await asyncio.sleep(request.interval_ms / 1000)
+
+    async def Migrate(self, request, context):
+        self.migrations.append((request.request_id, request.worker_id))
+        if request.request_id == "waits":
+            raise errors.CannotMove("the request waits in the queue: no worker runs it", cause="queued")
+        if request.request_id not in ("r", "long"):
+            raise errors.NotFound("request_id: there is no such request", resource="request")
+        if request.request_id == "long":
+            await asyncio.sleep(1.5 * connection.NOTICE_S)
+        return admin_pb2.MigrateResponse(
+            epoch=3,
+            worker_id=request.worker_id or "worker-1",
+            num_blocks=9,
+            num_sent_blocks=7,
+            num_sent_bytes=7 * 4096,
+            total_ms=41.5,
+            stopped_ms=3.25,
+        )
 
     async def ListWorkers(self, request, context):
         reply = admin_pb2.ListWorkersResponse(router_id="router-0", num_queued=4)
-        worker = reply.workers.add(endpoint="127.0.0.1:9", available=True, pid=77)
+        worker = reply.workers.add(endpoint="127.0.0.1:9", role=admin_pb2.WORKER_ROLE_PREFILL, available=True, pid=77)
         worker.worker_id = "worker-0"
         worker.incarnation = "abc"
         worker.load.num_sequences = 3

@@ -224,7 +224,7 @@ def test_a_port_in_use_is_told_by_every_program(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        for command in (["router", "--admin-listen="], ["worker", "--runner=fake"]):
+        for command in (["router", "--admin-listen=", "--http-listen="], ["worker", "--runner=fake"]):
             done = run([*command, f"--listen={address}", "--store=memory://"], text=True, cwd=tmp_path)
             assert done.returncode == 1
             assert "Traceback" not in done.stderr

@@ -153,12 +153,14 @@ def test_status_joins_what_is_written_with_what_is_answered(endpoint, capsys, tm
     assert (worker["worker_id"], worker["incarnation"], worker["pid"]) == ("worker-0", "abc", 77)
     assert (worker["endpoint"], worker["num_sequences"]) == ("127.0.0.1:9", 3)
     assert worker["blocks"] == {"free": 10, "used": 20, "cached": 30, "total": 0}
+    assert (worker["role"], missing["role"]) == ("prefill", "")
     assert (missing["worker_id"], missing["pid"], missing["available"]) == ("worker-1", 12, False)
     (router,) = status["routers"]
     assert (router["router_id"], router["pid"], router["serving"], router["num_queued"]) == ("router-0", 10, True, 4)
     assert (status["store"]["pid"], status["store"]["serving"]) == (9, False)
     text = capsys.readouterr().out
     assert re.search(r"worker-1 .*no router knows it now: it starts, hangs, or has ended; see its log", text)
+    assert re.search(r"^worker-0 .* abc +prefill +3 ", text, re.M)
 
 
 def test_status_says_which_router_of_an_up_does_not_answer_and_where_its_log_is(endpoint, capsys, tmp_path):

@@ -10,8 +10,8 @@ from octavo.cli import main
 def test_a_drained_worker_is_reported_and_progress_goes_to_stderr(router, endpoint, capsys):
     assert main(["drain", "worker-0", "--admin-endpoint", endpoint, "--grace", "2.5"]) == 0
     told = capsys.readouterr()
-    assert told.out == "worker-0 is drained: 2 sequences were released, 0 are left\n"
-    assert [line.rpartition(": ")[2] for line in told.err.splitlines()] == [f"{n} sequences left" for n in (2, 1, 0)]
+    assert told.out == "worker-0 is drained. Sequences moved with their blocks: 1, released: 1, left: 0\n"
+    assert [line.rpartition("sequences left: ")[2] for line in told.err.splitlines()] == ["2", "1", "0"]
     assert router.drains == [("worker-0", 2500, False)]
 
 
@@ -20,7 +20,8 @@ def test_an_undone_drain_and_json(router, endpoint, capsys):
     assert capsys.readouterr().out == "worker-0 gets sequences again\n"
     assert main(["drain", "worker-0", "--json", "--admin-endpoint", endpoint]) == 0
     told = capsys.readouterr()
-    assert json.loads(told.out) == {"worker_id": "worker-0", "draining": True, "num_left": 0, "num_released": 2}
+    counts = {"num_left": 0, "num_migrated": 1, "num_released": 1}
+    assert json.loads(told.out) == {"worker_id": "worker-0", "draining": True, **counts}
     assert not told.err
     assert router.drains == [("worker-0", 60_000, True), ("worker-0", 60_000, False)]
 
@@ -46,7 +47,8 @@ def test_the_next_router_is_asked_where_one_does_not_know_the_worker(router, end
         (["x"], "worker_id: this router knows no worker 'x'", 1),
         (["worker-0", "--grace", "4000"], "--grace: at most 3600 seconds", 1),
         (["worker-0", "--grace", "0"], "no number of seconds above 0", 2),
-        ([], "the following arguments are required: WORKER", 2),
+        ([], "name a WORKER, as `octavo status` shows it, or give --self", 1),
+        (["worker-0", "--self"], "name a WORKER, as `octavo status` shows it, or give --self", 1),
     ],
 )
 def test_what_is_wrong_is_told_in_the_last_line(router, endpoint, capsys, words, says, code):

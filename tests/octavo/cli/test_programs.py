@@ -24,8 +24,24 @@ def test_the_command_becomes_the_program_with_its_arguments(monkeypatch, command
 
     monkeypatch.setattr(os, "execv", execv)
     with pytest.raises(SystemExit):
-        main([command, "--host", "0.0.0.0", "--lease-ms=500"])
-    assert became == [(sys.executable, [sys.executable, "-P", "-m", module, "--host", "0.0.0.0", "--lease-ms=500"])]
+        main([command, "--host", "0.0.0.0", "--insecure"])
+    assert became == [(sys.executable, [sys.executable, "-P", "-m", module, "--host", "0.0.0.0", "--insecure"])]
+
+
+@pytest.mark.parametrize("command", ["router", "worker"])
+def test_other_machines_are_let_in_with_tls_or_by_a_flag(capsys, monkeypatch, command):
+    monkeypatch.setattr(os, "execv", None)
+    assert main([command, "--host", "0.0.0.0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "0.0.0.0:500" in line and "give --tls-cert, --tls-key and --tls-ca, or --insecure" in line
+    assert main([command, "--tls-cert", "a.crt", "--tls-key", "a.key"]) == 2
+    assert "belong together" in capsys.readouterr().err
+
+
+def test_clients_without_certificates_need_keys(capsys, monkeypatch):
+    monkeypatch.setattr(os, "execv", None)
+    assert main(["router", "--no-client-certificates"]) == 2
+    assert "--no-client-certificates needs --api-keys" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("command", "setting"), [("router", "--max-streams"), ("worker", "--block-size")])
@@ -49,8 +65,18 @@ def test_the_help_has_every_setting(capsys, command):
 def test_a_router_is_one_process_that_warns_and_ends_by_signal(tmp_path):
     (tmp_path / "router.py").write_text("raise SystemExit('the wrong router')")  # of some other project
     (port,) = ports.pick(1)
-    command = [*OCTAVO, "router", "--host", "0.0.0.0", "--listen", f"127.0.0.1:{port}", "--admin-listen", ""]
-    command += ["--store", "memory://"]
+    command = [
+        *OCTAVO,
+        "router",
+        "--host",
+        "0.0.0.0",
+        "--insecure",
+        "--listen",
+        f"127.0.0.1:{port}",
+        "--admin-listen",
+        "",
+    ]
+    command += ["--http-listen", "", "--web-listen", "", "--store", "memory://"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as router:
         try:
             with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:

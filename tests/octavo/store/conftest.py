@@ -103,6 +103,13 @@ class Bench:
     ) -> TakeReply:
         return await self.store.take_ownership(TakeRequest(seq_id, epoch, owner, take_id, reason))
 
+    async def num_accounts(self, model: str) -> int:
+        """How many accounts of tenants the queue has."""
+        if isinstance(self.store, MemoryStore):
+            return len(self.store.shared.fair_queues[model].accounts)
+        fields = await self.store.server.client.hkeys(f"octavo:accounts:{model}")
+        return sum(not field.startswith((b"all", b"n:")) for field in fields)
+
     async def listening(self, router: Incarnation) -> None:
         """Returns when somebody hears that router's notices."""
         while not await self._heard(router):  # noqa: ASYNC110

@@ -4,6 +4,7 @@ Along the way the invariants of docs/protocol.md that a store can break are asse
 """
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -18,9 +19,14 @@ from octavo.record import NewSequence, Snapshot
 from octavo.sampling import FinishReason
 from octavo.store import worker_tail
 from octavo.store.calls import AppendItem, AppendStatus, Finish, Member, QueueLimits, Renewal, TakeReason, TakeRequest
+from octavo.store.memory.fair_queue import MAX_FLOWS
 
 NAMES = {"a": 1, "b": 2, "c": 1}  # sequences and their branches; an ended one gets a successor of the same name
-LIMITS = QueueLimits(max_requests=3, max_tokens=160)
+LIMITS = [
+    QueueLimits(max_requests=3, max_tokens=160),
+    QueueLimits(max_requests=3, max_tokens=6400, tenant_requests=1),
+    QueueLimits(max_requests=2, max_tokens=6400, tenant_tokens=50),
+]
 NAME = st.sampled_from(sorted(NAMES))
 LAG = st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1])  # of the epoch that is named behind the true one
 MODELS = {"a": "m1", "b": "m1", "c": "m2"}
@@ -63,7 +69,7 @@ class Differential(RuleBasedStateMachine):
         self.generation = 0
         for name, how in zip(NAMES, begun, strict=True):
             if how != "not yet":
-                self.accept(name, Incarnation("router1"), 0, name == "a", b"1", 3)
+                self.accept(name, Incarnation("router1"), 0, name == "a", b"1", 3, LIMITS[0], name)
             if how == "running":
                 self.place(name, Incarnation("worker1"), "x")
             self.equal()
@@ -95,8 +101,20 @@ class Differential(RuleBasedStateMachine):
         keep=st.booleans(),
         body=st.sampled_from([b"1", b"1", b"2"]),
         priority=st.integers(2, 3),
+        limits=st.sampled_from(LIMITS),
+        tenant=st.sampled_from(["a", "b"]),
     )
-    def accept(self, name: str, router: Incarnation, deadline: int, keep: bool, body: bytes, priority: int) -> None:
+    def accept(
+        self,
+        name: str,
+        router: Incarnation,
+        deadline: int,
+        keep: bool,
+        body: bytes,
+        priority: int,
+        limits: QueueLimits,
+        tenant: str,
+    ) -> None:
         before = self.last.get(name)
         if before is not None and before.record.state.ended and priority == 2:
             self.seq_ids[name] = sequence_id("tenant", RequestId(self.seq_ids[name]))
@@ -104,12 +122,13 @@ class Differential(RuleBasedStateMachine):
         request = type(self).new(
             name, seq_id=self.seq_ids[name], router=router, deadline_in_ms=deadline, keep_on_disconnect=keep,
             body_hash=body, priority=priority, num_branches=NAMES[name], max_tokens=40, model=MODELS[name],
+            tenant=tenant,
         )  # fmt: skip
-        self.both("accept", request, LIMITS)
+        self.both("accept", request, limits)
 
-    @rule(model=MODEL, count=st.integers(1, 2))
-    def pop(self, model: str, count: int) -> None:
-        self.both("pop", model, count, 30)
+    @rule(model=MODEL, count=st.integers(1, 2), places=st.integers(0, 3), most_kept=st.integers(0, 3))
+    def pop(self, model: str, count: int, places: int, most_kept: int) -> None:
+        self.both("pop", model, count, 30, places, most_kept)
 
     @rule(name=NAME, lag=LAG)
     def requeue(self, name: str, lag: int) -> None:
@@ -314,6 +333,7 @@ class Differential(RuleBasedStateMachine):
             store.members("worker"),
             store.members("router"),
             store.queue_depth(),
+            store.tenant_depths(2),
         )
         return snapshots, sorted(live, key=lambda record: record.seq_id), rest
 
@@ -372,3 +392,89 @@ def test_the_server_does_what_the_reference_does(
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+def test_a_long_queue_has_the_order_of_the_reference(
+    kind: str,
+    servers: Callable[[str], Any],
+    runner: asyncio.Runner,
+    make_memory_bench: Callable[[], Any],
+    make_redis_bench: Callable[..., Any],
+    new: Callable[..., NewSequence],
+) -> None:
+    """Many sequences of few tenants and classes, which are popped, placed, ended, cancelled and sent back."""
+    runner.run(_play_queue(make_memory_bench(), make_redis_bench(servers(kind).url), new))
+
+
+async def _play_queue(reference: Any, making: Any, new: Callable[..., NewSequence]) -> None:
+    real, rng, seen = await making, random.Random(7), []
+    limits, worker = QueueLimits(max_requests=40, max_tokens=20_000, tenant_requests=25), Incarnation("worker1")
+
+    async def both(method: str, *args: Any) -> Any:
+        expected = await getattr(reference.store, method)(*args)
+        actual = await getattr(real.store, method)(*args)
+        assert actual == expected
+        return actual
+
+    for number in range(400):
+        tenant, output = rng.choice(["a", "a", "b", f"once{number}"]), rng.choice([3, 60])
+        request = new(str(number), tenant=tenant, seq_id=sequence_id(tenant, RequestId(str(number))),
+                      priority=rng.choice([2, 3, 3, 4]), max_tokens=output)  # fmt: skip
+        await both("accept", request, limits)
+        seen.append(request.seq_id)
+        if rng.random() < 0.6:
+            for popped in await both("pop", "model", *rng.choice([(1, 30), (3, 30), (1, 30, 1, 2), (3, 30, 3, 2)])):
+                taking = TakeRequest(popped.record.seq_id, popped.record.epoch, worker, str(number), TakeReason.QUEUED)
+                if rng.random() < 0.9:
+                    await both("take_ownership", taking)
+        some, how = rng.choice(seen), rng.choice(["end", "end", "cancel", "requeue"])
+        record = (await real.store.read(some)).record if await real.store.read(some) else None
+        if how == "cancel":
+            await both("cancel", some)
+        elif how == "requeue" and record:
+            await both("requeue", some, record.epoch)
+        elif record:
+            length = rng.randrange(1, record.max_tokens)
+            item = AppendItem(some, record.epoch, 0, 0, [7] * length, FinishReason.STOP)
+            await both("append_batch", worker, [item])
+        for bench in (reference, real):
+            await bench.advance((number * 37) % 300)
+        await both("sweep", 10, 10**9)
+        await both("queue_depth")
+    await real.close()
+
+
+@pytest.mark.long
+def test_of_very_many_tenants_that_come_once_both_forget_the_same(
+    servers: Callable[[str], Any],
+    runner: asyncio.Runner,
+    make_memory_bench: Callable[[], Any],
+    make_redis_bench: Callable[..., Any],
+    new: Callable[..., NewSequence],
+) -> None:
+    runner.run(_play_once_each(make_memory_bench(), make_redis_bench(servers("valkey").url), new))
+
+
+async def _play_once_each(reference: Any, making: Any, new: Callable[..., NewSequence]) -> None:
+    """The virtual time stands still while tenants come once: all that they have used stays above it."""
+    real, worker, rng = await making, Incarnation("worker1"), random.Random(3)
+
+    async def run(name: str, tenant: str, max_tokens: int) -> None:
+        request = new(name, tenant=tenant, seq_id=sequence_id(tenant, RequestId(name)), max_tokens=max_tokens)
+        for bench in (reference, real):
+            assert (await bench.store.accept(request, QueueLimits())).status == "OK"
+        popped = [await bench.store.pop("model", 1, 1000) for bench in (reference, real)]
+        assert popped[0] == popped[1]
+        for bench in (reference, real):
+            await bench.take_ownership(popped[0][0].record.seq_id, 0, worker, name, TakeReason.QUEUED)
+
+    for bench in (reference, real):
+        await bench.store.accept(new("waits", tenant="busy", priority=4), QueueLimits())  # the queue is never empty
+    for number in range(2 * MAX_FLOWS + 50):
+        await run(str(number), f"once{number}", rng.choice([20, 40, 60]))
+    for bench in (reference, real):
+        assert await bench.num_accounts("model") < MAX_FLOWS + 100
+    for number in rng.sample(range(2 * MAX_FLOWS), 300):
+        await run(f"again{number}", f"once{number}", 20)
+    await real.close()

@@ -74,3 +74,38 @@ def test_a_role_is_a_name(role: str) -> None:
 def test_a_broken_template_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="does not compile"):
         ChatTemplate("{% if %}", {})
+
+
+TOOL = {"type": "function", "function": {"name": "weather"}}
+
+
+def test_tools_and_the_further_fields_of_messages_get_to_the_template() -> None:
+    source = (
+        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+        "{{ messages[0].tool_calls[0].id }}{{ messages[1].name }}"
+    )
+    details = [{"tool_calls": [{"id": "c1"}]}, {"name": "ann"}]
+    text = ChatTemplate(source, {}).render([("assistant", ""), ("user", "x")], True, [TOOL], details)
+    assert text == '{"type": "function", "function": {"name": "weather"}}c1ann'
+
+
+def test_a_template_without_a_place_for_tools_refuses_them() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    with pytest.raises(InvalidArgument) as caught:
+        template.render([("user", "x")], True, [TOOL])
+    assert caught.value.field == "chat.tools"
+    with pytest.raises(InvalidArgument) as caught:
+        template.render([("assistant", "")], True, (), [{"tool_calls": [{}]}])
+    assert caught.value.field == "chat.messages[0].tool_calls"
+    assert template.render([("user", "x")], True, (), [{"name": "ann"}]) == "x"
+
+
+def test_no_special_token_is_left_in_tools() -> None:
+    guard = SpecialTokenGuard(["<|end|>"])
+    chat = (["hi"], [{"description": "a<|end|>b", "<|end|>": {"deep": ["<|end|>", 7, None]}}])
+    disarmed = guard.disarm_all(chat)
+    assert "<|end|>" not in repr(disarmed)
+    assert disarmed[0] == ["hi"]
+    assert guard.disarm_all((["hi"], [TOOL])) == (["hi"], [TOOL])
+    with pytest.raises(InvalidArgument):
+        guard.disarm_all((["<|end|>"], [{"description": next(iter(guard.stand_ins.values()))}]))

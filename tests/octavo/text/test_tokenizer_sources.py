@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from malformed.seed_models import write_folder
 
 from octavo.errors import InvalidArgument, Mismatch
 from octavo.text.detokenizer import byte_alphabet
@@ -261,4 +262,27 @@ def test_no_template_and_broken_files(folder: Path) -> None:
         load_tokenizer(folder)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(Mismatch, match="cannot be read"):
+        load_tokenizer(folder)
+
+
+def test_half_a_character_of_a_template_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model")
+    content = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(content | {"chat_template": "{{ '\\ud800' }}"}))
+    with pytest.raises(InvalidArgument, match="no Unicode text"):
+        load_tokenizer(folder).apply_chat([("user", "hi")])
+
+
+@pytest.mark.parametrize("part", ["pre_tokenizer", "normalizer"])
+def test_steps_that_make_a_text_ever_longer_are_refused(part: str, tmp_path: Path) -> None:
+    """Fifty of these would double a text fifty times, in the router, for a client's request."""
+    folder = write_folder(tmp_path / "model")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    if part == "pre_tokenizer":
+        content[part]["pretokenizers"] *= 50
+    else:
+        step = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+        content[part] = {"type": "Sequence", "normalizers": [step] * 50}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(Mismatch, match="times as long"):
         load_tokenizer(folder)

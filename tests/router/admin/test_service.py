@@ -10,6 +10,8 @@ from octavo import rpc, statuses, wire
 from octavo.errors import InvalidArgument, NotFound
 from octavo.sampling import SamplingParams
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, types_pb2
+from octavo.worker_role import WorkerRole
+from router.admin.messages import worker_to_wire
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 PROMPT = list(range(3, 40))
@@ -74,6 +76,22 @@ async def test_sequences_are_listed_while_they_live(world):
     await asyncio.gather(*(client.cancel(f"s{i}") for i in range(3)))
     for stream in streams:
         await stream.aclose()
+
+
+async def test_a_worker_is_shown_with_its_role(world):
+    for role in WorkerRole:
+        await world.worker(role=role)
+    router = await world.router()
+    await world.ready()
+    workers = (await admin_of(world, router).ListWorkers(admin_pb2.ListWorkersRequest())).workers
+    assert [worker.role for worker in workers] == [
+        admin_pb2.WORKER_ROLE_BOTH,
+        admin_pb2.WORKER_ROLE_PREFILL,
+        admin_pb2.WORKER_ROLE_DECODE,
+    ]
+    link = router.pool.links[workers[0].incarnation]
+    link.hello = None
+    assert worker_to_wire(link).role == admin_pb2.WORKER_ROLE_UNSPECIFIED, "it has not said it yet"
 
 
 async def test_a_worker_that_is_gone_leaves_its_model_without_workers(world):

@@ -25,6 +25,9 @@ class WorkerTwin:
         blocks = {event.hashes[start : start + 16] for start in range(0, len(event.hashes), 16)}
         if event.change is KvChange.STORED:
             self.device |= blocks
+        elif event.change is KvChange.DEMOTED:
+            self.device -= blocks
+            self.host |= blocks
         elif event.change is KvChange.REMOVED:
             self.device -= blocks
             self.host -= blocks
@@ -48,7 +51,8 @@ class WorkerTwin:
 
 
 def an_event() -> st.SearchStrategy[KvEvent]:
-    changed = st.builds(KvEvent, st.sampled_from([KvChange.STORED, KvChange.REMOVED]), SOME_BLOCKS.map(b"".join))
+    changes = [KvChange.STORED, KvChange.DEMOTED, KvChange.REMOVED]
+    changed = st.builds(KvEvent, st.sampled_from(changes), SOME_BLOCKS.map(b"".join))
     return changed | st.just(KvEvent(KvChange.CLEARED))
 
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gpu_worker.serving.server import WorkerService
-from octavo import errors, rpc
+from octavo import errors, rpc, wire
 from octavo.ids import Incarnation, SequenceId
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.record import Admission, AdmissionOutcome
@@ -44,13 +44,13 @@ class Silent(worker_pb2_grpc.WorkerServicer):
 
 
 class Answering(worker_pb2_grpc.WorkerServicer):
-    """A worker that answers Hello with an incarnation, and every admission with one outcome."""
+    """A worker that answers Hello with an incarnation and a revision, and every admission with one outcome."""
 
-    def __init__(self, incarnation: str = "i", outcome: int = 0) -> None:
-        self.incarnation, self.outcome = incarnation, outcome
+    def __init__(self, incarnation: str = "i", outcome: int = 0, revision: int = wire.INTERNAL_REVISION) -> None:
+        self.incarnation, self.outcome, self.revision = incarnation, outcome, revision
 
     async def Hello(self, request, context):
-        return worker_pb2.HelloResponse(incarnation=self.incarnation)
+        return worker_pb2.HelloResponse(incarnation=self.incarnation, internal_revision=self.revision)
 
     async def Schedule(self, request, context):
         results = [worker_pb2.AdmissionResult(seq_id=each.seq_id, outcome=self.outcome) for each in request.admissions]
@@ -127,6 +127,33 @@ async def test_a_process_that_still_loads_has_taken_the_place_of_a_worker_that_i
     """A worker that has had a lease has loaded its model."""
     async with linked(WorkerService("w", Incarnation("j"))) as link:
         assert await link.probe() is ProbeResult.GONE
+
+
+@pytest.mark.parametrize(
+    ("revision", "reason"),
+    [
+        (wire.OLDEST_WORKER_REVISION - 1, "speaks internal revision 1, this router 2 to 3: upgrade the worker"),
+        (wire.OLDEST_WORKER_REVISION, ""),
+        (wire.INTERNAL_REVISION, ""),
+        (
+            wire.INTERNAL_REVISION + 1,
+            "speaks internal revision 4, this router 3: upgrade the routers first, or put the worker back",
+        ),
+    ],
+)
+async def test_a_router_uses_workers_of_its_own_release_and_of_the_one_before(revision, reason):
+    async with linked(Answering(revision=revision)) as link:
+        opening = asyncio.create_task(link.keep_open(on_broken=lambda _: asyncio.sleep(0)))
+        async with asyncio.timeout(20):
+            while not link.hello or link.unusable_reason == "not met yet":  # noqa: ASYNC110  a task of the link sets it
+                await asyncio.sleep(0.01)
+            if reason:
+                assert (link.unusable_reason, link.facts) == (reason, None)
+            else:
+                while not link.facts:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                assert "revision" not in link.unusable_reason
+        opening.cancel()
 
 
 async def test_a_probe_of_an_address_without_a_listener_finds_the_worker_gone():

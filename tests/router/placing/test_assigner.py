@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from accepted import accepted_sequence
+from worker_views import idle_view
 
 from octavo.errors import BadModel, OutOfBlocks, TooLarge
 from octavo.ids import Incarnation, SequenceId
@@ -15,7 +16,6 @@ from octavo.store.calls import Finish, Member, QueueLimits, TakeReason, TakeRequ
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.memory.state import Quarantine
 from router.background_tasks import BackgroundTasks
-from router.fleet.kv_index import KvIndex
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.pending_dispatches import PendingDispatches
 from router.fleet.worker_link import LinkError, ProbeResult
@@ -34,23 +34,7 @@ NAMES = "abcde"
 
 
 def view(name: str, num_running: int = 0, cached: int = 0) -> WorkerView:
-    return WorkerView(
-        incarnation=Incarnation(name),
-        worker_id=name,
-        available=True,
-        reason_unavailable="",
-        queued_tokens=0,
-        num_running=num_running,
-        num_waiting=0,
-        dispatched_tokens=0,
-        num_dispatched=0,
-        num_free_blocks=1000,
-        num_cached_blocks=cached,
-        num_blocks=2000,
-        block_size=16,
-        max_batch_sequences=64,
-        context_tokens=8192,
-    )
+    return idle_view(name, num_running=num_running, num_cached_blocks=cached, num_blocks=2000)
 
 
 class FakeLink:
@@ -79,13 +63,16 @@ class FakeLink:
 
 class FakePool:
     def __init__(self, links: list[FakeLink]) -> None:
-        self.kv_index, self.links = KvIndex(), {link.incarnation: link for link in links}
+        self.links = {link.incarnation: link for link in links}
 
     def find_link(self, incarnation):
         return self.links.get(incarnation)
 
     def views(self, model):
         return [view(incarnation) for incarnation in self.links]
+
+    def find_hits(self, model, tokens, salt):
+        return {}
 
 
 class FakeSession:
@@ -134,13 +121,13 @@ class Scene:
 async def make_scene(hello):
     made: list[Scene] = []
 
-    async def make(*answers: AdmissionAnswer | LinkError) -> Scene:
+    async def make(*answers: AdmissionAnswer | LinkError, prompt: tuple[int, ...] = (1, 2)) -> Scene:
         store, models = MemoryStore(MemoryState()), ModelRegistry()
         await models.add_worker(hello("a"))
         await store.heartbeat(Member("router", Incarnation("router"), b""), 60_000)
         for name in NAMES:
             await store.heartbeat(Member("worker", Incarnation(name), b""), 300)
-        await store.accept(accepted_sequence(), QueueLimits())
+        await store.accept(accepted_sequence(prompt), QueueLimits())
         assert len(await store.pop("weights", 1, 60_000)) == 1
         made.append(Scene(store, models, answers))
         return made[-1]
@@ -158,6 +145,17 @@ async def test_an_admitted_sequence_has_an_owner_and_a_dispatch(make_scene):
     assert scene.links[0].pending_dispatches.num_sequences == 1
     (admission,) = scene.links[0].admissions
     assert (admission.seq_id, admission.epoch, tuple(admission.prompt)) == (scene.seq_id, 1, (1, 2))
+
+
+async def test_a_worker_is_told_where_else_the_prefix_is(make_scene, monkeypatch):
+    scene = await make_scene(LATER, ADMITTED, prompt=tuple(range(200)))
+    size = view(Incarnation("a")).block_size
+    hits = {Incarnation("a"): (5 * size, 0)}
+    monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: hits)
+    await scene.assign()
+    (first,), (second,) = (link.admissions for link in scene.links[:2])
+    assert (first.prefix_owner, first.prefix_owner_tokens) == (None, 0), "it has the most of it itself"
+    assert (second.prefix_owner, second.prefix_owner_tokens) == ("a", 5 * size), "also if that one had no room"
 
 
 @pytest.mark.parametrize("refusal", [LATER, NEVER, LinkError("broken")], ids=["later", "never", "broken"])

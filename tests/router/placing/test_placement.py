@@ -4,34 +4,27 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_views import idle_view
 
 from octavo.ids import Incarnation
+from octavo.worker_role import WorkerRole
 from router.fleet.pending_dispatches import PendingDispatches
 from router.fleet.worker_view import WorkerView
-from router.placing.placement import EVICTED_SHARE, HOST_CREDIT, PREEMPTION_FACTOR, choose_worker, room_left
+from router.placing.placement import (
+    EVICTED_SHARE,
+    HOST_CREDIT,
+    PREEMPTION_FACTOR,
+    choose_worker,
+    room_for_prompts,
+    room_left,
+)
 
 BLOCK_SIZE = 16
-IDLE = WorkerView(
-    incarnation=Incarnation("i-a"),
-    worker_id="a",
-    available=True,
-    reason_unavailable="",
-    queued_tokens=0,
-    num_running=0,
-    num_waiting=0,
-    dispatched_tokens=0,
-    num_dispatched=0,
-    num_free_blocks=1000,
-    num_cached_blocks=0,
-    num_blocks=1000,
-    block_size=BLOCK_SIZE,
-    max_batch_sequences=64,
-    context_tokens=8192,
-)
+IDLE = idle_view("a", incarnation="i-a")
 
 
 def idle(worker_id: str, **changes: object) -> WorkerView:
-    return dataclasses.replace(IDLE, worker_id=worker_id, incarnation=Incarnation("i-" + worker_id), **changes)  # type: ignore[arg-type]
+    return idle_view(worker_id, incarnation="i-" + worker_id, **changes)
 
 
 A_VIEW = st.builds(
@@ -197,3 +190,48 @@ def test_an_idle_worker_always_has_room() -> None:
     assert room_left(idle("a", num_free_blocks=0, num_cached_blocks=0)) > 0
     assert not room_left(idle("a", num_running=1, num_free_blocks=0, num_cached_blocks=0))
     assert room_left(idle("a", max_batch_sequences=1)) == 1
+
+
+# Roles
+
+A_ROLE = st.sampled_from(list(WorkerRole))
+
+
+@given(SOME_VIEWS, st.integers(1, 9000), st.data(), st.sampled_from([WorkerRole.DECODE, WorkerRole.PREFILL]))
+def test_roles_never_refuse_a_sequence_and_are_kept_where_they_can_be(
+    views: list[WorkerView], num_tokens: int, data: st.DataObject, avoided: WorkerRole
+) -> None:
+    hits = data.draw(some_hits(views, num_tokens))
+    views = [dataclasses.replace(view, role=data.draw(A_ROLE)) for view in views]
+    decision = choose_worker(num_tokens, hits, views, avoided=avoided)
+    without_roles = choose_worker(num_tokens, hits, [dataclasses.replace(v, role=WorkerRole.BOTH) for v in views])
+    assert (decision.worker is None) == (without_roles.worker is None)
+    others = [view for view in views if view.role is not avoided]
+    if decision.worker is not None:
+        assert decision.candidates[0].worker == decision.worker
+        could = [v for v in others if v.available and num_tokens < v.prompt_limit]
+        assert (decision.worker.role is avoided) == (not could)
+        assert all(not c.eligible for c in decision.candidates if could and c.worker.role is avoided)
+
+
+def test_a_prompt_goes_to_a_worker_for_prompts_however_busy_it_is() -> None:
+    prefill = idle("a", role=WorkerRole.PREFILL, queued_tokens=5000)
+    decode = idle("b", role=WorkerRole.DECODE)
+    decision = choose_worker(100, {}, [prefill, decode])
+    assert decision.worker == prefill
+    assert {c.worker_id: c.reason for c in decision.candidates} == {
+        "a": "",
+        "b": "is for outputs, and there is another worker",
+    }
+    assert choose_worker(100, {}, [decode]).worker == decode
+    away = dataclasses.replace(prefill, available=False, reason_unavailable="draining")
+    assert choose_worker(100, {}, [away, decode]).worker == decode
+    assert choose_worker(100, {}, [prefill, decode], avoided=WorkerRole.PREFILL).worker == decode
+
+
+def test_sequences_are_popped_for_the_workers_for_prompts_alone() -> None:
+    prefill, decode = idle("a", role=WorkerRole.PREFILL), idle("b", role=WorkerRole.DECODE)
+    assert room_for_prompts([prefill, decode]) == room_left(prefill) > 0
+    assert room_for_prompts([dataclasses.replace(prefill, num_running=64), decode]) == 0
+    assert room_for_prompts([dataclasses.replace(prefill, available=False), decode]) == room_left(decode)
+    assert room_for_prompts([prefill, decode, idle("c")]) == 2 * room_left(prefill)

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from guard import unpickling
 from guard.processes import all_lasting, command_of, descendants, exists
 from guard.watchdog import Watchdog, kill
 
@@ -31,7 +32,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Signals are what they are in a terminal, however pytest was started; orphans become children of this process."""
+    """Signals are what they are in a terminal, however pytest was started; orphans become children of this process.
+
+    No pickle is loaded that could run code.
+    """
+    unpickling.install()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # `nohup make test &` in a script
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _end_in_order)

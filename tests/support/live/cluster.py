@@ -109,10 +109,11 @@ class Cluster:
         self.shape = shape
         self.directory = directory
         self.store = StoreProcess(directory / "store")
-        free = ports.pick(2 * shape.routers + shape.workers)
+        free = ports.pick(3 * shape.routers + shape.workers)
         self.endpoints = [f"127.0.0.1:{port}" for port in free[: shape.routers]]
         self.admin_endpoints = [f"127.0.0.1:{port}" for port in free[shape.routers : 2 * shape.routers]]
-        self.worker_endpoints = {f"w{i}": f"127.0.0.1:{port}" for i, port in enumerate(free[2 * shape.routers :])}
+        self.http_endpoints = [f"127.0.0.1:{port}" for port in free[2 * shape.routers : 3 * shape.routers]]
+        self.worker_endpoints = {f"w{i}": f"127.0.0.1:{port}" for i, port in enumerate(free[3 * shape.routers :])}
         self.processes: dict[str, Process] = {}
         self._channels: dict[str, grpc.Channel] = {}
 
@@ -149,6 +150,13 @@ class Cluster:
     def spawn(self, name: str) -> None:
         (self.store if name == "store" else self.processes[name]).start()
 
+    def replace(self, name: str, *args: str) -> None:
+        """Ends a router or a worker if it runs, and starts it with these arguments beside its own."""
+        if self.processes[name].running:
+            self.processes[name].terminate()
+        self.processes[name] = Process(name, [*self._command(name), *args], self.directory / f"{name}.log", ROOT)
+        self.processes[name].start()
+
     def pause(self, name: str) -> None:
         self.processes[name].pause()
 
@@ -168,9 +176,10 @@ class Cluster:
 
     def _command(self, name: str) -> list[str]:
         shape, index = self.shape, int(name[1:])
-        common = ["--store", self.store.url, "--lease-ms", str(shape.lease_ms)]
+        common = ["--web-listen", "", "--store", self.store.url, "--lease-ms", str(shape.lease_ms)]
         if name.startswith("r"):
             listen = ["--listen", self.endpoints[index], "--admin-listen", self.admin_endpoints[index]]
+            listen += ["--http-listen", self.http_endpoints[index]]
             return [sys.executable, "-m", "router", *common, *listen, "--router-id", name, *shape.router_args]
         listen = ["--listen", self.worker_endpoints[name], "--worker-id", name]
         runner = ["--runner", shape.runner, "--step-delay-ms", str(shape.step_delay_ms)]

@@ -9,6 +9,8 @@ import pytest
 from guard.processes import descendants, exists, lasting
 from live.cluster import Cluster, Shape
 
+MOST_KEPT = 2
+
 
 @contextmanager
 def running(directory: Path, shape: Shape) -> Iterator[Cluster]:
@@ -28,14 +30,20 @@ def running(directory: Path, shape: Shape) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Shape], Cluster]]:
-    """Clusters by shape, each started when first asked for and kept until the end."""
-    started: dict[Shape, Cluster] = {}
-    with ExitStack() as stack:
+    """Clusters by shape, each started when asked for. The last few are kept: even idle ones take processor time."""
+    kept: dict[Shape, tuple[Cluster, ExitStack]] = {}  # the one that was asked for last is the last one
+    with ExitStack() as all_of_them:
 
         def of(shape: Shape) -> Cluster:
-            if shape not in started:
-                started[shape] = stack.enter_context(running(tmp_path_factory.mktemp("cluster"), shape))
-            return started[shape]
+            if shape in kept:
+                kept[shape] = kept.pop(shape)
+                return kept[shape][0]
+            if len(kept) == MOST_KEPT:
+                kept.pop(next(iter(kept)))[1].close()
+            stack = all_of_them.enter_context(ExitStack())
+            cluster = stack.enter_context(running(tmp_path_factory.mktemp("cluster"), shape))
+            kept[shape] = cluster, stack
+            return cluster
 
         yield of
 

@@ -49,6 +49,22 @@ CONFIGURATIONS = {
     ),
     "migrations, their calls late": alone(faults={"migrate": 2, "late": 1}, late=MIGRATIONS),
     "a migration, a worker crashes": alone(faults={"migrate": 2, "crash": 1}),
+    "a migration whose commit is late, a worker crashes": alone(
+        faults={"migrate": 1, "late": 1, "crash": 1}, late=frozenset({"commit"})
+    ),
+    "migrations of two branches, their calls late": alone(
+        num_branches=2, faults={"migrate": 1, "late": 1}, late=MIGRATIONS | {"append"}
+    ),
+    "a migration, its target cannot run it": alone(
+        faults={"migrate": 1, "refuse": 1, "late": 1}, late=MIGRATIONS | {"requeue"}
+    ),
+    "a target gives back what it cannot run, and nobody else does": alone(
+        faults={"migrate": 1, "refuse": 1}, without=frozenset({"reconcile"})
+    ),
+    "a worker is told to stop while it moves a sequence": alone(
+        faults={"migrate": 1, "leave": 1, "late": 1}, late=frozenset({"commit", "requeue"})
+    ),
+    "a migration, a failover": alone(faults={"migrate": 1, "failover": 1}),
     "a failover, an item is late": Configuration(faults={"failover": 1, "item": 1}),
     "a failover, a call is late": Configuration(client=False, keep=True, faults={"failover": 1, "late": 1}, late=CALLS),
     "a failover, a worker crashes": Configuration(client=False, keep=True, faults={"failover": 1, "crash": 1}),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelcheck.clients import LOST
 from modelcheck.stored import NOW_MS
-from modelcheck.world import LEASE_MS, World, worker_name
+from modelcheck.world import LEASE_MS, Truth, Worker, World, gathered, worker_name
 
 from octavo.record import SequenceState
 from octavo.sampling import FinishReason
@@ -25,10 +25,10 @@ def wrong_store(system: "System", number: int) -> str:
     stored = next(iter(state._entries.values()), None)
     if stored is None:
         return ""
-    record, journal = stored.record, tuple(stored.journals[0])
+    record, journal = stored.record, gathered(stored.journals)
     if system.tokens.misplaced(journal):
         return "I3: a token of the journal was not computed from the tokens before it"
-    if len(journal) > record.max_tokens:
+    if any(len(each) > record.max_tokens for each in stored.journals):
         return "I11: more than max_tokens"
     waits = record.seq_id in state.queue or record.seq_id in state.claims
     if (record.state is SequenceState.QUEUED) != waits:
@@ -48,7 +48,7 @@ def wrong_change(system: "System", before: int, after: int) -> str:
     if new is None:
         return "a record vanished"
     was, now = old.record, new.record
-    if new.journals[0][: len(old.journals[0])] != old.journals[0]:
+    if any(new.journals[i][: len(each)] != each for i, each in enumerate(old.journals)):
         return "I1: the journal was rewritten"
     if now.epoch < was.epoch:
         return "I7: the epoch fell"
@@ -134,11 +134,20 @@ def wrong_world(system: "System", world: World) -> str:
             return "I2: what the client got is no prefix of the journal"
         if record is not None and _num_running(world, record.epoch) > 1:
             return "I5: two workers run the sequence at the record's epoch"
+        if any(_runs_what_has_moved(worker, truth) for worker in world.workers):
+            return "I8: the source computes a sequence that has moved away"
         if record is not None and record.state is SequenceState.RUNNING and record.epoch == truth.admitted:
             owners = [w for i, w in enumerate(world.workers) if worker_name(i, w.number) == record.owner]
             if any(w.state == "up" and (w.run is None or w.run.epoch < record.epoch) for w in owners):
                 return "a worker has admitted a sequence and runs it no more"
     return _wrong_end(system, world, record)
+
+
+def _runs_what_has_moved(worker: Worker, truth: Truth) -> bool:
+    run = worker.run
+    if run is None or run.mode != "runs" or worker.state != "up":
+        return False
+    return any((epoch, verdict) == (run.epoch, "committed") for epoch, _, verdict in truth.verdicts)
 
 
 def _num_running(world: World, epoch: int) -> int:

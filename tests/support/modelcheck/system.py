@@ -21,12 +21,15 @@ from modelcheck.world import (
     Truth,
     Worker,
     World,
+    dealt,
+    gathered,
     router_name,
     worker_name,
 )
 
 from octavo.ids import Incarnation, RequestId
 from octavo.record import NewSequence, Record
+from octavo.sampling import FinishReason
 from octavo.store.calls import AppendItem, Finish, Member, QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryState
 
@@ -103,7 +106,7 @@ class System:
 
     def journal(self, world: World) -> tuple[int, ...]:
         stored = self.stores.view(world.store).get(SEQ)
-        return () if stored is None else tuple(stored.journals[0])
+        return () if stored is None else gathered(stored.journals)
 
     def is_late(self, world: World) -> bool:
         """Whether the deadline has passed."""
@@ -167,9 +170,8 @@ class System:
                 return call(number, "take_ownership", TakeRequest(SEQ, *args))
             case "append":
                 owner, epoch, first, tokens, finish = args
-                number, replies = call(
-                    number, "append_batch", owner, (AppendItem(SEQ, epoch, 0, first, tokens, finish),)
-                )
+                item = self._append_item(epoch, first, tokens, finish)
+                number, replies = call(number, "append_batch", owner, (item,))
                 return number, replies[0]
             case "finish":
                 reason, failure, epoch = args
@@ -182,12 +184,23 @@ class System:
                 return call(number, "mig_begin", SEQ, epoch, migration, target)
             case "commit":
                 epoch, migration, target, length = args
-                return call(number, "mig_commit", SEQ, epoch, migration, target, (length,))
+                return call(number, "mig_commit", SEQ, epoch, migration, target, dealt(length, c.num_branches))
             case "abort":
                 epoch, migration = args
                 return call(number, "mig_abort", SEQ, epoch, migration)
             case _:  # requeue, cancel, attach, detach
                 return call(number, kind, SEQ, *args)
+
+    def _append_item(self, epoch: int, first: int, tokens: tuple[int, ...], finish: FinishReason) -> AppendItem:
+        """An append of the whole sequence, as one of a branch. The last token of each branch ends that branch."""
+        c, count = self.configuration, self.configuration.num_branches
+        if count == 1:
+            return AppendItem(SEQ, epoch, 0, first, tokens, finish)
+        if len(tokens) != 1:
+            raise NotImplementedError("with several branches, one token at a time is modelled, and no cancel")
+        ends = first >= c.num_tokens - count and not c.endless
+        last = FinishReason.LENGTH if ends else FinishReason.NONE
+        return AppendItem(SEQ, epoch, first % count, first // count, tokens, last)
 
     def text(self, call: Call) -> str:
         return f"{call[0]}({', '.join(str(arg) for arg in call[1:])})"
@@ -248,8 +261,8 @@ def new_sequence(c: Configuration) -> NewSequence:
         sampling=b"",
         prompt=PROMPT,
         prompt_chain=PROMPT_CHAIN,
-        num_branches=1,
-        max_tokens=c.num_tokens,
+        num_branches=c.num_branches,
+        max_tokens=dealt(c.num_tokens, c.num_branches)[0],
         priority=3,
         deadline_in_ms=c.deadline_ms,
         keep_on_disconnect=c.keep,

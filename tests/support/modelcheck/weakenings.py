@@ -14,7 +14,7 @@ from modelcheck.configurations import ATTACHMENTS, CALLS, CONFIGURATIONS, MIGRAT
 from modelcheck.world import Configuration
 
 from octavo.ids import Incarnation
-from octavo.store.calls import AppendStatus, TakeReason
+from octavo.store.calls import AppendStatus, MigrateStatus, TakeReason
 from octavo.store.memory import MemoryState, MemoryStore, evidence, journal, migration, ownership, store
 
 Patches = list[tuple[Any, str, Any]]
@@ -42,7 +42,7 @@ class Weakening:
 
 def without(rule: str, configuration: Configuration) -> Weakening:
     """A process does not keep this rule."""
-    return Weakening(configuration=replace(configuration, without=frozenset({rule})))
+    return Weakening(configuration=replace(configuration, without=configuration.without | {rule}))
 
 
 # ---- weaker functions of the store ---------------------------------------------------------------------------------
@@ -232,6 +232,27 @@ def commit_any_length() -> Patches:
     return [(migration, "mig_commit", weaker)]
 
 
+def commit_compares_the_first_branch() -> Patches:
+    real = migration.mig_commit
+
+    def weaker(state: Any, seq_id: Any, epoch: int, number: int, target: Any, num_tokens: Any) -> Any:
+        stored = state.get(seq_id)
+        others = [len(each) for each in stored.journals[1:]] if stored else []
+        return real(state, seq_id, epoch, number, target, [*num_tokens[:1], *others])
+
+    return [(migration, "mig_commit", weaker)]
+
+
+def abort_after_a_commit() -> Patches:
+    real = migration.mig_abort
+
+    def weaker(state: Any, seq_id: Any, epoch: int, number: int) -> Any:
+        reply = real(state, seq_id, epoch, number)
+        return replace(reply, status=MigrateStatus.ABORTED) if reply.status is MigrateStatus.COMMITTED else reply
+
+    return [(migration, "mig_abort", weaker)]
+
+
 def abort_without_a_number() -> Patches:
     real = migration.mig_abort
 
@@ -278,6 +299,7 @@ NEW = Configuration(num_tokens=1, begins="new", endless=True, faults={"walk away
 GUESTS = CONFIGURATIONS["two clients on two routers"]
 STALLED_ROUTER = CONFIGURATIONS["two clients, a router stands still"]
 ITEMS = CONFIGURATIONS["an item is late, the client moves"]
+MOVE = alone(faults={"migrate": 1})
 NOBODY = Configuration(begins="queued", client=False, keep=True, faults={"router crash": 1})
 LINKS = Configuration(faults={"bad link": 1})
 
@@ -308,9 +330,23 @@ WEAKENINGS = {
     "detach: every router is detached": Weakening(configuration=GUESTS, patches=detach_all),
     "mig_commit: nothing is compared": Weakening(configuration=MOVES, patches=commit_any_migration),
     "mig_commit: the length is not compared": Weakening(configuration=MOVES, patches=commit_any_length),
+    "mig_commit: only the first branch is compared": Weakening(
+        configuration=CONFIGURATIONS["migrations of two branches, their calls late"],
+        patches=commit_compares_the_first_branch,
+    ),
+    "mig_abort: a commit is not noticed": Weakening(configuration=MOVE, patches=abort_after_a_commit),
     "mig_abort: the number is not used up": Weakening(configuration=MOVES, patches=abort_without_a_number),
     "mig_abort: nothing is noted": Weakening(configuration=MOVES, patches=abort_changes_nothing),
     "mig_begin: the number is not compared": Weakening(configuration=MOVES, patches=begin_any_number),
+    "source: what was not answered counts as aborted": without("only the store says that a migration is over", MOVE),
+    "source: the sequence runs on while it is handed over": without("a sequence stops before it is handed over", MOVE),
+    "source: what has moved is taken back when it stops": Weakening(
+        configuration=CONFIGURATIONS["a worker is told to stop while it moves a sequence"], patches=requeue_any_epoch
+    ),
+    "target: what it cannot run is not given back": without(
+        "what moved and cannot run is given back",
+        CONFIGURATIONS["a target gives back what it cannot run, and nobody else does"],
+    ),
     "worker: tokens are sent before the journal has them": without("journal before delivery", ITEMS),
     "worker: an older admission replaces a newer one": without(
         "newest admission",
@@ -335,6 +371,8 @@ SECOND_LINES = {
     "sees only defects of a worker or changed data",
     "take: a repeated call is not recognized": "the router takes FENCED for another one's success, and the owner gives "
     "back what it was never asked to run; the rule saves an epoch and that pause",
+    "mig_commit: a repeated call is not recognized": "the target takes FENCED for a refusal, and gives back what the "
+    "record says is its own; the rule saves that pause and a replay",
     "restart: takes freeze for less than a lease": "in the model every process renews its lease with each step of the "
     "time, so the length of the freeze does not show",
 }
@@ -353,6 +391,8 @@ QUICK = (
     "attach: only the last router counts",
     "mig_commit: nothing is compared",
     "mig_abort: the number is not used up",
+    "source: what was not answered counts as aborted",
+    "source: the sequence runs on while it is handed over",
     "mig_begin: the number is not compared",
     "worker: tokens are sent before the journal has them",
     "worker: nobody gives back what was taken and not scheduled",

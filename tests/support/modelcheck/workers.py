@@ -23,7 +23,7 @@ def steps(system: "System", world: World, index: int) -> Iterator[Step]:
         yield _restart(system, world, index)
         return
     if world.has("crash"):
-        down = world.spend("crash").with_worker(index, state="down", run=None, known=0, offer=None)
+        down = world.spend("crash").with_worker(index, state="down", run=None, known=0, offer=None, returns=0)
         yield Step(f"{name} crashes", _faulty(down, name), progress=False)
     if worker.state == "stalled":
         yield Step(f"{name} goes on", world.with_worker(index, state="up"), progress=False)
@@ -42,6 +42,10 @@ def steps(system: "System", world: World, index: int) -> Iterator[Step]:
         yield from _run(system, world, index, worker.run)
     if worker.offer is not None:
         yield from _commit(system, world, index)
+    if worker.returns and system.keeps("what moved and cannot run is given back"):
+        yield from system.issue(
+            world, name, ("requeue", worker.returns), lambda after, _: after.with_worker(index, returns=0)
+        )
 
 
 def _faulty(world: World, name: str) -> World:
@@ -62,11 +66,11 @@ def _end_run(world: World, index: int) -> World:
 
 
 def _leave(system: "System", world: World, index: int) -> Iterator[Step]:
-    """A worker that stops gives its sequence back, and then leaves a tombstone."""
+    """A worker that stops gives its sequence back, also one that moves, and then leaves a tombstone."""
     worker = world.workers[index]
     name = worker_name(index, worker.number)
     if worker.run is not None:
-        if worker.run.mode == "runs":
+        if worker.run.mode in ("runs", "moves"):
             yield from system.issue(world, name, ("requeue", worker.run.epoch), lambda after, _: _end_run(after, index))
         yield Step(f"{name} drops its sequence", _end_run(world, index))
         return
@@ -74,7 +78,7 @@ def _leave(system: "System", world: World, index: int) -> Iterator[Step]:
         world,
         name,
         ("leave", name),
-        lambda after, _: after.with_worker(index, state="down", known=0, offer=None),
+        lambda after, _: after.with_worker(index, state="down", known=0, offer=None, returns=0),
     )
 
 
@@ -102,6 +106,8 @@ def _run(system: "System", world: World, index: int, run: Run) -> Iterator[Step]
     elif run.mode == "moves":
         call = ("abort", run.epoch, run.moves)
         yield from system.issue(world, name, call, lambda after, reply: _aborted(after, index, reply))
+        if not system.keeps("only the store says that a migration is over"):
+            yield Step(f"{name} goes on without an answer", world.with_worker(index, run=run._replace(mode="runs")))
     else:
         yield from _compute(system, world, index, run)
         yield from _send_item(system, world, index, run)
@@ -167,8 +173,15 @@ def _migrate(system: "System", world: World, index: int, run: Run) -> Iterator[S
     name, target = worker_name(index, worker.number), worker_name(1 - index, other.number)
     if run.moves and other.state == "up" and other.offer is None and world.has("migrate"):
         # Live copy is over: the sequence stops, and the target gets the rest.
-        moving = world.spend("migrate").with_worker(index, run=run._replace(mode="moves"))
+        stopped = run._replace(mode="moves") if system.keeps("a sequence stops before it is handed over") else run
+        moving = world.spend("migrate").with_worker(index, run=stopped)
         yield Step(f"{name} hands over", moving.with_worker(1 - index, offer=(run.epoch, run.moves, run.log)), False)
+    if run.moves and world.has("migrate"):
+        # Given up before Finish: the target was not asked to become the owner, so the sequence runs on meanwhile.
+        call = ("abort", run.epoch, run.moves)
+        yield from system.issue(
+            world.spend("migrate"), name, call, lambda after, reply: _aborted(after, index, reply), progress=False
+        )
     if world.has("migrate") and run.moves < system.configuration.faults["migrate"]:
         number = run.moves + 1
         yield from system.issue(
@@ -189,7 +202,8 @@ def _begun(world: World, index: int, number: int, status: MigrateStatus) -> Worl
 
 def _aborted(world: World, index: int, reply: Any) -> World:
     run = world.workers[index].run
-    if run is not None and reply.status is MigrateStatus.ABORTED:
+    if run is not None and reply.status not in (MigrateStatus.COMMITTED, MigrateStatus.FENCED):
+        # CLOSED and GONE, too: the next append says that the sequence has ended.
         return world.with_worker(index, run=run._replace(mode="runs"))
     return _end_run(world, index)
 
@@ -207,6 +221,14 @@ def _commit(system: "System", world: World, index: int) -> Iterator[Step]:
         ("commit", epoch, migration, name, len(log)),
         lambda after, reply: _committed(after, index, reply),
     )
+    if world.has("refuse"):
+        yield from system.issue(
+            world.spend("refuse"),
+            name,
+            ("commit", epoch, migration, name, len(log)),
+            lambda after, reply: _gives_back(after, index, reply),
+            progress=False,
+        )
 
 
 def _committed(world: World, index: int, reply: Any) -> World:
@@ -218,6 +240,12 @@ def _committed(world: World, index: int, reply: Any) -> World:
     if reply.status in (MigrateStatus.OK, MigrateStatus.SAME) and newest < reply.epoch:
         world = world.with_worker(index, run=Run(reply.epoch, world.truth.life, log))
     return world.with_worker(index, offer=None)
+
+
+def _gives_back(world: World, index: int, reply: Any) -> World:
+    """The target owns the sequence now, and cannot run it."""
+    done = reply.status in (MigrateStatus.OK, MigrateStatus.SAME)
+    return world.with_worker(index, offer=None, returns=reply.epoch if done else 0)
 
 
 def admit(

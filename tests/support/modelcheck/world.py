@@ -1,10 +1,12 @@
 """The state of the whole service in the model: the store, two workers, two routers, a client, and calls under way.
 
-One sequence of one branch. A call and its reply are one step. What is late, repeated or lost is a copy of a call in
-`late`: from then on it may be done at any time, any number of times, and nobody hears the reply. So a call whose reply
-is lost is a late call that is done, and then the same call again.
+One sequence, of one branch or of a few: then its tokens are dealt to the branches in turn. A call and its reply are one
+step. What is late, repeated or lost is a copy of a call in `late`: from then on it may be done at any time, any number
+of times, and nobody hears the reply. So a call whose reply is lost is a late call that is done, and then the same call
+again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -33,6 +35,7 @@ class Worker(NamedTuple):
     run: Run | None = None
     known: int = 0  # the newest epoch of a run that has ended here
     offer: tuple[int, int, tuple[int, ...]] | None = None  # epoch, migration and tokens that were copied here
+    returns: int = 0  # the epoch of what has moved here, cannot run here, and is to be given back
 
 
 class Task(NamedTuple):
@@ -139,7 +142,8 @@ FAULTS = (
 class Configuration:
     """What may happen in one exploration."""
 
-    num_tokens: int = 3
+    num_tokens: int = 3  # of all branches
+    num_branches: int = 1
     most_at_once: int = 1  # tokens in one append
     faults: dict[str, int] = field(default_factory=dict)
     late: frozenset[str] = frozenset()  # the kinds of calls that may be late
@@ -183,6 +187,19 @@ class Tokens:
     def misplaced(self, tokens: tuple[int, ...]) -> bool:
         """Whether one of them was computed after other tokens than those before it."""
         return any(self.contexts[token] != tokens[:i] for i, token in enumerate(tokens))
+
+
+def dealt(position: int, num_branches: int) -> tuple[int, ...]:
+    """The lengths of the branches of a sequence that has so many tokens."""
+    return tuple((position - branch + num_branches - 1) // num_branches for branch in range(num_branches))
+
+
+def gathered(journals: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The tokens that were dealt to these branches, up to the first one that is missing."""
+    found: list[int] = []
+    while len(found) // len(journals) < len(journals[len(found) % len(journals)]):
+        found.append(journals[len(found) % len(journals)][len(found) // len(journals)])
+    return tuple(found)
 
 
 _chains: dict[tuple[int, ...], int] = {(): PROMPT_CHAIN}

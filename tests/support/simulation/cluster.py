@@ -12,6 +12,7 @@ import gpu_worker.serving.program as worker_program
 import router.program as router_program
 from octavo.settings import RouterSettings, WorkerSettings
 from simulation import engine
+from simulation.blocks import BlockLinks
 from simulation.clock import replace_sources
 from simulation.event_log import EventLog
 from simulation.loop import HOST, Host, SimLoop
@@ -33,6 +34,7 @@ class Cluster:
         self.log = log
         self.network = Network(loop, seed)
         self.transport = Transport(self.network, log)
+        self.links = BlockLinks(self.network, log)
         self.router_names = [f"r{number}" for number in range(routers)]
         self.worker_names = [f"w{number}" for number in range(workers)]
         self.hosts: dict[str, Host] = {}
@@ -55,6 +57,7 @@ class Cluster:
     def _install(self) -> None:
         """Puts the simulation's parts where the programs look for the real ones."""
         self.transport.install()
+        self.links.install()
         engine.install()
         for program in (router_program, worker_program):
             program.open_store = self._open_store
@@ -102,9 +105,9 @@ class Cluster:
         host = self.hosts[name] = self.new_host(name)
         host.wall_offset = self.offsets.get(name, 0.0)
         host.on_death.append(lambda: self._note_death(host))
-        common = {"store": STORE_URL, "lease_ms": LEASE_MS, "listen": f"{name}:7000"}
+        common = {"store": STORE_URL, "lease_ms": LEASE_MS, "listen": f"{name}:7000", "web_listen": ""}
         if name in self.router_names:
-            settings = RouterSettings(admin_listen="", router_id=name, grace_ms=GRACE_MS, **common)
+            settings = RouterSettings(admin_listen="", http_listen="", router_id=name, grace_ms=GRACE_MS, **common)
             main = router_program.serve(settings)
         else:
             main = worker_program.serve(

@@ -4,7 +4,9 @@ import asyncio
 import random
 import signal
 from collections.abc import Awaitable, Callable
+from typing import Any
 
+from octavo.errors import ServingError
 from simulation.cluster import Cluster
 
 Fault = Callable[[], Awaitable[None]]
@@ -37,6 +39,9 @@ EVERY_KIND = (
     "worker left",
     "router left",
     "poison",
+    "sequence moved",
+    "sequence stayed",
+    "corrupted block",
 )
 
 
@@ -74,6 +79,8 @@ class FaultMenu:
             "clock skew": self._skew,
             "worker left": lambda: self._leave("worker left", self._cluster.worker_names),
             "router left": lambda: self._leave("router left", self._cluster.router_names),
+            "sequences move": self._move,
+            "blocks corrupted": self._corrupt,
         }
 
     async def serve(self) -> None:
@@ -91,7 +98,7 @@ class FaultMenu:
     def end(self) -> None:
         """Heals what is still broken. Processes that have ended are started again, as always."""
         self._network.heal()
-        self._cluster.transport.duplicates = 0.0
+        self._cluster.transport.duplicates = self._cluster.links.corrupt = 0.0
         store = self._store
         store.lost_requests = store.lost_replies = store.late = store.twice = 0.0
         self._log.add("FAULT", "all faults have ended")
@@ -139,6 +146,32 @@ class FaultMenu:
             self._log.count(kind, host.name)
             host.signal(signal.SIGTERM)
 
+    # Migrations
+
+    async def _move(self) -> None:
+        """For some time, sequences of all workers move to others, which the workers choose themselves."""
+        for _ in range(self._rng.randrange(5, 40)):
+            host = self._cluster.hosts[self._rng.choice(self._cluster.worker_names)]
+            worker = host.program if host.alive and not host.paused else None
+            seq_ids = sorted(worker.publisher.logs) if worker and worker.migrations else []
+            if seq_ids:
+                host.spawn(self._move_one(worker, self._rng.choice(seq_ids)))
+            await self._some_time(0.0, 0.2)
+
+    async def _move_one(self, worker: Any, seq_id: Any) -> None:
+        try:
+            progress = await worker.migrations.migrate(seq_id, worker.publisher.logs[seq_id].epoch)
+        except ServingError as error:
+            self._log.add("FAULT", f"{seq_id} was not moved: {error}")
+            return
+        self._log.count(f"sequence {progress.outcome.name.lower()}", f"{seq_id}: {progress.error}")
+
+    async def _corrupt(self) -> None:
+        """While sequences move, one block in ten comes with a wrong bit."""
+        self._cluster.links.corrupt = 0.1
+        await self._move()
+        self._cluster.links.corrupt = 0.0
+
     # Network
 
     def _pairs(self) -> list[tuple[str, str]]:
@@ -146,6 +179,7 @@ class FaultMenu:
         routers, workers = self._cluster.router_names, self._cluster.worker_names
         pairs = [(router, worker) for router in routers for worker in workers]
         pairs += [(name, "store") for name in [*routers, *workers]]
+        pairs += [(source, target) for source in workers for target in workers if source != target]
         return pairs + [(client, router) for client in self._clients for router in routers]
 
     async def _partition(self, kind: str, *, both_ways: bool) -> None:

@@ -40,4 +40,6 @@ def check_worker(name: str, worker: Any, expect_none: Callable[[str, object], No
     expect_none(f"{name}: sequences", worker.workload.sequences)
     load = worker.engine_client._measure_load().load
     expect_none(f"{name}: blocks in use", load.num_used_blocks)
+    expect_none(f"{name}: sequences on their way here", worker.target.num_tickets)
+    expect_none(f"{name}: sequences on their way elsewhere", worker.migrations and worker.migrations.moving)
     worker.scheduler.check_state()

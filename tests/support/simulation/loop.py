@@ -25,7 +25,12 @@ class Deadlock(RuntimeError):
 
 
 class SimTask(asyncio.Task):
-    """A task whose hash is a number, so that sets of tasks have the same order in every run."""
+    """A task whose hash is a number, so that sets of tasks have the same order in every run.
+
+    `host` is the one that runs it; None: the simulation itself.
+    """
+
+    host: "Host | None"
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "SimTask":
         task = super().__new__(cls)
@@ -111,10 +116,18 @@ class SimLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._timers: list[tuple[float, int, TimerHandle]] = []
         self.num_callbacks = 0
-        self.set_task_factory(lambda loop, coro, context=None: SimTask(coro, loop=loop, context=context))
+        self.set_task_factory(self._make_task)
 
     def time(self) -> float:
         return self._now
+
+    @staticmethod
+    def _make_task(
+        loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], context: Context | None = None
+    ) -> SimTask:
+        task = SimTask(work, loop=loop, context=context)
+        task.host = context.get(HOST) if context else HOST.get()
+        return task
 
     def run_again(self, handles: list[Handle]) -> None:
         """Makes handles ready that were taken out of the queue before."""

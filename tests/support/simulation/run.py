@@ -11,7 +11,7 @@ from simulation.cluster import Cluster
 from simulation.event_log import EventLog
 from simulation.faults import FaultMenu
 from simulation.leaks import leaks
-from simulation.loop import SimLoop
+from simulation.loop import SimLoop, SimTask
 from simulation.traffic import LOSSES, Client
 
 NUM_CLIENTS, NUM_STREAMS = 3, 4
@@ -26,6 +26,7 @@ ROUTER_LOSSES = {
     "partition one way",
     "partition both ways",
     "store paused",
+    "store restarted",
     "slow link",
 }
 POISONOUS, OF_SEEDS = 9, 10  # every tenth seed, the last of ten, has several poison requests and no other faults
@@ -103,6 +104,9 @@ class Simulation:
         )
 
     def _note_exception(self, loop: SimLoop, context: dict[str, object]) -> None:
+        task = context.get("future") or context.get("task")
+        if isinstance(task, SimTask) and task.host is not None and not task.host.alive:
+            return  # nobody is left who could have looked at it
         error = context.get("exception")
         text = "".join(traceback.format_exception(error)) if isinstance(error, Exception) else str(error)
         self.log.errors.append(f"{context.get('message')}: {text}")

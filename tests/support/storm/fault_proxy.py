@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import socket
 import struct
 from collections import Counter
@@ -14,11 +15,14 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER with a time of 0: close sends RST
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What the network does now. `loses`: the ways ("up" to the server, "down" from it) on which bytes vanish."""
+    """What the network does now. `loses`: the ways ("up" to the server, "down" from it) on which bytes vanish;
+    `damages`: the share of the chunks to the server in which one bit changes.
+    """
 
     latency_s: float = 0.0
     bytes_per_s: float = 0.0
     loses: frozenset[str] = frozenset()
+    damages: float = 0.0
 
 
 CLEAR = Condition()
@@ -45,8 +49,8 @@ class Connection:
 class FaultProxy:
     """Listens on a port of 127.0.0.1 and passes each connection on to `target`, (host, port), as `condition` says.
 
-    `counts`: connections, bytes, delayed and slowed (chunks), lost (bytes), lost_connections (that came into a black
-    hole), resets (connections).
+    `counts`: connections, bytes, delayed, slowed and damaged (chunks), lost (bytes), lost_connections (that came into a
+    black hole), resets (connections).
     """
 
     def __init__(self, name: str, port: int, target: tuple[str, int]) -> None:
@@ -96,6 +100,10 @@ class FaultProxy:
         self.target = target
         self.reset()
 
+    async def find_target(self) -> tuple[str, int]:
+        """Where a new connection goes. Raises OSError where nobody listens."""
+        return self.target
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(writer)
         self._connections.add(connection)
@@ -107,7 +115,7 @@ class FaultProxy:
                 await self._pump(connection, reader, None, "up")
                 return
             async with asyncio.timeout(CONNECT_S):
-                upstream, connection.server = await asyncio.open_connection(*self.target)
+                upstream, connection.server = await asyncio.open_connection(*await self.find_target())
             connection.tasks = [
                 asyncio.create_task(self._pump(connection, reader, connection.server, "up")),
                 asyncio.create_task(self._pump(connection, upstream, writer, "down")),
@@ -136,7 +144,17 @@ class FaultProxy:
             if condition.bytes_per_s:
                 self.counts["slowed"] += 1
                 await asyncio.sleep(len(data) / condition.bytes_per_s)
+            if way == "up" and condition.damages and random.random() < condition.damages:
+                self.counts["damaged"] += 1
+                data = damaged(data)
             self.counts["bytes"] += len(data)
             writer.write(data)
             await writer.drain()
         raise ConnectionResetError(f"{self.name}: the {way} side has ended")
+
+
+def damaged(data: bytes) -> bytes:
+    """The same with one bit changed."""
+    changed = bytearray(data)
+    changed[random.randrange(len(data))] ^= 1 << random.randrange(8)
+    return bytes(changed)

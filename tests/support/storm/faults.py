@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from guard.processes import state_of
 from storm.fault_proxy import BLACK_HOLE, DROPPED_REPLIES, Condition, FaultProxy
 from storm.storm_cluster import StormCluster
+from waiting import until
 
 GRACE_S = 60.0  # within which a process that was asked to leave has ended
 READY_S = 20.0
@@ -22,7 +24,13 @@ OUT_S = 12.0  # longer than the grace of a request
 TRAFFIC_S = 10.0  # within which something comes over a link, else another link is tried
 LINK_TRIES = 4
 WAYS = ("latency", "black-hole", "reset", "dropped-reply", "slow")
-PROOFS = {"latency": "delayed", "slow": "slowed", "reset": "resets"}  # the count that shows it; of the others "lost"
+PROOFS = {
+    "latency": "delayed",
+    "slow": "slowed",
+    "reset": "resets",
+    "damaged": "damaged",
+}  # the count that shows it; of the others "lost"
+Prepare = Callable[[str], Awaitable[None]]
 LINKS = ("client-router", "router-worker", "router-store", "worker-store")
 
 # When the fault of the current task began, which may have waited for another fault to end.
@@ -69,9 +77,11 @@ class Faults:
 
     # Processes
 
-    async def kill(self, names: list[str]) -> dict[str, Any]:
-        """kill -9 of one of them, and its start after a while."""
-        async with self._one_of(names) as name:
+    async def kill(self, names: list[str], prepare: Prepare | None = None) -> dict[str, Any]:
+        """kill -9 of one of them, and its start after a while. `prepare` is called before with its name."""
+        async with self.one_of(names) as name:
+            if prepare is not None:
+                await prepare(name)
             process = self._cluster.processes[name]
             pid = process.pid
             await asyncio.to_thread(process.kill)  # raises unless SIGKILL ended it
@@ -99,8 +109,10 @@ class Faults:
 
     async def leave(self, names: list[str]) -> dict[str, Any]:
         """SIGTERM: the process leaves by plan, with status 0."""
-        async with self._one_of(names) as name:
-            process, began = self._cluster.processes[name], time.monotonic()
+        async with self.one_of(names) as name:
+            process = self._cluster.processes[name]
+            await until(lambda: handles_sigterm(process.pid))  # it may have been started just now
+            began = time.monotonic()
             os.kill(process.pid, signal.SIGTERM)
             while process.running:
                 if time.monotonic() - began > GRACE_S:
@@ -113,7 +125,7 @@ class Faults:
 
     async def stop(self, names: list[str]) -> dict[str, Any]:
         """SIGSTOP for longer than the lease."""
-        async with self._one_of(names) as name:
+        async with self.one_of(names) as name:
             process = self._cluster.processes[name]
             leases = self._random.choice([self._random.uniform(1.2, 3.5), self._random.uniform(1.2, 3.5), LONG_STOP])
             seconds = self._cluster.shape.lease_ms / 1000 * leases
@@ -239,7 +251,7 @@ class Faults:
         """A link of that kind has a bad network for a while."""
         names = [name for name in self._cluster.links if _kind_of(name) == where]
         for _ in range(LINK_TRIES):
-            async with self._one_of(names) as name:
+            async with self.one_of(names) as name:
                 link = self._cluster.links[name]
                 before = link.counts.copy()
                 seconds = await self._disturb(link, way)
@@ -261,6 +273,7 @@ class Faults:
             "slow": Condition(bytes_per_s=self._random.uniform(2_000, 20_000)),
             "black-hole": BLACK_HOLE,
             "dropped-reply": DROPPED_REPLIES,
+            "damaged": Condition(damages=self._random.choice([0.01, 0.3, 1.0])),
         }[way]
         try:
             await asyncio.sleep(seconds)
@@ -270,7 +283,7 @@ class Faults:
         return seconds
 
     @asynccontextmanager
-    async def _one_of(self, names: list[str]) -> AsyncIterator[str]:
+    async def one_of(self, names: list[str]) -> AsyncIterator[str]:
         """One of them to which nothing happens yet, for as long as the context lasts."""
         while not (free := [name for name in names if not self._locks[name].locked()]):
             await asyncio.sleep(0.05)
@@ -288,7 +301,9 @@ class Faults:
 
 
 def _kind_of(link: str) -> str:
-    """client-router, router-worker, router-store or worker-store."""
+    """client-router, router-worker, worker-worker, router-store or worker-store."""
+    if link.startswith("blocks-"):
+        return "worker-worker"
     if link.startswith("client-"):
         return "client-router"
     if link.startswith("router-"):
@@ -301,3 +316,10 @@ async def _within(seconds: float, happened: Callable[[], bool]) -> None:
     until = time.monotonic() + seconds
     while not happened() and time.monotonic() < until:
         await asyncio.sleep(0.1)
+
+
+def handles_sigterm(pid: int) -> bool:
+    """Whether the process has a handler for SIGTERM, by the mask of caught signals that the kernel shows."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)

@@ -1,4 +1,4 @@
-"""What a storm must not leave behind: blocks in use, keys of live sequences, files, threads, tasks."""
+"""What a storm must not leave behind: blocks in use, tickets, pins, keys of live sequences, files, threads, tasks."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from storm.storm_cluster import StormCluster
 # that were started again and whose old ones gRPC has not closed yet; threads of gRPC and of asyncio's executor, which
 # are started when needed and stay; calls under way.
 SLACK = {"files": 40, "threads": 24, "tasks": 8}
-INDEXES = ("live", "queue", "claims", "owned:", "attached:", "deadlines", "detached", "queue-tokens")
+INDEXES = ("live", "queue", "claims", "owned:", "attached:", "deadlines", "detached", "accounts")
 
 
 @dataclass(slots=True)
@@ -29,6 +29,7 @@ class ProcessUse:
     threads: int
     tasks: int
     names: dict[str, int] = field(default_factory=dict)
+    moves: dict[str, int] = field(default_factory=dict)  # what is left of moves: tickets, pins, imports, migrations
 
 
 async def use_of(cluster: StormCluster, name: str) -> ProcessUse:
@@ -43,7 +44,7 @@ async def use_of(cluster: StormCluster, name: str) -> ProcessUse:
     found = json.loads(told.read_text())
     assert found["pid"] == pid
     files, threads = (len(list(Path(f"/proc/{pid}/{folder}").iterdir())) for folder in ("fd", "task"))
-    return ProcessUse(files, threads, found["tasks"], found["names"])
+    return ProcessUse(files, threads, found["tasks"], found["names"], found["moves"])
 
 
 async def uses(cluster: StormCluster) -> dict[str, ProcessUse]:
@@ -53,7 +54,7 @@ async def uses(cluster: StormCluster) -> dict[str, ProcessUse]:
 async def wait_quiet(cluster: StormCluster, patience_s: float) -> list[str]:
     """Returns when nothing runs and nothing waits; else, after the patience, what still does."""
     until = time.monotonic() + patience_s
-    while left := [*await _busy_workers(cluster), *await live_keys(cluster)]:
+    while left := [*await _busy_workers(cluster), *await live_keys(cluster)] or await _moves_left(cluster):
         if time.monotonic() > until:
             return left
         await asyncio.sleep(0.5)
@@ -65,6 +66,11 @@ async def _busy_workers(cluster: StormCluster) -> list[str]:
     return [f"{name} is not idle: {str(load).split()}" for name, load in loads.items() if not idle(load)]
 
 
+async def _moves_left(cluster: StormCluster) -> list[str]:
+    found = {name: (await use_of(cluster, name)).moves for name in cluster.workers}
+    return [f"{name} still has {moves}" for name, moves in found.items() if moves]
+
+
 async def live_keys(cluster: StormCluster) -> list[str]:
     """Keys of sequences that have not ended, and index keys that are not empty."""
     client, found = cluster.store.primary.client, []
@@ -74,7 +80,7 @@ async def live_keys(cluster: StormCluster) -> list[str]:
             state = await client.hget(key, "state")
             if state in ("QUEUED", "RUNNING"):
                 found.append(f"{key} is {state}: {await client.hget(key, 'timeline')!r}")
-        elif name.startswith(INDEXES) and not (name == "queue-tokens" and await client.get(key) == "0"):
+        elif name.startswith(INDEXES) and not (name.startswith("accounts") and await client.hlen(key) == 1):
             found.append(f"{key} is there: {await _content(client, key)}")
     return found
 
@@ -110,6 +116,7 @@ async def audit(cluster: StormCluster, before: dict[str, ProcessUse], total_bloc
                 have = getattr(after[name], what)
                 if have > most + slack:
                     leaks.append(f"{name} has {have} {what}, {most} at the start: {after[name].names}")
+    leaks += [f"{name} has {after[name].moves}, and no sequence moves" for name in cluster.workers if after[name].moves]
     states = Counter[str]()
     client = cluster.store.primary.client
     async for key in client.scan_iter("octavo:seq:*", count=1000):

@@ -126,10 +126,11 @@ class LogChecker:
             allowed = self._data_were_lost(line)
             assert allowed or record["error"] not in ("NOT_FOUND", *LOST), f"the record is gone: {record['error']}"
             return
-        if self._data_were_lost(line) and record["state"] not in ("DONE",):
+        num_delivered = sum(map(len, delivered.values()))
+        is_whole = record["state"] == "DONE" and record["output_tokens"] == num_delivered
+        if not is_whole and self._data_were_lost(line):  # its end, or that a stop string stands before it
             self.verdict.num_unchecked_records += 1
             return
-        num_delivered = sum(map(len, delivered.values()))
         assert record["state"] == "DONE", f"the record says {record['state']}"
         assert record["output_tokens"] == num_delivered, f"usage {record['output_tokens']}, delivered {num_delivered}"
         if line.sampling.best_of <= line.sampling.n:

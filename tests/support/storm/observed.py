@@ -1,9 +1,14 @@
-"""Runs a module as a program that tells how many tasks it has: python -m storm.observed FILE MODULE ARGS...
+"""Runs a module as a program that tells what it has: python -m storm.observed FILE [--blocks PORT] MODULE ARGS...
 
-At SIGUSR1 it writes the number of asyncio tasks and their names to FILE as JSON. Threads and open files are in /proc.
+At SIGUSR1 it writes the number of asyncio tasks, their names, and what is left of moves to FILE as JSON. Threads and
+open files are in /proc.
+
+A worker listens for blocks on any free port, and tells it to those that send to it. With `--blocks` it tells PORT
+instead, where a proxy listens, and writes its own port to FILE with the suffix `.blocks`.
 """
 
 import asyncio
+import gc
 import json
 import os
 import runpy
@@ -12,6 +17,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 
 def main() -> None:
@@ -23,13 +29,56 @@ def main() -> None:
         except RuntimeError:  # no loop runs yet
             tasks = set()
         names = Counter(getattr(task.get_coro(), "__qualname__", "?") for task in tasks)
-        partial = target.with_suffix(".part")
-        partial.write_text(json.dumps({"pid": os.getpid(), "tasks": len(tasks), "names": dict(names)}))
-        partial.replace(target)
+        found = {"pid": os.getpid(), "tasks": len(tasks), "names": dict(names), "moves": num_moves()}
+        replace_text(target, json.dumps(found))
 
     signal.signal(signal.SIGUSR1, tell)
     sys.argv = sys.argv[2:]
+    if sys.argv[0] == "--blocks":
+        tell_other_port(int(sys.argv[1]), target.with_suffix(".blocks"))
+        sys.argv = sys.argv[2:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def num_moves() -> dict[str, int]:
+    """How many sequences leave this process and come to it, and what is held for them: found among all objects."""
+    found = Counter[str]()
+    for each in gc.get_objects():
+        kind = type(each).__name__
+        if kind in COUNTED:
+            found[COUNTED[kind][0]] += COUNTED[kind][1](each)
+    return {name: count for name, count in found.items() if count}
+
+
+# What of an object of each class is left of a move.
+COUNTED: dict[str, tuple[str, Any]] = {
+    "MigrationRegistry": ("outgoing migrations", lambda registry: len(registry.moving)),
+    "MigrationTarget": ("incoming migrations", lambda target: target.num_tickets),
+    "TicketRegistry": ("tickets", lambda registry: len(registry._tickets)),
+    "BlockImport": ("held imports", lambda held: not held.released),
+    "PinnedBlocks": ("pins", lambda pinned: bool(pinned.reservation.blocks)),
+}
+
+
+def tell_other_port(port: int, file: Path) -> None:
+    """Has a worker name this port for blocks."""
+    from gpu_worker.moving.block_listener import BlockListener
+
+    listen = BlockListener.__init__
+
+    def listen_behind(self: BlockListener, *args: Any, **kwargs: Any) -> None:
+        listen(self, *args, **kwargs)
+        replace_text(file, str(self.port))
+        self.port = port
+
+    BlockListener.__init__ = listen_behind  # type: ignore[method-assign]  # this process is a test's
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Writes a file so that whoever reads it finds all of the text or nothing."""
+    partial = file.with_name(f"{file.name}.part")
+    partial.write_text(text)
+    partial.replace(file)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,24 @@ def module_command(code_folder: Path, module: str, *arguments: str) -> list[str]
     return [sys.executable, "-c", code, *arguments]
 
 
+class BlockLink(FaultProxy):
+    """The way of blocks to a worker, which listens on another port each time that it starts."""
+
+    def __init__(self, name: str, port: int, file: Path) -> None:
+        """`file` has the port of the worker that runs now."""
+        super().__init__(name, port, ("127.0.0.1", 0))
+        self._file = file
+
+    async def find_target(self) -> tuple[str, int]:
+        text = await asyncio.to_thread(self._file.read_text)
+        return self.target[0], int(text)
+
+
 class StormCluster:
-    """Processes r0, r1, … and w0, w1, …; links `client-r0`, `router-w0`, `r0-store`, `w0-store`, …"""
+    """Processes r0, r1, … and w0, w1, …; links `client-r0`, `router-w0`, `blocks-w0`, `r0-store`, `w0-store`, …
+
+    What workers call of each other goes over `router-w0`, and the blocks that they send over `blocks-w0`.
+    """
 
     def __init__(self, folder: Path, shape: Shape) -> None:
         self.folder = folder
@@ -51,7 +67,7 @@ class StormCluster:
         self.routers = [f"r{number}" for number in range(shape.routers)]
         self.workers = [f"w{number}" for number in range(shape.workers)]
         names = [*self.routers, *self.workers]
-        free = ports.pick(3 + 3 * len(names) + len(self.routers))
+        free = ports.pick(3 + 3 * len(names) + len(self.routers) + len(self.workers))
         self.store = ReplicatedStore(folder / "stores", [free.pop(), free.pop(), free.pop()])
         self.endpoints = {name: f"127.0.0.1:{free.pop()}" for name in names}
         self.admin_endpoints = {name: f"127.0.0.1:{free.pop()}" for name in self.routers}
@@ -61,6 +77,9 @@ class StormCluster:
             side = "client" if name in self.routers else "router"
             self._add_link(f"{side}-{name}", free.pop(), ("127.0.0.1", port))
             self._add_link(f"{name}-store", free.pop(), self.store.primary.address)
+        for name in self.workers:
+            file = self.observation(name).with_suffix(".blocks")
+            self.links[f"blocks-{name}"] = BlockLink(f"blocks-{name}", free.pop(), file)
         self.processes = {name: Process(name, self._command(name), folder / f"{name}.log", self.code) for name in names}
 
     def _add_link(self, name: str, port: int, target: tuple[str, int]) -> None:
@@ -76,10 +95,21 @@ class StormCluster:
 
     def _command(self, name: str) -> list[str]:
         shape, store = self.shape, f"redis://{self.links[f'{name}-store'].endpoint}/0"
-        common = ["--store", store, "--lease-ms", str(shape.lease_ms), "--listen", self.endpoints[name]]
-        observed = module_command(self.code, "storm.observed", str(self.observation(name)))
+        common = [
+            "--store",
+            store,
+            "--lease-ms",
+            str(shape.lease_ms),
+            "--listen",
+            self.endpoints[name],
+            "--web-listen",
+            "",
+        ]
+        behind = [] if name in self.routers else ["--blocks", str(self.links[f"blocks-{name}"].port)]
+        observed = module_command(self.code, "storm.observed", str(self.observation(name)), *behind)
         if name in self.routers:
-            own = ["--admin-listen", self.admin_endpoints[name], "--router-id", name, *shape.router_args]
+            listen = ["--admin-listen", self.admin_endpoints[name], "--http-listen", ""]
+            own = [*listen, "--router-id", name, *shape.router_args]
             return [*observed, "router", *common, *own]
         own = ["--worker-id", name, "--advertise", self.links[f"router-{name}"].endpoint]
         runner = ["--runner", shape.runner, "--step-delay-ms", str(shape.step_delay_ms)]

@@ -6,7 +6,15 @@ from typing import Any
 from octavo.ids import Incarnation, RequestId, sequence_id
 from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason
-from octavo.store.calls import AcceptStatus, QueueDepth, QueueLimits, TakeReason
+from octavo.store.calls import (
+    AcceptStatus,
+    QueueBound,
+    QueueDepth,
+    QueueDepths,
+    QueueLimits,
+    TakeReason,
+    TenantDepth,
+)
 
 ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
 W1 = Incarnation("worker1")
@@ -36,13 +44,38 @@ async def test_a_retry_is_recognized_and_another_body_refused(bench: Any, new: N
     assert await bench.store.queue_depth() == QueueDepth(1, 67)
 
 
-async def test_the_queue_is_bounded_in_requests_and_tokens(make_memory_bench: Any, new: New) -> None:
-    store = make_memory_bench().store
+async def test_the_queue_is_bounded_in_requests_and_tokens(bench: Any, new: New) -> None:
+    store = bench.store
     for i in range(3):
         assert (await store.accept(new(str(i)), QueueLimits(3, 10_000))).status is AcceptStatus.OK
     full = await store.accept(new("3"), QueueLimits(3, 10_000))
-    assert (full.status, full.num_queued, full.queued_tokens) == (AcceptStatus.FULL, 3, 201)
-    assert (await store.accept(new("3"), QueueLimits(4, 250))).status is AcceptStatus.FULL
+    assert (full.status, full.exceeded, full.queued) == (AcceptStatus.FULL, QueueBound.REQUESTS, QueueDepth(3, 201))
+    full = await store.accept(new("3"), QueueLimits(4, 250))
+    assert (full.status, full.exceeded) == (AcceptStatus.FULL, QueueBound.TOKENS)
+
+
+async def test_what_waits_is_counted_by_tenant_those_with_most_first(bench: Any, new: New) -> None:
+    assert await bench.store.tenant_depths(9) == QueueDepths()
+    for name, tenant, model in [
+        ("a", "few", "model"),
+        ("b", "many", "model"),
+        ("c", "many", "other"),
+        ("d", "also few", "other"),
+        ("e", "n:1", "model"),
+        ("f", "", "model"),
+    ]:
+        seq_id = sequence_id(tenant, RequestId(name))
+        await bench.store.accept(new(name, seq_id=seq_id, tenant=tenant, model=model), LIMITS)
+    one, two = QueueDepth(1, 67), QueueDepth(2, 134)
+    few = [TenantDepth(name, one) for name in ("", "also few", "few", "n:1")]
+    assert await bench.store.tenant_depths(9) == QueueDepths(QueueDepth(6, 402), (TenantDepth("many", two), *few), 5)
+    assert await bench.store.tenant_depths(2) == QueueDepths(QueueDepth(6, 402), (TenantDepth("many", two), few[0]), 5)
+    await bench.store.pop("model", 9, 100)  # a claim still waits
+    assert (await bench.store.tenant_depths(0)).total == QueueDepth(6, 402)
+    await bench.take_ownership(sequence_id("many", RequestId("b")), 0, W1, "t", TakeReason.QUEUED)
+    found = await bench.store.tenant_depths(9)
+    assert (found.total, found.num_tenants) == (QueueDepth(5, 335), 5)
+    assert TenantDepth("many", one) in found.tenants
 
 
 async def test_classes_then_arrival_and_requeued_ones_first(bench: Any, new: New) -> None:

@@ -1,4 +1,4 @@
-"""The lines of README.md in another language do what they say, with the imports that a reader adds."""
+"""The first calls in protos/CLIENTS.md do what they say, with the imports that a reader adds."""
 
 import os
 import re
@@ -13,9 +13,8 @@ NODE_IMPORTS = "const grpc = require('@grpc/grpc-js'), loader = require('@grpc/p
 
 
 def block(language):
-    [text] = [
-        text for name, text in BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")) if name == language
-    ]
+    page = (ROOT / "protos" / "CLIENTS.md").read_text(encoding="utf-8")
+    [text] = [text for name, text in BLOCK.findall(page) if name == language]
     return text
 
 

@@ -1,0 +1,37 @@
+"""The spans of a worker: one for each sequence that a traced request brings here."""
+
+from gpu_worker.serving.sequence_log import SequenceLog
+from octavo import traces
+from octavo.ids import SequenceId
+from octavo.traces import RequestTracer, Span
+
+MAX_OPEN = 4096
+
+
+class SequenceTracer:
+    """Spans from the admission of a sequence until nothing more is published of it here. Lives on the event loop."""
+
+    def __init__(self, tracer: RequestTracer, worker_id: str) -> None:
+        self._tracer = tracer
+        self._worker_id = worker_id
+        self._open: dict[tuple[SequenceId, int], Span] = {}
+
+    def begin(self, seq_id: SequenceId, epoch: int, traceparent: str) -> None:
+        """The sequence was admitted. Without a sampled trace of its router nothing is kept."""
+        if not traceparent or (seq_id, epoch) in self._open or len(self._open) >= MAX_OPEN:
+            return
+        with traces.caller_trace(traceparent):
+            if (span := self._tracer.begin_span("octavo.sequence")) is not None:
+                self._open[seq_id, epoch] = span
+
+    def end(self, log: SequenceLog) -> None:
+        """Nothing more is published of the sequence here: it has ended, moved, or was given up."""
+        if (span := self._open.pop((log.seq_id, log.epoch), None)) is not None:
+            num_tokens = sum(branch.num_tokens for branch in log.branches)
+            facts: dict[str, str | int] = {
+                "seq": log.seq_id,
+                "epoch": log.epoch,
+                "worker": self._worker_id,
+                "tokens": num_tokens,
+            }
+            span.end(facts, error=any(branch.failure is not None for branch in log.branches))

@@ -1,0 +1,70 @@
+"""Calls the Admin service for a command: one router after the other, until one is reached that knows what is named."""
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import grpc
+
+from octavo import rpc, statuses
+from octavo.cli import connection, deployment
+from octavo.cli.command_error import CommandError
+from octavo.errors import NotFound
+from octavo.security.client_credentials import ClientCredentials
+from octavo.security.roles import PeerRole
+from octavo.v1 import admin_pb2_grpc
+
+Answer = TypeVar("Answer")
+
+
+class AdminCallError(CommandError):
+    """No router has answered. The message says why, and what to do."""
+
+
+def ask_routers(args: argparse.Namespace, call: Callable[[admin_pb2_grpc.AdminStub], Awaitable[Answer]]) -> Answer:
+    """The answer of the first router of the deployment that gives one.
+
+    A router that is not reached, or that finds that it does not know the worker or the request, is followed by the
+    next one. Any other refusal counts. Raises ServingError, AdminCallError or NoDeploymentError.
+    """
+    if args.admin_endpoint:
+        addresses = deployment.split_endpoints("--admin-endpoint", args.admin_endpoint)
+    else:
+        addresses = [router.admin_endpoint for router in deployment.running(args, "--admin-endpoint").routers]
+    return asyncio.run(_ask(args, addresses, deployment.credentials(args, PeerRole.OPERATOR), call))
+
+
+async def _ask(
+    args: argparse.Namespace,
+    addresses: list[str],
+    credentials: ClientCredentials,
+    call: Callable[[admin_pb2_grpc.AdminStub], Awaitable[Answer]],
+) -> Answer:
+    reasons, unknown = [], None
+    for address in addresses:
+        try:
+            async with rpc.channel(address, credentials=credentials) as channel:
+                with connection.delayed_notice(args.command, [address], args.timeout):
+                    try:
+                        await asyncio.wait_for(channel.channel_ready(), args.timeout)
+                    except TimeoutError:
+                        pass  # the call says why
+                return await call(admin_pb2_grpc.AdminStub(channel))
+        except grpc.aio.AioRpcError as error:
+            if statuses.status_in(error) is not None:
+                refusal = statuses.error_from(error)
+                if not isinstance(refusal, NotFound):
+                    raise refusal from None
+                unknown = refusal  # another router may know what this one has lost, or has not met yet
+            else:
+                reasons.append(f"{address}: {_reason(error)}")
+    if unknown is not None:
+        raise unknown
+    raise AdminCallError("; ".join(reasons))
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return "this is not the Admin listener of a router: see --admin-listen"
+    return f"{error.details() or error.code().name}: correct --admin-endpoint, or wait longer with --timeout"

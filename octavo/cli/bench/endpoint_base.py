@@ -1,0 +1,68 @@
+"""What `octavo bench` needs of an endpoint, whichever protocol it speaks."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.client.convert import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """One request to send: the prompt (a text, token ids, or messages) and how many tokens to generate."""
+
+    prompt: Prompt
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTotals:
+    """Tokens of a whole request, as the endpoint counts them; None where it does not say."""
+
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPart:
+    """One event of a stream. `num_tokens` is None if the event does not say how many tokens it has."""
+
+    text: str = ""
+    num_tokens: int | None = None
+    totals: StreamTotals | None = None
+
+
+class RequestFailed(Exception):
+    """A request has failed. `reason` has few values, so that failures can be counted by it; `message` is free text."""
+
+    def __init__(self, reason: str, message: str = "") -> None:
+        super().__init__(f"{reason}: {message}" if message else reason)
+        self.reason = reason
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What is the same for all requests of a run."""
+
+    temperature: float
+    ignore_eos: bool
+    chat: bool
+
+
+class BenchEndpoint(Protocol):
+    """A server that continues prompts as streams."""
+
+    url: str
+    kind: str  # grpc, completions or chat
+    model: str  # known after `open`
+    vocab_size: int | None  # known after `open`, if the endpoint says it
+
+    async def open(self, timeout_s: float) -> None:
+        """Connects and finds the model. Raises CommandError with a remedy if that cannot be."""
+
+    def stream(self, request: BenchRequest) -> AsyncGenerator[StreamPart, None]:
+        """The events of one request. Raises RequestFailed. A caller that leaves early disconnects."""
+
+    async def close(self) -> None: ...

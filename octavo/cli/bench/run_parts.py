@@ -1,0 +1,130 @@
+"""What a run is made of: the endpoints, the traffic and the settings that the flags of `octavo bench` name."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from octavo.cli import deployment, output
+from octavo.cli.bench import arguments
+from octavo.cli.bench.arrivals import ArrivalProcess
+from octavo.cli.bench.benchmark import BenchSettings
+from octavo.cli.bench.dataset import read_dataset
+from octavo.cli.bench.endpoint_base import BenchEndpoint, RequestOptions
+from octavo.cli.bench.endpoints import GRPC, make_endpoint
+from octavo.cli.bench.lengths import parse_lengths
+from octavo.cli.bench.token_counter import TokenCounter
+from octavo.cli.bench.traffic import DatasetTraffic, SyntheticTraffic, Traffic
+from octavo.errors import InvalidArgument
+from octavo.security.roles import PeerRole
+
+
+def settings_of(args: argparse.Namespace) -> BenchSettings:
+    concurrency = args.concurrency or arguments.CONCURRENCY
+    arrivals = None
+    if args.rate:
+        arrivals = ArrivalProcess(args.rate, args.burstiness or 1.0, args.burst_size or 1)
+    requests = None if args.duration else args.requests or arguments.REQUESTS
+    return BenchSettings(
+        concurrency=concurrency,
+        arrivals=arrivals,
+        num_conversations=requests and max(1, requests // (args.turns or 1)),
+        seconds=args.duration,
+        rounds=args.rounds or (arguments.ROUNDS_OF_TWO if args.against else 1),
+        warm_up=concurrency if args.warm_up is None else args.warm_up,
+        request_timeout_s=args.request_timeout,
+        seed=args.seed,
+    )
+
+
+def endpoints_of(args: argparse.Namespace) -> list[BenchEndpoint]:
+    url = args.url
+    if url is None:
+        url = GRPC + ",".join(deployment.running(args, "a URL").endpoints)
+    options = RequestOptions(args.temperature, not args.stop_at_eos, args.chat)
+    # Without a URL the certificates of the `octavo up` that runs here count, as for other commands without --endpoint.
+    credentials = deployment.credentials(argparse.Namespace(**{**vars(args), "endpoint": args.url}), PeerRole.CLIENT)
+    wanted = [(url, args.model, credentials)]
+    if args.against:
+        own = {**vars(args), "endpoint": args.against, "api_key_file": args.against_api_key_file or ""}
+        key = deployment.credentials(argparse.Namespace(**own), PeerRole.CLIENT).api_key
+        wanted.append((args.against, args.against_model or args.model, replace(credentials, api_key=key)))
+    return [
+        make_endpoint(each, model, options, credentials=shown, keep_alive=args.keep_alive, extra=args.extra_body)
+        for each, model, shown in wanted
+    ]
+
+
+def traffic_of(
+    args: argparse.Namespace, settings: BenchSettings, counter: TokenCounter | None, endpoints: Sequence[BenchEndpoint]
+) -> Traffic:
+    if args.dataset:
+        rows = read_dataset(args.dataset, args.chat)
+        needed = (settings.num_conversations or 0) * settings.rounds
+        if needed > len(rows):
+            text = f"--dataset has {len(rows)} rows for {needed} requests: rows come again, and prefix caches know them"
+            output.print_error(args.command, text)
+        return DatasetTraffic(
+            settings.seed, rows, args.output_tokens, settings.num_conversations or 0, args.think_time or 0.0, args.chat
+        )
+    return SyntheticTraffic(
+        seed=settings.seed,
+        prompt_tokens=args.prompt_tokens or parse_lengths("128"),
+        output_tokens=args.output_tokens,
+        prefix_tokens=args.shared_prefix or 0,
+        num_prefixes=args.prefixes or 1,
+        num_turns=args.turns or 1,
+        think_time_s=args.think_time or 0.0,
+        chat=args.chat,
+        vocab_size=_vocab_size(counter, endpoints) if args.token_ids else None,
+        counter=counter,
+    )
+
+
+def _vocab_size(counter: TokenCounter | None, endpoints: Sequence[BenchEndpoint]) -> int:
+    """A number of token ids that every endpoint knows."""
+    if counter is not None:
+        return counter.vocab_size
+    sizes = [endpoint.vocab_size for endpoint in endpoints]
+    known = [size for size in sizes if size]
+    if not known:
+        raise InvalidArgument("--token-ids", "how many tokens the model has is unknown: add --tokenizer")
+    return min(known)
+
+
+def described(args: argparse.Namespace, settings: BenchSettings, requests: int | None) -> dict[str, Any]:
+    """What the run was asked for, for the report; no keys."""
+    lengths = {
+        name: f"{value.kind}:{value.first:g},{value.second:g}" if value else None
+        for name, value in (("prompt_tokens", args.prompt_tokens), ("output_tokens", args.output_tokens))
+    }
+    lone = not args.dataset and (args.turns or 1) == 1
+    mean = (args.prompt_tokens or parse_lengths("128")).mean + (args.shared_prefix or 0)
+    return {
+        "command": [args.command, *args.arguments],
+        "concurrency": None if args.rate else settings.concurrency,
+        "rate": args.rate,
+        "burstiness": (args.burstiness or 1.0) if args.rate else None,
+        "burst_size": (args.burst_size or 1) if args.rate else None,
+        "requests": requests,
+        "duration_s": args.duration,
+        "rounds": settings.rounds,
+        "warm_up": settings.warm_up,
+        "request_timeout_s": args.request_timeout,
+        "chat": args.chat,
+        **lengths,
+        "wanted_prompt_tokens": mean if lone else None,
+        "shared_prefix": args.shared_prefix,
+        "prefixes": args.prefixes,
+        "turns": args.turns or 1,
+        "think_time_s": args.think_time,
+        "dataset": args.dataset,
+        "token_ids": args.token_ids,
+        "tokenizer": args.tokenizer,
+        "seed": args.seed,
+        "temperature": args.temperature,
+        "ignore_eos": not args.stop_at_eos,
+        "keep_alive": args.keep_alive,
+        "extra_body": args.extra_body,
+        "slo": args.slo and args.slo.limits,
+    }

@@ -1,0 +1,66 @@
+"""Asks the worker of this machine to drain, for `octavo drain --self`: a pod empties its worker before it ends.
+
+The command reads what the worker reads, OCTAVO_WORKER_* or the file of OCTAVO_CONFIG, and so knows the address and the
+certificate of the worker. No router takes part, and none has to be reachable.
+"""
+
+import argparse
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+import grpc
+
+from octavo import listen_address, rpc, settings, statuses
+from octavo.cli import connection
+from octavo.cli.command_error import CommandError
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
+from octavo.security.protection import tls_of
+from octavo.security.tls import TlsError
+
+
+class SelfDrainError(CommandError):
+    """The worker of this machine was not reached. The message says where it was looked for."""
+
+
+class DrainTally(NamedTuple):
+    """Sequences that a drain has left on the worker, moved with their blocks, and released."""
+
+    left: int
+    moved: int
+    released: int
+
+
+def own_settings(args: argparse.Namespace) -> settings.WorkerSettings:
+    """What the worker of this machine was told by variables and file. Raises SettingsError."""
+    return settings.from_args(settings.WorkerSettings, args)
+
+
+def drain_worker(args: argparse.Namespace, worker: settings.WorkerSettings, tell: Callable[[int], None]) -> DrainTally:
+    """The last progress that the worker reports; `tell` gets what is left, each time. Raises ServingError or
+    SelfDrainError.
+    """
+    return asyncio.run(_drain(args, worker, tell))
+
+
+async def _drain(args: argparse.Namespace, worker: settings.WorkerSettings, tell: Callable[[int], None]) -> DrainTally:
+    address = listen_address.reachable_address(worker.address)
+    request = worker_pb2.DrainRequest(grace_ms=int(args.grace * 1000), undo=args.undo)
+    progress = worker_pb2.DrainResponse()
+    try:
+        async with rpc.worker_channel(address, tls_of(worker)) as channel:
+            with connection.delayed_notice(args.command, [address], args.timeout):
+                try:
+                    await asyncio.wait_for(channel.channel_ready(), args.timeout)
+                except TimeoutError:
+                    pass  # the call says why
+            async for progress in worker_pb2_grpc.WorkerStub(channel).Drain(request):
+                tell(progress.num_left)
+    except TlsError as error:
+        raise SelfDrainError(str(error)) from None
+    except grpc.aio.AioRpcError as error:
+        if statuses.status_in(error) is not None:
+            raise statuses.error_from(error) from None
+        said = error.details() or error.code().name
+        raise SelfDrainError(f"{address}: {said}: this is where OCTAVO_WORKER_* say that a worker listens") from None
+    return DrainTally(progress.num_left, progress.num_migrated, progress.num_released)

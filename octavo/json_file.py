@@ -1,0 +1,18 @@
+"""Reads the JSON files of a model. Whatever is in them, the reader ends with their content or with a ValueError."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 64 << 20  # those of published models have a few MiB at most
+
+
+def read_json(path: Path) -> Any:
+    """The content of the file. Raises OSError, and ValueError for one that is too large, too deep or no JSON."""
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise ValueError(f"{size} bytes are too many for a file of JSON: at most {MAX_BYTES} are read")
+    try:
+        return json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("its values are nested too deep") from None

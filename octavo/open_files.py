@@ -1,0 +1,31 @@
+"""How many files a process may have open, and so how many connections it can take."""
+
+import logging
+import resource
+from contextlib import suppress
+
+RESERVED = 512  # for what is no connection of a client: workers, the store, files of a model
+
+log = logging.getLogger(__name__)
+
+
+def connection_limit(wanted: int, listeners: int = 2) -> int:
+    """How many connections each of so many listeners may have: `wanted`, or what the open files of a process leave.
+
+    Raises the limit of this process to what the system allows it. Without a bound, connections of strangers would take
+    the files by which a program reaches its store.
+    """
+    needed = RESERVED + listeners * wanted
+    soft, most = (needed if limit == resource.RLIM_INFINITY else limit for limit in _limits())
+    if soft < min(needed, most):
+        with suppress(ValueError, OSError):  # what there is has to do
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, most), _limits()[1]))
+            soft = min(needed, most)
+    limit = max(1, min(wanted, (soft - RESERVED) // listeners))
+    if limit < wanted:
+        log.info("%d connections at most: %d files may be open (raise the limit with ulimit -n)", limit, soft)
+    return limit
+
+
+def _limits() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,0 +1,1 @@
+"""The page on which operators see the cluster."""

@@ -1,0 +1,201 @@
+"""The form of one answer: chunks of a stream, or one object.
+
+A stream has one chunk per event of the session. What all chunks of an answer have in common is encoded once, and a
+chunk without log probabilities is put together from bytes: one is made for each token that a router relays.
+"""
+
+import json
+import time
+from binascii import b2a_base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from json.encoder import encode_basestring
+from typing import Any, ClassVar
+
+from octavo.v1 import inference_pb2, types_pb2
+from router.fleet.model_registry import ServedModel
+from router.http.asked_answer import AskedAnswer
+from router.http.score_format import CompletionScores, shown_chat_scores
+
+Event = inference_pb2.GenerateEvent
+
+DONE = b"data: [DONE]\n\n"
+# The last three are no words of OpenAI's: only clients that cancel, name a deadline, or meet a failure see them.
+FINISHES: dict[int, str | None] = {
+    types_pb2.FINISH_REASON_UNSPECIFIED: None,
+    types_pb2.FINISH_REASON_STOP: "stop",
+    types_pb2.FINISH_REASON_LENGTH: "length",
+    types_pb2.FINISH_REASON_CANCELLED: "cancelled",
+    types_pb2.FINISH_REASON_DEADLINE: "deadline",
+    types_pb2.FINISH_REASON_ERROR: "error",
+}
+FINISH_PARTS = {number: b',"finish_reason":' + json.dumps(word).encode() for number, word in FINISHES.items()}
+NO_SCORES = b',"logprobs":null'
+URL_SAFE = bytes.maketrans(b"+/", b"-_")
+
+
+@dataclass(slots=True)
+class EchoedPrompt:
+    """The prompt that an answer repeats."""
+
+    token_ids: Sequence[int]
+    text: str
+
+
+@dataclass(slots=True)
+class GatheredBranch:
+    """What all events of one branch have brought."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    scores: list[types_pb2.Logprobs] = field(default_factory=list)
+    finish_reason: int = 0
+
+    def add(self, event: Event) -> None:
+        self.texts.append(event.text)
+        self.token_ids.extend(event.token_ids)
+        self.scores.extend(event.logprobs)
+        self.finish_reason = event.finish_reason or self.finish_reason
+
+
+class AnswerFormat:
+    """Encodes one answer. The subclasses know what a choice looks like."""
+
+    WHOLE: ClassVar[str]
+    CHUNK: ClassVar[str]
+
+    def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: EchoedPrompt | None = None) -> None:
+        self._asked = asked
+        self._tokenizer = model.tokenizer
+        self._prompt = prompt
+        self._prompt_scores: list[types_pb2.Logprobs] = []
+        self._begun: set[int] = set()
+        self._common = {
+            "id": asked.request.request_id,
+            "created": int(time.time()),
+            "model": asked.request.model or model.name,
+        }
+        self._start = _dumped({"object": self.CHUNK, **self._common})[:-1]  # without the brace that closes it
+        self._choice = b"data: " + self._start.replace(b"%", b"%%") + b',"choices":[{"index":%d,'
+        usage = b',"usage":null' if asked.include_usage else b""
+        self._end = b"}]" + usage + b',"resume_token":"'
+
+    # A stream
+
+    def chunks(self, events: Sequence[Event]) -> bytes:
+        """The chunks of some events. Each has the token from which a stream goes on after it."""
+        return b"".join([self._chunk(event) for event in events])
+
+    def last_chunk(self, usage: types_pb2.Usage) -> bytes:
+        """What comes after the last event."""
+        if not self._asked.include_usage:
+            return DONE
+        return b"data: " + self._start + b',"choices":[],"usage":' + _dumped(self._usage(usage)) + b"}\n\n" + DONE
+
+    def _chunk(self, event: Event) -> bytes:
+        if event.prompt_logprobs:
+            self._prompt_scores.extend(event.prompt_logprobs)
+            if not event.token_ids and not event.finish_reason:
+                return b""
+        asked, branch = self._asked, event.branch
+        is_first = branch not in self._begun
+        if is_first:
+            self._begun.add(branch)
+        parts = [self._choice % branch, self._delta(event, is_first)]
+        if asked.scores and (event.logprobs or is_first):
+            parts.append(b',"logprobs":' + _dumped(self._scores(branch, self._shown(event.logprobs), is_first)))
+        else:
+            parts.append(NO_SCORES)
+        if asked.token_ids:
+            parts.append(b',"token_ids":' + _dumped(list(self._shown(event.token_ids))))
+        token = b2a_base64(event.resume_token, newline=False).translate(URL_SAFE)
+        parts += (FINISH_PARTS[event.finish_reason], self._end, token, b'"}\n\n')
+        return b"".join(parts)
+
+    def _delta(self, event: Event, is_first: bool) -> bytes:
+        raise NotImplementedError
+
+    # One object
+
+    def whole(self, branches: Sequence[GatheredBranch], usage: types_pb2.Usage) -> bytes:
+        """The whole answer."""
+        choices = []
+        for index, branch in enumerate(branches):
+            text = "".join(self._shown(branch.texts))
+            scores = self._scores(index, self._shown(branch.scores), True) if self._asked.scores else None
+            choice = {"index": index, **self._choice_of(text), "logprobs": scores}
+            if self._asked.token_ids:
+                choice["token_ids"] = list(self._shown(branch.token_ids))
+            choices.append({**choice, "finish_reason": FINISHES[branch.finish_reason]})
+        return _dumped({"object": self.WHOLE, **self._common, "choices": choices, "usage": self._usage(usage)})
+
+    def add_prompt_scores(self, event: Event) -> None:
+        self._prompt_scores.extend(event.prompt_logprobs)
+
+    def _choice_of(self, text: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    # Both
+
+    def _scores(self, branch: int, scores: Sequence[types_pb2.Logprobs], is_first: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _shown(self, values: Sequence[Any]) -> Sequence[Any]:
+        """What the client gets of an output: nothing, if it wants the prompt alone."""
+        return () if self._asked.no_output else values
+
+    def _usage(self, usage: types_pb2.Usage) -> dict[str, Any]:
+        num_output = 0 if self._asked.no_output else usage.output_tokens
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": num_output,
+            "total_tokens": usage.prompt_tokens + num_output,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        }
+
+
+class ChatFormat(AnswerFormat):
+    """The form of chat completions."""
+
+    WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
+
+    def _delta(self, event: Event, is_first: bool) -> bytes:
+        role = b'"role":"assistant",' if is_first else b""
+        return b'"delta":{%b"content":%b}' % (role, encode_basestring(event.text).encode())
+
+    def _choice_of(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _scores(self, branch: int, scores: Sequence[types_pb2.Logprobs], is_first: bool) -> dict[str, Any]:
+        return shown_chat_scores(self._tokenizer, scores)
+
+
+class CompletionFormat(AnswerFormat):
+    """The form of completions."""
+
+    WHOLE = CHUNK = "text_completion"
+
+    def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: EchoedPrompt | None = None) -> None:
+        super().__init__(asked, model, prompt)
+        self._branch_scores: dict[int, CompletionScores] = {}
+
+    def _delta(self, event: Event, is_first: bool) -> bytes:
+        text = "" if self._asked.no_output else event.text
+        if is_first and self._prompt is not None:
+            text = self._prompt.text + text
+        return b'"text":' + encode_basestring(text).encode()
+
+    def _choice_of(self, text: str) -> dict[str, Any]:
+        return {"text": text if self._prompt is None else self._prompt.text + text}
+
+    def _scores(self, branch: int, scores: Sequence[types_pb2.Logprobs], is_first: bool) -> dict[str, Any]:
+        shown = self._branch_scores.setdefault(branch, CompletionScores(self._tokenizer))
+        if not is_first or self._prompt is None:
+            return shown.shown(scores)
+        prompt = shown.shown_prompt(self._prompt.token_ids, self._prompt_scores)
+        output = shown.shown(scores)
+        return {name: [*values, *output[name]] for name, values in prompt.items()}
+
+
+def _dumped(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,0 +1,150 @@
+"""Opens sessions for HTTP requests, and sends what they bring."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from octavo import wire
+from octavo.errors import NotFound, ServingError
+from octavo.ids import new_request_id
+from octavo.v1 import inference_pb2, types_pb2
+from router.background_tasks import BackgroundTasks
+from router.http import caller
+from router.http.answer_format import AnswerFormat, EchoedPrompt, GatheredBranch
+from router.http.asked_answer import AskedAnswer
+from router.http.json_body import BodyReader, parse_object
+from router.http.reply import Reply
+from router.streaming.request_preparer import RequestPreparer, run_aside
+from router.streaming.server import InferenceService
+from router.streaming.session import Session
+from router.streaming.session_opener import SessionOpener
+
+MAX_CANCELLING = 4  # at once: many clients may leave together, and the store has other work
+log = logging.getLogger(__name__)
+
+
+class AnswerService:
+    """What the endpoints share: sessions for requests, and the end of requests whose clients have left."""
+
+    def __init__(
+        self,
+        opener: SessionOpener,
+        preparer: RequestPreparer,
+        inference: InferenceService,
+        background: BackgroundTasks,
+    ) -> None:
+        self.opener = opener
+        self.bodies = BodyReader()
+        self._preparer = preparer
+        self._inference = inference
+        self._background = background
+        self._cancelling = asyncio.Semaphore(MAX_CANCELLING)
+        self._closed = False
+
+    def close(self) -> None:
+        """From now on a connection that ends has not been left by its client: this router ends it."""
+        self._closed = True
+
+    async def echoed_prompt(self, asked: AskedAnswer) -> EchoedPrompt | None:
+        """The prompt that the answer repeats; None if it does not."""
+        if not asked.echo:
+            return None
+        request = asked.request
+        model = self._preparer.find_model(request)
+        prompt = await self._preparer.read_prompt(request, model)
+        text = request.text or model.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+        return EchoedPrompt(prompt.token_ids, text)
+
+    def note_left(self, asked: AskedAnswer) -> None:
+        """The client of a new request has left. Only a client that has named it, or keeps it, can come back to it."""
+        keeps = asked.request.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP
+        if not (self._closed or asked.chosen_id or keeps):
+            self._background.spawn(self._cancel(asked.request.request_id))
+
+    async def _cancel(self, request_id: str) -> None:
+        """The task has the tenant of the one that has started it."""
+        async with self._cancelling:
+            await self._cancel_now(request_id)
+
+    async def _cancel_now(self, request_id: str) -> None:
+        with suppress(NotFound):
+            await self._inference.Cancel(inference_pb2.CancelRequest(request_id=request_id))
+
+
+class NewAnswer:
+    """An endpoint that takes a body as a new request, and answers it."""
+
+    def __init__(
+        self, service: AnswerService, read: Callable[[dict[str, Any]], AskedAnswer], form: type[AnswerFormat]
+    ) -> None:
+        self._service = service
+        self._read = read
+        self._form = form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = Reply(send)
+        reply.request_id = new_request_id()  # until the body says another one: a refusal has an id, too
+        try:
+            body = await self._service.bodies.read(scope, receive)
+            asked = await run_aside(len(body), lambda: self._read(parse_object(body)))
+            if not asked.chosen_id and (name := caller.chosen_id(scope)):
+                asked.request.request_id, asked.chosen_id = name, True
+            if asked.request.request_id.isascii() and asked.request.request_id.isprintable():
+                reply.request_id = asked.request.request_id
+            await self._answer(asked, caller.remaining_s(scope), reply)
+        except ServingError as error:
+            await reply.send_error(error)
+        finally:
+            reply.close()
+
+    async def _answer(self, asked: AskedAnswer, remaining_s: float | None, reply: Reply) -> None:
+        prompt = await self._service.echoed_prompt(asked)
+        opening = self._service.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream)
+        try:
+            async with opening as session:
+                await send_answer(session, self._form(asked, session.model, prompt), asked.stream, reply)
+        except asyncio.CancelledError:
+            self._service.note_left(asked)
+            raise
+
+
+async def send_answer(session: Session, form: AnswerFormat, stream: bool, reply: Reply) -> None:
+    """Sends all that the session brings. Raises what ends the request or the stream instead."""
+    if stream:
+        await _send_stream(session, form, reply)
+    else:
+        await _send_whole(session, form, reply)
+
+
+async def _send_stream(session: Session, form: AnswerFormat, reply: Reply) -> None:
+    await reply.begin_stream()
+    while events := await session.next_events():
+        data = form.chunks(events)
+        if events[-1].HasField("finished"):
+            finished = events[-1].finished
+            if finished.HasField("failure"):
+                await reply.send_events(data)
+                raise wire.failure_from_wire(finished.failure).error()
+            await reply.end_stream(data + form.last_chunk(finished.usage))
+            return
+        if data:
+            await reply.send_events(data)
+
+
+async def _send_whole(session: Session, form: AnswerFormat, reply: Reply) -> None:
+    branches: dict[int, GatheredBranch] = {}
+    usage = types_pb2.Usage()
+    while events := await session.next_events():
+        for event in events:
+            branches.setdefault(event.branch, GatheredBranch()).add(event)
+            if event.prompt_logprobs:
+                form.add_prompt_scores(event)
+            if event.HasField("finished"):
+                if event.finished.HasField("failure"):
+                    raise wire.failure_from_wire(event.finished.failure).error()
+                usage = event.finished.usage
+    await reply.send_object(form.whole([branches[index] for index in sorted(branches)], usage))

@@ -1,0 +1,76 @@
+"""The paths of the API, as one ASGI application."""
+
+from collections.abc import Callable
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from octavo.errors import NotFound, PermissionDenied, Unauthenticated
+from octavo.http_server import error_body
+from octavo.security.authorizer import Authorizer
+from router.fleet.model_registry import ModelRegistry
+from router.http.answer_format import ChatFormat, CompletionFormat
+from router.http.answers import AnswerService, NewAnswer
+from router.http.chat_completions import read_chat
+from router.http.completions import read_completion
+from router.http.models import ModelEndpoint
+from router.http.openai_errors import content_of, status_of
+from router.http.reply import Reply
+from router.http.requests import RequestEndpoint
+from router.streaming.server import InferenceService
+
+NOT_SERVED = "octavo serves models that generate text; there are /v1/completions and /v1/chat/completions"
+
+
+class OpenAiApp:
+    """The application. `is_serving` says whether a new request would be served now."""
+
+    def __init__(
+        self,
+        service: AnswerService,
+        inference: InferenceService,
+        models: ModelRegistry,
+        authorizer: Authorizer,
+        is_serving: Callable[[], bool],
+    ) -> None:
+        self._authorizer = authorizer
+        self._is_serving = is_serving
+        listed = ModelEndpoint(models)
+        self._router = Router(
+            [
+                Route("/v1/completions", NewAnswer(service, read_completion, CompletionFormat), methods=["POST"]),
+                Route("/v1/chat/completions", NewAnswer(service, read_chat, ChatFormat), methods=["POST"]),
+                Route("/v1/models", listed, methods=["GET"]),
+                Route("/v1/models/{name:path}", listed, methods=["GET"]),
+                Route("/v1/requests/{request_id:path}", RequestEndpoint(service, inference), methods=["GET", "DELETE"]),
+                Route("/v1/embeddings", refuse_embeddings, methods=["GET", "POST"]),
+                Route("/health", self._tell_health, methods=["GET"]),
+            ],
+            redirect_slashes=False,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # so that the router raises what it cannot serve
+        try:
+            if scope["path"] != "/health":
+                self._authorizer.authorize_request(scope)  # the tenant is that of this task from now on
+            await self._router(scope, receive, send)
+        except (Unauthenticated, PermissionDenied) as error:
+            await Reply(send).send_error(error)
+        except HTTPException as error:
+            what = "no such path" if error.status_code == 404 else "this path has other methods"
+            body = error_body(f"{scope['method']} {scope['path'][:200]}: {what}", "invalid_request_error")
+            headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+            await Reply(send).send_object(body, error.status_code, headers)
+
+    async def _tell_health(self, request: Request) -> Response:
+        serving = self._is_serving()
+        return JSONResponse({"status": "serving" if serving else "not_serving"}, 200 if serving else 503)
+
+
+async def refuse_embeddings(request: Request) -> Response:
+    error = NotFound(f"embeddings are not served: {NOT_SERVED}")
+    return JSONResponse(content_of(error), status_of(error))

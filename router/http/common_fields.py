@@ -1,0 +1,134 @@
+"""The fields that completions and chat completions have in common, as fields of octavo.v1.GenerateRequest.
+
+Limits are left to the validator of gRPC requests. What is checked here is that a value fits into the message at all.
+"""
+
+from typing import Any
+
+from octavo import limits
+from octavo.errors import InvalidArgument
+from octavo.limits import NumberRange
+from octavo.v1 import inference_pb2, types_pb2
+from router.http.asked_answer import AskedAnswer
+from router.http.field_reader import FieldReader, checked_ids, checked_text
+
+NUMBERS = (
+    "temperature",
+    "top_p",
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    # Not OpenAI's: other servers of this API have them under the same names.
+    "top_k",
+    "min_p",
+    "min_tokens",
+    "repetition_penalty",
+    "length_penalty",
+    "beam_width",
+)
+ID_LISTS = ("stop_token_ids", "allowed_token_ids", "banned_token_ids")
+FLAGS = {
+    "ignore_eos": "ignore_eos",
+    "skip_special_tokens": "skip_special_tokens",
+    "include_stop_str_in_output": "include_stop",
+}
+PRIORITIES = {
+    "system": inference_pb2.PRIORITY_SYSTEM,
+    "interactive": inference_pb2.PRIORITY_INTERACTIVE,
+    "default": inference_pb2.PRIORITY_DEFAULT,
+    "bulk": inference_pb2.PRIORITY_BULK,
+}
+DISCONNECTS = {"cancel": inference_pb2.ON_DISCONNECT_CANCEL, "keep": inference_pb2.ON_DISCONNECT_KEEP}
+# What clients send and no answer depends on: names of users and conversations, where OpenAI keeps and runs what, and
+# guesses of the answer.
+IGNORED = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prediction",
+)
+SEEDS = NumberRange(-(2**63), limits.U64_MAX, integer=True)  # OpenAI's are signed
+MOST_TOKENS = limits.NUMBERS["max_tokens"]
+
+
+def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> AskedAnswer:
+    """Takes the common fields. What is wrong with them is in `fields.checks`."""
+    sampling = request.sampling
+    if "model" in fields:
+        request.model = fields.take_text("model")
+    if "request_id" in fields:
+        request.request_id = fields.take_text("request_id")
+    for name in NUMBERS:
+        value = fields.take_number(name, limits.NUMBERS[name])
+        if value is not None:
+            setattr(sampling, name, value)
+    seed = fields.take_number("seed", SEEDS)
+    if seed is not None:
+        sampling.seed = seed & limits.U64_MAX
+    for name in ID_LISTS:
+        if (listed := fields.take_any(name)) is not None:
+            ids = fields.checks.run(checked_ids, name, listed, limits.MAX_LISTED_TOKEN_IDS)
+            getattr(sampling, name).extend(ids or [])
+    for name, field in FLAGS.items():
+        if name in fields:
+            setattr(sampling, field, fields.take_flag(name))
+    fields.checks.run(_add_stops, sampling, fields.take_any("stop"))
+    fields.checks.run(_add_bias, sampling, fields.take_any("logit_bias"))
+    _read_choice(fields, request, "priority", PRIORITIES)
+    _read_choice(fields, request, "on_disconnect", DISCONNECTS)
+    fields.take_ignored(IGNORED)
+    asked = AskedAnswer(request, stream=fields.take_flag("stream"), token_ids=fields.take_flag("return_token_ids"))
+    asked.chosen_id = request.HasField("request_id")
+    options = fields.take_object("stream_options")
+    if options is not None:
+        if not asked.stream:
+            fields.refuse("stream_options", "is allowed only beside stream: true")
+        asked.include_usage = options.take_flag("include_usage")
+        options.take_ignored(["include_obfuscation"])
+        options.take_harmless("continuous_usage_stats", [False], "must be false; the last chunk has the usage")
+        options.refuse_rest()
+    return asked
+
+
+def read_max_tokens(fields: FieldReader, sampling: types_pb2.SamplingParams, *names: str, least: int = 1) -> int | None:
+    """Takes the most tokens of the answer, by the first of the names that the client uses."""
+    allowed = NumberRange(least, MOST_TOKENS.high, integer=True)
+    values = [fields.take_number(name, allowed) for name in names]
+    found: int | None = next((value for value in values if value is not None), None)
+    if found:
+        sampling.max_tokens = found
+    return found
+
+
+def _add_stops(sampling: types_pb2.SamplingParams, value: Any) -> None:
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(stops, list):
+        raise InvalidArgument("stop", "must be a string or a list of strings")
+    sampling.stop.extend(checked_text("stop", stop) for stop in stops if stop != "" or len(stops) > 1)
+
+
+def _add_bias(sampling: types_pb2.SamplingParams, value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        raise InvalidArgument("logit_bias", "must be an object that maps token ids to numbers")
+    for name, bias in value.items():
+        if not (name.isascii() and name.isdigit() and len(name) <= 10 and int(name) <= limits.U32_MAX):
+            raise InvalidArgument("logit_bias", "every name must be a token id")
+        if type(bias) not in (int, float) or not -(2.0**100) < bias < 2.0**100:
+            raise InvalidArgument("logit_bias", f"the value of token {int(name)} must be a number")
+        sampling.logit_bias[int(name)] = bias
+
+
+def _read_choice(fields: FieldReader, request: Any, name: str, choices: dict[str, Any]) -> None:
+    value = fields.take_any(name)
+    if value is None:
+        return
+    if not isinstance(value, str) or value not in choices:
+        fields.refuse(name, f"must be one of {', '.join(choices)}")
+    else:
+        setattr(request, name, choices[value])

@@ -1,0 +1,96 @@
+"""The answer to one HTTP request: a JSON object, a stream of server-sent events, or an error."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from starlette.types import Send
+
+from octavo.errors import ServingError
+from router.http.openai_errors import content_of, headers_of, status_of
+
+PING = b": the request waits\n\n"  # a comment of server-sent events, which clients skip
+# A stream in which nothing happens says so this often: balancers end connections that are silent for a minute, and a
+# client that has gone is noticed.
+PING_S = 15.0
+EVENT_STREAM = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx passes each event on at once
+]
+
+
+class Reply:
+    """Sends one answer. Its headers name the request, once it has an id."""
+
+    def __init__(self, send: Send) -> None:
+        self.request_id = ""
+        self._send = send
+        self._streams = False
+        self._sent_at = 0.0  # by the event loop's clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._ping: asyncio.Task[None] | None = None
+
+    async def send_object(self, content: Mapping[str, Any] | bytes, status: int = 200, headers: Any = ()) -> None:
+        """Sends a JSON object, or the bytes of one."""
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await self._start(status, [*own, *headers])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def send_error(self, error: ServingError) -> None:
+        """Ends the answer with an error. In a stream it is an event, and the last one: no [DONE] follows."""
+        if self._streams:
+            body = json.dumps({**content_of(error), "id": self.request_id}).encode()
+            await self.end_stream(b"data: " + body + b"\n\n")
+            return
+        status = status_of(error)
+        # What is left of a body that was refused is not read.
+        closing = [(b"connection", b"close")] if status in (413, 504) else []
+        await self.send_object(content_of(error), status, [*headers_of(error), *closing])
+
+    # Streams
+
+    async def begin_stream(self) -> None:
+        """The request is accepted: the client gets its id before any token."""
+        await self._start(200, EVENT_STREAM)
+        self._streams = True
+        self._note_sent()
+        self._timer = asyncio.get_running_loop().call_later(PING_S, self._note_silence)
+
+    async def send_events(self, data: bytes) -> None:
+        """Sends events that are encoded already. Waits while the client reads more slowly than they come."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._note_sent()
+
+    async def end_stream(self, data: bytes) -> None:
+        self.close()
+        await self._send({"type": "http.response.body", "body": data})
+
+    def close(self) -> None:
+        """Ends the pings. Call it whatever has ended the answer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._ping is not None:
+            self._ping.cancel()
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        if self.request_id:
+            headers = [*headers, (b"x-request-id", self.request_id.encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _note_sent(self) -> None:
+        self._sent_at = asyncio.get_running_loop().time()
+
+    def _note_silence(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._sent_at >= PING_S:
+            self._ping = asyncio.create_task(self._send_ping())
+            self._note_sent()
+        self._timer = loop.call_at(self._sent_at + PING_S, self._note_silence)
+
+    async def _send_ping(self) -> None:
+        with suppress(RuntimeError):  # the stream has ended meanwhile
+            await self._send({"type": "http.response.body", "body": PING, "more_body": True})

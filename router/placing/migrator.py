@@ -1,0 +1,151 @@
+"""Has single running sequences move to other workers with their blocks.
+
+The owner does the work, and the store decides who owns. Where a sequence changes its owner meanwhile, its record is
+read again.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from octavo.errors import CannotMove, Code, InvalidArgument, NotFound, NoWorkers, OutOfBlocks, ServingError, Unreachable
+from octavo.ids import Incarnation, SequenceId
+from octavo.record import Record, SequenceState, Snapshot
+from octavo.store.base import Store
+from octavo.worker_role import WorkerRole
+from router.fleet.migration_report import MigrationReport, MoveOutcome
+from router.fleet.model_registry import ModelRegistry
+from router.fleet.worker_link import WorkerLink
+from router.fleet.worker_pool import WorkerPool
+from router.fleet.worker_snapshot import view_of_record
+from router.placing.assigner import ALL_JOURNALS
+from router.placing.migration_target import choose_target
+
+TRIES = 3
+FEW_TOKENS = 32  # with fewer to come, a sequence stays where its prompt was computed
+PAUSE_S = 0.05  # before the record is read again
+OWNER_CHANGED = (Code.NOT_FOUND, Code.FAILED_PRECONDITION, Code.ABORTED)  # it does not run there, or at another epoch
+NO_ROOM = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)  # another target may have it
+
+
+@dataclass(frozen=True, slots=True)
+class Migrator:
+    """Moves one sequence per call. Calls for the same sequence wait for the same migration."""
+
+    store: Store
+    pool: WorkerPool
+    models: ModelRegistry
+
+    async def move_after_prompt(self, seq_id: SequenceId, owner: Incarnation) -> MigrationReport | None:
+        """Moves a sequence that a worker for prompts has been given, while its prompt is computed there.
+
+        Returns None if that is not worth its cost, or if there is no worker for outputs. Raises what `migrate` raises.
+        """
+        snapshot = await self._read_running(seq_id)
+        source = self.pool.find_link(owner)
+        if source is None or source.lost or snapshot.record.owner != owner:
+            return None
+        if view_of_record(snapshot.record, 1).expected_tokens < FEW_TOKENS:
+            return None
+        targets = self._choose_targets(snapshot, source)
+        links = [link for target in targets if (link := self.pool.find_link(target))]
+        targets = [link.incarnation for link in links if link.role is not WorkerRole.PREFILL]
+        return await _move(source, snapshot.record, targets, during_prefill=True) if targets else None
+
+    async def migrate(self, seq_id: SequenceId, target: WorkerLink | None = None) -> MigrationReport:
+        """Moves a running sequence to the target; without one, to the worker that is best for it. It has moved then.
+
+        Raises InvalidArgument (it runs on the target already), NotFound, CannotMove, an error of RESOURCE_EXHAUSTED or
+        UNAVAILABLE, or StoreUnavailable. After an error it runs where it ran, or where another call has moved it.
+        """
+        last: ServingError | None = None
+        for attempt in range(TRIES):
+            if attempt:
+                await asyncio.sleep(PAUSE_S)
+            snapshot = await self._read_running(seq_id)
+            record = snapshot.record
+            if target is not None and record.owner == target.incarnation:
+                if not attempt:
+                    raise InvalidArgument("worker_id", f"{target.worker_id} runs the request already: name another one")
+                return MigrationReport(outcome=MoveOutcome.MOVED, epoch=record.epoch, target=record.owner)
+            source = self.pool.find_link(record.owner)
+            if source is None or source.lost:
+                raise Unreachable("this router does not reach the worker that runs the request: retry")
+            targets = [target.incarnation] if target else self._choose_targets(snapshot, source)
+            try:
+                report = await _move(source, record, targets)
+            except ServingError as error:
+                if error.code not in OWNER_CHANGED:
+                    raise
+                last = error
+                continue
+            if report.outcome is MoveOutcome.STAYED:
+                raise _error_of(report)
+            if report.moved and (target is None or report.target == target.incarnation):
+                return report
+        if last is not None and last.code is Code.FAILED_PRECONDITION:
+            raise last
+        raise Unreachable(f"the request changes its owner just now: retry{f' ({last.message})' if last else ''}")
+
+    async def _read_running(self, seq_id: SequenceId) -> Snapshot:
+        snapshot = await self.store.read(seq_id, prompt=True, from_indexes=ALL_JOURNALS)
+        if snapshot is None:
+            raise NotFound("request_id: there is no such request", resource="request")
+        state = snapshot.record.state
+        if state.ended:
+            raise CannotMove(f"the request has ended ({state})", cause="ended")
+        if state is SequenceState.QUEUED:
+            raise CannotMove("the request waits in the queue: no worker runs it", cause="queued")
+        return snapshot
+
+    def _choose_targets(self, snapshot: Snapshot, source: WorkerLink) -> Sequence[Incarnation]:
+        """The workers that may have the sequence, the best first. Whether it can move is for its owner to say."""
+        record, model = snapshot.record, self.models.find_for_record(snapshot.record)
+        here, others = None, []
+        for worker in self.pool.snapshots():
+            if worker.view.incarnation == source.incarnation:
+                here = worker
+            elif (worker.model, worker.layout) == (record.model, record.layout):
+                others.append(worker)
+        if here is None or model is None or not others:
+            raise NoWorkers("there is no other worker of this model")
+        hits = self.pool.find_hits(model, [*snapshot.prompt, *snapshot.outputs[0]], record.salt)
+        sequence = replace(view_of_record(record, model.block_size), is_prefilled=True, is_suspect=False)
+        candidates = choose_target(sequence, here, others, hits).candidates
+        eligible = [candidate.worker.incarnation for candidate in candidates if candidate.eligible]
+        if not eligible:
+            reasons = "; ".join(f"{candidate.worker_id}: {candidate.reason}" for candidate in candidates)
+            is_busy = any(worker.view.available and not worker.draining for worker in others)
+            raise (OutOfBlocks if is_busy else NoWorkers)(f"no other worker can take it now ({reasons})")
+        return eligible
+
+
+async def _move(
+    source: WorkerLink, record: Record, targets: Sequence[Incarnation], *, during_prefill: bool = False
+) -> MigrationReport:
+    """Tries the first targets in turn, until one has the sequence or the reason lies with the sequence.
+
+    A target that the source does not find in the store does not answer, although this router may still believe in it.
+    """
+    for target in targets[:TRIES]:
+        try:
+            report = await source.migrate(record.seq_id, record.epoch, target, during_prefill=during_prefill)
+        except NotFound as error:
+            if error.resource != "worker":
+                raise
+            away = Unreachable(f"the worker that was to have the request has gone: {error.message}")
+            report = MigrationReport(outcome=MoveOutcome.STAYED, failure=away.failure(), target=target)
+        failure = report.failure
+        if report.outcome is not MoveOutcome.STAYED or failure is None or failure.code not in NO_ROOM:
+            break
+    return report
+
+
+def _error_of(report: MigrationReport) -> ServingError:
+    """Why the sequence stayed."""
+    failure = report.failure
+    if failure is None:
+        return Unreachable("the request stayed where it is: retry")
+    if failure.code in (Code.FAILED_PRECONDITION, *NO_ROOM):
+        return failure.error()
+    return Unreachable(f"the request stayed where it is: {failure.message}")

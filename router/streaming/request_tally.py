@@ -1,0 +1,61 @@
+"""What this router has counted of requests: for metrics alone, and the same whoever calls, by gRPC or HTTP."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from octavo.metrics.histogram import Histogram
+from octavo.metrics.table import ANSWER_BOUNDS, TOKEN_BOUNDS
+from octavo.metrics.value import MetricValue
+
+
+class ModelTally:
+    """The counts and times of the requests of one model. Times are in seconds."""
+
+    def __init__(self) -> None:
+        self.num_accepted = 0
+        self.num_prompt_tokens = self.num_cached_tokens = self.num_output_tokens = 0
+        self.ends: Counter[str] = Counter()
+        self.queued = Histogram(ANSWER_BOUNDS)
+        self.first_token = Histogram(ANSWER_BOUNDS)
+        self.between_tokens = Histogram(TOKEN_BOUNDS)
+        self.total = Histogram(ANSWER_BOUNDS)
+
+    def values(self, model: str, num_under_way: int) -> Iterator[MetricValue]:
+        """`num_under_way`: tokens that streams which have not ended have sent."""
+        numbers: dict[str, float | Histogram] = {
+            "octavo_requests_accepted_total": self.num_accepted,
+            "octavo_prompt_tokens_total": self.num_prompt_tokens,
+            "octavo_cached_tokens_total": self.num_cached_tokens,
+            "octavo_output_tokens_total": self.num_output_tokens + num_under_way,
+            "octavo_queued_seconds": self.queued,
+            "octavo_first_token_seconds": self.first_token,
+            "octavo_token_seconds": self.between_tokens,
+            "octavo_request_seconds": self.total,
+        }
+        for name, value in numbers.items():
+            yield MetricValue(name, value, (model,))
+        for reason, count in self.ends.items():
+            yield MetricValue("octavo_requests_ended_total", count, (model, reason))
+
+
+class RequestTally:
+    """The tallies of all models that have been asked for: no more than workers have served."""
+
+    def __init__(self) -> None:
+        self.num_attached = 0
+        self.refusals: Counter[str] = Counter()  # by the reason of the error
+        self.models: dict[str, ModelTally] = {}
+
+    def of_model(self, name: str) -> ModelTally:
+        """The tally of a model by its name, which workers chose and not clients."""
+        if (tally := self.models.get(name)) is None:
+            tally = self.models[name] = ModelTally()
+        return tally
+
+    def values(self, under_way: Mapping[str, int]) -> Iterator[MetricValue]:
+        """All values, with the tokens by model that streams have sent which have not ended."""
+        yield MetricValue("octavo_requests_attached_total", self.num_attached)
+        for reason, count in self.refusals.items():
+            yield MetricValue("octavo_requests_refused_total", count, (reason,))
+        for model, tally in self.models.items():
+            yield from tally.values(model, under_way.get(model, 0))

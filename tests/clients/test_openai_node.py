@@ -1,0 +1,53 @@
+"""OpenAI's own package for Node, unchanged, against a router."""
+
+import json
+import shutil
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from example import languages
+
+PROGRAM = Path(__file__).parent / "openai_node"
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program with its packages."""
+    folder = tmp_path_factory.mktemp("openai") / "node"
+    shutil.copytree(PROGRAM, folder)
+    command = ["npm", "ci", "--no-audit", "--no-fund", "--loglevel", "error"]
+    done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def state_of(base: str, request_id: str) -> str:
+    with urllib.request.urlopen(f"{base}/requests/{request_id}?wait=false", timeout=30) as reply:
+        return str(json.load(reply)["state"])
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif("node" not in languages(), reason="Node is not among the chosen languages")
+def test_the_package_for_node(cluster, installed):
+    base = f"http://{cluster.http_endpoints[0]}/v1"
+    done = subprocess.run(
+        ["node", "client.mjs", base], cwd=installed, stdin=subprocess.DEVNULL, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(done.stdout)
+    assert found["text"] == found["whole"]
+    assert found["usage"]["completion_tokens"] == 24
+    assert found["requestId"] == found["wholeId"]
+    assert found["errors"] == [
+        ["BadRequestError", 400, "invalid_argument", "temperature"],
+        ["NotFoundError", 404, "model_not_found", "model"],
+        ["NotFoundError", 404, "not_found", None],
+    ]
+    assert found["models"] == ["fake"]
+    deadline = time.monotonic() + 30
+    while (state := state_of(base, found["leftId"])) != "cancelled" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert state == "cancelled"

@@ -1,0 +1,118 @@
+"""`octavo bench` against a live deployment by gRPC, and against a server with OpenAI's interface."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from live.cluster import ROOT
+from live.process import wait_until
+from scripted_endpoint import openai_server
+
+LOAD = ["--prompt-tokens", "6", "--output-tokens", "5-12", "--concurrency", "4", "--requests", "12", "--warm-up", "2"]
+COMMAND = [sys.executable, "-m", "octavo.cli", "bench"]
+
+
+def endpoints(cluster):
+    return "grpc://" + ",".join(cluster.endpoints)
+
+
+def bench(*words, code=0):
+    done = subprocess.run([*COMMAND, *words], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_a_deployment_and_an_openai_server_take_turns(cluster, tmp_path):
+    picture = tmp_path / "a.png"
+    with openai_server() as server:
+        words = [endpoints(cluster), "--against", server.url, "--rounds", "2", "--json", "--png", str(picture)]
+        done = bench(*words, *LOAD, "--slo", "ttft=60s")
+    found = json.loads(done.stdout)
+    grpc, http = (endpoint["total"] for endpoint in found["endpoints"])
+    for total in (grpc, http):
+        assert (total["completed"], total["failed"], total["short_answers"]) == (24, 0, 0)
+        assert total["counted_by"] == {"usage": 24}
+        assert total["goodput"]["requests"] == 24
+        assert 0 < total["ttft_ms"]["p50"] <= total["e2e_ms"]["p99"]
+    assert grpc["output_tokens"] == http["output_tokens"]
+    assert found["comparison"]["requests_per_s"]["num_rounds"] == 2
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert done.stderr == ""  # no progress bar without a terminal
+
+
+def test_a_router_is_measured_by_grpc_and_by_http_in_turns(cluster):
+    http = f"http://{cluster.http_endpoints[0]}"
+    done = bench(endpoints(cluster), "--against", http, "--rounds", "2", "--shared-prefix", "32", "--json", *LOAD)
+    found = json.loads(done.stdout)
+    assert [endpoint["kind"] for endpoint in found["endpoints"]] == ["grpc", "completions"]
+    assert found["endpoints"][0]["model"] == found["endpoints"][1]["model"]
+    first, second = (endpoint["total"] for endpoint in found["endpoints"])
+    for total in (first, second):
+        assert total["failures"] == {}
+        assert (total["completed"], total["short_answers"]) == (24, 0)
+        assert total["counted_by"] == {"usage": 24}
+        assert total["prompt_tokens"] > 0
+    assert first["output_tokens"] == second["output_tokens"]
+    assert found["comparison"]["output_tokens_per_s"]["num_rounds"] == 2
+
+
+def test_an_unknown_model_of_the_router_lists_its_models(cluster):
+    for url in (endpoints(cluster), f"http://{cluster.http_endpoints[0]}"):
+        done = bench(url, "--model", "huge", code=1)
+        assert "has no model 'huge'; it serves " in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_conversations_arrive_in_an_open_loop_with_token_counts(cluster):
+    words = ["--rate", "20", "--requests", "8", "--turns", "2", "--shared-prefix", "40", "--output-tokens", "5"]
+    total = json.loads(bench(endpoints(cluster), *words, "--json").stdout)["endpoints"][0]["total"]
+    assert (total["completed"], total["output_tokens"]) == (8, 40)
+    assert total["cached_tokens"] > 0  # the shared prefix, and the first turn
+
+
+def test_ctrl_c_cancels_what_runs_and_shows_the_rest(cluster):
+    """Requests of any length: the ones under way at Ctrl-C are cancelled, as the fixture checks by free blocks."""
+    words = [endpoints(cluster), "--output-tokens", "400", "--concurrency", "4", "--requests", "4000", "--warm-up", "1"]
+    process = subprocess.Popen([*COMMAND, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def running():
+        assert process.poll() is None, process.communicate()
+        return sum(cluster.load(name).num_sequences for name in cluster.worker_endpoints) >= 4
+
+    wait_until(running, 60, "four requests run")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert re.search(r"cut by Ctrl-C +4\n", out)
+    assert "interrupted: these are the results so far" in out
+    assert err == ""
+
+
+def test_a_terminal_shows_a_progress_bar(cluster):
+    screen, terminal = pty.openpty()
+    words = [*COMMAND, endpoints(cluster), *LOAD]
+    process = subprocess.Popen(words, cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    try:
+        while piece := os.read(screen, 4096):
+            shown += piece
+    except OSError:  # the terminal's other end is closed
+        pass
+    os.close(screen)
+    assert process.wait(60) == 0
+    assert re.search(rb"\d+/12", shown)
+    assert b"output tokens/s" in shown
+
+
+@pytest.mark.parametrize("url", ["grpc://127.0.0.1:9", "http://127.0.0.1:9"])
+def test_nobody_there_is_one_line(url):
+    done = bench(url, "--timeout", "1", code=1)
+    assert done.stderr.count("\n") == 1
+    assert "correct the URL" in done.stderr
+    assert done.stdout == ""

@@ -1,0 +1,454 @@
+"""Live migration as clients, operators and grpcurl see it: a stream goes on elsewhere, and says the same."""
+
+import asyncio
+import itertools
+import signal
+from contextlib import asynccontextmanager
+
+import pytest
+from live.cluster import Shape
+from live.fixtures import whole
+from live.grpcurl import grpcurl, objects
+from live.reader import Reader
+
+from octavo import errors, statuses
+from octavo.client import FinishReason, SamplingParams
+from octavo.v1 import admin_pb2
+
+BLOCK_SIZE = 16
+PROMPT = list(range(200, 300))
+LONG = SamplingParams(temperature=0, max_tokens=1500)
+NUMBERS = itertools.count()  # clusters live on: a request id is used once
+THREE = Shape(routers=2, workers=3, step_delay_ms=8)
+
+EVENING = Shape(routers=2, workers=2, step_delay_ms=25, router_args=("--rebalance",))
+
+
+@pytest.fixture
+def prompt():
+    """One that no test had before, so that no worker has a block of it in its cache."""
+    return [next(NUMBERS), *PROMPT]
+
+
+@pytest.fixture
+def three(clusters):
+    """Two routers, three workers."""
+    yield from whole(clusters(THREE))
+
+
+@pytest.fixture
+def evening(clusters):
+    """Routers that even the load of two workers."""
+    yield from whole(clusters(EVENING))
+
+
+class Mover:
+    """Calls Admin.Migrate of a cluster for one request, and knows where it runs."""
+
+    def __init__(self, cluster, request_id):
+        self.cluster, self.request_id = cluster, request_id
+
+    def _status(self):
+        listed = self.cluster.admin().ListSequences(admin_pb2.ListSequencesRequest(), timeout=10).sequences
+        found = [each for each in listed if each.request_id == self.request_id]
+        if not found:
+            raise LookupError(f"{self.request_id} is not listed")
+        return found[0]
+
+    async def status(self):
+        return await asyncio.to_thread(self._status)
+
+    async def owner(self):
+        """The name of the worker that runs it."""
+        owner = (await self.status()).owner
+        workers = await asyncio.to_thread(self.cluster.workers)
+        return next(name for name, worker in workers.items() if worker.incarnation == owner)
+
+    async def __call__(self, to="", router=0):
+        request = admin_pb2.MigrateRequest(request_id=self.request_id, worker_id=to)
+        with statuses.serving_errors():
+            return await asyncio.to_thread(self.cluster.admin(router).Migrate, request, timeout=30)
+
+
+async def test_a_stream_moves_and_says_the_same(cluster, client, oracle, prompt):
+    reader = Reader(client.generate(prompt, LONG, request_id="moves"))
+    await reader.until(60)
+    migrate = Mover(cluster, "moves")
+    source = await migrate.owner()
+    moved = await migrate()
+    assert (moved.epoch, moved.worker_id) == (2, await migrate.owner())
+    assert moved.worker_id != source
+    assert moved.num_blocks >= (len(prompt) + 60) // BLOCK_SIZE - 1
+    assert 0 < moved.num_sent_blocks <= moved.num_blocks
+    assert moved.num_sent_bytes > 0
+    assert 0 < moved.stopped_ms <= moved.total_ms
+    here, there = await asyncio.to_thread(lambda: [cluster.load(name) for name in (source, moved.worker_id)])
+    assert (here.num_sequences, here.num_used_blocks) == (0, 0)
+    assert there.num_sequences == 1
+    await asyncio.wait_for(reader.task, 60)
+    assert reader.tokens == {0: list(oracle.tokens(prompt, LONG.max_tokens))}
+    assert reader.finish == {0: FinishReason.LENGTH}
+    assert reader.stream.num_reattaches == 0
+
+
+async def test_what_the_target_has_already_does_not_travel(cluster, client, oracle, prompt):
+    """There and back: the full blocks of before are still in the first worker's cache. The last one always travels."""
+    reader = Reader(client.generate(prompt, LONG, request_id="back"))
+    await reader.until(40)
+    migrate = Mover(cluster, "back")
+    first = await migrate.owner()
+    there = await migrate()
+    await reader.until(reader.num_tokens + 40)
+    back = await migrate(to=first)
+    assert (back.worker_id, back.epoch) == (first, 3)
+    assert 1 <= back.num_sent_blocks <= back.num_blocks - there.num_blocks + 1 < back.num_blocks
+    for _ in range(3):
+        await reader.until(reader.num_tokens + 20)
+        await migrate()
+    await asyncio.wait_for(reader.task, 60)
+    assert reader.tokens == {0: list(oracle.tokens(prompt, LONG.max_tokens))}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(n=3, seed=7, max_tokens=400),
+        SamplingParams(n=2, best_of=4, seed=7, max_tokens=300),
+        SamplingParams(seed=11, temperature=0.9, top_p=0.9, top_k=40, max_tokens=500),
+        SamplingParams(temperature=0, max_tokens=500, stop=("never to be found",)),
+    ],
+    ids=["n3", "best_of", "seeded", "stop"],
+)
+async def test_all_that_a_request_can_ask_for_moves(cluster, client, oracle, params, prompt):
+    request_id = f"varied-{next(NUMBERS)}"
+    reader = Reader(client.generate(prompt, params, request_id=request_id))
+    migrate = Mover(cluster, request_id)
+    await until_journalled(migrate, 60)
+    moved = await migrate()
+    assert moved.num_sent_blocks > 0
+    await until_journalled(migrate, 120)
+    await migrate()
+    await asyncio.wait_for(reader.task, 60)
+    expected = oracle.outputs(prompt, params)
+    assert reader.tokens == {branch: list(output.token_ids) for branch, output in enumerate(expected)}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=400, logprobs=3),
+        SamplingParams(n=2, seed=3, max_tokens=300, logprobs=1),
+        SamplingParams(
+            seed=3, max_tokens=400, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4, logprobs=0
+        ),
+    ],
+    ids=["logprobs", "n2", "penalties"],
+)
+async def test_scores_and_penalties_go_on_as_if_nothing_had_happened(cluster, client, params, prompt):
+    """Compared with the same request that stays: none of its scores is lost or computed otherwise."""
+    request_id = f"scored-{next(NUMBERS)}"
+    reader = Reader(client.generate(prompt, params, request_id=request_id))
+    migrate = Mover(cluster, request_id)
+    await until_journalled(migrate, 60)
+    await migrate()
+    await asyncio.wait_for(reader.task, 60)
+    whole_one = await client.complete(prompt, params)
+    assert reader.tokens == {branch: list(output.token_ids) for branch, output in enumerate(whole_one.outputs)}
+    assert reader.scores == {branch: list(output.logprobs) for branch, output in enumerate(whole_one.outputs)}
+
+
+async def test_grpcurl_moves_a_stream_and_prints_its_progress(cluster, client, oracle, prompt):
+    reader = Reader(client.generate(prompt, LONG, request_id="by hand"))
+    await reader.until(40)
+    migrate = Mover(cluster, "by hand")
+    status, source = await migrate.status(), await migrate.owner()
+    workers = await asyncio.to_thread(cluster.workers)
+    (target,) = (name for name in workers if name != source)
+    names = {"seq_id": status.seq_id, "epoch": status.epoch}
+    endpoint, method = cluster.worker_endpoints[source], "octavo.internal.v1.Worker/Migrate"
+
+    def call(ok=True, **data):
+        return grpcurl(endpoint, method, data={**names, **data}, ok=ok)
+
+    refused = await asyncio.to_thread(call, ok=False, target=workers[source].incarnation)
+    assert "InvalidArgument" in refused
+    assert "NotFound" in await asyncio.to_thread(call, ok=False, target="0" * 32)
+    assert "NotFound" in await asyncio.to_thread(call, ok=False, seq_id="0" * 32)
+    assert "InvalidArgument" in await asyncio.to_thread(call, ok=False, seq_id="no id")
+    assert "FailedPrecondition" in await asyncio.to_thread(call, ok=False, epoch=7)
+    printed = objects(await asyncio.to_thread(call, target=workers[target].incarnation))
+    assert printed[-1]["outcome"] == "MIGRATION_OUTCOME_MOVED"
+    assert all("outcome" not in each for each in printed[:-1])
+    assert int(printed[-1]["epoch"]) == 2
+    assert printed[-1]["num_sent_blocks"] > 0
+    again = objects(await asyncio.to_thread(call))
+    assert again[-1] == printed[-1]  # a late repetition is told what became of it
+    await asyncio.wait_for(reader.task, 60)
+    assert reader.tokens == {0: list(oracle.tokens(prompt, LONG.max_tokens))}
+
+
+async def test_what_operators_get_wrong_is_named(cluster, client, prompt):
+    migrate = Mover(cluster, "asked for")
+    with pytest.raises(errors.NotFound, match="no such request"):
+        await migrate()
+    for bad in ("", "x" * 129):
+        with pytest.raises(errors.InvalidArgument, match="request_id"):
+            await Mover(cluster, bad)()
+    stream = client.generate(prompt, LONG, request_id="asked for")
+    reader = Reader(stream)
+    await reader.until(20)
+    with pytest.raises(errors.NotFound, match="knows no worker 'nobody'; it knows: w0, w1"):
+        await migrate(to="nobody")
+    with pytest.raises(errors.InvalidArgument, match="runs the request already"):
+        await migrate(to=await migrate.owner())
+    await client.cancel("asked for")
+    await asyncio.wait_for(asyncio.wait([reader.task]), 30)
+    with pytest.raises(errors.CannotMove, match="has ended"):
+        await migrate()
+
+
+TRANSFERS = [  # what grpcurl sends by hand, and what it is told
+    ("Prepare", {"seq_id": "no id"}, "InvalidArgument", "seq_id"),
+    ("Prepare", {"number": 0}, "InvalidArgument", "number: 0 is not a number from 1 on"),
+    ("Prepare", {"source": ""}, "InvalidArgument", "name the incarnation that owns the sequence"),
+    ("Prepare", {"seq_id": "0" * 32}, "NotFound", "there is no such record"),
+    ("Prepare", {"kv_layout": "other"}, "FailedPrecondition", "laid out as"),
+    ("Prepare", {"model_fingerprint": "other"}, "FailedPrecondition", "this worker serves"),
+    ("Prepare", {"source": "thief"}, "FailedPrecondition", "is owned by"),
+    ("Prepare", {"epoch": 9}, "FailedPrecondition", "at epoch 1, not 9"),
+    ("Prepare", {"number": 7}, "FailedPrecondition", "the store knows migration 0, not 7"),
+    ("Extend", {"ticket": "7"}, "NotFound", "ticket 7 is unknown here"),
+    ("Finish", {"ticket": "7"}, "NotFound", "ticket 7 is unknown here"),
+    ("Fetch", {"ticket": "7"}, "InvalidArgument", "wanted: has 0 blocks"),
+    ("ListHot", {"kv_layout": "other", "limit": 4}, "FailedPrecondition", "asked for as other"),
+]
+
+
+async def test_calls_of_transfer_by_hand_are_refused_by_name_and_hold_nothing(cluster, client, prompt):
+    reader = Reader(client.generate(prompt, LONG, request_id="not for you"))
+    await reader.until(20)
+    migrate = Mover(cluster, "not for you")
+    status, source = await migrate.status(), await migrate.owner()
+    (target,) = (name for name in cluster.worker_endpoints if name != source)
+    workers = await asyncio.to_thread(cluster.workers)
+    good = {
+        "Prepare": {
+            "seq_id": status.seq_id,
+            "epoch": 1,
+            "number": 1,
+            "source": workers[source].incarnation,
+            "model_fingerprint": workers[source].model_fingerprint,
+            "kv_layout": workers[source].kv_layout,
+        },
+        "ListHot": {"model_fingerprint": workers[source].model_fingerprint},
+    }
+    before = await asyncio.to_thread(cluster.load, target)
+    for call, changes, code, words in TRANSFERS:
+        data = {**good.get(call, {}), **changes}
+        method = f"octavo.internal.v1.Transfer/{call}"
+        told = await asyncio.to_thread(grpcurl, cluster.worker_endpoints[target], method, data=data, ok=False)
+        assert code in told, (call, changes, told)
+        assert words in told, (call, changes, told)
+    abort = "octavo.internal.v1.Transfer/Abort"
+    assert await asyncio.to_thread(grpcurl, cluster.worker_endpoints[target], abort, data={"ticket": "7"})
+    after = await asyncio.to_thread(cluster.load, target)
+    assert (after.num_used_blocks, after.num_sequences) == (before.num_used_blocks, 0)
+    assert (await migrate(to=target)).worker_id == target, "and the sequence can still move there"
+    await client.cancel("not for you")
+    await asyncio.wait_for(asyncio.wait([reader.task]), 30)
+
+
+@pytest.mark.long
+async def test_a_target_that_drains_is_refused_by_name(three, prompt):
+    async with three.client() as client:
+        reader = Reader(client.generate(prompt, LONG, request_id="not there"))
+        await reader.until(20)
+        migrate = Mover(three, "not there")
+        source = await migrate.owner()
+        drained = next(name for name in three.worker_endpoints if name != source)
+        await drain(three, drained)
+        with pytest.raises(errors.Draining, match="drains"):
+            await migrate(to=drained)
+        assert await migrate.owner() == source
+        await drain(three, drained, undo=True)
+        await client.cancel("not there")
+        await asyncio.wait_for(asyncio.wait([reader.task]), 30)
+
+
+async def test_what_cannot_move_stays_and_says_why(cluster, client, prompt):
+    search = SamplingParams(beam_width=3, n=2, max_tokens=200)
+    task = asyncio.create_task(client.complete(prompt, search, request_id="beams"))
+    migrate = Mover(cluster, "beams")
+    await until_journalled(migrate, 0)
+    with pytest.raises(errors.CannotMove, match="beam"):
+        await migrate()
+    completion = await asyncio.wait_for(task, 60)
+    assert [o.token_ids for o in completion.outputs] == [
+        o.token_ids for o in (await client.complete(prompt, search)).outputs
+    ]
+
+
+async def test_one_worker_has_nowhere_to_move_to(tight, prompt):
+    async with tight.client() as client:
+        reader = Reader(client.generate(prompt, LONG, request_id="alone"))
+        await reader.until(10)
+        with pytest.raises(errors.NoWorkers, match="no other worker"):
+            await Mover(tight, "alone")()
+        await client.cancel("alone")
+        await asyncio.wait_for(asyncio.wait([reader.task]), 30)
+
+
+@pytest.mark.long
+async def test_two_operators_at_two_routers_move_it_once(cluster, client, oracle, prompt):
+    """The same migration is waited for by both."""
+    reader = Reader(client.generate(prompt, LONG, request_id="asked of two"))
+    await reader.until(40)
+    migrate = Mover(cluster, "asked of two")
+    source = await migrate.owner()
+    (target,) = (name for name in cluster.worker_endpoints if name != source)
+    both = await asyncio.gather(migrate(to=target), migrate(to=target, router=1))
+    assert {moved.epoch for moved in both} == {2}
+    assert {moved.worker_id for moved in both} == {target}
+    await asyncio.wait_for(reader.task, 60)
+    assert reader.tokens == {0: list(oracle.tokens(prompt, LONG.max_tokens))}
+
+
+async def test_a_drain_moves_the_streams_of_its_worker(three, oracle):
+    params = SamplingParams(temperature=0, max_tokens=800)
+    async with three.client() as client:
+        prompts = [[next(NUMBERS), *PROMPT] for _ in range(9)]
+        readers = [Reader(client.generate(prompt, params)) for prompt in prompts]
+        await asyncio.gather(*(reader.until(20, 60) for reader in readers))
+        busy = max(three.worker_endpoints, key=lambda name: three.load(name).num_sequences)
+        num_here = three.load(busy).num_sequences
+        assert num_here >= 3
+        progress = await drain(three, busy)
+        assert (progress[-1].num_left, progress[-1].num_released) == (0, 0)
+        assert progress[-1].num_migrated == num_here
+        await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers)), 120)
+        for prompt, reader in zip(prompts, readers, strict=True):
+            assert reader.tokens == {0: list(oracle.tokens(prompt, params.max_tokens))}
+            assert reader.stream.num_reattaches == 0
+        await drain(three, busy, undo=True)
+
+
+async def drain(cluster, name, undo=False):
+    """Drains a worker, or ends that; its progress."""
+    request = admin_pb2.DrainWorkerRequest(worker_id=name, grace_ms=30_000, undo=undo)
+    return await asyncio.to_thread(lambda: list(cluster.admin().DrainWorker(request, timeout=60)))
+
+
+@asynccontextmanager
+async def load_on(cluster, oracle, count=6, max_tokens=900):
+    """The request ids and streams that run meanwhile, and that have got all of their tokens, each once, in the end."""
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    async with cluster.client() as client:
+        prompts = [[next(NUMBERS), *PROMPT] for _ in range(count)]
+        ids = [f"load-{next(NUMBERS)}" for _ in prompts]
+        readers = [Reader(client.generate(p, params, request_id=id)) for id, p in zip(ids, prompts, strict=True)]
+        await asyncio.gather(*(reader.until(30, 60) for reader in readers))
+        yield ids, readers
+        await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers)), 180)
+        for prompt, reader in zip(prompts, readers, strict=True):
+            assert reader.tokens == {0: list(oracle.tokens(prompt, max_tokens))}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", ["source", "target"])
+async def test_kill_9_during_migrations_costs_no_token(three, oracle, rng, victim):
+    """Under load, at a moment by chance. Whichever worker owns the sequence by then, the stream goes on."""
+    async with load_on(three, oracle) as (ids, _):
+        migrate = Mover(three, rng.choice(ids))
+        source = await migrate.owner()
+        target = rng.choice([name for name in three.worker_endpoints if name != source])
+        moving = asyncio.create_task(outcome_of(migrate, target))
+        await asyncio.sleep(rng.uniform(0, 0.03))
+        await asyncio.to_thread(three.kill, source if victim == "source" else target)
+        await moving
+        await asyncio.to_thread(three.spawn, source if victim == "source" else target)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_a_router_that_is_told_to_evens_the_load(evening, oracle):
+    """All streams begin on one worker, and some go on on the other one: one after the other, since pairs rest."""
+    await drain(evening, "w1")
+    async with load_on(evening, oracle, count=10, max_tokens=2500) as (_, readers):
+        assert (await asyncio.to_thread(evening.load, "w0")).num_sequences == 10
+        await drain(evening, "w1", undo=True)
+        async with asyncio.timeout(100):
+            while (await asyncio.to_thread(evening.load, "w1")).num_sequences < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
+        assert not any(reader.task.done() for reader in readers)
+
+
+STEPS = ["source.frozen", "target.committed"]
+MORE_STEPS = [
+    *("source.begun", "source.prepared", "source.sent", "source.flushed", "source.tail_sent", "source.finishing"),
+    *("source.finished", "target.held", "target.prepared", "target.seal", "target.finish", "target.commit"),
+    *("target.admit", "target.admitted"),
+]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("step", [*STEPS, *(pytest.param(step, marks=pytest.mark.night) for step in MORE_STEPS)])
+async def test_a_worker_that_dies_at_a_step_of_a_migration_costs_no_token(three, oracle, step):
+    """The same as by chance, at that step."""
+    await asyncio.to_thread(three.replace, "w0", "--failpoints", f"{step}=kill")
+    await asyncio.to_thread(three.wait_ready)
+    async with load_on(three, oracle) as (ids, _):
+        owners = {id: await Mover(three, id).owner() for id in ids}
+        if step.startswith("source"):
+            migrate, target = Mover(three, next(id for id in ids if owners[id] == "w0")), "w1"
+        else:
+            migrate, target = Mover(three, next(id for id in ids if owners[id] != "w0")), "w0"
+        await outcome_of(migrate, target)
+        async with asyncio.timeout(20):
+            while three.processes["w0"].running:  # noqa: ASYNC110  the step is reached by itself
+                await asyncio.sleep(0.02)
+        assert three.processes["w0"].exit_code == -signal.SIGKILL
+        await asyncio.to_thread(three.replace, "w0")
+
+
+async def outcome_of(migrate, target):
+    """The answer, or the error that says that a worker is away."""
+    try:
+        return await migrate(to=target)
+    except (errors.Unreachable, errors.CannotMove, errors.NoWorkers, errors.TooManyMoves) as error:
+        return error
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_many_migrations_at_once_under_load_cost_no_token(three, oracle, rng):
+    async with load_on(three, oracle, count=8) as (ids, readers):
+        names = list(three.worker_endpoints)
+        num_moved = 0
+        while not any(reader.task.done() for reader in readers):
+            tries = [outcome_in(Mover(three, id), rng.choice(names)) for id in rng.sample(ids, 3)]
+            num_moved += sum(await asyncio.gather(*tries))
+        assert num_moved >= 6
+
+
+async def outcome_in(migrate, target):
+    """Whether it has moved. It may run there already, have ended, or the source may have enough to move."""
+    try:
+        await migrate(to=target)
+        return True
+    except (errors.InvalidArgument, errors.CannotMove, errors.TooManyMoves, errors.OutOfBlocks, errors.NotFound):
+        return False
+
+
+async def until_journalled(migrate, num_tokens):
+    """Waits until a worker runs the request, and each branch has so many tokens."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                status = await migrate.status()
+                if status.owner and min(status.num_tokens, default=0) >= num_tokens:
+                    return
+            except LookupError:
+                pass  # it has not been accepted yet
+            await asyncio.sleep(0.02)

@@ -1,0 +1,238 @@
+"""Swaps on request: a sequence stays out until it is asked for, and goes on with the tokens it would have had."""
+
+from dataclasses import replace
+
+import pytest
+from scheduler_bench import GREEDY, Bench
+
+from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.testing.witness_runner import WitnessRunner
+from octavo.errors import InvalidArgument, NotFound, OutOfBlocks, StaleEpoch
+from octavo.sampling import FinishReason, SamplingParams
+
+SIZES = {"block_size": 4, "num_blocks": 64, "num_host_blocks": 48}
+LONG = replace(GREEDY, max_tokens=20)
+KINDS = {
+    "one branch": LONG,
+    "n": SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=20),
+    "best_of": SamplingParams(n=2, best_of=4, temperature=1.0, seed=6, max_tokens=20),
+    "beams": SamplingParams(n=2, beam_width=3, temperature=0.0, max_tokens=20),
+    "penalties": replace(LONG, repetition_penalty=1.2, logprobs=2),
+}
+
+
+class SwapBench(Bench):
+    """A scheduler whose runner reads its blocks, with swaps whose copies are made at once, as the engine makes them."""
+
+    def __init__(self, *, sizes: dict | None = None, **config) -> None:
+        super().__init__(runner=WitnessRunner(**SIZES | (sizes or {})), **config)
+
+    def swap(self, name: str, operation: str) -> int:
+        num_blocks = self.scheduler.swap(self.sequence(name).seq_id, 1, operation)
+        plan = self.scheduler.plan_moves()
+        if plan is not None:
+            assert not plan.chunks and plan.timed
+            self.runner.run(plan)
+            self.scheduler.end_moves(plan)
+        self.scheduler.check_state()
+        return num_blocks
+
+    def run_steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def num_blocks_of(self, name: str) -> int:
+        return len({block for branch in self.sequence(name).branches for block in branch.blocks})
+
+    def empty(self) -> bool:
+        load = self.load()
+        return not load.num_used_blocks and load.num_free_host_blocks == self.runner.info.num_host_blocks
+
+
+def undisturbed(params: SamplingParams, prompt: int) -> dict[str, list[int]]:
+    bench = SwapBench()
+    bench.admit("a", prompt, params)
+    bench.finish()
+    return bench.tokens
+
+
+@pytest.mark.parametrize("operation", ["out", "drop"])
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 9])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sequence_goes_on_with_the_same_tokens(kind: str, num_steps: int, operation: str) -> None:
+    """Also while its prompt of three chunks is computed, and while another sequence shares its prefix."""
+    params, bench = KINDS[kind], SwapBench()
+    bench.admit("a", 70, params)
+    bench.admit("b", bench.sequence("a").prompt[:50] + [9] * 9, LONG)
+    bench.run_steps(num_steps)
+    held = bench.num_blocks_of("a")
+    assert 0 < bench.swap("a", operation) <= held
+    assert not bench.num_blocks_of("a")
+    if operation == "out":
+        told = {name: tokens[:] for name, tokens in bench.tokens.items() if name[0] == "a"}
+        assert bench.swap("a", "out") == 0
+        bench.now += 1e6
+        bench.finish()
+        assert "b.0" in bench.finishes
+        assert told == {name: tokens for name, tokens in bench.tokens.items() if name[0] == "a"}, "it ran while out"
+        assert bench.swap("a", "in") > 0 == bench.swap("a", "in")
+    bench.finish()
+    assert {name: tokens for name, tokens in bench.tokens.items() if name[0] == "a"} == undisturbed(params, 70)
+    assert not bench.runner.mismatches, bench.runner.first_mismatch
+    assert bench.empty()
+
+
+def test_a_swap_that_cannot_be_is_an_answer() -> None:
+    bench = SwapBench(sizes={"num_host_blocks": 2})
+    bench.admit("a", 12, LONG)
+    bench.step()
+    with pytest.raises(OutOfBlocks, match=r"2 of 2 blocks are free there; try again, or DROP"):
+        bench.swap("a", "out")
+    with pytest.raises(NotFound):
+        bench.scheduler.swap("z", 1, "out")
+    with pytest.raises(StaleEpoch):
+        bench.scheduler.swap("a", 2, "out")
+    bench.finish()
+    assert len(bench.tokens["a.0"]) == 20
+
+
+def test_the_pool_is_bounded_and_what_does_not_fit_runs_on() -> None:
+    bench = SwapBench(sizes={"num_host_blocks": 8})
+    for name in "abcd":
+        bench.admit(name, 12, LONG)
+    bench.run_steps(2)
+    answers = []
+    for name in "abcd":
+        try:
+            answers.append(bench.swap(name, "out"))
+        except OutOfBlocks:
+            answers.append(None)
+    assert answers == [4, 4, None, None]
+    bench.finish()
+    assert sorted(bench.finishes) == ["c.0", "d.0"]
+    for name in "ab":
+        bench.swap(name, "in")
+    bench.finish()
+    assert len(bench.finishes) == 4 and bench.empty()
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "drop", "newer epoch"])
+def test_a_sequence_that_is_out_can_end(how: str) -> None:
+    bench = SwapBench()
+    bench.admit("a", 12, LONG, deadline_in_ms=5000)
+    bench.run_steps(2)
+    assert bench.swap("a", "out") == 4
+    assert not bench.scheduler.has_work
+    if how == "cancel":
+        assert bench.cancel("a")
+    elif how == "deadline":
+        bench.now += 6
+        assert bench.scheduler.has_work
+    elif how == "drop":
+        bench.drop("a")
+    else:
+        bench.admit("a", 12, LONG, epoch=2)
+    bench.finish()
+    ends = {"cancel": FinishReason.CANCELLED, "deadline": FinishReason.DEADLINE, "newer epoch": FinishReason.LENGTH}
+    assert bench.finishes.get("a.0") == ends.get(how)
+    assert bench.empty()
+
+
+def test_a_sequence_that_waits_is_held_where_it_waits() -> None:
+    bench = SwapBench(max_batch_sequences=1)
+    bench.admit("a")
+    bench.admit("held")
+    bench.admit("c")
+    bench.step()
+    assert bench.swap("held", "out") == 0
+    bench.finish()
+    assert list(bench.finishes) == ["a.0", "c.0"] and not bench.scheduler.has_work
+    assert bench.load().num_waiting == 1
+    assert bench.swap("held", "in") == 0
+    bench.finish()
+    assert "held.0" in bench.finishes
+
+
+def test_a_sequence_that_the_scheduler_has_swapped_out_is_held() -> None:
+    """Without the hold it would come back by itself as soon as there is room."""
+    bench = SwapBench(preemption="swap", min_preempt_interval_s=0.0, sizes={"num_blocks": 9})
+    bench.admit("a", 8, LONG)
+    bench.admit("b", 8, LONG)
+    while not bench.sequence("b").swapped:
+        bench.step()
+    assert bench.swap("b", "out") == 0
+    bench.finish()
+    assert list(bench.finishes) == ["a.0"]
+    assert bench.swap("b", "in") > 0
+    bench.finish()
+    assert len(bench.tokens["b.0"]) == 20 and not bench.runner.mismatches
+
+
+@pytest.mark.parametrize("freed_by", ["in", "drop", "end of holds"])
+def test_a_hold_ends_for_good(freed_by: str) -> None:
+    """A sequence that is preempted by swap later comes back by itself."""
+    bench = SwapBench(preemption="swap", min_preempt_interval_s=0.0, sizes={"num_blocks": 9})
+    bench.admit("a", 8, LONG)
+    bench.admit("b", 8, LONG)
+    bench.run_steps(2)
+    bench.swap("b", "out")
+    if freed_by == "end of holds":
+        bench.scheduler.end_holds()
+    else:
+        assert bench.swap("b", freed_by) > 0
+    bench.finish()
+    assert bench.load().num_preempted_swap > 0, "nothing was preempted: this shows nothing"
+    assert len(bench.finishes) == 2 and not bench.runner.mismatches
+
+
+def test_a_suspect_is_not_held_because_others_wait_for_it() -> None:
+    bench = SwapBench()
+    suspect = bench.admit("suspect", 12, LONG, alone=True)
+    bench.admit("a")
+    bench.scheduler.reserve_steps(suspect)
+    bench.scheduler.begin_trial(suspect)
+    bench.run_steps(2)
+    with pytest.raises(InvalidArgument, match="operation: sequence suspect is a suspect"):
+        bench.swap("suspect", "out")
+    assert bench.swap("suspect", "drop") > 0
+    bench.run_steps(2)
+    bench.scheduler.end_trial(suspect)
+    assert bench.swap("suspect", "out") > 0
+    bench.finish()
+    assert list(bench.finishes) == ["a.0"]
+
+
+def test_a_held_sequence_keeps_nobody_from_starting() -> None:
+    """It had failed, and found no room for its turn alone; held, it has no turn."""
+    bench = SwapBench(sizes={"num_blocks": 8})
+    bench.admit("a", 12, replace(GREEDY, max_tokens=60))
+    bench.step()
+    bench.scheduler.abort_step(bench.scheduler.plan(), "{}")
+    bench.admit("b", 12, LONG)
+    held = bench.sequence("a")
+    held.starved = True
+    bench.scheduler.swap(held.seq_id, 1, "out")
+    bench.finish()
+    assert list(bench.finishes) == ["b.0"]
+
+
+@pytest.mark.parametrize("operation", ["out", "in"])
+def test_copies_that_fail_cost_a_computation_and_no_token(operation: str) -> None:
+    bench = SwapBench()
+    bench.admit("a", 12, LONG)
+    bench.run_steps(3)
+    if operation == "in":
+        bench.swap("a", "out")
+    scheduler: Scheduler = bench.scheduler
+    scheduler.swap(bench.sequence("a").seq_id, 1, operation)
+    plan = scheduler.plan_moves()
+    assert plan is not None
+    with pytest.raises(RuntimeError, match="between steps"):
+        scheduler.plan_moves()
+    scheduler.end_moves(plan, failed=True)
+    with pytest.raises(RuntimeError, match="not in flight"):
+        scheduler.end_moves(plan)
+    assert bench.load().num_waiting == 1 and bench.empty()
+    bench.finish()
+    assert bench.tokens == undisturbed(LONG, 12)
+    assert not bench.runner.mismatches

@@ -1,0 +1,215 @@
+"""The bundled store, started here by its pod's own command: TLS, a replica, and its promotion by hand."""
+
+import asyncio
+import shutil
+import socket
+import ssl
+import subprocess
+
+import pytest
+from issued_secrets import Authority, MountedSecret
+from live.process import Process, wait_until
+from rendered_chart import ROOT, by_name, template
+
+from octavo.cli import ports
+from octavo.store.redis import RedisStore
+from octavo.store.redis_server import RedisOptions
+from octavo.store_url import server_urls
+
+SECONDS = 60
+NAME = "trial-octavo-store"
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """A folder with valkey-server and valkey-cli: those of Redis, which take the same flags."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("server", "cli"):
+        found = shutil.which(f"valkey-{name}") or shutil.which(f"redis-{name}")
+        if found is None or (name == "server" and "libssl" not in subprocess.getoutput(f"ldd {found}")):
+            pytest.skip("there is no server with TLS: apt-get install redis-server redis-tools")
+        (folder / f"valkey-{name}").symlink_to(found)
+    return folder
+
+
+class StorePods:
+    """The pods of a rendered StatefulSet, on ports of this machine. All their names mean this machine."""
+
+    def __init__(self, objects, folder, programs):
+        self.container = objects["StatefulSet", NAME]["spec"]["template"]["spec"]["containers"][0]
+        self.ports = ports.pick(2)
+        self._folder = folder
+        self._path = f"{programs}:/usr/bin:/bin"
+        certificate = objects["Certificate", f"{NAME}-tls"]["spec"]
+        self.secret = MountedSecret(folder / "tls", Authority().secret_for(certificate))
+        self.processes = [Process(f"store-{i}", self._command(i), folder / f"store-{i}.log", folder) for i in (0, 1)]
+
+    def _here(self, text, index):
+        """A text of the container as it has to be for a server on this machine."""
+        text = text.replace("/data", str(self._folder / f"data-{index}"))
+        text = text.replace("/etc/octavo/tls", str(self.secret.folder))
+        text = text.replace(f"{NAME}-0.{NAME} 6379", f"127.0.0.1 {self.ports[0]}")
+        return text.replace("6379", str(self.ports[index]))
+
+    def _command(self, index):
+        (self._folder / f"data-{index}").mkdir()
+        words = [self._here(word, index) for word in (*self.container["command"], *self.container["args"])]
+        variables = [f"PATH={self._path}", f"HOSTNAME={NAME}-{index}"]
+        return [shutil.which("env"), "-i", *variables, *words]
+
+    def ask(self, index, *words):
+        """A command to a server: the command of its probe, with other words than `ping`."""
+        command = self.container["readinessProbe"]["exec"]["command"]
+        assert command[-1] == "ping"
+        words = [self._here(word, index) for word in (*command[:-1], "-p", str(self.ports[index]))] + list(words)
+        env = {"PATH": self._path}
+        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=SECONDS)
+
+    def is_ready(self, index):
+        done = self.ask(index, "ping")
+        return done.returncode == 0 and done.stdout.strip() == "PONG"
+
+    def role(self, index):
+        return self.ask(index, "role").stdout.split("\n")[0]
+
+    def is_in_step(self, index):
+        return "connected" in self.ask(index, "role").stdout.split("\n")
+
+    def url(self, url):
+        """The URL of the chart with this machine's ports and files. It is called by another name than it has."""
+        url = url.replace("/etc/octavo/tls", str(self.secret.folder))
+        for index in (0, 1):
+            url = url.replace(f"{NAME}-{index}.{NAME}:6379", f"127.0.0.1:{self.ports[index]}")
+        return f"{url}&ssl_check_hostname=false"
+
+
+@pytest.fixture
+def stores(tmp_path, programs):
+    objects = by_name(template("--set", "store.bundled.replicas=1"))
+    made = StorePods(objects, tmp_path, programs)
+    for process in made.processes:
+        process.start()
+    yield made, objects["Secret", NAME]["stringData"]["url"]
+    for process in made.processes:
+        process.stop(0)
+
+
+def secret_in(url):
+    """What the store says through octavo's own client, which finds the primary."""
+
+    async def ask():
+        store = RedisStore(url, RedisOptions(connect_timeout_s=5.0, call_timeout_s=5.0))
+        try:
+            await store.open()
+            return await store.secret("resume")
+        finally:
+            await store.close()
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.timeout(300)
+def test_a_replica_takes_over_by_the_commands_of_the_guide(stores):
+    here, url = stores
+    for index in (0, 1):
+        wait_until(lambda i=index: here.is_ready(i), SECONDS, here.processes[index].tail())
+    wait_until(lambda: here.is_in_step(1), SECONDS, "the replica does not follow")
+    assert (here.role(0), here.role(1)) == ("master", "slave")
+    kept = secret_in(here.url(url))
+    wait_until(lambda: here.ask(1, "exists", "octavo:secret:resume").stdout.strip() == "1", SECONDS, "no copy")
+    here.processes[0].kill()
+
+    promotion, rejoining = commands_of_the_guide()
+    for command in promotion:
+        assert here.ask(1, *command).stdout.strip() == "OK"
+    assert here.role(1) == "master"
+    assert secret_in(here.url(url)) == kept
+
+    # The roles outlive both servers; of two that call themselves primaries, octavo takes the promoted one.
+    here.processes[1].kill()
+    for process in here.processes:
+        process.start()
+    for index in (0, 1):
+        wait_until(lambda i=index: here.is_ready(i), SECONDS, here.processes[index].tail())
+    assert (here.role(0), here.role(1)) == ("master", "master")
+    assert secret_in(here.url(url)) == kept
+
+    for command in rejoining:
+        words = [{"octavo-store-1.octavo-store": "127.0.0.1", "6379": str(here.ports[1])}.get(w, w) for w in command]
+        assert here.ask(0, *words).stdout.strip() == "OK"
+    wait_until(lambda: here.is_in_step(0), SECONDS, "the old primary does not follow the new one")
+
+
+def commands_of_the_guide():
+    """The commands in docs/deployment.md: those of the promotion, and those for the old primary."""
+    text = (ROOT / "docs/deployment.md").read_text()
+    lines = [line.partition("#")[0].split() for line in text.splitlines() if line.startswith("on octavo-store")]
+    assert [words[1] for words in lines] == ["octavo-store-1"] * 2 + ["octavo-store-0"] * 2
+    return [words[2:] for words in lines[:2]], [words[2:] for words in lines[2:]]
+
+
+def test_servers_have_certificates_for_the_names_in_the_url_and_ask_for_one(stores):
+    here, url = stores
+    wait_until(lambda: here.is_ready(0), SECONDS, here.processes[0].tail())
+    for each in server_urls(url):
+        context = ssl.create_default_context(cafile=str(here.secret.folder / "ca.crt"))
+        context.load_cert_chain(str(here.secret.folder / "tls.crt"), str(here.secret.folder / "tls.key"))
+        host = each.split("//")[1].split(":")[0]
+        with socket.create_connection(("127.0.0.1", here.ports[0]), timeout=SECONDS) as plain:
+            with context.wrap_socket(plain, server_hostname=host) as connection:
+                connection.sendall(b"PING\r\n")
+                assert connection.recv(64) == b"+PONG\r\n"
+    command = [
+        word for word in here.container["readinessProbe"]["exec"]["command"] if "tls" not in word or word == "--tls"
+    ]
+    nobody = [word for word in command if word not in ("--cert", "--key")]
+    done = subprocess.run(
+        [*nobody[:-1], "-p", str(here.ports[0]), "ping"],
+        env={"PATH": here._path},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert "PONG" not in done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_a_server_that_sentinel_promotes_is_found(tmp_path, programs):
+    """A store of one's own whose URL names all servers: octavo asks no Sentinel, and follows what Sentinel does."""
+    first, second, sentinel = ports.pick(3)
+    server = str(programs / "valkey-server")
+    config = tmp_path / "sentinel.conf"
+    config.write_text(
+        f"port {sentinel}\nsentinel monitor octavo 127.0.0.1 {first} 1\nsentinel down-after-milliseconds octavo 1000\n"
+    )
+    common = ["--save", "", "--appendonly", "no"]
+    follow = ["--replicaof", "127.0.0.1", str(first)]
+    commands = {
+        "first": [server, "--port", str(first), *common],
+        "second": [server, "--port", str(second), *common, *follow],
+        "sentinel": [server, str(config), "--sentinel"],
+    }
+    processes = {}
+
+    def role(port):
+        words = [str(programs / "valkey-cli"), "-p", str(port), "role"]
+        return subprocess.run(words, capture_output=True, text=True, timeout=SECONDS).stdout.split("\n")
+
+    try:
+        for name, command in commands.items():
+            (tmp_path / name).mkdir()
+            processes[name] = Process(name, command, tmp_path / f"{name}.log", tmp_path / name)
+            processes[name].start()
+        wait_until(lambda: "connected" in role(second), SECONDS, "the replica does not follow")
+        url = f"redis://127.0.0.1:{first},127.0.0.1:{second}/0"
+        kept = secret_in(url)
+        wait_until(lambda: "slave" in (tmp_path / "sentinel.log").read_text(), SECONDS, "Sentinel knows no replica")
+        exists = [str(programs / "valkey-cli"), "-p", str(second), "exists", "octavo:secret:resume"]
+        wait_until(lambda: subprocess.check_output(exists, text=True).strip() == "1", SECONDS, "no copy")
+        processes["first"].kill()
+        wait_until(lambda: role(second)[0] == "master", 2 * SECONDS, "Sentinel promotes nobody")
+        assert secret_in(url) == kept
+    finally:
+        for process in processes.values():
+            process.stop(0)

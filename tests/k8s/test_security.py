@@ -1,0 +1,243 @@
+"""Who may do what in a release: certificates, roles, keys, and which pods can talk to which."""
+
+import itertools
+import re
+
+import pytest
+from rendered_chart import (
+    INSECURE,
+    PROFILES,
+    all_pods,
+    by_name,
+    component_of,
+    notes,
+    of_kind,
+    programs,
+    settings_of,
+    template,
+    values_of,
+)
+
+from octavo.security.roles import WORKER_NAME, PeerRole, roles_in
+
+
+def test_a_release_is_insecure_only_where_its_values_say_so(profile):
+    """Programs refuse to listen for others without TLS, unless they are told that they may."""
+    objects = by_name(template(profile=profile))
+    for component, pod, container in programs(objects):
+        read = settings_of(component, container)
+        assert read.insecure == (profile == "cpu")
+        assert all((read.tls_cert, read.tls_key, read.tls_ca)) == (not read.insecure)
+        mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        if not read.insecure:
+            assert {f"{mounted['tls']}/{name}" for name in ("tls.crt", "tls.key", "ca.crt")} == {
+                *(read.tls_cert, read.tls_key, read.tls_ca)
+            }
+            (volume,) = [volume for volume in pod["spec"]["volumes"] if volume["name"] == "tls"]
+            assert volume["secret"]["secretName"].endswith((component, f"{component}-tls"))
+
+
+def test_the_notes_warn_of_an_insecure_release(tmp_path):
+    assert "neither encrypted nor authenticated" in notes(tmp_path / "plain", *INSECURE)
+    assert "WARNING" not in notes(tmp_path / "secure")
+    assert "every pod of the cluster" in notes(tmp_path / "open", "--set", "networkPolicy.enabled=false")
+
+
+def test_certificates_have_the_roles_and_names_that_the_code_expects():
+    certificates = {name: each["spec"] for name, each in of_kind(by_name(template()), "Certificate").items()}
+    roles = {name: roles_in(spec.get("uris", ())) for name, spec in certificates.items()}
+    assert roles == {
+        "trial-octavo-ca": frozenset(),
+        "trial-octavo-store-tls": frozenset(),
+        **{f"trial-octavo-{role}-tls": {role} for role in PeerRole},
+    }
+    assert WORKER_NAME in certificates["trial-octavo-worker-tls"]["dnsNames"]
+    for role in ("router", "worker"):  # both call workers
+        assert {"server auth", "client auth"} <= set(certificates[f"trial-octavo-{role}-tls"]["usages"])
+    for role in ("client", "operator"):
+        assert "dnsNames" not in certificates[f"trial-octavo-{role}-tls"]
+    for spec in certificates.values():
+        assert spec["issuerRef"]["name"] == ("trial-octavo-root" if spec.get("isCA") else "trial-octavo-ca")
+
+
+def test_names_of_services_stand_in_the_certificates_of_who_answers_there(profile):
+    objects = by_name(template("--namespace", "ns", profile=profile))
+    certificates = of_kind(objects, "Certificate")
+    if not certificates:
+        assert profile in ("cpu", "cells")
+        return
+    for name, service in of_kind(objects, "Service").items():
+        component = service["spec"]["selector"]["app.kubernetes.io/component"]
+        if component != "worker":  # callers of workers expect one name of all
+            names = certificates[f"trial-octavo-{component}-tls"]["spec"]["dnsNames"]
+            assert {name, f"{name}.ns", f"{name}.ns.svc", f"{name}.ns.svc.cluster.local"} <= set(names)
+    for route in of_kind(objects, "GRPCRoute").values():
+        assert set(route["spec"]["hostnames"]) <= set(certificates["trial-octavo-router-tls"]["spec"]["dnsNames"])
+
+
+def test_every_secret_that_a_pod_needs_is_made_or_named_in_the_values():
+    given = {
+        "default": set(),
+        "cpu": set(),
+        "gpu": set(),
+        "external-store": {"octavo-store", "octavo-store-tls"},
+        "secure": {"octavo-api-keys", "octavo-test-key"},
+        "cells": {"octavo-router", "octavo-worker", "octavo-client", "store-a", "store-b", "store-c"},
+    }
+    assert set(given) == set(PROFILES)
+    for profile, expected in given.items():
+        objects = by_name(template(profile=profile))
+        made = {
+            *of_kind(objects, "Secret"),
+            *(c["spec"]["secretName"] for c in of_kind(objects, "Certificate").values()),
+        }
+        needed = set()
+        for pod in all_pods(objects).values():
+            needed |= {
+                volume["secret"]["secretName"] for volume in pod["spec"].get("volumes", ()) if "secret" in volume
+            }
+            for container in pod["spec"]["containers"]:
+                refs = [entry.get("valueFrom", {}).get("secretKeyRef") for entry in container.get("env", ())]
+                needed |= {ref["name"] for ref in refs if ref}
+        assert needed - made == expected, profile
+
+
+def test_an_issuer_of_ones_own_signs_everything():
+    objects = by_name(template(profile="secure"))
+    assert not of_kind(objects, "Issuer")
+    for certificate in of_kind(objects, "Certificate").values():
+        expected = {"name": "internal-ca", "kind": "ClusterIssuer", "group": "cert-manager.io"}
+        assert certificate["spec"]["issuerRef"] == expected
+
+
+def test_clients_without_certificates_need_keys():
+    (router,) = [c for component, _, c in programs(by_name(template(profile="secure"))) if component == "router"]
+    read = settings_of("router", router)
+    assert not read.client_certificates
+    assert read.api_keys == "/etc/octavo/api-keys/keys.txt"
+    lines = by_name(template("--set", f"security.apiKeys.lines={{acme:{'0' * 64},beta:{'1' * 64}}}"))
+    content = lines["Secret", "trial-octavo-api-keys"]["stringData"]["keys.txt"]
+    assert content.splitlines() == [f"acme:{'0' * 64}", f"beta:{'1' * 64}"]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ("security.certManager.enabled=false", "there is no certificate of the role"),
+        ("security.clientCertificates=false", "give security.apiKeys"),
+        ("security.insecure=true,security.clientCertificates=false", "leave TLS on"),
+        ("security.insecure=true,security.secrets.router=mine", "choose one of them"),
+    ],
+)
+def test_what_would_not_be_secure_is_refused_with_the_remedy(values, said):
+    assert said in template("--set", values, ok=False)
+
+
+# Which pods can talk to which
+
+
+def selects(peer, namespace, labels):
+    """Whether a peer of a policy in the namespace `ns` means a pod. Addresses mean no pod here."""
+    if "ipBlock" in peer:
+        return False
+    names = peer.get("namespaceSelector", {}).get("matchLabels")
+    in_namespace = (
+        namespace == "ns"
+        if "namespaceSelector" not in peer
+        else names in (None, {"kubernetes.io/metadata.name": namespace})
+    )
+    return in_namespace and peer.get("podSelector", {}).get("matchLabels", {}).items() <= labels.items()
+
+
+def rule_allows(rule, side, namespace, labels, port):
+    ports = [each["port"] for each in rule.get("ports", ())]
+    return (not ports or port in ports) and (
+        side not in rule or any(selects(peer, namespace, labels) for peer in rule[side])
+    )
+
+
+def passes(policies, source, target, port):
+    """Whether a connection is allowed where it begins and where it ends. A pod is its namespace and labels."""
+    for here, there, direction, side in ((source, target, "Egress", "to"), (target, source, "Ingress", "from")):
+        chosen = [
+            policy["spec"]
+            for policy in policies
+            if here[0] == "ns"
+            and direction in policy["spec"]["policyTypes"]
+            and policy["spec"]["podSelector"]["matchLabels"].items() <= here[1].items()
+        ]
+        rules = [rule for spec in chosen for rule in spec.get(direction.lower(), ())]
+        if chosen and not any(rule_allows(rule, side, *there, port) for rule in rules):
+            return False
+    return True
+
+
+PORTS = {"router": (50051, 58051, 52051, 51051), "worker": (50061, 52061, 34567), "store": (6379,), "test": ()}
+ALLOWED = {
+    *itertools.product(["app", "test"], ["router"], [50051, 58051]),
+    ("prometheus", "router", 52051),
+    ("prometheus", "worker", 52061),
+    ("router", "worker", 50061),
+    *itertools.product(["worker"], ["worker"], [50061, 52061, 34567]),
+    *itertools.product(["router", "worker", "store"], ["store"], [6379]),
+}
+
+
+def test_pods_reach_what_they_need_and_nothing_else():
+    objects = by_name(template("--namespace", "ns"))
+    policies = list(of_kind(objects, "NetworkPolicy").values())
+    here = {component_of(pod): ("ns", pod["metadata"]["labels"]) for pod in all_pods(objects).values()}
+    others = {"app": ("ns", {"app": "mine"}), "prometheus": ("monitoring", {}), "stranger": ("elsewhere", {})}
+    pairs = [(name, target, port) for name in (*here, *others) for target in here for port in PORTS[target]]
+    reached = {(name, t, port) for name, t, port in pairs if passes(policies, (here | others)[name], here[t], port)}
+    assert reached == ALLOWED - {("test", "router", 58051)}
+    outside = ("elsewhere", {})
+    assert [name for name in here if passes(policies, here[name], outside, 443)] == []
+    assert all(passes(policies, here[name], outside, 53) for name in here)
+
+
+def test_cells_do_not_reach_each_other():
+    cells = "cells[0].name=a,cells[1].name=b"
+    objects = by_name(template("--namespace", "ns", "--set", cells))
+    policies = list(of_kind(objects, "NetworkPolicy").values())
+    found = [("ns", pod["metadata"]["labels"]) for pod in all_pods(objects).values()]
+    reached = {
+        (source[1]["octavo/cell"] == target[1]["octavo/cell"], component)
+        for source, target in itertools.product(found, found)
+        for component in (target[1]["app.kubernetes.io/component"],)
+        for port in PORTS[component]
+        if source[1]["app.kubernetes.io/component"] != "test" and passes(policies, source, target, port)
+    }
+    assert reached == {(True, "worker"), (True, "store")}
+
+
+def test_a_store_of_ones_own_is_reached_where_it_is():
+    objects = by_name(template("--namespace", "ns", profile="external-store"))
+    policies = list(of_kind(objects, "NetworkPolicy").values())
+    for component in ("router", "worker"):
+        pods = [pod for pod in all_pods(objects).values() if component_of(pod) == component]
+        source = ("ns", pods[0]["metadata"]["labels"])
+        assert passes(policies, source, ("redis", {}), 6380)
+        assert not passes(policies, source, ("redis", {}), 6379)
+        assert not passes(policies, source, ("elsewhere", {}), 6380)
+
+
+def test_routes_lead_to_ports_that_the_service_has():
+    objects = by_name(template(profile="secure"))
+    ports = {port["name"]: port["port"] for port in objects["Service", "trial-octavo"]["spec"]["ports"]}
+    route = objects["GRPCRoute", "trial-octavo"]["spec"]
+    assert route["rules"][0]["backendRefs"] == [{"name": "trial-octavo", "port": ports["grpc"]}]
+    (rule,) = objects["Ingress", "trial-octavo"]["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    assert path["backend"]["service"] == {"name": "trial-octavo", "port": {"name": "http"}}
+    services = {match["method"]["service"] for match in route["rules"][0]["matches"]}
+    assert "octavo.v1.Inference" in services
+    assert not [name for name in services if re.search("Admin|internal|channelz", name)]
+
+
+def test_the_hook_shows_what_clients_show():
+    objects = by_name(template(profile="secure"))
+    (hook,) = of_kind(objects, "Pod").values()
+    assert hook["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    (container,) = hook["spec"]["containers"]
+    assert set(values_of(container)) == {"ENDPOINT", "TLS", "API_KEY_FILE"}

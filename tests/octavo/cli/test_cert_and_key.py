@@ -1,0 +1,42 @@
+"""`octavo cert` and `octavo key`: what they write, print and refuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from octavo.cli import main
+from octavo.security.api_keys import ApiKeys
+from octavo.security.development_ca import is_complete
+
+
+def test_certificates_and_the_lines_that_use_them(capsys: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "tls"
+    assert main(["cert", str(folder), "--host", "gpu-1.example", "--host", "10.0.0.7"]) == 0
+    said = capsys.readouterr().out
+    assert is_complete(folder)
+    for words in (
+        "octavo router --tls-cert",
+        "octavo worker --tls-cert",
+        "octavo generate --tls-cert",
+        "grpcurl -cacert",
+    ):
+        assert words in said
+    assert "PRIVATE" not in said
+    assert main(["cert", str(folder), "--days", "0"]) == 1
+    assert "--days 0: must be 1" in capsys.readouterr().err
+
+
+def test_a_key_is_printed_once_and_its_line_counts(capsys: Any, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# keys")
+    keys = {}
+    for tenant in ("acme", "bolt"):
+        assert main(["key", "new", tenant, "--file", str(file), "--json"]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        keys[tenant] = printed["key"]
+        assert printed["line"] in file.read_text().splitlines()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert {ApiKeys(str(file)).tenant_of(key) for key in keys.values()} == {"acme", "bolt"}
+    assert not any(key in file.read_text() for key in keys.values())
+    assert main(["key", "new", "no such tenant"]) == 1
+    assert "a tenant's name" in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""`octavo drain --self`: the worker that runs here, by the variables that it was started with."""
+
+import asyncio
+import json
+import threading
+from contextlib import contextmanager
+
+import pytest
+from certificates import Certificates
+
+from octavo import errors, rpc
+from octavo.cli import main
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
+from octavo.security.authorizer import Authorizer
+
+
+class Worker(worker_pb2_grpc.WorkerServicer):
+    def __init__(self):
+        self.drains = []
+        self.loads = False
+
+    async def Drain(self, request, context):
+        if self.loads:
+            raise errors.Loading("the model is not loaded yet", retry_after_ms=100)
+        self.drains.append((request.grace_ms, request.undo))
+        for left in (3, 3, 0):
+            yield worker_pb2.DrainResponse(num_left=left, num_migrated=3 - left, num_released=0)
+
+
+@contextmanager
+def served(worker, tls=None):
+    """The address of a server in another thread."""
+    address, stop, started = [], [], threading.Event()
+
+    async def main():
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        stop.append(lambda: loop.call_soon_threadsafe(ended.set))
+        server = rpc.server(internal=True, authorizer=Authorizer(tls=tls is not None))
+        worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
+        address.append(f"127.0.0.1:{rpc.open_port(server, '127.0.0.1:0', tls)}")
+        await server.start()
+        started.set()
+        await ended.wait()
+        await server.stop(None)
+        await server.wait_for_termination()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    assert started.wait(20)
+    yield address[0]
+    stop[0]()
+    thread.join(20)
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    made = Worker()
+    with served(made) as address:
+        monkeypatch.setenv("OCTAVO_WORKER_LISTEN", address)
+        monkeypatch.setenv("OCTAVO_WORKER_ID", "pod-0")
+        yield made
+
+
+def test_the_worker_here_is_drained_without_a_router(worker, capsys):
+    assert main(["drain", "--self", "--grace", "7"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "pod-0 is drained. Sequences moved with their blocks: 3, released: 0, left: 0\n"
+    assert [line.rpartition(": ")[2] for line in told.err.splitlines()] == ["3", "0"]
+    assert main(["drain", "--self", "--undo", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["worker_id"] == "pod-0"
+    assert worker.drains == [(7000, False), (60_000, True)]
+
+
+def test_a_worker_that_listens_everywhere_is_called_on_loopback(worker, monkeypatch, capsys):
+    monkeypatch.setenv("OCTAVO_WORKER_HOST", "0.0.0.0")
+    assert main(["drain", "--self"]) == 0
+
+
+def test_it_shows_the_certificate_of_the_worker(tmp_path, monkeypatch, capsys):
+    certificates, made = Certificates(tmp_path / "tls"), Worker()
+    with served(made, certificates.files("worker")) as address:
+        monkeypatch.setenv("OCTAVO_WORKER_LISTEN", address)
+        for role, code in (("worker", 0), ("client", 1)):
+            for name, file in certificates.settings(role).items():
+                monkeypatch.setenv(f"OCTAVO_WORKER_{name.upper()}", file)
+            assert main(["drain", "--self"]) == code, capsys.readouterr().err
+    assert "the certificate's role is client" in capsys.readouterr().err
+    assert len(made.drains) == 1
+
+
+def test_what_is_wrong_is_told_in_the_last_line(worker, monkeypatch, capsys):
+    worker.loads = True
+    assert main(["drain", "--self"]) == 1
+    assert "the model is not loaded yet" in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.setenv("OCTAVO_WORKER_LISTEN", "127.0.0.1:1")
+    assert main(["drain", "--self", "--timeout", "0.5"]) == 1
+    assert "127.0.0.1:1: " in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.setenv("OCTAVO_WORKER_TLS_CERT", "/none")
+    monkeypatch.setenv("OCTAVO_WORKER_TLS_KEY", "/none")
+    assert main(["drain", "--self"]) == 1
+    assert "/none" in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.setenv("OCTAVO_WORKER_LISTEN", "nowhere")
+    assert main(["drain", "--self"]) == 2

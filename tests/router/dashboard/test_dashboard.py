@@ -1,0 +1,60 @@
+"""A router serves its page beside /metrics and /health, and with TLS to operators alone."""
+
+import asyncio
+import http.client
+import ssl
+
+import pytest
+from certificates import Certificates
+from web_pages import get
+
+from router.dashboard.dashboard import dashboard_routes
+
+PATHS = ["/", "/dashboard.css", "/dashboard.js", "/cluster", "/cluster/stream"]
+
+
+async def test_the_page_is_where_monitoring_is(world):
+    router = await world.router()
+    for path, kind in [("/", "text/html"), ("/dashboard.css", "text/css"), ("/dashboard.js", "text/javascript")]:
+        answer = await asyncio.to_thread(get, router.web_endpoint, path)
+        assert (answer.status, answer.content_type) == (200, f"{kind}; charset=utf-8")
+        assert "octavo" in answer.text or path.endswith("css")
+    for path in ("/metrics", "/health"):
+        assert (await asyncio.to_thread(get, router.web_endpoint, path)).status in (200, 503)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_it_is_for_reading(world, path):
+    router = await world.router()
+    assert (await asyncio.to_thread(get, router.web_endpoint, path, "POST")).status == 405
+
+
+@pytest.mark.parametrize(("role", "status"), [("operator", 200), ("client", 403), ("worker", 403)])
+async def test_with_tls_it_is_for_operators(world, tmp_path_factory, role, status):
+    certificates = Certificates(tmp_path_factory.mktemp("tls"))
+    router = await world.router(**certificates.settings("router"))
+    context = ssl.create_default_context(cafile=certificates.settings(role)["tls_ca"])
+    context.load_cert_chain(certificates.settings(role)["tls_cert"], certificates.settings(role)["tls_key"])
+
+    def ask(path):
+        connection = http.client.HTTPSConnection(router.web_endpoint, context=context, timeout=20)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    for path in PATHS:
+        assert await asyncio.to_thread(ask, path) == status, path
+
+
+async def test_a_worker_has_no_page(world):
+    worker = await world.worker()
+    assert (await asyncio.to_thread(get, worker.listener.web_endpoint, "/")).status == 404
+
+
+def test_names_are_asked_for_only_where_it_is_said(world):
+    routes = {route.path: route for route in dashboard_routes(None, local_names_only=False)}
+    assert list(routes) == PATHS[:3] + PATHS[3:]
+    guarded = {route.path: route for route in dashboard_routes(None, local_names_only=True)}
+    assert type(guarded["/cluster"].app).__name__ == "LocalNameGuard" != type(routes["/cluster"].app).__name__

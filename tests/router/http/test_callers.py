@@ -1,0 +1,111 @@
+"""Who may send HTTP requests, and whose requests they find: the same as over gRPC."""
+
+import asyncio
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificates import Certificates
+
+from octavo.client import AsyncClient
+from octavo.security.api_keys import line_of, new_key
+from octavo.security.client_credentials import ClientCredentials
+from octavo.security.tls import TlsFiles
+
+PATHS = [
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/x"),
+    ("GET", "/v1/requests/one"),
+    ("DELETE", "/v1/requests/one"),
+    ("POST", "/v1/embeddings"),
+    ("GET", "/anything"),
+]
+
+
+async def ask(
+    endpoint: str, method: str, path: str, key: str = "", body: str = "{}", context: ssl.SSLContext | None = None
+) -> tuple[int, Any]:
+    """The status and the body of one request."""
+    host, _, port = endpoint.rpartition(":")
+    name = "localhost" if context else None
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname=name)
+    head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n" + (f"authorization: Bearer {key}\r\n" if key else "")
+    try:
+        writer.write(f"{head}\r\n{body}".encode())
+        async with asyncio.timeout(30):
+            answer = await reader.read()
+    finally:
+        writer.close()
+    headers, _, content = answer.partition(b"\r\n\r\n")
+    return int(headers.split()[1]), json.loads(content) if content.startswith(b"{") else content
+
+
+@pytest.fixture
+async def keyed(world: Any, tmp_path: Path) -> Any:
+    """A router that wants API keys. `world.keys` has the key of each tenant."""
+    world.keys = {tenant: new_key() for tenant in ("acme", "bolt")}
+    file = tmp_path / "keys"
+    file.write_text("".join(f"{line_of(tenant, key)}\n" for tenant, key in world.keys.items()))
+    await world.worker()
+    await world.router(api_keys=str(file))
+    await world.ready()
+    return world
+
+
+async def test_no_path_but_the_health_answers_without_a_key(keyed: Any) -> None:
+    endpoint = keyed.routers[0].http_endpoint
+    for method, path in PATHS:
+        for key in ("", new_key(), "none"):
+            status, found = await ask(endpoint, method, path, key)
+            assert status == 401, (method, path)
+            assert "Authorization: Bearer KEY" in found["error"]["message"]
+    assert (await ask(endpoint, "GET", "/health"))[0] in (200, 503)  # 503: it does not serve yet
+    assert (await ask(endpoint, "GET", "/v1/models", keyed.keys["acme"]))[0] == 200
+
+
+async def test_a_request_of_another_tenant_is_not_found(keyed: Any) -> None:
+    router = keyed.routers[0]
+    credentials = ClientCredentials(api_key=keyed.keys["acme"])
+    async with AsyncClient(router.endpoint, credentials=credentials) as client:
+        await client.complete([4, 5, 6], max_tokens=5, request_id="one")
+    for method in ("GET", "DELETE"):
+        status, found = await ask(router.http_endpoint, method, "/v1/requests/one", keyed.keys["bolt"])
+        never, never_was = await ask(router.http_endpoint, method, "/v1/requests/two", keyed.keys["bolt"])
+        assert status == never == 404
+        assert json.dumps(found).replace("one", "two") == json.dumps(never_was)
+    status, found = await ask(router.http_endpoint, "GET", "/v1/requests/one?wait=false", keyed.keys["acme"])
+    assert (status, found["state"]) == (200, "done")
+
+
+async def test_over_tls_a_client_needs_the_role(world: Any, tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "tls")
+    await world.worker(**certificates.settings("worker"))
+    await world.router(**certificates.settings("router"))
+    await world.ready()
+    endpoint, found = world.routers[0].http_endpoint, {}
+    for role in ("client", "operator", "router", "worker"):
+        found[role] = (await ask(endpoint, "GET", "/v1/models", context=certificates.files(role).client_context()))[0]
+    stranger = TlsFiles(ca=certificates.settings("client")["tls_ca"]).client_context()
+    found["nobody"] = (await ask(endpoint, "GET", "/v1/models", context=stranger))[0]
+    assert found == {"client": 200, "operator": 200, "router": 403, "worker": 403, "nobody": 403}
+    assert (await ask(endpoint, "GET", "/health", context=stranger))[0] in (200, 503)
+
+
+async def test_clients_without_certificates_come_in_by_their_keys(world: Any, tmp_path: Path) -> None:
+    certificates, key = Certificates(tmp_path / "tls"), new_key()
+    (tmp_path / "keys").write_text(line_of("acme", key))
+    await world.worker(**certificates.settings("worker"))
+    by_key = {"client_certificates": False, "api_keys": str(tmp_path / "keys")}
+    await world.router(**by_key, **certificates.settings("router"))
+    await world.ready()
+    router, files = world.routers[0], TlsFiles(ca=certificates.settings("client")["tls_ca"])
+    context = files.client_context()
+    assert (await ask(router.http_endpoint, "GET", "/v1/models", key, context=context))[0] == 200
+    assert (await ask(router.http_endpoint, "GET", "/v1/models", context=context))[0] == 401
+    async with AsyncClient(router.endpoint, credentials=ClientCredentials(files, "", key)) as client:
+        assert len((await client.complete([4, 5, 6], max_tokens=5)).outputs[0].token_ids) == 5

@@ -1,0 +1,150 @@
+"""POST /v1/chat/completions: bodies, and answers in the shape of chats."""
+
+import pytest
+
+from octavo.errors import InvalidArgument
+from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.v1 import inference_pb2
+from router.http.chat_completions import read_chat
+
+PATH = "/v1/chat/completions"
+HI = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "weather", "description": "tells", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture
+def templates(monkeypatch):
+    """Gives the byte tokenizer a chat template; what it was given."""
+    seen = []
+
+    def apply_chat(self, messages, begin_answer=True, tools=(), details=()):
+        seen.append((list(messages), begin_answer, list(tools), list(details)))
+        return self.encode("".join(f"{role}: {content}\n" for role, content in messages))
+
+    monkeypatch.setattr(ByteTokenizer, "apply_chat", apply_chat)
+    monkeypatch.setattr(ByteTokenizer, "has_chat_template", True)
+    return seen
+
+
+async def test_a_chat_is_answered_whole_and_in_chunks(world, call, templates):
+    await world.start()
+    body = {"messages": HI, "temperature": 0, "max_completion_tokens": 12}
+    whole = (await call("POST", PATH, body)).object
+    assert whole["object"] == "chat.completion"
+    assert whole["id"].startswith("chatcmpl-")
+    (choice,) = whole["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert whole["usage"]["completion_tokens"] == 12
+    chunks = (await call("POST", PATH, {**body, "stream": True})).chunks
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert [delta.get("role") for delta in deltas] == ["assistant", *[None] * (len(deltas) - 1)]
+    assert "".join(delta["content"] for delta in deltas) == choice["message"]["content"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_have_the_shape_of_chats(world, call, templates, stream):
+    await world.start()
+    body = {"messages": HI, "temperature": 0, "max_tokens": 4, "logprobs": True, "top_logprobs": 2, "stream": stream}
+    answer = await call("POST", PATH, body)
+    parts = (
+        [c["choices"][0]["logprobs"] for c in answer.chunks] if stream else [answer.object["choices"][0]["logprobs"]]
+    )
+    entries = [entry for part in parts for entry in part["content"]]
+    assert len(entries) == 4
+    for entry in entries:
+        assert set(entry) == {"token", "logprob", "bytes", "top_logprobs"}
+        assert len(entry["top_logprobs"]) == 2
+        assert entry["logprob"] <= 0
+
+
+async def test_a_continued_chat_has_the_shape_of_chats(world, call, templates):
+    await world.start()
+    whole = (await call("POST", PATH, {"messages": HI, "temperature": 0, "max_tokens": 9})).object
+    again = (await call("GET", f"/v1/requests/{whole['id']}")).object
+    assert {**again, "created": 0} == {**whole, "created": 0}
+    other = (await call("GET", f"/v1/requests/{whole['id']}?chat=false")).object
+    assert other["choices"][0]["text"] == whole["choices"][0]["message"]["content"]
+
+
+async def test_tools_and_their_calls_get_to_the_template(world, call, templates):
+    await world.start()
+    made = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"where": "Oslo"}'}}
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief"}]},
+        *HI,
+        {"role": "assistant", "content": None, "tool_calls": [made], "refusal": None},
+        {"role": "tool", "content": "rain", "tool_call_id": "c1", "name": "weather"},
+    ]
+    answer = await call("POST", PATH, {"messages": messages, "tools": [TOOL], "tool_choice": "auto", "max_tokens": 2})
+    assert answer.status == 200
+    ((turns, begins, tools, details),) = templates
+    assert turns == [("system", "Be\nbrief"), ("user", "Hi"), ("assistant", ""), ("tool", "rain")]
+    assert begins
+    assert tools == [TOOL]
+    assert details[2]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"where": "Oslo"}}
+    assert details[3] == {"tool_call_id": "c1", "name": "weather"}
+    await call("POST", PATH, {"messages": HI, "tools": [TOOL], "tool_choice": "none", "max_tokens": 2})
+    assert templates[-1][2:] == ([], [])
+
+
+async def test_a_model_without_a_template_refuses_chats_by_name(world, call):
+    await world.start()
+    answer = await call("POST", PATH, {"messages": HI})
+    assert (answer.status, answer.error["param"]) == (400, "messages")
+    assert "chat template" in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": [7]}, "messages[0]"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"function": {"name": "x", "strict": True}}]}, "tools[0].function.strict"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"best_of": 2}, "best_of"),
+        ({"functions": []}, "functions"),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_by_name(more, param):
+    with pytest.raises(InvalidArgument) as caught:
+        read_chat({"messages": HI, **more})
+    assert caught.value.field == param
+
+
+def test_a_body_becomes_the_request_that_grpc_takes():
+    asked = read_chat(
+        {
+            "model": "m",
+            "messages": HI,
+            "temperature": 0.5,
+            "seed": -1,
+            "stop": "x",
+            "n": 2.0,
+            "logit_bias": {"7": -100},
+            "presence_penalty": 1,
+            "response_format": {"type": "text"},
+            "user": "u",
+            "stream": True,
+            "stream_options": {"include_usage": True, "include_obfuscation": False},
+            "priority": "bulk",
+            "request_id": "r",
+        }
+    )
+    request = asked.request
+    assert (asked.stream, asked.include_usage, asked.chosen_id) == (True, True, True)
+    assert (request.model, request.request_id, request.priority) == ("m", "r", inference_pb2.PRIORITY_BULK)
+    assert request.sampling.seed == 2**64 - 1
+    assert list(request.sampling.stop) == ["x"]
+    assert request.sampling.n == 2
+    assert dict(request.sampling.logit_bias) == {7: -100.0}
+    assert [(turn.role, turn.content) for turn in request.chat.messages] == [("user", "Hi")]
+    assert not request.sampling.HasField("top_p")

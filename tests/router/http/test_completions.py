@@ -1,0 +1,305 @@
+"""POST /v1/completions, against routers and workers in this process."""
+
+import asyncio
+
+import pytest
+
+from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.sampling import SamplingParams
+from octavo.text.byte_tokenizer import ByteTokenizer
+
+PROMPT = list(range(3, 40))
+GREEDY = {"prompt": PROMPT, "temperature": 0, "max_tokens": 40}
+PATH = "/v1/completions"
+
+
+def texts(chunks):
+    """The text of each choice that the chunks of a stream have."""
+    found = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
+    return found
+
+
+async def test_an_answer_is_what_grpc_answers(world, call, oracle):
+    await world.start()
+    answer = await call("POST", PATH, {**GREEDY, "return_token_ids": True})
+    ((tokens, text, _),) = oracle.outputs(PROMPT, SamplingParams(temperature=0.0, max_tokens=40))
+    assert answer.status == 200
+    found = answer.object
+    assert found["object"] == "text_completion"
+    assert found["id"] == answer.headers["x-request-id"]
+    assert found["id"].startswith("cmpl-")
+    assert found["choices"] == [
+        {"index": 0, "text": text, "logprobs": None, "token_ids": list(tokens), "finish_reason": "length"}
+    ]
+    assert found["usage"] == {
+        "prompt_tokens": len(PROMPT),
+        "completion_tokens": 40,
+        "total_tokens": len(PROMPT) + 40,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+async def test_a_stream_is_the_same_answer_in_chunks(world, call, oracle):
+    await world.start()
+    body = {**GREEDY, "stream": True, "stream_options": {"include_usage": True}}
+    answer = await call("POST", PATH, body)
+    *chunks, last = answer.chunks
+    ((_, text, _),) = oracle.outputs(PROMPT, SamplingParams(temperature=0.0, max_tokens=40))
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert texts(chunks) == {0: text}
+    assert {chunk["id"] for chunk in chunks} == {answer.headers["x-request-id"]}
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"][0]["finish_reason"]] == [
+        "length"
+    ]
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 40
+    plain = await call("POST", PATH, {**GREEDY, "stream": True})
+    assert all("usage" not in chunk for chunk in plain.chunks)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("more", [{"n": 3}, {"n": 2, "best_of": 4}, {"n": 1, "stop": ["e", "zz"]}])
+async def test_branches_seeds_and_stops_are_those_of_grpc(world, call, oracle, stream, more):
+    await world.start()
+    params = SamplingParams(seed=7, max_tokens=30, **{k: tuple(v) if k == "stop" else v for k, v in more.items()})
+    answer = await call("POST", PATH, {"prompt": PROMPT, "seed": 7, "max_tokens": 30, "stream": stream, **more})
+    expected = {i: text for i, (_, text, _) in enumerate(oracle.outputs(PROMPT, params))}
+    if stream:
+        assert texts(answer.chunks) == expected
+    else:
+        assert {choice["index"]: choice["text"] for choice in answer.object["choices"]} == expected
+
+
+async def test_a_text_is_a_prompt_and_the_prompt_is_echoed(world, call):
+    await world.start()
+    answer = (await call("POST", PATH, {"prompt": "Once é", "temperature": 0, "max_tokens": 8})).object
+    echoed = (await call("POST", PATH, {"prompt": ["Once é"], "temperature": 0, "max_tokens": 8, "echo": True})).object
+    assert echoed["choices"][0]["text"] == "Once é" + answer["choices"][0]["text"]
+    streamed = await call(
+        "POST", PATH, {"prompt": "Once é", "temperature": 0, "max_tokens": 8, "echo": True, "stream": True}
+    )
+    assert texts(streamed.chunks) == {0: echoed["choices"][0]["text"]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_have_the_shape_of_completions(world, call, stream):
+    await world.start()
+    body = {"prompt": "Once", "temperature": 0, "max_tokens": 6, "logprobs": 2, "stream": stream}
+    answer = await call("POST", PATH, body)
+    shown = (
+        [chunk["choices"][0]["logprobs"] for chunk in answer.chunks]
+        if stream
+        else [answer.object["choices"][0]["logprobs"]]
+    )
+    joined = {name: [value for part in shown for value in part[name]] for name in shown[0]}
+    assert {name: len(values) for name, values in joined.items()} == dict.fromkeys(
+        ("tokens", "token_logprobs", "top_logprobs", "text_offset"), 6
+    )
+    assert joined["text_offset"][0] == 0
+    assert joined["text_offset"] == sorted(joined["text_offset"])
+    for name, logprob, top in zip(joined["tokens"], joined["token_logprobs"], joined["top_logprobs"], strict=True):
+        assert logprob <= 0
+        assert top[name] == logprob
+        assert 2 <= len(top) <= 3
+
+
+async def test_a_prompt_is_scored_without_output(world, call):
+    """What evaluation harnesses ask for: echo, log probabilities, and no new token."""
+    await world.start()
+    body = {"prompt": "Once", "temperature": 0, "max_tokens": 0, "logprobs": 1, "echo": True}
+    found = (await call("POST", PATH, body)).object
+    (choice,) = found["choices"]
+    assert choice["text"] == "Once"
+    assert choice["logprobs"]["tokens"] == list("Once")
+    assert choice["logprobs"]["token_logprobs"][0] is None
+    assert all(value <= 0 for value in choice["logprobs"]["token_logprobs"][1:])
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3]
+    assert found["usage"]["completion_tokens"] == 0
+    streamed = await call("POST", PATH, {**body, "stream": True})
+    (chunk,) = streamed.chunks
+    assert chunk["choices"][0]["logprobs"] == choice["logprobs"]
+    more = (await call("POST", PATH, {**body, "max_tokens": 2})).object["choices"][0]
+    assert len(more["logprobs"]["tokens"]) == 6
+    assert more["logprobs"]["token_logprobs"][:4] == choice["logprobs"]["token_logprobs"]
+
+
+async def test_fields_that_change_nothing_are_accepted(world, call):
+    await world.start()
+    plain = (await call("POST", PATH, GREEDY)).object
+    more = {
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": True,
+        "service_tier": "auto",
+        "suffix": None,
+        "logit_bias": {},
+    }
+    assert (await call("POST", PATH, {**GREEDY, **more})).object["choices"] == plain["choices"]
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "word"),
+    [
+        ({"temperature": 11}, "temperature", "0 to 10"),
+        ({"temperature": "hot"}, "temperature", "number"),
+        ({"n": 0}, "n", "1 to 16"),
+        ({"max_tokens": -1}, "max_tokens", "out of range"),
+        ({"max_tokens": 0}, "max_tokens", "out of range"),
+        ({"stop": ["x" * 300]}, "stop", "256"),
+        ({"stop": 5}, "stop", "string"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "token id"),
+        ({"logit_bias": {"7": 101}}, "logit_bias", "100"),
+        ({"logprobs": 21}, "logprobs", "0 to 20"),
+        ({"stream": "yes"}, "stream", "true or false"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "beside stream"),
+        ({"suffix": "x"}, "suffix", "not supported"),
+        ({"guided_json": {}}, "guided_json", "not supported"),
+        ({"stream": True, "stream_options": {"newer": 1}}, "stream_options.newer", "not supported"),
+        ({"prompt": None}, "prompt", "must be"),
+        ({"prompt": ["a", "b"]}, "prompt", "2 prompts"),
+        ({"prompt": [1, -1]}, "prompt", "position 1"),
+        ({"prompt": [1, 10**6]}, "prompt", "position 1"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": "\ud800"}, "prompt", "UTF-8"),
+        ({"request_id": ""}, "request_id", "printable"),
+        ({"request_id": "é"}, "request_id", "printable"),
+        ({"priority": "urgent"}, "priority", "bulk"),
+    ],
+)
+async def test_a_wrong_field_is_named(world, call, more, param, word):
+    await world.start()
+    answer = await call("POST", PATH, {**GREEDY, **more})
+    assert answer.status == 400
+    assert answer.error["type"] == "invalid_request_error"
+    assert answer.error["param"] == param
+    assert word in answer.error["message"]
+    assert "sampling." not in answer.error["message"]
+
+
+async def test_all_wrong_fields_are_named_at_once(world, call):
+    await world.start()
+    answer = await call("POST", PATH, {**GREEDY, "top_p": 2, "min_p": 7, "n": 99})
+    assert all(f"{name}: " in answer.error["message"] for name in ("top_p", "min_p", "n"))
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"\xff", b'{"a": NaN}', b"[" * 100_000, b'{"n": ' + b"9" * 5000 + b"}"]
+)
+async def test_what_is_no_object_is_refused(world, call, body):
+    await world.start()
+    answer = await call("POST", PATH, body)
+    assert answer.status == 400
+    assert answer.error["param"] in ("body", "n")
+
+
+async def test_a_large_body_is_refused_before_it_is_read(world, connect):
+    await world.start()
+    for headers in ({"content-length": str(5 * 2**20)}, {"transfer-encoding": "chunked"}):
+        connection = await connect()
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        connection.writer.write(f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{head}\r\n".encode())
+        if "transfer-encoding" in headers:
+            for _ in range(72):
+                connection.writer.write(b"10000\r\n" + b" " * 65536 + b"\r\n")
+        answer = await connection.answer()
+        assert answer.status == 413
+        assert "4194304 bytes" in answer.error["message"]
+
+
+async def test_a_model_that_is_not_here_is_not_found(world, call):
+    await world.start()
+    answer = await call("POST", PATH, {**GREEDY, "model": "gpt-5"})
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
+
+
+async def test_statuses_say_whether_to_come_back(world, call, make_world):
+    await world.router()
+    answer = await call("POST", PATH, GREEDY)
+    assert answer.status == 503
+    assert answer.error["type"] == "server_error"
+    assert int(answer.headers["retry-after"]) >= 1
+    assert int(answer.headers["retry-after-ms"]) == 500
+
+
+async def test_a_full_queue_is_a_429_with_a_delay(world, call, connect):
+    await world.worker()
+    router = await world.router(max_queued_requests=1)
+    await world.ready()
+    router.dispatcher._room_left = lambda: 0
+    (await connect()).send("POST", PATH, GREEDY)
+    await world.until(lambda: len(world.state.queue) == 1)
+    answer = await call("POST", PATH, GREEDY)
+    assert (answer.status, answer.error["type"], answer.error["code"]) == (429, "rate_limit_error", "queue_full")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_deadline_ends_the_request(world, call):
+    await world.start()
+    late = await call("POST", PATH, GREEDY, x_request_timeout_ms="0.001")
+    assert (late.status, late.error["code"]) == (504, "deadline_exceeded")
+    wrong = await call("POST", PATH, GREEDY, x_request_timeout_ms="soon")
+    assert (wrong.status, wrong.error["param"]) == (400, "x-request-timeout-ms")
+
+
+async def test_a_name_makes_a_retry_safe(world, call):
+    await world.start()
+    first, again = [await call("POST", PATH, {**GREEDY, "temperature": 1}, idempotency_key="mine") for _ in range(2)]
+    assert first.object["id"] == again.object["id"] == again.headers["x-request-id"] == "mine"
+    assert first.object["choices"] == again.object["choices"]
+    other = await call("POST", PATH, {**GREEDY, "max_tokens": 5}, idempotency_key="mine")
+    assert (other.status, other.error["code"]) == (409, "request_exists")
+
+
+async def test_a_killed_worker_is_invisible(world, connect, oracle):
+    await world.start(workers=2)
+    connection = await connect()
+    connection.send("POST", PATH, {**GREEDY, "max_tokens": 200, "stream": True})
+    _, headers = await connection.head()
+    await connection.chunk()
+    await world.until(lambda: len(world.entry(headers["x-request-id"]).journals[0]) > 20)
+    owner = world.entry(headers["x-request-id"]).record.owner
+    await world.kill(next(worker for worker in world.workers if worker.listener.incarnation == owner))
+    body = b""
+    while piece := await connection.chunk():
+        body += piece
+    assert body.endswith(b"data: [DONE]\n\n")
+    ((tokens, _, _),) = oracle.outputs(PROMPT, SamplingParams(temperature=0.0, max_tokens=200))
+    assert world.entry(headers["x-request-id"]).journals[0] == list(tokens)
+
+
+async def test_a_slow_reader_holds_its_session_back_and_loses_nothing(world, connect, oracle):
+    await world.start()
+    connection = await connect()
+    connection.writer.transport.pause_reading()
+    num_tokens = 3000
+    connection.send("POST", PATH, {**GREEDY, "max_tokens": num_tokens, "stream": True, "ignore_eos": True})
+    await world.until(lambda: any(len(e.journals[0]) == num_tokens for e in world.state._entries.values()), 60)
+    connection.writer.transport.resume_reading()
+    answer = await connection.answer()
+    ((tokens, _, _),) = oracle.outputs(PROMPT, SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True))
+    assert texts(answer.chunks)[0] == ByteTokenizer().decode(tokens)
+
+
+async def test_silence_is_filled_with_comments(world, connect, monkeypatch):
+    monkeypatch.setattr("router.http.reply.PING_S", 0.05)
+    await world.worker(FakeRunner(step_s=0.2))
+    await world.router()
+    await world.ready()
+    connection = await connect()
+    connection.send("POST", PATH, {**GREEDY, "max_tokens": 3, "stream": True})
+    answer = await connection.answer()
+    assert b"\n\n: the request waits\n\n" in b"\n\n" + answer.body
+    assert len(texts(answer.chunks)) == 1
+
+
+async def test_many_idle_connections_cost_no_session(world, connect, call):
+    await world.start()
+    for _ in range(200):
+        await connect()
+    assert (await call("POST", PATH, GREEDY)).status == 200
+    assert world.routers[0]._opener.num_sessions == 0
+    await asyncio.sleep(0)

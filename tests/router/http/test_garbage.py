@@ -1,0 +1,124 @@
+"""Whatever a body holds, the answer is JSON, and no error is the server's own."""
+
+import json
+import random
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from octavo.errors import InvalidArgument
+from router.http.chat_completions import read_chat
+from router.http.completions import read_completion
+from router.http.json_body import parse_object
+
+NAMES = [
+    "model",
+    "prompt",
+    "messages",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "n",
+    "best_of",
+    "stop",
+    "seed",
+    "logprobs",
+    "top_logprobs",
+    "stream",
+    "stream_options",
+    "echo",
+    "suffix",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "tools",
+    "tool_choice",
+    "user",
+    "response_format",
+    "request_id",
+    "priority",
+    "on_disconnect",
+    "top_k",
+    "min_p",
+    "stop_token_ids",
+    "beam_width",
+    "ignore_eos",
+    "return_token_ids",
+]
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(allow_nan=False), st.text(max_size=8)
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "function", "name", "7", "x"]), inner, max_size=4
+        ),
+    ),
+    max_leaves=8,
+)
+BODIES = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6)
+READERS = [read_completion, read_chat]
+
+
+@pytest.mark.parametrize("read", READERS)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(body=BODIES)
+def test_a_body_is_read_or_refused(read, body):
+    base = {"prompt": "x"} if read is read_completion else {"messages": [{"role": "user", "content": "x"}]}
+    for each in (body, {**base, **body}):
+        with suppress(InvalidArgument):
+            assert read(each).request.SerializeToString()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60))
+def test_bytes_are_an_object_or_refused(data):
+    with suppress(InvalidArgument):
+        assert isinstance(parse_object(data), dict)
+
+
+async def test_no_body_is_an_error_of_the_server(world, connect):
+    await world.start()
+    connection = await connect()
+    chance = random.Random(11)
+    values = [
+        None,
+        True,
+        -1,
+        0,
+        1,
+        3,
+        17,
+        2**33,
+        0.5,
+        1e308,
+        "",
+        "x",
+        "\udcff",
+        [],
+        [1],
+        ["x"],
+        [[1, 2]],
+        {},
+        {"7": 1},
+        {"type": "text"},
+    ]
+    for _ in range(250):
+        names = chance.sample(NAMES, chance.randint(0, 4))
+        body = {"prompt": [1, 2], "max_tokens": 2, **{name: chance.choice(values) for name in names}}
+        data = json.dumps(body).encode()
+        if chance.random() < 0.2:
+            data = data[: chance.randrange(len(data))]
+        connection.send("POST", "/v1/completions", data)
+        answer = await connection.answer()
+        if not answer.headers["content-type"].startswith("text/event-stream"):
+            assert json.loads(answer.body)
+        assert answer.status in (200, 400, 404, 409), body
+        if answer.headers.get("connection") == "close":
+            connection = await connect()
+    world.check_nothing_left()

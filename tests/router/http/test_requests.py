@@ -1,0 +1,166 @@
+"""Clients that leave, streams that break, and what goes on with them."""
+
+import json
+
+import pytest
+
+from octavo.record import SequenceState
+from octavo.sampling import SamplingParams
+from octavo.text.byte_tokenizer import ByteTokenizer
+
+PROMPT = list(range(3, 40))
+LONG = {"prompt": PROMPT, "temperature": 0, "max_tokens": 400, "stream": True}
+PATH = "/v1/completions"
+
+
+def text_of(*streams):
+    """The text of some pieces of a stream."""
+    data = [
+        json.loads(event[6:])
+        for body in streams
+        for event in body.decode().split("\n\n")
+        if event.startswith("data: {")
+    ]
+    return "".join(choice["text"] for chunk in data for choice in chunk.get("choices", ()))
+
+
+def last_token(body):
+    return json.loads(body.decode().split("data: ")[-1])["resume_token"]
+
+
+async def begin(connect, world, body=LONG, **headers):
+    """Begins a stream; its connection, its request id and what has come of it."""
+    connection = await connect()
+    connection.send("POST", PATH, body, **headers)
+    status, headers = await connection.head()
+    assert status == 200
+    return connection, headers["x-request-id"], await connection.chunk()
+
+
+@pytest.fixture
+def text(oracle):
+    ((tokens, _, _),) = oracle.outputs(PROMPT, SamplingParams(temperature=0.0, max_tokens=400))
+    return ByteTokenizer().decode(tokens)
+
+
+async def test_a_client_that_leaves_ends_its_request_within_two_steps(world, connect):
+    await world.start()
+    connection, request_id, _ = await begin(connect, world, {**LONG, "max_tokens": 5000, "ignore_eos": True})
+    num_at_once = len(world.entry(request_id).journals[0])
+    await connection.close()
+    await world.until(lambda: world.entry(request_id).record.state is SequenceState.CANCELLED)
+    assert len(world.entry(request_id).journals[0]) < num_at_once + 500  # of 5000; a grace period would run to the end
+    await world.until(lambda: not world.routers[0]._opener.num_sessions)
+
+
+async def test_a_client_that_waits_for_a_whole_answer_may_leave_as_well(world, connect):
+    await world.start()
+    connection = await connect()
+    connection.send("POST", PATH, {**LONG, "max_tokens": 5000, "stream": False, "ignore_eos": True})
+    await world.until(lambda: any(len(e.journals[0]) > 3 for e in world.state._entries.values()))
+    await connection.close()
+    (entry,) = world.state._entries.values()
+    await world.until(lambda: entry.record.state is SequenceState.CANCELLED)
+
+
+@pytest.mark.parametrize("kept", [{"request_id": "mine"}, {"on_disconnect": "keep"}])
+async def test_a_request_that_its_client_has_named_or_keeps_goes_on(world, connect, call, text, kept):
+    await world.start()
+    connection, request_id, _ = await begin(connect, world, {**LONG, **kept})
+    await connection.close()
+    answer = await call("GET", f"/v1/requests/{request_id}")
+    assert answer.object["choices"][0]["text"] == text
+    assert answer.object["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+async def test_another_router_goes_on_where_a_stream_broke(world, connect, call, text, by_token):
+    await world.start(routers=2)
+    connection, request_id, body = await begin(connect, world)
+    while len(text_of(body)) < 20:
+        body += await connection.chunk()
+    ending = world.routers[0]
+    ending.sessions.end_streams = lambda error: None  # as a router that is killed says nothing
+    ending._answers.close()
+    await ending._http_server.stop(0)
+    after = last_token(body) if by_token else len(text_of(body))
+    answer = await call("GET", f"/v1/requests/{request_id}?stream=true&after={after}", router=1)
+    if by_token:
+        assert text_of(body, answer.body) == text
+    else:
+        assert len(text_of(answer.body)) > 0
+    assert answer.headers["x-request-id"] == request_id
+    assert answer.chunks[-1]["usage"]["completion_tokens"] == 400
+    whole = await call("GET", f"/v1/requests/{request_id}?stream=true", router=1)
+    assert text_of(whole.body) == text
+
+
+async def test_a_router_that_ends_says_so_in_the_stream(world, connect, call, text):
+    await world.start(routers=2)
+    connection, request_id, body = await begin(connect, world)
+    await world.stop_router(world.routers[0])
+    while piece := await connection.chunk():
+        body += piece
+    assert not body.endswith(b"[DONE]\n\n")
+    last = json.loads(body.decode().strip().split("data: ")[-1])
+    assert last["error"]["code"] == "draining"
+    assert last["id"] == request_id
+    rest = await call(
+        "GET", f"/v1/requests/{request_id}?stream=true&after={last_token(body[: body.rindex(b'data: ')])}"
+    )
+    assert text_of(body, rest.body) == text
+
+
+async def test_the_record_says_where_a_request_is_and_a_cancel_ends_it(world, connect, call):
+    await world.start()
+    connection, request_id, _ = await begin(connect, world, {**LONG, "max_tokens": 5000, "ignore_eos": True})
+    found = (await call("GET", f"/v1/requests/{request_id}?wait=false")).object
+    assert (found["id"], found["state"]) == (request_id, "running")
+    assert found["usage"]["prompt_tokens"] == len(PROMPT)
+    assert found["timeline"][0]["after_ms"] == 0
+    ended = await call("DELETE", f"/v1/requests/{request_id}")
+    assert ended.object == {"id": request_id, "object": "request", "cancelled": True}
+    body = b""
+    while piece := await connection.chunk():
+        body += piece
+    assert '"finish_reason":"cancelled"' in body.decode()
+    assert (await call("GET", f"/v1/requests/{request_id}?wait=false")).object["state"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/requests/unknown", 404),
+        ("GET", "/v1/requests/unknown?wait=false", 404),
+        ("DELETE", "/v1/requests/unknown", 404),
+        ("GET", "/v1/requests/x?stream=maybe", 400),
+        ("GET", "/v1/requests/x?other=1", 400),
+        ("GET", "/v1/requests/x?stream=true&after=zzzz", 400),
+        ("GET", "/v1/requests/x?after=1", 400),
+        ("GET", "/v1/requests/%ff%0a", 400),
+        ("POST", "/v1/requests/x", 405),
+        ("GET", "/v1/completions", 405),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/", 404),
+        ("GET", "/v1/models/gpt-5", 404),
+        ("OPTIONS", "/v1/models", 405),
+    ],
+)
+async def test_what_is_not_there_is_an_error_in_the_same_shape(world, call, method, path, status):
+    await world.start()
+    answer = await call(method, path, {} if method == "POST" else None)
+    assert answer.status == status
+    assert answer.error["type"] in ("invalid_request_error", "not_found_error")
+
+
+async def test_models_and_health(world, call):
+    await world.worker()
+    await world.router(model_aliases=("chat=fake",))
+    assert (await call("GET", "/health")).status in (200, 503)
+    await world.ready()
+    await world.until(lambda: world.routers[0]._public_health.is_serving())
+    assert (await call("GET", "/health")).object == {"status": "serving"}
+    listed = (await call("GET", "/v1/models")).object
+    assert listed["object"] == "list"
+    assert [(model["id"], model["root"]) for model in listed["data"]] == [("fake", "fake"), ("chat", "fake")]
+    assert (await call("GET", "/v1/models/chat")).object["max_model_len"] > 0

@@ -1,0 +1,238 @@
+"""A request moves on its operator's word: which worker is asked, what for, and what the operator is told."""
+
+import asyncio
+
+import pytest
+
+from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.errors import (
+    CannotMove,
+    InvalidArgument,
+    NotFound,
+    NoWorkers,
+    OutOfBlocks,
+    StaleEpoch,
+    TooManyMoves,
+    TransferFailed,
+    Unreachable,
+)
+from octavo.ids import Incarnation, SequenceId
+from octavo.sampling import SamplingParams
+from octavo.store.memory import MemoryStore
+from router.fleet.migration_report import MigrationReport, MoveOutcome
+
+LONG = SamplingParams(temperature=0.0, max_tokens=3000)
+
+
+class Source:
+    """Answers migrate in the place of the owner's link, from a script; what it was asked is in `asked`."""
+
+    def __init__(self, world, *script):
+        self.world, self.script, self.asked = world, list(script), []
+        self.entry = world.entry("s0")
+        self.router = world.routers[0]
+        for link in self.router.pool.links.values():
+            link.migrate = self.migrate_from(link.incarnation)
+
+    def migrate_from(self, incarnation):
+        async def migrate(seq_id, epoch, target, *, during_prefill=False):
+            assert (seq_id, epoch) == (self.entry.record.seq_id, self.entry.record.epoch)
+            self.asked.append((incarnation, target))
+            answer = self.script.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer(target) if callable(answer) else answer
+
+        return migrate
+
+    def other_links(self):
+        return [each for each in self.router.pool.links.values() if each.incarnation != self.entry.record.owner]
+
+    async def migrate(self, target=None):
+        return await self.router.migrator.migrate(self.entry.record.seq_id, target)
+
+    async def hand_over(self, target):
+        """The store gives the sequence to another worker behind the router's back."""
+        store, record = MemoryStore(self.world.state), self.entry.record
+        await store.mig_begin(record.seq_id, record.epoch, 1, target)
+        lengths = [len(journal) for journal in self.entry.journals]
+        await store.mig_commit(record.seq_id, record.epoch, 1, target, lengths)
+
+
+def moved(target):
+    return MigrationReport(outcome=MoveOutcome.MOVED, epoch=2, target=target, num_blocks=3, num_sent_blocks=2)
+
+
+def stayed(error):
+    return lambda target: MigrationReport(outcome=MoveOutcome.STAYED, failure=error.failure(), target=target)
+
+
+ENDED = MigrationReport(outcome=MoveOutcome.ENDED)
+
+
+@pytest.fixture
+async def running(world):
+    """A world of three workers and a request `s0` that runs for long."""
+    for _ in range(3):
+        await world.worker(FakeRunner(step_s=0.01))
+    await world.router()
+    await world.ready()
+    tasks = await world.streams(world.client(), 1, LONG)
+    yield world
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_the_owner_is_asked_to_move_it_to_the_named_worker(running):
+    source = Source(running, moved)
+    owner, target = source.entry.record.owner, source.other_links()[1]
+    report = await source.migrate(target)
+    assert source.asked == [(owner, target.incarnation)]
+    assert (report.moved, report.target, report.num_sent_blocks) == (True, target.incarnation, 2)
+
+
+async def test_without_a_name_the_best_worker_is_chosen_and_the_next_one_where_it_has_no_room(running):
+    source = Source(running, stayed(OutOfBlocks("full")), moved)
+    busy, idle = source.other_links()
+    busy._watch._on_load = lambda load: None
+    busy.load.num_prefill_tokens = 5000
+    owner = source.entry.record.owner
+    report = await source.migrate()
+    assert source.asked == [(owner, idle.incarnation), (owner, busy.incarnation)]
+    assert report.target == busy.incarnation
+
+
+async def test_a_target_whose_lease_has_ended_is_passed_over(running):
+    """The router's link to it still believes in it."""
+    gone = NotFound("target: the store knows no live worker", resource="worker", name="b")
+    source = Source(running, gone, moved)
+    report = await source.migrate()
+    assert report.moved
+    assert {target for _, target in source.asked} == {link.incarnation for link in source.other_links()}
+
+
+async def test_a_named_target_whose_lease_has_ended_does_not_answer(running):
+    gone = NotFound("target: the store knows no live worker", resource="worker", name="b")
+    source = Source(running, gone)
+    with pytest.raises(Unreachable, match="no live worker"):
+        await source.migrate(source.other_links()[0])
+    assert len(source.asked) == 1
+
+
+async def test_where_no_other_worker_is_left_the_operator_is_told_why(running):
+    source = Source(running)
+    for link in source.other_links():
+        link._watch._on_load = lambda load: None
+        link.unusable_reason = "away"
+    with pytest.raises(NoWorkers, match=r"worker-\d: away"):
+        await source.migrate()
+    for link in source.other_links():
+        link.unusable_reason, link.load.num_free_blocks, link.load.num_cached_blocks = "", 0, 0
+        link.load_at += 1000
+    with pytest.raises(OutOfBlocks, match="has no room"):
+        await source.migrate()
+    for link in source.other_links():
+        running.routers[0].pool.links.pop(link.incarnation)
+    with pytest.raises(NoWorkers, match="no other worker of this model"):
+        await source.migrate()
+    assert not source.asked
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (CannotMove("it has beams", cause="beams"), CannotMove),
+        (OutOfBlocks("full"), OutOfBlocks),
+        (Unreachable("the target does not answer"), Unreachable),
+        (TransferFailed("corrupt", cause="CHECKSUM"), Unreachable),
+        (ValueError, Unreachable),
+    ],
+)
+async def test_what_stayed_says_why(running, error, raised):
+    if error is ValueError:
+        source = Source(running, MigrationReport(outcome=MoveOutcome.STAYED))
+    else:
+        source = Source(running, stayed(error))
+    with pytest.raises(raised, match="stayed" if error is ValueError else error.message):
+        await source.migrate(source.other_links()[0])
+    assert len(source.asked) == 1
+
+
+async def test_a_source_that_moves_as_many_as_it_may_is_not_asked_again(running):
+    source = Source(running, TooManyMoves("4 sequences move"))
+    with pytest.raises(TooManyMoves):
+        await source.migrate()
+    assert len(source.asked) == 1
+
+
+@pytest.mark.parametrize("news", [NotFound("not here"), StaleEpoch("newer"), ENDED], ids=str)
+async def test_a_sequence_that_changes_its_owner_is_asked_for_there(running, news):
+    """Another process moves it between the read of the record and the call."""
+    source = Source(running)
+    first, (second, third) = source.entry.record.owner, source.other_links()
+
+    async def overtaken(seq_id, epoch, target, *, during_prefill):
+        await source.hand_over(second.incarnation)
+        source.asked.append((first, target))
+        if isinstance(news, Exception):
+            raise news
+        return news
+
+    running.routers[0].pool.find_link(first).migrate = overtaken
+    source.script = [moved]
+    report = await source.migrate(third)
+    assert source.asked == [(first, third.incarnation), (second.incarnation, third.incarnation)]
+    assert report.moved
+
+
+async def test_a_sequence_that_another_call_has_moved_to_the_named_worker_has_moved(running):
+    source = Source(running)
+    first, target = source.entry.record.owner, source.other_links()[0]
+
+    async def overtaken(seq_id, epoch, asked, *, during_prefill):
+        await source.hand_over(target.incarnation)
+        return ENDED
+
+    running.routers[0].pool.find_link(first).migrate = overtaken
+    report = await source.migrate(target)
+    assert (report.moved, report.epoch, report.target) == (True, 2, target.incarnation)
+
+
+async def test_a_sequence_that_no_worker_seems_to_have_is_left_alone_after_a_while(running):
+    source = Source(running, *[NotFound("no such sequence here")] * 3)
+    with pytest.raises(Unreachable, match="no such sequence here"):
+        await source.migrate()
+    source = Source(running, *[CannotMove("at another epoch", cause="epoch")] * 3)
+    with pytest.raises(CannotMove, match="at another epoch"):
+        await source.migrate()
+    assert len(source.asked) == 3
+
+
+async def test_what_cannot_be_asked_for(running):
+    source = Source(running)
+    migrator, record = running.routers[0].migrator, source.entry.record
+    with pytest.raises(InvalidArgument, match=r"worker_id: worker-\d runs the request already"):
+        await source.migrate(running.routers[0].pool.find_link(record.owner))
+    with pytest.raises(NotFound):
+        await migrator.migrate(SequenceId("0" * 32))
+    link = running.routers[0].pool.links.pop(record.owner)
+    with pytest.raises(Unreachable, match="does not reach"):
+        await source.migrate()
+    running.routers[0].pool.links[Incarnation(record.owner)] = link
+    await running.client().cancel("s0")
+    await running.until(lambda: record.state.ended)
+    with pytest.raises(CannotMove, match="has ended"):
+        await source.migrate()
+    assert not source.asked
+
+
+async def test_a_request_that_waits_cannot_move(world):
+    await world.start()
+    world.routers[0].dispatcher._room_left = lambda model: 0
+    task = asyncio.create_task(world.client().complete([1, 2, 3], LONG, request_id="waits"))
+    await world.until(lambda: world.state._entries)
+    with pytest.raises(CannotMove, match="waits in the queue"):
+        await world.routers[0].migrator.migrate(world.entry("waits").record.seq_id)
+    await world.client().cancel("waits")
+    await task

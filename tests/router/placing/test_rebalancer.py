@@ -1,0 +1,159 @@
+"""Rebalancing is applied by one router of all, at most as far as its plan says; what was refused rests a while."""
+
+import asyncio
+
+import pytest
+
+from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.errors import CannotMove
+from octavo.sampling import SamplingParams
+from octavo.store.memory import MemoryStore
+from router.fleet.migration_report import MigrationReport, MoveOutcome
+from router.placing import rebalancer
+from router.placing.rebalancing import find_overloaded
+
+LONG = SamplingParams(temperature=0.0, max_tokens=4000)
+COUNT = 8
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    monkeypatch.setattr(rebalancer, "PERIOD_S", 0.02)
+    monkeypatch.setattr(rebalancer, "REST_S", 0.1)
+
+
+class Uneven:
+    """A world in which one worker runs COUNT sequences and two run none. What is asked for goes to `asked`."""
+
+    def __init__(self, world):
+        self.world, self.asked, self.answers, self.delay_s = world, [], None, 0.0
+
+    async def begin(self, *rebalance):
+        for _ in range(3):
+            await self.world.worker(FakeRunner(step_s=0.01))
+        for wanted in rebalance:
+            await self.world.router(rebalance=wanted)
+        await self.world.ready()
+        self.busy = self.world.workers[0].listener.incarnation
+        for router in self.world.routers:
+            router.assigner.decide_placement = self._place(router, router.assigner.decide_placement)
+            for link in router.pool.links.values():
+                link.migrate = self._migrate_from(router, link)
+        self.tasks = await self.world.streams(self.world.client(), COUNT, LONG)
+
+    def _place(self, router, decide):
+        def only_busy(model, tokens, salt, excluded):
+            others = {id for id in router.pool.links if id != self.busy}
+            return decide(model, tokens, salt, excluded | others)
+
+        return only_busy
+
+    def _migrate_from(self, router, link):
+        async def migrate(seq_id, epoch, target, *, during_prefill=False):
+            self.asked.append((router, seq_id, link.incarnation, target))
+            await asyncio.sleep(self.delay_s)
+            if self.answers is not None:
+                return MigrationReport(outcome=MoveOutcome.STAYED, failure=self.answers.failure())
+            return MigrationReport(outcome=MoveOutcome.MOVED, epoch=epoch + 1, target=target)
+
+        return migrate
+
+    async def end(self):
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def uneven(world):
+    made = Uneven(world)
+    yield made
+    await made.end()
+
+
+async def test_the_first_router_has_sequences_move_and_the_others_do_not(uneven):
+    await uneven.begin(True, True, True)
+    await uneven.world.until(lambda: len(uneven.asked) >= 2)
+    await asyncio.sleep(0.3)
+    first = min(uneven.world.routers, key=lambda router: router.incarnation)
+    assert {router for router, *_ in uneven.asked} == {first}
+    assert {source for _, _, source, _ in uneven.asked} == {uneven.busy}
+    # Each pair of workers rests after a migration, so each of the other two gets one.
+    assert len(uneven.asked) == len({target for *_, target in uneven.asked}) == 2
+    assert len({seq_id for _, seq_id, _, _ in uneven.asked}) == 2
+
+
+async def test_the_next_router_takes_over_after_a_rest(uneven, monkeypatch):
+    await uneven.begin(True, True)
+    first, second = sorted(uneven.world.routers, key=lambda router: router.incarnation)
+    await uneven.world.until(lambda: uneven.asked)
+    monkeypatch.setattr(rebalancer, "REST_S", 0.6)
+    await uneven.world.stop_router(first)
+    ended = asyncio.get_running_loop().time()
+    await uneven.world.until(lambda: any(router is second for router, *_ in uneven.asked))
+    assert asyncio.get_running_loop().time() - ended > 0.5
+
+
+async def test_it_is_off_unless_asked_for(uneven):
+    await uneven.begin(False)
+    (router,) = uneven.world.routers
+    await uneven.world.until(lambda: find_overloaded(router.pool.snapshots()) == [uneven.busy])
+    await asyncio.sleep(0.5)
+    assert not uneven.asked
+
+
+async def test_what_was_refused_is_not_asked_again_soon(uneven):
+    uneven.answers = CannotMove("it has beams", cause="beams")
+    await uneven.begin(True)
+    await uneven.world.until(lambda: len(uneven.asked) >= 2)
+    await asyncio.sleep(0.4)
+    assert len(uneven.asked) == 2
+
+
+async def test_what_goes_on_counts_as_moved(uneven):
+    """While the two migrations are under way, the plan sees the loads that they will leave."""
+    uneven.delay_s = 0.5
+    await uneven.begin(True)
+    (router,) = uneven.world.routers
+    await uneven.world.until(lambda: len(uneven.asked) == 2)
+    assert all(router.rebalancer._is_under_way(begun) for begun in router.rebalancer._begun)
+    await uneven.world.until(lambda: all(begun.ended_at for begun in router.rebalancer._begun))
+    await uneven.world.until(lambda: not any(map(router.rebalancer._is_under_way, router.rebalancer._begun)))
+
+
+async def test_an_even_fleet_costs_the_store_no_list(world):
+    await world.start(workers=2)
+    await world.router(rebalance=True)
+    await world.ready()
+    router, listed = world.routers[-1], []
+    router.rebalancer._first_since = 1.0
+    router.rebalancer._is_first = lambda: asyncio.sleep(0, True)
+    real = MemoryStore.list_sequences
+
+    class Counted(MemoryStore):
+        async def list_sequences(self, owner, limit):
+            listed.append(owner)
+            return await real(self, owner, limit)
+
+    router.rebalancer._store = Counted(world.state)
+    tasks = await world.streams(world.client(), 2, LONG)
+    await asyncio.sleep(0.3)
+    assert not listed
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_sequence_that_has_just_moved_rests(uneven):
+    """Whoever moved it: its record says when."""
+    await uneven.begin(False)
+    (router,) = uneven.world.routers
+    store, entry = MemoryStore(uneven.world.state), uneven.world.entry("s0")
+    record, target = entry.record, uneven.world.workers[1].listener.incarnation
+    await store.mig_begin(record.seq_id, record.epoch, 1, target)
+    await store.mig_commit(record.seq_id, record.epoch, 1, target, [len(journal) for journal in entry.journals])
+    (view,) = await router.rebalancer._views_of(target, 1000.0)
+    assert 990.0 < view.last_moved_at <= 1000.0
+    views = await router.rebalancer._views_of(uneven.busy, 1000.0)
+    assert len(views) == COUNT - 1
+    assert all(view.last_moved_at == float("-inf") and view.can_move for view in views)

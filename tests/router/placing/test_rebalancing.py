@@ -1,0 +1,333 @@
+import dataclasses
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf
+
+import pytest
+from fleet_model import FleetFigures, FleetModel
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.ids import Incarnation, SequenceId
+from router.fleet.worker_snapshot import SequenceView, WorkerSnapshot
+from router.fleet.worker_view import WorkerView
+from router.placing.migration_history import (
+    MIN_EXPECTED_TOKENS,
+    REST_S,
+    RETURN_S,
+    PastMigration,
+    ProposedMigration,
+)
+from router.placing.rebalancing import AT_ONCE, load_of, plan_migrations
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 1000
+NOW = 1000.0
+A, B, C = Incarnation("a"), Incarnation("b"), Incarnation("c")
+
+
+def sequence(name: str, num_blocks: int = 10, **changes: object) -> SequenceView:
+    view = SequenceView(
+        seq_id=SequenceId(name),
+        num_tokens=num_blocks * BLOCK_SIZE,
+        expected_tokens=500,
+        num_blocks=num_blocks,
+        num_own_blocks=num_blocks,
+    )
+    return dataclasses.replace(view, **changes)  # type: ignore[arg-type]
+
+
+def several(prefix: str, count: int, num_blocks: int = 10, **changes: object) -> list[SequenceView]:
+    return [sequence(f"{prefix}{number}", num_blocks, **changes) for number in range(count)]
+
+
+def worker(name: str, sequences: Sequence[SequenceView] = (), **changes: object) -> WorkerSnapshot:
+    """A worker whose view says what its sequences say. What is no field of a snapshot changes its view."""
+    fields = {field.name for field in dataclasses.fields(WorkerSnapshot)}
+    of_view = {key: value for key, value in changes.items() if key not in fields}
+    view = WorkerView(
+        incarnation=Incarnation(name),
+        worker_id=name,
+        available=True,
+        reason_unavailable="",
+        queued_tokens=0,
+        num_running=sum(s.num_branches for s in sequences),
+        num_waiting=0,
+        dispatched_tokens=0,
+        num_dispatched=0,
+        num_free_blocks=NUM_BLOCKS - sum(s.num_own_blocks for s in sequences),
+        num_cached_blocks=0,
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        max_batch_sequences=64,
+        context_tokens=16384,
+    )
+    snapshot = WorkerSnapshot(
+        view=dataclasses.replace(view, **of_view),  # type: ignore[arg-type]
+        model="m",
+        layout="l",
+        sequences=sequences,
+    )
+    return dataclasses.replace(snapshot, **{k: v for k, v in changes.items() if k in fields})  # type: ignore[arg-type]
+
+
+# ---- load ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_far_above_the_mean_gives_a_sequence_to_each_of_the_others() -> None:
+    fleet = [worker("a", several("s", 12)), worker("b", several("t", 4)), worker("c", several("u", 4))]
+    (migration,) = plan_migrations(fleet, [], NOW)
+    assert migration.source == A
+    past = [PastMigration(migration.seq_id, A, migration.target, NOW)]
+    (second,) = plan_migrations(fleet, past, NOW + 1)
+    assert second.source == A and {migration.target, second.target} == {B, C}
+    assert second.seq_id != migration.seq_id, "a sequence that has just begun to move"
+    past.append(PastMigration(second.seq_id, A, second.target, NOW + 1))
+    assert not plan_migrations(fleet, past, NOW + 2), "both pairs rest"
+    assert len(plan_migrations(fleet, past, NOW + REST_S)) == 1
+
+
+@pytest.mark.parametrize(("num_here", "num_there"), [(0, 0), (1, 0), (20, 20), (22, 20), (3, 2), (24, 20)])
+def test_small_differences_stay(num_here: int, num_there: int) -> None:
+    fleet = [worker("a", several("s", num_here)), worker("b", several("t", num_there))]
+    assert not plan_migrations(fleet, [], NOW)
+
+
+def test_a_sequence_that_is_most_of_the_load_stays() -> None:
+    """On the other worker it would be as large a part of the load."""
+    assert not plan_migrations([worker("a", [sequence("s", num_branches=8)]), worker("b")], [], NOW)
+    smaller = worker("a", [sequence("s", num_branches=8), *several("t", 3)])
+    assert [m.seq_id for m in plan_migrations([smaller, worker("b")], [], NOW)] != ["s"]
+
+
+def test_migrations_under_way_count_as_done() -> None:
+    fleet = [worker("a", several("s", 12)), worker("b", several("t", 8)), worker("c", several("u", 8))]
+    assert plan_migrations(fleet, [], NOW)
+    under_way = [PastMigration(SequenceId(f"s{n}"), A, B, NOW - 20, under_way=True) for n in range(2)]
+    assert not plan_migrations(fleet, under_way, NOW)
+
+
+def test_a_prompt_that_waits_to_be_computed_is_no_load_that_lasts() -> None:
+    busy = worker("a", several("s", 4), queued_tokens=8000, dispatched_tokens=500)
+    assert load_of(busy.view) == load_of(worker("b", several("s", 4)).view)
+    assert not plan_migrations([busy, worker("b", several("t", 4))], [], NOW)
+
+
+def test_prefers_what_goes_on_for_long() -> None:
+    brief = several("s", 11, expected_tokens=60)
+    fleet = [worker("a", [*brief, sequence("good"), *several("z", 2, expected_tokens=90)]), worker("b")]
+    (migration,) = plan_migrations(fleet, [], NOW)
+    assert migration.seq_id == "good"
+
+
+def test_a_slow_worker_is_busier_with_the_same_batch() -> None:
+    slow = worker("a", several("s", 8), prefill_tokens_per_s=100.0)
+    fast = worker("b", several("t", 8), prefill_tokens_per_s=1000.0)
+    assert [m.source for m in plan_migrations([slow, fast], [], NOW)] == [A]
+
+
+def test_a_worker_above_the_band_takes_nothing_however_busy_another_is() -> None:
+    fleet = [worker("a", several("s", 30)), worker("b", several("t", 14)), worker("c", several("u", 1))]
+    assert {m.target for m in plan_migrations(fleet, [], NOW)} == {C}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"runs_alone": True},
+        {"alive": False},
+        {"draining": True, "available": False},
+        {"available": False},
+        {"model": "other"},
+        {"layout": "other"},
+    ],
+)
+def test_no_worker_is_a_target_that_cannot_be_one(change: dict[str, object]) -> None:
+    fleet = [worker("a", several("s", 16)), worker("b", **change), worker("c", several("u", 8))]
+    assert {m.target for m in plan_migrations(fleet, [], NOW)} == {C}
+
+
+def test_a_worker_that_drains_is_left_alone() -> None:
+    """It moves its sequences itself."""
+    fleet = [worker("a", several("s", 30), draining=True, available=False)]
+    fleet += [worker("b", several("t", 4)), worker("c", several("u", 3))]
+    assert not plan_migrations(fleet, [], NOW)
+
+
+# ---- what always holds ---------------------------------------------------------------------------------------------
+
+A_SEQUENCE = st.builds(
+    lambda num_blocks, shared, **changes: sequence(
+        "", num_blocks, num_own_blocks=max(0, num_blocks - shared), **changes
+    ),
+    num_blocks=st.integers(1, 120),
+    shared=st.sampled_from([0, 0, 8]),
+    expected_tokens=st.sampled_from([3, 31, 32, 400, 4000]),
+    num_branches=st.sampled_from([1, 1, 1, 4]),
+    is_prefilled=st.sampled_from([True, True, True, False]),
+    has_beams=st.sampled_from([False, False, False, True]),
+    is_suspect=st.sampled_from([False, False, False, True]),
+    last_moved_at=st.sampled_from([0.0, 0.0, NOW - 5]),
+)
+USUALLY_FALSE = st.sampled_from([False, False, False, False, True])
+
+
+@st.composite
+def some_fleet(draw: st.DrawFn) -> list[WorkerSnapshot]:
+    workers = []
+    for name in "abcde"[: draw(st.integers(1, 5))]:
+        drawn = draw(st.lists(A_SEQUENCE, max_size=draw(st.sampled_from([2, 25]))))
+        sequences = [dataclasses.replace(s, seq_id=SequenceId(f"{name}{n}")) for n, s in enumerate(drawn)]
+        draining = draw(USUALLY_FALSE)
+        used = sum(s.num_own_blocks for s in sequences)
+        workers.append(
+            worker(
+                name,
+                sequences,
+                available=not draining and not draw(USUALLY_FALSE),
+                draining=draining,
+                alive=not draw(USUALLY_FALSE),
+                runs_alone=draw(USUALLY_FALSE),
+                model=draw(st.sampled_from(["m", "m", "m", "other"])),
+                num_blocks=max(used, 1) + (free := draw(st.sampled_from([0, 100, 3000]))),
+                num_free_blocks=max(used, 1) + free - used,
+                max_batch_sequences=draw(st.sampled_from([16, 64])),
+                prefill_tokens_per_s=draw(st.sampled_from([0.0, 100.0, 1000.0])),
+            )
+        )
+    return workers
+
+
+@st.composite
+def some_past(draw: st.DrawFn, fleet: list[WorkerSnapshot]) -> list[PastMigration]:
+    ids = [w.view.incarnation for w in fleet]
+    names = [s.seq_id for w in fleet for s in w.sequences] or [SequenceId("gone")]
+    migration = st.builds(
+        PastMigration,
+        st.sampled_from(names),
+        st.sampled_from(ids),
+        st.sampled_from(ids),
+        st.sampled_from([NOW - 1, NOW - 30, NOW - 90]),
+        st.booleans(),
+    )
+    return draw(st.lists(migration, max_size=6))
+
+
+@given(some_fleet(), st.data())
+def test_what_holds_for_every_plan(fleet: list[WorkerSnapshot], data: st.DataObject) -> None:
+    past = data.draw(some_past(fleet))
+    proposed = plan_migrations(fleet, past, NOW)
+    by_id = {w.view.incarnation: w for w in fleet}
+    moving = {m.seq_id for m in past if m.under_way}
+    assert len({m.seq_id for m in proposed}) == len(proposed)
+    for migration in proposed:
+        source, target = by_id[migration.source], by_id[migration.target]
+        (moved,) = [s for s in source.sequences if s.seq_id == migration.seq_id]
+        assert source is not target and source.alive and target.alive and target.view.available
+        assert not target.draining and not target.runs_alone
+        assert (source.model, source.layout) == (target.model, target.layout)
+        assert moved.can_move and moved.expected_tokens >= MIN_EXPECTED_TOKENS and moved.seq_id not in moving
+        assert NOW - moved.last_moved_at >= REST_S and not source.runs_alone and not source.draining
+        pair = {migration.source, migration.target}
+        assert not any({m.source, m.target} == pair and NOW - m.at < REST_S for m in past)
+        own = [m for m in past if m.seq_id == moved.seq_id]
+        assert not any(m.source == migration.target and NOW - m.at < RETURN_S for m in own)
+    assert len({frozenset((m.source, m.target)) for m in proposed}) == len(proposed)
+    assert len(proposed) <= max(0, AT_ONCE - sum(m.under_way for m in past))
+
+
+def after(fleet: list[WorkerSnapshot], migration: ProposedMigration) -> list[WorkerSnapshot]:
+    """The fleet when that migration is done."""
+    (moved,) = [s for w in fleet for s in w.sequences if s.seq_id == migration.seq_id]
+    found = []
+    for one in fleet:
+        view, branches = one.view, moved.num_branches
+        if view.incarnation == migration.source:
+            free = view.num_free_blocks + moved.num_own_blocks
+            view = dataclasses.replace(view, num_running=view.num_running - branches, num_free_blocks=free)
+            one = dataclasses.replace(one, view=view, sequences=[s for s in one.sequences if s is not moved])
+        elif view.incarnation == migration.target:
+            free = view.num_free_blocks - moved.num_blocks
+            view = dataclasses.replace(view, num_running=view.num_running + branches, num_free_blocks=free)
+            one = dataclasses.replace(one, view=view, sequences=[*one.sequences, moved])
+        found.append(one)
+    return found
+
+
+def loads(fleet: list[WorkerSnapshot]) -> dict[Incarnation, float]:
+    fastest = max((w.view.prefill_tokens_per_s for w in fleet if w.alive and w.view.available), default=0.0)
+    return {w.view.incarnation: load_of(w.view, fastest / 2) for w in fleet}
+
+
+@given(some_fleet())
+def test_no_target_ends_with_more_load_than_its_source_had(fleet: list[WorkerSnapshot]) -> None:
+    one_model = [dataclasses.replace(w, model="m") for w in fleet]
+    state = one_model
+    for migration in plan_migrations(one_model, [], NOW):
+        state = after(state, migration)
+        assert loads(state)[migration.target] <= loads(state)[migration.source] + 1e-6
+
+
+@given(some_fleet())
+def test_a_fleet_to_which_nothing_happens_comes_to_rest(fleet: list[WorkerSnapshot]) -> None:
+    """Without any memory of the past: the band alone must keep two workers from sending sequences to and fro."""
+    quiet = [dataclasses.replace(w, draining=False) for w in fleet]
+    num_sequences = sum(len(w.sequences) for w in quiet)
+    for _ in range(2 * num_sequences + 2):
+        proposed = plan_migrations(quiet, [], NOW)
+        if not proposed:
+            return
+        for migration in proposed:
+            quiet = after(quiet, migration)
+    pytest.fail("still moving")
+
+
+@given(some_fleet(), st.data())
+def test_the_order_of_workers_does_not_matter(fleet: list[WorkerSnapshot], data: st.DataObject) -> None:
+    assert plan_migrations(data.draw(st.permutations(fleet)), [], NOW) == plan_migrations(fleet, [], NOW)
+
+
+# ---- a modelled fleet ----------------------------------------------------------------------------------------------
+
+
+def check_moves(figures: FleetFigures) -> None:
+    """No sequence returns within a minute or moves twice in ten seconds, and no pair of workers does."""
+    assert figures.began
+    last: dict[frozenset[Incarnation], float] = {}
+    by_sequence: dict[SequenceId, list[tuple[float, ProposedMigration]]] = {}
+    for at, migration in figures.began:
+        pair = frozenset((migration.source, migration.target))
+        assert at - last.get(pair, -inf) >= REST_S - 1e-6
+        last[pair] = at
+        by_sequence.setdefault(migration.seq_id, []).append((at, migration))
+    for moves in by_sequence.values():
+        for (earlier, before), (later, after) in pairwise(moves):
+            assert later - earlier >= REST_S - 1e-6
+            assert later - earlier >= RETURN_S or after.target != before.source
+        assert len(moves) <= 6
+    assert sum(len(moves) > 2 for moves in by_sequence.values()) <= 0.02 * len(by_sequence)
+
+
+def high_ratio(figures: FleetFigures) -> float:
+    return figures.percentile(figures.ratios, 0.99)
+
+
+@pytest.mark.slow
+def test_evens_the_load_of_a_modelled_fleet() -> None:
+    """Few prefixes are popular, so placement gives some workers more; few outputs are long."""
+    with_it = FleetModel(8, plan_migrations, seed=1, rate=6).run(600)
+    without = FleetModel(8, None, seed=1, rate=6).run(600)
+    assert high_ratio(with_it) <= 1.3 < high_ratio(without)
+    check_moves(with_it)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("num_workers", "rate", "seed"), [(8, 6, 1), (8, 8, 2), (4, 3, 3)])
+def test_an_hour_of_a_modelled_fleet(num_workers: int, rate: float, seed: int) -> None:
+    with_it = FleetModel(num_workers, plan_migrations, seed, rate).run(3600)
+    without = FleetModel(num_workers, None, seed, rate).run(3600)
+    assert high_ratio(with_it) <= 1.3 < high_ratio(without)
+    check_moves(with_it)
+    assert len(with_it.began) < 0.05 * with_it.num_accepted
+    assert with_it.percentile(with_it.slowest_steps_ms, 0.99) < without.percentile(without.slowest_steps_ms, 0.99)

@@ -1,0 +1,156 @@
+"""The log line at the end of a request: its ids, numbers and times, and never what it said or was answered."""
+
+import asyncio
+import io
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+
+from gpu_worker.testing.fake_runner import FakeRunner
+from octavo import telemetry
+from octavo.errors import InvalidArgument, RunnerFailed
+from octavo.sampling import SamplingParams
+
+CANARY = "xyzzy-plugh-9081726354"
+PROMPT = list(range(3, 40))
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
+
+
+class Broken(FakeRunner):
+    """Fails in every step, with an error that says what it was about."""
+
+    def run(self, plan):
+        raise ValueError(f"cannot run {CANARY}")
+
+
+@pytest.fixture
+def logged():
+    """Has all loggers of the process, those of libraries included, write every line of a level and a form here."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    stream = io.StringIO()
+
+    def begin(form: str = "json", lowest: str = "info") -> io.StringIO:
+        telemetry.configure("test", form=form, level=lowest, stream=stream)
+        return stream
+
+    yield begin
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def ends(stream: io.StringIO) -> list[dict]:
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    return [line for line in lines if "end" in line]
+
+
+async def test_a_request_has_one_line_at_its_end(world, logged):
+    stream = logged()
+    await world.start()
+    client = world.client()
+    await client.complete(PROMPT, GREEDY, request_id="first")
+    again = await client.complete(PROMPT, GREEDY, request_id="second")
+    first, second = ends(stream)
+    assert first["level"] == "info"
+    assert first["message"] == "request has ended"
+    assert (first["request"], first["seq"]) == ("first", world.entry("first").record.seq_id)
+    assert (first["model"], first["class"], first["end"]) == ("fake", "default", "length")
+    assert (first["prompt_tokens"], first["cached_tokens"], first["output_tokens"]) == (len(PROMPT), 0, 40)
+    assert second["cached_tokens"] == again.usage.cached_tokens > 0
+    assert 0 <= first["queued_ms"] <= first["first_token_ms"] <= first["total_ms"]
+    assert (first["worker"], first["moves"], first["retries"], first["attached"]) == ("worker-0", 0, 0, 0)
+
+
+async def test_it_is_one_line_for_people_as_well(world, logged):
+    stream = logged("human")
+    await world.start()
+    await world.client().complete(PROMPT, GREEDY, request_id="first")
+    (line,) = [line for line in stream.getvalue().splitlines() if "request has ended" in line]
+    assert all(f"  {part}" in line for part in ("request=first", "end=length", "output_tokens=40", "worker=worker-0"))
+
+
+async def test_a_client_that_leaves_and_comes_back_has_a_line_for_each_stream(world, logged):
+    stream = logged()
+    await world.worker(FakeRunner(step_s=0.01))
+    await world.router()
+    await world.ready()
+    client = world.client()
+    events = client.generate(PROMPT, GREEDY, request_id="first")
+    seen = await anext(events)
+    await events.aclose()
+    await world.until(lambda: len(ends(stream)) == 1)
+    async for _ in client.attach(resume_token=seen.resume_token):
+        pass
+    left, ended = ends(stream)
+    assert (left["end"], left["message"]) == ("left", "request goes on without this stream")
+    assert (ended["end"], ended["attached"]) == ("length", 1)
+    assert left["output_tokens"] + ended["output_tokens"] >= 40
+
+
+async def test_a_request_that_is_refused_has_its_reason(world, logged):
+    stream = logged()
+    await world.start()
+    with pytest.raises(InvalidArgument):
+        await world.client().complete(PROMPT, replace(GREEDY, top_p=7.0))
+    (line,) = ends(stream)
+    assert (line["end"], line["reason"]) == ("refused", "INVALID_ARGUMENT")
+
+
+async def test_a_worker_that_was_lost_is_a_retry(world, logged):
+    stream = logged()
+    for _ in range(2):
+        await world.worker(FakeRunner(step_s=0.01))
+    await world.router()
+    await world.ready()
+    tasks = await world.streams(world.client(), 4, replace(GREEDY, max_tokens=60))
+    await world.kill(world.workers[0])
+    await asyncio.gather(*tasks)
+    assert {line["worker"] for line in ends(stream)} == {world.workers[0].listener.worker_id}
+    retries = {line["request"]: line["retries"] for line in ends(stream)}
+    expected = {f"s{i}": world.entry(f"s{i}").record.epoch - 1 for i in range(4)}
+    assert sum(expected.values()) > 0
+    assert {name for name, count in retries.items() if count} == {name for name, count in expected.items() if count}
+
+
+@pytest.mark.parametrize("form", telemetry.FORMATS)
+async def test_no_log_of_any_level_has_a_prompt_or_an_output(world, logged, form):
+    """Whatever happens to it: it is served, refused, cancelled, taken over, or fails in a step."""
+    stream = logged(form, "debug")
+    for _ in range(2):
+        await world.worker(FakeRunner(step_s=0.01))
+    await world.router()
+    await world.ready()
+    client, outputs = world.client(), []
+    for text in (CANARY, f"tell me of {CANARY}"):
+        outputs.append((await client.complete(text, GREEDY)).text)
+    with pytest.raises(InvalidArgument):
+        await client.complete(CANARY, replace(GREEDY, stop=(CANARY * 1000,)))
+    with pytest.raises(InvalidArgument):
+        await client.complete(CANARY * 100_000, GREEDY)
+    running = asyncio.create_task(client.complete(f"{CANARY} {CANARY}", replace(GREEDY, max_tokens=100)))
+    await world.until(lambda: any(e.record.owner and not e.record.state.ended for e in world.state._entries.values()))
+    await world.kill(world.workers[0])
+    outputs.append((await running).text)
+    leaving = client.generate(CANARY, replace(GREEDY, max_tokens=200), request_id="cancelled")
+    outputs.append((await anext(leaving)).text)
+    await client.cancel("cancelled")
+    await leaving.aclose()
+    world.workers[0].engine._runner = Broken()
+    with pytest.raises(RunnerFailed):
+        await client.complete(f"once more {CANARY}", GREEDY)
+    text = stream.getvalue()
+    assert "request has ended" in text
+    assert "failed" in text
+    assert CANARY not in text
+    assert CANARY[:12] not in text
+    assert not [
+        output for output in outputs if len(output) > 5 and (output in text or json.dumps(output)[1:-1] in text)
+    ]
+
+
+async def test_the_canary_would_be_seen(logged):
+    stream = logged("json", "debug")
+    logging.getLogger("octavo").debug("prompt %s", CANARY)
+    assert CANARY in stream.getvalue()

@@ -1,0 +1,182 @@
+"""API keys: whose request is whose, over every call, and whose prefixes are whose."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gpu_worker.testing.witness_runner import WitnessRunner
+from octavo import rpc
+from octavo.client import AsyncClient
+from octavo.errors import InvalidArgument, NotFound, Unauthenticated
+from octavo.security import api_keys
+from octavo.security.api_keys import ApiKeyError, ApiKeys, line_of, new_key, salt_of
+from octavo.security.client_credentials import ClientCredentials
+from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
+
+PROMPT = list(range(3, 100))
+
+
+class Keys:
+    """A file of keys, and the key of each tenant."""
+
+    def __init__(self, file: Path, *tenants: str) -> None:
+        self.file = file
+        self.of = {tenant: new_key() for tenant in tenants}
+        self.write()
+
+    def write(self) -> None:
+        lines = [line_of(tenant, key) for tenant, key in self.of.items()]
+        self.file.write_text("\n".join(["# keys", "", *lines]) + "\n")
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
+    monkeypatch.setattr(api_keys, "CHECK_S", 0.0)
+    return Keys(tmp_path / "keys", "acme", "bolt")
+
+
+@pytest.fixture
+async def guarded(world: Any, keys: Keys) -> Any:
+    for _ in range(2):
+        await world.worker(WitnessRunner(step_s=0.002), warm_up_ms=0)
+    await world.router(api_keys=str(keys.file))
+    await world.ready()
+    return world
+
+
+def client_of(world: Any, key: str) -> AsyncClient:
+    made = AsyncClient(world.routers[0].endpoint, credentials=ClientCredentials(api_key=key))
+    world.stack.push_async_callback(made.close)
+    return made
+
+
+async def test_no_method_of_inference_answers_without_a_key(guarded: Any, keys: Keys) -> None:
+    methods = {
+        "Generate": inference_pb2.GenerateRequest(),
+        "Complete": inference_pb2.GenerateRequest(),
+        "Attach": inference_pb2.AttachRequest(),
+        "Cancel": inference_pb2.CancelRequest(),
+        "Get": inference_pb2.GetRequest(),
+        "Tokenize": inference_pb2.TokenizeRequest(),
+        "Detokenize": inference_pb2.DetokenizeRequest(),
+        "ListModels": inference_pb2.ListModelsRequest(),
+    }
+    assert set(methods) == {method.name for method in inference_pb2.DESCRIPTOR.services_by_name["Inference"].methods}
+    wrong = new_key()
+    headers = ["", wrong, f"Bearer {wrong}", "Bearer ", "Bearer", f"Basic {keys.of['acme']}", keys.of["acme"]]
+    async with rpc.channel(guarded.routers[0].endpoint) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        for name, request in methods.items():
+            for header in headers:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    call = getattr(stub, name)(request, metadata=[("authorization", header)] if header else None)
+                    if name in ("Generate", "Attach"):
+                        await anext(aiter(call))
+                    else:
+                        await call
+                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, (name, header)
+                assert wrong not in (refused.value.details() or "")
+        metadata = [("authorization", f"bearer  {keys.of['acme']}")]
+        assert (await stub.ListModels(inference_pb2.ListModelsRequest(), metadata=metadata)).models
+
+
+async def test_a_request_of_another_tenant_is_not_found(guarded: Any, keys: Keys) -> None:
+    """As if it had never been: also by its resume token, and although both tenants may use one request id."""
+    acme, bolt = (client_of(guarded, keys.of[tenant]) for tenant in ("acme", "bolt"))
+    stream = acme.generate(PROMPT, max_tokens=400, temperature=0.0, request_id="one")
+    await anext(stream)
+    entry = guarded.entry("one")
+    assert entry.record.tenant == "acme"
+    assert entry.record.salt == salt_of("acme") not in ("", "acme")
+    for foreign in (bolt.get("one"), bolt.cancel("one"), anext(bolt.attach("one"))):
+        with pytest.raises(NotFound, match="one") as refused:
+            await foreign
+        with pytest.raises(NotFound) as never_was:
+            await bolt.get("never")
+        assert refused.value.message.replace("one", "never") == never_was.value.message
+    with pytest.raises(InvalidArgument, match="not one of ours"):
+        await anext(bolt.attach(resume_token=stream.resume_token))
+    assert not guarded.entry("one").record.cancel
+    status = await acme.get("one")
+    assert status.request_id == "one"
+    again = await anext(acme.attach(resume_token=stream.resume_token))
+    assert again.request_id == "one"
+    own = await bolt.complete([5, 6, 7], max_tokens=3, temperature=0.0, request_id="one")
+    assert len(own.outputs[0].token_ids) == 3
+    await acme.cancel("one")
+    await guarded.until(lambda: entry.record.cancel)
+
+
+async def test_operators_name_the_tenant(guarded: Any, keys: Keys) -> None:
+    acme = client_of(guarded, keys.of["acme"])
+    going = asyncio.create_task(acme.complete(PROMPT, max_tokens=400, temperature=0.0, request_id="moves"))
+    await guarded.until(lambda: any(len(e.journals[0]) > 20 for e in guarded.state._entries.values()))
+    endpoint = guarded.routers[0]._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]
+    async with rpc.channel(endpoint) as channel:
+        admin = admin_pb2_grpc.AdminStub(channel)
+        [listed] = (await admin.ListSequences(admin_pb2.ListSequencesRequest())).sequences
+        assert listed.tenant == "acme"
+        with pytest.raises(grpc.aio.AioRpcError, match="NOT_FOUND"):
+            await admin.Migrate(admin_pb2.MigrateRequest(request_id="moves"))
+        await admin.Migrate(admin_pb2.MigrateRequest(request_id="moves", tenant="acme"))
+        hypothetical = inference_pb2.GenerateRequest(token_ids=types_pb2.TokenIds(ids=PROMPT))
+        for tenant, hits in (("acme", True), ("bolt", False)):
+            request = admin_pb2.ExplainPlacementRequest(hypothetical=hypothetical, tenant=tenant)
+            found = (await admin.ExplainPlacement(request)).candidates
+            assert any(each.device_hit_tokens for each in found) == hits  # the router's KV index
+    await going
+
+
+async def test_prefixes_are_shared_within_a_tenant_alone(guarded: Any, keys: Keys) -> None:
+    cached = {}
+    for tenant in ("acme", "bolt"):
+        client = client_of(guarded, keys.of[tenant])
+        for turn in ("first", "again"):
+            done = await client.complete(PROMPT, max_tokens=3, temperature=0.0)
+            cached[tenant, turn] = done.usage.cached_tokens
+    assert (cached["acme", "first"], cached["bolt", "first"]) == (0, 0)
+    assert cached["acme", "again"] == cached["bolt", "again"] > 0
+
+
+async def test_keys_that_are_added_and_removed_count_at_once(guarded: Any, keys: Keys) -> None:
+    old, key = keys.of.pop("acme"), new_key()
+    keys.of["core"] = key
+    with pytest.raises(Unauthenticated):
+        await client_of(guarded, key).models()
+    assert await client_of(guarded, old).models()
+    keys.write()
+    assert await client_of(guarded, key).models()
+    with pytest.raises(Unauthenticated):
+        await client_of(guarded, old).models()
+    keys.file.write_text("this is no line of keys\n")
+    assert await client_of(guarded, key).models()  # the last keys stay in force
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("acme", "TENANT:SHA256"),
+        ("acme:12", "64 hex digits"),
+        (f"acme:{'g' * 64}", "64 hex digits"),
+        (f"a b:{'0' * 64}", "a tenant's name"),
+        (f":{'0' * 64}", "a tenant's name"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named_and_not_shown(tmp_path: Path, line: str, says: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# fine\n\n{line}\n")
+    with pytest.raises(ApiKeyError, match=rf"--api-keys .*keys, line 3: .*{says}") as refused:
+        ApiKeys(str(file))
+    assert line not in str(refused.value)
+
+
+def test_keys_of_the_same_beginning_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_keys, "_INDEX_BYTES", 0)  # every key is in one place
+    made = Keys(tmp_path / "keys", "a", "b", "c")
+    known = ApiKeys(str(made.file))
+    assert [known.tenant_of(key) for key in made.of.values()] == ["a", "b", "c"]
+    assert known.tenant_of(new_key()) is None
+    assert known.tenant_of("") is None

@@ -1,0 +1,162 @@
+"""A whole service with TLS on every connection: who may call what, and files that are replaced while streams go on."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from certificates import Certificates
+from google.protobuf import descriptor_pool
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from gpu_worker.testing.witness_runner import WitnessRunner
+from octavo import rpc
+from octavo.client import AsyncClient
+from octavo.errors import PermissionDenied, Unreachable
+from octavo.internal.v1 import transfer_pb2, worker_pb2  # noqa: F401  their descriptors
+from octavo.security import tls
+from octavo.security.client_credentials import ClientCredentials
+from octavo.security.roles import ALLOWED, PeerRole, roles_allowed
+from octavo.v1 import admin_pb2, admin_pb2_grpc
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("tls") / "shared")
+
+
+@pytest.fixture
+async def secured(world: Any, shared: Certificates) -> Any:
+    """A router and two workers whose blocks can move. Every connection is TLS."""
+    await start(world, shared)
+    return world
+
+
+async def start(world: Any, certificates: Certificates) -> None:
+    for _ in range(2):
+        await world.worker(WitnessRunner(step_s=0.002), warm_up_ms=0, **certificates.settings("worker"))
+    await world.router(**certificates.settings("router"))
+    await world.ready()
+
+
+def caller_of(world: Any, credentials: ClientCredentials) -> AsyncClient:
+    made = AsyncClient(world.routers[0].endpoint, credentials=credentials)
+    world.stack.push_async_callback(made.close)
+    return made
+
+
+def admin_endpoint(world: Any) -> str:
+    return world.routers[0]._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]
+
+
+async def methods_at(endpoint: str, credentials: ClientCredentials) -> list[tuple[str, bool, bool]]:
+    """Every method of every service that a server says it has, and whether requests and replies are streams."""
+    async with rpc.channel(endpoint, credentials=credentials) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        [reply] = [each async for each in stub.ServerReflectionInfo(iter([ask]))]
+    pool, found = descriptor_pool.Default(), []
+    for service in reply.list_services_response.service:
+        for method in pool.FindServiceByName(service.name).methods:
+            found.append((f"/{service.name}/{method.name}", method.client_streaming, method.server_streaming))
+    return found
+
+
+async def code_of(channel: Any, method: str, client_streaming: bool, server_streaming: bool) -> grpc.StatusCode | None:
+    """How a call with an empty request ends; None if it does not end, or has answered."""
+    kind = f"{'stream' if client_streaming else 'unary'}_{'stream' if server_streaming else 'unary'}"
+    call = getattr(channel, kind)(method)
+    empty: Any = iter([b""]) if client_streaming else b""
+    try:
+        async with asyncio.timeout(5):
+            if server_streaming:
+                async for _ in call(empty, timeout=1):
+                    return None
+            else:
+                await call(empty, timeout=1)
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return None
+
+
+async def test_every_method_of_every_server_lets_in_the_roles_of_its_line(secured: Any, shared: Certificates) -> None:
+    """Also those of health, reflection and channelz; and a method that is in no line lets nobody in."""
+    worker = secured.workers[0].listener.endpoint
+    servers = {
+        secured.routers[0].endpoint: shared.caller("operator"),
+        admin_endpoint(secured): shared.caller("operator"),
+        worker: shared.caller("operator", of_worker=True),
+    }
+    seen = set()
+    for endpoint, asking in servers.items():
+        methods = await methods_at(endpoint, asking)
+        seen |= {method for method, _, _ in methods}
+        for role in PeerRole:
+            credentials = shared.caller(role, of_worker=endpoint == worker)
+            async with rpc.channel(endpoint, credentials=credentials) as channel:
+                for method, *streaming in methods:
+                    code = await code_of(channel, method, *streaming)
+                    denied = code is grpc.StatusCode.PERMISSION_DENIED
+                    assert denied == (role not in roles_allowed(method)), f"{role} at {method}: {code}"
+        async with rpc.channel(endpoint, credentials=shared.stranger()) as channel:
+            for method, *streaming in methods:
+                assert await code_of(channel, method, *streaming) is grpc.StatusCode.UNAVAILABLE  # no handshake
+        async with rpc.channel(endpoint) as channel:
+            assert await code_of(channel, *methods[0]) is grpc.StatusCode.UNAVAILABLE  # no TLS
+    assert seen == set(ALLOWED)
+
+
+async def test_requests_migrations_and_operators_work_over_tls(secured: Any, shared: Certificates) -> None:
+    client = caller_of(secured, shared.caller("client"))
+    plain = await client.complete(list(range(3, 60)), max_tokens=50, temperature=0.0)
+    task = asyncio.create_task(client.complete(list(range(3, 60)), max_tokens=400, temperature=0.0, request_id="moves"))
+    await secured.until(
+        lambda: any(len(e.journals[0]) > 20 for e in secured.state._entries.values() if e.record.request_id == "moves")
+    )
+    with pytest.raises(PermissionDenied):
+        await caller_of(secured, shared.caller("worker")).models()
+    async with rpc.channel(admin_endpoint(secured), credentials=shared.caller("operator")) as channel:
+        moved = await admin_pb2_grpc.AdminStub(channel).Migrate(admin_pb2.MigrateRequest(request_id="moves"))
+    assert moved.num_sent_blocks > 0, "no block went over the connection for blocks"
+    whole = await task
+    assert whole.outputs[0].token_ids[:50] == plain.outputs[0].token_ids
+    with pytest.raises(Unreachable):
+        await caller_of(secured, ClientCredentials()).connect(1.0)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "CHECK_S", 0.0)
+
+
+async def test_files_are_replaced_while_streams_go_on(world: Any, tmp_path: Path, hasty: None) -> None:
+    """With another authority: whoever still has the old certificates cannot connect any more; nobody else notices."""
+    certificates = Certificates(tmp_path / "tls")
+    old = Certificates(tmp_path / "old")
+    for each in certificates.folder.iterdir():
+        (old.folder / each.name).write_bytes(each.read_bytes())
+    await start(world, certificates)
+    client = caller_of(world, certificates.caller("client"))
+    going = asyncio.create_task(
+        client.complete(list(range(3, 40)), max_tokens=900, temperature=0.0, request_id="going")
+    )
+    await world.until(lambda: any(len(e.journals[0]) > 10 for e in world.state._entries.values()))
+    new = Certificates(tmp_path / "new")
+    for each in new.folder.iterdir():
+        (certificates.folder / each.name).write_bytes(each.read_bytes())
+    assert not going.done()
+    late = caller_of(world, new.caller("client"))
+    first = await late.complete(list(range(3, 40)), max_tokens=5, temperature=0.0)
+    again = await client.complete(list(range(3, 40)), max_tokens=5, temperature=0.0)  # the client has new ones as well
+    assert first.outputs[0].token_ids == again.outputs[0].token_ids
+    with pytest.raises(Unreachable):
+        await caller_of(world, old.caller("client")).connect(1.0)
+    async with rpc.channel(admin_endpoint(world), credentials=new.caller("operator")) as channel:
+        moved = await admin_pb2_grpc.AdminStub(channel).Migrate(admin_pb2.MigrateRequest(request_id="going"))
+    assert moved.num_sent_blocks > 0  # between workers, over a connection made now
+    await world.worker(WitnessRunner(), warm_up_ms=0, **certificates.settings("worker"))
+    await world.ready()  # the router meets a worker that has only the new ones
+    answer = await going
+    assert len(answer.outputs[0].token_ids) == 900
+    assert answer.outputs[0].token_ids[:5] == first.outputs[0].token_ids

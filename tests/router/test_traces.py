@@ -1,0 +1,60 @@
+"""A traced request has a span at its router and one at each worker that ran it, in the trace of the client's call."""
+
+from dataclasses import replace
+
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from gpu_worker.serving.sequence_tracer import SequenceTracer
+from octavo import rpc
+from octavo.sampling import SamplingParams
+from octavo.traces import RequestTracer
+from octavo.v1 import inference_pb2, inference_pb2_grpc
+
+CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
+CANARY = "xyzzy-plugh-9081726354"
+
+
+@pytest.fixture
+async def traced(world):
+    """A world of one router and one worker whose spans go to an exporter, which is the fixture's value."""
+    exporter = InMemorySpanExporter()
+    worker = await world.worker()
+    service = worker.listener.service
+    service.tracer = SequenceTracer(RequestTracer("worker", exporter, 0.0, at_once=True), "worker-0")
+    worker.publisher.on_forgotten = service.tracer.end
+    await world.router(tracer=RequestTracer("router", exporter, 0.0, at_once=True))
+    await world.ready()
+    return exporter
+
+
+async def complete(world, traceparent):
+    request = inference_pb2.GenerateRequest(request_id="traced", text=CANARY)
+    request.sampling.max_tokens = 20
+    async with rpc.channel(world.routers[0].endpoint) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        metadata = (("traceparent", traceparent),) if traceparent else ()
+        return await stub.Complete(request, metadata=metadata, timeout=30)
+
+
+async def test_router_and_worker_continue_the_callers_trace(world, traced):
+    await complete(world, CALLER)
+    await world.until(lambda: len(traced.get_finished_spans()) == 2)
+    spans = {span.name: span for span in traced.get_finished_spans()}
+    request, sequence = spans["octavo.request"], spans["octavo.sequence"]
+    assert {f"{span.context.trace_id:032x}" for span in spans.values()} == {CALLER[3:35]}
+    assert f"{request.parent.span_id:016x}" == CALLER[36:52]
+    assert sequence.parent.span_id == request.context.span_id
+    assert request.attributes["octavo.request"] == "traced"
+    assert request.attributes["octavo.output_tokens"] == sequence.attributes["octavo.tokens"] == 20
+    assert sequence.attributes["octavo.worker"] == "worker-0"
+    assert request.start_time <= sequence.start_time
+    assert CANARY not in str([span.to_json() for span in spans.values()])
+
+
+async def test_without_a_sampled_trace_there_is_no_span(world, traced):
+    await complete(world, CALLER[:-2] + "00")
+    await world.client().complete([1, 2, 3], replace(GREEDY, max_tokens=2))
+    assert not traced.get_finished_spans()
+    assert not world.workers[0].listener.service.tracer._open

@@ -1,0 +1,278 @@
+"""Moves of running sequences, alone and beside what kills or disturbs those who take part, and what becomes of each."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from storm.faults import WAYS, FaultMissed, Faults
+from storm.storm_cluster import StormCluster
+
+from octavo import rpc
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
+from octavo.statuses import error_from, status_in
+from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
+
+Result = TypeVar("Result")
+WAVE = 16  # requests that are to move at once: a source moves four, and refuses the others
+BESIDE_A_KILL = 4
+MOVE_S = 20.0
+WAIT_S = 40.0  # until something can move: other faults may have left no router, or one worker
+UNDO_S = 30.0
+UNANSWERED = "not answered"  # whoever was asked has died
+TIMED_OUT = f"no answer within {MOVE_S:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRequest:
+    """A request that a worker runs."""
+
+    request_id: str
+    seq_id: str
+    epoch: int
+    owner: str  # the incarnation
+
+
+class MoveFaults:
+    """What `Faults` does to processes and links, while sequences move. `outcomes` counts what became of each call.
+
+    A move that an operator asks for is no fault, but it may come at any time, beside all others.
+    """
+
+    def __init__(self, cluster: StormCluster, faults: Faults, rng: random.Random) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self._cluster = cluster
+        self._faults = faults
+        self._random = rng
+
+    def kinds(self) -> dict[str, Callable[[], Awaitable[dict[str, Any]]]]:
+        """All of them, by name."""
+        return {
+            "move": lambda: patiently(partial(self.move_some, 1)),
+            "move-wave": lambda: patiently(partial(self.move_some, WAVE)),
+            "move-source-kill": self.kill_source,
+            "move-target-kill": self.kill_target,
+            "move-router-kill": self.kill_router,
+            "drain-undo": self.drain_and_undo,
+            **{f"worker-worker-{way}": partial(self.disturb_blocks, way) for way in (*WAYS, "damaged")},
+        }
+
+    async def move_some(self, most: int) -> dict[str, Any]:
+        """Admin.Migrate of so many running requests at once, half of them to a named worker."""
+        async with self._admin() as admin:
+            names = await self._worker_names(admin)
+            running = await self._running(admin)
+            chosen = self._random.sample(running, min(most, len(running)))
+            calls = [self._migrate(admin, each, self._named_target(each, names)) for each in chosen]
+            found = Counter(await asyncio.gather(*calls))
+        if not found["moved"]:
+            raise FaultMissed(f"no sequence moved: {dict(found)}")
+        return {"asked": len(chosen), **found}
+
+    async def kill_source(self) -> dict[str, Any]:
+        """kill -9 of a worker from which sequences move away."""
+        return await self._kill_beside(self._cluster.workers, lambda victim: self._begin_moves(victim, source=True))
+
+    async def kill_target(self) -> dict[str, Any]:
+        """kill -9 of a worker to which sequences move."""
+        return await self._kill_beside(self._cluster.workers, lambda victim: self._begin_moves(victim, source=False))
+
+    async def kill_router(self) -> dict[str, Any]:
+        """kill -9 of the router that has asked for the moves. They go on without it."""
+        return await self._kill_beside(self._cluster.routers, self._begin_moves_by)
+
+    async def drain_and_undo(self) -> dict[str, Any]:
+        """A worker drains for a while, and has sequences again before or after it is empty."""
+        async with self._faults.one_of(self._cluster.workers) as name:
+            endpoint, seconds = self._cluster.endpoints[name], self._random.uniform(0.2, 5.0)
+            counts, was_draining = worker_pb2.DrainResponse(), False
+            async with rpc.channel(endpoint, internal=True) as channel:
+                worker = worker_pb2_grpc.WorkerStub(channel)
+                try:
+                    drain = worker.Drain(worker_pb2.DrainRequest(grace_ms=60_000), timeout=MOVE_S)
+                    async with asyncio.timeout(seconds):
+                        async for message in drain:
+                            counts, was_draining = message, True
+                except (TimeoutError, grpc.aio.AioRpcError):
+                    was_draining |= (await self._cluster.load(name)).draining
+                finally:
+                    await self._undo_drain(worker)
+            async with asyncio.timeout(UNDO_S):
+                while (await self._cluster.load(name)).draining or not await self._cluster.serves(name):
+                    await asyncio.sleep(0.1)
+            if not was_draining:
+                raise FaultMissed(f"{name} did not drain")
+            self.outcomes["moved by a drain"] += counts.num_migrated
+            self.outcomes["released by a drain"] += counts.num_released
+            found = {"migrated": counts.num_migrated, "released": counts.num_released, "left": counts.num_left}
+            return {"victim": name, "drained_s": round(seconds, 1), **found}
+
+    async def disturb_blocks(self, way: str) -> dict[str, Any]:
+        """The way of blocks to a worker is a bad network, while sequences move from everywhere."""
+        before = self.outcomes.copy()
+        moving = asyncio.create_task(self._keep_moving())
+        try:
+            proof = await self._faults.disturb("worker-worker", way)
+        finally:
+            moving.cancel()
+            await asyncio.gather(moving, return_exceptions=True)
+        return {**proof, "moves": dict(self.outcomes - before)}
+
+    # Moves
+
+    async def _keep_moving(self) -> None:
+        while True:
+            try:
+                async with self._admin() as admin:
+                    running = await self._running(admin)
+                    chosen = self._random.sample(running, min(4, len(running)))
+                    await asyncio.gather(*(self._migrate(admin, each, "") for each in chosen))
+            except (FaultMissed, grpc.aio.AioRpcError):
+                pass  # this router has died: the next one
+            await asyncio.sleep(0.1)
+
+    async def _kill_beside(
+        self, names: list[str], begin: Callable[[str], Awaitable[list["asyncio.Task[str]"]]]
+    ) -> dict[str, Any]:
+        """Kills one of them while it takes part in moves, which `begin` has begun."""
+        calls: list[asyncio.Task[str]] = []
+        under_way = 0
+
+        async def prepare(victim: str) -> None:
+            nonlocal under_way
+            calls.extend(await patiently(partial(begin, victim)))
+            await asyncio.sleep(self._random.uniform(0, 0.08))
+            under_way = sum(not call.done() for call in calls)
+
+        try:
+            proof = await self._faults.kill(names, prepare)
+        finally:
+            found = Counter(await asyncio.gather(*calls))
+        if not under_way:
+            raise FaultMissed(f"no move was under way at the kill: {dict(found)}")
+        return {**proof, "under_way": under_way, **found}
+
+    async def _begin_moves(self, victim: str, *, source: bool) -> list["asyncio.Task[str]"]:
+        """Has the sources themselves move sequences away from a worker, or to it."""
+        async with self._admin() as admin:
+            names, running = await self._worker_names(admin), await self._running(admin)
+        found = [each for each in running if each.owner in names and (names[each.owner] == victim) == source]
+        incarnation = next((known for known, name in names.items() if name == victim), "")
+        if not found or not incarnation:
+            raise FaultMissed(f"nothing can move {'from' if source else 'to'} {victim}")
+        target = "" if source else incarnation
+        chosen = self._random.sample(found, min(BESIDE_A_KILL, len(found)))
+        return [asyncio.create_task(self._worker_migrate(names[each.owner], each, target)) for each in chosen]
+
+    async def _begin_moves_by(self, router: str) -> list["asyncio.Task[str]"]:
+        async with self._admin(router) as admin:
+            running = await self._running(admin)
+        if not running:
+            raise FaultMissed("nothing runs that could move")
+        chosen = self._random.sample(running, min(BESIDE_A_KILL, len(running)))
+
+        async def migrate(each: RunningRequest) -> str:
+            async with self._admin(router) as admin:
+                return await self._migrate(admin, each, "")
+
+        return [asyncio.create_task(migrate(each)) for each in chosen]
+
+    async def _migrate(self, admin: admin_pb2_grpc.AdminStub, request: RunningRequest, worker_id: str) -> str:
+        """Admin.Migrate, and what became of it."""
+        call = admin_pb2.MigrateRequest(request_id=request.request_id, worker_id=worker_id)
+        try:
+            await admin.Migrate(call, timeout=MOVE_S)
+        except grpc.aio.AioRpcError as error:
+            return self._note(reason_of(error))
+        return self._note("moved")
+
+    async def _worker_migrate(self, source: str, request: RunningRequest, target: str) -> str:
+        """Worker.Migrate, and what became of it."""
+        call = worker_pb2.WorkerMigrateRequest(seq_id=request.seq_id, epoch=request.epoch, target=target)
+        outcome, reason = worker_pb2.MIGRATION_OUTCOME_UNSPECIFIED, ""
+        try:
+            async with rpc.channel(self._cluster.endpoints[source], internal=True) as channel:
+                async for message in worker_pb2_grpc.WorkerStub(channel).Migrate(call, timeout=MOVE_S):
+                    outcome, reason = message.outcome, message.failure.reason
+        except grpc.aio.AioRpcError as error:
+            return self._note(reason_of(error))
+        if outcome == worker_pb2.MIGRATION_OUTCOME_MOVED:
+            return self._note("moved")
+        return self._note("ended" if outcome == worker_pb2.MIGRATION_OUTCOME_ENDED else f"stayed: {reason}")
+
+    def _note(self, outcome: str) -> str:
+        self.outcomes[outcome] += 1
+        return outcome
+
+    async def _undo_drain(self, worker: worker_pb2_grpc.WorkerStub) -> None:
+        async with asyncio.timeout(UNDO_S):
+            while True:
+                try:
+                    async for _ in worker.Drain(worker_pb2.DrainRequest(undo=True), timeout=5):
+                        return
+                    return
+                except grpc.aio.AioRpcError:
+                    await asyncio.sleep(0.1)
+
+    # Who is there
+
+    @asynccontextmanager
+    async def _admin(self, router: str = "") -> AsyncIterator[admin_pb2_grpc.AdminStub]:
+        """A router that lives, or this one."""
+        free = [name for name in self._cluster.routers if not self._faults.is_busy(name)]
+        if not router and not free:
+            raise FaultMissed("no router is there to ask")
+        name = router or self._random.choice(free)
+        async with rpc.channel(self._cluster.admin_endpoints[name]) as channel:
+            try:
+                yield admin_pb2_grpc.AdminStub(channel)
+            except grpc.aio.AioRpcError as error:
+                raise FaultMissed(f"{name} does not answer: {error.code().name}") from error
+
+    async def _running(self, admin: admin_pb2_grpc.AdminStub) -> Sequence[RunningRequest]:
+        reply = await admin.ListSequences(admin_pb2.ListSequencesRequest(), timeout=5)
+        return [
+            RunningRequest(each.request_id, each.seq_id, each.epoch, each.owner)
+            for each in reply.sequences
+            if each.state == inference_pb2.REQUEST_STATE_RUNNING
+        ]
+
+    async def _worker_names(self, admin: admin_pb2_grpc.AdminStub) -> dict[str, str]:
+        """The name of each worker that the router would choose, by its incarnation."""
+        reply = await admin.ListWorkers(admin_pb2.ListWorkersRequest(), timeout=5)
+        return {each.incarnation: each.worker_id for each in reply.workers if each.available}
+
+    def _named_target(self, request: RunningRequest, names: dict[str, str]) -> str:
+        """Another worker, or none in half of all cases."""
+        others = [name for incarnation, name in names.items() if incarnation != request.owner]
+        return self._random.choice(others) if others and self._random.random() < 0.5 else ""
+
+
+async def patiently(begin: Callable[[], Awaitable[Result]]) -> Result:
+    """What `begin` returns, as soon as it does not miss."""
+    until = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return await begin()
+        except FaultMissed:
+            if time.monotonic() > until:
+                raise
+        await asyncio.sleep(1.0)
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """Why a call for a move did not move the sequence, in a word or two."""
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return TIMED_OUT
+    if status_in(error) is None:
+        return UNANSWERED
+    found = error_from(error)
+    cause = found.metadata.get("cause", "")
+    return f"refused: {found.reason}{f' ({cause})' if cause else ''}"
