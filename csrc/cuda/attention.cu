@@ -118,6 +118,7 @@ KvLayer make_params(AttentionParams& p, const TensorRef& out, const TensorRef& q
     p.out_head = out.stride[1];
     p.query_row = queries.stride[0];
     p.query_head = queries.stride[1];
+    p.whole_queries = whole_rows({&queries}, 2);
     p.kv = layer.pages;
     p.scales = layer.scales;
     fill_score(p.score, attention, queries.shape[1]);
@@ -146,6 +147,8 @@ void fill_plan(AttentionParams& p, const PlanRef& plan, int rows) {
                 plan.partials.size() >= plan.counters.size() * rows * (std::int64_t{p.head_dim} + 2),
             "plan.partials", "does not hold rows * (head_dim + 2) float32 for each counter");
     expect_dense(plan.partials, "plan.partials");
+    require(reinterpret_cast<std::uintptr_t>(plan.partials.data) % 16 == 0, "plan.partials",
+            "does not lie at a multiple of 16 bytes");
     p.num_items = static_cast<int>(plan.items.shape[0]);
     p.num_partials = static_cast<int>(plan.counters.size());
     p.slots = plan.slots.as<std::int32_t>();

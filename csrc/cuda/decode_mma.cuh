@@ -347,8 +347,8 @@ __global__ void __launch_bounds__(kDecodeThreads, Decode<T, KindOf, kDim, kGroup
         decode_item(p, item, state, memory + warp * D::kSlots * D::kTileBytes);
         state.join(reinterpret_cast<float*>(memory), states);
         const float* joined = states + 2 * kDecodeWarps * D::kRows;
-        finish_item<T>(p, item, rows, D::kRows, reinterpret_cast<const float*>(memory), D::kPitch, joined,
-                       joined + D::kRows, flag);
+        auto* space = reinterpret_cast<float*>(memory);
+        finish_item<T, 4>(p, item, rows, D::kRows, space, D::kPitch, joined, joined + D::kRows, space, flag);
         __syncthreads();
     }
 }

@@ -204,11 +204,11 @@ struct PrefillWarp {
                 continue;
             }
             if (item.parts > 1) {
-                float* mine = partial_of(p, item, item.part, kPrefillRows) + r * (p.head_dim + 2);
-                put(p, half, 1.0F, mine);
+                float* mine = partial_of(p, item, item.part, kPrefillRows);
+                put(p, half, 1.0F, mine + r * p.head_dim);
                 if (t == 0) {
-                    mine[p.head_dim] = maximum[half];
-                    mine[p.head_dim + 1] = total;
+                    mine[kPrefillRows * p.head_dim + r] = maximum[half];
+                    mine[kPrefillRows * (p.head_dim + 1) + r] = total;
                 }
                 continue;
             }
@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_mma_kernel(const Atte
         wait_copies<0>();
         state.write(p, item, rows);
         if (item.parts > 1) {
-            join_parts<T>(p, item, rows, kPrefillRows, flag);
+            join_parts<T, 4>(p, item, rows, kPrefillRows, reinterpret_cast<float*>(tiles), flag);
         }
         __syncthreads();
     }

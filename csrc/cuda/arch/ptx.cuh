@@ -158,5 +158,12 @@ __device__ __forceinline__ float load_shared_result(const float* p) {
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
     return x;
 }
+__device__ __forceinline__ void load_shared_results(const float* p, float (&x)[1]) { x[0] = load_shared_result(p); }
+__device__ __forceinline__ void load_shared_results(const float* p, float (&x)[4]) {
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "l"(p)
+                 : "memory");
+}
 
 }  // namespace octavo::cuda

@@ -29,6 +29,13 @@ void copy_async16(void* to, const void* from, bool valid) {
     }
 }
 
+void load_shared_results(const float* p, float (&x)[4]) {
+    if (!aligned(p)) {
+        simt::die("a load of 16 bytes that is not aligned");
+    }
+    std::memcpy(x, p, sizeof x);
+}
+
 void commit_copies() {
     simt::self->groups.push_back(std::move(simt::self->open));
     simt::self->open.clear();

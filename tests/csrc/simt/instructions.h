@@ -113,5 +113,7 @@ extern template void multiply_add<BFloat>(float (&)[4], const std::uint32_t (&)[
 
 inline std::int32_t add_acquire_release(std::int32_t* p, std::int32_t x) { return atomicAdd(p, x); }
 inline float load_shared_result(const float* p) { return *p; }
+inline void load_shared_results(const float* p, float (&x)[1]) { x[0] = *p; }
+void load_shared_results(const float* p, float (&x)[4]);
 
 }  // namespace octavo::cuda

@@ -14,7 +14,7 @@ from typing import Any
 import _C_cuda_simt as native
 import numpy as np
 from argument_cases import arguments_case, garbage_case
-from attention_cases import decode_case, prefill_case
+from attention_cases import decode_case, merged_case, prefill_case
 from cache_cases import blocks_case, convert_case, write_case
 from far_cases import far_case
 from graph_cases import graph_case, invariant_case, swapped_case
@@ -33,6 +33,7 @@ GROUPS: dict[str, Callable[[Any], None]] = {
     "decode_simt": lambda rng: decode_case(rng, "simt"),
     "prefill_mma": lambda rng: prefill_case(rng, "mma"),
     "prefill_simt": lambda rng: prefill_case(rng, "simt"),
+    "merged": merged_case,
     "vllm": vllm_case,
     "write": write_case,
     "blocks": blocks_case,
