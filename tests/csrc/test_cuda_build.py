@@ -108,6 +108,14 @@ def test_tensor_core_kernels_are_what_they_were_written_to_be(machine_code: dict
 @built
 @pytest.mark.long
 @pytest.mark.timeout(600)  # disassembles all kernels
+def test_no_kernel_compares_and_swaps_in_shared_memory(machine_code: dict[str, str]) -> None:
+    for name, code in machine_code.items():
+        assert "ATOMS.CAS" not in code, f"{name}: an addition that shared memory does not have"
+
+
+@built
+@pytest.mark.long
+@pytest.mark.timeout(600)  # disassembles all kernels
 def test_no_kernel_uses_local_memory(machine_code: dict[str, str]) -> None:
     for name, code in machine_code.items():
         assert " LDL" not in code and " STL" not in code, f"{name} spills"
