@@ -29,25 +29,60 @@ struct Prefill {
     static constexpr std::size_t kShared = kTiles + kQueries + 16;
 };
 
+// Where the next 256 keys lie: lane l knows the block and the first slot there of the 8 keys from first + 8 l on, which
+// never lie in two blocks. A block of -1: nowhere, or no key of the item is among them.
+struct PageRuns {
+    static constexpr int kKeys = 8 * 32;
+    std::int32_t block;
+    int slot;
+    int first;  // key
+
+    __device__ __forceinline__ void fill(const AttentionParams& p, const std::int32_t* table, const plan::Item& item,
+                                         int from) {
+        const int key = from + static_cast<int>(threadIdx.x) % 32 * 8;
+        first = from;
+        block = key + 8 > item.begin && key < item.end ? block_of(p, table, key) : -1;
+        slot = key % p.kv.block_size;
+    }
+};
+
+// Queues the copies of one tile of keys and one of values, `key` being the first. Rows outside the item become zeros
+// and are not read.
 template <typename P>
-__device__ __forceinline__ void copy_keys(const AttentionParams& p, const Pages& pages, const plan::Item& item, int key,
-                                          unsigned char* tile) {
-    const auto* data = static_cast<const unsigned char*>(pages.data);
-    const std::int32_t* table = p.tables + item.sequence * p.table_stride;
-    const int piece = static_cast<int>(threadIdx.x) % P::kPieces;
-    constexpr int kRows = kPrefillThreads / P::kPieces;
-    for (int row = static_cast<int>(threadIdx.x) / P::kPieces; row < P::kKeys; row += kRows) {
-        const int at = key + row;
-        bool valid = at >= item.begin && at < item.end && piece * 16 < p.head_dim * P::Kind::kBytes;
-        std::int64_t place = 0;
-        if (valid) {
-            const std::int32_t block = block_of(p, table, at);
-            valid = block >= 0;
-            place = valid ? pages.offset(block, item.head, at % p.kv.block_size) * P::Kind::kBytes + piece * 16 : 0;
-        }
-        copy_async16(tile + tile_offset<P::kRowBytes>(row, piece), data + place, valid);
+__device__ __forceinline__ void copy_tiles(const AttentionParams& p, const PageRuns& runs, const plan::Item& item,
+                                           int key, unsigned char* keys, unsigned char* values) {
+    constexpr int kBytes = P::Kind::kBytes;
+    constexpr int kRows = kPrefillThreads / P::kPieces;  // that are copied at once
+    const int piece = static_cast<int>(threadIdx.x) % P::kPieces, first = static_cast<int>(threadIdx.x) / P::kPieces;
+    const bool inside = piece * 16 < p.head_dim * kBytes;
+    const auto side = [&](const Pages& pages) {
+        return static_cast<const unsigned char*>(pages.data) + item.head * pages.head * kBytes + piece * 16;
+    };
+    const unsigned char *from_keys = side(p.kv.keys), *from_values = side(p.kv.values);
+#pragma unroll
+    for (int i = 0; i < P::kKeys / kRows; ++i) {
+        const int row = first + i * kRows, run = (key - runs.first + row) / 8;
+        const std::int32_t block = __shfl_sync(kAllLanes, runs.block, run);
+        const int slot = __shfl_sync(kAllLanes, runs.slot, run) + row % 8;
+        const bool valid = inside && block >= 0 && key + row >= item.begin && key + row < item.end;
+        const auto place = [&](const Pages& pages) {
+            return valid ? (block * pages.block + slot * pages.token) * kBytes : 0;
+        };
+        const int to = tile_offset<P::kRowBytes>(row, piece);
+        copy_async16(keys + to, from_keys + place(p.kv.keys), valid);
+        copy_async16(values + to, from_values + place(p.kv.values), valid);
     }
 }
+
+// Which keys a row of queries sees, block-sparse patterns apart: those from `from` to before `to`.
+struct SeenKeys {
+    int from, to;
+
+    __device__ __forceinline__ SeenKeys(const AttentionParams& p, const plan::Item& item, int position) {
+        from = p.score.window > 0 ? max(item.begin, position - p.score.window + 1) : item.begin;
+        to = min(item.end, position + 1);
+    }
+};
 
 template <typename T, template <typename> class KindOf, int kDim>
 struct PrefillWarp {
@@ -59,19 +94,30 @@ struct PrefillWarp {
     float maximum[2], sum[2];  // of rows g and g + 8
 
     __device__ __forceinline__ static void stage_queries(const AttentionParams& p, const Rows& rows, T* staged) {
-        for (int i = static_cast<int>(threadIdx.x); i < kPrefillRows * kDim; i += kPrefillThreads) {
-            const int r = i / kDim, dim = i % kDim;
-            staged[r * P::kQueryPitch + dim] = r < rows.count && dim < p.head_dim ? rows.query<T>(p, r)[dim] : T{};
+        constexpr int kPieces = kDim / 8;
+        for (int i = static_cast<int>(threadIdx.x); i < kPrefillRows * kPieces; i += kPrefillThreads) {
+            const int r = i / kPieces, dim = i % kPieces * 8;
+            Eight<T> x{};
+            if (r < rows.count && dim < p.head_dim) {
+                x = load_eight(rows.query<T>(p, r) + dim, p.whole_queries);
+            }
+            store_eight(staged + r * P::kQueryPitch + dim, x, true);
         }
     }
 
     __device__ __forceinline__ static void read_queries(const T* staged, int f, std::uint32_t (&q)[4]) {
-        const int warp = static_cast<int>(threadIdx.x) / 32, g = static_cast<int>(threadIdx.x) % 32 / 4;
-        const int t = static_cast<int>(threadIdx.x) % 4;
+        const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+        const T* mine = staged + 16 * warp * P::kQueryPitch + 16 * f;
+        if constexpr (Kind::kBytes == 2) {
+            load_matrices(q, mine + lane % 16 * P::kQueryPitch + lane / 16 * 8);
+        } else {  // both halves of a row are neighbours
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const T* row = staged + (16 * warp + g + 8 * (i % 2)) * P::kQueryPitch;
-            q[i] = *reinterpret_cast<const std::uint32_t*>(row + key_dim<Kind>(f, i / 2, t));
+            for (int i = 0; i < 2; ++i) {
+                const T* row = mine + (lane / 4 + 8 * i) * P::kQueryPitch;
+                const auto both = *reinterpret_cast<const std::uint64_t*>(row + key_dim<Kind>(0, 0, lane % 4));
+                q[i] = static_cast<std::uint32_t>(both);
+                q[i + 2] = static_cast<std::uint32_t>(both >> 32);
+            }
         }
     }
 
@@ -104,65 +150,90 @@ struct PrefillWarp {
         }
 #pragma unroll
         for (int load = 0; load < P::kLoads; ++load) {
+            std::uint32_t read[P::kKeepQueries ? 1 : Kind::kFragments][4];
+            if constexpr (!P::kKeepQueries) {
+#pragma unroll
+                for (int i = 0; i < Kind::kFragments; ++i) {
+                    read_queries(staged, load * Kind::kFragments + i, read[i]);
+                }
+            }
 #pragma unroll
             for (int j = 0; j < P::kKeys / 16; ++j) {
                 std::uint32_t k[Kind::kFragments][4];
                 key_fragments<P::kRowBytes>(Kind{}, tile, 16 * j, 2 * load, p.fp8, k);
 #pragma unroll
                 for (int i = 0; i < Kind::kFragments; ++i) {
-                    const int f = load * Kind::kFragments + i;
-                    if constexpr (P::kKeepQueries) {
-                        multiply_add<T>(scores[2 * j], queries[f], k[i][0], k[i][2]);
-                        multiply_add<T>(scores[2 * j + 1], queries[f], k[i][1], k[i][3]);
-                    } else {
-                        std::uint32_t q[4];
-                        read_queries(staged, f, q);
-                        multiply_add<T>(scores[2 * j], q, k[i][0], k[i][2]);
-                        multiply_add<T>(scores[2 * j + 1], q, k[i][1], k[i][3]);
-                    }
+                    const auto& q = P::kKeepQueries ? queries[P::kKeepQueries ? load * Kind::kFragments + i : 0]
+                                                    : read[P::kKeepQueries ? 0 : i];
+                    multiply_add<T>(scores[2 * j], q, k[i][0], k[i][2]);
+                    multiply_add<T>(scores[2 * j + 1], q, k[i][1], k[i][3]);
                 }
             }
         }
     }
 
-    // Products become weights, and what was summed so far is rescaled. `all`: every row sees every key of the tile.
-    __device__ __forceinline__ void weigh(const AttentionParams& p, const plan::Item& item, const RowScore (&rows)[2],
-                                          const int (&positions)[2], int key, bool all,
+    // Products become weights, and what was summed so far is rescaled. Not `kMasked`: every row sees every key of the
+    // tile. `plain`: a product times the row's scale, which is positive, is the score.
+    template <bool kMasked>
+    __device__ __forceinline__ void weigh(const AttentionParams& p, const RowScore (&rows)[2],
+                                          const int (&positions)[2], const SeenKeys (&seen)[2], bool plain, int key,
                                           float (&scores)[P::kKeys / 8][4]) {
-        const int t = static_cast<int>(threadIdx.x) % 4;
+        const int t = static_cast<int>(threadIdx.x) % 4, first = key + 2 * t;
+        float factors[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float top = maximum[half];
+            if (!plain) {
 #pragma unroll
-            for (int n = 0; n < P::kKeys / 8; ++n) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const int at = key + 8 * n + 2 * t + i;
-                    float& score = scores[n][2 * half + i];
-                    const bool seen = all || (at >= item.begin && at < item.end && at <= positions[half] &&
-                                              rows[half].sees(p.score, positions[half], at));
-                    score = seen ? rows[half](score, positions[half] - at) : kMinusInfinity;
-                    top = fmaxf(top, score);
+                for (int n = 0; n < P::kKeys / 4; ++n) {
+                    float& score = scores[n / 2][2 * half + n % 2];
+                    score = rows[half](score, positions[half] - (first + n / 2 * 8 + n % 2));
                 }
             }
+            if constexpr (kMasked) {
+                const int from = seen[half].from - first, to = seen[half].to - first;
+#pragma unroll
+                for (int n = 0; n < P::kKeys / 4; ++n) {
+                    const int at = n / 2 * 8 + n % 2;
+                    float& score = scores[n / 2][2 * half + n % 2];
+                    score = at >= from && at < to ? score : kMinusInfinity;
+                }
+                if (p.score.vert_stride > 1) {
+#pragma unroll
+                    for (int n = 0; n < P::kKeys / 4; ++n) {
+                        const int at = first + n / 2 * 8 + n % 2;
+                        float& score = scores[n / 2][2 * half + n % 2];
+                        score = rows[half].sees(p.score, positions[half], at) ? score : kMinusInfinity;
+                    }
+                }
+            }
+            const float scale = plain ? rows[half].scale : 1.0F;
+            float top = kMinusInfinity;
+#pragma unroll
+            for (int n = 0; n < P::kKeys / 4; ++n) {
+                top = fmaxf(top, scores[n / 2][2 * half + n % 2]);
+            }
+            top = fmaxf(maximum[half], top * scale);
             top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
             top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
-            const float factor = weight_of(maximum[half], top);
+            const float base = top == kMinusInfinity ? 0.0F : top;  // so that what is not seen weighs nothing
+            factors[half] = fast_exp2(maximum[half] - base);
             maximum[half] = top;
             float added = 0.0F;
 #pragma unroll
-            for (int n = 0; n < P::kKeys / 8; ++n) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    scores[n][2 * half + i] = weight_of(scores[n][2 * half + i], top);
-                    added += scores[n][2 * half + i];
-                }
+            for (int n = 0; n < P::kKeys / 4; ++n) {
+                float& score = scores[n / 2][2 * half + n % 2];
+                score = fast_exp2(fmaf(score, scale, -base));
+                added += score;
             }
-            sum[half] = sum[half] * factor + added;
+            sum[half] = sum[half] * factors[half] + added;
+        }
+        if (__ballot_sync(kAllLanes, factors[0] != 1.0F || factors[1] != 1.0F) != 0) {
 #pragma unroll
             for (int n = 0; n < 2 * P::kFragments; ++n) {
-                acc[n][2 * half] *= factor;
-                acc[n][2 * half + 1] *= factor;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    acc[n][i] *= factors[i / 2];
+                }
             }
         }
     }
@@ -247,11 +318,16 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_mma_kernel(const Atte
             continue;
         }
         const int first = item.begin / P::kKeys * P::kKeys;
+        const std::int32_t* table = p.tables + item.sequence * p.table_stride;
+        PageRuns runs{};
+        runs.fill(p, table, item, first);
         const auto copy = [&](int key) {
             unsigned char* place = tiles + key / P::kKeys % 2 * 2 * P::kTileBytes;
             if (key < item.end) {
-                copy_keys<P>(p, p.kv.keys, item, key, place);
-                copy_keys<P>(p, p.kv.values, item, key, place + P::kTileBytes);
+                if (key == runs.first + PageRuns::kKeys) {
+                    runs.fill(p, table, item, key);
+                }
+                copy_tiles<P>(p, runs, item, key, place, place + P::kTileBytes);
             }
             commit_copies();
         };
@@ -266,8 +342,11 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_mma_kernel(const Atte
         const RowScore scores_of[2] = {
             RowScore(p.score, rows.head(row), item.head, p.num_heads, p.num_kv_heads, key_scale),
             RowScore(p.score, rows.head(other), item.head, p.num_heads, p.num_kv_heads, key_scale)};
-        const bool masked = p.score.window > 0 || p.score.vert_stride > 1;
-        const int seen_by_all = masked ? 0 : min(item.end, rows.position(0) + 1);
+        const SeenKeys seen[2] = {SeenKeys(p, item, positions[0]), SeenKeys(p, item, positions[1])};
+        const bool plain = p.score.soft_cap <= 0.0F && p.score.alibi == nullptr && scores_of[0].scale > 0.0F;
+        // Tiles between these are seen as a whole by all rows.
+        const int all_from = SeenKeys(p, item, rows.position(rows.count - 1)).from;
+        const int all_to = p.score.vert_stride > 1 ? 0 : SeenKeys(p, item, rows.position(0)).to;
         for (int key = first; key < item.end; key += P::kKeys) {
             wait_copies<0>();
             __syncthreads();  // the tile is there for all, and all have done with the one before
@@ -275,8 +354,11 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_mma_kernel(const Atte
             const unsigned char* place = tiles + key / P::kKeys % 2 * 2 * P::kTileBytes;
             float scores[P::kKeys / 8][4];
             state.multiply_keys(p, staged, place, scores);
-            const bool all = key >= item.begin && key + P::kKeys <= seen_by_all;
-            state.weigh(p, item, scores_of, positions, key, all, scores);
+            if (key >= all_from && key + P::kKeys <= all_to) {
+                state.template weigh<false>(p, scores_of, positions, seen, plain, key, scores);
+            } else {
+                state.template weigh<true>(p, scores_of, positions, seen, plain, key, scores);
+            }
             state.multiply_values(p, place + P::kTileBytes, scores);
         }
         wait_copies<0>();

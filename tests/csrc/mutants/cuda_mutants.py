@@ -15,7 +15,11 @@ PLAN = ("plan/attention_plan.cpp",)
 
 MUTANTS = {
     "wrong causal mask": Mutant(
-        "cuda/prefill_mma.cuh", "at <= positions[half] &&", "at <= positions[half] + 1 &&", PREFILL, "prefill_mma"
+        "cuda/prefill_mma.cuh",
+        "to = min(item.end, position + 1);",
+        "to = min(item.end, position + 2);",
+        PREFILL,
+        "prefill_mma",
     ),
     "missing wait for copies": Mutant(
         "cuda/decode_mma.cuh", "wait_copies<D::kSlots - 2>();", "wait_copies<D::kSlots - 1>();", DECODE, "decode_mma"
@@ -32,13 +36,27 @@ MUTANTS = {
     ),
     "wrong merge scale": Mutant(
         "cuda/attention.cuh",
-        "= weight_of(load_shared_result(state + part * size), top) * factor;",
-        "= factor;",
+        "weights[lane * tile + r] = weight * factor;",
+        "weights[lane * tile + r] = factor;",
         DECODE,
         "decode_mma",
     ),
-    "counter left behind": Mutant(
-        "cuda/attention.cuh", "p.counters[item.first] = 0;", "p.counters[item.first] = 1;", DECODE, "decode_mma"
+    "counter left behind": Mutant("cuda/attention.cuh", "*counter = 0;", "*counter = 1;", DECODE, "decode_mma"),
+    "levels of a merge count together": Mutant(
+        "cuda/attention.cuh", "p.counters + item.first + first + level,", "p.counters + item.first,", DECODE, "merged"
+    ),
+    "second level of a merge reads the parts of the first": Mutant(
+        "cuda/attention.cuh", "static_cast<std::int64_t>(step) * tile", "std::int64_t{1} * tile", DECODE, "merged"
+    ),
+    "a carry of a histogram lost": Mutant(
+        "cuda/sample.cuh", "(before + low < before ? 1U : 0U)", "0U", ("cuda/sample.cu",), "sample"
+    ),
+    "a long sequence cut into too many parts": Mutant(
+        "plan/attention_plan.cpp",
+        "std::max(shape.least_piece, longest / (kMostParts - 2) + 1)",
+        "shape.least_piece",
+        PLAN,
+        "plan",
     ),
     "a draft sees what comes after it": Mutant(
         "cuda/decode_mma.cuh",
@@ -89,7 +107,20 @@ MUTANTS = {
         "decode_mma",
     ),
     "window one key too wide": Mutant(
-        "cuda/attention.cuh", "(position - key < p.window)", "(position - key <= p.window)", PREFILL, "prefill_mma"
+        "cuda/attention.cuh", "(position - key < p.window)", "(position - key <= p.window)", DECODE, "decode_mma"
+    ),
+    "window of a prompt one key too wide": Mutant(
+        "cuda/prefill_mma.cuh", "position - p.score.window + 1)", "position - p.score.window)", PREFILL, "prefill_mma"
+    ),
+    "a tile without a mask that some row does not see": Mutant(
+        "cuda/prefill_mma.cuh", "rows.position(0)).to;", "rows.position(rows.count - 1)).to;", PREFILL, "prefill_mma"
+    ),
+    "a page looked up one run too early": Mutant(
+        "cuda/prefill_mma.cuh",
+        "(key - runs.first + row) / 8;",
+        "max(key - runs.first + row - 8, 0) / 8;",
+        PREFILL,
+        "prefill_mma",
     ),
     "slope with the wrong sign": Mutant(
         "cuda/attention.cuh",
