@@ -120,8 +120,8 @@ class NativeCudaOps:
         """Plans the attention of `batch` again, for the q_lens and kv_lens it has now, into the same memory.
 
         For batches that are used again (CUDA graphs). The first paged_attention of each kind made the plans, for at
-        least as many queries as there are now. The copy is queued on the current stream, so later launches see the new
-        plan.
+        least as many queries as there are now, or for batch.room. The copy is queued on the current stream, so later
+        launches see the new plan.
         """
         self.raise_faults()
         for key, found in batch.scratch.items():
@@ -242,7 +242,8 @@ class NativeCudaOps:
                 tensor_cores=_for_tensor_cores(queries.dtype, kv),
                 fixed_piece=self._fixed_piece,
             )
-            plan = AttentionPlan(self.extension, self._device, shape, batch.q_lens, batch.kv_lens, most_keys)
+            lens = batch.q_lens, batch.kv_lens
+            plan = AttentionPlan(self.extension, self._device, shape, *lens, most_keys, batch.room)
             handles = [(launch, self.extension.Plan(*map(ref, launch.memory))) for launch in plan.launches]
             found = batch.scratch[key] = plan, handles
         return found
@@ -276,7 +277,7 @@ def _check_batch(batch: TokenBatch, tokens: int, block_size: int) -> int:
     room = batch.block_tables.shape[1] * block_size
     if not len(batch.q_lens) == len(batch.kv_lens) == batch.block_tables.shape[0]:
         raise ValueError("q_lens: are not as many as sequences have lengths and tables")
-    if sum(batch.q_lens) != tokens:
+    if sum(batch.q_lens) != tokens and not sum(batch.q_lens) <= batch.room == tokens:
         raise ValueError(f"q_lens: are those of {sum(batch.q_lens)} queries, not of {tokens}")
     if max(batch.kv_lens, default=0) > room:
         raise ValueError(f"kv_lens: block_tables have room for {room} keys, not for {max(batch.kv_lens)}")
