@@ -86,12 +86,13 @@ void half_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
 
 #else
 
+// Tiles of rows side by side, and columns: as many sums as leave registers for weights and inputs.
 #if defined(__AVX512BF16__)
-constexpr int kHalfTiles = 3;  // of rows, side by side: 3 x 8 sums in 32 registers
+constexpr int kHalfTiles = 3, kHalfColumns = 8;
 #elif defined(__AVX512VL__)
-constexpr int kHalfTiles = 2;  // which take twice as many for weights
+constexpr int kHalfTiles = 2, kHalfColumns = 8;
 #else
-constexpr int kHalfTiles = 1;
+constexpr int kHalfTiles = 2, kHalfColumns = 4;
 #endif
 
 // kColumns columns of kTiles R::kRows rows. It is one of `shares` passes over these rows, each of which asks for its
@@ -112,7 +113,7 @@ inline void half_tile(const LinearJob& job, std::int64_t row, std::int64_t colum
         }
     }
     const std::int64_t tile = kTiles * R::kRows / kGroupRows * blocks * At::kBytes, step = 64 * kTiles / shares;
-    const std::uint8_t* next = numbers[0] + tile + tile / shares * (column / 8);
+    const std::uint8_t* next = numbers[0] + tile + tile / shares * (column / kHalfColumns);
     for (std::int64_t block = 0; block < blocks; ++block, inputs += kInputColumns) {
 #pragma GCC unroll 4
         for (std::int64_t two = 0; two < kBlock / 2; ++two, next += step) {
@@ -128,9 +129,10 @@ inline void half_tile(const LinearJob& job, std::int64_t row, std::int64_t colum
             }
 #pragma GCC unroll 16
             for (int c = 0; c < kColumns; ++c) {
+                const typename R::Two some = R::two(inputs[c].x + 2 * two);
 #pragma GCC unroll 4
                 for (int t = 0; t < kTiles; ++t) {
-                    sums[t][c] = R::add_pair(sums[t][c], pairs[t], inputs[c].x + 2 * two);
+                    sums[t][c] = R::add_pair(sums[t][c], pairs[t], some);
                 }
             }
         }
@@ -149,8 +151,8 @@ inline void half_tile(const LinearJob& job, std::int64_t row, std::int64_t colum
 
 template <typename R, int kTiles>
 inline void half_columns(const LinearJob& job, std::int64_t row) {
-    const std::int64_t shares = (job.columns + 7) / 8;
-    each_columns<8>(job.columns, [&](auto count, std::int64_t column) {
+    const std::int64_t shares = (job.columns + kHalfColumns - 1) / kHalfColumns;
+    each_columns<kHalfColumns>(job.columns, [&](auto count, std::int64_t column) {
         half_tile<R, kTiles, decltype(count)::kColumns>(job, row, column, shares);
     });
 }
