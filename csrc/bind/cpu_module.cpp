@@ -36,7 +36,19 @@ PYBIND11_MODULE(_C_cpu, module) {
     module.def("version", [] { return OCTAVO_VERSION; }, "The version of octavo this was built from.");
     module.def(
         "isa", [] { return octavo::isa_name(octavo::best_isa()); },
-        "The instruction set kernels are chosen for: generic, avx2 or avx512.");
+        "The instruction set kernels are chosen for: generic, avx2, avx512, avx512_bf16 or amx.");
+    module.def(
+        "isas",
+        [] {
+            std::vector<std::string> names;
+            for (const octavo::Isa isa : octavo::kIsas) {
+                if (isa <= octavo::best_isa()) {
+                    names.emplace_back(octavo::isa_name(isa));
+                }
+            }
+            return names;
+        },
+        "What select_isa takes on this machine; emulated, for tests alone, has AMX's tiles written out.");
     module.def("build_info", &build_info, "How and for what this was built, as `octavo doctor` prints it.");
     module.def(
         "select_isa", [](const std::string& name) { octavo::select_isa(name.c_str()); }, py::arg("name"),

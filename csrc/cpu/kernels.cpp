@@ -10,15 +10,20 @@ std::atomic<const Kernels*> selected{nullptr};
 
 const Kernels* table(Isa isa) {
 #ifdef OCTAVO_X86_KERNELS
-    if (isa == Isa::kAvx512) {
-        return avx512_kernels();
-    }
-    if (isa == Isa::kAvx2) {
-        return avx2_kernels();
+    switch (isa) {
+        case Isa::kAmx:
+            return amx_kernels();
+        case Isa::kAvx512Bf16:
+            return avx512_bf16_kernels();
+        case Isa::kAvx512:
+            return avx512_kernels();
+        case Isa::kAvx2:
+            return avx2_kernels();
+        default:
+            break;
     }
 #endif
-    static_cast<void>(isa);
-    return generic_kernels();
+    return isa == Isa::kEmulated ? emulated_kernels() : generic_kernels();
 }
 
 }  // namespace
@@ -33,7 +38,7 @@ const Kernels& kernels() {
 }
 
 void select_isa(const char* name) {
-    for (const Isa isa : {Isa::kGeneric, Isa::kAvx2, Isa::kAvx512}) {
+    for (const Isa isa : kIsas) {
         if (isa <= best_isa() && std::strcmp(name, isa_name(isa)) == 0) {
             selected.store(table(isa), std::memory_order_release);
             return;

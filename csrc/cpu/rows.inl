@@ -6,6 +6,26 @@ struct Columns {
     static constexpr int kColumns = kCount;
 };
 
+// Calls run(Columns<n>, the first of n columns) until all `count` have been: kMost at a time, then 4, 2 and 1.
+template <int kMost, typename Run>
+inline void each_columns(std::int64_t count, const Run& run) {
+    std::int64_t column = 0;
+    for (; column + kMost <= count; column += kMost) {
+        run(Columns<kMost>{}, column);
+    }
+    if (column + 4 <= count) {
+        run(Columns<4>{}, column);
+        column += 4;
+    }
+    if (column + 2 <= count) {
+        run(Columns<2>{}, column);
+        column += 2;
+    }
+    if (column < count) {
+        run(Columns<1>{}, column);
+    }
+}
+
 struct Rows8 {
     using F = F8;
     static constexpr int kRows = 8;
@@ -22,6 +42,15 @@ struct Rows8 {
     static F halves(const std::uint8_t* p) { return load8_f16(reinterpret_cast<const std::uint16_t*>(p)); }
     // Of a 32-bit word per row, the bits from `shift` on that `mask` leaves.
     static F pick(const std::uint8_t* p, std::uint32_t shift, int mask) { return pick_of(words_of(p), shift, mask); }
+
+    // Two neighbouring columns of each row, in bfloat16, and their products with two inputs.
+    using Pair = Words;
+    static Pair pair(const std::uint8_t* p) { return words_of(p); }
+    static F first(Pair w) { return low_halves(w); }
+    static F second(Pair w) { return high_halves(w); }
+    static F add_pair(F sum, Pair w, const std::uint16_t* two) {
+        return fma(second(w), set(bf16_to_float(two[1])), fma(first(w), set(bf16_to_float(two[0])), sum));
+    }
 
     // The products of a block's numbers with kColumns blocks of inputs: integers, as floats.
     template <int kColumns>
@@ -66,6 +95,22 @@ struct Rows16 {
     static F pick(const std::uint8_t* p, std::uint32_t shift, int mask) {
         const __m512i shifted = _mm512_srlv_epi32(piece(p), _mm512_set1_epi32(static_cast<int>(shift)));
         return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(mask)));
+    }
+
+    using Pair = __m512i;
+    static Pair pair(const std::uint8_t* p) { return piece(p); }
+    static F first(Pair w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
+    static F second(Pair w) {
+        return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+    }
+    static F add_pair(F sum, Pair w, const std::uint16_t* two) {
+#if defined(__AVX512BF16__)
+        std::int32_t both;
+        std::memcpy(&both, two, 4);
+        return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(both));
+#else
+        return fma(second(w), set(bf16_to_float(two[1])), fma(first(w), set(bf16_to_float(two[0])), sum));
+#endif
     }
 
     template <int kColumns>
