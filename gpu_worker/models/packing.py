@@ -7,9 +7,9 @@
 | none, in bfloat16 | weights and inputs in bfloat16 | weights and inputs in bfloat16 |
 | q8, q4 | rounded again | rounded |
 
-Matrices in bfloat16 are packed, so that instructions that multiply it have their operands beside each other. Rounding to
-q8 and q4 is that of GGUF's Q8_0 and Q4_0. The embedding, which is also the output projection of many models, keeps 8
-bits. GGUF formats without a kernel (such as Q4_K) are rounded to 8 bits by `auto`, and become float32 by `none`.
+Matrices in bfloat16 are packed, so that instructions that multiply it have their operands beside each other. Rounding
+to q8 and q4 is that of GGUF's Q8_0 and Q4_0. The embedding, which is also the output projection of many models, keeps
+8 bits. GGUF formats without a kernel (such as Q4_K) are rounded to 8 bits by `auto`, and become float32 by `none`.
 """
 
 import logging
