@@ -80,6 +80,13 @@ namespace {
 
 StreamHandle stream_of(std::uintptr_t stream) { return reinterpret_cast<StreamHandle>(stream); }
 
+// After an op has returned: the simulator runs the null stream, whose results the caller may read at once.
+void settle([[maybe_unused]] std::uintptr_t stream) {
+#ifdef OCTAVO_SIMT
+    octavo::simt::settle(stream);
+#endif
+}
+
 // Queues an op: its last argument is the stream, as an integer.
 template <auto kOp>
 struct Queued;
@@ -90,6 +97,7 @@ struct Queued<kOp> {
         return [](std::decay_t<std::tuple_element_t<kPlaces, Tuple>>... arguments, std::uintptr_t stream) {
             const py::gil_scoped_release release;
             kOp(arguments..., stream_of(stream));
+            settle(stream);
         };
     }
 };
@@ -210,7 +218,10 @@ void bind_types(py::module_& module) {
         .def("done", &Swapper::done, free)
         .def(
             "let_wait",
-            [](Swapper& self, std::int64_t ticket, std::uintptr_t stream) { self.let_wait(ticket, stream_of(stream)); },
+            [](Swapper& self, std::int64_t ticket, std::uintptr_t stream) {
+                self.let_wait(ticket, stream_of(stream));
+                settle(stream);
+            },
             free)
         .def("wait", &Swapper::wait, free);
 }
@@ -264,10 +275,18 @@ void bind_plans(py::module_& module) {
 
 #ifdef OCTAVO_SIMT
 void bind_runtime(py::module_&& module) {
-    module.def("take_calls", &octavo::simt::take_calls);
-    module.def("fail_after", &octavo::simt::fail_after);
-    module.def("live", &octavo::simt::live);
-    module.def("place_memory", &octavo::simt::place_memory);
+    namespace simt = octavo::simt;
+    module.def("hold_null_stream", &simt::hold_null_stream);
+    module.def("synchronize", &simt::synchronize);
+    module.def("make_stream", &simt::make_stream);
+    module.def("end_stream", &simt::end_stream);
+    module.def("take_calls", &simt::take_calls);
+    module.def("fail_after", &simt::fail_after);
+    module.def("lose_device", &simt::lose_device);
+    module.def("last_error", &simt::last_error);
+    module.def("choose_device", &simt::choose_device);
+    module.def("live", &simt::live);
+    module.def("place_memory", &simt::place_memory);
 }
 #endif
 

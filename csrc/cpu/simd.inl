@@ -18,14 +18,6 @@ constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
 
 #endif
 
-inline void store8_bf16(std::uint16_t* p, F8 x) {
-    float wide[8];
-    store8(wide, x);
-    for (int i = 0; i < 8; ++i) {
-        p[i] = float_to_bf16(wide[i]);
-    }
-}
-
 // Up to eight, the rest zero.
 inline F8 load8_some(const float* p, std::int64_t count) {
     float wide[8] = {};

@@ -88,6 +88,11 @@ inline F8 halves8(F8 a, F8 b) {
         return x[i & 3] + x[(i & 3) + 4];
     });
 }
+inline void store8_bf16(std::uint16_t* p, F8 x) {
+    for (int i = 0; i < 8; ++i) {
+        p[i] = float_to_bf16(x.v[i]);
+    }
+}
 inline void store8_f16(std::uint16_t* p, F8 x) {
     for (int i = 0; i < 8; ++i) {
         p[i] = float_to_half(x.v[i]);

@@ -80,6 +80,12 @@ __device__ __forceinline__ float fast_exp2(float x) {
 
 // ---- shared memory -------------------------------------------------------------------------------------------------
 
+// This block's dynamic shared memory; kernels have no other.
+__device__ __forceinline__ unsigned char* shared_memory() {
+    extern __shared__ __align__(128) unsigned char memory[];
+    return memory;
+}
+
 __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }

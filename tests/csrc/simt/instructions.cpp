@@ -21,12 +21,14 @@ void copy_async16(void* to, const void* from, bool valid) {
     if (!aligned(to) || (valid && !aligned(from))) {
         simt::die("a copy of 16 bytes that is not aligned");
     }
-    const simt::Copy copy{to, from, valid};
-    if (simt::chance() % 2) {
+    simt::Copy copy{to, from, valid, simt::chance() % 2 == 0};
+    if (copy.arrived) {
         arrive(copy);
-    } else {
-        simt::self->open.push_back(copy);
     }
+    if (simt::Arrival* arrival = simt::arrival_at(to)) {
+        *arrival = {simt::self, false, 0, 0};
+    }
+    simt::self->open.push_back(copy);
 }
 
 void load_shared_results(const float* p, float (&x)[4]) {
@@ -45,7 +47,13 @@ void wait_copies_but(std::size_t pending) {
     auto& groups = simt::self->groups;
     while (groups.size() > pending) {
         for (const simt::Copy& copy : groups.front()) {
-            arrive(copy);
+            if (!copy.arrived) {
+                arrive(copy);
+            }
+            simt::Arrival* arrival = simt::arrival_at(copy.to);
+            if (arrival != nullptr && arrival->by == simt::self) {
+                *arrival = {simt::self, true, simt::self->block->barriers, simt::self->warp->barriers};
+            }
         }
         groups.erase(groups.begin());
     }
@@ -60,6 +68,9 @@ struct MatrixLoad {
 
 template <bool kTransposed>
 void gather_matrices(void** all) {
+    for (int lane = 0; lane < 32; ++lane) {
+        simt::require_arrived(static_cast<MatrixLoad*>(all[lane])->row);
+    }
     for (int lane = 0; lane < 32; ++lane) {
         for (int m = 0; m < 4; ++m) {
             std::uint16_t pair[2];
@@ -85,17 +96,17 @@ MatrixLoad matrix_row(const void* row) {
 
 void load_matrices(std::uint32_t (&r)[4], const void* row) {
     MatrixLoad load = matrix_row(row);
-    simt::rendezvous("ldmatrix", &load, gather_matrices<false>);
+    simt::rendezvous(simt::Lanes::kTogether, "ldmatrix", &load, gather_matrices<false>);
     std::memcpy(r, load.result, sizeof r);
 }
 void load_matrices_transposed(std::uint32_t (&r)[4], const void* row) {
     MatrixLoad load = matrix_row(row);
-    simt::rendezvous("ldmatrix.trans", &load, gather_matrices<true>);
+    simt::rendezvous(simt::Lanes::kTogether, "ldmatrix.trans", &load, gather_matrices<true>);
     std::memcpy(r, load.result, sizeof r);
 }
 std::uint32_t transpose_matrix(std::uint32_t x) {
     std::uint32_t both[2] = {x, 0};
-    simt::rendezvous("movmatrix", both, [](void** all) {
+    simt::rendezvous(simt::Lanes::kTogether, "movmatrix", both, [](void** all) {
         for (int lane = 0; lane < 32; ++lane) {
             std::uint32_t result = 0;
             for (int i = 0; i < 2; ++i) {
@@ -151,7 +162,7 @@ void multiply_matrices(void** all) {
 template <typename T>
 void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
     MatrixProduct mine{c, a, {b0, b1}};
-    simt::rendezvous("mma", &mine, multiply_matrices<T>);
+    simt::rendezvous(simt::Lanes::kTogether, "mma", &mine, multiply_matrices<T>);
 }
 template void multiply_add<Half>(float (&)[4], const std::uint32_t (&)[4], std::uint32_t, std::uint32_t);
 template void multiply_add<BFloat>(float (&)[4], const std::uint32_t (&)[4], std::uint32_t, std::uint32_t);

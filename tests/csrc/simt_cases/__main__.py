@@ -73,6 +73,7 @@ def run(group: str, cases: int, seed: int) -> None:
     start = time.monotonic()
     native.take_fault()  # makes the memory that faults are told in, which is none of a case's
     for case in range(cases):
+        native.runtime.choose_device(case)
         try:
             (GROUPS | SIMULATOR_GROUPS)[group](np.random.default_rng((seed, case)))
             assert native.take_fault() is None, "a kernel found something wrong"
