@@ -187,7 +187,10 @@ void paged_attention(const std::string& kernel, int rows, const TensorRef& out, 
         require(layer.contiguous, "key_cache", "is xpack: use simt");
         require(layer.pages.block_size % 8 == 0, "key_cache", "has a block size that is no multiple of 8: use simt");
         require_aligned(kv, "key_cache");
-        require(!layer.scales.key_slots.data, "k_scale", "is for each slot: use simt");
+        for (const TensorRef* scale : {&kv.key_scale, &kv.value_scale}) {
+            require(scale->ndim != 3 || whole_rows({scale}, 2), scale == &kv.key_scale ? "k_scale" : "v_scale",
+                    "has rows that do not lie at multiples of 16 bytes: use simt");
+        }
     }
     start(choice, p, plan, stream);
 }

@@ -26,7 +26,8 @@ struct Prefill {
     static constexpr bool kKeepQueries = kDim < 256;  // in registers; else they are read again for each tile
     static constexpr std::size_t kTiles = 4UL * kTileBytes;
     static constexpr std::size_t kQueries = 2UL * kPrefillRows * kQueryPitch;
-    static constexpr std::size_t kShared = kTiles + kQueries + 16;
+    static constexpr int kScaleBytes = Kind::kSlotScales ? 4 * kKeys : 0;  // of a tile of keys and one of values
+    static constexpr std::size_t kShared = kTiles + kQueries + 2UL * kScaleBytes + 16;
 };
 
 // Where the next 256 keys lie: lane l knows the block and the first slot there of the 8 keys from first + 8 l on, which
@@ -50,7 +51,7 @@ struct PageRuns {
 // and are not read.
 template <typename P>
 __device__ __forceinline__ void copy_tiles(const AttentionParams& p, const PageRuns& runs, const plan::Item& item,
-                                           int key, unsigned char* keys, unsigned char* values) {
+                                           int key, unsigned char* keys, unsigned char* values, unsigned char* scales) {
     constexpr int kBytes = P::Kind::kBytes;
     constexpr int kRows = kPrefillThreads / P::kPieces;  // that are copied at once
     const int piece = static_cast<int>(threadIdx.x) % P::kPieces, first = static_cast<int>(threadIdx.x) / P::kPieces;
@@ -72,6 +73,18 @@ __device__ __forceinline__ void copy_tiles(const AttentionParams& p, const PageR
         copy_async16(keys + to, from_keys + place(p.kv.keys), valid);
         copy_async16(values + to, from_values + place(p.kv.values), valid);
     }
+    if constexpr (P::Kind::kSlotScales) {
+        if (p.scales.key_slots.data != nullptr) {  // a thread for each 8 keys, then one for each 8 values
+            constexpr int kRuns = P::kKeys / 8;
+            const int thread = static_cast<int>(threadIdx.x), run = (key - runs.first) / 8 + thread % kRuns;
+            const std::int32_t block = __shfl_sync(kAllLanes, runs.block, run);
+            const int slot = __shfl_sync(kAllLanes, runs.slot, run);
+            if (thread < 2 * kRuns) {
+                copy_scales(thread < kRuns ? p.scales.key_slots : p.scales.value_slots, block, item.head, slot,
+                            scales + 16 * thread);
+            }
+        }
+    }
 }
 
 // Which keys a row of queries sees, block-sparse patterns apart: those from `from` to before `to`.
@@ -92,6 +105,7 @@ struct PrefillWarp {
     std::uint32_t queries[P::kKeepQueries ? P::kFragments : 1][4];
     float acc[2 * P::kFragments][4];
     float maximum[2], sum[2];  // of rows g and g + 8
+    Magnitude magnitude;
 
     __device__ __forceinline__ static void stage_queries(const AttentionParams& p, const Rows& rows, T* staged) {
         constexpr int kPieces = kDim / 8;
@@ -121,7 +135,8 @@ struct PrefillWarp {
         }
     }
 
-    __device__ __forceinline__ void begin(const T* staged) {
+    __device__ __forceinline__ void begin(const AttentionParams& p, const T* staged) {
+        magnitude.begin(Kind::kSlotScales && p.scales.key_slots.data != nullptr);
         if constexpr (P::kKeepQueries) {
 #pragma unroll
             for (int f = 0; f < P::kFragments; ++f) {
@@ -172,25 +187,64 @@ struct PrefillWarp {
         }
     }
 
-    // Products become weights, and what was summed so far is rescaled. Not `kMasked`: every row sees every key of the
-    // tile. `plain`: a product times the row's scale, which is positive, is the score.
+    __device__ __forceinline__ static RowScore score_of(const AttentionParams& p, const plan::Item& item, int head) {
+        return RowScore(p.score, head, item.head, p.num_heads, p.num_kv_heads, p.scales.key(item.head));
+    }
+
+    // The scales of slots `at` and `at` + 1 of the tile; 0 of what lies outside the item.
     template <bool kMasked>
-    __device__ __forceinline__ void weigh(const AttentionParams& p, const RowScore (&rows)[2],
-                                          const int (&positions)[2], const SeenKeys (&seen)[2], bool plain, int key,
+    __device__ __forceinline__ static void read_scales(const Half* scales, const plan::Item& item, int key, int at,
+                                                       float (&pair)[2]) {
+        const auto both = *reinterpret_cast<const std::uint32_t*>(scales + at);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const bool there = !kMasked || (key + at + i >= item.begin && key + at + i < item.end);
+            pair[i] = there ? to_float(Half{static_cast<std::uint16_t>(both >> 16 * i)}) : 0.0F;
+        }
+    }
+
+    // Products become weights, and what was summed so far is rescaled. Not `kMasked`: every row sees every key of the
+    // tile. plain_scale: a product times it is the score, if it is positive. `scales`: of the tile's keys, then of its
+    // values, if slots have scales.
+    template <bool kMasked>
+    __device__ __forceinline__ void weigh(const AttentionParams& p, const plan::Item& item, const int (&heads)[2],
+                                          const int (&positions)[2], float plain_scale, int key, const Half* scales,
                                           float (&scores)[P::kKeys / 8][4]) {
         const int t = static_cast<int>(threadIdx.x) % 4, first = key + 2 * t;
-        float factors[2];
+        float factors[2], rescale = 1.0F;
+        const bool scaled = Kind::kSlotScales && p.scales.key_slots.data != nullptr;
+        const Half* value_scales = scales + P::kKeys;
+        if (scaled) {
+            std::uint32_t largest = 0;
+#pragma unroll
+            for (int n = 0; n < P::kKeys / 8; ++n) {
+                float of_keys[2], of_values[2];
+                read_scales<kMasked>(scales, item, key, 2 * t + 8 * n, of_keys);
+                read_scales<kMasked>(value_scales, item, key, 2 * t + 8 * n, of_values);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    scores[n][i] *= of_keys[i % 2];
+                }
+                largest = max(largest, max(bits_of(of_values[0]), bits_of(of_values[1])));
+            }
+            largest = max(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+            largest = max(largest, __shfl_xor_sync(kAllLanes, largest, 2));
+            rescale = magnitude.raise(largest);
+        }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
+            const bool plain = plain_scale > 0.0F;
             if (!plain) {
+                const RowScore row = score_of(p, item, heads[half]);
 #pragma unroll
                 for (int n = 0; n < P::kKeys / 4; ++n) {
                     float& score = scores[n / 2][2 * half + n % 2];
-                    score = rows[half](score, positions[half] - (first + n / 2 * 8 + n % 2));
+                    score = row(score, positions[half] - (first + n / 2 * 8 + n % 2));
                 }
             }
             if constexpr (kMasked) {
-                const int from = seen[half].from - first, to = seen[half].to - first;
+                const SeenKeys seen(p, item, positions[half]);
+                const int from = seen.from - first, to = seen.to - first;
 #pragma unroll
                 for (int n = 0; n < P::kKeys / 4; ++n) {
                     const int at = n / 2 * 8 + n % 2;
@@ -198,15 +252,16 @@ struct PrefillWarp {
                     score = at >= from && at < to ? score : kMinusInfinity;
                 }
                 if (p.score.vert_stride > 1) {
+                    const RowScore row = score_of(p, item, heads[half]);
 #pragma unroll
                     for (int n = 0; n < P::kKeys / 4; ++n) {
                         const int at = first + n / 2 * 8 + n % 2;
                         float& score = scores[n / 2][2 * half + n % 2];
-                        score = rows[half].sees(p.score, positions[half], at) ? score : kMinusInfinity;
+                        score = row.sees(p.score, positions[half], at) ? score : kMinusInfinity;
                     }
                 }
             }
-            const float scale = plain ? rows[half].scale : 1.0F;
+            const float scale = plain ? plain_scale : 1.0F;
             float top = kMinusInfinity;
 #pragma unroll
             for (int n = 0; n < P::kKeys / 4; ++n) {
@@ -226,6 +281,19 @@ struct PrefillWarp {
                 added += score;
             }
             sum[half] = sum[half] * factors[half] + added;
+            factors[half] *= rescale;
+        }
+        if (scaled) {
+            const float inverse = magnitude.inverse();
+#pragma unroll
+            for (int n = 0; n < P::kKeys / 8; ++n) {
+                float of_values[2];
+                read_scales<kMasked>(value_scales, item, key, 2 * t + 8 * n, of_values);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    scores[n][i] *= of_values[i % 2] * inverse;
+                }
+            }
         }
         if (__ballot_sync(kAllLanes, factors[0] != 1.0F || factors[1] != 1.0F) != 0) {
 #pragma unroll
@@ -265,6 +333,7 @@ struct PrefillWarp {
         const int warp = static_cast<int>(threadIdx.x) / 32, g = static_cast<int>(threadIdx.x) % 32 / 4;
         const int t = static_cast<int>(threadIdx.x) % 4;
         const float value_scale = p.scales.value(item.head);
+        const float whole = Kind::kSlotScales ? magnitude.whole() : 1.0F;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float total = sum[half];
@@ -276,7 +345,7 @@ struct PrefillWarp {
             }
             if (item.parts > 1) {
                 float* mine = partial_of(p, item, item.part, kPrefillRows);
-                put(p, half, 1.0F, mine + r * p.head_dim);
+                put(p, half, whole, mine + r * p.head_dim);
                 if (t == 0) {
                     mine[kPrefillRows * p.head_dim + r] = maximum[half];
                     mine[kPrefillRows * (p.head_dim + 1) + r] = total;
@@ -284,7 +353,7 @@ struct PrefillWarp {
                 continue;
             }
             const float factor = close_row(maximum[half], total, sink_of(p.score, rows.head(r)), value_scale);
-            put(p, half, factor, rows.out<T>(p, r));
+            put(p, half, factor * whole, rows.out<T>(p, r));
         }
     }
 
@@ -309,7 +378,8 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_mma_kernel(const Atte
     using P = Prefill<T, KindOf, kDim>;
     unsigned char* tiles = shared_memory();  // keys, values; keys, values
     auto* staged = reinterpret_cast<T*>(tiles + P::kTiles);
-    auto* flag = reinterpret_cast<int*>(tiles + P::kTiles + P::kQueries);
+    unsigned char* scales = tiles + P::kTiles + P::kQueries;
+    auto* flag = reinterpret_cast<int*>(scales + 2 * P::kScaleBytes);
     const int warp = static_cast<int>(threadIdx.x) / 32, g = static_cast<int>(threadIdx.x) % 32 / 4;
     for (int i = first_item(p); i < end_item(p); ++i) {
         const plan::Item item = p.items[i];
@@ -322,12 +392,13 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_mma_kernel(const Atte
         PageRuns runs{};
         runs.fill(p, table, item, first);
         const auto copy = [&](int key) {
-            unsigned char* place = tiles + key / P::kKeys % 2 * 2 * P::kTileBytes;
+            const int turn = key / P::kKeys % 2;
+            unsigned char* place = tiles + turn * 2 * P::kTileBytes;
             if (key < item.end) {
                 if (key == runs.first + PageRuns::kKeys) {
                     runs.fill(p, table, item, key);
                 }
-                copy_tiles<P>(p, runs, item, key, place, place + P::kTileBytes);
+                copy_tiles<P>(p, runs, item, key, place, place + P::kTileBytes, scales + turn * P::kScaleBytes);
             }
             commit_copies();
         };
@@ -335,15 +406,12 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_mma_kernel(const Atte
         PrefillWarp<T, KindOf, kDim> state;
         state.stage_queries(p, rows, staged);
         __syncthreads();
-        state.begin(staged);
+        state.begin(p, staged);
         const int row = min(16 * warp + g, rows.count - 1), other = min(16 * warp + g + 8, rows.count - 1);
         const int positions[2] = {rows.position(row), rows.position(other)};
-        const float key_scale = p.scales.key(item.head);
-        const RowScore scores_of[2] = {
-            RowScore(p.score, rows.head(row), item.head, p.num_heads, p.num_kv_heads, key_scale),
-            RowScore(p.score, rows.head(other), item.head, p.num_heads, p.num_kv_heads, key_scale)};
-        const SeenKeys seen[2] = {SeenKeys(p, item, positions[0]), SeenKeys(p, item, positions[1])};
-        const bool plain = p.score.soft_cap <= 0.0F && p.score.alibi == nullptr && scores_of[0].scale > 0.0F;
+        const int heads[2] = {rows.head(row), rows.head(other)};
+        const bool plain = p.score.soft_cap <= 0.0F && p.score.alibi == nullptr;
+        const float plain_scale = plain ? p.score.scale * p.scales.key(item.head) * kLog2e : 0.0F;
         // Tiles between these are seen as a whole by all rows.
         const int all_from = SeenKeys(p, item, rows.position(rows.count - 1)).from;
         const int all_to = p.score.vert_stride > 1 ? 0 : SeenKeys(p, item, rows.position(0)).to;
@@ -351,13 +419,15 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_mma_kernel(const Atte
             wait_copies<0>();
             __syncthreads();  // the tile is there for all, and all have done with the one before
             copy(key + P::kKeys);
-            const unsigned char* place = tiles + key / P::kKeys % 2 * 2 * P::kTileBytes;
+            const int turn = key / P::kKeys % 2;
+            const unsigned char* place = tiles + turn * 2 * P::kTileBytes;
+            const auto* slot_scales = reinterpret_cast<const Half*>(scales + turn * P::kScaleBytes);
             float scores[P::kKeys / 8][4];
             state.multiply_keys(p, staged, place, scores);
             if (key >= all_from && key + P::kKeys <= all_to) {
-                state.template weigh<false>(p, scores_of, positions, seen, plain, key, scores);
+                state.template weigh<false>(p, item, heads, positions, plain_scale, key, slot_scales, scores);
             } else {
-                state.template weigh<true>(p, scores_of, positions, seen, plain, key, scores);
+                state.template weigh<true>(p, item, heads, positions, plain_scale, key, slot_scales, scores);
             }
             state.multiply_values(p, place + P::kTileBytes, scores);
         }

@@ -12,22 +12,50 @@
 
 namespace octavo::cuda {
 
-// How elements are kept in blocks, for the tensor core kernels.
+// How elements are kept in blocks, for the tensor core kernels. kSlotScales: each slot may have a scale.
 template <typename T>
 struct Wide {  // T itself
+    static constexpr bool kSlotScales = false;
     static constexpr int kBytes = 2;
     static constexpr int kFragments = 1;  // 16 x 16 fragments that four 8x8 matrices make
 };
 template <typename T>
 struct Fp8 {  // E4M3 or E5M2
+    static constexpr bool kSlotScales = false;
     static constexpr int kBytes = 1;
     static constexpr int kFragments = 2;
 };
 template <typename T>
 struct Int8 {
+    static constexpr bool kSlotScales = true;
     static constexpr int kBytes = 1;
     static constexpr int kFragments = 2;
 };
+
+// The scales of slots, which lie 8 at a time in 16 bytes. A key's scale multiplies its products with queries. A value's
+// scale multiplies its weights, after they were summed; so that these stay in the range of float16, sums of values are
+// kept divided by a power of two that the largest scale so far is at least as large as.
+struct Magnitude {
+    static constexpr std::uint32_t kLeast = 0x33800000U, kMost = 0x47000000U;  // 2^-24, 2^15: exponents of float16
+    std::uint32_t bits;
+
+    __device__ __forceinline__ void begin(bool scaled) { bits = scaled ? kLeast : 0x3f800000U; }
+    // Takes in scales, of which `largest` has the highest exponent. Returns what sums are to be multiplied with.
+    __device__ __forceinline__ float raise(std::uint32_t largest) {
+        const std::uint32_t before = bits;
+        bits = max(bits, min(largest & 0x7f800000U, kMost));
+        return float_of(0x3f800000U - (bits - before));
+    }
+    __device__ __forceinline__ float whole() const { return float_of(bits); }
+    __device__ __forceinline__ float inverse() const { return float_of(0x7f000000U - bits); }
+};
+
+// Queues the copy of the scales of 8 slots, of a block of -1: zeros.
+__device__ __forceinline__ void copy_scales(const SlotScales& scales, std::int32_t block, int head, int slot,
+                                            void* to) {
+    const Half* from = scales.data;
+    copy_async16(to, block < 0 ? from : from + block * scales.block + head * scales.head + slot, block >= 0);
+}
 
 // Where piece `piece` (of 16 bytes) of row `row` lies in a tile: pieces are shuffled within each 128 bytes, so that the
 // same piece of 8 neighbouring rows touches all 32 banks.

@@ -269,7 +269,7 @@ class _CudaSwapTicket:
 def _for_tensor_cores(dtype: torch.dtype, kv: KvLayer) -> bool:
     step = 8 if kv.kind == "auto" else 16  # dimensions that one copy of 16 bytes brings
     fits = kv.head_dim <= MAX_MMA_DIM and not kv.head_dim % step and not kv.block_size % 8
-    return dtype != torch.float32 and fits and kv.key_scales is None
+    return dtype != torch.float32 and fits
 
 
 def _check_batch(batch: TokenBatch, tokens: int, block_size: int) -> int:

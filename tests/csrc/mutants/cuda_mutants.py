@@ -58,6 +58,9 @@ MUTANTS = {
         PLAN,
         "plan",
     ),
+    "a decode's tile without a mask that some draft does not see": Mutant(
+        "cuda/decode_mma.cuh", "rows.position(0) + 1);", "rows.position(rows.count - 1) + 1);", DECODE, "decode_mma"
+    ),
     "a draft sees what comes after it": Mutant(
         "cuda/decode_mma.cuh",
         "const int end = min(item.end, position[n][column] + 1);",
@@ -94,8 +97,8 @@ MUTANTS = {
     ),
     "garbage past the end multiplied in": Mutant(
         "cuda/decode_mma.cuh",
-        "const bool valid = at >= begin && at < end",
-        "const bool valid = at >= begin && at < end + 7",
+        "row >= from_row && row < to_row;",
+        "row >= from_row && row < to_row + 7;",
         DECODE,
         "decode_mma",
     ),
@@ -158,6 +161,15 @@ MUTANTS = {
     ),
     "NaN of fp8 taken for 480": Mutant(
         "cuda/tile.cuh", "special = (size + c.carry) & c.mask;", "special = 0;", (*DECODE, *PREFILL), "nan"
+    ),
+    "a value's weight scaled as its key": Mutant(
+        "cuda/decode_mma.cuh", "scales[kTileKeys + g + 8 * half]", "scales[g + 8 * half]", DECODE, "decode_mma"
+    ),
+    "sums not rescaled for a larger scale": Mutant(
+        "cuda/prefill_mma.cuh", "factors[half] *= rescale;", "", PREFILL, "prefill_mma"
+    ),
+    "garbage scales past the end multiplied in": Mutant(
+        "cuda/decode_mma.cuh", "= there ? to_float(", "= true ? to_float(", DECODE, "decode_mma"
     ),
     "values without their slots' scales": Mutant(
         "cuda/attention_simt.cuh",

@@ -56,7 +56,8 @@ class Step:
         self.heads = self.kv_heads * self.group
         self.scoring = scoring or Scoring(rng, self.heads, self.kv_heads)
         shape = sum(-(-n // size) for n in lens) + 2, self.kv_heads, size, dim
-        self.cache = Cache(rng, layout, self.kind, self.dtype, shape)
+        slots = self.kind == "int8" and bool(rng.random() < 0.6)
+        self.cache = Cache(rng, layout, self.kind, self.dtype, shape, slots)
         lowest = [n - q + 1 for n, q in zip(lens, q_lens, strict=True)]  # keys of the first query
         self.tables = fill(rng, self.cache, lens, self.scoring.window, lowest)
         wide = np.full((sum(q_lens), self.heads, dim + 8), np.nan)
