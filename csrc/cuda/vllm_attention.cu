@@ -2,6 +2,7 @@
 
 #include "attention.h"
 #include "common/dispatch.h"
+#include "device.h"
 
 namespace octavo::cuda {
 
@@ -42,7 +43,7 @@ void vllm_paged_attention(const TensorRef& out, const TensorRef& exp_sums, const
         return;
     }
     const std::size_t shared = vllm_shared_bytes(std::max(span, 1), layer.head_dim);
-    require(shared <= kMostShared, "max_seq_len", "does not fit into shared memory: use paged_attention_v2");
+    require(shared <= most_shared(), "max_seq_len", "does not fit into shared memory: use paged_attention_v2");
     const dim3 grid(static_cast<unsigned>(p.num_heads), static_cast<unsigned>(queries.shape[0]),
                     static_cast<unsigned>(partitions));
     with_kv(queries.dtype, layer.type, "query", [&](auto t, auto c) {
