@@ -207,7 +207,7 @@ void bind_types(py::module_& module) {
              py::arg("slots"), py::arg("items"), py::arg("counters"), py::arg("partials"));
     const py::call_guard<py::gil_scoped_release> free;
     py::class_<Swapper>(module, "Swapper", "Copies blocks on a stream of its own; tickets say when it is done.")
-        .def(py::init<>())
+        .def(py::init<std::int64_t>(), py::arg("room") = 1 << 16)
         .def(
             "start",
             [](Swapper& self, const TensorRef& source, const TensorRef& target,
@@ -285,6 +285,7 @@ void bind_runtime(py::module_&& module) {
     module.def("lose_device", &simt::lose_device);
     module.def("last_error", &simt::last_error);
     module.def("choose_device", &simt::choose_device);
+    module.def("choose_versions", &simt::choose_versions);
     module.def("live", &simt::live);
     module.def("place_memory", &simt::place_memory);
 }
@@ -293,6 +294,8 @@ void bind_runtime(py::module_&& module) {
 PYBIND11_MODULE(OCTAVO_MODULE, module) {
     module.doc() = "octavo's CUDA kernels";
     module.def("device_count", &device_count, "How many CUDA devices there are; 0 without a driver.");
+    module.def("unsupported", &unsupported, py::arg("device"),
+               "Why the kernels cannot run on a device: it, or the driver, is too old. Empty: they can.");
     py::register_local_exception<octavo::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
     module.def("take_fault", &take_fault,
                "What kernels that have ended found wrong with numbers on the device (its argument, and the problem), "

@@ -1,9 +1,9 @@
 """How many cases of each group in tests/csrc/simt_cases run in `make test-long` and on mutants."""
 
 BATCHES = {  # each runs in a process of its own
-    "decode": {"decode_mma": 240, "decode_simt": 120, "merged": 12, "vllm": 80},
+    "decode": {"decode_mma": 240, "decode_simt": 120, "merged": 12, "vllm": 80, "longest": 1},
     "prefill": {"prefill_mma": 80, "prefill_simt": 60, "plan": 4},
-    "caches": {"write": 300, "blocks": 100, "convert": 100, "swap": 60, "place": 2, "far": 3},
+    "caches": {"write": 300, "blocks": 100, "convert": 100, "swap": 60, "place": 2, "device": 1, "far": 3},
     "rows": {"rows": 120, "ops": 8, "compat": 6, "compat_options": 8, "arguments": 1, "garbage": 200},
     "logits": {"sample": 150, "sampler": 20, "penalize": 60, "logprobs": 60},
     "promises": {"same_bits": 24, "nan": 96, "lost": 24, "graphs": 3, "invariant": 3, "swapped": 2},

@@ -43,6 +43,7 @@ struct Region {
 };
 
 Device device = kDevices[2];
+int driver_version = CUDART_VERSION, num_devices = 1;
 Stream null_stream;
 bool null_held = false, device_lost = false;
 std::set<Stream*> streams{&null_stream};
@@ -141,6 +142,12 @@ int choose_device(int which) {
     allowed.clear();
     return device.shared_per_block;
 }
+void choose_versions(int major, int minor, int driver, int count) {
+    device.major = major;
+    device.minor = minor;
+    driver_version = driver;
+    num_devices = count;
+}
 int live() { return alive; }
 void place_memory(std::uintptr_t begin, std::uintptr_t bytes, int type, int device_id) {
     regions.push_back({begin, begin + bytes, {static_cast<cudaMemoryType>(type), device_id}});
@@ -208,8 +215,8 @@ cudaError_t cudaGetDevice(int* current) {
     return left(cudaSuccess);
 }
 cudaError_t cudaGetDeviceCount(int* count) {
-    *count = 1;
-    return left(cudaSuccess);
+    *count = num_devices;
+    return left(num_devices ? cudaSuccess : cudaErrorInsufficientDriver);
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int id) {
     if (id != 0) {
@@ -238,7 +245,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int id)
     return left(cudaSuccess);
 }
 cudaError_t cudaDriverGetVersion(int* version) {
-    *version = CUDART_VERSION;
+    *version = driver_version;
     return left(cudaSuccess);
 }
 cudaError_t cudaRuntimeGetVersion(int* version) {

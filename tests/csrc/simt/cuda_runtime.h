@@ -27,6 +27,9 @@ void lose_device(bool lost);
 int last_error();
 // The current device becomes one like the `which`-th of a list (cuda_runtime.cpp); gives its limit of shared memory.
 int choose_device(int which);
+// The current device has this compute capability; the driver is for CUDA `driver`, such as 12080, or not there (0); it
+// finds `count` devices. 0: none, because the driver is too old or not there.
+void choose_versions(int major, int minor, int driver, int count);
 // Streams, events and pieces of host memory that were made and not given back.
 int live();
 // Memory that the runtime says is of `type` (as in cudaMemoryType) and of `device`.

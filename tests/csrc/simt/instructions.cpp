@@ -17,6 +17,39 @@ bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 ==
 
 }  // namespace
 
+std::uint16_t half_of_fp8(std::uint8_t x, bool e5m2) {
+    if (e5m2) {
+        return static_cast<std::uint16_t>(x << 8);
+    }
+    const int exponent = x >> 3 & 15, mantissa = x & 7;
+    if ((x & 0x7f) == 0x7f) {
+        return 0x7fff;
+    }
+    const double size = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+    Half y;
+    from_float(static_cast<float>(x & 0x80 ? -size : size), y);
+    return y.bits;
+}
+
+// The nearest of the numbers there are, the even one of two.
+std::uint8_t fp8_of_float(float x, bool e5m2) {
+    if (std::isnan(x)) {
+        return 0x7f;
+    }
+    const int last = e5m2 ? 0x7b : 0x7e;
+    const double size = std::fmin(std::fabs(static_cast<double>(x)), e5m2 ? 57344 : 448);
+    int best = 0;
+    double nearest = size;
+    for (int i = 1; i <= last; ++i) {
+        const double gap = std::fabs(size - to_float(Half{half_of_fp8(static_cast<std::uint8_t>(i), e5m2)}));
+        if (gap < nearest || (gap == nearest && i % 2 == 0)) {
+            best = i;
+            nearest = gap;
+        }
+    }
+    return static_cast<std::uint8_t>(best | (std::signbit(x) ? 0x80 : 0));
+}
+
 void copy_async16(void* to, const void* from, bool valid) {
     if (!aligned(to) || (valid && !aligned(from))) {
         simt::die("a copy of 16 bytes that is not aligned");

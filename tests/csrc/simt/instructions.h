@@ -92,6 +92,20 @@ inline std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b, std::uint32
     return y;
 }
 
+// By chance: kernels must give the same bits with the instructions for fp8 and without.
+inline bool converts_fp8() { return simt::chance() % 2 == 0; }
+std::uint16_t half_of_fp8(std::uint8_t x, bool e5m2);
+std::uint8_t fp8_of_float(float x, bool e5m2);
+template <bool kE5M2>
+std::uint32_t halves_of_fp8(std::uint32_t x) {
+    const auto half = [](std::uint32_t byte) { return half_of_fp8(static_cast<std::uint8_t>(byte), kE5M2); };
+    return static_cast<std::uint32_t>(half(x >> 8)) << 16 | half(x);
+}
+template <bool kE5M2>
+std::uint16_t fp8_of(float low, float high) {
+    return static_cast<std::uint16_t>(fp8_of_float(high, kE5M2) << 8 | fp8_of_float(low, kE5M2));
+}
+
 inline float fast_exp2(float x) { return std::exp2(x); }
 
 // Arrives at once or only when it is waited for, by chance.

@@ -25,8 +25,8 @@ from promise_cases import lost_case, nan_case, same_bits_case
 from rows_cases import rows_case
 from sample_cases import sample_case
 from sampler_cases import sampler_case
-from swap_cases import place_case, swap_case
-from vllm_cases import compat_case, compat_options_case, vllm_case
+from swap_cases import device_case, place_case, swap_case
+from vllm_cases import compat_case, compat_options_case, longest_case, vllm_case
 
 GROUPS: dict[str, Callable[[Any], None]] = {
     "decode_mma": lambda rng: decode_case(rng, "mma"),
@@ -56,8 +56,10 @@ GROUPS: dict[str, Callable[[Any], None]] = {
 # They steer the simulator's CUDA runtime, which a device's cannot be, or would copy gigabytes to a device.
 SIMULATOR_GROUPS = {
     "arguments": arguments_case,
+    "device": device_case,
     "far": far_case,
     "garbage": garbage_case,
+    "longest": longest_case,
     "place": place_case,
     "swap": swap_case,
     "swapped": swapped_case,
