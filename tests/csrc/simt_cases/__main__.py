@@ -101,6 +101,7 @@ def run(group: str, cases: int, seed: int) -> None:
         try:
             run_case(group, case, np.random.default_rng((seed, case)))
             assert native.take_fault() is None, "a kernel found something wrong"
+            assert native.runtime.last_error() == 0, "a call that failed has left its error behind"
         except BaseException:
             print(f"{group}: case {case} of seed {seed} failed", file=sys.stderr, flush=True)
             raise
