@@ -126,6 +126,12 @@ const Kernels* amx_kernels();
 // The table in use: that of the best instruction set, unless select_isa chose another.
 const Kernels& kernels();
 
+// That of an instruction set. ArgumentError if this machine cannot run it.
+const Kernels& kernels_named(const char* name);
+
+// Whether two tables that fuse products with sums alike make the same products of matrices, to the bit.
+bool agree(const Kernels& one, const Kernels& other);
+
 // Chooses an instruction set, for tests and comparisons. ArgumentError if this machine cannot run it.
 void select_isa(const char* name);
 

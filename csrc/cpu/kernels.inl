@@ -31,6 +31,8 @@ namespace {
 
 #include "linear_packed.inl"
 
+#include "linear_digits.inl"
+
 #include "linear_halves.inl"
 
 #include "linear_dense.inl"

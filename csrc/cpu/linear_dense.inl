@@ -137,7 +137,7 @@ void packed_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end_
     } else if constexpr (kFormat == Format::kHalves) {
         half_rows(job, first_row, end_row);
     } else {
-        int8_rows<kFormat>(job, first_row, end_row);
+        digit_rows<kFormat>(job, first_row, end_row);
     }
 }
 

@@ -41,62 +41,6 @@ struct Part {
 
 constexpr std::int64_t kAhead = 8192;  // bytes; into the second cache: asking for the first one holds up the loads
 
-// kColumns columns of R::kRows rows with rounded inputs: a block is decoded once for all columns.
-template <Format kFormat, typename R, int kColumns>
-inline void int8_tile(const LinearJob& job, std::int64_t row, std::int64_t column) {
-    using F = typename R::F;
-    using At = Part<kFormat>;
-    const std::int64_t blocks = job.weight.cols / kBlock;
-    const At at(job.weight, row);
-    const InputBlock* inputs = job.digits + input_at(column, blocks);
-    F sums[kColumns], dots[kColumns];
-#pragma GCC unroll 16
-    for (int c = 0; c < kColumns; ++c) {
-        sums[c] = R::zero();
-    }
-    for (std::int64_t block = 0; block < blocks; ++block, inputs += kInputColumns) {
-        const std::uint8_t* p = at.numbers(block);
-        const F scale = R::halves(at.scales(block));
-        for (std::int64_t line = 0; column == 0 && line < At::kBytes; line += 64) {
-            fetch_second(p + kAhead + line);
-        }
-        if (kFormat == Format::kQ8) {
-            R::template dots8<kColumns>(p, inputs, dots);
-#pragma GCC unroll 16
-            for (int c = 0; c < kColumns; ++c) {
-                sums[c] = R::fma(R::mul(dots[c], R::set(inputs[c].scale)), scale, sums[c]);
-            }
-        } else {
-            R::template dots4<kColumns>(p, inputs, dots);
-            const F minimum = kFormat == Format::kQ4Mins ? R::halves(at.minimums(block)) : R::mul(scale, R::set(-8.0F));
-#pragma GCC unroll 16
-            for (int c = 0; c < kColumns; ++c) {
-                sums[c] = R::fma(R::mul(dots[c], R::set(inputs[c].scale)), scale, sums[c]);
-                sums[c] = R::fma(minimum, R::set(inputs[c].scaled_sum), sums[c]);
-            }
-        }
-    }
-#pragma GCC unroll 16
-    for (int c = 0; c < kColumns; ++c) {
-        put_tile<R>(job, column + c, row, sums[c]);
-    }
-}
-
-// All rows with some columns, before the next columns: the inputs stay in the first cache, the weights in the second.
-template <Format kFormat, int kColumns>
-void int8_columns(const LinearJob& job, std::int64_t row, std::int64_t end, std::int64_t column) {
-    for (; row < end; row += Rows::kRows) {
-        int8_tile<kFormat, Rows, kColumns>(job, row, column);
-    }
-}
-
-template <Format kFormat>
-void int8_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
-    each_columns<8>(job.columns, [&](auto count, std::int64_t column) {
-        int8_columns<kFormat, decltype(count)::kColumns>(job, row, end, column);
-    });
-}
-
 // take(k, column k of a block's rows as floats), in order: exactly what dequantizing gives.
 template <Format kFormat, typename R, typename Take>
 inline void decode_block(const Part<kFormat>& at, std::int64_t block, Take take) {

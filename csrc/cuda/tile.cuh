@@ -47,10 +47,27 @@ __device__ __forceinline__ std::uint32_t widen_pair(std::uint32_t x, const Fp8Co
     const std::uint32_t kept = kIsHalf<T> ? size | special : size + special * c.factor;
     return mul2<T>(kept | (x & 0x80008000U), c.scale);
 }
+// The same by instructions for fp8, of the numbers in the low half. bfloat16 comes by way of float32: exactly.
+template <typename T>
+__device__ __forceinline__ std::uint32_t convert_pair(std::uint32_t x, const Fp8Constants& c) {
+    const std::uint32_t halves = c.e5m2 ? permute_bytes(x, 0, 0x1404) : halves_of_fp8<false>(x);
+    if constexpr (kIsHalf<T>) {
+        return halves;
+    } else {
+        float low, high;
+        to_floats(halves, low, high);
+        return pack<T>(low, high);
+    }
+}
 // Four bytes become two pairs of 16-bit numbers: (0, 1) and (2, 3).
 template <typename T>
 __device__ __forceinline__ void widen(Fp8<T>, std::uint32_t x, const Fp8Constants& c, std::uint32_t& low,
                                       std::uint32_t& high) {
+    if (converts_fp8()) {
+        low = convert_pair<T>(x, c);
+        high = convert_pair<T>(x >> 16, c);
+        return;
+    }
     low = widen_pair<T>(permute_bytes(x, 0, 0x1404), c);
     high = widen_pair<T>(permute_bytes(x, 0, 0x3424), c);
 }
@@ -77,11 +94,11 @@ __device__ __forceinline__ void widen(Int8<Half>, std::uint32_t x, const Fp8Cons
 inline Fp8Constants fp8_constants(bool bfloat, KvType type) {
     const bool e5m2 = type == KvType::kE5M2;
     if (bfloat) {
-        return e5m2 ? Fp8Constants{3, 0x77807780U, 0x00800080U, 0x10001000U, 7}    // 2^112
-                    : Fp8Constants{4, 0x7b807b80U, 0x00100010U, 0x08000800U, 15};  // 2^120
+        return e5m2 ? Fp8Constants{3, 0x77807780U, 0x00800080U, 0x10001000U, 7, true}     // 2^112
+                    : Fp8Constants{4, 0x7b807b80U, 0x00100010U, 0x08000800U, 15, false};  // 2^120
     }
-    return e5m2 ? Fp8Constants{0, 0x3c003c00U, 0, 0, 1}                       // 1
-                : Fp8Constants{1, 0x5c005c00U, 0x00800080U, 0x40004000U, 1};  // 256
+    return e5m2 ? Fp8Constants{0, 0x3c003c00U, 0, 0, 1, true}                        // 1
+                : Fp8Constants{1, 0x5c005c00U, 0x00800080U, 0x40004000U, 1, false};  // 256
 }
 
 // Fragments of keys `piece`, `piece` + 1 of the 16 rows from `row` on.

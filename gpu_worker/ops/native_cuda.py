@@ -171,7 +171,7 @@ class NativeCudaOps:
     def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
         if not pairs:
             return
-        _check_pairs(pairs, arena.shape[1], arena.shape[1])
+        check_pairs(pairs, arena.shape[1], arena.shape[1])
         index = torch.tensor(pairs, dtype=torch.int64)
         if not {pair[0] for pair in pairs}.isdisjoint(pair[1] for pair in pairs):
             self._copy_through_staging(arena, index.to(arena.device))
@@ -181,7 +181,7 @@ class NativeCudaOps:
     def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> SwapTicket | None:
         if not pairs:
             return None
-        _check_pairs(pairs, source.shape[1], target.shape[1])
+        check_pairs(pairs, source.shape[1], target.shape[1])
         if not all(self._reachable(arena) for arena in (source, target)):
             self._reference.swap_blocks(source, target, pairs)
             if self._device.type == "cuda":
@@ -291,7 +291,8 @@ def _linear_by_tiles(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.cat(tiles)[: rows.shape[0]].view(*x.shape[:-1], weight.shape[0])
 
 
-def _check_pairs(pairs: Sequence[tuple[int, int]], num_sources: int, num_targets: int) -> None:
+def check_pairs(pairs: Sequence[tuple[int, int]], num_sources: int, num_targets: int) -> None:
+    """ValueError unless the blocks of all pairs (from, to) are there, and none is written twice."""
     for source, target in pairs:
         if not (0 <= source < num_sources and 0 <= target < num_targets):
             raise ValueError(f"pairs: ({source}, {target}) names a block that is not there")
