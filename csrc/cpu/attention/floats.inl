@@ -1,4 +1,4 @@
-// Products in float32, for pages of every type.
+// Products in float32, for pages of every type that halves.inl does not take.
 
 struct Floats {
     using Number = float;
@@ -48,9 +48,6 @@ struct Floats {
                     x[i] = Lanes::widen<kType>(lanes.at[i] + d * kSize<kType>, dim - d);
                 }
                 ahead.ask(kLines);
-                for (int i = 0; slots.scaled && i < Lanes::kCount; ++i) {
-                    x[i] = Lanes::mul(x[i], Lanes::set(slots.scales[key + i]));
-                }
                 Lanes::transpose(x);
                 const std::int64_t rest = dim - d;
 #pragma GCC unroll 16
@@ -76,8 +73,7 @@ struct Floats {
                     ahead.ask(lines_for(2 * dim * kSize<kType>));
                 }
                 for (std::int64_t d = 0; d < dim; d += Lanes::kCount) {
-                    Lanes::F x = Lanes::widen<kType>(lanes.at[i] + d * kSize<kType>, dim - d);
-                    x = slots.scaled ? Lanes::mul(x, Lanes::set(slots.scales[key + i])) : x;
+                    const Lanes::F x = Lanes::widen<kType>(lanes.at[i] + d * kSize<kType>, dim - d);
                     zeros = Lanes::either(zeros, Lanes::mul(x, Lanes::zero()));
                     Lanes::store(row + d, x);
                 }

@@ -1,5 +1,6 @@
-// Products in bfloat16, summed in float32, for pages of bfloat16: with vdpbf16ps, or with tiles. Queries and weights
-// are rounded. Packed keys and values lie as both take them: pairs of dimensions, or of keys, beside each other.
+// Products in bfloat16, summed in float32, for pages of bfloat16 and of 8 bits, which become bfloat16 without being
+// rounded: with vdpbf16ps, or with tiles. Queries and weights are rounded. Packed keys and values lie as both take
+// them: pairs of dimensions, or of keys, beside each other.
 
 #if defined(__AVX512BF16__) || defined(OCTAVO_TILES)
 
@@ -16,28 +17,16 @@ struct Halves {
     }
     static float value(Number x) { return bf16_to_float(x); }
 
-    // Pairs of dimensions are moved like floats.
     static void pack_keys(const KvPages& pages, const Slots& slots, Range range, Scratch<Halves>& s, Ahead& asked) {
-        auto* to = reinterpret_cast<float*>(s.keys);
-        const std::int64_t pairs = pages.head_dim / 2;
-        Ahead ahead = asked;
-        for (std::int64_t key = range.from; key < range.end; key += Lanes::kCount) {
-            const SlotLanes lanes(slots, key);
-            for (std::int64_t d = 0; d < s.dim / 2; d += Lanes::kCount) {
-                Lanes::F x[Lanes::kCount];
-#pragma GCC unroll 16
-                for (int i = 0; i < Lanes::kCount; ++i) {
-                    x[i] = Lanes::load_some(reinterpret_cast<const float*>(lanes.at[i]) + d, pairs - d);
-                }
-                ahead.ask(lines_for(4 * Lanes::kCount * Lanes::kCount));
-                Lanes::transpose(x);
-#pragma GCC unroll 16
-                for (int i = 0; i < Lanes::kCount; ++i) {
-                    Lanes::store(to + (d + i) * kKeyTile + key, x[i]);
-                }
-            }
-        }
-        asked = ahead;
+        with_pairs(pages.dtype,
+                   [&](auto type) { pack_keys_of<decltype(type)::value>(pages.head_dim, slots, range, s, asked); });
+    }
+    static bool pack_values(const KvPages& pages, const Slots& slots, Range range, Scratch<Halves>& s, Ahead& asked) {
+        bool finite = false;
+        with_pairs(pages.dtype, [&](auto type) {
+            finite = pack_values_of<decltype(type)::value>(pages.head_dim, slots, range, s, asked);
+        });
+        return finite;
     }
 
 #if defined(__AVX512BF16__)
@@ -52,58 +41,143 @@ struct Halves {
     static void put_weights(Lanes::F weights, Number* to) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(weights));
     }
-    static bool pack_values(const KvPages& pages, const Slots& slots, Range range, Scratch<Halves>& s, Ahead& asked) {
+#else
+    static void put_weights(Lanes::F weights, Number* to) { store8_bf16(to, weights); }
+#endif
+
+  private:
+    static constexpr std::int64_t kNumbers = 2 * Lanes::kCount;  // in a register
+
+    template <typename Do>
+    static void with_pairs(DType type, const Do& run) {
+        switch (type) {
+            case DType::kBF16:
+                return run(std::integral_constant<DType, DType::kBF16>());
+            case DType::kE4M3:
+                return run(std::integral_constant<DType, DType::kE4M3>());
+            case DType::kE5M2:
+                return run(std::integral_constant<DType, DType::kE5M2>());
+            default:
+                return run(std::integral_constant<DType, DType::kI8>());
+        }
+    }
+
+#if defined(__AVX512BF16__)
+    // kNumbers as pairs of bfloat16; those past `count` are zeros.
+    template <DType kType>
+    static Lanes::F load_pairs(const char* p, std::int64_t count) {
+        if constexpr (kType == DType::kBF16) {
+            return Lanes::load_some(reinterpret_cast<const float*>(p), count / 2);
+        }
+        const auto some = static_cast<__mmask32>(count > 0 ? (1U << count % 32) - 1 : 0);
+        const __m256i bytes =
+            count >= 32 ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)) : _mm256_maskz_loadu_epi8(some, p);
+        if constexpr (kType == DType::kI8) {
+            return pairs(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes))),
+                         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1))));
+        }
+        __m512i half = _mm512_slli_epi16(_mm512_cvtepu8_epi16(bytes), 8);  // e5m2 is the upper half of float16
+        if constexpr (kType == DType::kE4M3) {                             // as load8_e4m3
+            const __m512i wide = _mm512_slli_epi16(_mm512_cvtepi8_epi16(bytes), 7), top = _mm512_set1_epi16(0x3f80);
+            half = _mm512_and_si512(wide, _mm512_set1_epi16(static_cast<short>(0xbf80)));
+            const __mmask32 nan = _mm512_cmpeq_epi16_mask(_mm512_and_si512(wide, top), top);
+            half = _mm512_mask_blend_epi16(nan, half, _mm512_set1_epi16(0x7e00));
+        }
+        return pairs(_mm512_cvtph_ps(_mm512_castsi512_si256(half)),
+                     _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1)));
+    }
+    static Lanes::F pairs(Lanes::F low, Lanes::F high) {
+        return _mm512_castsi512_ps((__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+    // Zeros where both of a pair are finite.
+    static Lanes::F times_zero(Lanes::F x) { return add(Lanes::zero(), x, _mm512_setzero_si512()); }
+    // Each number of x beside that of y: kNumbers pairs.
+    static void put_pairs(Lanes::F x, Lanes::F y, Number* to) {
+        const __m512i a = _mm512_castps_si512(x), b = _mm512_castps_si512(y);
+        const __m512i low = _mm512_unpacklo_epi16(a, b), high = _mm512_unpackhi_epi16(a, b);
+        const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+        const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+        _mm512_storeu_si512(to, _mm512_permutex2var_epi64(low, first, high));
+        _mm512_storeu_si512(to + kNumbers, _mm512_permutex2var_epi64(low, second, high));
+    }
+#else
+    struct Numbers {
+        Number x[kNumbers];
+    };
+    template <DType kType>
+    static Lanes::F load_pairs(const char* p, std::int64_t count) {
+        Numbers numbers{};
+        for (std::int64_t i = 0; i < kNumbers && i < count; i += 8) {
+            store8_bf16(numbers.x + i, load8_as<kType>(p + i * kSize<kType>));
+        }
+        Lanes::F pairs;
+        std::memcpy(&pairs, &numbers, sizeof pairs);
+        return pairs;
+    }
+    static Numbers numbers_of(Lanes::F pairs) {
+        Numbers numbers;
+        std::memcpy(&numbers, &pairs, sizeof numbers);
+        return numbers;
+    }
+    static Lanes::F times_zero(Lanes::F x) {
+        float zero = 0;
+        for (const Number number : numbers_of(x).x) {
+            zero += 0.0F * bf16_to_float(number);
+        }
+        return Lanes::set(zero);
+    }
+    static void put_pairs(Lanes::F x, Lanes::F y, Number* to) {
+        const Numbers first = numbers_of(x), second = numbers_of(y);
+        for (std::int64_t i = 0; i < kNumbers; ++i) {
+            to[2 * i] = first.x[i];
+            to[2 * i + 1] = second.x[i];
+        }
+    }
+#endif
+
+    // Pairs of dimensions are moved like floats.
+    template <DType kType>
+    static void pack_keys_of(std::int64_t dim, const Slots& slots, Range range, Scratch<Halves>& s, Ahead& asked) {
+        auto* to = reinterpret_cast<float*>(s.keys);
+        Ahead ahead = asked;
+        for (std::int64_t key = range.from; key < range.end; key += Lanes::kCount) {
+            const SlotLanes lanes(slots, key);
+            for (std::int64_t d = 0; d < s.dim; d += kNumbers) {
+                Lanes::F x[Lanes::kCount];
+#pragma GCC unroll 16
+                for (int i = 0; i < Lanes::kCount; ++i) {
+                    x[i] = load_pairs<kType>(lanes.at[i] + d * kSize<kType>, dim - d);
+                }
+                ahead.ask(lines_for(kNumbers * Lanes::kCount * kSize<kType>));
+                Lanes::transpose(x);
+#pragma GCC unroll 16
+                for (int i = 0; i < Lanes::kCount; ++i) {
+                    Lanes::store(to + (d / 2 + i) * kKeyTile + key, x[i]);
+                }
+            }
+        }
+        asked = ahead;
+    }
+    template <DType kType>
+    static bool pack_values_of(std::int64_t dim, const Slots& slots, Range range, Scratch<Halves>& s, Ahead& asked) {
         Lanes::F zeros = Lanes::zero();
-        const __m512i low = pairs_from(0), high = pairs_from(16), none = _mm512_setzero_si512();
         Ahead ahead = asked;
         for (std::int64_t key = range.from; key < range.end; key += Lanes::kCount) {
             const SlotLanes lanes(slots, key);
             for (std::int64_t i = 0; i < Lanes::kCount; i += 2) {
                 Number* to = s.values + (key + i) * s.dim;
-                for (std::int64_t d = 0; d < s.dim; d += 32) {
-                    const std::int64_t rest = (pages.head_dim - d) / 2;
-                    const Lanes::F x = Lanes::load_some(reinterpret_cast<const float*>(lanes.at[i] + 2 * d), rest);
-                    const Lanes::F y = Lanes::load_some(reinterpret_cast<const float*>(lanes.at[i + 1] + 2 * d), rest);
-                    ahead.ask(lines_for(128));
-                    zeros = Lanes::either(zeros, add(add(Lanes::zero(), x, none), y, none));
-                    const __m512i a = _mm512_castps_si512(x), b = _mm512_castps_si512(y);
-                    _mm512_storeu_si512(to + 2 * d, _mm512_permutex2var_epi16(a, low, b));
-                    _mm512_storeu_si512(to + 2 * d + 32, _mm512_permutex2var_epi16(a, high, b));
+                ahead.ask(lines_for(2 * dim * kSize<kType>));
+                for (std::int64_t d = 0; d < s.dim; d += kNumbers) {
+                    const Lanes::F x = load_pairs<kType>(lanes.at[i] + d * kSize<kType>, dim - d);
+                    const Lanes::F y = load_pairs<kType>(lanes.at[i + 1] + d * kSize<kType>, dim - d);
+                    zeros = Lanes::either(zeros, Lanes::either(times_zero(x), times_zero(y)));
+                    put_pairs(x, y, to + 2 * d);
                 }
             }
         }
         asked = ahead;
         return Lanes::sum(zeros) == 0.0F;
     }
-
-  private:
-    // The places of 16 pairs of one row's number and the other's.
-    static __m512i pairs_from(std::uint16_t first) {
-        alignas(64) std::uint16_t places[32];
-        for (std::uint16_t i = 0; i < 16; ++i) {
-            places[2 * i] = static_cast<std::uint16_t>(first + i);
-            places[2 * i + 1] = static_cast<std::uint16_t>(first + i + 32);
-        }
-        return _mm512_load_si512(places);
-    }
-#else
-    static void put_weights(Lanes::F weights, Number* to) { store8_bf16(to, weights); }
-    static bool pack_values(const KvPages& pages, const Slots& slots, Range range, Scratch<Halves>& s, Ahead&) {
-        bool finite = true;
-        for (std::int64_t key = range.from; key < range.end; ++key) {
-            Number* to = s.values + key / 2 * 2 * s.dim + key % 2;
-            for (std::int64_t d = 0; d < s.dim; ++d) {
-                Number x = 0;
-                if (d < pages.head_dim) {
-                    std::memcpy(&x, slots.at(key) + 2 * d, 2);
-                }
-                finite = finite && (x & 0x7f80) != 0x7f80;
-                to[2 * d] = x;
-            }
-        }
-        return finite;
-    }
-#endif
 
 #if defined(OCTAVO_TILES)
   public:

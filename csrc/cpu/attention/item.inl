@@ -7,7 +7,7 @@ inline void begin_rows(const AttentionJob& job, const AttentionItem& item, std::
     std::memset(s.sums, 0, static_cast<std::size_t>(rows * s.dim) * 4);
     std::memset(s.totals, 0, static_cast<std::size_t>(rows * Lanes::kCount) * 4);
     std::memset(s.queries, 0, static_cast<std::size_t>(rows * s.dim) * kBytes);
-    std::memset(s.weights, 0, static_cast<std::size_t>(kMostBlock * kKeyTile) * kBytes);
+    std::memset(s.weights, 0, static_cast<std::size_t>(2 * kMostBlock * kKeyTile) * kBytes);
     for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t query = i / job.group, head = item.kv_head * job.group + i % job.group;
         const float* from = job.queries + (item.first_token + query) * job.query_token + head * job.query_head;
@@ -21,8 +21,7 @@ inline void widen_values(const KvPages& pages, const Slots& slots, std::int64_t 
     with_type(pages.dtype, [&](auto type) {
         constexpr DType kType = decltype(type)::value;
         for (std::int64_t d = 0; d < pages.head_dim; d += 8) {
-            const F8 scale = set8(slots.scaled ? slots.scales[key] : 1.0F);
-            store8(to + d, mul8(load8_as<kType>(slots.at(key) + d * kSize<kType>), scale));
+            store8(to + d, load8_as<kType>(slots.at(key) + d * kSize<kType>));
         }
     });
 }
@@ -40,13 +39,13 @@ inline void clear_broken(Range range, Scratch<Form>& s) {
 // For `count` rows from `row` on, which are a block.
 template <typename Form>
 inline void add_broken(const KvPages& pages, const Slots& slots, std::int64_t row, std::int64_t count,
-                       Scratch<Form>& s) {
+                       const typename Form::Number* weights, Scratch<Form>& s) {
     float values[256];
     for (std::int64_t key = 0; key < s.tile; ++key) {
         widen_values(pages, slots, key, values);
         for (std::int64_t d = 0; d < pages.head_dim; ++d) {
             for (std::int64_t i = 0; i < count && !is_finite(values[d]); ++i) {
-                const float weight = Form::value(s.weights[i * kKeyTile + key]);
+                const float weight = Form::value(weights[i * kKeyTile + key]);
                 s.sums[(row + i) * s.dim + d] += (s.rows[row + i].seen >> key & 1) != 0 ? weight * values[d] : 0.0F;
             }
         }
@@ -70,35 +69,50 @@ void attend_tile(const AttentionJob& job, float factor, std::int64_t first, std:
     const std::int64_t low = __builtin_ctz(any), high = kKeyTile - __builtin_clz(any);
     const Range range{low / Form::kKeyStep * Form::kKeyStep, round_up(high, Form::kKeyStep)};
     const std::int64_t size = range.end - range.from;
-    Slots slots;
-    take(pages, pages.keys, key_places, any, s.room, slots);
-    Form::pack_keys(pages, slots, range, s, ahead);
-    take(pages, pages.values, value_places, any, s.room, slots);
+    Slots key_slots, value_slots;
+    take(pages, pages.keys, key_places, any, s.room, key_slots);
+    Form::pack_keys(pages, key_slots, range, s, ahead);
+    take(pages, pages.values, value_places, any, s.room, value_slots);
     // Rows that all see the same keys add no value of another key.
     const bool in_place = Form::in_place(pages, count) && all_see(s.rows, count, any);
-    const bool broken = !in_place && !Form::pack_values(pages, slots, range, s, ahead);
+    const bool broken = !in_place && !Form::pack_values(pages, value_slots, range, s, ahead);
     if (broken) {
         clear_broken(range, s);
     }
     const Number* keys = s.keys + range.from * Form::kPair;
     const Number* values = s.values + range.from * s.dim;
-    const Group* groups = in_place ? slots.groups + range.from / 8 : nullptr;
-    for (std::int64_t row = 0; row < count; row += Form::kBlockRows) {
-        const std::int64_t block = count - row < Form::kBlockRows ? count - row : Form::kBlockRows;
+    const Group* groups = in_place ? value_slots.groups + range.from / 8 : nullptr;
+    const auto block_at = [&](std::int64_t row) {
+        return count - row < Form::kBlockRows ? count - row : Form::kBlockRows;
+    };
+    const auto side_of = [](std::int64_t row) { return row / Form::kBlockRows % 2 * kMostBlock * kKeyTile; };
+    const auto score = [&](std::int64_t row) {
         form.multiply({s.queries + row * s.dim, s.dim, keys, kKeyTile * Form::kPair, pages.head_dim,
-                       s.scores + range.from, kKeyTile, block, size, false, nullptr},
+                       s.scores + side_of(row) + range.from, kKeyTile, block_at(row), size, false, nullptr},
                       ahead);
-        for (std::int64_t i = 0; i < block; ++i) {
-            if (special(job)) {
-                adjust(job, s.rows[row + i], factor, first, range, s.scores + i * kKeyTile);
+    };
+    // The next block's products are made between a block's weights and their use: neither waits for the one before.
+    score(0);
+    for (std::int64_t row = 0; row < count; row += Form::kBlockRows) {
+        const std::int64_t block = block_at(row), side = side_of(row);
+        for (std::int64_t i = 0; i < block && (key_slots.scaled || special(job)); ++i) {
+            float* scores = s.scores + side + i * kKeyTile;
+            if (key_slots.scaled) {
+                multiply_by(scores, key_slots.scales, range);
             }
-            soften(s, row + i, i, special(job) ? 1.0F : factor, range);
+            if (special(job)) {
+                adjust(job, s.rows[row + i], factor, first, range, scores);
+            }
         }
-        form.multiply({s.weights + range.from, kKeyTile, values, s.dim * Form::kPair, size, s.sums + row * s.dim, s.dim,
-                       block, s.dim, true, groups},
+        soften(s, row, block, special(job) ? 1.0F : factor, range, value_slots, side);
+        if (row + block < count) {
+            score(row + block);
+        }
+        form.multiply({s.weights + side + range.from, kKeyTile, values, s.dim * Form::kPair, size, s.sums + row * s.dim,
+                       s.dim, block, s.dim, true, groups},
                       ahead);
         if (broken) {
-            add_broken(pages, slots, row, block, s);
+            add_broken(pages, value_slots, row, block, s.weights + side, s);
         }
     }
     ahead.ask(kAllLines);
@@ -147,7 +161,7 @@ void attend_as(const AttentionJob& job, const AttentionItem& item, const Attenti
 
 void attend(const AttentionJob& job, const AttentionItem& item, const AttentionItem* next, float* scratch) {
 #if defined(__AVX512BF16__) || defined(OCTAVO_TILES)
-    if (job.kv.dtype == DType::kBF16) {
+    if (job.kv.dtype != DType::kF32 && job.kv.dtype != DType::kF16) {
         return attend_as<Halves>(job, item, next, scratch);
     }
 #endif

@@ -50,7 +50,7 @@ struct Group {
 struct Slots {
     Group groups[kGroups];
     float scales[kKeyTile];
-    bool scaled;
+    bool scaled;  // a number is that of the cache times the scale of its slot
 
     const char* at(std::int64_t key) const { return groups[key / 8].at + key % 8 * groups[key / 8].stride; }
 };
@@ -117,8 +117,8 @@ class Ahead {
 };
 constexpr std::int64_t kMostRuns = 2 * kKeyTile, kAllLines = std::numeric_limits<std::int64_t>::max();
 
-// What is asked for while so many bytes are packed: three quarters of as much. Products ask for the rest.
-constexpr std::int64_t lines_for(std::int64_t bytes) { return bytes * 3 / 256; }
+// What is asked for while so many bytes are packed: half as much. Products ask for the rest.
+constexpr std::int64_t lines_for(std::int64_t bytes) { return bytes / 128; }
 
 alignas(64) constexpr float kZeros[256] = {};  // the dimensions of a slot that nobody looks at
 

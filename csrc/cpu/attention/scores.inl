@@ -14,6 +14,12 @@ inline float score_factor(const AttentionJob& job, std::int64_t kv_head) {
     return job.soft_cap > 0 ? scale / job.soft_cap : scale * kLog2E;
 }
 
+inline void multiply_by(float* row, const float* factors, Range range) {
+    for (std::int64_t j = range.from; j < range.end; j += Lanes::kCount) {
+        Lanes::store(row + j, Lanes::mul(Lanes::load(row + j), Lanes::load(factors + j)));
+    }
+}
+
 // Whether a score is more than a product times a factor that is not negative.
 inline bool special(const AttentionJob& job) { return job.soft_cap > 0 || job.alibi != nullptr || job.scale < 0; }
 
@@ -34,16 +40,18 @@ inline void adjust(const AttentionJob& job, const Row& row, float factor, std::i
     }
 }
 
-inline void multiply_row(float* row, std::int64_t count, float factor) {
+inline void multiply_row(float* row, std::int64_t count, Lanes::F factor) {
     for (std::int64_t i = 0; i < count; i += Lanes::kCount) {
-        Lanes::store(row + i, Lanes::mul(Lanes::load(row + i), Lanes::set(factor)));
+        Lanes::store(row + i, Lanes::mul(Lanes::load(row + i), factor));
     }
 }
 
-// Scores of a row, which are products times `factor`, become weights relative to the largest one so far.
+// Scores of a row, which are products times `factor`, become weights relative to the largest one so far, times the
+// scales of values.
 template <typename Form, bool kAll>
 __attribute__((always_inline)) inline void soften_range(const Scratch<Form>& s, std::int64_t i, const float* scores,
-                                                        typename Form::Number* weights, float factor, Range range) {
+                                                        typename Form::Number* weights, float factor, Range range,
+                                                        const Slots& values) {
     using F = Lanes::F;
     Row& row = s.rows[i];
     float* totals = s.totals + i * Lanes::kCount;
@@ -56,7 +64,7 @@ __attribute__((always_inline)) inline void soften_range(const Scratch<Form>& s, 
     }
     const float top = Lanes::top(tops) * factor;
     if (top > row.maximum) {
-        const float drop = exp2f(row.maximum - top);
+        const F drop = power(Lanes::set(row.maximum - top));
         multiply_row(s.sums + i * s.dim, s.dim, drop);
         multiply_row(totals, Lanes::kCount, drop);
         row.maximum = top;
@@ -67,24 +75,30 @@ __attribute__((always_inline)) inline void soften_range(const Scratch<Form>& s, 
         F x = power(Lanes::fma(Lanes::load(scores + j), Lanes::set(factor), Lanes::set(-row.maximum)));
         x = kAll ? x : Lanes::choose(bits(j), x, Lanes::zero());
         total = Lanes::add(total, x);
+        if (values.scaled) {  // a scale that is no number is one to rows that see it
+            x = Lanes::mul(x, Lanes::load(values.scales + j));
+            x = kAll ? x : Lanes::choose(bits(j), x, Lanes::zero());
+        }
         Form::put_weights(x, weights + j);
     }
     Lanes::store(totals, total);
 }
 
-// The same of row i, which is the `place`-th of its block.
+// The same of `count` rows from `row` on, which are a block.
 template <typename Form>
-inline void soften(const Scratch<Form>& s, std::int64_t i, std::int64_t place, float factor, Range range) {
-    const float* scores = s.scores + place * kKeyTile;
-    auto* weights = s.weights + place * kKeyTile;
-    if (s.rows[i].seen == bits_between(0, kKeyTile)) {
-        return soften_range<Form, true>(s, i, scores, weights, factor, {0, kKeyTile});
+inline void soften(const Scratch<Form>& s, std::int64_t row, std::int64_t count, float factor, Range range,
+                   const Slots& values, std::int64_t side) {
+    const float* scores = s.scores + side;
+    auto* weights = s.weights + side;
+    for (std::int64_t i = row; i < row + count; ++i, scores += kKeyTile, weights += kKeyTile) {
+        if (s.rows[i].seen == bits_between(0, kKeyTile)) {
+            soften_range<Form, true>(s, i, scores, weights, factor, {0, kKeyTile}, values);
+        } else if (s.rows[i].seen == bits_between(0, s.tile)) {
+            soften_range<Form, true>(s, i, scores, weights, factor, {0, kKeyTile / 2}, values);
+        } else if (s.rows[i].seen != 0) {
+            soften_range<Form, false>(s, i, scores, weights, factor, range, values);
+        } else {
+            std::memset(weights, 0, static_cast<std::size_t>(kKeyTile) * sizeof(*weights));
+        }
     }
-    if (s.rows[i].seen == bits_between(0, s.tile)) {
-        return soften_range<Form, true>(s, i, scores, weights, factor, {0, kKeyTile / 2});
-    }
-    if (s.rows[i].seen != 0) {
-        return soften_range<Form, false>(s, i, scores, weights, factor, range);
-    }
-    std::memset(weights, 0, static_cast<std::size_t>(kKeyTile) * sizeof(typename Form::Number));
 }

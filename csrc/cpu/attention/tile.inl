@@ -72,8 +72,8 @@ struct Scratch {
     float* sums;      // [rows, dim]
     float* totals;    // [rows, Lanes::kCount]: of weights, a sum per lane
     Number* queries;  // [rows, dim]
-    float* scores;    // [block, kKeyTile]; as floats they become weights
-    Number* weights;  // [block, kKeyTile]
+    float* scores;    // [2, block, kKeyTile]; as floats they become weights
+    Number* weights;  // [2, block, kKeyTile]
     Number* keys;     // dimensions, or pairs of them, apart: [dim, kKeyTile]
     Number* values;   // keys, or pairs of them, apart: [kKeyTile, dim]
     char* room;       // for kKeyTile keys or values, as they are in the cache
@@ -91,7 +91,7 @@ inline std::int64_t round_up(std::int64_t count, std::int64_t step) { return (co
 std::int64_t attend_scratch(const AttentionJob& job, std::int64_t num_queries) {
     const std::int64_t rows = round_up(num_queries * job.group, kMostStep), dim = round_up(job.kv.head_dim, kMostStep);
     const auto row = static_cast<std::int64_t>(sizeof(Row) / 4);
-    return rows * (2 * dim + Lanes::kCount + row) + 2 * kMostBlock * kKeyTile + 3 * kKeyTile * dim;
+    return rows * (2 * dim + Lanes::kCount + row) + 4 * kMostBlock * kKeyTile + 3 * kKeyTile * dim;
 }
 
 template <typename Form>
@@ -112,8 +112,8 @@ inline Scratch<Form> split_scratch(const AttentionJob& job, std::int64_t count, 
     s.sums = floats(rows * dim);
     s.totals = floats(rows * Lanes::kCount);
     s.queries = numbers(rows * dim);
-    s.scores = floats(kMostBlock * kKeyTile);
-    s.weights = sizeof(Number) == 4 ? reinterpret_cast<Number*>(s.scores) : numbers(kMostBlock * kKeyTile);
+    s.scores = floats(2 * kMostBlock * kKeyTile);
+    s.weights = sizeof(Number) == 4 ? reinterpret_cast<Number*>(s.scores) : numbers(2 * kMostBlock * kKeyTile);
     s.keys = numbers(kKeyTile * dim);
     s.values = numbers(kKeyTile * dim);
     s.room = reinterpret_cast<char*>(floats(kKeyTile * dim));

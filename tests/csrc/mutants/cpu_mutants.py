@@ -51,7 +51,7 @@ MUTANTS = {
         ATTENTION,
     ),
     "pairs of values the wrong way round": Mutant(
-        "cpu/attention/halves.inl", "2 * s.dim + key % 2", "2 * s.dim + 1 - key % 2", EMULATED, TILES
+        "cpu/attention/halves.inl", "to[2 * i] = first.x[i];", "to[2 * i] = second.x[i];", EMULATED, TILES
     ),
     "tiles of the lower rows forgotten": Mutant(
         "cpu/attention/halves.inl", "f.rows > 16 ?", "f.rows > 31 ?", EMULATED, TILES
