@@ -166,7 +166,7 @@ void start(const KernelChoice& choice, const AttentionParams& p, const PlanRef& 
 KernelShape attention_kernel(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim,
                              int rows) {
     const KernelChoice choice = choose(kernel, queries, kv_type_named(kv_type), head_dim, rows);
-    require(choice.shared_bytes <= most_shared(), "head_dim", "needs more shared memory than this device has");
+    require(fits_shared(choice.shared_bytes), "head_dim", "needs more shared memory than this device has");
     return {choice.rows, resident_blocks(choice.kernel, choice.threads, choice.shared_bytes)};
 }
 
