@@ -10,7 +10,7 @@ AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 BF16 = (*AVX512, "-mavx512bf16")
 UNITS = {"isa_emulated": (), "isa_generic": (), "isa_avx2": AVX2, "isa_avx512": AVX512, "isa_avx512_bf16": BF16}
-UNITS |= {"isa_amx": BF16, "sample_generic": (), "sample_avx2": AVX2}
+UNITS |= {"isa_amx": BF16, "sample_generic": (), "sample_avx2": AVX2, "sample_avx512": AVX512}
 
 
 @pytest.mark.parametrize("unit", UNITS)

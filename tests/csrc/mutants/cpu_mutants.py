@@ -58,7 +58,7 @@ MUTANTS = {
         "cpu/linear_packed.inl", "k % 4 * 8 + 4 * high", "k % 4 * 8 + 4 * (1 - high)", GENERIC, LINEAR
     ),
     "offset of 4-bit numbers forgotten": Mutant(
-        "cpu/linear_packed.inl", "R::set(inputs[c].scaled_sum)", "R::zero()", GENERIC, LINEAR
+        "cpu/linear_digits.inl", "R::set(input.scaled_sum)", "R::zero()", GENERIC, LINEAR
     ),
     "lost remainder of columns": Mutant(
         "cpu/linear_dense.inl",
