@@ -47,7 +47,7 @@ KernelChoice choose(const std::string& name, DType dtype, KvType kv, int head_di
     require(fits_mma(dtype, kv, head_dim), "kernel", "does not take this type or head size: use simt");
     if (name == "decode_mma") {
         const KernelChoice few = choose_decode_mma(dtype, kv, head_dim, rows);
-        if (few.shared_bytes <= most_shared()) {
+        if (fits_shared(few.shared_bytes)) {
             return few;  // else the tiles of prefill_mma, which every device has room for
         }
     }

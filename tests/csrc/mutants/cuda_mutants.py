@@ -215,7 +215,11 @@ MUTANTS = {
         "longest",
     ),
     "the limit of a larger device": Mutant(
-        "cuda/vllm_attention.cu", "most = most_shared();", "most = 227 * 1024;", ("cuda/vllm_attention.cu",), "longest"
+        "cuda/device.cu",
+        "return bytes <= static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));",
+        "return bytes <= 227 * 1024;",
+        ("cuda/device.cu",),
+        "longest",
     ),
     "a swap waits for its own stream": Mutant(
         "cuda/swap.cu",
