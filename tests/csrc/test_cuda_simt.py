@@ -35,7 +35,7 @@ def test_kernels_agree_with_float64(simulator: Path, batch: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.scaled
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)  # a whole grid
 @pytest.mark.parametrize("peer", GRIDS)
 def test_kernels_pass_the_grids_of_others(simulator: Path, peer: str) -> None:
     run_cases(simulator, {group: draws(count, WHOLE) for group, count in GRIDS[peer].items()})

@@ -137,6 +137,30 @@ MUTANTS = {
         ("cuda/attention_simt.cu",),
         "ops",
     ),
+    "pairs of a swap that goes on overwritten": Mutant(
+        "cuda/swap.cu",
+        "if (place + count - (begin_ == end_ ? place : begin_) > room_) {",
+        "if (count > room_) {",
+        ("cuda/swap.cu",),
+        "swap",
+    ),
+    "a value without weight counted": Mutant(
+        "cuda/vllm_attention.cuh",
+        "(w[i][j] == 0.0F ? 0.0F : y[j])",
+        "y[j]",
+        ("cuda/vllm_attention.cu",),
+        "vllm",
+    ),
+    "scores past the end left as they were": Mutant(
+        "cuda/vllm_attention.cuh",
+        "i < end - begin ? weight_of(logits[i], top) : 0.0F",
+        "i < end - begin ? weight_of(logits[i], top) : 1.0F",
+        ("cuda/vllm_attention.cu",),
+        "vllm",
+    ),
+    "fp8 of the wrong half": Mutant(
+        "cuda/tile.cuh", "high = convert_pair<T>(x >> 16, c);", "high = convert_pair<T>(x, c);", DECODE, "decode_mma"
+    ),
     "part of a cut sequence left out": Mutant(
         "plan/attention_plan.cpp",
         "at = item.end;",
@@ -191,7 +215,11 @@ MUTANTS = {
         "longest",
     ),
     "the limit of a larger device": Mutant(
-        "cuda/vllm_attention.cu", "most = most_shared();", "most = 227 * 1024;", ("cuda/vllm_attention.cu",), "longest"
+        "cuda/device.cu",
+        "return bytes <= static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));",
+        "return bytes <= 227 * 1024;",
+        ("cuda/device.cu",),
+        "longest",
     ),
     "a swap waits for its own stream": Mutant(
         "cuda/swap.cu",

@@ -71,7 +71,7 @@ def has_filter(vocabulary: int, top_k: int, top_p: float, min_p: float, **_: Any
 
 def frequencies(rng: Any, spread: str, filters: tuple[float, int], zeros: float) -> None:
     """Of many draws of one distribution: its shape, and nothing that has no probability."""
-    vocabulary, draws = 111, 4000
+    vocabulary = 111
     top_p, top_k = filters
     if spread == "gumbel":
         logits = np.log(-np.log(rng.random(vocabulary) + 1e-20) + 1e-20) / 0.1
@@ -86,6 +86,9 @@ def frequencies(rng: Any, spread: str, filters: tuple[float, int], zeros: float)
     kept[order[: top_k or vocabulary]] = True
     kept[order[np.cumsum(probabilities[order]) - probabilities[order] > top_p + 1e-6]] = False
     wanted = np.where(kept, probabilities, 0)
+    draws = int(
+        np.clip(84 * wanted.sum() ** 2 / (wanted**2).sum(), 300, 4000)
+    )  # then chance costs half of the tolerance
     counts = np.bincount(draw(rng, np.repeat(logits[None], draws, 0), top_k, top_p), minlength=vocabulary)
     assert not counts[wanted == 0].any(), "drawn without a probability"
     likeness = counts @ wanted / np.linalg.norm(counts) / np.linalg.norm(wanted)
