@@ -13,6 +13,7 @@
 #include "plan/attention_plan.h"
 #ifdef OCTAVO_SIMT
 #include "simt/cuda_runtime.h"
+#include "simt/probes.h"
 #endif
 
 namespace py = pybind11;
@@ -288,6 +289,9 @@ void bind_runtime(py::module_&& module) {
     module.def("choose_versions", &simt::choose_versions);
     module.def("live", &simt::live);
     module.def("place_memory", &simt::place_memory);
+    define<&simt::ring_probe>(module, "ring_probe", &simt::ring_probe, "(out, x, stream)");
+    define<&simt::last_block_probe>(module, "last_block_probe", &simt::last_block_probe,
+                                    "(out, x, room, counter, stream)");
 }
 #endif
 

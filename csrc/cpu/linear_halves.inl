@@ -8,6 +8,9 @@ void to_halves(const float* x, std::int64_t count, HalfBlock* to) {
     }
 }
 
+// Some columns of some rows are one of `shares` passes over these rows. Each pass asks for its share of the next rows,
+// so that memory is read while any column is computed.
+
 #if defined(OCTAVO_TILES)
 
 constexpr TileShapes half_shapes() {
@@ -20,19 +23,21 @@ constexpr TileShapes half_shapes() {
 
 // 16 kWide columns of 16 kHigh rows. Tiles 0 … 3 are sums, 4 and 5 inputs, 6 and 7 weights.
 template <int kWide, int kHigh>
-inline void half_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std::int64_t column) {
+inline void half_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std::int64_t column, std::int64_t shares) {
     using At = Part<Format::kHalves>;
     const std::int64_t blocks = job.weight.cols / kBlock;
     const At low(job.weight, row), high(job.weight, kHigh == 2 ? row + kGroupRows : row);
     const HalfBlock* left = job.halves + input_at(column, blocks);
     const HalfBlock* right = job.halves + input_at(kWide == 2 ? column + kInputColumns : column, blocks);
+    const std::int64_t share = kHigh * blocks * At::kBytes / shares, step = share / blocks;
+    const std::uint8_t* next = low.numbers(kHigh * blocks) + share * (column / (2 * kInputColumns));
     tiles.zero<0>();
     tiles.zero<1>();
     tiles.zero<2>();
     tiles.zero<3>();
-    for (std::int64_t block = 0; block < blocks; ++block, left += kInputColumns, right += kInputColumns) {
-        for (std::int64_t line = 0; column == 0 && line < kHigh * At::kBytes; line += 64) {
-            fetch_second((line < At::kBytes ? low : high).numbers(block) + kAhead + line % At::kBytes);
+    for (std::int64_t block = 0; block < blocks; ++block, left += kInputColumns, right += kInputColumns, next += step) {
+        for (std::int64_t line = 0; line < step; line += 64) {
+            fetch_second(next + line);
         }
         tiles.load<4>(left, sizeof(HalfBlock));
         tiles.load<6>(low.numbers(block), 64);
@@ -62,25 +67,26 @@ inline void half_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std
     }
 }
 
-template <int kWide>
-inline void half_columns(Tiles& tiles, const LinearJob& job, std::int64_t row, std::int64_t end, std::int64_t column) {
-    for (; row + kGroupRows < end; row += 2 * kGroupRows) {
-        half_tiles<kWide, 2>(tiles, job, row, column);
+template <int kHigh>
+inline void half_columns(Tiles& tiles, const LinearJob& job, std::int64_t row) {
+    const std::int64_t shares = (job.columns + 2 * kInputColumns - 1) / (2 * kInputColumns);
+    std::int64_t column = 0;
+    for (; column + kInputColumns < job.columns; column += 2 * kInputColumns) {
+        half_tiles<2, kHigh>(tiles, job, row, column, shares);
     }
-    if (row < end) {
-        half_tiles<kWide, 1>(tiles, job, row, column);
+    if (column < job.columns) {
+        half_tiles<1, kHigh>(tiles, job, row, column, shares);
     }
 }
 
 void half_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
     static constexpr TileShapes kShapes = half_shapes();
     Tiles tiles(kShapes);
-    std::int64_t column = 0;
-    for (; column + kInputColumns < job.columns; column += 2 * kInputColumns) {
-        half_columns<2>(tiles, job, row, end, column);
+    for (; row + kGroupRows < end; row += 2 * kGroupRows) {
+        half_columns<2>(tiles, job, row);
     }
-    if (column < job.columns) {
-        half_columns<1>(tiles, job, row, end, column);
+    if (row < end) {
+        half_columns<1>(tiles, job, row);
     }
 }
 
@@ -95,8 +101,7 @@ constexpr int kHalfTiles = 2, kHalfColumns = 8;
 constexpr int kHalfTiles = 2, kHalfColumns = 4;
 #endif
 
-// kColumns columns of kTiles R::kRows rows. It is one of `shares` passes over these rows, each of which asks for its
-// share of the next rows: so memory is read while any column is computed.
+// kColumns columns of kTiles R::kRows rows.
 template <typename R, int kTiles, int kColumns>
 inline void half_tile(const LinearJob& job, std::int64_t row, std::int64_t column, std::int64_t shares) {
     using At = Part<Format::kHalves>;

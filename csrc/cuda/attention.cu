@@ -45,8 +45,13 @@ KernelChoice choose(const std::string& name, DType dtype, KvType kv, int head_di
     }
     require(name == "decode_mma" || name == "prefill_mma", "kernel", "is none of decode_mma, prefill_mma, simt");
     require(fits_mma(dtype, kv, head_dim), "kernel", "does not take this type or head size: use simt");
-    return name == "decode_mma" ? choose_decode_mma(dtype, kv, head_dim, rows)
-                                : choose_prefill_mma(dtype, kv, head_dim);
+    if (name == "decode_mma") {
+        const KernelChoice few = choose_decode_mma(dtype, kv, head_dim, rows);
+        if (fits_shared(few.shared_bytes)) {
+            return few;  // else the tiles of prefill_mma, which every device has room for
+        }
+    }
+    return choose_prefill_mma(dtype, kv, head_dim);
 }
 
 // A copy of what is there: 16 bytes need every row to lie at a multiple of 16.
@@ -169,7 +174,7 @@ void start(const KernelChoice& choice, const AttentionParams& p, const PlanRef& 
 KernelShape attention_kernel(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim,
                              int rows) {
     const KernelChoice choice = choose(kernel, queries, kv_type_named(kv_type), head_dim, rows);
-    require(choice.shared_bytes <= most_shared(), "head_dim", "needs more shared memory than this device has");
+    require(fits_shared(choice.shared_bytes), "head_dim", "needs more shared memory than this device has");
     return {choice.rows, resident_blocks(choice.kernel, choice.threads, choice.shared_bytes)};
 }
 

@@ -144,7 +144,7 @@ void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorR
             params.half = rotated / 2;
             params.interleaved = interleaved;
             const std::size_t shared = sizeof(T) * static_cast<std::size_t>(layer.num_heads * layer.head_dim);
-            require(shared <= most_shared(), "key", "has more numbers per token than shared memory holds");
+            require(fits_shared(shared), "key", "has more numbers per token than shared memory holds");
             if (keys.size() > 0) {
                 launch(rope_cache_write_kernel<T, C, A>, per_row(keys), kCacheThreads, shared, as_stream(stream),
                        params);

@@ -93,10 +93,14 @@ std::string unsupported(int device) {
     }
 }
 
-std::size_t most_shared() {
+bool fits_shared(std::size_t bytes) {
+    constexpr std::size_t kEverywhere = 48 * 1024;
+    if (bytes <= kEverywhere) {
+        return true;
+    }
     int device = 0;
     check(cudaGetDevice(&device), "device");
-    return static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    return bytes <= static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
 }
 
 const char* device_problem(const void* address) {

@@ -13,8 +13,8 @@ int device_count();
 // driver at all. Asks neither for a context nor for memory of the device.
 std::string unsupported(int device);
 
-// Bytes of shared memory that a thread block of the current device may have.
-std::size_t most_shared();
+// Whether a thread block of the current device may have so many bytes of shared memory.
+bool fits_shared(std::size_t bytes);
 
 // Why kernels of the current device cannot use this address; null if they can. The caller adds the argument's name. A
 // null address counts as usable, and so does pinned host memory. Only one thread may call it at a time.

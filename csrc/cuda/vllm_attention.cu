@@ -68,8 +68,7 @@ void vllm_paged_attention(const TensorRef& out, const TensorRef& exp_sums, const
         return;
     }
     const std::size_t shared = vllm_shared_bytes(std::max(span, 1), layer.head_dim);
-    const std::size_t most = most_shared();
-    require(shared <= most, "max_seq_len", "does not fit into shared memory: use paged_attention_v2");
+    require(fits_shared(shared), "max_seq_len", "does not fit into shared memory: use paged_attention_v2");
     const bool packets = in_packets(kv, span, partitions);
     const dim3 grid(static_cast<unsigned>(p.num_heads), static_cast<unsigned>(queries.shape[0]),
                     static_cast<unsigned>(partitions));
@@ -79,7 +78,7 @@ void vllm_paged_attention(const TensorRef& out, const TensorRef& exp_sums, const
         const bool partial_packets =
             partition_size > 0 && in_packets(partial_out) && layer.head_dim <= kVllmThreads * Packet<T>::kCount;
         const std::size_t reduce = vllm_reduce_bytes<T>(partitions);
-        require(partition_size == 0 || reduce <= most, "max_seq_len",
+        require(partition_size == 0 || fits_shared(reduce), "max_seq_len",
                 "has more partitions than fit into shared memory");
         const VllmParams<T> v{
             p,       exp_sums.as<float>(), max_logits.as<float>(), partial_out.as<T>(), span, partitions,

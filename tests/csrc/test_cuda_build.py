@@ -74,13 +74,25 @@ def disassembler() -> str | None:
     return next(iter(found), None) or shutil.which("cuobjdump")
 
 
-def cuobjdump(*arguments: str) -> str:
+def cuobjdump(*arguments: str, of: Path = MODULE) -> str:
     tool = disassembler()
     if tool is None:
         pytest.skip("no cuobjdump (the wheel nvidia-cuda-cuobjdump, or the CUDA toolkit)")
     environment = os.environ | {"PATH": f"{Path(tool).parent}{os.pathsep}{os.environ['PATH']}"}
-    command = [tool, *arguments, str(MODULE)]
+    command = [tool, *arguments, str(of)]
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(NVCC is None, reason="there is no nvcc")
+def test_copies_in_bulk_are_instructions_of_sm_90a(tmp_path: Path) -> None:
+    cubin, source = tmp_path / "probes.cubin", ROOT / "tests/csrc/simt/probes.cu"
+    folders = (f"-I{ROOT / folder}" for folder in ("csrc", "csrc/cuda", "csrc/include", "tests/csrc"))
+    subprocess.run([str(NVCC), "-std=c++17", "-arch=sm_90a", *folders, "-cubin", "-o", cubin, source], check=True)
+    code = cuobjdump("--dump-sass", of=cubin)
+    for instruction in ("UBLKCP", "SYNCS.ARRIVE.TRANS64", "SYNCS.PHASECHK", "SYNCS.EXCH"):
+        assert instruction in code, instruction
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)

@@ -12,6 +12,8 @@ SCRIPT = Path(__file__).resolve().parents[1] / "simt_cases"
 DECODE = ("cuda/inst/decode_mma_f16_64.cu",)  # one of several: the cases reach it often enough
 PREFILL = ("cuda/inst/prefill_mma_f16_64.cu",)
 PLAN = ("plan/attention_plan.cpp",)
+SWAP = ("cuda/swap.cu",)
+PROBES = ("simt/probes.cu",)
 
 MUTANTS = {
     "wrong causal mask": Mutant(
@@ -178,6 +180,30 @@ MUTANTS = {
         ("cuda/attention_simt.cu",),
         "ops",
     ),
+    "pairs of a swap that goes on overwritten": Mutant(
+        "cuda/swap.cu",
+        "if (place + count - (begin_ == end_ ? place : begin_) > room_) {",
+        "if (count > room_) {",
+        ("cuda/swap.cu",),
+        "swap",
+    ),
+    "a value without weight counted": Mutant(
+        "cuda/vllm_attention.cuh",
+        "(w[i][j] == 0.0F ? 0.0F : y[j])",
+        "y[j]",
+        ("cuda/vllm_attention.cu",),
+        "vllm",
+    ),
+    "scores past the end left as they were": Mutant(
+        "cuda/vllm_attention.cuh",
+        "i < end - begin ? weight_of(logits[i], top) : 0.0F",
+        "i < end - begin ? weight_of(logits[i], top) : 1.0F",
+        ("cuda/vllm_attention.cu",),
+        "vllm",
+    ),
+    "fp8 of the wrong half": Mutant(
+        "cuda/tile.cuh", "high = convert_pair<T>(x >> 16, c);", "high = convert_pair<T>(x, c);", DECODE, "decode_mma"
+    ),
     "part of a cut sequence left out": Mutant(
         "plan/attention_plan.cpp",
         "at = item.end;",
@@ -191,6 +217,82 @@ MUTANTS = {
         "std::max(0, first - shape.window + 2)",
         PLAN,
         "plan",
+    ),
+    # What the simulator saw none of at first: instructions of whole warps, errors that stay, limits of devices, streams
+    # that run later, lanes in any order, copies in bulk.
+    "one barrier in two branches": Mutant(
+        "cuda/common/reduce.cuh",
+        "        space[warp] = x;\n    }\n    __syncthreads();",
+        "        space[warp] = x;\n        __syncthreads();\n    } else {\n        __syncthreads();\n    }",
+        ("cuda/rows.cu",),
+        "rows",
+    ),
+    "matrices loaded in two branches": Mutant(
+        "cuda/tile.cuh",
+        "        load_matrices(a[0], mine);",
+        "        if (lane < 16) {\n load_matrices(a[0], mine);\n } else {\n load_matrices(a[0], mine);\n }",
+        DECODE,
+        "decode_mma",
+    ),
+    "copies used without a barrier after the wait": Mutant(
+        "cuda/decode_mma.cuh",
+        "wait_copies<D::kSlots - 2>();\n        __syncwarp();",
+        "wait_copies<D::kSlots - 2>();",
+        DECODE,
+        "decode_mma",
+    ),
+    "a part announced before all lanes have stored it": Mutant(
+        "simt/probes.cu", "    __threadfence();\n    __syncwarp();", "    __threadfence();", PROBES, "probes"
+    ),
+    "the error of a launch left behind": Mutant(
+        "cuda/arch/launch.cuh", "cudaGetLastError();  // it is told", "// it is told", ("cuda/rows.cu",), "errors"
+    ),
+    "not ready left behind as an error": Mutant(
+        "cuda/swap.cu", "cudaGetLastError();  // which the", "// which the", SWAP, "errors"
+    ),
+    "more than 48 KB not asked for": Mutant(
+        "cuda/arch/launch.cuh",
+        "if (shared_bytes > 48 * 1024) {",
+        "if (shared_bytes > 256 * 1024) {",
+        ("cuda/vllm_attention.cu",),
+        "longest",
+    ),
+    "the limit of a larger device": Mutant(
+        "cuda/device.cu",
+        "return bytes <= static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));",
+        "return bytes <= 227 * 1024;",
+        ("cuda/device.cu",),
+        "longest",
+    ),
+    "a swap waits for its own stream": Mutant(
+        "cuda/swap.cu",
+        "cudaEventRecord(state_->begin.get(), static_cast<cudaStream_t>(after))",
+        "cudaEventRecord(state_->begin.get(), after == nullptr ? nullptr : stream)",
+        SWAP,
+        "streams",
+    ),
+    "a stream that does not wait for a swap": Mutant(
+        "cuda/swap.cu",
+        "check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), swap->event.get(), 0));",
+        "(void)stream;",
+        SWAP,
+        "streams",
+    ),
+    "a copy in bulk that no phase expects": Mutant(
+        "simt/probes.cu",
+        "arrive_expecting(&ring.full[slot], sizeof ring.row[slot]);",
+        "arrive(&ring.full[slot]);",
+        PROBES,
+        "probes",
+    ),
+    "the parity of the phase before": Mutant(
+        "simt/probes.cu", "&ring.full[slot], turn % 2", "&ring.full[slot], (turn + 1) % 2", PROBES, "probes"
+    ),
+    "a slot filled again before all have read it": Mutant(
+        "simt/probes.cu", "wait_for_phase(&ring.empty[slot], (turn + 1) % 2);", "(void)turn;", PROBES, "probes"
+    ),
+    "a barrier that copies in bulk may not know": Mutant(
+        "simt/probes.cu", "        publish_barriers();\n", "", PROBES, "probes"
     ),
 }
 

@@ -1,6 +1,8 @@
 #include "simt/instructions.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace octavo::cuda {
 namespace {
@@ -31,23 +33,34 @@ std::uint16_t half_of_fp8(std::uint8_t x, bool e5m2) {
     return y.bits;
 }
 
+namespace {
+
+// What the codes from 0 on mean.
+std::vector<double> fp8_sizes(bool e5m2) {
+    std::vector<double> sizes;
+    for (int code = 0; code <= (e5m2 ? 0x7b : 0x7e); ++code) {
+        sizes.push_back(to_float(Half{half_of_fp8(static_cast<std::uint8_t>(code), e5m2)}));
+    }
+    return sizes;
+}
+
+}  // namespace
+
 // The nearest of the numbers there are, the even one of two.
 std::uint8_t fp8_of_float(float x, bool e5m2) {
+    static const std::vector<double> all[] = {fp8_sizes(false), fp8_sizes(true)};
     if (std::isnan(x)) {
         return 0x7f;
     }
-    const int last = e5m2 ? 0x7b : 0x7e;
-    const double size = std::fmin(std::fabs(static_cast<double>(x)), e5m2 ? 57344 : 448);
-    int best = 0;
-    double nearest = size;
-    for (int i = 1; i <= last; ++i) {
-        const double gap = std::fabs(size - to_float(Half{half_of_fp8(static_cast<std::uint8_t>(i), e5m2)}));
-        if (gap < nearest || (gap == nearest && i % 2 == 0)) {
-            best = i;
-            nearest = gap;
-        }
+    const std::vector<double>& sizes = all[e5m2];
+    const double size = std::fmin(std::fabs(static_cast<double>(x)), sizes.back());
+    auto code = std::lower_bound(sizes.begin(), sizes.end(), size) - sizes.begin();
+    if (code > 0) {
+        const double below = size - sizes[static_cast<std::size_t>(code) - 1];
+        const double above = sizes[static_cast<std::size_t>(code)] - size;
+        code -= below < above || (below == above && code % 2 == 1) ? 1 : 0;
     }
-    return static_cast<std::uint8_t>(best | (std::signbit(x) ? 0x80 : 0));
+    return static_cast<std::uint8_t>(code | (std::signbit(x) ? 0x80 : 0));
 }
 
 void copy_async16(void* to, const void* from, bool valid) {
@@ -90,6 +103,55 @@ void wait_copies_but(std::size_t pending) {
         }
         groups.erase(groups.begin());
     }
+}
+
+namespace {
+
+// The barrier there, which the thread that runs has seen made.
+simt::Barrier& barrier_at(BulkBarrier* place) {
+    auto& known = simt::self->block->shared_barriers;
+    const auto found = known.find(place);
+    if (found == known.end()) {
+        simt::die("a barrier that was never made");
+    }
+    simt::Barrier& barrier = found->second;
+    if (barrier.maker != simt::self && barrier.made_at == simt::self->block->barriers) {
+        simt::die("a barrier that the thread block may not have seen yet");
+    }
+    return barrier;
+}
+
+}  // namespace
+
+void make_barrier(BulkBarrier* barrier, unsigned arrivals) {
+    const int count = static_cast<int>(arrivals);
+    simt::self->block->shared_barriers[barrier] = {count, count, 0, 0, simt::self, simt::self->block->barriers, false};
+}
+void publish_barriers() {
+    for (auto& [place, barrier] : simt::self->block->shared_barriers) {
+        barrier.published = barrier.published || barrier.maker == simt::self;
+    }
+}
+void arrive(BulkBarrier* place) { arrive_expecting(place, 0); }
+void arrive_expecting(BulkBarrier* place, unsigned bytes) {
+    simt::Barrier& barrier = barrier_at(place);
+    if (barrier.pending == 0) {
+        simt::die("more threads arrive at a barrier than it was made for");
+    }
+    barrier.bytes += bytes;
+    --barrier.pending;
+    simt::end_phase(barrier);
+}
+void wait_for_phase(BulkBarrier* barrier, unsigned parity) { simt::spin(barrier_at(barrier), parity); }
+void copy_bulk(void* to, const void* from, unsigned bytes, BulkBarrier* place) {
+    simt::Barrier& barrier = barrier_at(place);
+    if (!aligned(to) || !aligned(from) || bytes % 16 != 0) {
+        simt::die("a copy in bulk that is not aligned");
+    }
+    if (!barrier.published) {
+        simt::die("a copy in bulk for a barrier that was not published");
+    }
+    simt::self->block->bulk.push_back({to, from, bytes, &barrier});
 }
 
 namespace {

@@ -1,4 +1,4 @@
-// The names of arch/ptx.cuh.
+// The names of arch/ptx.cuh and arch/bulk.cuh.
 #pragma once
 
 #include <cstdint>
@@ -124,6 +124,15 @@ template <typename T>
 void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
 extern template void multiply_add<Half>(float (&)[4], const std::uint32_t (&)[4], std::uint32_t, std::uint32_t);
 extern template void multiply_add<BFloat>(float (&)[4], const std::uint32_t (&)[4], std::uint32_t, std::uint32_t);
+
+// A copy in bulk arrives at any time between its call and the end of the phase that waits for it.
+using BulkBarrier = std::uint64_t;
+void make_barrier(BulkBarrier* barrier, unsigned arrivals);
+void publish_barriers();
+void arrive(BulkBarrier* barrier);
+void arrive_expecting(BulkBarrier* barrier, unsigned bytes);
+void wait_for_phase(BulkBarrier* barrier, unsigned parity);
+void copy_bulk(void* to, const void* from, unsigned bytes, BulkBarrier* barrier);
 
 inline std::int32_t add_acquire_release(std::int32_t* p, std::int32_t x) { return atomicAdd(p, x); }
 inline float load_shared_result(const float* p) { return *p; }

@@ -1,6 +1,6 @@
 // Unkind on purpose: warps and blocks run in random order, two blocks at a time; between rendezvous a warp's lanes run
-// in random order, and not always all of them before other warps do; shared memory starts as NaN, with poison behind
-// it; full masks only, and every thread must take part in every barrier.
+// in random order, and not always all of them before other warps go far; shared memory starts as NaN, with poison
+// behind it; full masks only, and every thread must take part in every barrier.
 #include "simt/runtime.h"
 
 #include <algorithm>
@@ -255,10 +255,14 @@ void run_step(std::vector<std::unique_ptr<Block>>& resident) {
     std::shuffle(all.begin(), all.end(), chance);
     bool ran = false;
     for (auto& [block, warp] : all) {
+        int& asleep = block->warps[warp].asleep;
         const auto luck = chance();
-        if (luck % 4 != 0) {
+        if (asleep > 0) {
+            --asleep;
+        } else if (luck % 4 != 0) {
             const bool some = luck / 4 % 4 == 0;
             ran = run_warp(*block, warp, some ? static_cast<int>(luck / 16 % kLanes + 1) : kLanes) || ran;
+            asleep = some ? static_cast<int>(luck / 512 % 16) : 0;
         }
         ran = ((luck >> 16) % 4 == 0 && bring(*block)) || ran;
     }

@@ -30,20 +30,22 @@ struct Warp {
     const char* what = nullptr;  // the rendezvous it is at
     std::uintptr_t site = 0;     // where in the code, of an instruction that all lanes must execute together
     int arrived = 0;
+    int asleep = 0;              // steps of others that it lets pass
     int at_barrier = 0;          // lanes that wait at the block's barrier
     std::uint32_t barriers = 0;  // __syncwarp so far
 };
 
 struct Block;
+struct Fiber;
 
 // A barrier in shared memory (mbarrier). A phase ends when all arrivals and all bytes that were expected have come.
 struct Barrier {
     int count = 0, pending = 0;
     std::int64_t bytes = 0;  // expected, and not there yet
     unsigned phase = 0;
-    int maker = 0;              // the thread that initialized it,
-    std::uint32_t made_at = 0;  // between which barriers of the block
-    bool fenced = false;        // copies in bulk may know it
+    const Fiber* maker = nullptr;
+    std::uint32_t made_at = 0;  // after so many barriers of the thread block
+    bool published = false;     // to copies in bulk
 };
 struct BulkCopy {
     void* to;
