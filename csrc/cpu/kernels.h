@@ -101,7 +101,8 @@ struct Kernels {
     void (*to_digits)(const float* x, std::int64_t count, InputBlock* to);
     void (*to_halves)(const float* x, std::int64_t count, HalfBlock* to);
     void (*weight_row)(const Weight& weight, std::int64_t row, float* out);
-    void (*attend)(const AttentionJob& job, const AttentionItem& item, float* scratch);
+    // `next`, if it is not null, will probably be computed then: its first keys are asked for.
+    void (*attend)(const AttentionJob& job, const AttentionItem& item, const AttentionItem* next, float* scratch);
     std::int64_t (*attend_scratch)(const AttentionJob& job, std::int64_t num_queries);  // floats
     void (*merge)(const AttentionJob& job, const AttentionItem& item, std::int64_t num_parts, std::int64_t part_floats);
     void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t count, float* out);

@@ -43,15 +43,3 @@ inline F8 exp8(F8 x) {
     p = add8(fma8(p, mul8(r, r), r), set8(1.0F));
     return mul8(p, exponent8(n));
 }
-
-// 2^x of x <= 0, within 2 ulp; below -126 it is next to nothing. NaN stays NaN, as in exp8.
-inline F8 power8(F8 x) {
-    const F8 inside = max8(set8(-126.0F), x);
-    const F8 n = round8(inside), r = sub8(inside, n);
-    F8 p = fma8(set8(1.535336188e-4F), r, set8(1.339887440e-3F));
-    p = fma8(p, r, set8(9.618437357e-3F));
-    p = fma8(p, r, set8(5.550332471e-2F));
-    p = fma8(p, r, set8(2.402264791e-1F));
-    p = fma8(p, r, set8(6.931472028e-1F));
-    return times_power8(fma8(p, r, set8(1.0F)), n);
-}
