@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from octavo.options import Option, Settings, SettingsError, closest, flag, options_of
 
+SHOWN_CHARACTERS = 200  # of a wrong value
 PROGRAMS = ("router", "worker", "up", "client")  # each may have a table in one common file
 # Kubernetes adds these for a Service named octavo-router or octavo-worker; they are not meant for octavo.
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)")
@@ -127,10 +128,10 @@ def _file_table(cls: type[Settings], file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SettingsError(f"{file}: {error.strerror}: name a TOML file with --config") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number of too many digits, or too deep
         raise SettingsError(f"{file}: cannot be read as TOML: {error}") from error
     for name in tables:
         if name not in PROGRAMS:
@@ -162,6 +163,15 @@ def _checked(option: Option, given: Any, origin: str, *, typed: bool = False) ->
         value = option.from_text(given) if isinstance(given, str) and not typed else option.from_typed(given)
         option.check_value(value)
     except ValueError as error:
-        shown = "" if option.secret else f" {given!r}"
+        shown = "" if option.secret else f" {_shown(given)}"
         raise SettingsError(f"{option.name}{shown} (from {origin}): {error}") from None
     return value
+
+
+def _shown(given: Any) -> str:
+    """A value as an error shows it: its beginning, if it is long."""
+    try:
+        text = repr(given)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return "of too many digits"
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
