@@ -16,6 +16,7 @@ from typing import TextIO
 
 FORMATS = ("human", "json")
 LEVELS = ("debug", "info", "warning", "error")
+QUIET = ("grpc", "asyncio")  # at level debug they tell of every call and nothing of octavo
 
 _HUMAN_ERROR = re.compile(r"\d\d:\d\d:\d\d\.\d\d\d \S+ error +(.*)")
 _context: ContextVar[dict[str, str | int] | None] = ContextVar("octavo_log_context", default=None)
@@ -41,6 +42,8 @@ def configure(program: str, *, form: str = "human", level: str = "info", stream:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    for name in QUIET:
+        logging.getLogger(name).setLevel(max(root.level, logging.INFO))
 
 
 def error_in(line: str) -> str:

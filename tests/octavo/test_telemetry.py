@@ -26,6 +26,8 @@ def configured():
 
     yield configure
     root.handlers[:], root.level = handlers, level
+    for name in telemetry.QUIET:
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 def fail():
@@ -86,6 +88,18 @@ def test_levels(level, configured):
         log.log(getattr(logging, name.upper()), name)
     seen = [json.loads(line)["level"] for line in stream.getvalue().splitlines()]
     assert seen == list(telemetry.LEVELS[telemetry.LEVELS.index(level) :])
+
+
+def test_grpc_tells_no_call_at_level_debug(configured):
+    noisy = logging.getLogger("grpc._cython.cygrpc")
+    stream = configured("human", "debug")
+    noisy.debug("[_cygrpc] Loaded running loop")
+    log.debug("ours")
+    noisy.warning("theirs")
+    assert [line.split()[-1] for line in stream.getvalue().splitlines()] == ["ours", "theirs"]
+    configured("human", "error")
+    noisy.warning("theirs")
+    assert not noisy.isEnabledFor(logging.WARNING)
 
 
 async def test_tasks_do_not_see_each_others_context(configured):
