@@ -47,6 +47,9 @@ class Settings(Protocol):
 
     program: ClassVar[str]
     headings: ClassVar[Mapping[str, str]]  # of groups in a help, by the first setting of each
+    started: ClassVar[
+        tuple[type["Settings"], ...]
+    ]  # those of the programs that this one starts, and gives their settings
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 

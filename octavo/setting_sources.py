@@ -142,7 +142,9 @@ def _file_table(cls: type[Settings], file: Path | None) -> dict[str, Any]:
     options = options_of(cls)
     for key in table:
         if key not in options:
-            raise SettingsError(f"{file}: [{cls.program}] has no setting {key}{closest(key, options)}")
+            elsewhere = [f"[{each.program}]" for each in cls.started if key in options_of(each)]
+            hint = f"; it stands in {' and '.join(elsewhere)}" if elsewhere else closest(key, options)
+            raise SettingsError(f"{file}: [{cls.program}] has no setting {key}{hint}")
     return table
 
 
@@ -155,7 +157,10 @@ def _check_environment(cls: type[Settings], environ: Mapping[str, str]) -> None:
         if not variable.startswith("OCTAVO_") or variable in known or _SERVICE_LINK.fullmatch(variable):
             continue
         if variable.startswith(own) or not variable.startswith(others):
-            raise SettingsError(f"no setting has the environment variable {variable}{closest(variable, known)}")
+            name = variable.removeprefix(own).lower()
+            elsewhere = [options_of(each)[name].variable for each in cls.started if name in options_of(each)]
+            hint = f"; it is {' and '.join(elsewhere)}" if elsewhere else closest(variable, known)
+            raise SettingsError(f"no setting has the environment variable {variable}{hint}")
 
 
 def _checked(option: Option, given: Any, origin: str, *, typed: bool = False) -> Any:
