@@ -64,6 +64,7 @@ class Pods:
             env[entry["name"]] = self.at_mounts(value.replace("$(POD_IP)", "127.0.0.1"), pod["spec"], container)
         env["HOME"] = str(self.folder)
         prefix = f"OCTAVO_{component.upper()}"
+        env[f"{prefix}_STORE"] = self._store.url
         if component == "router":
             names = {"grpc": "LISTEN", "http": "HTTP_LISTEN", "web": "WEB_LISTEN"}
             env |= {f"{prefix}_{name}": f"0.0.0.0:{self.ports[port]}" for port, name in names.items()}
@@ -121,10 +122,12 @@ class Pods:
         variables = {"grpc": "LISTEN", "http": "HTTP_LISTEN", "web": "WEB_LISTEN"}
         names = [port["name"] for port in self.containers[component][1]["ports"]]
         said = [process.environment[f"OCTAVO_{component.upper()}_{variables[name]}"] for name in names]
-        found = listening(process.pid)
+        # gRPC takes 0.0.0.0 for all interfaces of both versions.
+        found = {(address.replace("::", "0.0.0.0"), port) for address, port in listening(process.pid)}
         expected = {("0.0.0.0", int(each.rpartition(":")[2])) for each in said}
-        (other,) = found - expected  # Admin of a router, which only its own pod reaches; or where blocks come to
-        return expected <= found and other[0] == {"router": "127.0.0.1", "worker": "0.0.0.0"}[component]
+        # Beside them: Admin of a router, which only its own pod reaches; or where blocks come to.
+        others = [address for address, _ in found - expected]
+        return expected <= found and others == [{"router": "127.0.0.1", "worker": "0.0.0.0"}[component]], found
 
     def before_stop(self, process):
         """What kubelet does first when the pod is to end: the command of preStop, beside the process."""
@@ -240,7 +243,8 @@ def test_the_pods_of_a_secure_release_serve_and_leave(tmp_path, store, secured):
         for process in (*workers, router):
             wait_until(lambda p=process: here.probe(p, "readinessProbe"), SECONDS, f"{process.name} is not ready")
             assert here.probe(process, "livenessProbe")
-            assert here.listens_as_said(process)
+            right, found = here.listens_as_said(process)
+            assert right, (process.name, found)
 
         client_files = secrets["trial-octavo-client-tls"]
         endpoint = f"localhost:{here.ports['grpc']}"
