@@ -5,6 +5,7 @@ A log line never holds a prompt, a token, or the text of an exception, which may
 
 import json
 import logging
+import os
 import re
 import sys
 import time
@@ -42,6 +43,9 @@ def configure(program: str, *, form: str = "human", level: str = "info", stream:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # gRPC's core writes lines of its own, in no form of ours, and strangers can make it do so. It asks for this before
+    # its first one.
+    os.putenv("GRPC_VERBOSITY", "INFO" if level == "debug" else "ERROR")
     for name in QUIET:
         logging.getLogger(name).setLevel(max(root.level, logging.INFO))
 

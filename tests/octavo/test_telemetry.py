@@ -4,10 +4,13 @@ import asyncio
 import io
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 
 from octavo import telemetry
+from octavo.security.development_ca import make_certificates
 
 CANARY = "xyzzy-canary"
 log = logging.getLogger("octavo.test")
@@ -114,3 +117,29 @@ async def test_tasks_do_not_see_each_others_context(configured):
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert len(lines) == 5
     assert all(line["seq"] == line["message"] for line in lines)
+
+
+HANDSHAKE = """
+import asyncio, socket, sys
+from octavo import telemetry
+telemetry.configure("router", form="json")
+import grpc
+async def main():
+    server = grpc.aio.server()
+    pair = [open(name, "rb").read() for name in sys.argv[1:]]
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([tuple(pair)]))
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"no handshake of TLS" * 20)
+    await reader.read()
+    await server.stop(0)
+asyncio.run(main())
+"""
+
+
+def test_a_stranger_makes_grpc_write_no_line_of_its_own(tmp_path):
+    """Such a line is no JSON, and as many come as there are strangers."""
+    make_certificates(tmp_path)
+    pair = [tmp_path / "router.key", tmp_path / "router.crt"]
+    done = subprocess.run([sys.executable, "-c", HANDSHAKE, *pair], check=True, capture_output=True, text=True)
+    assert done.stderr == ""

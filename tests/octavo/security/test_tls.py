@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from certificates import Certificates
+from cryptography import x509
 
 from octavo.security import development_ca, tls
 from octavo.security.development_ca import certificate_files, is_complete, make_certificates
@@ -102,9 +103,13 @@ def test_certificates_are_for_one_role_and_readable_by_one_user(tmp_path: Path) 
     assert folder.stat().st_mode & 0o777 == 0o700
     authority = (folder / "ca.crt").read_bytes()
     before = (folder / "worker.crt").read_bytes()
-    make_certificates(folder)  # again: the authority stays
+    make_certificates(folder)  # again: the authority stays, and the names
     assert (folder / "ca.crt").read_bytes() == authority
     assert (folder / "worker.crt").read_bytes() != before
+    names = x509.load_pem_x509_certificate((folder / "worker.crt").read_bytes()).extensions
+    known = names.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "gpu-1.example" in known.get_values_for_type(x509.DNSName)
+    assert "10.1.2.3" in map(str, known.get_values_for_type(x509.IPAddress))
     (folder / "client.key").unlink()
     assert not is_complete(folder)
 
