@@ -90,7 +90,7 @@ inline F8 choose8(std::uint32_t bits, F8 a, F8 b) {
 }
 
 // Rows become columns.
-inline void transpose8(F8 (&x)[8]) {
+__attribute__((always_inline)) inline void transpose8(F8 (&x)[8]) {
     F8 y[8];
     for (int i = 0; i < 8; i += 4) {
         const F8 a = _mm256_unpacklo_ps(x[i], x[i + 1]), b = _mm256_unpacklo_ps(x[i + 2], x[i + 3]);

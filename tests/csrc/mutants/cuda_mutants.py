@@ -201,9 +201,6 @@ MUTANTS = {
         ("cuda/vllm_attention.cu",),
         "vllm",
     ),
-    "fp8 of the wrong half": Mutant(
-        "cuda/tile.cuh", "high = convert_pair<T>(x >> 16, c);", "high = convert_pair<T>(x, c);", DECODE, "decode_mma"
-    ),
     "part of a cut sequence left out": Mutant(
         "plan/attention_plan.cpp",
         "at = item.end;",
