@@ -24,7 +24,7 @@ struct Prefill {
     static constexpr int kFragments = kDim / 16;
     static constexpr int kQueryPitch = kDim + 8;  // 16-bit numbers: rows begin 4 banks apart
     // In registers; else they are read again for each tile. Scales of slots need registers, too.
-    static constexpr bool kKeepQueries = kDim < (Kind::kSlotScales ? 128 : 256);
+    static constexpr bool kKeepQueries = kDim < 256 && !Kind::kSlotScales;
     static constexpr std::size_t kTiles = 4UL * kTileBytes;
     static constexpr std::size_t kQueries = 2UL * kPrefillRows * kQueryPitch;
     static constexpr int kScaleBytes = Kind::kSlotScales ? 4 * kKeys : 0;  // of a tile of keys and one of values
