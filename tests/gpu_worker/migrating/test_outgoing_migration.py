@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from waiting import until
-from worker_pair import PROMPT, Follower, PairedWorker, WorkerPair, greedy, worker_pair
+from worker_pair import PROMPT, CountingRunner, Follower, PairedWorker, WorkerPair, greedy, worker_pair
 
 from gpu_worker.migrating.outgoing_migration import MAX_ROUNDS
 from gpu_worker.migrating.ticket_sender import TicketSender
@@ -273,11 +273,22 @@ async def check_one_owner(pair: WorkerPair, follower: Follower, params: Sampling
     await pair.b.has_let_go()
 
 
+def fill_a_block_before_the_first_is_sent(runner: CountingRunner) -> None:
+    """Otherwise a quick migration need not ask for further blocks."""
+
+    async def wait() -> None:
+        steps = runner.num_steps
+        await until(lambda: runner.num_steps >= steps + 5)
+
+    failpoints.arm("source.prepared", wait)
+
+
 @pytest.mark.parametrize("name", STAYS)
 async def test_an_error_at_any_step_leaves_it_where_it_is(name):
     async with worker_pair() as pair:
         params = greedy(200)
         follower = await pair.run(params)
+        fill_a_block_before_the_first_is_sent(pair.a.runner)
         if name in ("source.aborting", "source.aborted"):
             failpoints.arm("target.verified", "error")
         armed = failpoints.arm(name, "error:3" if name == "source.aborting" else "error")
@@ -307,6 +318,7 @@ async def test_an_error_at_any_step_of_the_target_leaves_one_owner(name):
     async with worker_pair() as pair:
         params = greedy(200)
         follower = await pair.run(params)
+        fill_a_block_before_the_first_is_sent(pair.a.runner)
         armed = failpoints.arm(name, "error:2")
         last = (await pair.a.migrate(follower.seq_id, target=pair.b.incarnation))[-1]
         assert armed.num_reached
