@@ -2,15 +2,15 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
 
 from gpu_worker.scheduling.step import SubscriptionId
 from octavo.ids import Incarnation, SequenceId
-from octavo.step_item import StepItem
+from octavo.step_item import StepItem, WaitingItems
 
+MAX_JOINED_MESSAGES = 32
 MAX_PENDING_MESSAGES = 4096  # a reader that is so many behind is cut off; it reads the journal and follows again
 
 _numbers = count(1)
@@ -34,6 +34,11 @@ class StepMessage:
     num_branches: int = 0  # of the last step alone; 0 in a message that was withheld until no further step came
     num_tokens: int = 0  # like num_branches
     moved: list[MovedSequence] = field(default_factory=list)  # after all items that are sent of them here
+
+    @property
+    def is_joinable(self) -> bool:
+        """Whether the items of other steps may travel with it: it has nothing that must be heard after its items."""
+        return not (self.unknown or self.moved)
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +64,7 @@ class StepSubscription:
 
     def send_buffer(self, step_id: int, num_branches: int = 0, num_tokens: int = 0) -> None:
         """Makes one message of the whole buffer, which may be empty, and queues the message."""
-        items = join_items(self.buffer) if self.num_withheld > 1 else self.buffer
+        items = WaitingItems(self.buffer).take() if self.num_withheld > 1 else self.buffer
         self.buffer, self.num_withheld, self.urgent = [], 0, False
         self.queue_message(StepMessage(step_id, items, [], num_branches, num_tokens))
 
@@ -72,6 +77,19 @@ class StepSubscription:
             self.ready.append(message)
         self.wake.set()
 
+    def next_message(self) -> StepMessage:
+        """Removes the oldest message that is ready, and for a router the steps that wait behind it, as one message."""
+        message = self.ready.popleft()
+        if not self.router_id or self.num_awaited or not message.is_joinable:
+            return message
+        joined = [message]
+        while self.ready and self.ready[0].is_joinable and len(joined) < MAX_JOINED_MESSAGES:
+            joined.append(self.ready.popleft())
+        if len(joined) == 1:
+            return message
+        items = WaitingItems(item for each in joined for item in each.items)
+        return replace(joined[-1], step_id=max(each.step_id for each in joined), items=items.take())
+
     def forget_steps(self, num_steps: int) -> None:
         """Awaits so many granted steps less: the subscription has been told of them, or the grant was taken back."""
         self.num_awaited = max(0, self.num_awaited - num_steps)
@@ -82,25 +100,3 @@ class StepSubscription:
         self.closing = True
         self.num_awaited = 0
         self.wake.set()
-
-
-def join_items(items: Iterable[StepItem]) -> list[StepItem]:
-    """Makes one item of each run of a branch's tokens; the given items stay as they are.
-
-    Items of ranked branches are not joined: a router's stop string may end the text at any token, and each item has
-    the branch's score up to its own token.
-    """
-    latest: dict[tuple[SequenceId, int, int], StepItem] = {}
-    joined: list[StepItem] = []
-    for item in items:
-        key = (item.seq_id, item.epoch, item.branch)
-        last = latest.get(key)
-        if last is None or last.end != item.first_index or item.cumulative_logprob is not None:
-            latest[key] = item = replace(item)
-            joined.append(item)
-            continue
-        last.token_ids = [*last.token_ids, *item.token_ids]
-        last.chain, last.finish, last.failure = item.chain, item.finish, item.failure
-        last.scores = [*last.scores, *item.scores]
-        last.prompt_scores = last.prompt_scores or item.prompt_scores
-    return joined
