@@ -86,7 +86,7 @@ class WaitingItems:
         last.chain, last.finish, last.failure = item.chain, item.finish, item.failure
         last.prompt_scores = last.prompt_scores or item.prompt_scores
 
-    def take(self) -> list[StepItem]:
+    def take_items(self) -> list[StepItem]:
         """Removes all items and returns them."""
         items, self._items = self._items, []
         self.num_tokens = 0

@@ -35,10 +35,12 @@ class StepMessage:
     num_tokens: int = 0  # like num_branches
     moved: list[MovedSequence] = field(default_factory=list)  # after all items that are sent of them here
 
+    is_counted: bool = False  # its step was granted by its reader, which is told of each of these by itself
+
     @property
     def is_joinable(self) -> bool:
         """Whether the items of other steps may travel with it: it has nothing that must be heard after its items."""
-        return not (self.unknown or self.moved)
+        return not (self.is_counted or self.unknown or self.moved)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,11 +64,13 @@ class StepSubscription:
         if item.finish or item.cached_tokens is not None:  # an end, or the first token of a sequence
             self.urgent = True
 
-    def send_buffer(self, step_id: int, num_branches: int = 0, num_tokens: int = 0) -> None:
+    def send_buffer(
+        self, step_id: int, num_branches: int = 0, num_tokens: int = 0, *, is_counted: bool = False
+    ) -> None:
         """Makes one message of the whole buffer, which may be empty, and queues the message."""
-        items = WaitingItems(self.buffer).take() if self.num_withheld > 1 else self.buffer
+        items = WaitingItems(self.buffer).take_items() if self.num_withheld > 1 else self.buffer
         self.buffer, self.num_withheld, self.urgent = [], 0, False
-        self.queue_message(StepMessage(step_id, items, [], num_branches, num_tokens))
+        self.queue_message(StepMessage(step_id, items, [], num_branches, num_tokens, is_counted=is_counted))
 
     def queue_message(self, message: StepMessage) -> None:
         """Queues a message for the server to send. A reader that is MAX_PENDING_MESSAGES messages behind is cut off."""
@@ -80,7 +84,7 @@ class StepSubscription:
     def next_message(self) -> StepMessage:
         """Removes the oldest message that is ready, and for a router the steps that wait behind it, as one message."""
         message = self.ready.popleft()
-        if not self.router_id or self.num_awaited or not message.is_joinable:
+        if not (self.router_id and message.is_joinable):
             return message
         joined = [message]
         while self.ready and self.ready[0].is_joinable and len(joined) < MAX_JOINED_MESSAGES:
@@ -88,7 +92,7 @@ class StepSubscription:
         if len(joined) == 1:
             return message
         items = WaitingItems(item for each in joined for item in each.items)
-        return replace(joined[-1], step_id=max(each.step_id for each in joined), items=items.take())
+        return replace(joined[-1], step_id=max(each.step_id for each in joined), items=items.take_items())
 
     def forget_steps(self, num_steps: int) -> None:
         """Awaits so many granted steps less: the subscription has been told of them, or the grant was taken back."""

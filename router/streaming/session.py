@@ -91,7 +91,7 @@ class Session:
         self._poller.note_item(self._sessions.now)
         num_tokens = self._inbox.num_tokens + len(item.token_ids)
         if num_tokens > MAX_INBOX_TOKENS and self._inbox and not self._delivery.selects_best:
-            self._inbox.take()
+            self._inbox.take_items()
             self._may_send = False
             self.poll_record()
             return
@@ -245,7 +245,7 @@ class Session:
     def _drain_inbox(self) -> None:
         self._may_send = False
         self._wake.clear()
-        for item in self._inbox.take():
+        for item in self._inbox.take_items():
             self._encoder.note_item(item)
             if not self._delivery.add_item(item):
                 self.poll_record()  # the journals have what is missing

@@ -106,14 +106,15 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         due, number = time.perf_counter(), 0
         try:
             while True:
-                due = max(time.perf_counter(), due + self.step_s)
-                await asyncio.sleep(due - time.perf_counter())
+                due += self.step_s  # an engine does not wait for routers: after a late step comes the next one at once
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
                 items = [
                     sequence.next_item(seq_id)
                     for seq_id, sequence in self.sequences.items()
                     if not (self.begins and sequence.num_tokens)
                 ]
                 if not items:
+                    due = time.perf_counter()
                     continue
                 number += 1
                 for item in items:

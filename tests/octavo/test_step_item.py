@@ -51,20 +51,20 @@ def told(items: list[StepItem]) -> dict[object, list[object]]:
 def test_waiting_items_say_what_the_given_ones_said(items: list[StepItem]) -> None:
     before, waiting = deepcopy(items), WaitingItems(items)
     assert waiting.num_tokens == sum(len(each.token_ids) for each in items)
-    taken = waiting.take()
+    taken = waiting.take_items()
     assert told(taken) == told(items)
     assert items == before, "the given items were changed"
     chains = {(each.seq_id, each.branch, each.epoch): each.chain for each in items}
     assert {(each.seq_id, each.branch, each.epoch): each.chain for each in taken} == chains
-    assert (len(waiting), waiting.num_tokens, waiting.take()) == (0, 0, [])
+    assert (len(waiting), waiting.num_tokens, waiting.take_items()) == (0, 0, [])
 
 
 def test_a_run_becomes_one_item_and_what_was_taken_is_not_continued() -> None:
     waiting = WaitingItems(item(index, [index]) for index in range(5))
-    first = waiting.take()
+    first = waiting.take_items()
     assert [(each.first_index, each.token_ids, each.chain) for each in first] == [(0, [0, 1, 2, 3, 4], 4)]
     waiting.add(item(5, [5]))
-    assert [each.first_index for each in waiting.take()] == [5]
+    assert [each.first_index for each in waiting.take_items()] == [5]
     assert first[0].token_ids == [0, 1, 2, 3, 4]
 
 
@@ -74,4 +74,4 @@ def test_items_stay_apart_where_one_would_say_less() -> None:
     replayed = [item(0, [1]), item(1, [2], cached_tokens=7)]
     ended = [item(0, [1], finish=FinishReason.STOP), item(1, [2])]
     for items in (ranked, scored, replayed, ended):
-        assert WaitingItems(items).take() == items
+        assert WaitingItems(items).take_items() == items

@@ -357,7 +357,10 @@ def test_messages_of_counted_steps_and_of_observers_are_not_joined():
     publisher.add_observer(observer)
     begin(publisher, "r")
     for index in range(2):
-        accept(publisher, index, [index], index + 1)
+        delta = Delta(publisher.logs[SEQ].sequence, 0, index, (index,))
+        publisher.publish_delta(publisher.logs[SEQ], delta)
+        publisher.flush(StepDeltas(index + 1, [delta], 1, 1, granted_by=counting.subscription_id))
+    assert not counting.num_awaited
     for subscription in (counting, observer):
         assert [subscription.next_message().step_id for _ in range(2)] == [1, 2]
 

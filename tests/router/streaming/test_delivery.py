@@ -180,7 +180,7 @@ def test_items_that_have_waited_bring_what_they_would_have_brought_one_by_one(te
         waiting.add(made)
         given_out[0] += pieces_of(singly)
         if finish or data.draw(st.booleans()):
-            assert all(joined.add_item(each) for each in waiting.take())
+            assert all(joined.add_item(each) for each in waiting.take_items())
             given_out[1] += pieces_of(joined)
     told = [
         (b"".join(bytes(piece.token_ids) for piece in side), "".join(piece.text for piece in side), side[-1].finish)
