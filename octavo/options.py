@@ -47,6 +47,9 @@ class Settings(Protocol):
 
     program: ClassVar[str]
     headings: ClassVar[Mapping[str, str]]  # of groups in a help, by the first setting of each
+    started: ClassVar[
+        tuple[type["Settings"], ...]
+    ]  # those of the programs that this one starts, and gives their settings
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
@@ -131,6 +134,8 @@ class Option:
 
     def check_value(self, value: Any) -> None:
         """Raises ValueError if the value is not one of the choices, not within the bounds, or refused by `check`."""
+        if any(isinstance(text, str) and "\0" in text for text in (value if isinstance(value, tuple) else (value,))):
+            raise ValueError("must hold no NUL character")  # no path and no argument of a process can
         if self.check is not None:
             self.check(value)
         if self.choices and value not in self.choices:

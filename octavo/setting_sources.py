@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from octavo.options import Option, Settings, SettingsError, closest, flag, options_of
 
+SHOWN_CHARACTERS = 200  # of a wrong value
 PROGRAMS = ("router", "worker", "up", "client")  # each may have a table in one common file
 # Kubernetes adds these for a Service named octavo-router or octavo-worker; they are not meant for octavo.
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)")
@@ -127,10 +128,10 @@ def _file_table(cls: type[Settings], file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SettingsError(f"{file}: {error.strerror}: name a TOML file with --config") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number of too many digits, or too deep
         raise SettingsError(f"{file}: cannot be read as TOML: {error}") from error
     for name in tables:
         if name not in PROGRAMS:
@@ -141,7 +142,9 @@ def _file_table(cls: type[Settings], file: Path | None) -> dict[str, Any]:
     options = options_of(cls)
     for key in table:
         if key not in options:
-            raise SettingsError(f"{file}: [{cls.program}] has no setting {key}{closest(key, options)}")
+            elsewhere = [f"[{each.program}]" for each in cls.started if key in options_of(each)]
+            hint = f"; it stands in {' and '.join(elsewhere)}" if elsewhere else closest(key, options)
+            raise SettingsError(f"{file}: [{cls.program}] has no setting {key}{hint}")
     return table
 
 
@@ -154,7 +157,10 @@ def _check_environment(cls: type[Settings], environ: Mapping[str, str]) -> None:
         if not variable.startswith("OCTAVO_") or variable in known or _SERVICE_LINK.fullmatch(variable):
             continue
         if variable.startswith(own) or not variable.startswith(others):
-            raise SettingsError(f"no setting has the environment variable {variable}{closest(variable, known)}")
+            name = variable.removeprefix(own).lower()
+            elsewhere = [options_of(each)[name].variable for each in cls.started if name in options_of(each)]
+            hint = f"; it is {' and '.join(elsewhere)}" if elsewhere else closest(variable, known)
+            raise SettingsError(f"no setting has the environment variable {variable}{hint}")
 
 
 def _checked(option: Option, given: Any, origin: str, *, typed: bool = False) -> Any:
@@ -162,6 +168,15 @@ def _checked(option: Option, given: Any, origin: str, *, typed: bool = False) ->
         value = option.from_text(given) if isinstance(given, str) and not typed else option.from_typed(given)
         option.check_value(value)
     except ValueError as error:
-        shown = "" if option.secret else f" {given!r}"
+        shown = "" if option.secret else f" {_shown(given)}"
         raise SettingsError(f"{option.name}{shown} (from {origin}): {error}") from None
     return value
+
+
+def _shown(given: Any) -> str:
+    """A value as an error shows it: its beginning, if it is long."""
+    try:
+        text = repr(given)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return "of too many digits"
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"

@@ -65,6 +65,7 @@ class RouterSettings:
     """The settings of a router."""
 
     program: ClassVar[str] = "router"
+    started: ClassVar[tuple[type[Settings], ...]] = ()
     headings: ClassVar[Mapping[str, str]] = {
         "listen": "where it listens, who may call, and the store",
         "model_aliases": "models",
@@ -142,6 +143,7 @@ class WorkerSettings:
     """The settings of a worker."""
 
     program: ClassVar[str] = "worker"
+    started: ClassVar[tuple[type[Settings], ...]] = ()
     headings: ClassVar[Mapping[str, str]] = {
         "listen": "where it listens, who may call, and the store",
         "model": "the model, and what it runs on",
@@ -219,8 +221,9 @@ class WorkerSettings:
     max_batch_sequences: int = option(64, "branches one step may run", low=1)
     cuda_graphs: str = option(
         "auto",
-        "captures steps of decodes as CUDA graphs, where there is a GPU and the model allows it",
-        choices=("auto", "off"),
+        "captures steps of decodes as CUDA graphs, where there is a GPU and the model allows it; mixed: other steps of"
+        " up to 512 tokens as well",
+        choices=("auto", "mixed", "off"),
     )
     batch_invariant: bool = option(
         False, "a step gives a sequence the same bits whatever runs beside it, on a GPU as well, where it costs speed"
@@ -292,6 +295,7 @@ class UpSettings:
     """
 
     program: ClassVar[str] = "up"
+    started: ClassVar[tuple[type[Settings], ...]] = (RouterSettings, WorkerSettings)
     headings: ClassVar[Mapping[str, str]] = {"model": "what runs, and where"}
 
     model: str = option(DEMO_MODEL, _MODEL_HELP)
@@ -326,6 +330,7 @@ class ClientSettings:
     """How a command that calls routers shows who it is, and knows whom it calls."""
 
     program: ClassVar[str] = "client"
+    started: ClassVar[tuple[type[Settings], ...]] = ()
     headings: ClassVar[Mapping[str, str]] = {}
 
     tls_cert: str = option("", "file of this caller's certificate, PEM")
@@ -335,8 +340,14 @@ class ClientSettings:
     api_key_file: str = option("", "file that holds the tenant's API key")
 
 
-# Settings that `octavo up` chooses for each process, and offers no flag for.
-UP_DECIDES = ("listen", "admin_listen", "http_listen", "web_listen", "advertise", "worker_id", "router_id", "role")
+# Settings that `octavo up` chooses for each process, and offers no flag for; and what to do in their place.
+UP_DECIDES = {
+    "listen": "give --host and --grpc-port",
+    **dict.fromkeys(
+        ("admin_listen", "http_listen", "web_listen", "advertise", "worker_id", "router_id"), "leave it out"
+    ),
+    "role": "give --prefill-workers and --decode-workers",
+}
 
 
 def decided_by_up(cls: type[Settings]) -> frozenset[str]:
@@ -388,18 +399,17 @@ def from_args(
     args: argparse.Namespace,
     *,
     environ: Mapping[str, str] | None = None,
-    started: Sequence[type[Settings]] = (),
 ) -> S:
     """The settings from flags, environment and file. With --print-config, prints them and ends the program.
 
-    `started` are the classes of the programs that the command, `octavo up`, starts. Their settings are printed, too,
-    except those that `octavo up` decides. Raises SettingsError where a variable or the file sets one of these.
+    Settings of programs that the command, `octavo up`, starts are printed, too, except those that `octavo up` decides.
+    Raises SettingsError where a variable or the file sets one of these.
     """
     variables = dict(os.environ if environ is None else environ)
     file = config_file(args, variables)
     variables.pop(CONFIG_VARIABLE, None)
     loaded = load(cls, args, variables, file)
-    tables = {each: effective_values(each, args, variables, file) for each in started}
+    tables = {each: effective_values(each, args, variables, file) for each in cls.started}
     for each, values in tables.items():
         for name in decided_by_up(each):
             _refuse_decided(name, values.pop(name), options_of(each)[name].flag)
@@ -445,7 +455,7 @@ def listen_addresses(settings: "RouterSettings | WorkerSettings") -> list[str]:
 def _refuse_decided(name: str, found: SettingValue, flag: str) -> None:
     """Raises SettingsError if something other than a flag, which `octavo up` has read as well, sets the setting."""
     if found.origin not in ("default", flag):
-        remedy = f"set it in [{UpSettings.program}]" if name in options_of(UpSettings) else "leave it out"
+        remedy = UP_DECIDES.get(name, f"set it in [{UpSettings.program}]")
         raise SettingsError(f"{name} (from {found.origin}): `octavo up` chooses it for each process; {remedy}")
 
 

@@ -5,6 +5,7 @@ A log line never holds a prompt, a token, or the text of an exception, which may
 
 import json
 import logging
+import os
 import re
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import TextIO
 
 FORMATS = ("human", "json")
 LEVELS = ("debug", "info", "warning", "error")
+QUIET = ("grpc", "asyncio")  # at level debug they tell of every call and nothing of octavo
 
 _HUMAN_ERROR = re.compile(r"\d\d:\d\d:\d\d\.\d\d\d \S+ error +(.*)")
 _context: ContextVar[dict[str, str | int] | None] = ContextVar("octavo_log_context", default=None)
@@ -41,6 +43,11 @@ def configure(program: str, *, form: str = "human", level: str = "info", stream:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # gRPC's core writes lines of its own, in no form of ours, and strangers can make it do so. It asks for this before
+    # its first one.
+    os.putenv("GRPC_VERBOSITY", "INFO" if level == "debug" else "ERROR")
+    for name in QUIET:
+        logging.getLogger(name).setLevel(max(root.level, logging.INFO))
 
 
 def error_in(line: str) -> str:

@@ -101,8 +101,12 @@ def unsafe_loading(name: str, tree: ast.AST) -> Violations:
 
 
 def asserts(name: str, tree: ast.AST) -> Violations:
-    """`python -O` removes assert: a check that matters raises."""
-    yield from (f"line {node.lineno}: assert" for node in ast.walk(tree) if isinstance(node, ast.Assert))
+    """`python -O` removes assert and changes __debug__: a check that matters raises."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            yield f"line {node.lineno}: assert"
+        if isinstance(node, ast.Name) and node.id == "__debug__":
+            yield f"line {node.lineno}: __debug__"
 
 
 def extension(name: str, tree: ast.AST) -> Violations:
@@ -161,6 +165,7 @@ def test_code_follows(rule: Callable[[str, ast.AST], Violations]) -> None:
         (unsafe_loading, "router/placing/dispatcher.py", "torch.load('x')"),
         (unsafe_loading, "router/placing/dispatcher.py", "eval('1')"),
         (asserts, "router/placing/dispatcher.py", "def f(x):\n    assert x"),
+        (asserts, "router/placing/dispatcher.py", "if __debug__:\n    f()"),
         (sources_of_chance, "router/placing/dispatcher.py", "from time import monotonic"),
         (sources_of_chance, "router/placing/dispatcher.py", "import time\ndef f(clock=time.monotonic): ..."),
         (sources_of_chance, "router/placing/dispatcher.py", "import random\nrandom.Random()"),

@@ -24,7 +24,7 @@ py::dict build_info() {
     info["compiler"] = OCTAVO_COMPILER;
     info["build_type"] = OCTAVO_BUILD_TYPE;
     info["sanitizers"] = OCTAVO_SANITIZERS;
-    info["isa"] = octavo::isa_name(octavo::best_isa());
+    info["isa"] = octavo::isa_name(octavo::kernels().isa);
     info["cpu_features"] = octavo::cpu_features();
     return info;
 }
@@ -35,8 +35,20 @@ PYBIND11_MODULE(_C_cpu, module) {
     module.doc() = "octavo's native CPU code";
     module.def("version", [] { return OCTAVO_VERSION; }, "The version of octavo this was built from.");
     module.def(
-        "isa", [] { return octavo::isa_name(octavo::best_isa()); },
-        "The instruction set kernels are chosen for: generic, avx2 or avx512.");
+        "isa", [] { return octavo::isa_name(octavo::kernels().isa); },
+        "The instruction set in use: generic, avx2, avx512, avx512_bf16 or amx.");
+    module.def(
+        "isas",
+        [] {
+            std::vector<std::string> names;
+            for (const octavo::Isa isa : octavo::kIsas) {
+                if (isa <= octavo::best_isa()) {
+                    names.emplace_back(octavo::isa_name(isa));
+                }
+            }
+            return names;
+        },
+        "What select_isa takes on this machine; emulated, for tests alone, has AMX's tiles written out.");
     module.def("build_info", &build_info, "How and for what this was built, as `octavo doctor` prints it.");
     module.def(
         "select_isa", [](const std::string& name) { octavo::select_isa(name.c_str()); }, py::arg("name"),
@@ -61,4 +73,10 @@ PYBIND11_MODULE(_C_cpu, module) {
     octavo::bind::bind_part_sum(sums);
     auto inside = module.def_submodule("inside", "Functions for tests alone.");
     octavo::bind::bind_attention_plan(inside);
+    inside.def(
+        "agree",
+        [](const std::string& one, const std::string& other) {
+            return octavo::agree(octavo::kernels_named(one.c_str()), octavo::kernels_named(other.c_str()));
+        },
+        py::arg("one"), py::arg("other"));
 }

@@ -13,6 +13,7 @@
 #include "plan/attention_plan.h"
 #ifdef OCTAVO_SIMT
 #include "simt/cuda_runtime.h"
+#include "simt/probes.h"
 #endif
 
 namespace py = pybind11;
@@ -80,6 +81,13 @@ namespace {
 
 StreamHandle stream_of(std::uintptr_t stream) { return reinterpret_cast<StreamHandle>(stream); }
 
+// After an op has returned: the simulator runs the null stream, whose results the caller may read at once.
+void settle([[maybe_unused]] std::uintptr_t stream) {
+#ifdef OCTAVO_SIMT
+    octavo::simt::settle(stream);
+#endif
+}
+
 // Queues an op: its last argument is the stream, as an integer.
 template <auto kOp>
 struct Queued;
@@ -90,6 +98,7 @@ struct Queued<kOp> {
         return [](std::decay_t<std::tuple_element_t<kPlaces, Tuple>>... arguments, std::uintptr_t stream) {
             const py::gil_scoped_release release;
             kOp(arguments..., stream_of(stream));
+            settle(stream);
         };
     }
 };
@@ -199,7 +208,7 @@ void bind_types(py::module_& module) {
              py::arg("slots"), py::arg("items"), py::arg("counters"), py::arg("partials"));
     const py::call_guard<py::gil_scoped_release> free;
     py::class_<Swapper>(module, "Swapper", "Copies blocks on a stream of its own; tickets say when it is done.")
-        .def(py::init<>())
+        .def(py::init<std::int64_t>(), py::arg("room") = 1 << 16)
         .def(
             "start",
             [](Swapper& self, const TensorRef& source, const TensorRef& target,
@@ -210,7 +219,10 @@ void bind_types(py::module_& module) {
         .def("done", &Swapper::done, free)
         .def(
             "let_wait",
-            [](Swapper& self, std::int64_t ticket, std::uintptr_t stream) { self.let_wait(ticket, stream_of(stream)); },
+            [](Swapper& self, std::int64_t ticket, std::uintptr_t stream) {
+                self.let_wait(ticket, stream_of(stream));
+                settle(stream);
+            },
             free)
         .def("wait", &Swapper::wait, free);
 }
@@ -264,16 +276,30 @@ void bind_plans(py::module_& module) {
 
 #ifdef OCTAVO_SIMT
 void bind_runtime(py::module_&& module) {
-    module.def("take_calls", &octavo::simt::take_calls);
-    module.def("fail_after", &octavo::simt::fail_after);
-    module.def("live", &octavo::simt::live);
-    module.def("place_memory", &octavo::simt::place_memory);
+    namespace simt = octavo::simt;
+    module.def("hold_null_stream", &simt::hold_null_stream);
+    module.def("synchronize", &simt::synchronize);
+    module.def("make_stream", &simt::make_stream);
+    module.def("end_stream", &simt::end_stream);
+    module.def("take_calls", &simt::take_calls);
+    module.def("fail_after", &simt::fail_after);
+    module.def("lose_device", &simt::lose_device);
+    module.def("last_error", &simt::last_error);
+    module.def("choose_device", &simt::choose_device);
+    module.def("choose_versions", &simt::choose_versions);
+    module.def("live", &simt::live);
+    module.def("place_memory", &simt::place_memory);
+    define<&simt::ring_probe>(module, "ring_probe", &simt::ring_probe, "(out, x, stream)");
+    define<&simt::last_block_probe>(module, "last_block_probe", &simt::last_block_probe,
+                                    "(out, x, room, counter, stream)");
 }
 #endif
 
 PYBIND11_MODULE(OCTAVO_MODULE, module) {
     module.doc() = "octavo's CUDA kernels";
     module.def("device_count", &device_count, "How many CUDA devices there are; 0 without a driver.");
+    module.def("unsupported", &unsupported, py::arg("device"),
+               "Why the kernels cannot run on a device: it, or the driver, is too old. Empty: they can.");
     py::register_local_exception<octavo::ArgumentError>(module, "ArgumentError", PyExc_ValueError);
     module.def("take_fault", &take_fault,
                "What kernels that have ended found wrong with numbers on the device (its argument, and the problem), "

@@ -31,6 +31,7 @@ void bind_weights(py::module_& module) {
         [](const TensorRef& packed, const TensorRef& gguf, const std::string& format, std::int64_t rows,
            std::int64_t cols) { repack(packed, gguf, format_named(format.c_str()), rows, cols); },
         "packed"_a, "gguf"_a, "format"_a, "rows"_a, "cols"_a, free);
+    module.def("pack", &pack, "packed"_a, "values"_a, free);
     module.def(
         "quantize",
         [](const TensorRef& packed, const TensorRef& values, const std::string& format) {

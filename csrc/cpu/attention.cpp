@@ -71,9 +71,12 @@ void AttentionPlan::build(const BatchRef& batch, std::int64_t num_kv_heads, std:
 
 void AttentionPlan::run(Lane& lane, const AttentionJob& job) {
     const Kernels& k = kernels();
-    lane.each(static_cast<std::int64_t>(order_.size()), [&](std::int64_t i) {
-        const auto item = static_cast<std::size_t>(order_[static_cast<std::size_t>(i)]);
-        k.attend(job, items_[item], lane.scratch(k.attend_scratch(job, most_queries_)));
+    const auto lanes = static_cast<std::size_t>(Pool::instance().size());
+    const auto item = [this](std::size_t i) { return &items_[static_cast<std::size_t>(order_[i])]; };
+    lane.each(static_cast<std::int64_t>(order_.size()), [&](std::int64_t part) {
+        const auto i = static_cast<std::size_t>(part);
+        k.attend(job, *item(i), i + lanes < order_.size() ? item(i + lanes) : nullptr,
+                 lane.scratch(k.attend_scratch(job, most_queries_)));
     });
     if (!splits_.empty()) {
         lane.each(static_cast<std::int64_t>(splits_.size()), [&](std::int64_t i) {

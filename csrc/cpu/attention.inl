@@ -1,6 +1,6 @@
-// Attention of some queries to pages. A tile of keys is read once for all rows (queries x heads of the group). Tiles
-// lie at fixed positions, and a row sees them in order. Up to four rows are computed together, each with the operations
-// it would have alone, so the bits of a row do not depend on the other rows.
+// Attention of some queries to pages. A tile of keys is packed once for all rows (queries x heads of the group). Tiles
+// lie at fixed positions, and a row sees them in order, each with the operations it would have alone: so the bits of a
+// row do not depend on the other rows, nor on whether it is computed in a decode or in a chunk of a prompt.
 
 #include "attention/tile.inl"
 
@@ -8,9 +8,13 @@
 
 #include "attention/mask.inl"
 
-#include "attention/scores.inl"
+#include "attention/products.inl"
 
-#include "attention/values.inl"
+#include "attention/floats.inl"
+
+#include "attention/halves.inl"
+
+#include "attention/scores.inl"
 
 #include "attention/merge.inl"
 

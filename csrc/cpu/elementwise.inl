@@ -117,10 +117,12 @@ std::int64_t argmax(const float* x, std::int64_t count) {
             return j;
         }
     }
-    for (std::int64_t j = 0; j < count; ++j) {
-        if (x[j] >= top) {
-            return j;
-        }
+    std::int64_t j = 0;
+    for (const F8 same = set8(top); j + 8 <= count && same8(load8(x + j), same) == 0;) {
+        j += 8;
     }
-    return 0;
+    while (j + 1 < count && !(x[j] >= top)) {
+        ++j;
+    }
+    return j;
 }

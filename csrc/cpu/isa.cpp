@@ -2,9 +2,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #define OCTAVO_X86 1
 #endif
 
@@ -13,26 +18,29 @@ namespace {
 
 #ifdef OCTAVO_X86
 
-enum class Register { kEbx, kEcx, kEdx };
+enum class Register { kEax, kEbx, kEcx, kEdx };
 
 // What must be saved on a context switch for the registers to be usable: bits of XCR0.
-constexpr std::uint32_t kYmmState = 0x06;  // SSE and AVX
-constexpr std::uint32_t kZmmState = 0xe6;  // and opmask, upper ZMM0-15, ZMM16-31
+constexpr std::uint32_t kYmmState = 0x06;      // SSE and AVX
+constexpr std::uint32_t kZmmState = 0xe6;      // and opmask, upper ZMM0-15, ZMM16-31
+constexpr std::uint32_t kTileState = 0x60000;  // the configuration of tiles, and their data
 
 struct Feature {
     const char* name;
-    unsigned leaf;     // of cpuid, sub-leaf 0
+    unsigned leaf;     // of cpuid
+    unsigned subleaf;  // of the leaf
     Register where;    // the register of the answer
     unsigned bit;      // in it
     std::uint32_t os;  // bits of XCR0 that must be set
 };
 
 constexpr Feature kFeatures[] = {
-    {"avx2", 7, Register::kEbx, 5, kYmmState},      {"fma", 1, Register::kEcx, 12, kYmmState},
-    {"f16c", 1, Register::kEcx, 29, kYmmState},     {"avx512f", 7, Register::kEbx, 16, kZmmState},
-    {"avx512dq", 7, Register::kEbx, 17, kZmmState}, {"avx512bw", 7, Register::kEbx, 30, kZmmState},
-    {"avx512vl", 7, Register::kEbx, 31, kZmmState}, {"avx512_vnni", 7, Register::kEcx, 11, kZmmState},
-    {"amx_tile", 7, Register::kEdx, 24, kZmmState},
+    {"avx2", 7, 0, Register::kEbx, 5, kYmmState},        {"fma", 1, 0, Register::kEcx, 12, kYmmState},
+    {"f16c", 1, 0, Register::kEcx, 29, kYmmState},       {"avx512f", 7, 0, Register::kEbx, 16, kZmmState},
+    {"avx512dq", 7, 0, Register::kEbx, 17, kZmmState},   {"avx512bw", 7, 0, Register::kEbx, 30, kZmmState},
+    {"avx512vl", 7, 0, Register::kEbx, 31, kZmmState},   {"avx512_vnni", 7, 0, Register::kEcx, 11, kZmmState},
+    {"avx512_bf16", 7, 1, Register::kEax, 5, kZmmState}, {"amx_tile", 7, 0, Register::kEdx, 24, kTileState},
+    {"amx_int8", 7, 0, Register::kEdx, 25, kTileState},  {"amx_bf16", 7, 0, Register::kEdx, 22, kTileState},
 };
 
 // XCR0, or 0 where the operating system has not enabled XSAVE (then xgetbv itself would fault).
@@ -49,11 +57,11 @@ std::uint32_t enabled_state() {
 
 bool present(const Feature& feature, std::uint32_t state) {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-    if (__get_cpuid_count(feature.leaf, 0, &eax, &ebx, &ecx, &edx) == 0) {
+    if (__get_cpuid_count(feature.leaf, feature.subleaf, &eax, &ebx, &ecx, &edx) == 0) {
         return false;
     }
-    const unsigned answer = feature.where == Register::kEbx ? ebx : feature.where == Register::kEcx ? ecx : edx;
-    return (answer >> feature.bit & 1U) != 0 && (state & feature.os) == feature.os;
+    const unsigned answers[] = {eax, ebx, ecx, edx};
+    return (answers[static_cast<int>(feature.where)] >> feature.bit & 1U) != 0 && (state & feature.os) == feature.os;
 }
 
 std::vector<std::string> find_features() {
@@ -73,14 +81,33 @@ std::vector<std::string> find_features() { return {}; }
 
 #endif
 
+// Tiles hold 8 KiB that a context switch saves only for processes that have asked for them.
+bool may_use_tiles() {
+#if defined(SYS_arch_prctl)
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
+}
+
 Isa find_best_isa() {
     const std::vector<std::string> found = cpu_features();
-    const auto has = [&found](const char* name) { return std::find(found.begin(), found.end(), name) != found.end(); };
-    if (!has("avx2") || !has("fma") || !has("f16c")) {
+    const auto has = [&found](std::initializer_list<const char*> names) {
+        return std::all_of(names.begin(), names.end(), [&found](const char* name) {
+            return std::find(found.begin(), found.end(), name) != found.end();
+        });
+    };
+    if (!has({"avx2", "fma", "f16c"})) {
         return Isa::kGeneric;
     }
-    return has("avx512f") && has("avx512bw") && has("avx512dq") && has("avx512vl") && has("avx512_vnni") ? Isa::kAvx512
-                                                                                                         : Isa::kAvx2;
+    if (!has({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})) {
+        return Isa::kAvx2;
+    }
+    if (!has({"avx512_bf16"})) {
+        return Isa::kAvx512;
+    }
+    return has({"amx_tile", "amx_bf16", "amx_int8"}) && may_use_tiles() ? Isa::kAmx : Isa::kAvx512Bf16;
 }
 
 }  // namespace
@@ -96,15 +123,8 @@ Isa best_isa() {
 }
 
 const char* isa_name(Isa isa) {
-    switch (isa) {
-        case Isa::kAvx512:
-            return "avx512";
-        case Isa::kAvx2:
-            return "avx2";
-        case Isa::kGeneric:
-            break;
-    }
-    return "generic";
+    constexpr const char* kNames[] = {"emulated", "generic", "avx2", "avx512", "avx512_bf16", "amx"};
+    return kNames[static_cast<int>(isa)];
 }
 
 }  // namespace octavo

@@ -20,8 +20,13 @@ struct alignas(16) InputBlock {
 };
 constexpr std::int32_t kDigit = 128, kLargestNumber = 127 * kDigit;
 
+// 32 inputs in bfloat16.
+struct alignas(64) HalfBlock {
+    std::uint16_t x[kBlock];
+};
+
 // Blocks lie as a product of that many columns reads them: [columns / kInputColumns, blocks, kInputColumns].
-constexpr std::int64_t kInputColumns = 8;
+constexpr std::int64_t kInputColumns = 16;
 
 // The place of the first of a column's `blocks`; the others follow at distances of kInputColumns.
 static inline std::int64_t input_at(std::int64_t column, std::int64_t blocks) {
@@ -34,7 +39,8 @@ struct LinearJob {
     Weight weight;
     const float* x;  // [columns, cols], for weights that take inputs as they are
     std::int64_t x_stride;
-    const InputBlock* inputs;  // for weights whose inputs are rounded
+    const InputBlock* digits;  // for weights whose inputs are rounded to 15 bits
+    const HalfBlock* halves;   // to bfloat16: room for whole kInputColumns, of which those past `columns` are ignored
     std::int64_t columns;
     float* y;  // [columns, rows]
     std::int64_t y_stride;
@@ -92,9 +98,11 @@ struct Kernels {
     Isa isa;
     void (*linear)(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch);
     std::int64_t (*linear_scratch)(const LinearJob& job);  // floats
-    void (*quantize)(const float* x, std::int64_t count, InputBlock* to);
+    void (*to_digits)(const float* x, std::int64_t count, InputBlock* to);
+    void (*to_halves)(const float* x, std::int64_t count, HalfBlock* to);
     void (*weight_row)(const Weight& weight, std::int64_t row, float* out);
-    void (*attend)(const AttentionJob& job, const AttentionItem& item, float* scratch);
+    // `next`, if it is not null, will probably be computed then: its first keys are asked for.
+    void (*attend)(const AttentionJob& job, const AttentionItem& item, const AttentionItem* next, float* scratch);
     std::int64_t (*attend_scratch)(const AttentionJob& job, std::int64_t num_queries);  // floats
     void (*merge)(const AttentionJob& job, const AttentionItem& item, std::int64_t num_parts, std::int64_t part_floats);
     void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t count, float* out);
@@ -108,12 +116,21 @@ struct Kernels {
                            std::int64_t count);  // lowest index of the maximum; of a NaN if there is one
 };
 
+const Kernels* emulated_kernels();
 const Kernels* generic_kernels();
-const Kernels* avx2_kernels();  // null where not compiled in
+const Kernels* avx2_kernels();  // these are compiled for x86 alone
 const Kernels* avx512_kernels();
+const Kernels* avx512_bf16_kernels();
+const Kernels* amx_kernels();
 
 // The table in use: that of the best instruction set, unless select_isa chose another.
 const Kernels& kernels();
+
+// That of an instruction set. ArgumentError if this machine cannot run it.
+const Kernels& kernels_named(const char* name);
+
+// Whether two tables that fuse products with sums alike make the same products of matrices, to the bit.
+bool agree(const Kernels& one, const Kernels& other);
 
 // Chooses an instruction set, for tests and comparisons. ArgumentError if this machine cannot run it.
 void select_isa(const char* name);

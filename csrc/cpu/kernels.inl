@@ -21,11 +21,19 @@ namespace {
 
 #include "rows.inl"
 
+#if defined(OCTAVO_TILES)
+#include "simd/tiles.inl"
+#endif
+
 #include "elementwise.inl"
 
 #include "kv_rows.inl"
 
 #include "linear_packed.inl"
+
+#include "linear_digits.inl"
+
+#include "linear_halves.inl"
 
 #include "linear_dense.inl"
 
@@ -35,8 +43,8 @@ namespace {
 
 const Kernels* OCTAVO_TABLE() {
     static constexpr Kernels kTable = {
-        OCTAVO_ISA, linear,   linear_scratch, quantize, weight_row, attend,     attend_scratch, merge,
-        rms_norm,   silu_mul, write_slot,     rotate,   to_float,   from_float, argmax,
+        OCTAVO_ISA, linear,   linear_scratch, to_digits,  to_halves, weight_row, attend,     attend_scratch,
+        merge,      rms_norm, silu_mul,       write_slot, rotate,    to_float,   from_float, argmax,
     };
     return &kTable;
 }

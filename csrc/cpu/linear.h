@@ -15,6 +15,31 @@ inline std::int64_t rows_at_once(const Weight& weight, int lanes) {
     return rows < kGroupRows ? kGroupRows : rows / kGroupRows * kGroupRows;
 }
 
+// Room for what inputs are rounded to; of a product's weight only one of them is used.
+struct Inputs {
+    InputBlock* digits;
+    HalfBlock* halves;
+};
+
+// How many blocks `columns` columns of `cols` inputs take.
+inline std::int64_t num_blocks(std::int64_t columns, std::int64_t cols) {
+    return input_at((columns + kInputColumns - 1) / kInputColumns * kInputColumns, cols / kBlock);
+}
+
+// Rounds `count` inputs of a column, the first of them x[first], as `weight` takes them. Both are multiples of kBlock.
+inline void round_inputs(const Weight& weight, const float* x, std::int64_t column, std::int64_t first,
+                         std::int64_t count, const Inputs& to) {
+    const std::int64_t block = input_at(column, weight.cols / kBlock) + first / kBlock * kInputColumns;
+    switch (weight.rounding()) {
+        case Rounding::kDigits:
+            return kernels().to_digits(x + first, count, to.digits + block);
+        case Rounding::kHalves:
+            return kernels().to_halves(x + first, count, to.halves + block);
+        case Rounding::kNone:
+            return;
+    }
+}
+
 inline void run_linear(Lane& lane, int lanes, const LinearJob& job) {
     const std::int64_t rows = job.weight.rows, some = rows_at_once(job.weight, lanes);
     const std::int64_t turns = (rows + some - 1) / some, share = (turns + lanes - 1) / lanes;

@@ -130,6 +130,17 @@ void dense_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float*
     }
 }
 
+template <Format kFormat>
+void packed_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch) {
+    if (job.weight.exact) {
+        exact_rows<kFormat, Rows>(job, first_row, end_row, scratch);
+    } else if constexpr (kFormat == Format::kHalves) {
+        half_rows(job, first_row, end_row);
+    } else {
+        digit_rows<kFormat>(job, first_row, end_row);
+    }
+}
+
 void linear(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch) {
     switch (job.weight.format) {
         case Format::kF32:
@@ -144,6 +155,8 @@ void linear(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, 
             return packed_rows<Format::kQ4>(job, first_row, end_row, scratch);
         case Format::kQ4Mins:
             return packed_rows<Format::kQ4Mins>(job, first_row, end_row, scratch);
+        case Format::kHalves:
+            return packed_rows<Format::kHalves>(job, first_row, end_row, scratch);
     }
 }
 
@@ -167,5 +180,7 @@ void weight_row(const Weight& weight, std::int64_t row, float* out) {
             return packed_row<Format::kQ4>(weight, row, out);
         case Format::kQ4Mins:
             return packed_row<Format::kQ4Mins>(weight, row, out);
+        case Format::kHalves:
+            return packed_row<Format::kHalves>(weight, row, out);
     }
 }

@@ -41,78 +41,19 @@ struct Part {
 
 constexpr std::int64_t kAhead = 8192;  // bytes; into the second cache: asking for the first one holds up the loads
 
-// kColumns columns of R::kRows rows with rounded inputs: a block is decoded once for all columns.
-template <Format kFormat, typename R, int kColumns>
-inline void int8_tile(const LinearJob& job, std::int64_t row, std::int64_t column) {
-    using F = typename R::F;
-    using At = Part<kFormat>;
-    const std::int64_t blocks = job.weight.cols / kBlock;
-    const At at(job.weight, row);
-    const InputBlock* inputs = job.inputs + input_at(column, blocks);
-    F sums[kColumns], dots[kColumns];
-#pragma GCC unroll 16
-    for (int c = 0; c < kColumns; ++c) {
-        sums[c] = R::zero();
-    }
-    for (std::int64_t block = 0; block < blocks; ++block, inputs += kInputColumns) {
-        const std::uint8_t* p = at.numbers(block);
-        const F scale = R::halves(at.scales(block));
-        for (std::int64_t line = 0; column == 0 && line < At::kBytes; line += 64) {
-            fetch_second(p + kAhead + line);
-        }
-        if (kFormat == Format::kQ8) {
-            R::template dots8<kColumns>(p, inputs, dots);
-#pragma GCC unroll 16
-            for (int c = 0; c < kColumns; ++c) {
-                sums[c] = R::fma(R::mul(dots[c], R::set(inputs[c].scale)), scale, sums[c]);
-            }
-        } else {
-            R::template dots4<kColumns>(p, inputs, dots);
-            const F minimum = kFormat == Format::kQ4Mins ? R::halves(at.minimums(block)) : R::mul(scale, R::set(-8.0F));
-#pragma GCC unroll 16
-            for (int c = 0; c < kColumns; ++c) {
-                sums[c] = R::fma(R::mul(dots[c], R::set(inputs[c].scale)), scale, sums[c]);
-                sums[c] = R::fma(minimum, R::set(inputs[c].scaled_sum), sums[c]);
-            }
-        }
-    }
-#pragma GCC unroll 16
-    for (int c = 0; c < kColumns; ++c) {
-        put_tile<R>(job, column + c, row, sums[c]);
-    }
-}
-
-// All rows with some columns, before the next columns: the inputs stay in the first cache, the weights in the second.
-template <Format kFormat, int kColumns>
-void int8_columns(const LinearJob& job, std::int64_t row, std::int64_t end, std::int64_t column) {
-    for (; row < end; row += Rows::kRows) {
-        int8_tile<kFormat, Rows, kColumns>(job, row, column);
-    }
-}
-
-template <Format kFormat>
-void int8_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
-    std::int64_t column = 0;
-    for (; column + 8 <= job.columns; column += 8) {
-        int8_columns<kFormat, 8>(job, row, end, column);
-    }
-    if (column + 4 <= job.columns) {
-        int8_columns<kFormat, 4>(job, row, end, column);
-        column += 4;
-    }
-    if (column + 2 <= job.columns) {
-        int8_columns<kFormat, 2>(job, row, end, column);
-        column += 2;
-    }
-    if (column < job.columns) {
-        int8_columns<kFormat, 1>(job, row, end, column);
-    }
-}
-
 // take(k, column k of a block's rows as floats), in order: exactly what dequantizing gives.
 template <Format kFormat, typename R, typename Take>
 inline void decode_block(const Part<kFormat>& at, std::int64_t block, Take take) {
     using F = typename R::F;
+    if (kFormat == Format::kHalves) {
+#pragma GCC unroll 16
+        for (int two = 0; two < kBlock / 2; ++two) {
+            const auto pair = R::pair(at.numbers(block) + two * 64);
+            take(2 * two, R::first(pair));
+            take(2 * two + 1, R::second(pair));
+        }
+        return;
+    }
     const F scale = R::halves(at.scales(block));
     if (kFormat == Format::kQ8) {
 #pragma GCC unroll 32
@@ -174,24 +115,10 @@ inline void panel_columns(const LinearJob& job, const float* panel, std::int64_t
                           float* sums) {
     const float* x = job.x + first;
     const std::int64_t stride = job.x_stride;
-    std::int64_t column = 0;
-    const auto tile = [&](auto width) {
+    each_columns<kExactColumns>(job.columns, [&](auto width, std::int64_t column) {
         constexpr int kColumns = decltype(width)::kColumns;
         panel_tile<R, kColumns>(panel, x + column * stride, stride, count, sums + 2 * column * R::kRows);
-        column += kColumns;
-    };
-    while (column + kExactColumns <= job.columns) {
-        tile(Columns<kExactColumns>{});
-    }
-    while (column + 4 <= job.columns) {
-        tile(Columns<4>{});
-    }
-    while (column + 2 <= job.columns) {
-        tile(Columns<2>{});
-    }
-    if (column < job.columns) {
-        tile(Columns<1>{});
-    }
+    });
 }
 
 // One column: numbers are used as they are decoded. In the order of panel_tile, of kTiles tiles at once, so that sums
@@ -248,15 +175,6 @@ void exact_rows(const LinearJob& job, std::int64_t row, std::int64_t end, float*
 }
 
 template <Format kFormat>
-void packed_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch) {
-    if (job.weight.exact) {
-        exact_rows<kFormat, Rows>(job, first_row, end_row, scratch);
-    } else {
-        int8_rows<kFormat>(job, first_row, end_row);
-    }
-}
-
-template <Format kFormat>
 void packed_row(const Weight& weight, std::int64_t row, float* out) {
     const Part<kFormat> at(weight, row / 8 * 8);
     float block[kBlock * 8];
@@ -271,7 +189,7 @@ void packed_row(const Weight& weight, std::int64_t row, float* out) {
 // What the largest number stands for at least: smaller steps would have no inverse.
 constexpr float kTop = kLargestNumber, kLeastTop = kTop * std::numeric_limits<float>::min();
 
-void quantize(const float* x, std::int64_t count, InputBlock* to) {
+void to_digits(const float* x, std::int64_t count, InputBlock* to) {
     for (std::int64_t block = 0; block < count / kBlock; ++block, x += kBlock, to += kInputColumns) {
         F8 values[4], top = zero8(), odd = zero8();
         for (int i = 0; i < 4; ++i) {

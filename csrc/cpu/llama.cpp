@@ -64,7 +64,8 @@ void expect_ids(const TensorRef& ids, const char* name, std::int64_t low, std::i
 
 struct Llama::Workspace {
     Buffer<float> x, normed, qkv, attended, gate_up, inner;
-    Buffer<InputBlock> inputs;
+    Buffer<InputBlock> digits;
+    Buffer<HalfBlock> halves;
     std::map<std::int64_t, AttentionPlan> plans;  // by window
     std::vector<KvPages> layers;
 };
@@ -82,7 +83,7 @@ class Llama::Run {
         attended_ = space.attended.take(0);
         gate_up_ = space.gate_up.take(0);
         inner_ = space.inner.take(0);
-        inputs_ = space.inputs.take(0);
+        inputs_ = {space.digits.take(0), space.halves.take(0)};
     }
 
     void operator()(const TensorRef& hidden) {
@@ -109,29 +110,24 @@ class Llama::Run {
     }
 
   private:
-    // Inputs of `next` that begin at `from` of token t, in the form it takes.
-    void to_int8(const float* x, std::int64_t cols, std::int64_t t, std::int64_t from, std::int64_t count) {
-        k_.quantize(x + t * cols + from, count, inputs_ + input_at(t, cols / kBlock) + from / kBlock * kInputColumns);
-    }
-
     void norm(const TensorRef& weight, const Weight& next) {
         lane_.each(num_tokens_, [&](std::int64_t t) {
             k_.rms_norm(x_ + t * s_.hidden, weight.as<float>(), s_.eps, s_.hidden, normed_ + t * s_.hidden);
-            if (next.quantizes_inputs()) {
-                to_int8(normed_, s_.hidden, t, 0, s_.hidden);
-            }
+            round_inputs(next, normed_ + t * s_.hidden, t, 0, s_.hidden, inputs_);
         });
     }
 
     void round(const Weight& next, const float* x) {
-        if (next.quantizes_inputs()) {
-            lane_.each(num_tokens_, [&](std::int64_t t) { to_int8(x, next.cols, t, 0, next.cols); });
+        if (next.rounding() != Rounding::kNone) {
+            lane_.each(num_tokens_,
+                       [&](std::int64_t t) { round_inputs(next, x + t * next.cols, t, 0, next.cols, inputs_); });
         }
     }
 
     void product(const Weight& weight, const float* x, const TensorRef& bias, float* y, bool accumulate) {
         run_linear(lane_, lanes_,
-                   {weight, x, weight.cols, inputs_, num_tokens_, y, weight.rows, bias.as<float>(), accumulate});
+                   {weight, x, weight.cols, inputs_.digits, inputs_.halves, num_tokens_, y, weight.rows,
+                    bias.as<float>(), accumulate});
     }
 
     // Norms and turns queries and keys where they are, and puts keys and values into their slots.
@@ -183,9 +179,7 @@ class Llama::Run {
             const std::int64_t count = s_.inner - from < kPiece ? s_.inner - from : kPiece;
             const float* gate = gate_up_ + t * 2 * s_.inner + from;
             k_.silu_mul(gate, gate + s_.inner, count, inner_ + t * s_.inner + from);
-            if (next.quantizes_inputs()) {
-                to_int8(inner_, s_.inner, t, from, count);
-            }
+            round_inputs(next, inner_ + t * s_.inner, t, from, count, inputs_);
         });
     }
 
@@ -198,7 +192,7 @@ class Llama::Run {
     const Kernels& k_;
     std::int64_t num_tokens_;
     float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_;
-    InputBlock* inputs_;
+    Inputs inputs_;
 };
 
 Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& head, const TensorRef& norm,
@@ -290,7 +284,8 @@ void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::v
     space_->attended.take(n * queries);
     space_->gate_up.take(n * 2 * s.inner);
     space_->inner.take(n * s.inner);
-    space_->inputs.take(input_at(n + kInputColumns, widest / kBlock + 1));
+    space_->digits.take(num_blocks(n, widest));
+    space_->halves.take(num_blocks(n, widest));
     for (auto& [window, plan] : space_->plans) {
         plan.build(step.batch, s.kv_heads, s.heads / s.kv_heads, s.head_dim, window);
     }

@@ -143,17 +143,19 @@ void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, cons
     if (out.size() == 0) {
         return;
     }
-    const std::int64_t blocks = weight.cols / kBlock, columns = x.shape[0];
-    const bool rounded = weight.quantizes_inputs();
-    const std::int64_t num_inputs = rounded ? input_at(columns + kInputColumns, blocks) : 0;
-    std::vector<InputBlock> inputs(static_cast<std::size_t>(num_inputs));
-    const LinearJob job{weight,          x.as<float>(), x.stride[0],      inputs.data(), columns,
-                        out.as<float>(), out.stride[0], bias.as<float>(), false};
+    const std::int64_t columns = x.shape[0];
+    const auto blocks = static_cast<std::size_t>(num_blocks(columns, weight.cols));
+    const Rounding rounding = weight.rounding();
+    std::vector<InputBlock> digits(rounding == Rounding::kDigits ? blocks : 0);
+    std::vector<HalfBlock> halves(rounding == Rounding::kHalves ? blocks : 0);
+    const Inputs inputs{digits.data(), halves.data()};
+    const LinearJob job{weight,  x.as<float>(),   x.stride[0],   inputs.digits,    inputs.halves,
+                        columns, out.as<float>(), out.stride[0], bias.as<float>(), false};
     Pool& pool = Pool::instance();
     const int lanes = pool.size();
     pool.run([&](Lane& lane) {
-        lane.each(rounded ? columns : 0, [&](std::int64_t i) {
-            kernels().quantize(x.as<float>() + i * x.stride[0], weight.cols, inputs.data() + input_at(i, blocks));
+        lane.each(rounding == Rounding::kNone ? 0 : columns, [&](std::int64_t i) {
+            round_inputs(weight, x.as<float>() + i * x.stride[0], i, 0, weight.cols, inputs);
         });
         run_linear(lane, lanes, job);
     });

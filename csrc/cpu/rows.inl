@@ -6,6 +6,26 @@ struct Columns {
     static constexpr int kColumns = kCount;
 };
 
+// Calls run(Columns<n>, the first of n columns) until all `count` have been: kMost at a time, then 4, 2 and 1.
+template <int kMost, typename Run>
+inline void each_columns(std::int64_t count, const Run& run) {
+    std::int64_t column = 0;
+    for (; column + kMost <= count; column += kMost) {
+        run(Columns<kMost>{}, column);
+    }
+    if (column + 4 <= count) {
+        run(Columns<4>{}, column);
+        column += 4;
+    }
+    if (column + 2 <= count) {
+        run(Columns<2>{}, column);
+        column += 2;
+    }
+    if (column < count) {
+        run(Columns<1>{}, column);
+    }
+}
+
 struct Rows8 {
     using F = F8;
     static constexpr int kRows = 8;
@@ -19,9 +39,32 @@ struct Rows8 {
     static F mul(F a, F b) { return mul8(a, b); }
     static F fma(F a, F b, F c) { return fma8(a, b, c); }
     static F8 eight(F x, int) { return x; }
+    // kDigit * high + low - offset, as floats. The sum of a block that has a NaN is any number, so the offset wraps.
+    static F digits(const std::int32_t* high, const std::int32_t* low, std::uint32_t offset) {
+        float wide[8];
+        for (int i = 0; i < 8; ++i) {
+            const auto sum = static_cast<std::uint32_t>(kDigit * high[i] + low[i]) - offset;
+            wide[i] = static_cast<float>(static_cast<std::int32_t>(sum));
+        }
+        return load8(wide);
+    }
     static F halves(const std::uint8_t* p) { return load8_f16(reinterpret_cast<const std::uint16_t*>(p)); }
     // Of a 32-bit word per row, the bits from `shift` on that `mask` leaves.
     static F pick(const std::uint8_t* p, std::uint32_t shift, int mask) { return pick_of(words_of(p), shift, mask); }
+
+    // Two neighbouring columns of each row in bfloat16, two inputs, and the sum of their products.
+    using Pair = Words;
+    struct Two {
+        F first, second;
+    };
+    static Pair pair(const std::uint8_t* p) { return words_of(p); }
+    static F first(Pair w) { return low_halves(w); }
+    static F second(Pair w) { return high_halves(w); }
+    static Two two(const std::uint16_t* p) {
+        const Words w = same_words(p);
+        return {low_halves(w), high_halves(w)};
+    }
+    static F add_pair(F sum, Pair w, Two x) { return fma(second(w), x.second, fma(first(w), x.first, sum)); }
 
     // The products of a block's numbers with kColumns blocks of inputs: integers, as floats.
     template <int kColumns>
@@ -59,6 +102,12 @@ struct Rows16 {
     static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
     static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
     static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+    static F digits(const std::int32_t* high, const std::int32_t* low, std::uint32_t offset) {
+        static_assert(kDigit == 1 << 7);
+        const __m512i offsets = _mm512_set1_epi32(static_cast<std::int32_t>(offset));
+        const __m512i lows = _mm512_sub_epi32(_mm512_loadu_si512(low), offsets);
+        return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(_mm512_loadu_si512(high), 7), lows));
+    }
     static F8 eight(F x, int half) { return half == 0 ? _mm512_castps512_ps256(x) : _mm512_extractf32x8_ps(x, 1); }
     static F halves(const std::uint8_t* p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -67,6 +116,24 @@ struct Rows16 {
         const __m512i shifted = _mm512_srlv_epi32(piece(p), _mm512_set1_epi32(static_cast<int>(shift)));
         return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(mask)));
     }
+
+    using Pair = __m512i;
+    static Pair pair(const std::uint8_t* p) { return piece(p); }
+    static F first(Pair w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
+    static F second(Pair w) {
+        return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+    }
+#if defined(__AVX512BF16__)
+    using Two = __m512i;
+    static Two two(const std::uint16_t* p) { return four(p); }
+    static F add_pair(F sum, Pair w, Two x) { return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)x); }
+#else
+    struct Two {
+        F first, second;
+    };
+    static Two two(const std::uint16_t* p) { return {first(four(p)), second(four(p))}; }
+    static F add_pair(F sum, Pair w, Two x) { return fma(second(w), x.second, fma(first(w), x.first, sum)); }
+#endif
 
     template <int kColumns>
     static void dots4(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
@@ -93,7 +160,7 @@ struct Rows16 {
 
   private:
     static __m512i piece(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
-    static __m512i four(const std::int8_t* p) {
+    static __m512i four(const void* p) {
         std::int32_t bytes;
         std::memcpy(&bytes, p, 4);
         return _mm512_set1_epi32(bytes);

@@ -15,10 +15,14 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr std::int64_t kLastId = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kMostListed = 128;  // so many of the likeliest are found sooner than all tokens are weighed
 
 const DrawLoops& draw_loops() {
 #ifdef OCTAVO_X86_KERNELS
-    if (kernels().isa != Isa::kGeneric) {
+    if (kernels().isa >= Isa::kAvx512) {
+        return *avx512_draw_loops();
+    }
+    if (kernels().isa >= Isa::kAvx2) {
         return *avx2_draw_loops();
     }
 #endif
@@ -58,6 +62,14 @@ class Drawer {
         const float top_p = at<float>(draws.top_p, branch);
         const std::int64_t top_k = at<std::int32_t>(draws.top_k, branch);
         const bool by_count = top_k > 0 && top_k < row_.count, by_mass = top_p < 1;
+        const float least = draw::least_of(at<float>(draws.min_p, branch));
+        const auto random = draw::random_bits(static_cast<std::uint64_t>(at<std::int64_t>(draws.seed, branch)),
+                                              static_cast<std::uint32_t>(at<std::int64_t>(draws.branch, branch)),
+                                              static_cast<std::uint32_t>(at<std::int64_t>(draws.index, branch)));
+        if (by_count && top_k <= kMostListed) {
+            list(static_cast<std::size_t>(top_k));
+            return pick_listed(top_p, least, random);
+        }
         Kept kept{kNever, kLastId, 0};
         if (by_count || by_mass) {
             buckets_.resize(static_cast<std::size_t>(row_.count));
@@ -69,10 +81,8 @@ class Drawer {
                 cut(kept, draw::share_of(top_p, mass), mass, [](std::uint64_t weight) { return weight; }, masses_);
             }
         }
-        kept.least = draw::least_of(at<float>(draws.min_p, branch));
-        return pick(kept, draw::random_bits(static_cast<std::uint64_t>(at<std::int64_t>(draws.seed, branch)),
-                                            static_cast<std::uint32_t>(at<std::int64_t>(draws.branch, branch)),
-                                            static_cast<std::uint32_t>(at<std::int64_t>(draws.index, branch))));
+        kept.least = least;
+        return pick(kept, random);
     }
 
     // After `look`: the log probability of `token`, and the likeliest.
@@ -181,6 +191,63 @@ class Drawer {
             }
             place -= stays ? each.weight : 0;
         }
+    }
+
+    // The `num` likeliest tokens that are possible become the candidates, in no order.
+    void list(std::size_t num) {
+        const float* x = row_.logits;
+        candidates_.clear();
+        float least = kNever;
+        for (std::int64_t id = loops_.next_above(x, 0, row_.count, least); id < row_.count;
+             id = loops_.next_above(x, id + 1, row_.count, least)) {
+            candidates_.push_back({x[id], id, 0});
+            if (candidates_.size() == 2 * num) {
+                least = shorten(num);
+            }
+        }
+        if (candidates_.size() > num) {
+            shorten(num);
+        }
+    }
+
+    // Keeps the first `num` candidates; returns the logit of the last of them, which later tokens must exceed.
+    float shorten(std::size_t num) {
+        const auto last = candidates_.begin() + static_cast<std::ptrdiff_t>(num) - 1;
+        std::nth_element(candidates_.begin(), last, candidates_.end(), before);
+        candidates_.resize(num);
+        return last->logit;
+    }
+
+    // What `cut` and `pick` do, of candidates alone.
+    std::int64_t pick_listed(float top_p, float least, std::uint64_t random) {
+        std::uint64_t mass = 0;
+        for (Candidate& each : candidates_) {
+            each.weight = draw::weight_of(each.logit, row_.highest, row_.factor);
+            mass += each.weight;
+        }
+        if (top_p < 1) {
+            std::sort(candidates_.begin(), candidates_.end(), before);
+            std::uint64_t missing = draw::share_of(top_p, mass);
+            std::size_t kept = 0;
+            while (kept < candidates_.size() && (kept == 0 || missing > 0)) {
+                const std::uint64_t weight = candidates_[kept++].weight;
+                missing -= std::min(missing, weight);
+            }
+            candidates_.resize(kept);
+        }
+        const auto gone = [least](const Candidate& each) { return static_cast<float>(each.weight) < least; };
+        candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), gone), candidates_.end());
+        std::sort(candidates_.begin(), candidates_.end(), [](auto& a, auto& b) { return a.id < b.id; });
+        mass = 0;
+        for (const Candidate& each : candidates_) {
+            mass += each.weight;
+        }
+        std::uint64_t place = draw::place_of(random, mass);
+        auto chosen = candidates_.begin();
+        while (place >= chosen->weight) {
+            place -= chosen++->weight;
+        }
+        return chosen->id;
     }
 
     // The `num` likeliest tokens, as long as they are possible.

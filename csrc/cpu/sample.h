@@ -1,4 +1,4 @@
-// The loops of a draw over a row of logits, compiled once for every x86-64 processor and once for AVX2, without FMA
+// The loops of a draw over a row of logits, compiled for every x86-64 processor, for AVX2 and for AVX-512, without FMA
 // (draw.h).
 #pragma once
 
@@ -39,6 +39,7 @@ struct DrawLoops {
 };
 
 const DrawLoops* generic_draw_loops();
-const DrawLoops* avx2_draw_loops();  // null where not compiled in
+const DrawLoops* avx2_draw_loops();  // these are compiled for x86 alone
+const DrawLoops* avx512_draw_loops();
 
 }  // namespace octavo

@@ -18,14 +18,6 @@ constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
 
 #endif
 
-inline void store8_bf16(std::uint16_t* p, F8 x) {
-    float wide[8];
-    store8(wide, x);
-    for (int i = 0; i < 8; ++i) {
-        p[i] = float_to_bf16(wide[i]);
-    }
-}
-
 // Up to eight, the rest zero.
 inline F8 load8_some(const float* p, std::int64_t count) {
     float wide[8] = {};
@@ -50,16 +42,4 @@ inline F8 exp8(F8 x) {
     p = fma8(p, r, set8(5.0000001201e-1F));
     p = add8(fma8(p, mul8(r, r), r), set8(1.0F));
     return mul8(p, exponent8(n));
-}
-
-// 2^x of x <= 0, within 2 ulp; below -126 it is next to nothing. NaN stays NaN, as in exp8.
-inline F8 power8(F8 x) {
-    const F8 inside = max8(set8(-126.0F), x);
-    const F8 n = round8(inside), r = sub8(inside, n);
-    F8 p = fma8(set8(1.535336188e-4F), r, set8(1.339887440e-3F));
-    p = fma8(p, r, set8(9.618437357e-3F));
-    p = fma8(p, r, set8(5.550332471e-2F));
-    p = fma8(p, r, set8(2.402264791e-1F));
-    p = fma8(p, r, set8(6.931472028e-1F));
-    return times_power8(fma8(p, r, set8(1.0F)), n);
 }

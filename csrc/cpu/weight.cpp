@@ -11,7 +11,7 @@
 namespace octavo {
 namespace {
 
-constexpr const char* kNames[] = {"f32", "f16", "bf16", "q8", "q4", "q4_mins"};
+constexpr const char* kNames[] = {"f32", "f16", "bf16", "q8", "q4", "q4_mins", "halves"};
 
 // Bytes of one GGUF block of a format, and where its numbers begin.
 std::int64_t gguf_bytes(Format format) { return format == Format::kQ8 ? 34 : format == Format::kQ4 ? 18 : 20; }
@@ -80,12 +80,12 @@ void round_block(const float* values, Format format, std::uint8_t* gguf) {
 }  // namespace
 
 Format format_named(const char* name) {
-    for (int i = 0; i < 6; ++i) {
+    for (int i = 0; i <= static_cast<int>(Format::kHalves); ++i) {
         if (std::strcmp(name, kNames[i]) == 0) {
             return static_cast<Format>(i);
         }
     }
-    throw ArgumentError("format", std::string(name) + " is not one of f32, f16, bf16, q8, q4, q4_mins");
+    throw ArgumentError("format", std::string(name) + " is not one of f32, f16, bf16, q8, q4, q4_mins, halves");
 }
 
 const char* name_of(Format format) { return kNames[static_cast<int>(format)]; }
@@ -122,6 +122,8 @@ Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std:
 }
 
 void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::int64_t rows, std::int64_t cols) {
+    require(format == Format::kQ8 || format == Format::kQ4 || format == Format::kQ4Mins, "format",
+            "must be q8, q4 or q4_mins");
     check_packed(packed, format, rows, cols);
     const std::int64_t blocks = cols / kBlock, bytes = gguf_bytes(format);
     expect(gguf, "gguf", {rows, blocks * bytes}, DType::kU8);
@@ -134,6 +136,26 @@ void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::
                 for (std::int64_t block = 0; block < blocks; ++block) {
                     const std::uint8_t* from = gguf.as<std::uint8_t>() + row * gguf.stride[0] + block * bytes;
                     put_block(place(to, format, cols, row, block), from, format);
+                }
+            }
+        });
+    });
+}
+
+void pack(const TensorRef& packed, const TensorRef& values) {
+    expect(values, "values", {kAny, kAny}, DType::kBF16);
+    const std::int64_t rows = values.shape[0], cols = values.shape[1], blocks = cols / kBlock;
+    check_packed(packed, Format::kHalves, rows, cols);
+    expect_apart(packed, "packed", {&values});
+    auto* to = packed.as<std::uint8_t>();
+    std::memset(to, 0, static_cast<std::size_t>(packed.shape[0]));
+    Pool::instance().run([&](Lane& lane) {
+        lane.each((rows + kGroupRows - 1) / kGroupRows, [&](std::int64_t group) {
+            for (std::int64_t row = group * kGroupRows; row < std::min(rows, (group + 1) * kGroupRows); ++row) {
+                const auto* from = values.as<std::uint16_t>() + row * values.stride[0];
+                for (std::int64_t two = 0; two < blocks * kBlock / 2; ++two) {
+                    std::uint8_t* piece = to + (group * blocks * kBlock / 2 + two) * kGroupRows * 4;
+                    std::memcpy(piece + row % kGroupRows * 4, from + 2 * two, 4);
                 }
             }
         });

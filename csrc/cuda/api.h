@@ -102,7 +102,7 @@ struct PlanRef {
     TensorRef slots;     // int32 [num_slots + 1]
     TensorRef items;     // int32 [capacity, 8]
     TensorRef counters;  // int32 [partials], zeros; zeros again after each call
-    TensorRef partials;  // float32 [partials, rows, head_dim + 2]
+    TensorRef partials;  // float32 [partials, rows * (head_dim + 2)], at a multiple of 16 bytes
 };
 
 // What the planner needs to know of a kernel: how many rows its tiles have, and how many of its thread blocks run at

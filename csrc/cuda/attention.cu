@@ -45,8 +45,13 @@ KernelChoice choose(const std::string& name, DType dtype, KvType kv, int head_di
     }
     require(name == "decode_mma" || name == "prefill_mma", "kernel", "is none of decode_mma, prefill_mma, simt");
     require(fits_mma(dtype, kv, head_dim), "kernel", "does not take this type or head size: use simt");
-    return name == "decode_mma" ? choose_decode_mma(dtype, kv, head_dim, rows)
-                                : choose_prefill_mma(dtype, kv, head_dim);
+    if (name == "decode_mma") {
+        const KernelChoice few = choose_decode_mma(dtype, kv, head_dim, rows);
+        if (fits_shared(few.shared_bytes)) {
+            return few;  // else the tiles of prefill_mma, which every device has room for
+        }
+    }
+    return choose_prefill_mma(dtype, kv, head_dim);
 }
 
 // A copy of what is there: 16 bytes need every row to lie at a multiple of 16.
@@ -118,6 +123,7 @@ KvLayer make_params(AttentionParams& p, const TensorRef& out, const TensorRef& q
     p.out_head = out.stride[1];
     p.query_row = queries.stride[0];
     p.query_head = queries.stride[1];
+    p.whole_queries = whole_rows({&queries}, 2);
     p.kv = layer.pages;
     p.scales = layer.scales;
     fill_score(p.score, attention, queries.shape[1]);
@@ -146,6 +152,8 @@ void fill_plan(AttentionParams& p, const PlanRef& plan, int rows) {
                 plan.partials.size() >= plan.counters.size() * rows * (std::int64_t{p.head_dim} + 2),
             "plan.partials", "does not hold rows * (head_dim + 2) float32 for each counter");
     expect_dense(plan.partials, "plan.partials");
+    require(reinterpret_cast<std::uintptr_t>(plan.partials.data) % 16 == 0, "plan.partials",
+            "does not lie at a multiple of 16 bytes");
     p.num_items = static_cast<int>(plan.items.shape[0]);
     p.num_partials = static_cast<int>(plan.counters.size());
     p.slots = plan.slots.as<std::int32_t>();
@@ -166,6 +174,7 @@ void start(const KernelChoice& choice, const AttentionParams& p, const PlanRef& 
 KernelShape attention_kernel(const std::string& kernel, DType queries, const std::string& kv_type, int head_dim,
                              int rows) {
     const KernelChoice choice = choose(kernel, queries, kv_type_named(kv_type), head_dim, rows);
+    require(fits_shared(choice.shared_bytes), "head_dim", "needs more shared memory than this device has");
     return {choice.rows, resident_blocks(choice.kernel, choice.threads, choice.shared_bytes)};
 }
 
@@ -184,7 +193,10 @@ void paged_attention(const std::string& kernel, int rows, const TensorRef& out, 
         require(layer.contiguous, "key_cache", "is xpack: use simt");
         require(layer.pages.block_size % 8 == 0, "key_cache", "has a block size that is no multiple of 8: use simt");
         require_aligned(kv, "key_cache");
-        require(!layer.scales.key_slots.data, "k_scale", "is for each slot: use simt");
+        for (const TensorRef* scale : {&kv.key_scale, &kv.value_scale}) {
+            require(scale->ndim != 3 || whole_rows({scale}, 2), scale == &kv.key_scale ? "k_scale" : "v_scale",
+                    "has rows that do not lie at multiples of 16 bytes: use simt");
+        }
     }
     start(choice, p, plan, stream);
 }

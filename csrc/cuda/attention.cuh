@@ -2,6 +2,9 @@
 //
 // Softmax is computed in base 2: scores are multiplied with log2(e) once. A part of a row's keys gives (max, sum, acc):
 // sum = sum of 2^(score - max), acc[d] = sum of 2^(score - max) * value[d].
+//
+// Parts are merged in order of keys, kMerged at a time: what 32 parts give takes the place of the first of them, and 32
+// of those are merged in turn. Each merge is made by the thread block that comes last, so merges run side by side.
 #pragma once
 
 #include <limits>
@@ -35,7 +38,7 @@ struct AttentionParams {
     const std::int32_t* slots;   // [grid + 1]
     const plan::Item* items;
     std::int32_t* counters;  // zeros
-    float* partials;         // [partial][rows of a tile][head_dim + 2]: acc, max, sum
+    float* partials;         // [partial]: acc [rows of a tile][head_dim], max [rows], sum [rows]
     std::int64_t out_row, out_head, query_row, query_head, table_stride;
     KvPages kv;
     KvScales scales;
@@ -43,7 +46,8 @@ struct AttentionParams {
     int num_heads, num_kv_heads, head_dim;
     int group;  // query heads per kv head
     int num_tokens, num_sequences, num_items, num_partials;
-    int max_keys;  // that a row of tables has room for
+    int max_keys;        // that a row of tables has room for
+    bool whole_queries;  // queries lie at multiples of 16 bytes
     FaultWord fault;
     Fp8Constants fp8;
 };
@@ -163,79 +167,132 @@ __device__ __forceinline__ float sink_of(const ScoreParams& p, int head) {
     return p.sinks ? p.sinks[head] * kLog2e : kMinusInfinity;
 }
 
-// Where an item's partial result goes: [tile][head_dim + 2].
+// Where a partial result of an item's tile lies: acc [tile][head_dim], max [tile], sum [tile].
 __device__ __forceinline__ float* partial_of(const AttentionParams& p, const plan::Item& item, int part, int tile) {
     return p.partials + static_cast<std::int64_t>(item.first + part) * tile * (p.head_dim + 2);
 }
 
-// All threads call this when they have stored their share of a part. The thread block that comes last merges all parts,
-// in order of keys, and leaves the counter as it was. `flag`: shared memory.
-template <typename T>
-__device__ __forceinline__ void join_parts(const AttentionParams& p, const plan::Item& item, const Rows& rows, int tile,
-                                           int* flag) {
-    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+constexpr int kMerged = 32;  // parts that are merged at a time: one for each lane
+
+// All threads call this when they have stored their share. Whether this thread block is the last of `count` to come;
+// then the counter is 0 again, for the next layer. `flag`: shared memory.
+__device__ __forceinline__ bool comes_last(std::int32_t* counter, int count, int* flag) {
     __threadfence();
     __syncthreads();
-    if (thread == 0) {
-        *flag = add_acquire_release(p.counters + item.first, 1) == item.parts - 1 ? 1 : 0;
+    if (threadIdx.x == 0) {
+        *flag = add_acquire_release(counter, 1) == count - 1 ? 1 : 0;
         if (*flag) {
-            p.counters[item.first] = 0;  // for the next layer
+            *counter = 0;
         }
     }
     __syncthreads();
-    if (*flag == 0) {
-        return;
-    }
+    const bool last = *flag != 0;
     __threadfence();
-    const int width = p.head_dim + 2;
-    const std::int64_t size = static_cast<std::int64_t>(tile) * width;  // of a part
-    float* parts = partial_of(p, item, 0, tile);
+    return last;
+}
+
+// Neighbours that are moved at once: 4 begin at a multiple of 16 bytes.
+template <int kCount>
+struct alignas(4 * kCount) Floats {
+    float at[kCount];
+};
+
+// `count` partial results, `step` parts apart from part `first` on, become one: the output if they are all there is
+// (`whole`), else it takes the first one's place. kCount: floats that are moved at once. `weights`: shared memory,
+// [kMerged][tile].
+template <typename T, int kCount>
+__device__ __forceinline__ void merge_parts(const AttentionParams& p, const plan::Item& item, const Rows& rows,
+                                            int tile, int first, int step, int count, bool whole, float* weights) {
+    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+    const std::int64_t apart = static_cast<std::int64_t>(step) * tile * (p.head_dim + 2);
+    float* target = partial_of(p, item, first, tile);
+    float* maxima = target + tile * p.head_dim;
     const float value_scale = p.scales.value(item.head);
-    // A warp per row, a lane per part: each part's maximum becomes the factor its numbers are taken with.
+    // A warp per row, a lane per part: what each part's numbers are multiplied with.
     const int lane = thread % 32;
 #pragma unroll 1
     for (int r = thread / 32; r < rows.count; r += threads / 32) {
-        float* state = parts + r * width + p.head_dim;
-        float top = kMinusInfinity, total = 0.0F;
-#pragma unroll 1
-        for (int first = 0; first < item.parts; first += 32) {
-            const int part = min(first + lane, item.parts - 1);
-            top = fmaxf(top, load_shared_result(state + part * size));
+        const float* state = maxima + min(lane, count - 1) * apart + r;
+        const float maximum = load_shared_result(state), sum = load_shared_result(state + tile);
+        const float top = reduce_warp(maximum, Larger{});
+        const float weight = lane < count ? weight_of(maximum, top) : 0.0F;
+        const float total = reduce_warp(weight * sum, Add{});
+        if (lane < count) {
+            const float factor = whole ? close_row(top, total, sink_of(p.score, rows.head(r)), value_scale) : 1.0F;
+            weights[lane * tile + r] = weight * factor;
         }
-        top = reduce_warp(top, Larger{});
-#pragma unroll 1
-        for (int first = 0; first < item.parts; first += 32) {
-            const float* one = state + min(first + lane, item.parts - 1) * size;
-            const float weight = first + lane < item.parts ? weight_of(load_shared_result(one), top) : 0.0F;
-            total += weight * load_shared_result(one + 1);
-        }
-        total = reduce_warp(total, Add{});
-        const float factor = close_row(top, total, sink_of(p.score, rows.head(r)), value_scale);
-#pragma unroll 1
-        for (int part = lane; part < item.parts; part += 32) {
-            state[part * size] = weight_of(load_shared_result(state + part * size), top) * factor;
+        if (lane == 0 && !whole) {
+            maxima[r] = top;
+            maxima[tile + r] = total;
         }
     }
     __syncthreads();
+    const int pieces = p.head_dim / kCount;
 #pragma unroll 1
-    for (int i = thread; i < rows.count * p.head_dim; i += threads) {
-        const int r = i / p.head_dim, d = i % p.head_dim;
-        const float* row = parts + r * width;
-        float value = 0.0F;
-#pragma unroll 4
-        for (int part = 0; part < item.parts; ++part) {
-            value += load_shared_result(row + part * size + p.head_dim) * load_shared_result(row + part * size + d);
+    for (int i = thread; i < rows.count * pieces; i += threads) {
+        const int r = i / pieces, d = i % pieces * kCount;
+        float* place = target + r * p.head_dim + d;
+        Floats<kCount> total{};
+        constexpr int kAtOnce = 8;  // loads on their way
+#pragma unroll 1
+        for (int part = 0; part < count; part += kAtOnce) {
+            Floats<kCount> some[kAtOnce];
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                load_shared_results(place + min(part + j, count - 1) * apart, some[j].at);
+            }
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                if (part + j < count) {
+                    const float weight = weights[(part + j) * tile + r];
+#pragma unroll
+                    for (int k = 0; k < kCount; ++k) {
+                        total.at[k] += weight * some[j].at[k];
+                    }
+                }
+            }
         }
-        from_float(value, rows.out<T>(p, r)[d]);
+        if (whole) {
+#pragma unroll
+            for (int k = 0; k < kCount; ++k) {
+                from_float(total.at[k], rows.out<T>(p, r)[d + k]);
+            }
+        } else {
+            *reinterpret_cast<Floats<kCount>*>(place) = total;
+        }
+    }
+}
+
+// All threads call this when they have stored their share of a part. kCount: floats that are moved at once. `space`:
+// shared memory, [kMerged][tile].
+template <typename T, int kCount>
+__device__ __forceinline__ void join_parts(const AttentionParams& p, const plan::Item& item, const Rows& rows, int tile,
+                                           float* space, int* flag) {
+#pragma unroll 1
+    for (int step = 1, level = 0;; step *= kMerged, ++level) {
+        const int first = item.part / (step * kMerged) * (step * kMerged);
+        const int count = min(kMerged, (item.parts - first + step - 1) / step);
+        const bool whole = item.parts <= step * kMerged;
+        if (count > 1) {  // else there is nobody to wait for at this level
+            // Levels have counters of their own: with more than one part at a level, there are more parts than levels.
+            if (!comes_last(p.counters + item.first + first + level, count, flag)) {
+                return;
+            }
+            merge_parts<T, kCount>(p, item, rows, tile, first, step, count, whole, space);
+        }
+        if (whole) {
+            return;
+        }
     }
 }
 
 // The result of an item that is in shared memory: acc [rows][head_dim] (row r at acc + r * pitch), maximum and sum
-// [rows]. Written to the output if the item is the whole; else kept until all parts are there.
-template <typename T>
+// [rows]. Written to the output if the item is the whole; else kept until all parts are there. kCount and `space`: see
+// join_parts; `space` may be where acc is.
+template <typename T, int kCount>
 __device__ __forceinline__ void finish_item(const AttentionParams& p, const plan::Item& item, const Rows& rows,
                                             int tile, const float* acc, int pitch, const float* maximum,
-                                            const float* sum, int* flag) {
+                                            const float* sum, float* space, int* flag) {
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
     if (item.parts == 1) {
         const float value_scale = p.scales.value(item.head);
@@ -247,14 +304,19 @@ __device__ __forceinline__ void finish_item(const AttentionParams& p, const plan
         }
         return;
     }
-    const int width = p.head_dim + 2;
     float* mine = partial_of(p, item, item.part, tile);
+    const int pieces = p.head_dim / kCount;
 #pragma unroll 1
-    for (int i = thread; i < rows.count * width; i += threads) {
-        const int r = i / width, d = i % width;
-        mine[i] = d < p.head_dim ? acc[r * pitch + d] : d == p.head_dim ? maximum[r] : sum[r];
+    for (int i = thread; i < rows.count * pieces; i += threads) {
+        const int r = i / pieces, d = i % pieces * kCount;
+        *reinterpret_cast<Floats<kCount>*>(mine + r * p.head_dim + d) =
+            *reinterpret_cast<const Floats<kCount>*>(acc + r * pitch + d);
     }
-    join_parts<T>(p, item, rows, tile, flag);
+    if (thread < rows.count) {
+        mine[tile * p.head_dim + thread] = maximum[thread];
+        mine[tile * (p.head_dim + 1) + thread] = sum[thread];
+    }
+    join_parts<T, kCount>(p, item, rows, tile, space, flag);
 }
 
 }  // namespace octavo::cuda

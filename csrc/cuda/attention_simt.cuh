@@ -171,7 +171,11 @@ __global__ void __launch_bounds__(kSimtThreads, 4) attention_simt_kernel(const A
         simt_warp<T, C>(p, item, rows, s);
         __syncthreads();
         simt_join(p, s);
-        finish_item<T>(p, item, rows, kSimtRows, s.acc, p.head_dim, s.maximum, s.sum, s.flag);
+        if (p.head_dim % 4 == 0) {
+            finish_item<T, 4>(p, item, rows, kSimtRows, s.acc, p.head_dim, s.maximum, s.sum, s.weights, s.flag);
+        } else {
+            finish_item<T, 1>(p, item, rows, kSimtRows, s.acc, p.head_dim, s.maximum, s.sum, s.weights, s.flag);
+        }
         __syncthreads();
     }
 }

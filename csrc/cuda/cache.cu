@@ -144,7 +144,7 @@ void rope_cache_write(const KvCache& kv, const TensorRef& queries, const TensorR
             params.half = rotated / 2;
             params.interleaved = interleaved;
             const std::size_t shared = sizeof(T) * static_cast<std::size_t>(layer.num_heads * layer.head_dim);
-            require(shared <= kMostShared, "key", "has more numbers per token than shared memory holds");
+            require(fits_shared(shared), "key", "has more numbers per token than shared memory holds");
             if (keys.size() > 0) {
                 launch(rope_cache_write_kernel<T, C, A>, per_row(keys), kCacheThreads, shared, as_stream(stream),
                        params);
@@ -226,16 +226,18 @@ void convert_fp8(const TensorRef& target, const TensorRef& source, float scale, 
     if (count == 0) {
         return;
     }
-    const dim3 grid(static_cast<unsigned>(std::min<std::int64_t>((count + kCacheThreads - 1) / kCacheThreads, 2048)));
+    const bool whole = whole_rows({&source, &target}, 0);
+    const std::int64_t work = whole ? count / 8 + count % 8 : count;
+    const dim3 grid(static_cast<unsigned>(std::min<std::int64_t>((work + kCacheThreads - 1) / kCacheThreads, 2048)));
     with_kv(wide.dtype, kv, "source", [&](auto t, auto c) {
         using T = typename decltype(t)::Type;
         using C = typename decltype(c)::Type;
         if (narrow) {
             launch(convert_kernel<true, T, C>, grid, kCacheThreads, 0, as_stream(stream), wide.as<T>(), bytes.as<C>(),
-                   count, scale);
+                   count, scale, whole);
         } else {
             launch(convert_kernel<false, C, T>, grid, kCacheThreads, 0, as_stream(stream), bytes.as<C>(), wide.as<T>(),
-                   count, scale);
+                   count, scale, whole);
         }
     });
 }

@@ -58,10 +58,12 @@ __device__ __forceinline__ void write_piece(const T* from, const Pages& pages, s
             x.at[j] = j < n ? from[dim + j] : T{};
         }
     }
+    float numbers[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-        from_float(divided(to_float(x.at[j]), scale), y.at[j]);
+        numbers[j] = divided(to_float(x.at[j]), scale);
     }
+    from_floats(numbers, y.at);
     write_eight<C>(pages, place, dim, y, n, whole);
 }
 
@@ -271,11 +273,25 @@ static __global__ void __launch_bounds__(kCacheThreads) checksum_kernel(const Ch
     }
 }
 
+// whole: eights can be moved in pieces, here and there. Those of int8 are not: their divisions would spill registers.
 template <bool kNarrow, typename From, typename To>
 __global__ void __launch_bounds__(kCacheThreads)
-    convert_kernel(const From* from, To* to, std::int64_t count, float scale) {
-    const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
-    for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < count; i += step) {
+    convert_kernel(const From* from, To* to, std::int64_t count, float scale, bool whole) {
+    const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x, first = blockIdx.x * std::int64_t{blockDim.x};
+    constexpr bool kFp8 = kIsFp8<std::conditional_t<kNarrow, To, From>>;
+    const std::int64_t eights = kFp8 && whole ? count / 8 : 0;
+    for (std::int64_t i = first + threadIdx.x; i < eights; i += step) {
+        float x[8];
+        Eight<To> y;
+        to_floats(load_eight(from + 8 * i, true).at, x);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            x[j] = kNarrow ? divided(x[j], scale) : x[j] * scale;
+        }
+        from_floats(x, y.at);
+        store_eight(to + 8 * i, y, true);
+    }
+    for (std::int64_t i = 8 * eights + first + threadIdx.x; i < count; i += step) {
         const float x = to_float(from[i]);
         from_float(kNarrow ? divided(x, scale) : x * scale, to[i]);
     }

@@ -35,12 +35,16 @@ struct Decode {
     static constexpr std::size_t kRing = static_cast<std::size_t>(kDecodeWarps) * kSlots * kTileBytes;
     static constexpr std::size_t kJoin = 4UL * kDecodeWarps * kRows * kPitch;
     static constexpr std::size_t kStates = 4UL * (2 * kDecodeWarps * kRows + 2 * kRows + 4);
-    static constexpr std::size_t kShared = (kRing > kJoin ? kRing : kJoin) + kStates;
+    static constexpr int kScaleBytes = Kind::kSlotScales ? 32 : 0;  // of a slot of the ring; a tile has two slots
+    static constexpr std::size_t kScales = static_cast<std::size_t>(kDecodeWarps) * kSlots * kScaleBytes;
+    static constexpr std::size_t kShared = (kRing + kScales > kJoin ? kRing + kScales : kJoin) + kStates;
 };
 
-// The pages of a warp's tiles: lane l knows the block that keys 8 (l % 2) .. of its tile 16 n + l / 2 are in.
+// The pages of a warp's tiles: lane l knows the block that keys 8 (l % 2) .. of its tile 16 n + l / 2 are in, and the
+// first one's slot there.
 struct PageWindow {
     std::int32_t block;
+    int slot;
     int first;  // tile
 
     __device__ __forceinline__ void fill(const AttentionParams& p, const std::int32_t* table, const plan::Item& item,
@@ -49,6 +53,7 @@ struct PageWindow {
         const int key = base + (tile + lane / 2) * kTileKeys * kDecodeWarps + lane % 2 * 8;
         first = tile;
         block = key + 8 > item.begin && key < item.end ? block_of(p, table, key) : -1;
+        slot = key % p.kv.block_size;
     }
 };
 
@@ -58,16 +63,20 @@ template <typename D>
 __device__ __forceinline__ void copy_tile(const Pages& pages, int head_bytes, std::int64_t low, std::int64_t high,
                                           int key, int begin, int end, unsigned char* tile) {
     constexpr int kBytes = D::Kind::kBytes;
-    const int lane = static_cast<int>(threadIdx.x) % 32, piece = lane % D::kPieces;
-    const auto* data = static_cast<const unsigned char*>(pages.data);
-    static_assert(D::kPieces <= 32);
-    constexpr int kAtOnce = 32 / D::kPieces;
+    static_assert(D::kPieces <= 32 && D::kPieces >= 4);
+    constexpr int kAtOnce = 32 / D::kPieces;  // rows: at most 8
+    const int lane = static_cast<int>(threadIdx.x) % 32, piece = lane % D::kPieces, first = lane / D::kPieces;
+    const auto* data = static_cast<const unsigned char*>(pages.data) + piece * 16;
+    const std::int64_t step = pages.token * (kAtOnce * kBytes);
+    const unsigned char* from[2] = {data + (low + first * pages.token) * kBytes,
+                                    data + (high + first * pages.token) * kBytes};
+    const bool there[2] = {piece * 16 < head_bytes && low >= 0, piece * 16 < head_bytes && high >= 0};
+    const int from_row = begin - key - first, to_row = end - key - first;
 #pragma unroll
     for (int i = 0; i < kTileKeys / kAtOnce; ++i) {
-        const int row = lane / D::kPieces + i * kAtOnce, at = key + row;
-        const std::int64_t half = row < 8 ? low : high, place = half + row % 8 * pages.token;
-        const bool valid = at >= begin && at < end && piece * 16 < head_bytes && half >= 0;
-        copy_async16(tile + tile_offset<D::kRowBytes>(row, piece), valid ? data + place * kBytes + piece * 16 : data,
+        const int row = i * kAtOnce, half = row / 8;
+        const bool valid = there[half] && row >= from_row && row < to_row;
+        copy_async16(tile + tile_offset<D::kRowBytes>(first + row, piece), from[half] + row % 8 / kAtOnce * step,
                      valid);
     }
 }
@@ -83,9 +92,11 @@ struct DecodeWarp {
     float acc[kGroups][kFragments][4];
     float maximum[kGroups][2], sum[kGroups][2];
     int position[kGroups][2], head[kGroups][2];  // of the rows whose weights are here
+    Magnitude magnitude;
 
     __device__ __forceinline__ void begin(const AttentionParams& p, const Rows& rows) {
         const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
+        magnitude.begin(Kind::kSlotScales && p.scales.key_slots.data != nullptr);
 #pragma unroll
         for (int n = 0; n < kGroups; ++n) {
             const T* query = rows.query<T>(p, min(8 * n + g, rows.count - 1));
@@ -138,44 +149,82 @@ struct DecodeWarp {
         }
     }
 
-    // Products become weights; what was summed so far is rescaled where a maximum grew.
+    // Products become weights; what was summed so far is rescaled where a maximum grew. Not `masked`: every row sees
+    // every key of the tile. `scales`: of the tile's keys, then of its values, if slots have scales.
     __device__ __forceinline__ void weigh(const AttentionParams& p, const plan::Item& item, int key, float key_scale,
-                                          float (&scores)[kGroups][4], std::uint32_t (&weights)[kGroups][2]) {
+                                          bool masked, const Half* scales, float (&scores)[kGroups][4],
+                                          std::uint32_t (&weights)[kGroups][2]) {
         const int g = static_cast<int>(threadIdx.x) % 32 / 4;
+        float value_scales[2] = {1.0F, 1.0F}, rescale = 1.0F;
+        if constexpr (Kind::kSlotScales) {
+            if (p.scales.key_slots.data != nullptr) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int at = key + g + 8 * half;
+                    const float scale = to_float(scales[g + 8 * half]);
+#pragma unroll
+                    for (int n = 0; n < kGroups; ++n) {
+                        scores[n][2 * half] *= scale;
+                        scores[n][2 * half + 1] *= scale;
+                    }
+                    const bool there = at >= item.begin && at < item.end;
+                    value_scales[half] = there ? to_float(scales[kTileKeys + g + 8 * half]) : 0.0F;
+                }
+                std::uint32_t largest = max(bits_of(value_scales[0]), bits_of(value_scales[1]));
+#pragma unroll
+                for (int bits = 4; bits < 32; bits *= 2) {
+                    largest = max(largest, __shfl_xor_sync(kAllLanes, largest, bits));
+                }
+                rescale = magnitude.raise(largest);
+                value_scales[0] *= magnitude.inverse();
+                value_scales[1] *= magnitude.inverse();
+            }
+        }
+        const float plain_scale = p.score.scale * key_scale * kLog2e;
+        const bool plain = p.score.soft_cap <= 0.0F && p.score.alibi == nullptr && plain_scale > 0.0F;
 #pragma unroll
         for (int n = 0; n < kGroups; ++n) {
             float factors[2];
 #pragma unroll
             for (int column = 0; column < 2; ++column) {
-                const RowScore row(p.score, head[n][column], item.head, p.num_heads, p.num_kv_heads, key_scale);
-                const int end = min(item.end, position[n][column] + 1);
-                float top = maximum[n][column];
+                if (masked || !plain) {
+                    const RowScore row(p.score, head[n][column], item.head, p.num_heads, p.num_kv_heads, key_scale);
+                    const int end = min(item.end, position[n][column] + 1);
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int at = key + g + 8 * half;
-                    const bool seen = at >= item.begin && at < end && row.sees(p.score, position[n][column], at);
-                    float& score = scores[n][2 * half + column];
-                    score = seen ? row(score, position[n][column] - at) : kMinusInfinity;
-                    top = fmaxf(top, score);
+                    for (int half = 0; half < 2; ++half) {
+                        const int at = key + g + 8 * half;
+                        const bool seen = at >= item.begin && at < end && row.sees(p.score, position[n][column], at);
+                        float& score = scores[n][2 * half + column];
+                        score = seen ? plain ? score : row(score, position[n][column] - at) : kMinusInfinity;
+                    }
                 }
+                const float scale = plain ? plain_scale : 1.0F;
+                float top = fmaxf(maximum[n][column], fmaxf(scores[n][column], scores[n][2 + column]) * scale);
 #pragma unroll
                 for (int bits = 4; bits < 32; bits *= 2) {
                     top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, bits));
                 }
-                const float factor = weight_of(maximum[n][column], top);
+                const float base = top == kMinusInfinity ? 0.0F : top;  // so that what is not seen weighs nothing
+                const float factor = fast_exp2(maximum[n][column] - base);
                 maximum[n][column] = top;
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    scores[n][2 * half + column] = weight_of(scores[n][2 * half + column], top);
+                    scores[n][2 * half + column] = fast_exp2(fmaf(scores[n][2 * half + column], scale, -base));
                 }
                 sum[n][column] = sum[n][column] * factor + scores[n][column] + scores[n][2 + column];
-                factors[column] = factor;
+                factors[column] = factor * rescale;
+                if constexpr (Kind::kSlotScales) {
+                    scores[n][column] *= value_scales[0];
+                    scores[n][2 + column] *= value_scales[1];
+                }
             }
+            if (__ballot_sync(kAllLanes, factors[0] != 1.0F || factors[1] != 1.0F) != 0) {
 #pragma unroll
-            for (int f = 0; f < kFragments; ++f) {
+                for (int f = 0; f < kFragments; ++f) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    acc[n][f][i] *= factors[i % 2];
+                    for (int i = 0; i < 4; ++i) {
+                        acc[n][f][i] *= factors[i % 2];
+                    }
                 }
             }
             weights[n][0] = transpose_matrix(pack<T>(scores[n][0], scores[n][1]));
@@ -231,7 +280,8 @@ struct DecodeWarp {
                 for (int other = 1; other < kDecodeWarps; ++other) {
                     top = fmaxf(top, maxima[other * D::kRows + at_row]);
                 }
-                const float factor = weight_of(maximum[n][column], top);
+                const float factor =
+                    weight_of(maximum[n][column], top) * (Kind::kSlotScales ? magnitude.whole() : 1.0F);
                 float* row = memory + (warp * D::kRows + at_row) * D::kPitch;
 #pragma unroll
                 for (int f = 0; f < kFragments; ++f) {
@@ -268,8 +318,9 @@ struct DecodeWarp {
 
 // A warp's tiles of an item, through its ring: keys and values by turns, kSlots - 1 copies ahead.
 template <typename T, template <typename> class KindOf, int kDim, int kGroups>
-__device__ __forceinline__ void decode_item(const AttentionParams& p, const plan::Item& item,
-                                            DecodeWarp<T, KindOf, kDim, kGroups>& warp_state, unsigned char* ring) {
+__device__ __forceinline__ void decode_item(const AttentionParams& p, const plan::Item& item, const Rows& rows,
+                                            DecodeWarp<T, KindOf, kDim, kGroups>& warp_state, unsigned char* ring,
+                                            unsigned char* scales) {
     using D = Decode<T, KindOf, kDim, kGroups>;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int head_bytes = p.head_dim * D::Kind::kBytes;
@@ -278,6 +329,10 @@ __device__ __forceinline__ void decode_item(const AttentionParams& p, const plan
     // Tiles begin at multiples of 16, so that 8 keys never lie in two blocks.
     const int base = item.begin / kTileKeys * kTileKeys + warp * kTileKeys;
     const int num_tiles = base < item.end ? (item.end - base - 1) / (kTileKeys * kDecodeWarps) + 1 : 0;
+    // Tiles between these are seen as a whole by all rows.
+    const int last_position = rows.position(rows.count - 1);
+    const int all_from = p.score.window > 0 ? max(item.begin, last_position - p.score.window + 1) : item.begin;
+    const int all_to = p.score.vert_stride > 1 ? 0 : min(item.end, rows.position(0) + 1);
     PageWindow pages{};
     pages.fill(p, table, item, base, 0);
     std::int32_t low = 0, high = 0;  // blocks of the latest tile's keys 0-7 and 8-15, and the keys' places there
@@ -292,8 +347,16 @@ __device__ __forceinline__ void decode_item(const AttentionParams& p, const plan
                 }
                 low = __shfl_sync(kAllLanes, pages.block, 2 * (tile - pages.first));
                 high = __shfl_sync(kAllLanes, pages.block, 2 * (tile - pages.first) + 1);
-                low_slot = key % p.kv.block_size;
-                high_slot = low_slot + 8 < p.kv.block_size ? low_slot + 8 : 0;
+                low_slot = __shfl_sync(kAllLanes, pages.slot, 2 * (tile - pages.first));
+                high_slot = __shfl_sync(kAllLanes, pages.slot, 2 * (tile - pages.first) + 1);
+                if constexpr (D::Kind::kSlotScales) {
+                    const int lane = static_cast<int>(threadIdx.x) % 32;  // of keys: 0, 1; of values: 2, 3
+                    if (p.scales.key_slots.data != nullptr && lane < 4) {
+                        copy_scales(lane < 2 ? p.scales.key_slots : p.scales.value_slots, lane % 2 == 0 ? low : high,
+                                    item.head, lane % 2 == 0 ? low_slot : high_slot,
+                                    scales + step % D::kSlots * D::kScaleBytes + 16 * lane);
+                    }
+                }
             }
             const Pages& side = step % 2 == 0 ? p.kv.keys : p.kv.values;
             const auto place = [&](std::int32_t block, int slot) {
@@ -320,7 +383,9 @@ __device__ __forceinline__ void decode_item(const AttentionParams& p, const plan
         arrive();
         copy(2 * tile + D::kSlots - 1);
         warp_state.multiply_keys(p, ring + 2 * tile % D::kSlots * D::kTileBytes, scores);
-        warp_state.weigh(p, item, key, key_scale, scores, weights);
+        const auto* slot_scales = reinterpret_cast<const Half*>(scales + 2 * tile % D::kSlots * D::kScaleBytes);
+        const bool masked = key < all_from || key + kTileKeys > all_to;
+        warp_state.weigh(p, item, key, key_scale, masked, slot_scales, scores, weights);
         arrive();
         copy(2 * tile + D::kSlots);
         warp_state.multiply_values(p, ring + (2 * tile + 1) % D::kSlots * D::kTileBytes, weights);
@@ -344,11 +409,12 @@ __global__ void __launch_bounds__(kDecodeThreads, Decode<T, KindOf, kDim, kGroup
         }
         DecodeWarp<T, KindOf, kDim, kGroups> state;
         state.begin(p, rows);
-        decode_item(p, item, state, memory + warp * D::kSlots * D::kTileBytes);
+        decode_item(p, item, rows, state, memory + warp * D::kSlots * D::kTileBytes,
+                    memory + D::kRing + warp * D::kSlots * D::kScaleBytes);
         state.join(reinterpret_cast<float*>(memory), states);
         const float* joined = states + 2 * kDecodeWarps * D::kRows;
-        finish_item<T>(p, item, rows, D::kRows, reinterpret_cast<const float*>(memory), D::kPitch, joined,
-                       joined + D::kRows, flag);
+        auto* space = reinterpret_cast<float*>(memory);
+        finish_item<T, 4>(p, item, rows, D::kRows, space, D::kPitch, joined, joined + D::kRows, space, flag);
         __syncthreads();
     }
 }

@@ -5,23 +5,102 @@
 #include <array>
 #include <cstdint>
 #include <iterator>
+#include <sstream>
 #include <string>
 
 #include "arch/simt.h"
 #include "common/fault.cuh"
 
+#ifndef OCTAVO_CUDA_ARCHITECTURES
+#error "says for which architectures the kernels are compiled: as CMake has them, with commas between them"
+#endif
+
 namespace octavo::cuda {
+namespace {
+
+int attribute(cudaDeviceAttr which, int device) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, device), "device");
+    return value;
+}
+
+// As people write them: 8.6, 12.4.
+std::string text_of(int major, int minor) { return std::to_string(major) + "." + std::to_string(minor); }
+std::string version_text(int version) { return text_of(version / 1000, version % 1000 / 10); }
+
+enum class KernelState {
+    kNone,          // that runs on the device
+    kMadeByDriver,  // of PTX, when a kernel is first launched
+    kThere
+};
+
+// Machine code runs on devices of the same major version and of no lower minor version; PTX, on all that are not older.
+// With an `a`, both run on that very capability alone. -real is machine code alone, -virtual PTX alone.
+KernelState kernel_state(int capability) {
+    KernelState found = KernelState::kNone;
+    std::istringstream all(OCTAVO_CUDA_ARCHITECTURES);
+    for (std::string one; std::getline(all, one, ',');) {
+        const std::size_t dash = std::min(one.find('-'), one.size());
+        const std::string name = one.substr(0, dash), kind = one.substr(dash);
+        const int number = std::stoi(name);
+        const bool alone = name.back() == 'a', later = alone ? capability == number : capability >= number;
+        if (kind != "-virtual" && later && capability / 10 == number / 10) {
+            return KernelState::kThere;
+        }
+        if (kind != "-real" && later) {
+            found = KernelState::kMadeByDriver;
+        }
+    }
+    return found;
+}
+
+}  // namespace
 
 int device_count() {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status == cudaErrorInsufficientDriver || status == cudaErrorNoDevice) {
+        cudaGetLastError();
         return 0;
     }
-    if (status != cudaSuccess) {
-        throw DeviceError(std::string("devices: ") + cudaGetErrorString(status));
-    }
+    check(status, "devices");
     return count;
+}
+
+std::string unsupported(int device) {
+    int driver = 0, count = 0;
+    check(cudaDriverGetVersion(&driver), "driver");
+    const std::string old_driver = "the driver is for CUDA " + version_text(driver) + ", older than the " +
+                                   version_text(CUDART_VERSION) + " that the kernels were built with";
+    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+        cudaGetLastError();
+        return driver == 0 || driver >= CUDART_VERSION ? "" : old_driver;
+    }
+    if (device >= count) {
+        return "";
+    }
+    const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
+    const int minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
+    const std::string name = "device " + std::to_string(device) + " has compute capability " + text_of(major, minor);
+    switch (kernel_state(10 * major + minor)) {
+        case KernelState::kThere:
+            return "";
+        case KernelState::kMadeByDriver:
+            return driver >= CUDART_VERSION ? ""
+                                            : name + ", for which the driver has to compile them, but " + old_driver;
+        default:
+            return name + ", which is too old: the kernels were built for " OCTAVO_CUDA_ARCHITECTURES;
+    }
+}
+
+bool fits_shared(std::size_t bytes) {
+    constexpr std::size_t kEverywhere = 48 * 1024;
+    if (bytes <= kEverywhere) {
+        return true;
+    }
+    int device = 0;
+    check(cudaGetDevice(&device), "device");
+    return bytes <= static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
 }
 
 const char* device_problem(const void* address) {
@@ -63,10 +142,7 @@ const char* device_problem(const void* address) {
 FaultWord fault_word() {
     static const FaultWord word = [] {
         void* memory = nullptr;
-        const cudaError_t status = cudaHostAlloc(&memory, sizeof(std::int32_t), cudaHostAllocPortable);
-        if (status != cudaSuccess) {
-            throw DeviceError(std::string("memory for faults: ") + cudaGetErrorString(status));
-        }
+        check(cudaHostAlloc(&memory, sizeof(std::int32_t), cudaHostAllocPortable), "memory for faults");
         auto* made = static_cast<FaultWord>(memory);
         *made = 0;
         return made;

@@ -1,11 +1,20 @@
-// Which devices there are, on which device memory lies, and the word in which kernels tell faults.
+// Which devices there are and what they can do, on which device memory lies, and the word in which kernels tell faults.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace octavo::cuda {
 
 int device_count();
+
+// Why the kernels of this build cannot run on a device: it, or the driver, is too old. Empty: they can, or there is no
+// driver at all. Asks neither for a context nor for memory of the device.
+std::string unsupported(int device);
+
+// Whether a thread block of the current device may have so many bytes of shared memory.
+bool fits_shared(std::size_t bytes);
 
 // Why kernels of the current device cannot use this address; null if they can. The caller adds the argument's name. A
 // null address counts as usable, and so does pinned host memory. Only one thread may call it at a time.

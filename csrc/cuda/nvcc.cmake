@@ -1,6 +1,6 @@
 # Finds nvcc, and tries it before CMake does: where it cannot work here, the CPU's module is still built.
 # Sets OCTAVO_NVCC and OCTAVO_NVCC_PROBLEM, which is empty where nvcc compiles for every architecture wanted.
-set(OCTAVO_CUDA_ARCHITECTURES "80-real;90a-real" CACHE STRING "What the kernels are compiled for")
+set(OCTAVO_CUDA_ARCHITECTURES "80;90a-real" CACHE STRING "What the kernels are compiled for")
 find_program(OCTAVO_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
 
 set(OCTAVO_NVCC_PROBLEM "")
@@ -15,7 +15,7 @@ if(NOT OCTAVO_NVCC_TRIED STREQUAL wanted)
   file(WRITE ${try} "#include <vector>\n__global__ void try_it() {}\n")
   set(gencode "")
   foreach(architecture IN LISTS OCTAVO_CUDA_ARCHITECTURES)
-    string(REPLACE "-real" "" number ${architecture})
+    string(REGEX REPLACE "-.*" "" number ${architecture})
     list(APPEND gencode -gencode arch=compute_${number},code=sm_${number})
   endforeach()
   execute_process(COMMAND ${OCTAVO_NVCC} -std=c++17 ${gencode} -ccbin ${CMAKE_CXX_COMPILER} -c ${try} -o ${try}.o

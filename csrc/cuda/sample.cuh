@@ -17,6 +17,7 @@ namespace octavo::cuda {
 constexpr int kSampleThreads = 512;
 constexpr int kSampleWarps = kSampleThreads / 32;
 constexpr int kDigits = 256;
+constexpr int kCopies = 8;  // of a histogram: lanes that add to one number wait for each other
 constexpr int kBadLogits = -1;
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
@@ -36,7 +37,10 @@ struct SampleParams {
 };
 
 struct SampleShared {
-    unsigned long long mass[kDigits];
+    std::uint32_t low[kDigits][kCopies];  // words of mass: shared memory adds 32 bits, and would loop for 64
+    std::uint32_t high[kDigits][kCopies];
+    std::uint32_t some[kDigits][kCopies];
+    unsigned long long mass[kDigits];  // of all copies
     unsigned long long count[kDigits];
     unsigned long long space[kSampleWarps];
     unsigned long long before[kSampleWarps];  // of earlier warps' ids
@@ -74,6 +78,60 @@ struct Kept {
     std::uint64_t equal, mass;
 };
 
+// Adds a token to a histogram, for cut_prefix.
+__device__ __forceinline__ void add_token(SampleShared& s, std::uint32_t digit, std::uint64_t weight, bool counted) {
+    const auto copy = threadIdx.x % kCopies;
+    const auto low = static_cast<std::uint32_t>(weight);
+    const std::uint32_t before = atomicAdd(&s.low[digit][copy], low);
+    const std::uint32_t high = static_cast<std::uint32_t>(weight >> 32) + (before + low < before ? 1U : 0U);
+    if (high != 0) {
+        atomicAdd(&s.high[digit][copy], high);
+    }
+    if (counted) {
+        atomicAdd(&s.some[digit][copy], 1U);
+    }
+}
+
+// Where, in falling order of digits, `target` of the tokens (or of their mass) is reached, with `above` and
+// `above_mass` before the first digit: s.result becomes the digit (0 if nowhere), and what count and mass are before
+// it. One warp calls this: each lane has eight digits.
+__device__ __forceinline__ void find_digit(bool by_mass, std::uint64_t target, std::uint64_t above,
+                                           std::uint64_t above_mass, SampleShared& s) {
+    constexpr int kEach = kDigits / 32;
+    const int lane = static_cast<int>(threadIdx.x), first = kDigits - 1 - kEach * lane;
+    unsigned long long count = 0, mass = 0;
+    for (int i = 0; i < kEach; ++i) {
+        count += s.count[first - i];
+        mass += s.mass[first - i];
+    }
+    unsigned long long counts = count, masses = mass;  // with those of the lanes before
+    for (int by = 1; by < 32; by *= 2) {
+        const unsigned long long other_count = __shfl_up_sync(kAllLanes, counts, by);
+        const unsigned long long other_mass = __shfl_up_sync(kAllLanes, masses, by);
+        counts += lane >= by ? other_count : 0;
+        masses += lane >= by ? other_mass : 0;
+    }
+    counts += above;
+    masses += above_mass;
+    const unsigned reached = __ballot_sync(kAllLanes, (by_mass ? masses : counts) >= target);
+    if (lane != min(__popc((reached & (0U - reached)) - 1), 31)) {  // the lowest, or the last if there is none
+        return;
+    }
+    counts -= count;
+    masses -= mass;
+    int digit = first;
+    for (; digit > max(first - kEach + 1, 0); --digit) {
+        if ((by_mass ? masses + s.mass[digit] : counts + s.count[digit]) >= target) {
+            break;
+        }
+        counts += s.count[digit];
+        masses += s.mass[digit];
+    }
+    s.result[0] = static_cast<unsigned long long>(digit);
+    s.result[1] = counts;
+    s.result[2] = masses;
+}
+
 // The shortest prefix of all tokens that has `target` of them (or of their mass), or `kept` if fewer weigh anything.
 // Every thread gets it.
 template <typename T>
@@ -83,9 +141,10 @@ __device__ Kept cut_prefix(const SampleRow<T>& row, const Kept& kept, bool by_ma
     std::uint32_t prefix = 0;
     std::uint64_t above = 0, above_mass = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
-        for (int i = thread; i < kDigits; i += kSampleThreads) {
-            s.mass[i] = 0;
-            s.count[i] = 0;
+        for (int i = thread; i < kDigits * kCopies; i += kSampleThreads) {
+            s.low[i / kCopies][i % kCopies] = 0;
+            s.high[i / kCopies][i % kCopies] = 0;
+            s.some[i / kCopies][i % kCopies] = 0;
         }
         __syncthreads();
         for (int i = thread; i < row.vocabulary; i += kSampleThreads) {
@@ -94,26 +153,24 @@ __device__ Kept cut_prefix(const SampleRow<T>& row, const Kept& kept, bool by_ma
             if (key >> (shift + 8) == prefix) {
                 const std::uint64_t weight = row.weight(logit);
                 if (weight > 0) {
-                    atomicAdd(&s.mass[key >> shift & 255], static_cast<unsigned long long>(weight));
-                    atomicAdd(&s.count[key >> shift & 255], 1ULL);
+                    add_token(s, static_cast<std::uint32_t>(key >> shift & 255), weight, !by_mass);
                 }
             }
         }
         __syncthreads();
-        if (thread == 0) {
-            unsigned long long count = above, mass = above_mass;
-            int digit = kDigits - 1;
-            for (; digit > 0; --digit) {
-                const unsigned long long next = by_mass ? mass + s.mass[digit] : count + s.count[digit];
-                if (next >= target) {
-                    break;
-                }
-                count += s.count[digit];
-                mass += s.mass[digit];
+        for (int i = thread; i < kDigits; i += kSampleThreads) {
+            unsigned long long mass = 0, count = 0;
+            for (int copy = 0; copy < kCopies; ++copy) {
+                mass += static_cast<unsigned long long>(s.high[i][copy]) << 32;
+                mass += s.low[i][copy];
+                count += s.some[i][copy];
             }
-            s.result[0] = static_cast<unsigned long long>(digit);
-            s.result[1] = count;
-            s.result[2] = mass;
+            s.mass[i] = mass;
+            s.count[i] = count;
+        }
+        __syncthreads();
+        if (thread < 32) {
+            find_digit(by_mass, target, above, above_mass, s);
         }
         __syncthreads();
         prefix = prefix << 8 | static_cast<std::uint32_t>(s.result[0]);

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <set>
@@ -15,10 +16,17 @@
 namespace octavo::cuda {
 namespace {
 
-void check(cudaError_t status) {
-    if (status != cudaSuccess) {
-        throw DeviceError(std::string("swap: ") + cudaGetErrorString(status));
+void check(cudaError_t status) { octavo::cuda::check(status, "swap"); }
+
+// Whether the work before the event is done.
+bool has_passed(cudaEvent_t event) {
+    const cudaError_t status = cudaEventQuery(event);
+    if (status == cudaErrorNotReady) {
+        cudaGetLastError();  // which the runtime counts as an error of ours, too
+        return false;
     }
+    check(status);
+    return true;
 }
 
 template <auto kFree>
@@ -31,6 +39,7 @@ struct Free {
 using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, Free<cudaEventDestroy>>;
 using CopyStream = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Free<cudaStreamDestroy>>;
 using PinnedPairs = std::unique_ptr<std::int64_t, Free<cudaFreeHost>>;
+using Pairs = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
 Event make_event() {
     cudaEvent_t event = nullptr;
@@ -44,7 +53,47 @@ CopyStream make_stream() {
     return CopyStream(stream);
 }
 
-void check_pairs(const std::vector<std::pair<std::int64_t, std::int64_t>>& pairs, const Arena& from, const Arena& to) {
+// Pinned memory for the pairs that kernels read, made once: to allocate pinned memory waits for the device. Swaps end
+// in the order in which they began, so the pairs of all that go on lie between two places. Places count pairs and never
+// go back.
+class PairRing {
+  public:
+    explicit PairRing(std::int64_t room) : room_(room) {
+        void* memory = nullptr;
+        check(cudaHostAlloc(&memory, 16 * static_cast<std::size_t>(room), cudaHostAllocDefault));
+        memory_.reset(static_cast<std::int64_t*>(memory));
+    }
+
+    // A copy of the pairs, side by side, or null where there is no room now. They are kept up to the place `end`.
+    std::int64_t* add(const Pairs& pairs) {
+        const auto count = static_cast<std::int64_t>(pairs.size());
+        std::int64_t place = end_;
+        if (place % room_ + count > room_) {
+            place += room_ - place % room_;
+        }
+        if (place + count - (begin_ == end_ ? place : begin_) > room_) {
+            return nullptr;
+        }
+        begin_ = begin_ == end_ ? place : begin_;
+        end_ = place + count;
+        std::int64_t* const list = memory_.get() + 2 * (place % room_);
+        std::int64_t* next = list;
+        for (const auto& [from, to] : pairs) {
+            *next++ = from;
+            *next++ = to;
+        }
+        return list;
+    }
+    std::int64_t end() const { return end_; }
+    // Nobody reads what lies before `place` any more.
+    void give_back(std::int64_t place) { begin_ = std::max(begin_, place); }
+
+  private:
+    PinnedPairs memory_;
+    std::int64_t room_, begin_ = 0, end_ = 0;
+};
+
+void check_pairs(const Pairs& pairs, const Arena& from, const Arena& to) {
     std::set<std::int64_t> sources, targets;
     for (const auto& [source, target] : pairs) {
         require(source >= 0 && source < from.num_blocks, "pairs", "name a block that source does not have");
@@ -81,40 +130,34 @@ void copy_by_engine(const Arena& from, const Arena& to, const std::vector<plan::
 }
 
 // Few thread blocks, so that decoding keeps the others. The pairs must outlive the copy.
-PinnedPairs copy_by_kernel(const TensorRef& source, const TensorRef& target, const plan::SwapPlan& plan,
-                           cudaStream_t stream) {
+void copy_by_kernel(const TensorRef& source, const TensorRef& target, std::int64_t* list, std::size_t count,
+                    cudaStream_t stream) {
     constexpr int kCopyingBlocks = 8;
-    void* memory = nullptr;
-    check(cudaHostAlloc(&memory, 16 * plan.pairs.size(), cudaHostAllocDefault));
-    PinnedPairs list(static_cast<std::int64_t*>(memory));
-    std::int64_t* next = list.get();
-    for (const auto& [from, to] : plan.pairs) {
-        *next++ = from;
-        *next++ = to;
-    }
     TensorRef pairs;
-    pairs.data = list.get();
+    pairs.data = list;
     pairs.dtype = DType::kI64;
     pairs.ndim = 2;
-    pairs.shape[0] = static_cast<std::int64_t>(plan.pairs.size());
+    pairs.shape[0] = static_cast<std::int64_t>(count);
     pairs.shape[1] = pairs.stride[0] = 2;
     pairs.stride[1] = 1;
     copy_blocks(source, target, pairs, kCopyingBlocks, stream);
-    return list;
 }
 
 }  // namespace
 
 struct Swapper::State {
-    // A swap that is not yet known to be done: what is to be kept until then.
+    // A swap that is not yet known to be done.
     struct Swap {
-        PinnedPairs pairs;
         Event event;
+        std::int64_t pairs_end = 0;  // in the ring
     };
+
+    explicit State(std::int64_t room) : ring(room) {}
 
     std::mutex mutex;
     CopyStream stream = make_stream();
     Event begin = make_event();
+    PairRing ring;
     std::map<std::int64_t, std::shared_ptr<Swap>> swaps;  // by ticket
     std::int64_t next = 0;
 
@@ -126,22 +169,32 @@ struct Swapper::State {
     }
     void forget(std::int64_t ticket) {
         const std::lock_guard<std::mutex> lock(mutex);
-        swaps.erase(ticket);
+        if (const auto found = swaps.find(ticket); found != swaps.end()) {
+            drop(found);
+        }
     }
     // Tickets whose callers never ask again must not pile up. Swaps end in order.
     void forget_done() {
-        while (!swaps.empty() && cudaEventQuery(swaps.begin()->second->event.get()) == cudaSuccess) {
-            swaps.erase(swaps.begin());
+        while (!swaps.empty() && has_passed(swaps.begin()->second->event.get())) {
+            drop(swaps.begin());
         }
+    }
+
+  private:
+    void drop(std::map<std::int64_t, std::shared_ptr<Swap>>::iterator done) {
+        ring.give_back(done->second->pairs_end);
+        swaps.erase(done);
     }
 };
 
-Swapper::Swapper() : state_(new State) {}
+Swapper::Swapper(std::int64_t room) {
+    require(room > 0 && room <= 1 << 24, "room", "is not positive, or too large");
+    state_ = std::make_unique<State>(room);
+}
 
 Swapper::~Swapper() { cudaStreamSynchronize(state_->stream.get()); }
 
-std::int64_t Swapper::start(const TensorRef& source, const TensorRef& target,
-                            const std::vector<std::pair<std::int64_t, std::int64_t>>& pairs, StreamHandle after,
+std::int64_t Swapper::start(const TensorRef& source, const TensorRef& target, const Pairs& pairs, StreamHandle after,
                             std::int64_t small_run) {
     const Arena from = as_arena(source, "source"), to = as_arena(target, "target");
     require(from.length == to.length && from.num_layers == to.num_layers, "target", "has another form than source");
@@ -154,15 +207,19 @@ std::int64_t Swapper::start(const TensorRef& source, const TensorRef& target,
     cudaStream_t stream = state_->stream.get();
     check(cudaEventRecord(state_->begin.get(), static_cast<cudaStream_t>(after)));
     check(cudaStreamWaitEvent(stream, state_->begin.get(), 0));
-    if (plan.by_kernel) {
-        swap->pairs = copy_by_kernel(source, target, plan, stream);
-    } else if (!plan.copies.empty()) {
-        copy_by_engine(from, to, plan.copies, stream);
-    }
-    const cudaError_t recorded = cudaEventRecord(swap->event.get(), stream);
-    if (recorded != cudaSuccess) {
-        cudaStreamSynchronize(stream);  // the kernel reads the pairs
-        check(recorded);
+    std::int64_t* const list = plan.by_kernel ? state_->ring.add(plan.pairs) : nullptr;
+    swap->pairs_end = state_->ring.end();
+    try {
+        if (list) {
+            copy_by_kernel(source, target, list, plan.pairs.size(), stream);
+        } else if (!plan.copies.empty()) {
+            copy_by_engine(from, to, plan.copies, stream);
+        }
+        check(cudaEventRecord(swap->event.get(), stream));
+    } catch (...) {
+        cudaStreamSynchronize(stream);  // a kernel may read the pairs
+        state_->ring.give_back(swap->pairs_end);
+        throw;
     }
     state_->swaps.emplace(state_->next, std::move(swap));
     return state_->next++;
@@ -173,11 +230,9 @@ bool Swapper::done(std::int64_t ticket) {
     if (!swap) {
         return true;
     }
-    const cudaError_t status = cudaEventQuery(swap->event.get());
-    if (status == cudaErrorNotReady) {
+    if (!has_passed(swap->event.get())) {
         return false;
     }
-    check(status);
     state_->forget(ticket);
     return true;
 }

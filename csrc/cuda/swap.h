@@ -13,7 +13,9 @@ namespace octavo::cuda {
 // Several threads may share a Swapper.
 class Swapper {
   public:
-    Swapper();
+    // room: how many pairs of swaps that go on have a place in pinned memory, for the kernel that copies small blocks.
+    // A swap that finds no place there is left to the copy engines.
+    explicit Swapper(std::int64_t room = 1 << 16);
     ~Swapper();  // waits for copies that are under way
     Swapper(const Swapper&) = delete;
     Swapper& operator=(const Swapper&) = delete;

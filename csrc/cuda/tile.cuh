@@ -12,22 +12,50 @@
 
 namespace octavo::cuda {
 
-// How elements are kept in blocks, for the tensor core kernels.
+// How elements are kept in blocks, for the tensor core kernels. kSlotScales: each slot may have a scale.
 template <typename T>
 struct Wide {  // T itself
+    static constexpr bool kSlotScales = false;
     static constexpr int kBytes = 2;
     static constexpr int kFragments = 1;  // 16 x 16 fragments that four 8x8 matrices make
 };
 template <typename T>
 struct Fp8 {  // E4M3 or E5M2
+    static constexpr bool kSlotScales = false;
     static constexpr int kBytes = 1;
     static constexpr int kFragments = 2;
 };
 template <typename T>
 struct Int8 {
+    static constexpr bool kSlotScales = true;
     static constexpr int kBytes = 1;
     static constexpr int kFragments = 2;
 };
+
+// The scales of slots, which lie 8 at a time in 16 bytes. A key's scale multiplies its products with queries. A value's
+// scale multiplies its weights, after they were summed; so that these stay in the range of float16, sums of values are
+// kept divided by a power of two that the largest scale so far is at least as large as.
+struct Magnitude {
+    static constexpr std::uint32_t kLeast = 0x33800000U, kMost = 0x47000000U;  // 2^-24, 2^15: exponents of float16
+    std::uint32_t bits;
+
+    __device__ __forceinline__ void begin(bool scaled) { bits = scaled ? kLeast : 0x3f800000U; }
+    // Takes in scales, of which `largest` has the highest exponent. Returns what sums are to be multiplied with.
+    __device__ __forceinline__ float raise(std::uint32_t largest) {
+        const std::uint32_t before = bits;
+        bits = max(bits, min(largest & 0x7f800000U, kMost));
+        return float_of(0x3f800000U - (bits - before));
+    }
+    __device__ __forceinline__ float whole() const { return float_of(bits); }
+    __device__ __forceinline__ float inverse() const { return float_of(0x7f000000U - bits); }
+};
+
+// Queues the copy of the scales of 8 slots, of a block of -1: zeros.
+__device__ __forceinline__ void copy_scales(const SlotScales& scales, std::int32_t block, int head, int slot,
+                                            void* to) {
+    const Half* from = scales.data;
+    copy_async16(to, block < 0 ? from : from + block * scales.block + head * scales.head + slot, block >= 0);
+}
 
 // Where piece `piece` (of 16 bytes) of row `row` lies in a tile: pieces are shuffled within each 128 bytes, so that the
 // same piece of 8 neighbouring rows touches all 32 banks.
@@ -47,10 +75,27 @@ __device__ __forceinline__ std::uint32_t widen_pair(std::uint32_t x, const Fp8Co
     const std::uint32_t kept = kIsHalf<T> ? size | special : size + special * c.factor;
     return mul2<T>(kept | (x & 0x80008000U), c.scale);
 }
+// The same by instructions for fp8, of the numbers in the low half. bfloat16 comes by way of float32: exactly.
+template <typename T>
+__device__ __forceinline__ std::uint32_t convert_pair(std::uint32_t x, const Fp8Constants& c) {
+    const std::uint32_t halves = c.e5m2 ? permute_bytes(x, 0, 0x1404) : halves_of_fp8<false>(x);
+    if constexpr (kIsHalf<T>) {
+        return halves;
+    } else {
+        float low, high;
+        to_floats(halves, low, high);
+        return pack<T>(low, high);
+    }
+}
 // Four bytes become two pairs of 16-bit numbers: (0, 1) and (2, 3).
 template <typename T>
 __device__ __forceinline__ void widen(Fp8<T>, std::uint32_t x, const Fp8Constants& c, std::uint32_t& low,
                                       std::uint32_t& high) {
+    if (converts_fp8()) {
+        low = convert_pair<T>(x, c);
+        high = convert_pair<T>(x >> 16, c);
+        return;
+    }
     low = widen_pair<T>(permute_bytes(x, 0, 0x1404), c);
     high = widen_pair<T>(permute_bytes(x, 0, 0x3424), c);
 }
@@ -77,11 +122,11 @@ __device__ __forceinline__ void widen(Int8<Half>, std::uint32_t x, const Fp8Cons
 inline Fp8Constants fp8_constants(bool bfloat, KvType type) {
     const bool e5m2 = type == KvType::kE5M2;
     if (bfloat) {
-        return e5m2 ? Fp8Constants{3, 0x77807780U, 0x00800080U, 0x10001000U, 7}    // 2^112
-                    : Fp8Constants{4, 0x7b807b80U, 0x00100010U, 0x08000800U, 15};  // 2^120
+        return e5m2 ? Fp8Constants{3, 0x77807780U, 0x00800080U, 0x10001000U, 7, true}     // 2^112
+                    : Fp8Constants{4, 0x7b807b80U, 0x00100010U, 0x08000800U, 15, false};  // 2^120
     }
-    return e5m2 ? Fp8Constants{0, 0x3c003c00U, 0, 0, 1}                       // 1
-                : Fp8Constants{1, 0x5c005c00U, 0x00800080U, 0x40004000U, 1};  // 256
+    return e5m2 ? Fp8Constants{0, 0x3c003c00U, 0, 0, 1, true}                        // 1
+                : Fp8Constants{1, 0x5c005c00U, 0x00800080U, 0x40004000U, 1, false};  // 256
 }
 
 // Fragments of keys `piece`, `piece` + 1 of the 16 rows from `row` on.

@@ -2,10 +2,36 @@
 
 #include "attention.h"
 #include "common/dispatch.h"
+#include "device.h"
 
 namespace octavo::cuda {
 
+namespace {
+
 constexpr int kMostInGrid = 65535;  // but in its first dimension
+
+// Whether the last dimension, of all rows, is whole packets.
+bool in_packets(const TensorRef& t) {
+    const std::int64_t size = size_of(t.dtype), last = t.ndim - 1;
+    bool whole = reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0 && t.shape[last] * size % 16 == 0;
+    for (int i = 0; i < last; ++i) {
+        whole = whole && (t.shape[i] == 1 || t.stride[i] * size % 16 == 0);
+    }
+    return whole;
+}
+
+// Whether the kernel can read the cache by packets: keys that have one for each run of dimensions, values that a warp's
+// lanes share evenly. Thread blocks begin where a block of keys does.
+bool in_packets(const KvCache& kv, int span, int partitions) {
+    if (kv.keys.ndim != 5 || kv.keys.shape[4] * size_of(kv.keys.dtype) != 16 || !in_packets(kv.keys) ||
+        !in_packets(kv.values)) {
+        return false;
+    }
+    const std::int64_t size = kv.values.shape[3], per_row = size * size_of(kv.values.dtype) / 16;
+    return 32 % per_row == 0 && (partitions == 1 || span % size == 0);
+}
+
+}  // namespace
 
 void vllm_paged_attention(const TensorRef& out, const TensorRef& exp_sums, const TensorRef& max_logits,
                           const TensorRef& partial_out, const TensorRef& queries, const KvCache& kv,
@@ -42,16 +68,24 @@ void vllm_paged_attention(const TensorRef& out, const TensorRef& exp_sums, const
         return;
     }
     const std::size_t shared = vllm_shared_bytes(std::max(span, 1), layer.head_dim);
-    require(shared <= kMostShared, "max_seq_len", "does not fit into shared memory: use paged_attention_v2");
+    require(fits_shared(shared), "max_seq_len", "does not fit into shared memory: use paged_attention_v2");
+    const bool packets = in_packets(kv, span, partitions);
     const dim3 grid(static_cast<unsigned>(p.num_heads), static_cast<unsigned>(queries.shape[0]),
                     static_cast<unsigned>(partitions));
     with_kv(queries.dtype, layer.type, "query", [&](auto t, auto c) {
         using T = typename decltype(t)::Type;
         using C = typename decltype(c)::Type;
-        const VllmParams<T> v{p, exp_sums.as<float>(), max_logits.as<float>(), partial_out.as<T>(), span, partitions};
+        const bool partial_packets =
+            partition_size > 0 && in_packets(partial_out) && layer.head_dim <= kVllmThreads * Packet<T>::kCount;
+        const std::size_t reduce = vllm_reduce_bytes<T>(partitions);
+        require(partition_size == 0 || fits_shared(reduce), "max_seq_len",
+                "has more partitions than fit into shared memory");
+        const VllmParams<T> v{
+            p,       exp_sums.as<float>(), max_logits.as<float>(), partial_out.as<T>(), span, partitions,
+            packets, partial_packets};
         launch(vllm_attention_kernel<T, C>, grid, kVllmThreads, shared, as_stream(stream), v);
         if (partition_size > 0) {
-            launch(vllm_reduce_kernel<T>, dim3(grid.x, grid.y), kVllmThreads, 0, as_stream(stream), v);
+            launch(vllm_reduce_kernel<T>, dim3(grid.x, grid.y), kVllmThreads, reduce, as_stream(stream), v);
         }
     });
 }

@@ -47,11 +47,14 @@ void number_parts(Plan& plan, std::int32_t parts) {
 Plan cut_evenly(const std::vector<Item>& tiles, const Shape& shape) {
     Plan plan;
     std::int64_t total = std::int64_t{shape.num_slots} * shape.item_cost;  // a cut begins one more item
+    std::int32_t longest = 0;
     for (const Item& tile : tiles) {
         total += cost_of(tile, shape);
+        longest = std::max(longest, tile.end - tile.begin);
     }
+    const std::int32_t least_piece = std::max(shape.least_piece, longest / (kMostParts - 2) + 1);  // 2: at both ends
     const std::int64_t share = std::max<std::int64_t>(
-        {(total + shape.num_slots - 1) / shape.num_slots, shape.least_piece + shape.item_cost, kTile});
+        {(total + shape.num_slots - 1) / shape.num_slots, std::int64_t{least_piece} + shape.item_cost, kTile});
     std::int64_t done = 0;  // cost of what slots before and this one have
     Lengths sizes{0};
     const auto slot_end = [&] { return share * static_cast<std::int64_t>(sizes.size()); };

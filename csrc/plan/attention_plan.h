@@ -4,7 +4,8 @@
 // rows, which one thread block computes against a range of keys. Slots are thread blocks that all run at once; each
 // computes its items in order. Work is laid out as one line, tile after tile, and cut into pieces of equal cost, one
 // per slot. So the load is even whatever the lengths are, a tile that fits is never split, and there are at most two
-// partial results per slot. Where whole tiles are even enough, nothing is cut.
+// partial results per slot. A tile has at most kMostParts parts: many slots then wait for one long sequence, but
+// merging more parts would take longer. Where whole tiles are even enough, nothing is cut.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,8 @@ struct Item {
     std::int32_t first;  // the place of the tile's partial results, and of the counter of those that are done
 };
 
-constexpr std::int32_t kTile = 64;  // pieces begin at multiples of so many keys
+constexpr std::int32_t kTile = 64;        // pieces begin at multiples of so many keys
+constexpr std::int32_t kMostParts = 256;  // of a tile, unless pieces have a fixed length
 
 struct Shape {
     std::int32_t num_heads = 1;  // kv heads

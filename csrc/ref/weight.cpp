@@ -12,6 +12,9 @@ double packed_at(const Weight& weight, std::int64_t row, std::int64_t col) {
     const std::int64_t lane = row % kGroupRows, i = col % kBlock;
     const std::int64_t block = row / kGroupRows * (weight.cols / kBlock) + col / kBlock;
     const auto* first = static_cast<const std::uint8_t*>(weight.data) + block * block_bytes(weight.format);
+    if (weight.format == Format::kHalves) {
+        return read(first + i / 2 * 64 + lane * 4 + i % 2 * 2, DType::kBF16);
+    }
     const auto* scales = first + numbers_bytes(weight.format);
     const double scale = read(scales + lane * 2, DType::kF16);
     if (weight.format == Format::kQ8) {
@@ -59,8 +62,15 @@ void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, cons
         for (std::int64_t col = 0; col < weight.cols; ++col) {
             input[static_cast<std::size_t>(col)] = get(x, token, col);
         }
-        if (weight.quantizes_inputs()) {
+        if (weight.rounding() == Rounding::kDigits) {
             round_inputs(input);
+        }
+        if (weight.rounding() == Rounding::kHalves) {
+            for (double& value : input) {
+                std::uint16_t half = 0;
+                write(&half, DType::kBF16, value);
+                value = read(&half, DType::kBF16);
+            }
         }
         for (std::int64_t row = 0; row < weight.rows; ++row) {
             double sum = bias.given() ? get(bias, row) : 0;

@@ -8,6 +8,7 @@ hangs loses both although its process lives.
 """
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 IDLE_ROUND_S = 0.25  # how often an idle loop reports progress
 BLOCKED_ROUND_S = 0.005  # how long it waits when every sequence can only wait
 CHECK_EVERY_S = 10.0  # how often an idle loop recounts its blocks
+MAX_COMMANDS_BETWEEN_STEPS = 16  # block commands that the loop runs at a time, while more may wait
 STOP_TIMEOUT_S = 10.0  # how long `stop` waits for the step in flight
 
 
@@ -180,14 +182,16 @@ class Engine:
             yield
         finally:
             self._scheduler_lock.release()
-        self._run_block_commands()
+        self._run_block_commands(MAX_COMMANDS_BETWEEN_STEPS)
+        if self._block_commands:
+            self._wake.set()
 
     @contextmanager
     def _lending_scheduler(self) -> Iterator[None]:
         """Within `_using_scheduler`: lets block commands run meanwhile."""
         self._scheduler_lock.release()
         try:
-            self._run_block_commands()
+            self._run_block_commands(MAX_COMMANDS_BETWEEN_STEPS)
             yield
         finally:
             self._get_scheduler()
@@ -198,11 +202,18 @@ class Engine:
         self._scheduler_lock.acquire()
         self._wants_scheduler = False
 
-    def _run_block_commands(self) -> None:
-        """Runs what is there, unless another thread uses the scheduler: that one does it afterwards."""
-        while self._block_commands and not self._wants_scheduler and self._scheduler_lock.acquire(blocking=False):
+    def _run_block_commands(self, most: float = math.inf) -> None:
+        """Runs what is there, unless another thread uses the scheduler: that one does it afterwards.
+
+        The loop runs `most` of them at a time. Commands that came without end would keep it from its steps; it leaves
+        them to the threads that post them.
+        """
+        while most > 0 and self._block_commands and not self._wants_scheduler:
+            if not self._scheduler_lock.acquire(blocking=False):
+                return
             try:
-                while self._block_commands and not (self._ended or self._wants_scheduler):
+                while most > 0 and self._block_commands and not (self._ended or self._wants_scheduler):
+                    most -= 1
                     run_command(*self._block_commands.popleft(), self._scheduler)
             finally:
                 self._scheduler_lock.release()

@@ -81,8 +81,7 @@ class NativeLlamaDecoder:
         checkpoint = CheckpointReader(source, torch.float32, on_tensor)
         packer = MatrixPacker(extension, source, checkpoint, scheme, dtype)
         decoder = cls(config, collect(checkpoint, packer.stack, config), extension)
-        inputs = "float32" if scheme == "none" else "15 bits where weights are packed"
-        decoder.name = f"llama in one call ({', '.join(sorted(packer.formats))}; inputs {inputs})"
+        decoder.name = f"llama in one call ({packer.describe()})"
         return decoder
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:

@@ -4,10 +4,12 @@
 |---|---|---|
 | auto | the file's own bits, inputs rounded to 15 bits | as `none` |
 | none | the file's own bits, inputs in float32: the results of dequantized weights | as stored, inputs in float32 |
+| none, in bfloat16 | weights and inputs in bfloat16 | weights and inputs in bfloat16 |
 | q8, q4 | rounded again | rounded |
 
-Rounding is that of GGUF's Q8_0 and Q4_0. The embedding, which is also the output projection of many models, keeps 8
-bits. GGUF formats without a kernel (such as Q4_K) are rounded to 8 bits by `auto`, and become float32 by `none`.
+Matrices in bfloat16 are packed, so that instructions that multiply it have their operands beside each other. Rounding
+to q8 and q4 is that of GGUF's Q8_0 and Q4_0. The embedding, which is also the output projection of many models, keeps
+8 bits. GGUF formats without a kernel (such as Q4_K) are rounded to 8 bits by `auto`, and become float32 by `none`.
 """
 
 import logging
@@ -63,6 +65,8 @@ class MatrixPacker:
             return self._round(names, shapes, format_)
         if isinstance(self._source, GgufSource) and blocked:
             kinds = {self._source.kind(name) for name in names}
+            if self._scheme == "none" and self._dtype == torch.bfloat16:
+                return self._plain(names, shapes)
             if kinds == {TensorType.Q8_0}:
                 return self._repack(self._source, names, shapes, "q8")
             if kinds == {TensorType.Q4_0}:
@@ -73,6 +77,18 @@ class MatrixPacker:
                 return self._round(names, shapes, "q8")
         return self._plain(names, shapes)
 
+    def describe(self) -> str:
+        """The formats of the matrices, and what their inputs are rounded to."""
+        roundings = {
+            "bfloat16" if format_ == "halves" else "float32" if self._exact(format_) else "15 bits"
+            for format_ in self.formats
+        }
+        return f"{', '.join(sorted(self.formats))}; inputs {', '.join(sorted(roundings))}"
+
+    def _exact(self, format_: str) -> bool:
+        """Whether products with this format take inputs as they are."""
+        return format_ in FORMATS.values() or (self._scheme == "none" and format_ != "halves")
+
     def _plain(self, names: list[str], shapes: list[tuple[int, ...]]) -> NativeMatrix:
         """A plain matrix: in 16 bits if the tensors are stored so, which loses nothing and takes half the bytes."""
         parts = [self._checkpoint.read_stored(name, shape) for name, shape in zip(names, shapes, strict=True)]
@@ -80,6 +96,8 @@ class MatrixPacker:
         dtype = parts[0].dtype if len(stored) == 1 and parts[0].dtype in FORMATS else torch.float32
         if self._dtype != torch.float32 and dtype == torch.float32:
             dtype = self._dtype
+        if dtype == self._dtype == torch.bfloat16 and parts[0].shape[1] % BLOCK == 0:
+            return self._halves(torch.cat([part.to(dtype) for part in parts]))
         if len(parts) == 1 and parts[0].dtype == dtype:
             data = parts[0].contiguous()
         else:
@@ -87,6 +105,11 @@ class MatrixPacker:
             data = self._memory.allocate(rows * columns * dtype.itemsize).view(dtype).view(rows, columns)
             torch.cat([part.to(dtype) for part in parts], out=data)
         return self._matrix(data, FORMATS[dtype], *data.shape)
+
+    def _halves(self, values: Tensor) -> NativeMatrix:
+        data = self._packed("halves", *values.shape)
+        self._extension.pack(data, values)
+        return self._matrix(data, "halves", *values.shape)
 
     def _round(self, names: list[str], shapes: list[tuple[int, ...]], format_: str) -> NativeMatrix:
         parts = [self._checkpoint.read_stored(name, shape).float() for name, shape in zip(names, shapes, strict=True)]
@@ -116,7 +139,7 @@ class MatrixPacker:
 
     def _matrix(self, data: Tensor, format_: str, rows: int, columns: int) -> NativeMatrix:
         self.formats[format_] += 1
-        weight = self._extension.Weight(data, format_, rows, columns, exact=self._scheme == "none")
+        weight = self._extension.Weight(data, format_, rows, columns, exact=self._exact(format_))
         return NativeMatrix(data, weight)
 
 

@@ -153,10 +153,11 @@ def choose_ops(device: torch.device, threads: int = 0, batch_invariant: bool = F
         extension.set_threads(threads or usable_cores())
         torch.set_num_threads(1)
         return NativeCpuOps(extension)
-    cuda = native.load_cuda() if device.type == "cuda" else None
-    if cuda is not None and cuda.device_count() > 0:
+    cuda = native.usable_cuda(device.index or 0) if device.type == "cuda" else None
+    if cuda is not None:
         return NativeCudaOps(cuda, device, batch_invariant)
-    log.warning("the extension for %s was not built: running on the reference ops, which are slower", device.type)
+    problem = native.cuda_problem(device.index or 0) if device.type == "cuda" else "gpu_worker._C_cpu was not built"
+    log.warning("%s: running on the reference ops, which are slower", problem)
     if threads:
         torch.set_num_threads(threads)
     return ReferenceOps()

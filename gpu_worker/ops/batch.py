@@ -30,6 +30,9 @@ class TokenBatch:
     block_tables: Tensor  # int32 [num_sequences, >= blocks of the longest]
     q_lens: list[int]  # the differences of cu_q, on the host
     kv_lens: list[int]  # seq_lens on the host
+    # Of a batch that is used again with other q_lens: their sum is at most this. Tokens past those of the last sequence
+    # then belong to none. 0: q_lens stay what they are.
+    room: int = 0
     # Values that ops work out once per step and use in every layer. No other code reads them.
     scratch: dict[Any, Any] = field(default_factory=dict)
 

@@ -90,18 +90,22 @@ class AttentionPlan:
         q_lens: Sequence[int],
         kv_lens: Sequence[int],
         most_keys: int,
+        room: int = 0,
     ) -> None:
-        """`most_keys`: how many keys the longest sequence will ever have."""
+        """`most_keys`: how many keys the longest sequence will ever have. `room`: how many queries all sequences will
+        ever have together; 0: as many as now, each with as many as now, or none."""
         self._group = shape.group
         self._few: KernelLaunch | None = None
         self._many: KernelLaunch | None = None
         few = [n for n in q_lens if shape.tensor_cores and self._is_few(n)]
         many = [n for n in q_lens if not (shape.tensor_cores and self._is_few(n))]
-        if few:
-            sizes = len(few), sum(few), max(few) * shape.group
+        if few or (room and shape.tensor_cores):
+            most = max(1, FEW_ROWS // shape.group)
+            all_few = len(q_lens), min(room, len(q_lens) * most), max(FEW_ROWS, shape.group)
+            sizes = all_few if room else (len(few), sum(few), max(few) * shape.group)
             self._few = KernelLaunch(extension, device, "decode_mma", shape, sizes, most_keys)
-        if sum(many):
-            sizes = len(many), sum(many), max(many) * shape.group
+        if room or sum(many):
+            sizes = (len(q_lens), room, room * shape.group) if room else (len(many), sum(many), max(many) * shape.group)
             kernel = "prefill_mma" if shape.tensor_cores else "simt"
             self._many = KernelLaunch(extension, device, kernel, shape, sizes, most_keys)
         self.launches = [launch for launch in (self._few, self._many) if launch is not None]
@@ -110,7 +114,7 @@ class AttentionPlan:
     def refill(self, q_lens: Sequence[int], kv_lens: Sequence[int]) -> None:
         """Plans for these lengths; a sequence of 0 keys is left out. The copy to the device is queued, not waited for.
 
-        There are at most as many sequences, with at most as many queries, as the plan was made for.
+        There are at most as many sequences, with at most as many queries, as the plan was made for, or has room for.
         """
         if self._many is None or self._few is None:
             for launch in self.launches:

@@ -1,8 +1,11 @@
 """The one place that imports the compiled extension. Without the extension everything runs on the reference ops."""
 
 import importlib
+import logging
 from functools import cache
 from types import ModuleType
+
+log = logging.getLogger(__name__)
 
 
 def load() -> ModuleType | None:
@@ -17,6 +20,25 @@ def load() -> ModuleType | None:
 def load_cuda() -> ModuleType | None:
     """The extension `gpu_worker._C_cuda`, or None where it was not built. Without a GPU it counts 0 devices."""
     return _load("gpu_worker._C_cuda")
+
+
+@cache
+def cuda_problem(device: int = 0) -> str | None:
+    """Why the kernels of `_C_cuda` cannot run on a GPU; None: they can. Where a GPU or its driver is too old, the log
+    says so once."""
+    module = load_cuda()
+    if module is None:
+        return "gpu_worker._C_cuda was not built: make extension, where nvcc is"
+    too_old: str = module.unsupported(device)
+    if too_old:
+        log.warning("gpu_worker._C_cuda cannot be used: %s", too_old)
+        return f"gpu_worker._C_cuda cannot be used: {too_old}"
+    return None if module.device_count() > device else "gpu_worker._C_cuda sees no GPU"
+
+
+def usable_cuda(device: int = 0) -> ModuleType | None:
+    """The extension `gpu_worker._C_cuda`, or None where its kernels cannot run on this GPU."""
+    return None if cuda_problem(device) else load_cuda()
 
 
 @cache

@@ -120,8 +120,8 @@ class NativeCudaOps:
         """Plans the attention of `batch` again, for the q_lens and kv_lens it has now, into the same memory.
 
         For batches that are used again (CUDA graphs). The first paged_attention of each kind made the plans, for at
-        least as many queries as there are now. The copy is queued on the current stream, so later launches see the new
-        plan.
+        least as many queries as there are now, or for batch.room. The copy is queued on the current stream, so later
+        launches see the new plan.
         """
         self.raise_faults()
         for key, found in batch.scratch.items():
@@ -171,7 +171,7 @@ class NativeCudaOps:
     def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
         if not pairs:
             return
-        _check_pairs(pairs, arena.shape[1], arena.shape[1])
+        check_pairs(pairs, arena.shape[1], arena.shape[1])
         index = torch.tensor(pairs, dtype=torch.int64)
         if not {pair[0] for pair in pairs}.isdisjoint(pair[1] for pair in pairs):
             self._copy_through_staging(arena, index.to(arena.device))
@@ -181,7 +181,7 @@ class NativeCudaOps:
     def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> SwapTicket | None:
         if not pairs:
             return None
-        _check_pairs(pairs, source.shape[1], target.shape[1])
+        check_pairs(pairs, source.shape[1], target.shape[1])
         if not all(self._reachable(arena) for arena in (source, target)):
             self._reference.swap_blocks(source, target, pairs)
             if self._device.type == "cuda":
@@ -242,7 +242,8 @@ class NativeCudaOps:
                 tensor_cores=_for_tensor_cores(queries.dtype, kv),
                 fixed_piece=self._fixed_piece,
             )
-            plan = AttentionPlan(self.extension, self._device, shape, batch.q_lens, batch.kv_lens, most_keys)
+            lens = batch.q_lens, batch.kv_lens
+            plan = AttentionPlan(self.extension, self._device, shape, *lens, most_keys, batch.room)
             handles = [(launch, self.extension.Plan(*map(ref, launch.memory))) for launch in plan.launches]
             found = batch.scratch[key] = plan, handles
         return found
@@ -268,7 +269,7 @@ class _CudaSwapTicket:
 def _for_tensor_cores(dtype: torch.dtype, kv: KvLayer) -> bool:
     step = 8 if kv.kind == "auto" else 16  # dimensions that one copy of 16 bytes brings
     fits = kv.head_dim <= MAX_MMA_DIM and not kv.head_dim % step and not kv.block_size % 8
-    return dtype != torch.float32 and fits and kv.key_scales is None
+    return dtype != torch.float32 and fits
 
 
 def _check_batch(batch: TokenBatch, tokens: int, block_size: int) -> int:
@@ -276,7 +277,7 @@ def _check_batch(batch: TokenBatch, tokens: int, block_size: int) -> int:
     room = batch.block_tables.shape[1] * block_size
     if not len(batch.q_lens) == len(batch.kv_lens) == batch.block_tables.shape[0]:
         raise ValueError("q_lens: are not as many as sequences have lengths and tables")
-    if sum(batch.q_lens) != tokens:
+    if sum(batch.q_lens) != tokens and not sum(batch.q_lens) <= batch.room == tokens:
         raise ValueError(f"q_lens: are those of {sum(batch.q_lens)} queries, not of {tokens}")
     if max(batch.kv_lens, default=0) > room:
         raise ValueError(f"kv_lens: block_tables have room for {room} keys, not for {max(batch.kv_lens)}")
@@ -291,7 +292,8 @@ def _linear_by_tiles(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.cat(tiles)[: rows.shape[0]].view(*x.shape[:-1], weight.shape[0])
 
 
-def _check_pairs(pairs: Sequence[tuple[int, int]], num_sources: int, num_targets: int) -> None:
+def check_pairs(pairs: Sequence[tuple[int, int]], num_sources: int, num_targets: int) -> None:
+    """ValueError unless the blocks of all pairs (from, to) are there, and none is written twice."""
     for source, target in pairs:
         if not (0 <= source < num_sources and 0 <= target < num_targets):
             raise ValueError(f"pairs: ({source}, {target}) names a block that is not there")

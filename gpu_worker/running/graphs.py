@@ -1,7 +1,9 @@
-"""Steps of decodes alone, captured once per padded batch size and replayed: one launch instead of hundreds.
+"""Steps, captured once per padded batch size and replayed: one launch instead of hundreds.
 
-A replay runs the captured operations on the captured addresses. So whatever differs from step to step is a number in
-DecodeInputs or in the plan that the ops keep in `TokenBatch.scratch`. Both are written in place before each replay.
+Steps of decodes alone have graphs of their own (`DecodeGraphs`); other steps of few tokens have some if they are asked
+for (`MixedGraphs`). A replay runs the captured operations on the captured addresses. So whatever differs from step to
+step is a number in DecodeInputs or MixedInputs, or in the plan that the ops keep in `TokenBatch.scratch`. All are
+written in place before each replay.
 """
 
 import logging
@@ -14,11 +16,14 @@ from torch import Tensor
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.ops import Ops, TokenBatch
 from gpu_worker.running.decode_inputs import DecodeInputs
+from gpu_worker.running.mixed_inputs import MixedInputs
 from gpu_worker.scheduling.step import StepPlan
 
 log = logging.getLogger(__name__)
 
 StepFunction = Callable[[], Tensor]
+MOST_MIXED_TOKENS = 512  # in a longer step launches are few beside the work
+LEAST_MIXED_TOKENS = 16
 Capturer = Callable[[StepFunction], StepFunction]  # runs a step once; the function it returns repeats that run
 
 
@@ -115,6 +120,81 @@ class DecodeGraphs:
         batch.kv_lens[:] = self._inputs.fill(plan.chunks)[:size]
         self._ops.refill(batch)
         return self._graphs[size]()[:num_rows]
+
+
+class MixedGraphs:
+    """The graphs of steps of any chunks, with few tokens, on the layers of one arena. Not thread-safe."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        layers: Sequence[Tensor],
+        ops: CapturableOps,
+        inputs: MixedInputs,
+        capture: Capturer,
+    ) -> None:
+        """Captures a graph for each size, in tokens, the largest first. Capturing writes no block."""
+        self.sizes = mixed_sizes(inputs.max_tokens)
+        self._ops = ops
+        self._inputs = inputs
+        self._batches = {size: inputs.batch(size) for size in self.sizes}
+        self._graphs: dict[int, StepFunction] = {}
+        inputs.fill([], [])
+        for size in reversed(self.sizes):
+            batch = self._batches[size]
+
+            def step(batch: TokenBatch = batch) -> Tensor:
+                return decoder.logits(decoder.forward(batch, layers, batch.rows))
+
+            self._graphs[size] = capture(step)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan, rows: Sequence[int]) -> Tensor | None:
+        """The logits of a step, one row for each of the tokens `rows`, valid until the next step.
+
+        None if the step scores tokens, or has too many tokens, or too many or too long sequences.
+        """
+        num_tokens = sum(chunk.length for chunk in plan.chunks)
+        scored = any(chunk.score_from >= 0 for chunk in plan.chunks)
+        if not num_tokens or scored or not self._inputs.holds(plan.chunks, rows):
+            return None
+        size = next(size for size in self.sizes if size >= num_tokens)
+        batch = self._batches[size]
+        batch.q_lens[:], batch.kv_lens[:] = self._inputs.fill(plan.chunks, rows)
+        self._ops.refill(batch)
+        return self._graphs[size]()[: len(rows)]
+
+
+def mixed_sizes(max_tokens: int) -> tuple[int, ...]:
+    """The numbers of tokens to capture steps for: 16, 32, 64, … and `max_tokens`."""
+    sizes = [LEAST_MIXED_TOKENS]
+    while sizes[-1] * 2 < max_tokens:
+        sizes.append(sizes[-1] * 2)
+    return (max_tokens,) if max_tokens <= sizes[0] else (*sizes, max_tokens)
+
+
+def capture_mixed(
+    decoder: Decoder,
+    layers: Sequence[Tensor],
+    ops: Ops,
+    max_sequences: int,
+    max_tokens: int,
+    context_tokens: int,
+    device: torch.device,
+    capture: Capturer,
+) -> MixedGraphs | None:
+    """Graphs for steps of up to `max_tokens` tokens. None where a step cannot be captured, as capture_decodes says."""
+    if not isinstance(ops, CapturableOps) or not decoder.capturable or not ops.captures(layers[0]):
+        return None
+    block_size = layers[0].shape[3]
+    tokens = min(max_tokens, MOST_MIXED_TOKENS)
+    inputs = MixedInputs(tokens, max_sequences, -(-context_tokens // block_size), block_size, device)
+    try:
+        with torch.inference_mode():
+            return MixedGraphs(decoder, layers, ops, inputs, capture)
+    except RuntimeError as error:
+        log.warning("no CUDA graphs of mixed steps: capturing failed: %s", error)
+        return None
 
 
 def capture_decodes(

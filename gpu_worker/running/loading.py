@@ -15,7 +15,7 @@ from gpu_worker.models.weights import ProgressCallback
 from gpu_worker.ops import Ops, choose_ops, kv_format
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.running.arena import KvArena
-from gpu_worker.running.graphs import DecodeGraphs, capture_decodes
+from gpu_worker.running.graphs import CudaGraphCapturer, DecodeGraphs, MixedGraphs, capture_decodes, capture_mixed
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.running.sizing import (
     CudaMemory,
@@ -64,7 +64,8 @@ def load_runner(
     `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None means what the largest step leaves of the share
     `gpu_memory_utilization` of a GPU's memory, and up to 1 GiB on a CPU. `swap_bytes` None means a tenth of the
     available host memory, up to 4 GiB. `kv_cache_dtype` is auto (the model's) or one of kv_format.DTYPES.
-    models/packing.py explains `quantization`. `cuda_graphs` is auto (where device, ops and decoder allow it) or off.
+    models/packing.py explains `quantization`. `cuda_graphs` is auto (steps of decodes, where device, ops and
+    decoder allow it), mixed (other steps of few tokens as well) or off.
     `batch_invariant` demands that the bits of a sequence do not depend on the batch (InvalidArgument where they would).
     `cache_dir` None means ~/.cache/octavo. `generation_config` is auto or off: may the model recommend
     sampling parameters?
@@ -75,6 +76,8 @@ def load_runner(
         raise InvalidArgument("kv_cache_dtype", f"{kv_cache_dtype!r} is not one of auto, {', '.join(kv_format.DTYPES)}")
     if not 8 <= block_size <= 128 or block_size & (block_size - 1):
         raise InvalidArgument("block_size", f"{block_size} is not a power of two from 8 to 128")
+    if cuda_graphs == "mixed" and batch_invariant:  # plans of pieces of fixed lengths have room for gigabytes of parts
+        raise InvalidArgument("cuda_graphs", "mixed steps are not captured with batch_invariant: say auto or off")
     where = choose_device(device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
@@ -101,10 +104,15 @@ def load_runner(
     )
     context = min(decoder.context_tokens, context_tokens or decoder.context_tokens)
 
-    def capture(layers: Sequence[Tensor]) -> DecodeGraphs | None:
+    def capture(layers: Sequence[Tensor]) -> tuple[DecodeGraphs | None, MixedGraphs | None]:
         if cuda_graphs == "off" or where.type != "cuda":
-            return None
-        return capture_decodes(decoder, layers, ops, max_batch_sequences, context, where)
+            return None, None
+        capturer = CudaGraphCapturer(where)
+        sizes = max_batch_sequences, max_batch_tokens
+        mixed = None
+        if cuda_graphs == "mixed":  # first, as the larger steps, so that the others fit into their memory
+            mixed = capture_mixed(decoder, layers, ops, *sizes, context, where, capturer)
+        return capture_decodes(decoder, layers, ops, sizes[0], context, where, capturer), mixed
 
     if kv_cache_bytes is None and where.type == "cpu":
         kv_cache_bytes = max(shape.bytes_per_block, cpu_block_bytes(available_bytes()))
@@ -130,10 +138,12 @@ def load_runner(
         info = replace(info, context_tokens=min(context, num_blocks * block_size))
     _log_start(info, ops, decoder)
     sampler = choose_sampler(decoder.vocab_size, where, loaded.eos_token_ids)
-    graphs = capture(arena.layers)
+    graphs, mixed_graphs = capture(arena.layers)
     if graphs is not None:
         log.info("%s: CUDA graphs for %s sequences", info.model, ", ".join(map(str, graphs.sizes)))
-    return ModelRunner(info, decoder, arena, sampler, where, graphs)
+    if mixed_graphs is not None:
+        log.info("%s: CUDA graphs for mixed steps of %s tokens", info.model, ", ".join(map(str, mixed_graphs.sizes)))
+    return ModelRunner(info, decoder, arena, sampler, where, graphs, mixed_graphs)
 
 
 def trial_runner(loaded: LoadedModel, shape: KvShape, ops: Ops, device: torch.device, context: int) -> ModelRunner:

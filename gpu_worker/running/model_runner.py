@@ -18,7 +18,7 @@ from gpu_worker.ops import TokenBatch, make_batch
 from gpu_worker.running.arena import KvArena
 from gpu_worker.running.arena_blocks import ArenaBlocks
 from gpu_worker.running.block_mover import BlockMover
-from gpu_worker.running.graphs import DecodeGraphs
+from gpu_worker.running.graphs import DecodeGraphs, MixedGraphs
 from gpu_worker.running.staged_blocks import StagedBlocks
 from gpu_worker.running.step_mark import StepMark
 from gpu_worker.sampling.sampler import Sampler
@@ -54,6 +54,7 @@ class ModelRunner:
         sampler: Sampler,
         device: torch.device,
         graphs: DecodeGraphs | None = None,
+        mixed_graphs: MixedGraphs | None = None,
         *,
         staged: bool = False,
     ) -> None:
@@ -65,6 +66,7 @@ class ModelRunner:
         self._sampler = sampler
         self._device = device
         self._graphs = graphs
+        self._mixed_graphs = mixed_graphs
         self._mark = StepMark(device)
         self._staged = staged or device.type != "cpu"
         # The extension's kernels run on the current device, and each thread has one of its own.
@@ -104,6 +106,8 @@ class ModelRunner:
             return output
         wanted = _wanted_rows(plan.chunks)
         logits = self._graphs.run(plan) if self._graphs is not None else None
+        if logits is None and self._mixed_graphs is not None:
+            logits = self._mixed_graphs.run(plan, wanted.rows)
         if logits is None:
             batch = lay_out(plan.chunks, self._info.block_size, self._device, wanted.rows)
             hidden = self._decoder.forward(batch, self._arena.layers, batch.rows)
@@ -111,7 +115,7 @@ class ModelRunner:
                 logits = self._decoder.logits(hidden[: wanted.num_sampled])
             if wanted.scored:
                 output.scored = self._score(hidden[wanted.num_sampled :], wanted.scored)
-        if logits is not None:
+        if logits is not None and wanted.branches:
             output.token_ids, output.scores = self._sampler.sample(logits, wanted.sampled, wanted.branches)
         output.is_copying = self._block_mover.is_copying()
         return output
@@ -123,7 +127,7 @@ class ModelRunner:
         finally:
             self._arena.layers.clear()
             self.__dict__.pop("block_memory", None)
-            del self._block_mover, self._arena, self._decoder, self._graphs
+            del self._block_mover, self._arena, self._decoder, self._graphs, self._mixed_graphs
 
     def _score(self, hidden: Tensor, scored: Sequence[tuple[int, Chunk]]) -> dict[int, list[TokenScore]]:
         result: dict[int, list[TokenScore]] = {}

@@ -92,8 +92,8 @@ def choose_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[i
     extension = native.load() if device.type == "cpu" else None
     if extension is not None:
         return NativeSampler(extension, vocab_size, eos_token_ids)
-    kernels = native.load_cuda() if device.type == "cuda" else None
-    if kernels is not None and kernels.device_count() > 0:
+    kernels = native.usable_cuda(device.index or 0) if device.type == "cuda" else None
+    if kernels is not None:
         return CudaSampler(kernels, vocab_size, device, eos_token_ids)
     return Sampler(vocab_size, device, eos_token_ids)
 

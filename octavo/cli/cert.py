@@ -2,9 +2,9 @@
 
     octavo cert ~/octavo-tls --host gpu-1.example --host 10.0.0.7
 
-The files are readable by this user alone. A second call keeps the authority and replaces the certificates: programs
-that run use the new ones for new connections. For production let cert-manager or your own authority sign, as
-docs/security.md says.
+The files are readable by this user alone. A second call keeps the authority, and without --host the names, and
+replaces the certificates: programs that run use the new ones for new connections. For production let cert-manager or
+your own authority sign, as docs/security.md says.
 """
 
 import argparse

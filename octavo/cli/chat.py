@@ -7,9 +7,11 @@ import argparse
 import sys
 
 from octavo.cli import answer_notes, connection, deployment, output, sampling
+from octavo.cli.queue_notice import queue_notice
 from octavo.client import Client
 from octavo.client.arguments import SamplingArguments
 from octavo.errors import ServingError
+from octavo.ids import new_request_id
 
 Turns = list[tuple[str, str]]
 
@@ -58,9 +60,10 @@ def _streamed(client: Client, turns: Turns, params: SamplingArguments, model: st
     parts = []
     stream = client.generate(turns, model=model, **params)
     try:
-        for event in stream:
-            parts.append(event)
-            print(event.text, end="", flush=True)
+        with queue_notice("chat", client, stream.request_id):
+            for event in stream:
+                parts.append(event)
+                print(event.text, end="", flush=True)
     except KeyboardInterrupt:
         client.cancel(stream.request_id)
         print(" …", end="")
@@ -72,7 +75,9 @@ def _streamed(client: Client, turns: Turns, params: SamplingArguments, model: st
 
 
 def _as_json(client: Client, turns: Turns, params: SamplingArguments, model: str | None) -> str:
-    completion = client.complete(turns, model=model, **params)
+    request_id = new_request_id()
+    with queue_notice("chat", client, request_id):
+        completion = client.complete(turns, model=model, request_id=request_id, **params)
     output.print_json(output.completion_json(completion))
     return completion.text
 

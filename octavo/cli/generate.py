@@ -6,9 +6,11 @@ import sys
 from typing import Any
 
 from octavo.cli import answer_notes, connection, deployment, output, sampling, token_table
+from octavo.cli.queue_notice import queue_notice
 from octavo.client import Output, Stream
 from octavo.client.convert import PRIORITIES, Prompt
 from octavo.errors import InvalidArgument
+from octavo.ids import new_request_id
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -43,22 +45,24 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     prompt, params = _prompt(args), sampling.from_args(args)
+    request_id = args.request_id or new_request_id()
     options: dict[str, Any] = {
         "model": args.model,
-        "request_id": args.request_id,
+        "request_id": request_id,
         "deadline_s": args.deadline,
         "priority": args.priority,
         **params,
     }
     several = (params.get("n") or 1) > 1
     with connection.connected(args) as client:
-        if args.json:
-            output.print_json(output.completion_json(client.complete(prompt, **options)))
-            return 0
-        if several:
-            outputs = client.complete(prompt, **options).outputs
-        else:
-            outputs = (_streamed(client.generate(prompt, **options)),)
+        with queue_notice(args.command, client, request_id):
+            if args.json:
+                output.print_json(output.completion_json(client.complete(prompt, **options)))
+                return 0
+            if several:
+                outputs = client.complete(prompt, **options).outputs
+            else:
+                outputs = (_streamed(client.generate(prompt, **options)),)
         for branch in outputs:
             if several:
                 print(f"--- {branch.index}: {branch.finish_reason.name}\n{branch.text}")

@@ -11,6 +11,7 @@ from typing import Any
 from octavo.cli.check_report import CheckReport
 
 TIMEOUT_S = 30
+DRIVER = "install a newer driver, or build the kernels for this GPU (OCTAVO_CUDA_ARCHITECTURES)"
 BUILD = "make extension, or install a wheel that was built with a C++ compiler"
 PROBE = """
 import importlib, json
@@ -24,7 +25,10 @@ for name in ("_C_cpu", "_C_cuda"):
         found[name] = {"error": str(error)}
         continue
     info = module.build_info() if hasattr(module, "build_info") else {}
-    devices = {"devices": module.device_count()} if hasattr(module, "device_count") else {}
+    devices = {}
+    if hasattr(module, "device_count"):
+        count = module.device_count()
+        devices = {"devices": count, "too_old": [t for t in map(module.unsupported, range(max(1, count))) if t]}
     found[name] = {**info, **devices}
 print(json.dumps(found))
 """
@@ -55,6 +59,8 @@ def cuda_extension(info: dict[str, Any] | None) -> CheckReport:
         return CheckReport("cuda", "ok", "no CUDA kernels were built: torch runs on a GPU, where there is one")
     if "error" in info:
         return CheckReport("cuda", "bad", f"the CUDA kernels cannot be loaded: {info['error']}", BUILD)
+    if info["too_old"]:
+        return CheckReport("cuda", "bad", f"the CUDA kernels cannot be used: {'; '.join(info['too_old'])}", DRIVER)
     devices = info["devices"]
     return CheckReport("cuda", "ok", f"CUDA kernels, {devices or 'no'} device{'' if devices == 1 else 's'}")
 

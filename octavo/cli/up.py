@@ -15,10 +15,10 @@ from octavo.cli.command_error import CommandError
 from octavo.cli.programs import find_program
 from octavo.cli.supervisor import StartError, Supervisor
 from octavo.client import AsyncClient
-from octavo.command_parser import USAGE
+from octavo.command_parser import USAGE, CommandParser
 from octavo.errors import ServingError
 from octavo.listen_address import EVERY_INTERFACE, exposure_refusal, exposure_warning, with_host
-from octavo.options import masked
+from octavo.options import flag, masked
 from octavo.security.development_ca import CertificateError, certificate_files, is_complete, make_certificates
 from octavo.security.roles import PeerRole
 from octavo.security.tls import TlsError
@@ -32,7 +32,7 @@ SAMPLE_IDS = [1, 2, 3]  # the prompt where a model has no tokenizer
 SAMPLE_TIMEOUT_S = 60.0
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     parser = commands.add_parser(
         "up", help="serve a model on this machine until Ctrl-C", usage=USAGE, description=__doc__
     )
@@ -41,6 +41,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_arguments(parser, settings.RouterSettings, skip=settings.UP_DECIDES)
     add_arguments(parser, settings.WorkerSettings, skip=settings.UP_DECIDES)
     parser.add_argument("--json", action="store_true", help="print the state as JSON when everything is ready")
+    parser.chosen = {flag(name): remedy for name, remedy in settings.UP_DECIDES.items()}
     parser.set_defaults(run=run)
 
 
@@ -67,8 +68,7 @@ def _make_certificates(wanted: ClusterSettings) -> None:
 
 
 def _settings(args: argparse.Namespace) -> ClusterSettings:
-    others = (settings.RouterSettings, settings.WorkerSettings)
-    up = settings.from_args(settings.UpSettings, args, started=others)
+    up = settings.from_args(settings.UpSettings, args)
     return ClusterSettings(
         up=up,
         router=settings.from_args(settings.RouterSettings, args),

@@ -105,17 +105,21 @@ class ApiKeys:
 
 def _parse(file: Path) -> dict[bytes, list[tuple[bytes, str]]]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: an editor counts no other ends
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
         raise ApiKeyError(f"--api-keys {file}: {reason}") from error
     found: dict[bytes, list[tuple[bytes, str]]] = {}
+    seen: dict[bytes, tuple[int, str]] = {}  # line and tenant of each hash
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue
         try:
             tenant, digest = _parse_line(text)
+            first, known = seen.setdefault(digest, (number, tenant))
+            if known != tenant:
+                raise ValueError(f"has the key of line {first}, which is another tenant's")
         except ValueError as error:
             raise ApiKeyError(f"--api-keys {file}, line {number}: {error}") from None
         found.setdefault(digest[:_INDEX_BYTES], []).append((digest, tenant))

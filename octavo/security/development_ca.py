@@ -50,17 +50,28 @@ def is_complete(folder: Path) -> bool:
 def make_certificates(folder: Path, hosts: Sequence[str] = (), days: int = LIFE_DAYS) -> None:
     """Makes an authority, unless the folder has one, and certificates of all roles, which replace those that are there.
 
-    The router's and the worker's are for this machine and for `hosts` as well. All files are readable by this user
-    alone. Raises CertificateError.
+    The router's and the worker's are for this machine and for `hosts` as well; without any, for those of the
+    certificates that are replaced. All files are readable by this user alone. Raises CertificateError.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
     authority, key = _authority(folder, days)
-    names = [*LOCAL_NAMES, socket.gethostname(), *hosts]
+    names = [*LOCAL_NAMES, socket.gethostname(), *(hosts or _hosts_of(folder))]
     for role in PeerRole:
         extra = [WORKER_NAME] if role is PeerRole.WORKER else []
         listens = role in (PeerRole.ROUTER, PeerRole.WORKER)
         _make_certificate(folder, role, [*names, *extra] if listens else [], authority, key, days)
+
+
+def _hosts_of(folder: Path) -> list[str]:
+    """The names and addresses that the router's certificate is for; none if there is none that can be read."""
+    x509 = _x509()
+    try:
+        router = x509.load_pem_x509_certificate(Path(certificate_files(folder, PeerRole.ROUTER)[0]).read_bytes())
+        names = router.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return []
+    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
 
 
 def _authority(folder: Path, days: int) -> "tuple[x509.Certificate, EllipticCurvePrivateKey]":

@@ -38,6 +38,7 @@ class TlsMaterial:
     key: bytes
     ca: bytes  # empty: the authorities that the system trusts
     server_context: ssl.SSLContext | None  # None without a certificate
+    http_context: ssl.SSLContext | None  # as well
     client_context: ssl.SSLContext
 
 
@@ -102,20 +103,12 @@ class TlsFiles:
         """
 
         def use_current(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-            connection.context = self._http_context(self.current())
+            connection.context = self.current().http_context or connection.context
 
-        context = self._http_context(self.current())
-        context.sni_callback = use_current  # called for every handshake, before the certificate is chosen
-        return context
-
-    def _http_context(self, material: TlsMaterial) -> ssl.SSLContext:
-        if not material.cert:
+        if not self.has_certificate:
             raise TlsError("a listener needs --tls-cert and --tls-key")
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(self._files["--tls-cert"], self._files["--tls-key"])
-        if material.ca:
-            context.load_verify_locations(cadata=material.ca.decode("ascii"))
-            context.verify_mode = ssl.CERT_OPTIONAL
+        context = _new_http_context(self._files, self.current().ca)
+        context.sni_callback = use_current  # called for every handshake, before the certificate is chosen
         return context
 
     def _look_again(self) -> None:
@@ -141,8 +134,9 @@ class TlsFiles:
         cert, key, ca = (_bytes_of(flag, file) for flag, file in self._files.items())
         client = ssl.create_default_context(cadata=_text(ca) or None) if ca else ssl.create_default_context()
         client.minimum_version = ssl.TLSVersion.TLSv1_2
-        server = None
+        server = http = None
         if cert:
+            http = _new_http_context(self._files, ca)
             server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             server.minimum_version = ssl.TLSVersion.TLSv1_3
             server.verify_mode = ssl.CERT_REQUIRED
@@ -150,7 +144,7 @@ class TlsFiles:
                 server.load_verify_locations(cadata=_text(ca))
             for context in (client, server):
                 _load_chain(context, self._files)
-        return TlsMaterial(cert, key, ca, server, client)
+        return TlsMaterial(cert, key, ca, server, http, client)
 
 
 def roles_of_peer(certificate: Mapping[str, Any] | None) -> frozenset[PeerRole]:
@@ -162,6 +156,15 @@ def roles_of_peer(certificate: Mapping[str, Any] | None) -> frozenset[PeerRole]:
 def _grpc_configuration(material: TlsMaterial) -> Any:
     pairs = [(material.key, material.cert)]
     return grpc.ssl_server_certificate_configuration(pairs, root_certificates=material.ca or None)
+
+
+def _new_http_context(files: Mapping[str, str], ca: bytes) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    _load_chain(context, files)
+    if ca:
+        context.load_verify_locations(cadata=_text(ca))
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
 
 
 def _load_chain(context: ssl.SSLContext, files: Mapping[str, str]) -> None:

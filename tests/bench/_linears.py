@@ -19,7 +19,8 @@ from gpu_worker.models.huge_pages import HugePageAllocator
 ROWS, INNER = 49152, 1152  # as the largest matrix of a small model; 4-bit forms of it are as large as the last cache
 PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16}
 PACKED = ("q8", "q4", "q4_mins")
-FORMS = (*PLAIN, *PACKED)
+HALVES = "halves"  # packed bfloat16, inputs rounded to it: for the peers it is bf16
+FORMS = (*PLAIN, HALVES, *PACKED)
 
 
 def linears(extension: ModuleType, plan: Plan, peers: Sequence[Peer]) -> None:
@@ -40,7 +41,8 @@ def rows(
     memory, weight = stored(extension, form, exact)
     for count, name in names.items():
         if table.wants(name):
-            row(name, table, extension, peers, LinearCase(ROWS, INNER, count, form), memory, weight)
+            case = LinearCase(ROWS, INNER, count, "bf16" if form == HALVES else form)
+            row(name, table, extension, peers, case, memory, weight)
 
 
 def loading(table: Table, extension: ModuleType) -> None:
@@ -67,7 +69,9 @@ def stored(extension: ModuleType, form: str, exact: bool) -> tuple[Tensor, Any]:
         )
     else:
         memory = HugePageAllocator().allocate(extension.packed_bytes(form, ROWS, INNER))
-        if form == "q4_mins":
+        if form == HALVES:
+            extension.pack(memory, matrix.bfloat16())
+        elif form == "q4_mins":
             blocks = gguf.quantize(matrix[:PERIOD].numpy(), gguf.GGMLQuantizationType.Q4_1)
             extension.repack(memory, torch.from_numpy(blocks).repeat(ROWS // PERIOD, 1), form, ROWS, INNER)
         else:
@@ -94,6 +98,6 @@ def row(
     del matrix
     ours()
     sides |= {peer.name: peer.seconds for peer in peers if peer.has(case, out)}
-    int8 = case.form not in PLAIN and not weight.exact
+    int8 = weight.format in PACKED and not weight.exact
     work = Work(memory.numel() * memory.itemsize, 2.0 * case.columns * case.rows * case.inner, int8=int8)
     table.row(name, work, sides)

@@ -14,8 +14,9 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Protocol
 
 import psutil
@@ -44,9 +45,13 @@ class Load:
     requests: int
     shared_words: int = 0
     fresh: bool = False  # what is shared has never been seen: nobody's cache has it before the loop begins
+    long_words: int = 0  # each prompt has so many words that no other begins with, and one token is asked for
 
     def prompts(self) -> list[str]:
         """Other stories at each call, so that nobody has seen more of them than what they share."""
+        if self.long_words:
+            fox = "The quick brown fox jumps over the lazy dog. " * (self.long_words // 9)
+            return [f"{next(STORIES)} cats. {fox}" for _ in range(self.requests)]
         shared = "The quick brown fox jumps over the lazy dog. " * (self.shared_words // 9)
         if self.fresh:
             shared = f"Number {next(FRESH)}. {shared}"
@@ -55,10 +60,19 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one request."""
+
+    first_s: float
+    tokens: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """What a side brought under one load."""
 
-    tokens: int
+    tokens: int  # of prompts, where these are what is measured
     seconds: float
     first_s: float  # median time to the first token
 
@@ -77,24 +91,24 @@ class Side(Protocol):
     async def stop(self) -> None: ...
 
 
-Request = Callable[[str, int], Awaitable[tuple[float, int]]]  # (text, tokens) -> (seconds to the first, tokens)
+Request = Callable[[str, int], Awaitable[Answer]]  # of a text, and of how many tokens
 
 
 async def closed_loop(request: Request, load: Load, num_tokens: int) -> Figures:
     """One request first, alone, as warm-up: what prompts share is known to whoever keeps it, unless it is fresh."""
     gate = asyncio.Semaphore(load.streams)
 
-    async def one(prompt: str) -> tuple[float, int]:
+    async def one(prompt: str) -> Answer:
         async with gate:
-            return await request(prompt, num_tokens)
+            return await request(prompt, 1 if load.long_words else num_tokens)
 
     prompts = load.prompts()
     await one(load.prompts()[0])
     began = time.perf_counter()
     answers = await asyncio.gather(*map(one, prompts))
     seconds = time.perf_counter() - began
-    firsts = sorted(first for first, _ in answers)
-    return Figures(sum(tokens for _, tokens in answers), seconds, firsts[len(firsts) // 2])
+    tokens = sum(answer.prompt_tokens if load.long_words else answer.tokens for answer in answers)
+    return Figures(tokens, seconds, median(answer.first_s for answer in answers))
 
 
 class Processes:
@@ -137,12 +151,13 @@ class Octavo:
         assert client is not None
         params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
-        async def request(prompt: str, _: int) -> tuple[float, int]:
-            began, first, count = time.perf_counter(), 0.0, 0
-            async for event in client.generate(prompt, params):
+        async def request(prompt: str, count: int) -> Answer:
+            began, first, tokens, prompt_tokens = time.perf_counter(), 0.0, 0, 0
+            async for event in client.generate(prompt, replace(params, max_tokens=count)):
                 first = first or time.perf_counter() - began
-                count += len(event.token_ids)
-            return first, count
+                tokens += len(event.token_ids)
+                prompt_tokens = event.finished.usage.prompt_tokens if event.finished else 0
+            return Answer(first, tokens, prompt_tokens)
 
         self._processes.signal(signal.SIGCONT)
         await until_ready(client, 60)  # its leases ended while it was stopped
@@ -220,12 +235,12 @@ class Server:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
-    async def _request(self, prompt: str, num_tokens: int) -> tuple[float, int]:
+    async def _request(self, prompt: str, num_tokens: int) -> Answer:
         """HTTP/1.0, so that the answer comes without chunks and ends with the connection."""
         body = {"model": "x", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
         data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
         head = f"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        began, first, count = time.perf_counter(), 0.0, 0
+        began, first, usage = time.perf_counter(), 0.0, {}
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
             writer.write(head.encode() + data)
@@ -236,12 +251,12 @@ class Server:
                     event = json.loads(line[6:])
                     if event.get("choices"):
                         first = first or time.perf_counter() - began
-                    count = (event.get("usage") or {}).get("completion_tokens", count)
+                    usage = event.get("usage") or usage
         finally:
             writer.close()
-        if count != num_tokens:
-            raise ConnectionError(f"{self.name}: {count} tokens, not {num_tokens}")
-        return first, count
+        if usage.get("completion_tokens") != num_tokens:
+            raise ConnectionError(f"{self.name}: {usage.get('completion_tokens')} tokens, not {num_tokens}")
+        return Answer(first, num_tokens, usage["prompt_tokens"])
 
 
 def llama_cpp(folder: Path, model: Path, streams: int) -> Server:

@@ -74,22 +74,40 @@ def disassembler() -> str | None:
     return next(iter(found), None) or shutil.which("cuobjdump")
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def machine_code(request: pytest.FixtureRequest) -> dict[str, str]:
-    """The machine code of each kernel, by its mangled name."""
+def cuobjdump(*arguments: str, of: Path = MODULE) -> str:
     tool = disassembler()
     if tool is None:
         pytest.skip("no cuobjdump (the wheel nvidia-cuda-cuobjdump, or the CUDA toolkit)")
     environment = os.environ | {"PATH": f"{Path(tool).parent}{os.pathsep}{os.environ['PATH']}"}
-    listing = subprocess.run(
-        [tool, "--dump-sass", "-arch", request.param, MODULE],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
-    )
-    parts = re.split(r"^\s*Function : (\S+)$", listing.stdout, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    command = [tool, *arguments, str(of)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(NVCC is None, reason="there is no nvcc")
+def test_copies_in_bulk_are_instructions_of_sm_90a(tmp_path: Path) -> None:
+    cubin, source = tmp_path / "probes.cubin", ROOT / "tests/csrc/simt/probes.cu"
+    folders = (f"-I{ROOT / folder}" for folder in ("csrc", "csrc/cuda", "csrc/include", "tests/csrc"))
+    subprocess.run([str(NVCC), "-std=c++17", "-arch=sm_90a", *folders, "-cubin", "-o", cubin, source], check=True)
+    code = cuobjdump("--dump-sass", of=cubin)
+    for instruction in ("UBLKCP", "SYNCS.ARRIVE.TRANS64", "SYNCS.PHASECHK", "SYNCS.EXCH"):
+        assert instruction in code, instruction
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def machine_code(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The machine code of each kernel, by its mangled name."""
+    listing = cuobjdump("--dump-sass", "-arch", request.param)
+    parts = re.split(r"^\s*Function : (\S+)$", listing, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True)) | {"architecture": request.param}
+
+
+@built
+@pytest.mark.long
+def test_every_file_of_kernels_has_ptx_for_gpus_to_come() -> None:
+    machine, ptx = (re.findall(r"sm_\d+a?", cuobjdump(f"--list-{kind}")) for kind in ("elf", "ptx"))
+    assert set(ptx) == {"sm_80"} and len(ptx) == machine.count("sm_80")
 
 
 @built
@@ -103,6 +121,42 @@ def test_tensor_core_kernels_are_what_they_were_written_to_be(machine_code: dict
         assert re.search(r"LDGSTS\.E\.BYPASS\S*\.128", code), f"{name}: no 16-byte asynchronous copies past L1"
         assert "LDSM.16.M88.4" in code and "LDSM.16.MT88.4" in code, f"{name}: no ldmatrix, plain and transposed"
         assert "HMMA.16816.F32" in code, f"{name}: no tensor cores"
+
+
+@built
+@pytest.mark.long
+@pytest.mark.timeout(600)  # disassembles all kernels
+def test_no_kernel_compares_and_swaps_in_shared_memory(machine_code: dict[str, str]) -> None:
+    for name, code in machine_code.items():
+        assert "ATOMS.CAS" not in code, f"{name}: an addition that shared memory does not have"
+
+
+@built
+@pytest.mark.long
+@pytest.mark.timeout(600)  # disassembles all kernels
+def test_kernels_by_vllms_plan_load_sixteen_bytes_at_once(machine_code: dict[str, str]) -> None:
+    kernels = {name: code for name, code in machine_code.items() if "vllm_attention_kernel" in name}
+    assert len(kernels) == 12
+    for name, code in kernels.items():
+        assert len(re.findall(r"LDG\.E\S*\.128", code)) >= 8 and "LDS.128" in code, name
+
+
+@built
+@pytest.mark.long
+@pytest.mark.timeout(600)  # disassembles all kernels
+def test_fp8_is_converted_by_instructions_from_sm_89_on(machine_code: dict[str, str]) -> None:
+    """In float16 and bfloat16 tiles, in the kernels by vLLM's plan, and where keys and values are written."""
+    there = machine_code["architecture"] == "sm_90a"
+    for family, of_fp8, instruction in (
+        ("decode_mma_kernel", "3Fp8", "E4M3.UNPACK_B"),
+        ("prefill_mma_kernel", "3Fp8", "E4M3.UNPACK_B"),
+        ("vllm_attention_kernel", "4E4M3", "E4M3.UNPACK_B"),
+        ("14convert_kernel", "4E4M3", "E4M3"),
+        ("18cache_write_kernel", "4E5M2", "E5M2.F32.PACK_AB"),
+    ):
+        kernels = [code for name, code in machine_code.items() if family in name and of_fp8 in name]
+        assert kernels, family
+        assert all((instruction in code) == there for code in kernels), (family, instruction)
 
 
 @built

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sanitized
 from effort import draws
-from simt_case_counts import BATCHES, usual
+from simt_case_counts import BATCHES, GRIDS, WHOLE, usual
 
 SCRIPT = Path(__file__).with_name("simt_cases")
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -30,7 +30,18 @@ def simulator() -> Path:
 @pytest.mark.timeout(900)  # the first of them builds
 @pytest.mark.parametrize("batch", BATCHES)
 def test_kernels_agree_with_float64(simulator: Path, batch: str) -> None:
-    counts = [f"{group}={draws(usual(count), count)}" for group, count in BATCHES[batch].items()]
-    command = [sys.executable, SCRIPT, "0", *counts]
+    run_cases(simulator, {group: draws(usual(count), count) for group, count in BATCHES[batch].items()})
+
+
+@pytest.mark.slow
+@pytest.mark.scaled
+@pytest.mark.timeout(3600)  # a whole grid
+@pytest.mark.parametrize("peer", GRIDS)
+def test_kernels_pass_the_grids_of_others(simulator: Path, peer: str) -> None:
+    run_cases(simulator, {group: draws(count, WHOLE) for group, count in GRIDS[peer].items()})
+
+
+def run_cases(simulator: Path, counts: dict[str, int]) -> None:
+    command = [sys.executable, SCRIPT, "0", *(f"{group}={count}" for group, count in counts.items())]
     done = subprocess.run(command, capture_output=True, text=True, env=sanitized.environment(simulator, SUPPORT))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]

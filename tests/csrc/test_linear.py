@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-PACKED = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1"}
+DIGITS = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1"}  # packed, with inputs in two digits
+PACKED = (*DIGITS, "halves")
 fuzz = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
@@ -20,7 +21,11 @@ def make(kernels, format_: str, rows: int, cols: int, exact: bool = False):
     if format_ in PLAIN:
         data = values.to(PLAIN[format_])
         return data, kernels.Weight(data, format_, rows, cols, exact), data.double()
-    kind = gguf.GGMLQuantizationType[PACKED[format_]]
+    if format_ == "halves":
+        data = torch.empty(kernels.packed_bytes(format_, rows, cols), dtype=torch.uint8)
+        kernels.pack(data, values.bfloat16())
+        return data, kernels.Weight(data, format_, rows, cols, exact), values.bfloat16().double()
+    kind = gguf.GGMLQuantizationType[DIGITS[format_]]
     raw = quantize_gguf(values.numpy(), kind)
     data = torch.empty(kernels.packed_bytes(format_, rows, cols), dtype=torch.uint8)
     kernels.repack(data, torch.from_numpy(raw.copy()), format_, rows, cols)
@@ -28,8 +33,15 @@ def make(kernels, format_: str, rows: int, cols: int, exact: bool = False):
     return data, kernels.Weight(data, format_, rows, cols, exact), decoded
 
 
+def seen(x: torch.Tensor, format_: str, exact: bool = False) -> torch.Tensor:
+    """Inputs as kernels see them."""
+    if exact or format_ in PLAIN:
+        return x.double()
+    return x.bfloat16().double() if format_ == "halves" else rounded(x)
+
+
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Inputs as kernels see them: per 32, in 127 * 128 steps up to the largest, either way."""
+    """Inputs in digits: per 32, in 127 * 128 steps up to the largest, either way."""
     blocks, most = x.view(x.shape[0], -1, 32), 127 * 128
     top = blocks.abs().amax(-1, keepdim=True).clamp(min=most * torch.finfo(torch.float32).tiny)
     by = torch.tensor(float(most)) / top  # `most / top` multiplies with a rounded 1 / top
@@ -45,15 +57,14 @@ def product(kernels, x: torch.Tensor, weight, bias=None) -> torch.Tensor:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("format_", [*PLAIN, *PACKED])
 @fuzz
-@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 70), columns=st.integers(1, 19), blocks=st.integers(1, 5))
+@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 70), columns=st.integers(1, 35), blocks=st.integers(1, 5))
 def test_it_is_the_product(kernels, format_, exact, seed, rows, columns, blocks):
     torch.manual_seed(seed)
     cols = blocks * 32 if format_ in PACKED else blocks * 32 - seed % 31
     _data, weight, values = make(kernels, format_, rows, cols, exact)
     x = torch.randn(columns, cols) * torch.rand(cols).pow(4) * 10  # some inputs much larger than others
     bias = torch.randn(rows) if seed % 2 else None
-    seen = x.double() if exact or format_ in PLAIN else rounded(x)
-    expected = seen @ values.T + (0 if bias is None else bias.double())
+    expected = seen(x, format_, exact) @ values.T + (0 if bias is None else bias.double())
     scale = float((x.double().abs() @ values.abs().T).max()) + 1
     assert float((product(kernels, x, weight, bias) - expected).abs().max()) < 2e-6 * scale
 
@@ -64,10 +75,10 @@ def test_a_column_does_not_depend_on_those_beside_it(kernels, format_, exact):
     """Nor on the number of threads: what a sequence says is the same in any batch, bit for bit."""
     torch.manual_seed(1)
     _data, weight, _ = make(kernels, format_, 75, 96, exact)
-    x = torch.randn(21, 96)
+    x = torch.randn(37, 96)
     together = product(kernels, x, weight)
     try:
-        for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13):
+        for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 32, 33):
             kernels.set_threads(1 + count % 3)
             assert torch.equal(product(kernels, x[:count].contiguous(), weight), together[:count])
     finally:
@@ -86,7 +97,7 @@ def test_nor_where_a_row_ends_within_a_register(kernels, format_, cols):
 
 
 @pytest.mark.parametrize("size", [1e-36, 1e-37, 1e-38, 1e-40, 1e-45])
-@pytest.mark.parametrize("format_", PACKED)
+@pytest.mark.parametrize("format_", DIGITS)
 def test_inputs_so_small_that_their_steps_have_no_inverse(kernels, format_, size):
     """A block's step is then the smallest normal number; nothing becomes infinite or NaN."""
     torch.manual_seed(0)
@@ -126,7 +137,7 @@ def test_rounding_is_that_of_gguf(kernels, format_):
     kernels.quantize(data, values, format_)
     out = torch.empty(19, 96)
     kernels.weight_rows(out, kernels.Weight(data, format_, 19, 96), torch.arange(19))
-    kind = gguf.GGMLQuantizationType[PACKED[format_]]
+    kind = gguf.GGMLQuantizationType[DIGITS[format_]]
     expected = dequantize(quantize_gguf(values.numpy(), kind), kind)
     differs = np.abs(out.numpy() - expected) > 0
     assert differs.mean() < 0.01, "but for ties"
@@ -134,7 +145,7 @@ def test_rounding_is_that_of_gguf(kernels, format_):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("format_", ["f32", "q8", "q4", "q4_mins"])
+@pytest.mark.parametrize("format_", ["f32", *PACKED])
 def test_what_is_not_finite_shows_in_its_column_only(kernels, format_, bad):
     _data, weight, _ = make(kernels, format_, 24, 64)
     x = torch.randn(3, 64)

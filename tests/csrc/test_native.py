@@ -11,8 +11,11 @@ import pytest
 
 from gpu_worker.ops import native
 
+AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
 LEVELS = {
-    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
+    "amx": {*AVX512, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"},
+    "avx512_bf16": {*AVX512, "avx512_bf16"},
+    "avx512": AVX512,
     "avx2": {"avx2", "fma", "f16c"},
     "generic": set(),
 }

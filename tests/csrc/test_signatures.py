@@ -19,6 +19,7 @@ CPU_ONLY = {
     "linear": "cuBLAS",
     "packed_bytes": "packed weights are for CPUs",
     "quantize": "packed weights are for CPUs",
+    "pack": "packed weights are for CPUs",
     "repack": "packed weights are for CPUs",
     "rotary": "rope_cache_write",
     "score": "logprobs",

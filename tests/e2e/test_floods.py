@@ -1,12 +1,15 @@
 """Hostile clients beside a good one: the router's memory stays bounded, and the good one's stream goes on unharmed.
 
-`make test` runs short attacks of few connections; `make test-long` all of them, and `pytest --night` does so with
-10,000 connections. Figures: tests/bench/floods.py.
+`make test` runs short attacks of few connections; `make test-long` all of them, over TLS, too, and `pytest --night`
+does so with 10,000 connections. Figures: tests/bench/floods.py.
 """
 
+from contextlib import contextmanager
+
 import pytest
+from certificates import Certificates
 from effort import draws, is_night, patience
-from floods.attacks import ATTACKS
+from floods.attacks import ATTACKS, TLS_ATTACKS
 from floods.neighbour import FloodKeys, flooded
 from guard.processes import lasting
 from live.cluster import Cluster, Shape
@@ -21,8 +24,8 @@ MOST_MIB = 400  # beyond what the router had; without limits each of these attac
 LONGEST_GAP_S = 20.0
 
 
-@pytest.fixture(scope="module")
-def attacked(tmp_path_factory):
+@contextmanager
+def attacked_cluster(tmp_path_factory, *, tls):
     directory = tmp_path_factory.mktemp("floods")
     keys = FloodKeys.write(directory)
     shape = Shape(
@@ -32,7 +35,7 @@ def attacked(tmp_path_factory):
         router_args=("--api-keys", str(keys.file), "--drain-ms", "1000"),
         worker_args=("--max-batch-sequences", "256", "--drain-ms", "1000"),
     )
-    cluster = Cluster(directory / "cluster", shape)
+    cluster = Cluster(directory / "cluster", shape, Certificates(directory / "tls") if tls else None)
     with lasting(cluster.pids):
         try:
             cluster.start()
@@ -41,12 +44,35 @@ def attacked(tmp_path_factory):
             cluster.stop()
 
 
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory):
+    with attacked_cluster(tmp_path_factory, tls=False) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def attacked_over_tls(tmp_path_factory):
+    with attacked_cluster(tmp_path_factory, tls=True) as made:
+        yield made
+
+
+def some_long(names, quick):
+    return [pytest.param(name, marks=[] if name in quick else pytest.mark.long) for name in names]
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in ATTACKS]
-)
+@pytest.mark.parametrize("name", some_long(ATTACKS, QUICK))
 async def test_a_flood_harms_no_neighbour(attacked, name):
-    cluster, keys = attacked
+    await flood(*attacked, name)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", some_long([*TLS_ATTACKS, *ATTACKS], ("mute-tls", "plain-words")))
+async def test_a_flood_over_tls_harms_no_neighbour(attacked_over_tls, name):
+    await flood(*attacked_over_tls, name)
+
+
+async def flood(cluster, keys, name):
     oracle = Oracle("witness", salt_of("acme"))
     report = await flooded(cluster, keys, name, SECONDS, SCALE, PROMPT)
     print(report)

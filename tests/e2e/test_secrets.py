@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from guard.processes import descendants, exists
 from live.cluster import ROOT, StoreProcess
 from live.process import wait_until
+from trace_collector import TraceCollector, trace_collector
 
 from octavo.cli import state
 from octavo.client import Client, ClientCredentials, RetryPolicy, TlsFiles
@@ -48,9 +50,9 @@ def call_store(path: Path, *words: str) -> bytes:
 
 
 class SecretUp:
-    """`octavo up` with a secret in every setting that has one, on a store with a password."""
+    """`octavo up` with a secret in every setting that has one, on a store with a password. All requests are traced."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, collector: TraceCollector) -> None:
         self.state_dir = directory / "state"
         self.store = StoreProcess(directory / "store")
         self.store.start()
@@ -64,6 +66,7 @@ class SecretUp:
         self.log = directory / "up.log"
         options = ["--workers", "2", "--grpc-port", "0", "--state-dir", str(self.state_dir), "--runner", "fake"]
         options += ["--secure", "--api-keys", str(directory / "keys"), "--log-level", "debug", "--lease-ms", "2000"]
+        options += ["--traces-endpoint", collector.endpoint, "--traces-share", "1"]
         self.environment = {
             **os.environ,
             "OCTAVO_UP_STORE": self.store.url.replace("unix://", f"unix://runs:{PASSWORD}@"),
@@ -113,8 +116,14 @@ class SecretUp:
 
 
 @pytest.fixture
-def secret_up(tmp_path: Path) -> Any:
-    made = SecretUp(tmp_path)
+def collector() -> Iterator[TraceCollector]:
+    with trace_collector() as made:
+        yield made
+
+
+@pytest.fixture
+def secret_up(tmp_path: Path, collector: TraceCollector) -> Any:
+    made = SecretUp(tmp_path, collector)
     yield made
     if made.process.poll() is None:
         made.stop()
@@ -127,7 +136,7 @@ def refused(call: Any) -> str:
 
 
 @pytest.mark.timeout(240)
-def test_no_secret_is_in_logs_outputs_or_arguments(secret_up: SecretUp) -> None:
+def test_no_secret_is_in_logs_outputs_traces_or_arguments(secret_up: SecretUp, collector: TraceCollector) -> None:
     said = []
     with secret_up.client(secret_up.key) as client:
         assert client.complete(PROMPT, max_tokens=20).outputs
@@ -155,6 +164,10 @@ def test_no_secret_is_in_logs_outputs_or_arguments(secret_up: SecretUp) -> None:
     assert "-m\0router" in arguments and "gpu_worker" in arguments
     assert (secret_up.state_dir / "state.json").stat().st_mode & 0o077 == 0  # it has the store's password
     secret_up.stop()
+    names = {span.name for span in collector.spans}  # processes send what is left when they end
+    assert names == {"octavo.request", "octavo.sequence"}
+    traced = collector.text()
+    assert "octavo.output_tokens" in traced and "acme" in traced
     logged = secret_up.logged()
     assert "ready" in logged and "worker-0" in logged and "acme" not in arguments
     private_keys = [file.read_text().splitlines()[1] for file in (secret_up.state_dir / "tls").glob("*.key")]
@@ -162,6 +175,7 @@ def test_no_secret_is_in_logs_outputs_or_arguments(secret_up: SecretUp) -> None:
     for secret in (PASSWORD, secret_up.key, WRONG_KEY, "canary", *private_keys):
         assert secret not in arguments
         places = {"logs": logged, "outputs": "".join(outputs), "messages": "".join(said), "metrics": "".join(pages)}
+        places["traces"] = traced
         for place, text in places.items():
             assert secret not in text, f"{secret} is in {place}"
 

@@ -68,6 +68,7 @@ def compile_kernel(source: Path, target: Path, arch: str) -> list[str]:
     code = f"arch=compute_{arch},code=sm_{arch}"
     host = "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra"
     flags = ["-O3", "-std=c++17", "-lineinfo", "-gencode", code, host, "-Xptxas=-warn-spills,-warn-lmem-usage"]
+    flags += [f'-DOCTAVO_CUDA_ARCHITECTURES="{arch}-real"']
     return [nvcc(), *flags, *INCLUDE, "-c", str(source), "-o", str(target)]
 
 

@@ -43,12 +43,13 @@ STAGES = (
     Stage("racecheck", 55, "fuzz.py", SANITIZED, "racecheck", ("--only", "write")),
     Stage("model", 45, "model.py"),
     Stage("bandwidth", 20, "bandwidth.py"),
-    Stage("decode", 60, "decode.py"),
+    Stage("decode", 45, "decode.py"),
     Stage("prefill", 25, "prefill.py"),
     Stage("movement", 30, "movement.py"),
     Stage("moving", 40, "moving.py"),
     Stage("rows", 25, "rows.py"),
     Stage("step", 40, "step.py"),
+    Stage("peers", 75, "peers.py"),  # last: a wheel may compile for minutes, or end the process
 )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from target import Target, target
-from tiny_llama import Form, decodes, drive, logits_of, requests, tiny_llama
+from tiny_llama import Form, decodes, drive, logits_of, mixed_step, requests, sampled_rows, tiny_llama
 
 from gpu_worker.ops.native_cuda import NativeCudaOps
 from gpu_worker.ops.reference import ReferenceOps
@@ -66,6 +66,33 @@ def replays_equal_eager_steps(t: Target, form: Form, tolerance: float) -> tuple[
     return steps, exact
 
 
+def mixed_replays_equal_eager_steps(t: Target, form: Form, tolerance: float) -> int:
+    """Decodes, drafts and pieces of prompts together, in every captured number of tokens. How many steps."""
+    rng = np.random.default_rng(1)
+    blocks = t.pick(600, 60)
+    captured = tiny_llama(form, ops(t), t.device, capture(t), blocks, 8, mixed_tokens=t.pick(200, 20))
+    eager = tiny_llama(form, NativeCudaOps(t.extension, t.device), t.device, None, blocks, 8)
+    for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+        other.copy_(mine.normal_())
+    graphs = captured.runner._mixed_graphs
+    assert graphs is not None
+    steps = 0
+    for size in graphs.sizes:
+        for tokens in (size, size - 3)[: t.pick(2, 1)]:
+            few = [(int(n), 1) for n in rng.choice([1, 8, 40], 3)] + [(int(rng.choice([3, 20])), 3)]
+            plan = mixed_step([*few, (tokens - 6 + int(rng.choice([0, 9])), tokens - 6)], rng, form.block_size, blocks)
+            rows = sampled_rows(plan)
+            replayed = graphs.run(plan, rows)
+            assert replayed is not None
+            got, want = replayed.float().clone(), logits_of(eager, plan).float()
+            error = float((got - want).norm() / want.norm())
+            assert error < tolerance, f"{form}: a mixed step of {tokens} tokens: logits differ by {error:.2e}"
+            for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+                other.copy_(mine)
+            steps += 1
+    return steps
+
+
 def whole_requests_equal_the_cpus(t: Target, form: Form) -> None:
     length = t.pick(24, 3)
     want = drive(tiny_llama(form, ReferenceOps()).runner, requests(max_tokens=length))[0]
@@ -93,6 +120,7 @@ def main() -> None:
         t.say(
             f"{form.dtype}: {steps} replays say what eager steps say; {exact} bit for bit what their padded batch says"
         )
+        t.say(f"{form.dtype}: {mixed_replays_equal_eager_steps(t, form, tolerance)} mixed steps, too")
     whole_requests_equal_the_cpus(t, Form(window=27))
     t.finish()
 

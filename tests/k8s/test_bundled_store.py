@@ -1,15 +1,18 @@
 """The bundled store, started here by its pod's own command: TLS, a replica, and its promotion by hand."""
 
 import asyncio
+import re
 import shutil
 import socket
 import ssl
 import subprocess
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from issued_secrets import Authority, MountedSecret
 from live.process import Process, wait_until
-from rendered_chart import ROOT, by_name, template
+from rendered_chart import ROOT, by_name, pods, template, values_of
 
 from octavo.cli import ports
 from octavo.store.redis import RedisStore
@@ -18,6 +21,7 @@ from octavo.store_url import server_urls
 
 SECONDS = 60
 NAME = "trial-octavo-store"
+PASSWORD = "canary7d1f"
 
 
 @pytest.fixture
@@ -45,6 +49,11 @@ class StorePods:
         self.secret = MountedSecret(folder / "tls", Authority().secret_for(certificate))
         self.processes = [Process(f"store-{i}", self._command(i), folder / f"store-{i}.log", folder) for i in (0, 1)]
 
+    def change_password(self, password):
+        """The next start finds another one in the Secret."""
+        for process in self.processes:
+            process._command = [word.replace(f"={PASSWORD}", f"={password}") for word in process._command]
+
     def _here(self, text, index):
         """A text of the container as it has to be for a server on this machine."""
         text = text.replace("/data", str(self._folder / f"data-{index}"))
@@ -56,14 +65,21 @@ class StorePods:
         (self._folder / f"data-{index}").mkdir()
         words = [self._here(word, index) for word in (*self.container["command"], *self.container["args"])]
         variables = [f"PATH={self._path}", f"HOSTNAME={NAME}-{index}"]
+        variables += [f"{name}={PASSWORD}" for name in self.secret_variables()]
         return [shutil.which("env"), "-i", *variables, *words]
 
-    def ask(self, index, *words):
+    def secret_variables(self):
+        """The variables of the container, which have the password of the Secret."""
+        asked = {entry["name"]: entry["valueFrom"]["secretKeyRef"] for entry in self.container["env"]}
+        assert all(each == {"name": NAME, "key": "password"} for each in asked.values())
+        return list(asked)
+
+    def ask(self, index, *words, password=PASSWORD):
         """A command to a server: the command of its probe, with other words than `ping`."""
         command = self.container["readinessProbe"]["exec"]["command"]
         assert command[-1] == "ping"
         words = [self._here(word, index) for word in (*command[:-1], "-p", str(self.ports[index]))] + list(words)
-        env = {"PATH": self._path}
+        env = {"PATH": self._path} | (dict.fromkeys(self.secret_variables(), password) if password else {})
         return subprocess.run(words, env=env, capture_output=True, text=True, timeout=SECONDS)
 
     def is_ready(self, index):
@@ -78,7 +94,7 @@ class StorePods:
 
     def url(self, url):
         """The URL of the chart with this machine's ports and files. It is called by another name than it has."""
-        url = url.replace("/etc/octavo/tls", str(self.secret.folder))
+        url = url.replace("/etc/octavo/tls", str(self.secret.folder)).replace("$(STORE_PASSWORD)", PASSWORD)
         for index in (0, 1):
             url = url.replace(f"{NAME}-{index}.{NAME}:6379", f"127.0.0.1:{self.ports[index]}")
         return f"{url}&ssl_check_hostname=false"
@@ -90,7 +106,7 @@ def stores(tmp_path, programs):
     made = StorePods(objects, tmp_path, programs)
     for process in made.processes:
         process.start()
-    yield made, objects["Secret", NAME]["stringData"]["url"]
+    yield made, values_of(pods(objects)["router"]["spec"]["containers"][0])["OCTAVO_ROUTER_STORE"]
     for process in made.processes:
         process.stop(0)
 
@@ -141,12 +157,52 @@ def test_a_replica_takes_over_by_the_commands_of_the_guide(stores):
     wait_until(lambda: here.is_in_step(0), SECONDS, "the old primary does not follow the new one")
 
 
+@pytest.mark.timeout(300)
+def test_it_asks_for_the_password_of_the_secret_at_each_start(stores):
+    here, _ = stores
+    for index in (0, 1):
+        wait_until(lambda i=index: here.is_ready(i), SECONDS, here.processes[index].tail())
+    wait_until(lambda: here.is_in_step(1), SECONDS, "the replica does not follow")
+    for index in (0, 1):
+        for refused in ("", "wrong"):
+            done = here.ask(index, "flushall", password=refused)
+            assert done.returncode and "NOAUTH" in done.stderr
+        assert here.ask(index, "config", "rewrite").stdout.strip() == "OK"  # which writes the password down
+        assert PASSWORD not in here.processes[index].tail()
+        assert PASSWORD.encode() not in Path(f"/proc/{here.processes[index].pid}/cmdline").read_bytes()
+        here.processes[index].stop(0)
+    here.change_password("other9c2e")
+    for process in here.processes:
+        process.start()
+    for index in (0, 1):
+        wait_until(lambda i=index: here.ask(i, "ping", password="other9c2e").stdout.strip() == "PONG", SECONDS, "away")
+        assert "NOAUTH" in here.ask(index, "ping").stderr
+    wait_until(
+        lambda: "connected" in here.ask(1, "role", password="other9c2e").stdout.split("\n"), SECONDS, "no replica"
+    )
+
+
 def commands_of_the_guide():
     """The commands in docs/deployment.md: those of the promotion, and those for the old primary."""
-    text = (ROOT / "docs/deployment.md").read_text()
-    lines = [line.partition("#")[0].split() for line in text.splitlines() if line.startswith("on octavo-store")]
+    lines = lines_of_the_guide("A replica")
     assert [words[1] for words in lines] == ["octavo-store-1"] * 2 + ["octavo-store-0"] * 2
     return [words[2:] for words in lines[:2]], [words[2:] for words in lines[2:]]
+
+
+def lines_of_the_guide(heading):
+    """The words of each line of a section by which a server is told something."""
+    section = (ROOT / "docs/deployment.md").read_text().split(f"\n### {heading}\n")[1].partition("\n## ")[0]
+    section = section.partition("\n### ")[0]
+    return [re.split("[|#]", line)[0].split() for line in section.splitlines() if line.startswith("on octavo-store")]
+
+
+def test_the_server_does_what_the_guide_says_before_and_after_a_backup(stores):
+    here, _ = stores
+    wait_until(lambda: here.is_ready(0), SECONDS, here.processes[0].tail())
+    first, question, last = (words[2:] for words in lines_of_the_guide("Backup"))
+    assert here.ask(0, *first).stdout.strip() == here.ask(0, *last).stdout.strip() == "OK"
+    assert "aof_rewrite_in_progress:0" in here.ask(0, *question).stdout
+    assert list((here._folder / "data-0/appendonlydir").glob("*.aof"))
 
 
 def test_servers_have_certificates_for_the_names_in_the_url_and_ask_for_one(stores):
@@ -155,11 +211,11 @@ def test_servers_have_certificates_for_the_names_in_the_url_and_ask_for_one(stor
     for each in server_urls(url):
         context = ssl.create_default_context(cafile=str(here.secret.folder / "ca.crt"))
         context.load_cert_chain(str(here.secret.folder / "tls.crt"), str(here.secret.folder / "tls.key"))
-        host = each.split("//")[1].split(":")[0]
+        host = urlsplit(each.replace("$(STORE_PASSWORD)", PASSWORD)).hostname
         with socket.create_connection(("127.0.0.1", here.ports[0]), timeout=SECONDS) as plain:
             with context.wrap_socket(plain, server_hostname=host) as connection:
-                connection.sendall(b"PING\r\n")
-                assert connection.recv(64) == b"+PONG\r\n"
+                connection.sendall(f"AUTH {PASSWORD}\r\n".encode())
+                assert connection.recv(64) == b"+OK\r\n"
     command = [
         word for word in here.container["readinessProbe"]["exec"]["command"] if "tls" not in word or word == "--tls"
     ]

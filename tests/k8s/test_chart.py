@@ -1,5 +1,6 @@
 """The chart renders on both Helms, is valid for Kubernetes, is hardened, and says what the code says."""
 
+import base64
 import json
 import re
 
@@ -27,11 +28,20 @@ from rendered_chart import (
 
 from octavo import health
 from octavo.endpoint import parse_cells
-from octavo.store_url import require_store_url
+from octavo.store_url import require_store_url, server_urls
 
 SERVED = {"router": "resume", "worker": "octavo.internal.v1.Worker"}
 # What others define: no schema of Kubernetes knows it.
-CUSTOM = {"Certificate", "GRPCRoute", "Issuer", "PodMonitor", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
+CUSTOM = {
+    "Certificate",
+    "GRPCRoute",
+    "BackendTLSPolicy",
+    "Issuer",
+    "PodMonitor",
+    "PrometheusRule",
+    "ScaledObject",
+    "ServiceMonitor",
+}
 
 
 @pytest.mark.parametrize("helm", ["helm3", "helm4"])
@@ -145,9 +155,14 @@ def test_what_a_pod_is_told_is_what_its_program_reads(objects):
         names = [entry["name"] for entry in container["env"]]
         assert len(set(names)) == len(names)
         known = options_by_variable(component)
-        assert set(names) - known.keys() <= {"POD_IP", "HOME"}
+        assert set(names) - known.keys() <= {
+            "POD_IP",
+            "HOME",
+            "STORE_PASSWORD",
+            "HF_HUB_OFFLINE",
+        }  # the last by a profile
         read = settings_of(component, container)
-        assert read.store == "redis://store:6379/0"
+        assert read.store == values_of(container).get(f"OCTAVO_{component.upper()}_STORE", "redis://store:6379/0")
         assert read.log_format == "json"
         assert read.address.startswith("0.0.0.0:")
         assert read.web_listen.startswith("0.0.0.0:")
@@ -218,7 +233,10 @@ def test_no_secret_stands_in_arguments_or_variables(objects):
                 *container.get("args", []),
                 *values_of({"env": [], **container}).values(),
             ]
-            assert not [word for word in words if "redis://" in word or "rediss://" in word], key
+            urls = [word for word in words if "redis://" in word or "rediss://" in word]
+            assert all("://:$(STORE_PASSWORD)@" in url for url in urls), key
+            names = [entry["name"] for entry in container.get("env", ())]
+            assert not urls or names.index("STORE_PASSWORD") < len(names) - 1  # variables see those before them
 
 
 def test_kubernetes_replaces_nothing_in_the_scripts_of_pods(objects):
@@ -231,7 +249,10 @@ def test_kubernetes_replaces_nothing_in_the_scripts_of_pods(objects):
 def test_the_store_is_bundled_unless_there_is_another():
     bundled = by_name(template(*INSECURE))
     assert ("StatefulSet", "trial-octavo-store") in bundled
-    assert bundled["Secret", "trial-octavo-store"]["stringData"]["url"] == "redis://trial-octavo-store:6379/0"
+    assert bundled["Secret", "trial-octavo-store"]["data"].keys() == {"password"}
+    for component in ("router", "worker"):
+        said = values_of(pods(bundled)[component]["spec"]["containers"][0])[f"OCTAVO_{component.upper()}_STORE"]
+        assert said == "redis://:$(STORE_PASSWORD)@trial-octavo-store:6379/0"
     given = by_name(template("--set", "store.url=rediss://user:pw@store:6380/1"))
     assert given["Secret", "trial-octavo-store"]["stringData"]["url"] == "rediss://user:pw@store:6380/1"
     secret = by_name(template(profile="external-store"))
@@ -249,9 +270,29 @@ def test_the_store_is_bundled_unless_there_is_another():
 
 def test_the_urls_of_stores_are_urls_that_programs_take():
     for options in ((), INSECURE, ("--set", "store.bundled.replicas=2")):
-        secret = by_name(template(*options))["Secret", "trial-octavo-store"]
-        require_store_url(secret["stringData"]["url"])
-    assert secret["stringData"]["url"].count("6379") == 3
+        container = pods(by_name(template(*options)))["router"]["spec"]["containers"][0]
+        url = values_of(container)["OCTAVO_ROUTER_STORE"].replace("$(STORE_PASSWORD)", "canary")
+        require_store_url(url)
+        assert [each.count("canary") for each in server_urls(url)] == [1] * url.count("6379")
+    assert url.count("6379") == 3
+
+
+def test_the_password_of_the_store_is_made_anew_or_named():
+    """Helm makes one; upgrades find it in the cluster, which only a cluster can show."""
+    first, second = (run(tool("helm3"), "template", "trial", CHART, "--set", f"clusterDomain=x{i}") for i in (1, 2))
+    passwords = [by_name(text)["Secret", "trial-octavo-store"]["data"]["password"] for text in (first, second)]
+    assert passwords[0] != passwords[1]
+    assert all(re.fullmatch(rb"[A-Za-z0-9]{40}", base64.b64decode(each)) for each in passwords)
+    named = by_name(template("--set", "store.bundled.passwordSecret=mine"))
+    assert not of_kind(named, "Secret")
+    asked = [
+        entry["valueFrom"]["secretKeyRef"]
+        for pod in all_pods(named).values()
+        for container in pod["spec"]["containers"]
+        for entry in container.get("env", ())
+        if entry["name"] in ("STORE_PASSWORD", "VALKEYCLI_AUTH", "REDISCLI_AUTH")
+    ]
+    assert asked == [{"name": "mine", "key": "password"}] * 5
 
 
 CELLS = "cells[0].name=a,cells[0].store.existingSecret=mine,cells[1].name=b,cells[1].worker.replicas=3"
@@ -265,13 +306,21 @@ def test_each_cell_has_objects_and_a_store_of_its_own():
         found = [key[1] for key, pod in templates.items() if selector.items() <= pod["metadata"]["labels"].items()]
         assert len(found) == 1, f"{name} finds {found}"
         assert found[0].startswith(f"trial-octavo-{selector['octavo/cell']}-")
-    for cell, secret in (("a", "mine"), ("b", "trial-octavo-b-store")):
+    for cell, secret, variable in (("a", "mine", "_STORE"), ("b", "trial-octavo-b-store", "STORE_PASSWORD")):
         for key in (("Deployment", f"trial-octavo-{cell}-router"), ("StatefulSet", f"trial-octavo-{cell}-worker")):
             (container,) = templates[key]["spec"]["containers"]
-            (url,) = [each for each in container["env"] if each["name"].endswith("_STORE")]
-            assert url["valueFrom"]["secretKeyRef"]["name"] == secret
+            (asked,) = [each for each in container["env"] if each["name"].endswith(variable)]
+            assert asked["valueFrom"]["secretKeyRef"]["name"] == secret
     assert ("StatefulSet", "trial-octavo-a-store") not in objects
-    assert objects["Secret", "trial-octavo-b-store"]["stringData"]["url"] == "redis://trial-octavo-b-store:6379/0"
+    (url,) = {
+        url
+        for component, pod, container in programs(objects)
+        if pod["metadata"]["labels"]["octavo/cell"] == "b"
+        for name, url in values_of(container).items()
+        if name == f"OCTAVO_{component.upper()}_STORE"
+    }
+    assert url == "redis://:$(STORE_PASSWORD)@trial-octavo-b-store:6379/0"
+    assert ("Secret", "trial-octavo-b-store") in objects
     workers = [objects["StatefulSet", f"trial-octavo-{cell}-worker"]["spec"]["replicas"] for cell in "ab"]
     assert workers == [1, 3]
 
@@ -279,6 +328,18 @@ def test_each_cell_has_objects_and_a_store_of_its_own():
 def test_what_the_notes_say_of_cells_is_what_clients_take(tmp_path):
     (endpoints,) = re.findall(r"--endpoint '(.*)'", notes(tmp_path, *INSECURE, "--set", CELLS))
     assert parse_cells(endpoints) == (("trial-octavo-a.ns:50051",), ("trial-octavo-b.ns:50051",))
+
+
+def test_a_container_has_the_variables_that_values_name():
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    objects = by_name(
+        template("--set-json", f"router.env={json.dumps([token])}", "--set-json", f"worker.env={json.dumps([token])}")
+    )
+    for _, _, container in programs(objects):
+        assert container["env"].count(token) == 1
+    for name in ("OCTAVO_WORKER_THREADS", "HOME", "STORE_PASSWORD"):
+        said = template("--set-json", f'worker.env=[{{"name": "{name}", "value": "4"}}]', ok=False)
+        assert f"worker.env: {name} is the chart's own: give settings in worker.settings" in said
 
 
 def test_a_gpu_is_asked_for_by_its_name():

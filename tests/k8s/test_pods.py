@@ -17,6 +17,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from issued_secrets import Authority, MountedSecret
+from listening import listening
 from live.cluster import StoreProcess
 from live.grpcurl import tool
 from live.process import Process, wait_until
@@ -63,6 +64,7 @@ class Pods:
             env[entry["name"]] = self.at_mounts(value.replace("$(POD_IP)", "127.0.0.1"), pod["spec"], container)
         env["HOME"] = str(self.folder)
         prefix = f"OCTAVO_{component.upper()}"
+        env[f"{prefix}_STORE"] = self._store.url
         if component == "router":
             names = {"grpc": "LISTEN", "http": "HTTP_LISTEN", "web": "WEB_LISTEN"}
             env |= {f"{prefix}_{name}": f"0.0.0.0:{self.ports[port]}" for port, name in names.items()}
@@ -113,6 +115,19 @@ class Pods:
                 return answer.status == 200
         except (urllib.error.URLError, OSError):
             return False
+
+    def listens_as_said(self, process):
+        """Other pods reach the ports that the container names, and one for blocks of a worker; Admin is for its pod."""
+        component = process.name.partition("-")[0]
+        variables = {"grpc": "LISTEN", "http": "HTTP_LISTEN", "web": "WEB_LISTEN"}
+        names = [port["name"] for port in self.containers[component][1]["ports"]]
+        said = [process.environment[f"OCTAVO_{component.upper()}_{variables[name]}"] for name in names]
+        # gRPC takes 0.0.0.0 for all interfaces of both versions.
+        found = {(address.replace("::", "0.0.0.0"), port) for address, port in listening(process.pid)}
+        expected = {("0.0.0.0", int(each.rpartition(":")[2])) for each in said}
+        # Beside them: Admin of a router, which only its own pod reaches; or where blocks come to.
+        others = [address for address, _ in found - expected]
+        return expected <= found and others == [{"router": "127.0.0.1", "worker": "0.0.0.0"}[component]], found
 
     def before_stop(self, process):
         """What kubelet does first when the pod is to end: the command of preStop, beside the process."""
@@ -228,6 +243,8 @@ def test_the_pods_of_a_secure_release_serve_and_leave(tmp_path, store, secured):
         for process in (*workers, router):
             wait_until(lambda p=process: here.probe(p, "readinessProbe"), SECONDS, f"{process.name} is not ready")
             assert here.probe(process, "livenessProbe")
+            right, found = here.listens_as_said(process)
+            assert right, (process.name, found)
 
         client_files = secrets["trial-octavo-client-tls"]
         endpoint = f"localhost:{here.ports['grpc']}"

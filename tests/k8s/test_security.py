@@ -235,6 +235,25 @@ def test_routes_lead_to_ports_that_the_service_has():
     assert not [name for name in services if re.search("Admin|internal|channelz", name)]
 
 
+@pytest.mark.parametrize("cell", ["", "-b"])
+def test_a_gateway_knows_routers_by_a_name_in_their_certificate(cell):
+    options = ["--set=cells[0].name=a,cells[1].name=b"] if cell else []
+    objects = by_name(template(*options, "--namespace", "ns", profile="secure"))
+    policy = objects["BackendTLSPolicy", f"trial-octavo{cell}"]["spec"]
+    assert policy["targetRefs"] == [{"group": "", "kind": "Service", "name": f"trial-octavo{cell}"}]
+    certificate = objects["Certificate", f"trial-octavo{cell}-router-tls"]["spec"]
+    assert policy["validation"]["hostname"] in certificate["dnsNames"]
+    assert policy["validation"]["caCertificateRefs"] == [{"group": "", "kind": "ConfigMap", "name": "octavo-ca"}]
+    options += ["--set=grpcRoute.backendTls.caCertificateRefs=null"]
+    policy = by_name(template(*options, profile="secure"))["BackendTLSPolicy", f"trial-octavo{cell}"]["spec"]
+    assert policy["validation"]["caCertificateRefs"] == [
+        {"group": "", "kind": "Secret", "name": certificate["secretName"]}
+    ]
+    assert "needs routers with TLS" in template(
+        *INSECURE, *options, "--set=security.clientCertificates=true", profile="secure", ok=False
+    )
+
+
 def test_the_hook_shows_what_clients_show():
     objects = by_name(template(profile="secure"))
     (hook,) = of_kind(objects, "Pod").values()

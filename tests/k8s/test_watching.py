@@ -17,7 +17,7 @@ from octavo.settings import RouterSettings, UpSettings, WorkerSettings
 
 WATCHING = CHART / "watching"
 ON = [f"--set=watching.{part}.enabled=true" for part in ("monitor", "alerts", "dashboard")]
-TARGET_LABELS = {"namespace", "pod", "le"}  # what Prometheus adds to each series
+TARGET_LABELS = {"namespace", "release", "cell", "pod", "le"}  # what Prometheus adds to each series
 SERIES = {series: metric for metric in METRICS.values() for series in metric.series}
 QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 NAME = re.compile(r"\boctavo_[a-z_]*[a-z]\b")
@@ -192,6 +192,13 @@ def test_the_monitors_find_every_pod_and_its_port(kind):
                     assert name not in found, "scraped twice"
                     found.add(name)
                     assert endpoint["scheme"] == "https"
+                    added = {rule["targetLabel"]: rule["sourceLabels"] for rule in endpoint["relabelings"]}
+                    meta = ("__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", label) for label, _ in labels)
+                    source = {"release": "app_kubernetes_io_instance", "cell": "octavo_cell"}
+                    assert added == {name: [f"__meta_kubernetes_pod_label_{label}"] for name, label in source.items()}
+                    assert {source["release"], *([source["cell"]] if profile == "cells" else [])} <= {
+                        each.removeprefix("__meta_kubernetes_pod_label_") for each in meta
+                    }
         assert len(found) == len(programs(objects))
 
 
@@ -314,6 +321,20 @@ QUIET = {
 }
 
 
+def of_cell(cell, series):
+    """The series of a cell, with the labels that the monitors add."""
+    added = f'namespace="n",release="octavo",cell="{cell}",'
+    return {name.replace('namespace="n",', added): values for name, values in series.items()}
+
+
+HEALTHY = QUIET["a cluster that works"]
+# In one cell, while the other one works.
+FIRES_OF_CELLS = [
+    (name, of_cell("a", HEALTHY) | of_cell("b", HEALTHY | FIRES[name]))
+    for name in ("OctavoNoRouterServes", "OctavoNoWorkers", "OctavoRequestsFail", "OctavoMovesFail")
+] + [("OctavoIsNotSeen", of_cell("a", HEALTHY) | of_cell("b", {ROUTER_POD: "1x20 _x100"}))]
+
+
 def test_every_alert_has_a_case():
     assert set(FIRES) == set(rules())
 
@@ -322,6 +343,7 @@ def test_each_alert_fires_when_it_should_and_no_other(tmp_path):
     seen = {ROUTER_POD: "1x120"}
     cases = [((seen if name != "OctavoIsNotSeen" else {}) | series, [name]) for name, series in FIRES.items()]
     cases += [(seen | series, []) for series in QUIET.values()]
+    cases += [(series, [name]) for name, series in FIRES_OF_CELLS]
     tests = [
         {
             "interval": "1m",

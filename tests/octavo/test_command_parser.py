@@ -54,6 +54,27 @@ def test_every_heading_begins_at_a_setting(cls):
     assert next(iter(options_of(cls))) in cls.headings
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["--role", "prefill"],
+            "`octavo up` chooses --role for each process; give --prefill-workers and --decode-workers",
+        ),
+        (["--role=decode"], "`octavo up` chooses --role for each process; give --prefill-workers and --decode-workers"),
+        (["--listen", "a:1"], "`octavo up` chooses --listen for each process; give --host and --grpc-port"),
+        (["--worker-id=w"], "`octavo up` chooses --worker-id for each process; leave it out"),
+        (["--host-tier=yes"], "--host-tier takes no value: give --host-tier or --no-host-tier"),
+        (["--no-host-tier=1"], "--host-tier takes no value: give --host-tier or --no-host-tier"),
+        (["--json=\n"], "--json takes no value: give it, or leave it out"),
+        (["--host-tier", "yes"], "no such argument: yes; a switch takes no value: --NAME turns it on, --no-NAME off"),
+    ],
+)
+def test_a_flag_that_up_does_not_take_so_says_what_to_give(words, says, capsys):
+    assert main(["up", *words]) == 2
+    assert capsys.readouterr().err == f"octavo up: {says}; octavo up --help lists what there is\n"
+
+
 def test_a_program_says_in_one_line_what_is_wrong(capsys):
     for words in (["--thread=3"], ["--threads=x"], ["--threads"]):
         with pytest.raises(SystemExit) as ended:

@@ -36,6 +36,15 @@ def load(cls, argv=(), environ=None, file=None):
     return setting_sources.load(cls, parser.parse_args(list(argv)), environ or {}, file)
 
 
+def refusal(cls, file):
+    """Why the file is refused; empty if it is not."""
+    try:
+        load(cls, file=file)
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize("cls", CLASSES)
 def test_nothing_given_is_the_defaults(cls):
     assert load(cls) == cls()
@@ -96,11 +105,51 @@ def test_every_field_has_a_flag_a_variable_and_a_key(cls, config):
         ("[worker]\nstep_delay_ms = nan\n", "step_delay_ms"),
         ("worker = 3\n", "table"),
         ("[worker\n", "TOML"),
+        ("[worker]\nthreads = 1\nthreads = 2\n", "TOML"),
+        (f"[worker]\nthreads = {'[' * 5000}", "TOML: .*recursion"),
+        (f"[worker]\nthreads = {'{a=' * 5000}", "TOML: .*recursion"),
+        (f"[worker]\nthreads = {'9' * 5000}", "TOML: .*digits"),
+        (f"[worker]\nthreads = 0x{'f' * 5000}", "^threads of too many digits .*at most 1024"),
+        (f"[worker]\nthreads = '{'x' * 5000}'", r"^threads 'x{199}… \(.*type int"),
+        ('[worker]\nmodel = "a\\u0000"', "^model .*no NUL"),
+        ('[worker]\nfailpoints = ["a\\u0000"]', "^failpoints .*no NUL"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(text, says, config):
     with pytest.raises(SettingsError, match=says):
         load(WorkerSettings, file=config(text))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@given(data=st.data())
+def test_any_value_of_a_file_is_taken_or_refused_by_its_name(cls, data, tmp_path_factory):
+    """Of whatever type it is, and never by another exception."""
+    name = data.draw(st.sampled_from(sorted(options_of(cls))))
+    text = st.text(st.characters(exclude_categories=["Cs"]))
+    whole, anything = st.integers(), st.integers() | st.floats() | st.booleans() | text | st.lists(text)
+    written = data.draw(anything.map(lambda value: json.dumps(value, ensure_ascii=True)) | whole.map(hex) | text)
+    file = tmp_path_factory.getbasetemp() / "drawn.toml"
+    file.write_text(f"[{cls.program}]\n{name} = {written}\n")
+    said = refusal(cls, file)
+    assert not said or (str(file) in said and (name in said or "TOML" in said or "has no setting" in said))
+
+
+@given(at=st.integers(0, 10_000), junk=st.binary(max_size=4), cut=st.integers(0, 4))
+def test_any_change_of_a_file_is_taken_or_refused(at, junk, cut, tmp_path_factory):
+    whole = b"\n".join(
+        setting_sources.describe(cls, setting_sources.effective_values(cls, NO_ARGS, {}, None)).encode()
+        for cls in CLASSES
+    )
+    at %= len(whole)
+    file = tmp_path_factory.getbasetemp() / "changed.toml"
+    file.write_bytes(whole[:at] + junk + whole[at + cut :])
+    for cls in CLASSES:
+        said = refusal(cls, file)
+        assert not said or str(file) in said
+
+
+def test_a_file_may_begin_with_the_mark_that_windows_writes(config):
+    assert load(WorkerSettings, file=config("\ufeff[worker]\nthreads = 3\n")).threads == 3
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -52,7 +52,7 @@ def test_a_command_with_several_classes_prints_one_file(config, capsys):
         setting_sources.add_arguments(parser, cls, skip=settings.UP_DECIDES)
     args = parser.parse_args(["--print-config", "--threads=3"])
     with pytest.raises(SystemExit):
-        settings.from_args(UpSettings, args, environ={}, started=(RouterSettings, WorkerSettings))
+        settings.from_args(UpSettings, args, environ={})
     tables = tomllib.loads(capsys.readouterr().out)
     assert set(tables) == {"up", "router", "worker"}
     assert tables["worker"]["threads"] == 3
@@ -63,21 +63,45 @@ def test_a_command_with_several_classes_prints_one_file(config, capsys):
     ("table", "variable", "why"),
     [
         ("[worker]\nmodel = 'x'", {}, r"^model \(from .* \[worker\]\): `octavo up` .*; set it in \[up\]$"),
-        ("[router]\nlisten = 'a:1'", {}, r"^listen \(from .* \[router\]\): `octavo up` .*; leave it out$"),
+        (
+            "[router]\nlisten = 'a:1'",
+            {},
+            r"^listen \(from .* \[router\]\): `octavo up` .*; give --host and --grpc-port$",
+        ),
+        (
+            "[worker]\nrole = 'decode'",
+            {},
+            r"^role \(from .* \[worker\]\): .*; give --prefill-workers and --decode-workers$",
+        ),
         ("", {"OCTAVO_WORKER_STORE": "redis://h"}, r"^store \(from OCTAVO_WORKER_STORE\): .*; set it in \[up\]$"),
         ("", {"OCTAVO_WORKER_ID": "w"}, r"^worker_id \(from OCTAVO_WORKER_ID\): .*; leave it out$"),
     ],
 )
 def test_what_up_decides_is_set_nowhere_else(config, table, variable, why):
-    started = (RouterSettings, WorkerSettings)
     args = argparse.Namespace(config=str(config(f"[up]\nmodel = 'y'\n{table}\n")))
     with pytest.raises(settings.SettingsError, match=why):
-        settings.from_args(UpSettings, args, environ=variable, started=started)
+        settings.from_args(UpSettings, args, environ=variable)
+
+
+@pytest.mark.parametrize(
+    ("text", "variable", "why"),
+    [
+        ("[up]\nmove_limit = 4", {}, r"\[up\] has no setting move_limit; it stands in \[worker\]$"),
+        ("[up]\nlease_ms = 4", {}, r"it stands in \[router\] and \[worker\]$"),
+        ("", {"OCTAVO_UP_MOVE_LIMIT": "4"}, "OCTAVO_UP_MOVE_LIMIT; it is OCTAVO_WORKER_MOVE_LIMIT$"),
+        ("", {"OCTAVO_UP_LEASE_MS": "4"}, "; it is OCTAVO_ROUTER_LEASE_MS and OCTAVO_WORKER_LEASE_MS$"),
+        ("", {"OCTAVO_UP_WORKER": "4"}, "; did you mean OCTAVO_UP_WORKERS\\?$"),
+    ],
+)
+def test_a_setting_of_a_program_that_up_starts_has_that_programs_name(config, text, variable, why):
+    args = argparse.Namespace(config=str(config(text)))
+    with pytest.raises(settings.SettingsError, match=why):
+        settings.from_args(UpSettings, args, environ=variable)
 
 
 def test_a_flag_of_up_is_for_all_its_programs():
     args = argparse.Namespace(model="z", lease_ms="500")
-    assert settings.from_args(UpSettings, args, environ={}, started=(RouterSettings, WorkerSettings)).model == "z"
+    assert settings.from_args(UpSettings, args, environ={}).model == "z"
     assert settings.from_args(WorkerSettings, args, environ={}).lease_ms == 500
 
 

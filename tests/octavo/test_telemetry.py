@@ -4,10 +4,13 @@ import asyncio
 import io
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 
 from octavo import telemetry
+from octavo.security.development_ca import make_certificates
 
 CANARY = "xyzzy-canary"
 log = logging.getLogger("octavo.test")
@@ -26,6 +29,8 @@ def configured():
 
     yield configure
     root.handlers[:], root.level = handlers, level
+    for name in telemetry.QUIET:
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 def fail():
@@ -88,6 +93,18 @@ def test_levels(level, configured):
     assert seen == list(telemetry.LEVELS[telemetry.LEVELS.index(level) :])
 
 
+def test_grpc_tells_no_call_at_level_debug(configured):
+    noisy = logging.getLogger("grpc._cython.cygrpc")
+    stream = configured("human", "debug")
+    noisy.debug("[_cygrpc] Loaded running loop")
+    log.debug("ours")
+    noisy.warning("theirs")
+    assert [line.split()[-1] for line in stream.getvalue().splitlines()] == ["ours", "theirs"]
+    configured("human", "error")
+    noisy.warning("theirs")
+    assert not noisy.isEnabledFor(logging.WARNING)
+
+
 async def test_tasks_do_not_see_each_others_context(configured):
     stream = configured("json")
 
@@ -100,3 +117,29 @@ async def test_tasks_do_not_see_each_others_context(configured):
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert len(lines) == 5
     assert all(line["seq"] == line["message"] for line in lines)
+
+
+HANDSHAKE = """
+import asyncio, socket, sys
+from octavo import telemetry
+telemetry.configure("router", form="json")
+import grpc
+async def main():
+    server = grpc.aio.server()
+    pair = [open(name, "rb").read() for name in sys.argv[1:]]
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([tuple(pair)]))
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"no handshake of TLS" * 20)
+    await reader.read()
+    await server.stop(0)
+asyncio.run(main())
+"""
+
+
+def test_a_stranger_makes_grpc_write_no_line_of_its_own(tmp_path):
+    """Such a line is no JSON, and as many come as there are strangers."""
+    make_certificates(tmp_path)
+    pair = [tmp_path / "router.key", tmp_path / "router.crt"]
+    done = subprocess.run([sys.executable, "-c", HANDSHAKE, *pair], check=True, capture_output=True, text=True)
+    assert done.stderr == ""

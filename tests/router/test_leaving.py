@@ -198,7 +198,9 @@ async def test_a_router_that_is_cut_off_from_the_store_sends_its_clients_on(worl
     monkeypatch.setattr("router.program.CUT_OFF_S", 0.5)
     store = CutOffStore(world.state)
     await world.worker(FakeRunner(step_s=0.02))
-    cut, other = [await world.router(made, grace_ms=30_000) for made in (store, None)]  # nobody cancels: it may take long
+    cut, other = [
+        await world.router(made, grace_ms=30_000) for made in (store, None)
+    ]  # nobody cancels: it may take long
     await world.ready()
     tasks = await world.streams(world.client(0, 1), 2, replace(GREEDY, max_tokens=300))
     store.is_cut_off = True

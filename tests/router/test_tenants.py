@@ -12,7 +12,7 @@ from octavo import rpc
 from octavo.client import AsyncClient
 from octavo.errors import InvalidArgument, NotFound, Unauthenticated
 from octavo.security import api_keys
-from octavo.security.api_keys import ApiKeyError, ApiKeys, line_of, new_key, salt_of
+from octavo.security.api_keys import line_of, new_key, salt_of
 from octavo.security.client_credentials import ClientCredentials
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 
@@ -153,30 +153,3 @@ async def test_keys_that_are_added_and_removed_count_at_once(guarded: Any, keys:
         await client_of(guarded, old).models()
     keys.file.write_text("this is no line of keys\n")
     assert await client_of(guarded, key).models()  # the last keys stay in force
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("acme", "TENANT:SHA256"),
-        ("acme:12", "64 hex digits"),
-        (f"acme:{'g' * 64}", "64 hex digits"),
-        (f"a b:{'0' * 64}", "a tenant's name"),
-        (f":{'0' * 64}", "a tenant's name"),
-    ],
-)
-def test_a_line_that_cannot_be_read_is_named_and_not_shown(tmp_path: Path, line: str, says: str) -> None:
-    file = tmp_path / "keys"
-    file.write_text(f"# fine\n\n{line}\n")
-    with pytest.raises(ApiKeyError, match=rf"--api-keys .*keys, line 3: .*{says}") as refused:
-        ApiKeys(str(file))
-    assert line not in str(refused.value)
-
-
-def test_keys_of_the_same_beginning_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_keys, "_INDEX_BYTES", 0)  # every key is in one place
-    made = Keys(tmp_path / "keys", "a", "b", "c")
-    known = ApiKeys(str(made.file))
-    assert [known.tenant_of(key) for key in made.of.values()] == ["a", "b", "c"]
-    assert known.tenant_of(new_key()) is None
-    assert known.tenant_of("") is None

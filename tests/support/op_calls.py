@@ -215,6 +215,12 @@ def quantize(module, fence, n):
     return Call(module.quantize, {"packed": packed, "values": fence(torch.randn(3, 32)), "format": "q8"}, ("packed",))
 
 
+@of("pack")
+def pack(module, fence, n):
+    packed = fence(torch.zeros(module.packed_bytes("halves", 3, 32), dtype=U8))
+    return Call(module.pack, {"packed": packed, "values": fence(torch.randn(3, 32).bfloat16())}, ("packed",))
+
+
 @of("repack")
 def repack(module, fence, n):
     packed = fence(torch.empty(module.packed_bytes("q4", 3, 32), dtype=U8))

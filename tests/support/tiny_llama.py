@@ -15,7 +15,7 @@ from gpu_worker.models.rope import RopeParameters
 from gpu_worker.ops import Ops
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.running.arena import KvArena
-from gpu_worker.running.graphs import Capturer, capture_decodes
+from gpu_worker.running.graphs import Capturer, capture_decodes, capture_mixed
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.scheduling.scheduler_config import SchedulerConfig
@@ -113,9 +113,11 @@ def tiny_llama(
     weights: dict[str, Tensor] | None = None,
     *,
     staged: bool = False,
+    mixed_tokens: int = 0,
 ) -> Tiny:
     """A runner with a tiny model, with graphs if `capture` is given. As many host blocks as blocks, unless told.
 
+    `mixed_tokens`: mixed steps of up to so many tokens are captured, too.
     `staged`: on a CPU, too, its blocks go to other workers by way of a staging area.
     """
     num_host_blocks = num_blocks if num_host_blocks is None else num_host_blocks
@@ -136,11 +138,15 @@ def tiny_llama(
         bytes_per_block=form.blocks.bytes_per_block,
         tokenizer="",
     )
-    graphs = None
+    graphs = mixed = None
+    if capture is not None and mixed_tokens:
+        sizes = max_sequences, mixed_tokens, info.context_tokens
+        mixed = capture_mixed(decoder, arena.layers, ops, *sizes, device, capture)
+        assert mixed is not None
     if capture is not None:
         graphs = capture_decodes(decoder, arena.layers, ops, max_sequences, info.context_tokens, device, capture)
         assert graphs is not None
-    runner = ModelRunner(info, decoder, arena, Sampler(form.vocab, device), device, graphs, staged=staged)
+    runner = ModelRunner(info, decoder, arena, Sampler(form.vocab, device), device, graphs, mixed, staged=staged)
     return Tiny(runner=runner, decoder=decoder, arena=arena)
 
 
@@ -193,6 +199,24 @@ def decodes(lens: list[int], rng: np.random.Generator, block_size: int, num_bloc
         branch.blocks = [free.pop() for _ in range(-(-n // block_size))]
         chunks.append(Chunk(branch, n - 1, 1, (branch,)))
     return StepPlan(1, chunks, num_decodes=len(chunks))
+
+
+def mixed_step(
+    shape: list[tuple[int, int]], rng: np.random.Generator, block_size: int, num_blocks: int, silent: int = -1
+) -> StepPlan:
+    """A step of chunks (tokens of the sequence, of which so many are run), each of which samples, but not `silent`."""
+    plan = decodes([n for n, _ in shape], rng, block_size, num_blocks)
+    for number, (chunk, (n, length)) in enumerate(zip(plan.chunks, shape, strict=True)):
+        chunk.start, chunk.length = n - length, length
+        chunk.samples = () if number == silent else chunk.samples
+    plan.num_decodes = next((i for i, (_, length) in enumerate(shape) if length > 1), len(shape))
+    return plan
+
+
+def sampled_rows(plan: StepPlan) -> list[int]:
+    """The tokens of a step that logits are made for."""
+    ends = np.cumsum([chunk.length for chunk in plan.chunks])
+    return [int(end) - 1 for end, chunk in zip(ends, plan.chunks, strict=True) if chunk.samples]
 
 
 def logits_of(tiny: Tiny, plan: StepPlan) -> Tensor:

@@ -1,119 +1,169 @@
 // Computes one item of a plan: its rows against its tiles of keys.
 
-inline void begin_rows(const AttentionJob& job, const AttentionItem& item, std::int64_t count, const Scratch& s) {
-    const std::int64_t dim = job.kv.head_dim;
-    const F8 factor = set8(query_factor(job, item.kv_head));
-    std::memset(s.sums, 0, static_cast<std::size_t>(count * dim) * 4);
+template <typename Form>
+inline void begin_rows(const AttentionJob& job, const AttentionItem& item, std::int64_t count, Scratch<Form>& s) {
+    const std::int64_t dim = job.kv.head_dim, rows = round_up(count, Form::kRowStep);
+    constexpr std::size_t kBytes = sizeof(typename Form::Number);
+    std::memset(s.sums, 0, static_cast<std::size_t>(rows * s.dim) * 4);
+    std::memset(s.totals, 0, static_cast<std::size_t>(rows * Lanes::kCount) * 4);
+    std::memset(s.queries, 0, static_cast<std::size_t>(rows * s.dim) * kBytes);
+    std::memset(s.weights, 0, static_cast<std::size_t>(2 * kMostBlock * kKeyTile) * kBytes);
     for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t query = i / job.group, head = item.kv_head * job.group + i % job.group;
         const float* from = job.queries + (item.first_token + query) * job.query_token + head * job.query_head;
-        float* scaled = s.queries + i * dim;
-        for (std::int64_t d = 0; d < dim; d += 8) {
-            store8(scaled + d, mul8(load8(from + d), factor));
+        Form::put_query(from, dim, s.queries + i * s.dim);
+        s.rows[i] = {head, item.first_position + query, 0, kNone};
+    }
+}
+
+// The values of a slot, as the rows' weights are multiplied with.
+inline void widen_values(const KvPages& pages, const Slots& slots, std::int64_t key, float* to) {
+    with_type(pages.dtype, [&](auto type) {
+        constexpr DType kType = decltype(type)::value;
+        for (std::int64_t d = 0; d < pages.head_dim; d += 8) {
+            store8(to + d, load8_as<kType>(slots.at(key) + d * kSize<kType>));
         }
-        s.rows[i] = {
-            scaled, s.sums + i * dim, s.weights + i * kKeyTile, head, item.first_position + query, kNone, 0.0F, 1.0F, 0,
-            0};
-    }
-}
-
-// Whether rows take keys and values from where they lie, and ask for the next tile while they read this one. Widening
-// is worth its while for more rows than are computed together, turning alone for four times as many.
-inline bool few(const AttentionJob& job, std::int64_t rows) {
-    return rows <= (job.kv.dtype == DType::kF32 ? 4 * kMostRows : kMostRows);
-}
-
-// For many rows values are widened once, and keys turned as well, so that nothing is summed across a register.
-inline Form form_of(const AttentionJob& job, const KvSide& side, bool keys, std::int64_t rows) {
-    if (side.run == job.kv.head_dim && (few(job, rows) || (!keys && job.kv.dtype == DType::kF32))) {
-        return Form::kInPlace;
-    }
-    return keys ? Form::kColumns : Form::kRows;
-}
-
-// Weights of all rows. Many rows ask for the next tile here, a group each; few do it where they read this one.
-inline void weigh_rows(const AttentionJob& job, const Slots& keys, const Slots& values, std::int64_t first,
-                       std::int64_t count, Row* all) {
-    if (keys.form == Form::kInPlace) {
-        return with_type(keys.type, [&](auto type) {
-            each_alike(all, count, [&](auto number, Row* rows) {
-                weigh<decltype(type)::value, false, decltype(number)::value>(job, keys, values, first, rows);
-            });
-        });
-    }
-    const bool together = job.kv.keys.run == job.kv.head_dim && job.kv.values.run == job.kv.head_dim;
-    std::int64_t group = together ? 0 : kGroups;
-    each_alike(all, count, [&](auto number, Row* rows) {
-        if (group < kGroups && keys.ahead[group]) {
-            fetch_group(job, job.kv.keys, keys.ahead[group]);
-            fetch_group(job, job.kv.values, values.ahead[group]);
-        }
-        ++group;
-        weigh<DType::kF32, true, decltype(number)::value>(job, keys, values, first, rows);
     });
 }
 
-inline void add_value_rows(const AttentionJob& job, const Slots& values, std::int64_t count, Row* all) {
-    const std::int64_t dim = job.kv.head_dim;
-    if (values.form == Form::kInPlace && few(job, count)) {
-        return with_type(values.type, [&](auto type) {
-            each_alike(all, count, [&](auto number, Row* rows) {
-                add_values<decltype(type)::value, true, decltype(number)::value>(values, dim, rows);
-            });
-        });
+inline bool is_finite(float x) { return fabsf(x) < kInfinity; }
+
+// Zero times a value that is not finite is no zero. So these become zeros, and are added to the rows that see them.
+template <typename Form>
+inline void clear_broken(Range range, Scratch<Form>& s) {
+    for (std::int64_t i = range.from * s.dim; i < range.end * s.dim; ++i) {
+        s.values[i] = is_finite(Form::value(s.values[i])) ? s.values[i] : typename Form::Number{0};
     }
-    each_alike(all, count, [&](auto number, Row* rows) {
-        add_values<DType::kF32, false, decltype(number)::value>(values, dim, rows);
-    });
 }
 
-inline bool look_all(const AttentionJob& job, const AttentionItem& item, std::int64_t first, std::int64_t end,
-                     std::int64_t count, Row* rows) {
-    bool some = false;
+// For `count` rows from `row` on, which are a block.
+template <typename Form>
+inline void add_broken(const KvPages& pages, const Slots& slots, std::int64_t row, std::int64_t count,
+                       const typename Form::Number* weights, Scratch<Form>& s) {
+    float values[256];
+    for (std::int64_t key = 0; key < s.tile; ++key) {
+        widen_values(pages, slots, key, values);
+        for (std::int64_t d = 0; d < pages.head_dim; ++d) {
+            for (std::int64_t i = 0; i < count && !is_finite(values[d]); ++i) {
+                const float weight = Form::value(weights[i * kKeyTile + key]);
+                s.sums[(row + i) * s.dim + d] += (s.rows[row + i].seen >> key & 1) != 0 ? weight * values[d] : 0.0F;
+            }
+        }
+    }
+}
+
+inline bool all_see(const Row* rows, std::int64_t count, KeyBits keys) {
+    bool all = true;
     for (std::int64_t i = 0; i < count; ++i) {
-        some |= look(job, item, first, end, rows[i]);
+        all = all && rows[i].seen == keys;
     }
-    return some;
+    return all;
 }
 
-void attend(const AttentionJob& job, const AttentionItem& item, float* scratch) {
+// Rows against the keys of a tile that `any` of them sees.
+template <typename Form>
+void attend_tile(const AttentionJob& job, float factor, std::int64_t first, std::int64_t count, KeyBits any,
+                 const Places& key_places, const Places& value_places, Form& form, Scratch<Form>& s, Ahead& ahead) {
+    using Number = typename Form::Number;
     const KvPages& pages = job.kv;
-    const std::int64_t count = item.num_queries * job.group, dim = pages.head_dim;
-    Scratch s = split_scratch(job, count, scratch);
+    const std::int64_t low = __builtin_ctz(any), high = kKeyTile - __builtin_clz(any);
+    const Range range{low / Form::kKeyStep * Form::kKeyStep, round_up(high, Form::kKeyStep)};
+    const std::int64_t size = range.end - range.from;
+    Slots key_slots, value_slots;
+    take(pages, pages.keys, key_places, any, s.room, key_slots);
+    Form::pack_keys(pages, key_slots, range, s, ahead);
+    take(pages, pages.values, value_places, any, s.room, value_slots);
+    // Rows that all see the same keys add no value of another key.
+    const bool in_place = Form::in_place(pages, count) && all_see(s.rows, count, any);
+    const bool broken = !in_place && !Form::pack_values(pages, value_slots, range, s, ahead);
+    if (broken) {
+        clear_broken(range, s);
+    }
+    const Number* keys = s.keys + range.from * Form::kPair;
+    const Number* values = s.values + range.from * s.dim;
+    const Group* groups = in_place ? value_slots.groups + range.from / 8 : nullptr;
+    const auto block_at = [&](std::int64_t row) {
+        return count - row < Form::kBlockRows ? count - row : Form::kBlockRows;
+    };
+    const auto side_of = [](std::int64_t row) { return row / Form::kBlockRows % 2 * kMostBlock * kKeyTile; };
+    const auto score = [&](std::int64_t row) {
+        form.multiply({s.queries + row * s.dim, s.dim, keys, kKeyTile * Form::kPair, pages.head_dim,
+                       s.scores + side_of(row) + range.from, kKeyTile, block_at(row), size, false, nullptr},
+                      ahead);
+    };
+    // The next block's products are made between a block's weights and their use: neither waits for the one before.
+    score(0);
+    for (std::int64_t row = 0; row < count; row += Form::kBlockRows) {
+        const std::int64_t block = block_at(row), side = side_of(row);
+        for (std::int64_t i = 0; i < block && (key_slots.scaled || special(job)); ++i) {
+            float* scores = s.scores + side + i * kKeyTile;
+            if (key_slots.scaled) {
+                multiply_by(scores, key_slots.scales, range);
+            }
+            if (special(job)) {
+                adjust(job, s.rows[row + i], factor, first, range, scores);
+            }
+        }
+        soften(s, row, block, special(job) ? 1.0F : factor, range, value_slots, side);
+        if (row + block < count) {
+            score(row + block);
+        }
+        form.multiply({s.weights + side + range.from, kKeyTile, values, s.dim * Form::kPair, size, s.sums + row * s.dim,
+                       s.dim, block, s.dim, true, groups},
+                      ahead);
+        if (broken) {
+            add_broken(pages, value_slots, row, block, s.weights + side, s);
+        }
+    }
+    ahead.ask(kAllLines);
+}
+
+// `next` is what this thread will probably compute then, or null.
+template <typename Form>
+void attend_as(const AttentionJob& job, const AttentionItem& item, const AttentionItem* next, float* scratch) {
+    const std::int64_t count = item.num_queries * job.group, dim = job.kv.head_dim;
+    Scratch<Form> s = split_scratch<Form>(job, count, scratch);
+    Form form;
     begin_rows(job, item, count, s);
-    const Form key_form = form_of(job, pages.keys, true, count), value_form = form_of(job, pages.values, false, count);
+    const float factor = score_factor(job, item.kv_head);
     Walk walk = walk_from(job, item, item.first_key / 8 * 8);
-    std::int64_t first = item.first_key / kKeyTile * kKeyTile;
+    std::int64_t first = item.first_key / s.tile * s.tile;
     Places next_keys{}, next_values{};
-    locate(job, item, first, walk, next_keys, next_values);
-    for (; first < item.end_key; first += kKeyTile) {
-        const Places here_keys = next_keys, here_values = next_values;
-        locate(job, item, first + kKeyTile, walk, next_keys, next_values);
-        const std::int64_t end = item.end_key < first + kKeyTile ? item.end_key : first + kKeyTile;
-        const std::int64_t low = item.first_key > first ? item.first_key - first : 0;
-        for (std::int64_t i = 0; i < count; ++i) {
-            s.rows[i].high = 0;
+    locate(job, item, first, s.tile, walk, next_keys, next_values);
+    for (; first < item.end_key; first += s.tile) {
+        const Places keys = next_keys, values = next_values;
+        std::int64_t begin = 0, end = locate(job, item, first + s.tile, s.tile, walk, next_keys, next_values);
+        if (first + s.tile >= item.end_key && next) {
+            Walk there = walk_from(job, *next, next->first_key / 8 * 8);
+            begin = next->first_key % s.tile / 8;
+            end = locate(job, *next, next->first_key / s.tile * s.tile, s.tile, there, next_keys, next_values);
         }
-        if (!look_all(job, item, first, end, count, s.rows)) {
-            continue;
+        const char* runs[kMostRuns];
+        Ahead ahead(job.kv, next_keys, next_values, begin, end, runs);
+        const KeyBits any = look(job, item, first, s.tile, count, s.rows);
+        if (any != 0) {
+            attend_tile(job, factor, first, count, any, keys, values, form, s, ahead);
         }
-        const Slots keys = take(job, pages.keys, key_form, here_keys, next_keys, low, end - first, s.eight, s.keys);
-        const Slots values =
-            take(job, pages.values, value_form, here_values, next_values, low, end - first, s.eight, s.values);
-        do {
-            weigh_rows(job, keys, values, first, count, s.rows);
-            add_value_rows(job, values, count, s.rows);
-        } while (job.vert_stride > 1 && look_all(job, item, first, end, count, s.rows));
     }
     for (std::int64_t i = 0; i < count; ++i) {
         const Row& row = s.rows[i];
+        float *sums = s.sums + i * s.dim, total = Lanes::sum(Lanes::load(s.totals + i * Lanes::kCount));
         if (item.partial) {
             float* partial = item.partial + i * (dim + 2);
-            std::memcpy(partial, row.sums, static_cast<std::size_t>(dim) * 4);
+            std::memcpy(partial, sums, static_cast<std::size_t>(dim) * 4);
             partial[dim] = row.maximum;
-            partial[dim + 1] = row.total;
+            partial[dim + 1] = total;
         } else {
-            finish_row(job, row.head, row.maximum, row.total, row.sums, out_row(job, item, i));
+            finish_row(job, row.head, row.maximum, total, sums, out_row(job, item, i));
         }
     }
+}
+
+void attend(const AttentionJob& job, const AttentionItem& item, const AttentionItem* next, float* scratch) {
+#if defined(__AVX512BF16__) || defined(OCTAVO_TILES)
+    if (job.kv.dtype != DType::kF32 && job.kv.dtype != DType::kF16) {
+        return attend_as<Halves>(job, item, next, scratch);
+    }
+#endif
+    attend_as<Floats>(job, item, next, scratch);
 }

@@ -1,4 +1,4 @@
-// Says which keys of a tile each row sees, and which rows see the same keys.
+// Says which keys of a tile each row sees.
 
 // Whether sparse attention lets a row see the block of `key`.
 inline bool sees(const AttentionJob& job, const Row& row, std::int64_t kv_head, std::int64_t key) {
@@ -7,64 +7,40 @@ inline bool sees(const AttentionJob& job, const Row& row, std::int64_t kv_head, 
     return (block + offset) % job.vert_stride == 0 || block > row.position / job.sparse_block - job.local_blocks;
 }
 
-// The next keys of the tile [first, end) that a row sees, after row.high; none: false.
-inline bool look(const AttentionJob& job, const AttentionItem& item, std::int64_t first, std::int64_t end, Row& row) {
-    std::int64_t low = first + row.high > item.first_key ? first + row.high : item.first_key;
-    std::int64_t high = row.position + 1 < end ? row.position + 1 : end;
+// Bits [low, high).
+inline KeyBits bits_between(std::int64_t low, std::int64_t high) {
+    return low < high ? ~KeyBits{0} >> (kKeyTile - (high - low)) << low : 0;
+}
+
+inline KeyBits seen_keys(const AttentionJob& job, const AttentionItem& item, std::int64_t first, std::int64_t tile,
+                         const Row& row) {
+    const std::int64_t after = row.position + 1 < item.end_key ? row.position + 1 : item.end_key;
+    const std::int64_t high = after < first + tile ? after : first + tile;
+    std::int64_t low = first > item.first_key ? first : item.first_key;
     if (job.window > 0 && row.position - job.window + 1 > low) {
         low = row.position - job.window + 1;
     }
-    if (job.vert_stride > 1) {
-        const auto next_block = [&](std::int64_t key) {
-            const std::int64_t next = (key / job.sparse_block + 1) * job.sparse_block;
-            return next < high ? next : high;
-        };
-        while (low < high && !sees(job, row, item.kv_head, low)) {
-            low = next_block(low);
-        }
-        std::int64_t stop = low;
-        while (stop < high && sees(job, row, item.kv_head, stop)) {
-            stop = next_block(stop);
-        }
-        high = stop;
+    if (job.vert_stride <= 1) {
+        return bits_between(low - first, high - first);
     }
-    const bool some = low < high;
-    row.low = static_cast<std::int32_t>(some ? low - first : kKeyTile);
-    row.high = static_cast<std::int32_t>(some ? high - first : kKeyTile);
-    return some;
+    KeyBits seen = 0;
+    while (low < high) {
+        const std::int64_t next = (low / job.sparse_block + 1) * job.sparse_block, end = next < high ? next : high;
+        seen |= sees(job, row, item.kv_head, low) ? bits_between(low - first, end - first) : 0;
+        low = end;
+    }
+    return seen;
 }
 
-// How many of `count` rows, the first one included, look at the same keys: up to kMostRows.
-inline int alike(const Row* rows, std::int64_t count) {
-    int same = 1;
-    while (same < kMostRows && same < count && rows[same].low == rows[0].low && rows[same].high == rows[0].high) {
-        ++same;
+// What each row sees of the tile that begins at position `first`, and what any row does.
+inline KeyBits look(const AttentionJob& job, const AttentionItem& item, std::int64_t first, std::int64_t tile,
+                    std::int64_t count, Row* rows) {
+    const bool whole = job.window == 0 && job.vert_stride <= 1 && first >= item.first_key &&
+                       first + tile <= item.end_key && first + tile <= item.first_position + 1;
+    KeyBits any = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+        rows[i].seen = whole ? bits_between(0, tile) : seen_keys(job, item, first, tile, rows[i]);
+        any |= rows[i].seen;
     }
-    return same;
-}
-
-template <typename Do>
-inline void with_count(int count, const Do& run) {
-    switch (count) {
-        case 1:
-            return run(std::integral_constant<int, 1>());
-        case 2:
-            return run(std::integral_constant<int, 2>());
-        case 3:
-            return run(std::integral_constant<int, 3>());
-        default:
-            return run(std::integral_constant<int, 4>());
-    }
-}
-
-// Calls run(integral_constant of the number, rows) for rows that look at the same keys, until all have been.
-template <typename Do>
-inline void each_alike(Row* rows, std::int64_t count, const Do& run) {
-    for (std::int64_t r = 0; r < count;) {
-        const int same = alike(rows + r, count - r);
-        if (rows[r].low < rows[r].high) {
-            with_count(same, [&](auto number) { run(number, rows + r); });
-        }
-        r += same;
-    }
+    return any;
 }

@@ -1,55 +1,10 @@
 // Reads the keys and values of a tile from pages of any layout and type.
 
-template <DType kType>
-inline void widen_rows(const KvPages& pages, const KvSide& side, const char* from, float* to) {
-    for (std::int64_t slot = 0; slot < 8; ++slot, from += side.slot * kSize<kType>) {
-        for (std::int64_t d = 0; d < pages.head_dim; d += 8) {
-            store8(to + slot * pages.head_dim + d, load8_as<kType>(from + d * kSize<kType>));
-        }
-    }
-}
-
-// Elements that lie in runs shorter than a row: runs of 4 (or more) dimensions, or of slots (run == 1).
-template <DType kType>
-inline void widen_runs(const KvPages& pages, const KvSide& side, const char* from, float* to) {
-    const std::int64_t dim = pages.head_dim;
-    float eight[8];
-    if (side.run == 1) {
-        for (std::int64_t d = 0; d < dim; ++d, from += side.outer * kSize<kType>) {
-            store8(eight, load8_as<kType>(from));
-            for (std::int64_t slot = 0; slot < 8; ++slot) {
-                to[slot * dim + d] = eight[slot];
-            }
-        }
-        return;
-    }
-    // The runs of eight slots follow each other.
-    for (std::int64_t d = 0; d < dim; d += side.run, from += side.outer * kSize<kType>) {
-        for (std::int64_t i = 0; i < 8 * side.run; i += 8) {
-            store8(eight, load8_as<kType>(from + i * kSize<kType>));
-            for (std::int64_t k = 0; k < 8; ++k) {
-                to[(i + k) / side.run * dim + d + (i + k) % side.run] = eight[k];
-            }
-        }
-    }
-}
-
-template <DType kType>
-inline void widen(const KvPages& pages, const KvSide& side, const char* from, float* to) {
-    side.run == pages.head_dim ? widen_rows<kType>(pages, side, from, to) : widen_runs<kType>(pages, side, from, to);
-}
-
-inline void widen_columns(const AttentionJob& job, const KvSide& side, const char* from, float* eight, float* to) {
-    const std::int64_t dim = job.kv.head_dim;
-    const bool ready = job.kv.dtype == DType::kF32 && side.run == dim;
-    if (!ready) {
-        with_type(job.kv.dtype, [&](auto type) { widen<decltype(type)::value>(job.kv, side, from, eight); });
-    }
-    const float* rows = ready ? reinterpret_cast<const float*>(from) : eight;
-    for (std::int64_t d = 0; d < dim; d += 8) {
-        transpose8(rows + d, ready ? side.slot : dim, to + 8 * d);
-    }
-}
+// Where the keys or the values of a tile lie in the cache, eight slots at a time.
+struct Places {
+    const char* at[kGroups];
+    const char* scales[kGroups];  // float16 [8]; null: none
+};
 
 // A sequence's blocks, walked through eight slots a step.
 struct Walk {
@@ -69,12 +24,13 @@ inline void locate_group(const KvPages& pages, const KvSide& side, std::int64_t 
     }
 }
 
-// The groups of eight that the item looks at in the tile that begins at position `first`. The others stay as they are:
-// their blocks may not even be there.
-inline void locate(const AttentionJob& job, const AttentionItem& item, std::int64_t first, Walk& walk, Places& keys,
-                   Places& values) {
+// The groups of eight that the item looks at in the tile that begins at position `first`: the place after the last. The
+// others stay as they are: their blocks may not even be there.
+inline std::int64_t locate(const AttentionJob& job, const AttentionItem& item, std::int64_t first, std::int64_t tile,
+                           Walk& walk, Places& keys, Places& values) {
     const std::int64_t skipped = item.first_key > first ? (item.first_key - first) / 8 : 0;
-    for (std::int64_t i = skipped; i < kGroups && first + 8 * i < item.end_key; ++i) {
+    std::int64_t i = skipped;
+    for (; 8 * i < tile && first + 8 * i < item.end_key; ++i) {
         locate_group(job.kv, job.kv.keys, item.kv_head, walk, i, keys);
         locate_group(job.kv, job.kv.values, item.kv_head, walk, i, values);
         walk.slot += 8;
@@ -82,33 +38,130 @@ inline void locate(const AttentionJob& job, const AttentionItem& item, std::int6
             walk = {walk.block + 1, 0};
         }
     }
+    return i;
 }
 
-// The groups of a tile that have slots in [low, high), in a form to work on.
-inline Slots take(const AttentionJob& job, const KvSide& side, Form form, const Places& here, const Places& next,
-                  std::int64_t low, std::int64_t high, float* eight, Room& room) {
-    const KvPages& pages = job.kv;
-    if (form == Form::kInPlace) {
-        return {form, pages.dtype, side.slot * size_in_cache(pages.dtype), here.at, here.scales, next.at};
-    }
-    for (std::int64_t i = low / 8; 8 * i < high; ++i) {
-        float* to = room.floats + 8 * i * pages.head_dim;
-        room.at[i] = reinterpret_cast<const char*>(to);
-        if (form == Form::kColumns) {
-            widen_columns(job, side, here.at[i], eight, to);
-        } else {
-            with_type(pages.dtype, [&](auto type) { widen<decltype(type)::value>(pages, side, here.at[i], to); });
+// Eight slots whose dimensions follow each other.
+struct Group {
+    const char* at;
+    std::int64_t stride;  // from one slot to the next, in bytes
+};
+
+struct Slots {
+    Group groups[kGroups];
+    float scales[kKeyTile];
+    bool scaled;  // a number is that of the cache times the scale of its slot
+
+    const char* at(std::int64_t key) const { return groups[key / 8].at + key % 8 * groups[key / 8].stride; }
+};
+
+// As many slots as there are lanes, from `key` on.
+struct SlotLanes {
+    const char* at[Lanes::kCount];
+
+    SlotLanes(const Slots& slots, std::int64_t key) {
+#pragma GCC unroll 2
+        for (std::int64_t i = 0; i < Lanes::kCount / 8; ++i) {
+            const Group& group = slots.groups[key / 8 + i];
+#pragma GCC unroll 8
+            for (std::int64_t slot = 0; slot < 8; ++slot) {
+                at[8 * i + slot] = group.at + slot * group.stride;
+            }
         }
     }
-    return {form, DType::kF32, pages.head_dim * 4, room.at, here.scales, next.at};
+};
+
+// The lines of the tile after this one. They are asked for a few at a time while this tile is worked on: requests in
+// bursts fill the queue of misses, and then loads wait that miss nothing.
+class Ahead {
+  public:
+    // Groups [first, end) of keys, then of values. Runs shorter than a row are left to the processor.
+    Ahead(const KvPages& pages, const Places& keys, const Places& values, std::int64_t first, std::int64_t end,
+          const char** runs)
+        : run_(runs), end_(runs) {
+        const std::int64_t size = size_in_cache(pages.dtype), row = pages.head_dim * size;
+        const std::int64_t stride = pages.keys.slot * size, slots = stride == row ? 1 : 8;
+        if (pages.keys.run != pages.head_dim || pages.values.run != pages.head_dim) {
+            return;
+        }
+        bytes_ = 8 / slots * row;
+        for (const Places* places : {&keys, &values}) {
+            for (std::int64_t i = first * slots; i < end * slots; ++i) {
+                *end_++ = places->at[i / slots] + i % slots * stride;
+            }
+        }
+        begin_run();
+    }
+    __attribute__((always_inline)) void ask(std::int64_t lines) {
+        for (; lines > 0 && run_ != end_; --lines) {
+            fetch(at_);
+            at_ += 64;
+            if (at_ >= stop_) {
+                ++run_;
+                begin_run();
+            }
+        }
+    }
+
+  private:
+    __attribute__((always_inline)) void begin_run() {
+        if (run_ != end_) {
+            at_ = *run_;
+            stop_ = at_ + bytes_;
+        }
+    }
+
+    const char *const *run_, **end_;
+    const char *at_ = nullptr, *stop_ = nullptr;
+    std::int64_t bytes_ = 0;
+};
+constexpr std::int64_t kMostRuns = 2 * kKeyTile, kAllLines = std::numeric_limits<std::int64_t>::max();
+
+// What is asked for while so many bytes are packed: half as much. Products ask for the rest.
+constexpr std::int64_t lines_for(std::int64_t bytes) { return bytes / 128; }
+
+alignas(64) constexpr float kZeros[256] = {};  // the dimensions of a slot that nobody looks at
+
+// Copies the slots whose bit is set, and zeros for the others.
+inline void gather(const KvPages& pages, const KvSide& side, const char* from, KeyBits slots, char* to) {
+    const std::int64_t size = size_in_cache(pages.dtype), row = pages.head_dim * size;
+    for (std::int64_t slot = 0; slot < 8; ++slot, to += row) {
+        if ((slots >> slot & 1) == 0) {
+            std::memset(to, 0, static_cast<std::size_t>(row));
+            continue;
+        }
+        const char* run = from + slot * side.slot * size;
+        for (std::int64_t d = 0; d < pages.head_dim; d += side.run, run += side.outer * size) {
+            std::memcpy(to + d * size, run, static_cast<std::size_t>(side.run * size));
+        }
+    }
 }
 
-// Asks for eight slots of the next tile while this one is worked on: pages end the hardware's guesses.
-inline void fetch_group(const AttentionJob& job, const KvSide& side, const char* at) {
-    const std::int64_t size = size_in_cache(job.kv.dtype);
-    for (std::int64_t slot = 0; slot < 8; ++slot) {
-        for (std::int64_t i = 0; i < job.kv.head_dim * size; i += 64) {
-            fetch_second(at + slot * side.slot * size + i);
+// The slots of a tile whose bit is set. Others may hold anything, or not be there, and become zeros.
+inline void take(const KvPages& pages, const KvSide& side, const Places& here, KeyBits looked, char* room,
+                 Slots& slots) {
+    const std::int64_t size = size_in_cache(pages.dtype), row = pages.head_dim * size;
+    const bool together = side.run == pages.head_dim;
+    slots.scaled = side.slot_scales != nullptr;
+    for (std::int64_t i = 0; i < kGroups; ++i, looked >>= 8, room += 8 * row) {
+        const KeyBits eight = looked & 0xff;
+        const auto* zeros = reinterpret_cast<const char*>(kZeros);
+        Group& group = slots.groups[i];
+        group = {zeros, 0};
+        if (eight == 0xff && together) {
+            group.at = here.at[i];
+            group.stride = side.slot * size;
+        } else if (eight != 0) {
+            gather(pages, side, here.at[i], eight, room);
+            group.at = room;
+            group.stride = row;
+        }
+        for (std::int64_t slot = 0; slots.scaled && slot < 8; ++slot) {
+            std::uint16_t half = 0;
+            if ((eight >> slot & 1) != 0) {
+                std::memcpy(&half, here.scales[i] + 2 * slot, 2);
+            }
+            slots.scales[8 * i + slot] = half_to_float(half);
         }
     }
 }

@@ -1,16 +1,10 @@
-// The parts of a tile of keys: elements of the cache's type, rows of queries, and where keys and values lie.
+// The parts of a tile of keys: elements of the cache's type, rows of queries, and the memory that an item works in.
 
-constexpr std::int64_t kKeyTile = 32;
+constexpr std::int64_t kKeyTile = 32;  // or less, see tile_keys
+using KeyBits = std::uint32_t;         // one per key of a tile
 constexpr std::int64_t kGroups = kKeyTile / 8;
-constexpr int kMostRows = 4;  // computed together
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504F;  // scores are kept in base 2
-
-#if defined(__AVX512VL__)
-constexpr bool kManyRegisters = true;
-#else
-constexpr bool kManyRegisters = false;
-#endif
 
 // Eight elements as the kernels take them: e4m3 divided by kE4M3Factor, int8 without its scale.
 template <DType kType>
@@ -53,67 +47,76 @@ inline void with_type(DType type, const Do& run) {
     }
 }
 
+#include "lanes.inl"
+
 // One query of one head, and what is known of it so far.
 struct Row {
-    const float* query;  // times what makes scores of products
-    float* sums;         // [dim]
-    float* weights;      // [kKeyTile]
     std::int64_t head, position;
-    float maximum, total, rescale;
-    std::int32_t low, high;  // which keys of the tile it looks at now
+    KeyBits seen;  // bit j: it sees key j of the tile
+    float maximum;
 };
 
-// Where the keys or the values of a tile lie in the cache, eight slots at a time.
-struct Places {
-    const char* at[kGroups];
-    const char* scales[kGroups];  // float16 [8]; null: none
+// The keys of a tile that are computed: from the first to the last that any row sees, in whole steps of the form.
+struct Range {
+    std::int64_t from, end;
 };
 
-// How they are worked on.
-enum class Form {
-    kInPlace,  // from where they lie
-    kRows,     // widened: [slot, dim]
-    kColumns,  // widened, and each eight slots turned: [dim, 8]
-};
-
-struct Slots {
-    Form form;
-    DType type;
-    std::int64_t stride;  // from one slot to the next, in bytes
-    const char* const* at;
-    const char* const* scales;
-    const char* const* ahead;  // what lies there in the next tile; if there is none, in this one
-};
-
-// Room for a tile that is not worked on in place.
-struct Room {
-    float* floats;  // [kKeyTile, dim]
-    const char* at[kGroups];
-};
-
+// What an item works in. Rows are computed in blocks of kMostBlock or less, and counted in whole steps of the form.
+template <typename Form>
 struct Scratch {
+    using Number = typename Form::Number;
+
+    std::int64_t dim;   // in whole steps
+    std::int64_t tile;  // keys
     Row* rows;
-    float* queries;  // [rows, dim]
-    float* sums;     // [rows, dim]
-    float* weights;  // [rows, kKeyTile]
-    float* eight;    // [8, dim]
-    Room keys, values;
+    float* sums;      // [rows, dim]
+    float* totals;    // [rows, Lanes::kCount]: of weights, a sum per lane
+    Number* queries;  // [rows, dim]
+    float* scores;    // [2, block, kKeyTile]; as floats they become weights
+    Number* weights;  // [2, block, kKeyTile]
+    Number* keys;     // dimensions, or pairs of them, apart: [dim, kKeyTile]
+    Number* values;   // keys, or pairs of them, apart: [kKeyTile, dim]
+    char* room;       // for kKeyTile keys or values, as they are in the cache
 };
 
-std::int64_t attend_scratch(const AttentionJob& job, std::int64_t num_queries) {
-    const std::int64_t rows = num_queries * job.group, dim = job.kv.head_dim;
-    return rows * (2 * dim + kKeyTile + static_cast<std::int64_t>(sizeof(Row) / 4)) + (2 * kKeyTile + 8) * dim;
+// Keys of a tile, on which the bits of a row depend. What is packed and what is asked for fit the first cache together.
+inline std::int64_t tile_keys(const KvPages& pages) {
+    return pages.dtype == DType::kF32 && pages.head_dim > 64 ? kKeyTile / 2 : kKeyTile;
 }
 
-inline Scratch split_scratch(const AttentionJob& job, std::int64_t rows, float* p) {
-    const std::int64_t dim = job.kv.head_dim;
-    Scratch s{};
-    s.keys.floats = p;
-    s.values.floats = s.keys.floats + kKeyTile * dim;
-    s.eight = s.values.floats + kKeyTile * dim;
-    s.queries = s.eight + 8 * dim;
-    s.sums = s.queries + rows * dim;
-    s.weights = s.sums + rows * dim;
-    s.rows = reinterpret_cast<Row*>(s.weights + rows * kKeyTile);
+constexpr std::int64_t kMostStep = 32, kMostBlock = 32;
+
+inline std::int64_t round_up(std::int64_t count, std::int64_t step) { return (count + step - 1) / step * step; }
+
+std::int64_t attend_scratch(const AttentionJob& job, std::int64_t num_queries) {
+    const std::int64_t rows = round_up(num_queries * job.group, kMostStep), dim = round_up(job.kv.head_dim, kMostStep);
+    const auto row = static_cast<std::int64_t>(sizeof(Row) / 4);
+    return rows * (2 * dim + Lanes::kCount + row) + 4 * kMostBlock * kKeyTile + 3 * kKeyTile * dim;
+}
+
+template <typename Form>
+inline Scratch<Form> split_scratch(const AttentionJob& job, std::int64_t count, float* p) {
+    using Number = typename Form::Number;
+    const std::int64_t rows = round_up(count, Form::kRowStep), dim = round_up(job.kv.head_dim, Form::kDimStep);
+    const auto floats = [&p](std::int64_t each) {
+        float* taken = p;
+        p += each;
+        return taken;
+    };
+    const auto numbers = [&floats](std::int64_t each) {
+        return reinterpret_cast<Number*>(floats(each * static_cast<std::int64_t>(sizeof(Number)) / 4));
+    };
+    Scratch<Form> s{};
+    s.dim = dim;
+    s.tile = tile_keys(job.kv);
+    s.sums = floats(rows * dim);
+    s.totals = floats(rows * Lanes::kCount);
+    s.queries = numbers(rows * dim);
+    s.scores = floats(2 * kMostBlock * kKeyTile);
+    s.weights = sizeof(Number) == 4 ? reinterpret_cast<Number*>(s.scores) : numbers(2 * kMostBlock * kKeyTile);
+    s.keys = numbers(kKeyTile * dim);
+    s.values = numbers(kKeyTile * dim);
+    s.room = reinterpret_cast<char*>(floats(kKeyTile * dim));
+    s.rows = reinterpret_cast<Row*>(p);
     return s;
 }

@@ -61,6 +61,17 @@ inline F8 pick_of(Words w, std::uint32_t shift, int mask) {
     return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(mask)));
 }
 
+inline Words same_words(const std::uint16_t* p) {
+    std::int32_t word;
+    std::memcpy(&word, p, 4);
+    return {_mm256_set1_epi32(word)};
+}
+// The low and the high half of each 32-bit lane, which are bfloat16.
+inline F8 low_halves(Words w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w.v, 16)); }
+inline F8 high_halves(Words w) {
+    return _mm256_castsi256_ps(_mm256_and_si256(w.v, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+}
+
 // 32 floats in [-127, 127] to int8; returns their sum.
 inline std::int32_t store32_i8(std::int8_t* p, const F8* x) {
     const __m256i a = _mm256_cvtps_epi32(x[0]), b = _mm256_cvtps_epi32(x[1]);

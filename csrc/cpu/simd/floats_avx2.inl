@@ -13,6 +13,7 @@ inline F8 div8(F8 a, F8 b) { return _mm256_div_ps(a, b); }
 inline F8 max8(F8 a, F8 b) { return _mm256_max_ps(a, b); }
 inline F8 min8(F8 a, F8 b) { return _mm256_min_ps(a, b); }
 inline F8 fma8(F8 a, F8 b, F8 c) { return _mm256_fmadd_ps(a, b, c); }
+inline F8 or8(F8 a, F8 b) { return _mm256_or_ps(a, b); }
 inline F8 abs8(F8 a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0F), a); }
 inline F8 round8(F8 a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // Bit i: whether a and b have the same element i.
@@ -59,6 +60,16 @@ inline F8 load8_e4m3(const char* p) {
 inline void store8_f16(std::uint16_t* p, F8 x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
+inline void store8_bf16(std::uint16_t* p, F8 x) {
+    const __m256i bits = _mm256_castps_si256(x), one = _mm256_set1_epi32(1);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one);
+    const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(_mm256_set1_epi32(0x7fff), odd));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
 
 inline float sum8(F8 x) {
     __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -71,27 +82,27 @@ inline float top8(F8 x) {
     return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
 }
 
-// Sums of neighbours, within halves: a0 + a1, a2 + a3, b0 + b1, b2 + b3, then the same of the upper halves.
-inline F8 pairs8(F8 a, F8 b) { return _mm256_hadd_ps(a, b); }
-// Lower half plus upper half: of a, then of b.
-inline F8 halves8(F8 a, F8 b) {
-    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+// a where a bit is set, b elsewhere.
+inline F8 choose8(std::uint32_t bits, F8 a, F8 b) {
+    const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i set = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), each);
+    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, each)));
 }
 
-// Of eight rows of eight that lie `row` apart, the columns.
-inline void transpose8(const float* from, std::int64_t row, float* to) {
-    for (int part = 0; part < 2; ++part, from += 4, to += 32) {
-        F8 x[4];  // rows i and i + 4, four columns of each
-        for (int i = 0; i < 4; ++i) {
-            const F8 upper = _mm256_castps128_ps256(_mm_loadu_ps(from + i * row));
-            x[i] = _mm256_insertf128_ps(upper, _mm_loadu_ps(from + (i + 4) * row), 1);
-        }
-        const F8 a = _mm256_unpacklo_ps(x[0], x[1]), b = _mm256_unpacklo_ps(x[2], x[3]);
-        const F8 c = _mm256_unpackhi_ps(x[0], x[1]), d = _mm256_unpackhi_ps(x[2], x[3]);
-        store8(to, _mm256_shuffle_ps(a, b, 0x44));
-        store8(to + 8, _mm256_shuffle_ps(a, b, 0xee));
-        store8(to + 16, _mm256_shuffle_ps(c, d, 0x44));
-        store8(to + 24, _mm256_shuffle_ps(c, d, 0xee));
+// Rows become columns.
+__attribute__((always_inline)) inline void transpose8(F8 (&x)[8]) {
+    F8 y[8];
+    for (int i = 0; i < 8; i += 4) {
+        const F8 a = _mm256_unpacklo_ps(x[i], x[i + 1]), b = _mm256_unpacklo_ps(x[i + 2], x[i + 3]);
+        const F8 c = _mm256_unpackhi_ps(x[i], x[i + 1]), d = _mm256_unpackhi_ps(x[i + 2], x[i + 3]);
+        y[i] = _mm256_shuffle_ps(a, b, 0x44);
+        y[i + 1] = _mm256_shuffle_ps(a, b, 0xee);
+        y[i + 2] = _mm256_shuffle_ps(c, d, 0x44);
+        y[i + 3] = _mm256_shuffle_ps(c, d, 0xee);
+    }
+    for (int i = 0; i < 4; ++i) {
+        x[i] = _mm256_permute2f128_ps(y[i], y[i + 4], 0x20);
+        x[i + 4] = _mm256_permute2f128_ps(y[i], y[i + 4], 0x31);
     }
 }
 

@@ -41,6 +41,9 @@ inline F8 min8(F8 a, F8 b) {
 inline F8 fma8(F8 a, F8 b, F8 c) {
     return each8([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
 }
+inline F8 or8(F8 a, F8 b) {
+    return each8([&](int i) { return float_of(bits_of(a.v[i]) | bits_of(b.v[i])); });
+}
 inline F8 abs8(F8 a) {
     return each8([&](int i) { return fabsf(a.v[i]); });
 }
@@ -76,17 +79,10 @@ inline F8 load8_e5m2(const char* p) {
 inline F8 load8_e4m3(const char* p) {
     return each8([&](int i) { return e4m3_to_float(static_cast<std::uint8_t>(p[i])) * (1.0F / kE4M3Factor); });
 }
-inline F8 pairs8(F8 a, F8 b) {
-    return each8([&](int i) {
-        const float* x = i & 2 ? b.v : a.v;
-        return x[(i & 4) + 2 * (i & 1)] + x[(i & 4) + 2 * (i & 1) + 1];
-    });
-}
-inline F8 halves8(F8 a, F8 b) {
-    return each8([&](int i) {
-        const float* x = i & 4 ? b.v : a.v;
-        return x[i & 3] + x[(i & 3) + 4];
-    });
+inline void store8_bf16(std::uint16_t* p, F8 x) {
+    for (int i = 0; i < 8; ++i) {
+        p[i] = float_to_bf16(x.v[i]);
+    }
 }
 inline void store8_f16(std::uint16_t* p, F8 x) {
     for (int i = 0; i < 8; ++i) {
@@ -102,9 +98,17 @@ inline float top8(F8 x) {
     return top;
 }
 
-inline void transpose8(const float* from, std::int64_t row, float* to) {
-    for (int i = 0; i < 64; ++i) {
-        to[i] = from[i % 8 * row + i / 8];
+inline F8 choose8(std::uint32_t bits, F8 a, F8 b) {
+    return each8([&](int i) { return (bits >> i & 1) != 0 ? a.v[i] : b.v[i]; });
+}
+
+inline void transpose8(F8 (&x)[8]) {
+    for (int i = 0; i < 8; ++i) {
+        for (int j = 0; j < i; ++j) {
+            const float other = x[i].v[j];
+            x[i].v[j] = x[j].v[i];
+            x[j].v[i] = other;
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-// Launches kernels, and says what a launch needs to know about the device.
+// Launches kernels, and says what a launch needs to know about the device. The simulator runs this file, too.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,14 +17,9 @@ class DeviceError : public std::runtime_error {
 
 inline void check(cudaError_t status, const char* what) {
     if (status != cudaSuccess) {
+        cudaGetLastError();  // it is told here: no later call, of whoever, must find it
         throw DeviceError(std::string(what) + ": " + cudaGetErrorString(status));
     }
-}
-
-// This block's dynamic shared memory; kernels have no other.
-__device__ __forceinline__ unsigned char* shared_memory() {
-    extern __shared__ __align__(128) unsigned char memory[];
-    return memory;
 }
 
 // Keeps arguments out of deducing Parameters: they convert to what the kernel takes.
@@ -40,8 +35,12 @@ void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t s
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
               "shared memory");
     }
-    kernel<<<grid, threads, shared_bytes, stream>>>(parameters...);
-    check(cudaGetLastError(), "launch");
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    check(cudaLaunchKernelEx(&config, kernel, parameters...), "launch");
 }
 
 // How many blocks of this shape the current device runs at once.

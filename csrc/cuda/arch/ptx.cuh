@@ -72,6 +72,47 @@ __device__ __forceinline__ std::uint32_t permute_bytes(std::uint32_t a, std::uin
     return y;
 }
 
+// ---- fp8 -----------------------------------------------------------------------------------------------------------
+
+// Whether there are instructions for fp8: from sm_89 on. Where not, the two functions below are not called.
+__device__ __forceinline__ bool converts_fp8() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    return true;
+#else
+    return false;
+#endif
+}
+
+// Two numbers of the low half of x, as halves: e4m3, or e5m2. NaN of e4m3 is NaN.
+template <bool kE5M2>
+__device__ __forceinline__ std::uint32_t halves_of_fp8([[maybe_unused]] std::uint32_t x) {
+    std::uint32_t y = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    const auto pair = static_cast<std::uint16_t>(x);
+    if constexpr (kE5M2) {
+        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(y) : "h"(pair));
+    } else {
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(pair));
+    }
+#endif
+    return y;
+}
+
+// Two numbers as fp8, the first in the low byte: to nearest, ties to even; what is too large becomes the largest
+// number, NaN a positive NaN.
+template <bool kE5M2>
+__device__ __forceinline__ std::uint16_t fp8_of([[maybe_unused]] float low, [[maybe_unused]] float high) {
+    std::uint16_t y = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    if constexpr (kE5M2) {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
+    }
+#endif
+    return y;
+}
+
 __device__ __forceinline__ float fast_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -79,6 +120,12 @@ __device__ __forceinline__ float fast_exp2(float x) {
 }
 
 // ---- shared memory -------------------------------------------------------------------------------------------------
+
+// This block's dynamic shared memory; kernels have no other.
+__device__ __forceinline__ unsigned char* shared_memory() {
+    extern __shared__ __align__(128) unsigned char memory[];
+    return memory;
+}
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
@@ -157,6 +204,13 @@ __device__ __forceinline__ float load_shared_result(const float* p) {
     float x;
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
     return x;
+}
+__device__ __forceinline__ void load_shared_results(const float* p, float (&x)[1]) { x[0] = load_shared_result(p); }
+__device__ __forceinline__ void load_shared_results(const float* p, float (&x)[4]) {
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "l"(p)
+                 : "memory");
 }
 
 }  // namespace octavo::cuda

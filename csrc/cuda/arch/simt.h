@@ -5,8 +5,8 @@
 #ifdef OCTAVO_SIMT
 #include "simt/instructions.h"
 #include "simt/language.h"
-#include "simt/launch.h"
 #else
-#include "arch/launch.cuh"
 #include "arch/ptx.cuh"
 #endif
+
+#include "arch/launch.cuh"

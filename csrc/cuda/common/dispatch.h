@@ -15,8 +15,6 @@ struct Tag {
     using Type = T;
 };
 
-constexpr std::size_t kMostShared = 227 * 1024;  // bytes of shared memory that a thread block may have
-
 inline Stream as_stream(StreamHandle stream) { return static_cast<Stream>(stream); }
 
 // Whether groups of eight elements, counted from the start of any row, lie at multiples of 16 bytes (of 8, for bytes).

@@ -77,6 +77,35 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ .Values.store.existingSecret | default (printf "%s-store" (include "octavo.fullname" .)) }}
 {{- end -}}
 
+{{- /* The Secret with the bundled store's password. */ -}}
+{{- define "octavo.storePasswordSecret" -}}
+{{ .Values.store.bundled.passwordSecret | default (printf "%s-store" (include "octavo.fullname" .)) }}
+{{- end -}}
+
+{{- /* Further variables of a container, which are no settings. Arguments: component, env. */ -}}
+{{- define "octavo.furtherEnv" -}}
+{{- range .env }}
+{{- if or (hasPrefix "OCTAVO_" .name) (has .name (list "HOME" "POD_IP" "STORE_PASSWORD")) -}}
+{{- fail (printf "%s.env: %s is the chart's own: give settings in %s.settings" $.component .name $.component) -}}
+{{- end }}
+- {{ toJson . }}
+{{- end }}
+{{- end -}}
+
+{{- /* Where a program finds the store's URL. Of the bundled store it has the password by a variable. Arguments: root, program. */ -}}
+{{- define "octavo.storeEnv" -}}
+{{- with .root }}
+{{- if include "octavo.hasBundledStore" . }}
+- name: STORE_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ include "octavo.storePasswordSecret" . }}, key: password}}
+- {name: OCTAVO_{{ $.program }}_STORE, value: {{ include "octavo.storeUrl" . | quote }}}
+{{- else }}
+- name: OCTAVO_{{ $.program }}_STORE
+  valueFrom: {secretKeyRef: {name: {{ include "octavo.storeSecret" . }}, key: {{ include "octavo.storeSecretKey" . }}}}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "octavo.storeSecretKey" -}}
 {{ if .Values.store.existingSecret }}{{ .Values.store.existingSecretKey }}{{ else }}url{{ end }}
 {{- end -}}
@@ -85,7 +114,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ if not (or .Values.store.existingSecret .Values.store.url) }}true{{ end }}
 {{- end -}}
 
-{{- /* The URL of the store: the one that is given, or that of the bundled servers. */ -}}
+{{- /* The URL of the store: the one that is given, or that of the bundled servers, with a variable for the password. */ -}}
 {{- define "octavo.storeUrl" -}}
 {{- if .Values.store.url -}}
 {{- .Values.store.url -}}
@@ -99,9 +128,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 {{- end -}}
 {{- if .Values.security.insecure -}}
-redis://{{ join "," $servers }}/0
+redis://:$(STORE_PASSWORD)@{{ join "," $servers }}/0
 {{- else -}}
-rediss://{{ join "," $servers }}/0?ssl_ca_certs=/etc/octavo/tls/ca.crt&ssl_certfile=/etc/octavo/tls/tls.crt&ssl_keyfile=/etc/octavo/tls/tls.key
+rediss://:$(STORE_PASSWORD)@{{ join "," $servers }}/0?ssl_ca_certs=/etc/octavo/tls/ca.crt&ssl_certfile=/etc/octavo/tls/tls.crt&ssl_keyfile=/etc/octavo/tls/tls.key
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ENDINGS = ("/v1/chat/completions", "/v1/completions", "/chat/completions", "/completions", "/v1")
 MESSAGE_CHARACTERS = 300  # of an error's text
 CLOSED = (ConnectionResetError, BrokenPipeError)
+FAREWELL_S = 0.25  # connections over TLS end in the background, which the loop has to outlive; aiohttp asks for this
 
 
 class OpenAiEndpoint:
@@ -154,6 +155,8 @@ class OpenAiEndpoint:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+            if self._base.startswith("https:"):
+                await asyncio.sleep(FAREWELL_S)
 
 
 def base_of(url: str) -> str:

@@ -11,13 +11,15 @@ from mutant import ROOT, Build, Mutant, Suite
 TESTS = Path(__file__).resolve().parents[1]
 GENERIC = ("cpu/isa_generic.cpp",)
 ATTENTION = "test_attention.py -k generic"
+EMULATED = ("cpu/isa_emulated.cpp",)
+TILES = "test_attention.py -k emulated"
 LINEAR = "test_linear.py -k generic"
 
 MUTANTS = {
     "wrong causal mask (one key too many)": Mutant(
         "cpu/attention/mask.inl",
-        "row.position + 1 < end ? row.position + 1 : end",
-        "row.position + 2 < end ? row.position + 2 : end",
+        "row.position + 1 < item.end_key ? row.position + 1 : item.end_key",
+        "row.position + 2 < item.end_key ? row.position + 2 : item.end_key",
         GENERIC,
         ATTENTION,
     ),
@@ -32,17 +34,40 @@ MUTANTS = {
         ATTENTION,
     ),
     "NaN in unused slots multiplied in": Mutant(
-        "cpu/attention/values.inl",
-        "for (std::int64_t j = rows[0].low; j < rows[0].high; ++j) {",
-        "for (std::int64_t j = rows[0].low / 8 * 8; j < (rows[0].high + 7) / 8 * 8; ++j) {",
+        "cpu/attention/pages.inl", "if ((slots >> slot & 1) == 0) {", "if (slots == 0) {", GENERIC, ATTENTION
+    ),
+    "NaN in later values multiplied with zeros": Mutant(
+        "cpu/attention/item.inl",
+        "    if (broken) {\n        clear",
+        "    if (false) {\n        clear",
         GENERIC,
         ATTENTION,
     ),
+    "a key of the tile of another row seen": Mutant(
+        "cpu/attention/item.inl",
+        "Form::in_place(pages, count) && all_see(s.rows, count, any)",
+        "Form::in_place(pages, count)",
+        GENERIC,
+        ATTENTION,
+    ),
+    "pairs of values the wrong way round": Mutant(
+        "cpu/attention/halves.inl", "to[2 * i] = first.x[i];", "to[2 * i] = second.x[i];", EMULATED, TILES
+    ),
+    "tiles of the lower rows forgotten": Mutant(
+        "cpu/attention/halves.inl", "f.rows > 16 ?", "f.rows > 31 ?", EMULATED, TILES
+    ),
+    "tiles that do not go on from what is there": Mutant(
+        "cpu/attention/halves.inl", "if (kHigh && f.add) {", "if (kHigh && false) {", EMULATED, TILES
+    ),
     "row sum not rescaled": Mutant(
-        "cpu/attention/scores.inl", "row.total * row.rescale + sum8(sums)", "row.total + sum8(sums)", GENERIC, ATTENTION
+        "cpu/attention/scores.inl",
+        "multiply_row(totals, Lanes::kCount, drop)",
+        "multiply_row(totals, Lanes::kCount, 1.0F)",
+        GENERIC,
+        ATTENTION,
     ),
     "ALiBi distance with the wrong sign": Mutant(
-        "cpu/attention/scores.inl", "(first - row.position)", "(row.position - first)", GENERIC, ATTENTION
+        "cpu/attention/scores.inl", "(first + j - row.position)", "(row.position - first - j)", GENERIC, ATTENTION
     ),
     "wrong scale when parts are merged": Mutant(
         "cpu/attention/merge.inl", "more[dim + 1] * theirs", "more[dim + 1]", GENERIC, ATTENTION
@@ -58,7 +83,7 @@ MUTANTS = {
         "cpu/linear_packed.inl", "k % 4 * 8 + 4 * high", "k % 4 * 8 + 4 * (1 - high)", GENERIC, LINEAR
     ),
     "offset of 4-bit numbers forgotten": Mutant(
-        "cpu/linear_packed.inl", "R::set(inputs[c].scaled_sum)", "R::zero()", GENERIC, LINEAR
+        "cpu/linear_digits.inl", "R::set(input.scaled_sum)", "R::zero()", GENERIC, LINEAR
     ),
     "lost remainder of columns": Mutant(
         "cpu/linear_dense.inl",

@@ -11,11 +11,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "csrc"
+SIMULATOR = ROOT / "tests" / "csrc" / "simt"
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """In `file`, `old` becomes `new`; `units` are compiled again, and `by` must fail."""
+    """In `file`, `old` becomes `new`; `units` are compiled again, and `by` must fail.
+
+    Files are those of csrc/, or "simt/…", of the simulator.
+    """
 
     file: str
     old: str
@@ -30,13 +34,19 @@ class Mutant:
         return text.replace(self.old, self.new)
 
 
+def in_folder(file: str, csrc: Path, simulator: Path) -> Path:
+    """Where a mutant's file or unit lies."""
+    return simulator / file.removeprefix("simt/") if file.startswith("simt/") else csrc / file
+
+
 @contextmanager
 def copy_with(mutant: Mutant, folder: Path) -> Iterator[Path]:
-    """`folder` with a copy of csrc/ that has the bug: always the same, so that ccache knows it in the next run."""
+    """`folder` with copies of the sources that have the bug: always the same, so that ccache knows it next time."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(SOURCES, folder / "csrc")
+    shutil.copytree(SIMULATOR, folder / "simt")
     (folder / "build").mkdir()
-    path = folder / "csrc" / mutant.file
+    path = in_folder(mutant.file, folder / "csrc", folder / "simt")
     path.write_text(mutant.applied(path.read_text()))
     yield folder
 
@@ -62,8 +72,8 @@ class Build:
         )
         for line in lines.stdout.splitlines():
             source = re.search(r" -c (\S+)", line)
-            if source and Path(source[1]).resolve().is_relative_to(SOURCES):
-                self.compiled[Path(source[1]).resolve().relative_to(SOURCES).as_posix()] = line
+            if source and (unit := unit_of(Path(source[1]).resolve())):
+                self.compiled[unit] = line
             if " -shared " in line:
                 self.linked = line.removeprefix(": && ")
 
@@ -85,13 +95,19 @@ class Build:
         command = (
             re.sub(r" -MD -MT \S+ -MF \S+", "", command).replace(f" -o {old}", f" -o {new}").replace(" -O3", " -O1")
         )
-        self.run(command.replace(str(SOURCES), str(folder / "csrc")))
+        self.run(command.replace(str(SOURCES), str(folder / "csrc")).replace(str(SIMULATOR), str(folder / "simt")))
         return linked.replace(f" {old}", "").replace(f"-o {module}", f"-o {module} {new}", 1)
 
     def run(self, command: str) -> None:
         done = subprocess.run(["sh", "-c", command], cwd=self.folder, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{shlex.join(['sh', '-c', command])}\n{done.stdout}{done.stderr}")
+
+
+def unit_of(source: Path) -> str | None:
+    if source.is_relative_to(SIMULATOR):
+        return f"simt/{source.relative_to(SIMULATOR).as_posix()}"
+    return source.relative_to(SOURCES).as_posix() if source.is_relative_to(SOURCES) else None
 
 
 def output_of(command: str) -> str:

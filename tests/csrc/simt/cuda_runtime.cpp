@@ -6,12 +6,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <utility>
 #include <vector>
-
-#include "simt/runtime.h"
 
 namespace octavo::simt {
 
@@ -28,15 +28,39 @@ struct Event {
 
 namespace {
 
+struct Device {
+    int major, minor, shared_per_block, shared_per_processor;
+};
+// Those of an A100, an RTX 4090 and an H100; few processors, so that a small case already has blocks with several
+// items.
+constexpr Device kDevices[] = {
+    {8, 0, 163 * 1024, 164 * 1024}, {8, 9, 99 * 1024, 100 * 1024}, {9, 0, 227 * 1024, 228 * 1024}};
+constexpr int kProcessors = 2, kMostByRegisters = 3, kWithoutAsking = 48 * 1024, kReserved = 1024;
+
 struct Region {
     std::uintptr_t begin, end;
     cudaPointerAttributes attributes;
 };
 
-std::set<Stream*> streams;
+Device device = kDevices[2];
+int driver_version = CUDART_VERSION, num_devices = 1;
+Stream null_stream;
+bool null_held = false, device_lost = false;
+std::set<Stream*> streams{&null_stream};
+std::map<const void*, int> allowed;  // the shared memory that a kernel may have, where it was set
 std::vector<Region> regions;
 std::string calls;
 int failing = -1, alive = 0;
+cudaError_t latest = cudaSuccess;
+
+// An error stays until cudaGetLastError takes it away.
+cudaError_t left(cudaError_t status) {
+    if (device_lost) {
+        status = cudaErrorLaunchFailure;
+    }
+    latest = status == cudaSuccess ? latest : status;
+    return status;
+}
 
 // Counts a call; whether it is the one to fail.
 bool fails(char letter) {
@@ -44,7 +68,12 @@ bool fails(char letter) {
     return failing >= 0 && failing-- == 0;
 }
 
+// What a call returns that has `letter`.
+cudaError_t counted(char letter) { return left(fails(letter) ? cudaErrorMemoryAllocation : cudaSuccess); }
+
 bool always() { return true; }
+
+Stream& of(cudaStream_t stream) { return stream == nullptr ? null_stream : *stream; }
 
 bool step(Stream& stream) {
     if (stream.queue.empty() || !stream.queue.front().ready()) {
@@ -79,20 +108,82 @@ void run_until(Condition condition) {
 
 }  // namespace
 
-void enqueue(void* stream, std::function<void()> work) {
-    if (stream == nullptr) {
-        work();
-        return;
+void settle(std::uintptr_t stream) {
+    if (stream == 0 && !null_held) {
+        synchronize(0);
     }
-    calls += 'k';
-    static_cast<Stream*>(stream)->queue.push_back({always, std::move(work)});
+}
+void hold_null_stream(bool held) { null_held = held; }
+void synchronize(std::uintptr_t stream) {
+    Stream& waited = of(reinterpret_cast<cudaStream_t>(stream));
+    run_until([&] { return waited.queue.empty(); });
+}
+std::uintptr_t make_stream() {
+    auto* stream = new Stream;
+    streams.insert(stream);
+    return reinterpret_cast<std::uintptr_t>(stream);
+}
+void end_stream(std::uintptr_t stream) {
+    synchronize(stream);
+    auto* ended = reinterpret_cast<Stream*>(stream);
+    streams.erase(ended);
+    delete ended;
 }
 
 std::string take_calls() { return std::exchange(calls, ""); }
 void fail_after(int count) { failing = count; }
+void lose_device(bool lost) {
+    device_lost = lost;
+    latest = lost ? cudaErrorLaunchFailure : cudaSuccess;
+}
+int last_error() { return latest; }
+int choose_device(int which) {
+    device = kDevices[static_cast<std::size_t>(which) % std::size(kDevices)];
+    allowed.clear();
+    return device.shared_per_block;
+}
+void choose_versions(int major, int minor, int driver, int count) {
+    device.major = major;
+    device.minor = minor;
+    driver_version = driver;
+    num_devices = count;
+}
 int live() { return alive; }
-void place_memory(std::uintptr_t begin, std::uintptr_t bytes, int type, int device) {
-    regions.push_back({begin, begin + bytes, {static_cast<cudaMemoryType>(type), device}});
+void place_memory(std::uintptr_t begin, std::uintptr_t bytes, int type, int device_id) {
+    regions.push_back({begin, begin + bytes, {static_cast<cudaMemoryType>(type), device_id}});
+}
+
+cudaError_t allow_shared(const void* kernel, cudaFuncAttribute, int bytes) {
+    if (bytes < 0 || bytes > device.shared_per_block) {
+        return left(cudaErrorInvalidValue);
+    }
+    allowed[kernel] = bytes;
+    return left(cudaSuccess);
+}
+
+cudaError_t occupancy(int* blocks, int threads, std::size_t shared_bytes) {
+    const int shared = static_cast<int>(shared_bytes) + kReserved;
+    *blocks = std::min({kMostByRegisters, 2048 / threads, device.shared_per_processor / shared});
+    return left(cudaSuccess);
+}
+
+cudaError_t enqueue_kernel(const void* kernel, const cudaLaunchConfig_t& config, std::function<void()> work) {
+    if (const cudaError_t status = counted(config.stream == nullptr ? 'K' : 'k'); status != cudaSuccess) {
+        return status;
+    }
+    const dim3 &grid = config.gridDim, &block = config.blockDim;
+    constexpr unsigned kMostInGrid = 65535, kMostThreads = 1024;
+    const auto found = allowed.find(kernel);
+    const int limit = found == allowed.end() ? kWithoutAsking : std::max(found->second, kWithoutAsking);
+    if (grid.x == 0 || grid.x >= 1U << 31 || grid.y == 0 || grid.y > kMostInGrid || grid.z == 0 ||
+        grid.z > kMostInGrid || block.x == 0 || block.x > kMostThreads || block.y != 1 || block.z != 1) {
+        return left(cudaErrorInvalidConfiguration);
+    }
+    if (config.dynamicSmemBytes > static_cast<std::size_t>(limit)) {
+        return left(cudaErrorInvalidValue);
+    }
+    of(config.stream).queue.push_back({always, std::move(work)});
+    return cudaSuccess;
 }
 
 }  // namespace octavo::simt
@@ -100,16 +191,66 @@ void place_memory(std::uintptr_t begin, std::uintptr_t bytes, int type, int devi
 using namespace octavo::simt;
 
 const char* cudaGetErrorString(cudaError_t status) {
-    return status == cudaErrorLaunchFailure ? "unspecified launch failure" : "another error";
+    switch (status) {
+        case cudaErrorInvalidValue:
+            return "invalid argument";
+        case cudaErrorMemoryAllocation:
+            return "out of memory";
+        case cudaErrorInvalidConfiguration:
+            return "invalid configuration argument";
+        case cudaErrorLaunchFailure:
+            return "unspecified launch failure";
+        default:
+            return "another error";
+    }
 }
-cudaError_t cudaGetLastError() { return cudaSuccess; }
-cudaError_t cudaGetDevice(int* device) {
-    *device = 0;
-    return cudaSuccess;
+cudaError_t cudaGetLastError() {
+    const cudaError_t status = latest;
+    latest = device_lost ? latest : cudaSuccess;
+    return status;
+}
+cudaError_t cudaPeekAtLastError() { return latest; }
+cudaError_t cudaGetDevice(int* current) {
+    *current = 0;
+    return left(cudaSuccess);
 }
 cudaError_t cudaGetDeviceCount(int* count) {
-    *count = 1;
-    return cudaSuccess;
+    *count = num_devices;
+    return left(num_devices ? cudaSuccess : cudaErrorInsufficientDriver);
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int id) {
+    if (id != 0) {
+        return left(cudaErrorInvalidDevice);
+    }
+    switch (attribute) {
+        case cudaDevAttrMaxSharedMemoryPerBlock:
+            *value = kWithoutAsking;
+            break;
+        case cudaDevAttrMultiProcessorCount:
+            *value = kProcessors;
+            break;
+        case cudaDevAttrComputeCapabilityMajor:
+            *value = device.major;
+            break;
+        case cudaDevAttrComputeCapabilityMinor:
+            *value = device.minor;
+            break;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+            *value = device.shared_per_processor;
+            break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+            *value = device.shared_per_block;
+            break;
+    }
+    return left(cudaSuccess);
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+    *version = driver_version;
+    return left(cudaSuccess);
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+    *version = CUDART_VERSION;
+    return left(cudaSuccess);
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
@@ -120,12 +261,12 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
             *attributes = region.attributes;
         }
     }
-    return cudaSuccess;
+    return left(cudaSuccess);
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-    if (fails('s')) {
-        return cudaErrorLaunchFailure;
+    if (const cudaError_t status = counted('s'); status != cudaSuccess) {
+        return status;
     }
     *stream = new Stream;
     streams.insert(*stream);
@@ -133,89 +274,90 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    if (!stream->queue.empty()) {
+    if (!stream->queue.empty() && !device_lost) {
         die("a stream ends with work in it");
     }
     streams.erase(stream);
     delete stream;
     --alive;
-    return cudaSuccess;
+    return left(cudaSuccess);
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    run_until([&] { return stream->queue.empty(); });
-    return cudaSuccess;
+    if (!device_lost) {
+        run_until([&] { return of(stream).queue.empty(); });
+    }
+    return left(cudaSuccess);
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-    if (fails('w')) {
-        return cudaErrorLaunchFailure;
+    const cudaError_t status = counted('w');
+    if (status == cudaSuccess) {
+        of(stream).queue.push_back({[passed = event->passed] { return *passed; }, [] {}});
     }
-    const auto passed = event->passed;
-    if (stream == nullptr) {
-        run_until([&] { return *passed; });
-    } else {
-        stream->queue.push_back({[passed] { return *passed; }, [] {}});
-    }
-    return cudaSuccess;
+    return status;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-    if (fails('e')) {
-        return cudaErrorLaunchFailure;
+    const cudaError_t status = counted('e');
+    if (status == cudaSuccess) {
+        *event = new Event;
+        ++alive;
     }
-    *event = new Event;
-    ++alive;
-    return cudaSuccess;
+    return status;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
     delete event;
     --alive;
-    return cudaSuccess;
+    return left(cudaSuccess);
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    if (fails('r')) {
-        return cudaErrorLaunchFailure;
+    const cudaError_t status = counted('r');
+    if (status == cudaSuccess) {
+        event->passed = std::make_shared<bool>(false);
+        of(stream).queue.push_back({always, [passed = event->passed] { *passed = true; }});
     }
-    const auto passed = event->passed = std::make_shared<bool>(stream == nullptr);
-    if (stream != nullptr) {
-        stream->queue.push_back({always, [passed] { *passed = true; }});
-    }
-    return cudaSuccess;
+    return status;
 }
+// "Not ready" is left behind like any other error.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-    if (chance() % 2) {
+    if (chance() % 2 && !device_lost) {
         progress();
     }
-    return *event->passed ? cudaSuccess : cudaErrorNotReady;
+    return left(*event->passed ? cudaSuccess : cudaErrorNotReady);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    run_until([&] { return *event->passed; });
-    return cudaSuccess;
+    if (!device_lost) {
+        run_until([&] { return *event->passed; });
+    }
+    return left(cudaSuccess);
 }
 
 cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) {
-    if (fails('h')) {
-        return cudaErrorLaunchFailure;
+    const cudaError_t status = counted('h');
+    if (status == cudaSuccess) {
+        *memory = std::malloc(bytes);
+        ++alive;
     }
-    *memory = std::malloc(bytes);
-    ++alive;
-    return cudaSuccess;
+    return status;
 }
 cudaError_t cudaFreeHost(void* memory) {
     std::free(memory);
     --alive;
-    return cudaSuccess;
+    return left(cudaSuccess);
 }
 
 cudaError_t cudaMemcpyBatchAsync(const void* const* to, const void* const* from, const std::size_t* bytes,
                                  std::size_t count, cudaMemcpyAttributes*, std::size_t*, std::size_t,
                                  cudaStream_t stream) {
-    if (fails('b')) {
-        return cudaErrorLaunchFailure;
+    if (const cudaError_t status = counted('b'); status != cudaSuccess) {
+        return status;
     }
     calls += std::to_string(count);
-    for (std::size_t i = 0; i < count; ++i) {
+    std::vector<std::size_t> order(count);  // of no batch is it known
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::shuffle(order.begin(), order.end(), chance);
+    for (const std::size_t i : order) {
         auto* target = const_cast<void*>(to[i]);
-        stream->queue.push_back(
+        of(stream).queue.push_back(
             {always, [target, source = from[i], size = bytes[i]] { std::memcpy(target, source, size); }});
     }
     return cudaSuccess;

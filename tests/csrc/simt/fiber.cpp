@@ -2,6 +2,8 @@
 
 #include <cstdlib>
 
+#include "simt/language.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -73,6 +75,10 @@ void give_back_stack(Fiber& fiber) { free_stacks().push_back(fiber.stack); }
 
 void to_fiber(Fiber& fiber) {
     self = &fiber;
+    threadIdx = fiber.thread;
+    blockIdx = fiber.block->index;
+    blockDim = fiber.block->size;
+    gridDim = fiber.block->grid;
     [[maybe_unused]] void* fake = nullptr;
     __sanitizer_start_switch_fiber(&fake, fiber.stack, kStack);
     octavo_simt_switch(&scheduler_stack_pointer, fiber.stack_pointer);

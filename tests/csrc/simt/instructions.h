@@ -1,4 +1,4 @@
-// The names of arch/ptx.cuh.
+// The names of arch/ptx.cuh and arch/bulk.cuh.
 #pragma once
 
 #include <cstdint>
@@ -92,6 +92,20 @@ inline std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b, std::uint32
     return y;
 }
 
+// By chance: kernels must give the same bits with the instructions for fp8 and without.
+inline bool converts_fp8() { return simt::chance() % 2 == 0; }
+std::uint16_t half_of_fp8(std::uint8_t x, bool e5m2);
+std::uint8_t fp8_of_float(float x, bool e5m2);
+template <bool kE5M2>
+std::uint32_t halves_of_fp8(std::uint32_t x) {
+    const auto half = [](std::uint32_t byte) { return half_of_fp8(static_cast<std::uint8_t>(byte), kE5M2); };
+    return static_cast<std::uint32_t>(half(x >> 8)) << 16 | half(x);
+}
+template <bool kE5M2>
+std::uint16_t fp8_of(float low, float high) {
+    return static_cast<std::uint16_t>(fp8_of_float(high, kE5M2) << 8 | fp8_of_float(low, kE5M2));
+}
+
 inline float fast_exp2(float x) { return std::exp2(x); }
 
 // Arrives at once or only when it is waited for, by chance.
@@ -111,7 +125,18 @@ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, 
 extern template void multiply_add<Half>(float (&)[4], const std::uint32_t (&)[4], std::uint32_t, std::uint32_t);
 extern template void multiply_add<BFloat>(float (&)[4], const std::uint32_t (&)[4], std::uint32_t, std::uint32_t);
 
+// A copy in bulk arrives at any time between its call and the end of the phase that waits for it.
+using BulkBarrier = std::uint64_t;
+void make_barrier(BulkBarrier* barrier, unsigned arrivals);
+void publish_barriers();
+void arrive(BulkBarrier* barrier);
+void arrive_expecting(BulkBarrier* barrier, unsigned bytes);
+void wait_for_phase(BulkBarrier* barrier, unsigned parity);
+void copy_bulk(void* to, const void* from, unsigned bytes, BulkBarrier* barrier);
+
 inline std::int32_t add_acquire_release(std::int32_t* p, std::int32_t x) { return atomicAdd(p, x); }
 inline float load_shared_result(const float* p) { return *p; }
+inline void load_shared_results(const float* p, float (&x)[1]) { x[0] = *p; }
+void load_shared_results(const float* p, float (&x)[4]);
 
 }  // namespace octavo::cuda

@@ -13,10 +13,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 
-#define threadIdx (::octavo::simt::self->thread)
-#define blockIdx (::octavo::simt::self->block->index)
-#define blockDim (::octavo::simt::self->block->size)
-#define gridDim (::octavo::simt::self->block->grid)
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;  // of the fiber that runs
 
 struct alignas(16) uint4 {
     std::uint32_t x, y, z, w;
@@ -24,9 +21,16 @@ struct alignas(16) uint4 {
 
 inline void __syncthreads() { octavo::simt::block_barrier(); }
 inline void __syncwarp() {
-    octavo::simt::rendezvous("__syncwarp", nullptr, [](void**) {});
+    using namespace octavo::simt;
+    rendezvous(Lanes::kAnywhere, "__syncwarp", nullptr, [](void**) { ++self->warp->barriers; });
 }
 inline void __threadfence() {}
+
+namespace octavo::cuda {
+
+inline unsigned char* shared_memory() { return simt::self->block->shared; }
+
+}  // namespace octavo::cuda
 
 namespace octavo::simt {
 
@@ -46,7 +50,7 @@ template <typename T>
 T shuffle(const char* what, unsigned mask, T value, int from) {
     require_full(mask);
     Shuffle<T> mine{value, value, from};
-    rendezvous(what, &mine, [](void** all) {
+    rendezvous(Lanes::kAnywhere, what, &mine, [](void** all) {
         for (int i = 0; i < kLanes; ++i) {
             auto* one = static_cast<Shuffle<T>*>(all[i]);
             one->result = static_cast<Shuffle<T>*>(all[one->from])->value;
@@ -73,7 +77,7 @@ T __shfl_up_sync(unsigned mask, T value, int by) {
 inline unsigned __ballot_sync(unsigned mask, bool vote) {
     octavo::simt::require_full(mask);
     unsigned mine[2] = {vote ? 1U : 0U, 0};
-    octavo::simt::rendezvous("__ballot_sync", mine, [](void** all) {
+    octavo::simt::rendezvous(octavo::simt::Lanes::kAnywhere, "__ballot_sync", mine, [](void** all) {
         unsigned result = 0;
         for (int i = 0; i < octavo::simt::kLanes; ++i) {
             result |= static_cast<unsigned*>(all[i])[0] << i;

@@ -56,7 +56,8 @@ class Step:
         self.heads = self.kv_heads * self.group
         self.scoring = scoring or Scoring(rng, self.heads, self.kv_heads)
         shape = sum(-(-n // size) for n in lens) + 2, self.kv_heads, size, dim
-        self.cache = Cache(rng, layout, self.kind, self.dtype, shape)
+        slots = self.kind == "int8" and bool(rng.random() < 0.6)
+        self.cache = Cache(rng, layout, self.kind, self.dtype, shape, slots)
         lowest = [n - q + 1 for n, q in zip(lens, q_lens, strict=True)]  # keys of the first query
         self.tables = fill(rng, self.cache, lens, self.scoring.window, lowest)
         wide = np.full((sum(q_lens), self.heads, dim + 8), np.nan)
@@ -96,6 +97,20 @@ class Step:
 
     def rows_of(self, sequence: int) -> slice:
         return slice(int(self.cu_q[sequence]), int(self.cu_q[sequence + 1]))
+
+
+def merged_case(rng: Any) -> None:
+    """More parts than are merged at a time, in pieces of one key: two levels of merges, sometimes three."""
+    kernel = ["decode_mma", "prefill_mma", "simt"][int(rng.integers(3))]
+    setup = attention_setup(rng, "simt" if kernel == "simt" else "mma")
+    lens = [int(n) for n in rng.choice([33, 34, 64, 65, 100], int(rng.integers(1, 3)))]
+    if rng.random() < 0.1:
+        setup, lens = (*setup[:5], 1, 1), [int(rng.choice([1025, 1057]))]
+    step = Step(rng, setup, [1] * len(lens), lens)
+    outs = [step.run(kernel, slots, 1, times=2) for slots in (2, 7)]
+    what = f"{kernel} {step.what}"
+    close(outs[0].values(), step.want(), TOLERANCE[step.dtype], what)
+    assert outs[0].data.tobytes() == outs[1].data.tobytes(), f"other bits with other thread blocks: {what}"
 
 
 def attention_case(rng: Any, kernel: str, setup: Any, q_lens: list[int], lens: list[int]) -> None:

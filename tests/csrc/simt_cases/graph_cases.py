@@ -9,7 +9,7 @@ from arrays import BF16, F32, TOLERANCE, close
 def graph_case(rng: Any) -> None:
     import torch
     from stream_capture import RecordedExtension, StreamCapture
-    from tiny_llama import CPU, Form, decodes, logits_of, tiny_llama
+    from tiny_llama import CPU, Form, decodes, logits_of, mixed_step, sampled_rows, tiny_llama
 
     from gpu_worker.ops.native_cuda import NativeCudaOps
 
@@ -18,20 +18,26 @@ def graph_case(rng: Any) -> None:
     form = Form(head_dim=32, window=int(rng.choice([0, 19])), block_size=int(rng.choice([8, 16])), dtype=dtype)
     ops = NativeCudaOps(RecordedExtension(native), CPU)
     capture = StreamCapture()
-    captured = tiny_llama(form, ops, capture=capture, num_blocks=60, max_sequences=4)
+    captured = tiny_llama(form, ops, capture=capture, num_blocks=60, max_sequences=4, mixed_tokens=24)
     eager = tiny_llama(form, NativeCudaOps(native, CPU), num_blocks=60)
     for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
         other.copy_(mine.normal_())
-    for _ in range(3):
+    for number in range(5):
         lens = [int(rng.choice([1, 7, 8, 9, 40, 150])) for _ in range(int(rng.integers(1, 5)))]
-        plan = decodes(lens, rng, form.block_size, 60)
-        got = captured.runner._graphs.run(plan).double().numpy().copy()
+        if number < 3:
+            plan = decodes(lens, rng, form.block_size, 60)
+            logits = captured.runner._graphs.run(plan)
+        else:  # decodes, drafts of a few tokens, and longer chunks
+            shape = [(n, min(n, int(rng.choice([1, 2, 3, 9])))) for n in lens]
+            plan = mixed_step(shape, rng, form.block_size, 60)
+            logits = captured.runner._mixed_graphs.run(plan, sampled_rows(plan))
+        got = logits.double().numpy().copy()
         want = logits_of(eager, plan).double().numpy()
-        close(got, want, TOLERANCE[F32 if dtype == torch.float32 else BF16] * 4, f"graphs {form=} {lens=}")
+        close(got, want, TOLERANCE[F32 if dtype == torch.float32 else BF16] * 4, f"graphs {form=} {lens=} {number=}")
         for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
             close(mine.double().numpy(), other.double().numpy(), 1e-2 if dtype == torch.bfloat16 else 1e-5, "blocks")
             other.copy_(mine)
-    assert len(capture.replays) == 3
+    assert len(capture.replays) == 5
 
 
 def swapped_case(rng: Any) -> None:

@@ -10,7 +10,10 @@ from arrays import BF16, F16, F32, I8, U8, Array, decoded, ref, to_fp8
 class Cache:
     """Blocks in a layout; `keys` and `values` are views [block, head, slot, dim] of them."""
 
-    def __init__(self, rng: Any, layout: str, kind: str, dtype: int, shape: tuple[int, int, int, int]) -> None:
+    def __init__(
+        self, rng: Any, layout: str, kind: str, dtype: int, shape: tuple[int, int, int, int], slots: bool = False
+    ) -> None:
+        """`slots`: each slot has a scale of its own, which only int8 has."""
         blocks, heads, size, dim = shape
         self.layout, self.kind, self.dtype = layout, kind, dtype
         stored = {"auto": {F32: np.float32, F16: np.float16, BF16: np.uint16}[dtype], "int8": np.int8}.get(
@@ -42,6 +45,7 @@ class Cache:
             if kind == "int8":
                 self.key_scale /= 40
                 self.value_scale /= 40
+        self.slot_scales = [np.full((blocks, heads, size), np.nan, dtype=np.float16) for _ in range(2 * slots)]
 
     def side(self, index: int) -> np.ndarray:
         """[block, head, slot, dim], a view where the layout allows it."""
@@ -59,6 +63,9 @@ class Cache:
                 row = rng.integers(-128, 128, (heads, dim)).astype(np.int8)
             else:
                 row = Array.of(rng.normal(0, 1, (heads, dim)), self.dtype).data
+            if self.slot_scales:
+                sizes = rng.choice([0, 2e-7, 1e-4, 0.01, 0.02, 1], heads, p=[0.05, 0.05, 0.05, 0.4, 0.4, 0.05])
+                self.slot_scales[index][block, :, slot] = sizes if index else np.minimum(sizes, 0.02)
             if self.layout == "xpack" and index == 0:
                 self.refs[0][block, :, :, slot] = row.reshape(heads, -1, self.refs[0].shape[4])
             else:
@@ -68,11 +75,15 @@ class Cache:
         """What keys (0) or values (1) mean, scales included."""
         scale = (self.key_scale, self.value_scale)[index]
         numbers = decoded(self.side(index), self.dtype, self.kind)
+        if self.slot_scales:
+            return numbers * self.slot_scales[index].astype(np.float64)[..., None]
         return numbers if scale is None else numbers * scale.astype(np.float64).reshape(1, -1, 1, 1)
 
     def handle(self) -> Any:
         code = {"auto": self.dtype, "int8": I8}.get(self.kind, U8)
         scales = [None if s is None else ref(s, F32) for s in (self.key_scale, self.value_scale)]
+        if self.slot_scales:
+            scales = [ref(s, F16) for s in self.slot_scales]
         return native.KvCache(ref(self.refs[0], code), ref(self.refs[1], code), self.kind, *scales)
 
 

@@ -6,6 +6,7 @@ import _C_cuda_simt as native
 import numpy as np
 
 ITEM_COST = 64
+MOST_PARTS = 256
 
 
 def plan_case(rng: Any) -> None:
@@ -33,6 +34,11 @@ def plan_case(rng: Any) -> None:
             assert all(item[4] % fixed == 0 or item[5] == item[6] - 1 for item in items.tolist())
 
     check()
+    # A tile has a bounded number of parts, however many thread blocks there are.
+    form = 1, int(rng.integers(1, 9)), 8, int(rng.integers(200, 3000))
+    lens = [int(rng.integers(10**5, 10**6)), 700]
+    items = check_plan(native.plan_attention([1, 1], lens, *form, 0, 0, 1.0), [1, 1], lens, form, 0, np.inf)
+    assert items[:, 6].max() <= MOST_PARTS
 
 
 def check_plan(

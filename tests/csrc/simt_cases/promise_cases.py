@@ -30,7 +30,7 @@ def same_bits_case(rng: Any) -> None:
     first = step.run(kernel, slots, fixed)
     blocks = step.cache.shape[0]
     order = rng.permutation(blocks)
-    for side in step.cache.refs:
+    for side in (*step.cache.refs, *step.cache.slot_scales):
         moved = side.copy()
         moved[order] = side
         side[...] = moved
@@ -58,9 +58,9 @@ def not_a_number(step: Step) -> list[int]:
 
 
 def nan_case(rng: Any) -> None:
-    """A NaN in a key or a value shows in all rows that see it, and in no other sequence's."""
+    """A NaN in a key or a value, or its scale, shows in all rows that see it, and in no other sequence's."""
     kernel, step = any_step(rng, 2)
-    while step.kind == "int8":  # which has none
+    while step.kind == "int8" and not step.cache.slot_scales:  # which has none
         kernel, step = any_step(rng, 2)
     side, sequence, head = int(rng.integers(2)), int(rng.integers(2)), int(rng.integers(step.kv_heads))
     key = (
@@ -72,7 +72,10 @@ def nan_case(rng: Any) -> None:
     block, slot, d = int(step.tables[sequence, key // size]), key % size, int(rng.integers(dim))
     if block >= step.cache.shape[0]:
         return
-    code = int(rng.choice(not_a_number(step)))
+    scaled = bool(step.cache.slot_scales)
+    if scaled:
+        step.cache.slot_scales[side][block, head, slot] = np.nan
+    code = 1 if scaled else int(rng.choice(not_a_number(step)))
     places = step.cache.refs[side].view(f"u{step.cache.refs[side].itemsize}")
     if step.cache.layout == "xpack":
         x = step.cache.refs[0].shape[4]
@@ -87,7 +90,7 @@ def nan_case(rng: Any) -> None:
         for one in range(heads.start, heads.stop):
             position = step.lens[sequence] - step.q_lens[sequence] + j
             if step.scoring.seen(one, position)[key]:
-                seen = got[row, one] if side == 0 else got[row, one, d]
+                seen = got[row, one] if side == 0 or scaled else got[row, one, d]
                 assert np.isnan(seen).all(), what
     other = 1 - sequence
     close(got[step.rows_of(other)], step.want([other])[step.rows_of(other)], TOLERANCE[step.dtype], what)

@@ -60,6 +60,7 @@ def num_copies(arenas: Arenas, pairs: list[tuple[int, int]]) -> int:
 
 def swap_case(rng: Any) -> None:
     copied_case(rng)
+    ring_case(rng)
     failing_case(rng)
     refused_swaps(rng)
 
@@ -77,7 +78,7 @@ def copied_case(rng: Any) -> None:
         native.runtime.take_calls()
         tickets.append(swapper.start(*arenas.refs(), pairs, 0, small))
         calls, copies = native.runtime.take_calls(), num_copies(arenas, pairs)
-        assert calls == ("erwhkr" if small and copies >= 16 else f"erwb{copies}r"), (calls, copies, pairs)
+        assert calls == ("erwkr" if small and copies >= 16 else f"erwb{copies}r"), (calls, copies, pairs)
         swapper.wait(tickets[-1]) if rng.random() < 0.5 else until_done(swapper, tickets[-1])
         assert (arenas.sides[1] == want).all()
         assert all(swapper.done(ticket) for ticket in tickets)
@@ -91,6 +92,35 @@ def copied_case(rng: Any) -> None:
     swapper.start(*arenas.refs(), [(2, 3)], 0, 0)
     assert native.runtime.live() <= lived + 2, "tickets whose callers never ask pile up"
     del swapper
+
+
+def ring_case(rng: Any) -> None:
+    """Pairs have places in a ring: those of swaps that go on are not overwritten, and where there is no room, the copy
+    engines copy."""
+    arenas = Arenas(rng)
+    layers = len(arenas.sides[0])
+    count = 16 // layers + 1
+    swapper = native.Swapper(3 * count)
+    tickets, kinds, want = [], "", arenas.sides[1]
+    for _ in range(40):
+        chosen = rng.permutation(arenas.blocks)[:count]
+        pairs = [(int(a), int(b)) for a, b in zip(rng.permutation(arenas.blocks)[:count], chosen, strict=True)]
+        copies = num_copies(arenas, pairs)
+        native.runtime.take_calls()
+        tickets.append(swapper.start(*arenas.refs(), pairs, 0, ALWAYS_KERNEL))
+        calls = native.runtime.take_calls()
+        kinds += "k" if "k" in calls else "b" if copies >= 16 else "-"
+        before, arenas.sides[1] = arenas.sides[1], want
+        want, arenas.sides[1] = moved(arenas, pairs), before
+        if rng.random() < 0.3:
+            swapper.wait(tickets[int(rng.integers(len(tickets)))])
+    swapper.wait(tickets[-1])
+    assert (arenas.sides[1] == want).all()
+    assert "k" in kinds and native.runtime.last_error() == 0, kinds
+    large = native.Swapper(1)
+    native.runtime.take_calls()
+    large.wait(large.start(*arenas.refs(), pairs, 0, ALWAYS_KERNEL))
+    assert "k" not in native.runtime.take_calls(), "more pairs than the ring has"
 
 
 def until_done(swapper: Any, ticket: int) -> None:
@@ -115,13 +145,14 @@ def failing_case(rng: Any) -> None:
         except RuntimeError as error:
             told = str(error)
             assert native.runtime.live() == lived, (call, small)
+            assert native.runtime.last_error() == 0, "whoever asks next finds our error"
             failures += 1
             continue
         finally:
             native.runtime.fail_after(-1)
         swapper.wait(ticket)
-    assert failures == 5, failures  # event, record, wait, host memory or batch, record
-    assert told == "swap: unspecified launch failure"
+    assert failures == 5, failures  # event, record, wait, kernel or batch, record
+    assert told == "swap: out of memory"
     want = moved(arenas, pairs)
     swapper.wait(swapper.start(*arenas.refs(), pairs, 0, small))
     assert (arenas.sides[1] == want).all()
@@ -144,6 +175,36 @@ def refused_swaps(rng: Any) -> None:
     for ticket in (-1, 0, 7):
         assert refusal(lambda ticket=ticket: swapper.done(ticket)).startswith("ticket: ")
     assert all((side == old).all() for side, old in zip(arenas.sides, before, strict=True))
+
+
+def device_case(rng: Any) -> None:
+    """What is too old is named: the device, the driver, or the driver for a device that came after this build, which
+    has machine code for 8.0 and 9.0a, and PTX for 8.0."""
+    cuda = 13000
+    for capability, driver, expected in (
+        ((7, 5), cuda, "device 0 has compute capability 7.5, which is too old: the kernels were built for 80,90a-real"),
+        ((8, 0), cuda, ""),
+        ((8, 0), 12080, ""),  # machine code runs with an older driver of CUDA 13, of which the runtime itself decides
+        ((8, 9), 12080, ""),
+        ((9, 0), 12080, ""),
+        ((10, 0), cuda, ""),
+        ((12, 0), cuda + 10, ""),
+        (
+            (10, 0),
+            12080,
+            "device 0 has compute capability 10.0, for which the driver has to compile them, but the driver "
+            "is for CUDA 12.8, older than the 13.0 that the kernels were built with",
+        ),
+    ):
+        native.runtime.choose_versions(*capability, driver, 1)
+        assert native.unsupported(0) == expected, (capability, driver, native.unsupported(0))
+    native.runtime.choose_versions(9, 0, 11040, 0)  # the runtime finds no devices, because of the driver
+    assert native.unsupported(0).startswith("the driver is for CUDA 11.4, older than the 13.0"), native.unsupported(0)
+    assert native.device_count() == 0
+    native.runtime.choose_versions(9, 0, 0, 0)
+    assert native.unsupported(0) == "" and native.device_count() == 0  # no driver at all
+    assert native.runtime.last_error() == 0
+    native.runtime.choose_versions(9, 0, cuda, 1)
 
 
 def place_case(rng: Any) -> None:

@@ -1,17 +1,24 @@
 """vLLM's attention, and its ops as their users call them."""
 
+from functools import partial
 from typing import Any
 
 import _C_cuda_simt as native
 import numpy as np
-from arrays import F32, I32, TOLERANCE, Array, close, i32, ref
+from argument_cases import refusal
+from arrays import F16, F32, I32, TOLERANCE, Array, close, i32, ref
 from kv import Cache, dense, fill
 from scoring import Scoring, attention_setup
+
+NAMES = (
+    *("key_cache", "value_cache", "num_kv_heads", "scale", "block_tables", "seq_lens", "block_size", "max_seq_len"),
+    *("alibi_slopes", "kv_cache_dtype", "k_scale", "v_scale"),
+)
 
 
 def vllm_case(rng: Any) -> None:
     dtype, kind, _, _, size, kv_heads, group = attention_setup(rng, "simt")
-    layout, dim = "xpack", int(rng.choice([32, 64, 80 if kind == "auto" else 64]))
+    layout, dim = "xpack", int(rng.choice([32, 64, 64, 128, 192, 256, 80 if kind == "auto" else 64]))
     heads = kv_heads * group
     lens = [int(rng.choice([1, size, size + 1, 100, 300])) for _ in range(int(rng.integers(1, 4)))]
     scoring = Scoring(rng, heads, kv_heads)
@@ -26,7 +33,9 @@ def vllm_case(rng: Any) -> None:
     if partition:
         parts = -(-longest // partition)
         arrays = [np.full((len(lens), heads, parts), np.nan, dtype=np.float32) for _ in range(2)]
-        arrays.append(Array.of(np.full((len(lens), heads, parts, dim), np.nan), dtype))
+        shifted = int(rng.random() < 0.2)  # then packets of 16 bytes are not where they should be
+        room = Array.of(np.full(len(lens) * heads * parts * dim + 1, np.nan), dtype).data[shifted:]
+        arrays.append(Array(room[: room.size - 1 + shifted].reshape(len(lens), heads, parts, dim), dtype))
         partials = [ref(arrays[0], F32), ref(arrays[1], F32), arrays[2].ref]
     native.vllm_paged_attention(
         out.ref,
@@ -51,6 +60,25 @@ def vllm_case(rng: Any) -> None:
         TOLERANCE[dtype],
         f"vllm {dtype=} {kind} {dim=} {size=} {lens=} {partition=} {vars(scoring)}",
     )
+
+
+def longest_case(rng: Any) -> None:
+    """v1 takes as many keys as vLLM's own tests ask for, whatever the head size: all shared memory less 2 KB."""
+    for device in range(3):
+        limit = native.runtime.choose_device(device) // 4
+        for dim in (32, 64, 80, 96, 112, 120, 128, 192, 256):
+            cache = Cache(rng, "xpack", "auto", F16, (3, 1, 16, dim))
+            tables, lens = fill(rng, cache, [17]), i32([17])
+            query, out = (Array.of(rng.normal(0, 1, (1, 2, dim)), F16) for _ in range(2))
+            scoring = Scoring(rng, 2, 1, plain=True)
+            given = out.ref, None, None, None, query.ref, cache.handle(), ref(tables, I32), ref(lens, I32)
+            native.vllm_paged_attention(*given, limit - 512, 0, scoring.handle(), 0)
+            keys, values = dense(cache, tables[0], 17, 0)
+            want = [scoring.attend(query.values()[0, head], head, 16, keys, values) for head in range(2)]
+            close(out.values()[0], np.array(want), TOLERANCE[F16], f"longest {device=} {dim=}")
+            said = refusal(partial(native.vllm_paged_attention, *given, limit, 0, scoring.handle(), 0))
+            assert said == "max_seq_len: does not fit into shared memory: use paged_attention_v2", said
+    native.runtime.choose_device(2)
 
 
 def compat_options_case(rng: Any) -> None:
@@ -110,8 +138,9 @@ def compat_case(rng: Any) -> None:
     table = torch.randperm(blocks)[: blocks - 1].to(torch.int32)
     places = torch.arange(n)
     slots = table.long()[places // size] * size + places % size
-    scale = 1.0 if kind == "auto" else 0.5
-    vllm_ops.reshape_and_cache(keys, values, key_cache, value_cache, slots, kind, scale)  # for both
+    scale = 0.5  # which "auto" ignores
+    padded = torch.cat((keys, torch.full((3, kv_heads, dim), torch.nan).half()))  # of a captured step: more than slots
+    vllm_ops.reshape_and_cache(padded, values, key_cache, value_cache, slots, kind, scale)  # for both
     query = torch.randn(1, heads, dim).half()
     lens, longest = torch.tensor([n], dtype=torch.int32), n
     common = (
@@ -132,7 +161,12 @@ def compat_case(rng: Any) -> None:
     vllm_ops.paged_attention_v1(first, query, *common)
     parts = -(-n // vllm_ops.PARTITION_SIZE)
     sums, tops = torch.zeros(2, 1, heads, parts)
-    vllm_ops.paged_attention_v2(second, sums, tops, torch.zeros(1, heads, parts, dim).half(), query, *common)
+    room = torch.zeros(1, heads, parts, dim).half()
+    vllm_ops.paged_attention_v2(second, sums, tops, room, query, *common)
+    third = torch.full_like(query, torch.nan)
+    by_name = dict(zip(NAMES, common, strict=True))
+    vllm_ops.paged_attention_v2(third, exp_sum=sums, max_logits=tops, tmp_out=room, query=query, **by_name)
+    assert torch.equal(second, third)
     wide_keys, wide_values = (x.double().repeat_interleave(2, dim=1) for x in (keys, values))
     weights = torch.softmax(torch.einsum("hd,nhd->hn", query[0].double(), wide_keys) * 0.2, dim=-1)
     want = torch.einsum("hn,nhd->hd", weights, wide_values)[None]
@@ -147,6 +181,8 @@ def compat_case(rng: Any) -> None:
     vllm_ops.swap_blocks(flash[0], flash[1], mapping)
     source, target = mapping[0].tolist()
     assert torch.equal(flash[0][source], flash[0][target]) and torch.equal(flash[1][target], flash[0][source])
+    vllm_ops.swap_blocks(flash[1], flash[0], flash[1][0].nbytes // 2, 2 * mapping)  # the first half of a block
+    assert torch.equal(flash[0][target][: size // 2], flash[1][source][: size // 2])
     bytes_, back = torch.zeros(n, dtype=torch.uint8), torch.zeros(n)
     vllm_ops.convert_fp8(bytes_, keys[:, 0, 0].contiguous(), 0.5, "fp8")
     vllm_ops.convert_fp8(back, bytes_, 0.5, "fp8")

@@ -216,6 +216,20 @@ def test_one_thread_at_a_time_uses_the_scheduler(make, monkeypatch):
     assert len(futures) > 10
 
 
+def test_block_commands_without_end_do_not_keep_the_loop_from_its_steps(make):
+    engine, results = make(FakeRunner(step_s=0.001))
+
+    def post_another(_) -> None:
+        if "a" not in finishes(results):
+            engine.post_block_command(post_another)
+
+    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=60)))
+    for _ in range(4):
+        engine.post_block_command(post_another)
+    engine.grant_steps(0)
+    until(lambda: "a" in finishes(results))
+
+
 def test_a_command_that_raises_gives_its_error_to_the_caller_alone(make):
     engine, _ = make()
     with pytest.raises(ZeroDivisionError):

@@ -1,15 +1,13 @@
 """A running sequence leaves a worker with its blocks: two whole workers, real gRPC, real connections for blocks."""
 
 import asyncio
-import itertools
 
 import pytest
 from waiting import until
-from worker_pair import PROMPT, Follower, PairedWorker, WorkerPair, greedy, worker_pair
+from worker_pair import PROMPT, CountingRunner, Follower, PairedWorker, WorkerPair, greedy, worker_pair
 
 from gpu_worker.migrating.outgoing_migration import MAX_ROUNDS
 from gpu_worker.migrating.ticket_sender import TicketSender
-from gpu_worker.migrating.transfer_client import TransferClient
 from octavo import failpoints, wire
 from octavo.errors import CannotMove, InvalidArgument, NotFound, TooManyMoves
 from octavo.internal.v1 import worker_pb2
@@ -76,19 +74,27 @@ async def test_a_prefix_that_the_target_has_does_not_travel():
         await pair.check_end(second, greedy(60), prompt=(*prompt[:-1], 999))
 
 
-async def test_blocks_that_fill_during_each_call_do_not_keep_it(monkeypatch):
+async def test_blocks_that_fill_during_each_round_do_not_keep_it(monkeypatch):
     """Where steps are short beside calls, a round never comes down to one block."""
-    late_calls, extend = itertools.count(1), TransferClient.extend
+    num_sent, send = 0, TicketSender.send
 
     async with worker_pair(step_s=0.01) as pair:
+        engine, runner = pair.a.worker.engine, pair.a.runner
 
-        async def late(self, ticket):
-            if next(late_calls) <= MAX_ROUNDS:
-                steps = pair.a.runner.num_steps
-                await until(lambda: pair.a.runner.num_steps >= steps + 12)  # three blocks of four tokens
-            return await extend(self, ticket)
+        async def slow(self, wanted, **tails):
+            nonlocal num_sent
+            num_sent += 1
+            await send(self, wanted, **tails)
+            if num_sent <= MAX_ROUNDS:
+                await asyncio.wrap_future(engine.pause())
+                steps = runner.num_steps
+                engine.grant_steps(12)  # three blocks of four tokens, however busy the machine
+                await until(lambda: runner.num_steps >= steps + 12)
+                await pair.a.worker.journal_writer.wait_until_flushed(at_once=True)
+            elif num_sent == MAX_ROUNDS + 1:
+                engine.grant_steps(0)
 
-        monkeypatch.setattr(TransferClient, "extend", late)
+        monkeypatch.setattr(TicketSender, "send", slow)
         follower = await pair.run(greedy(200))
         last = (await pair.a.migrate(follower.seq_id))[-1]
         assert last.outcome == MOVED, last
@@ -267,11 +273,22 @@ async def check_one_owner(pair: WorkerPair, follower: Follower, params: Sampling
     await pair.b.has_let_go()
 
 
+def fill_a_block_before_the_first_is_sent(runner: CountingRunner) -> None:
+    """Otherwise a quick migration need not ask for further blocks."""
+
+    async def wait() -> None:
+        steps = runner.num_steps
+        await until(lambda: runner.num_steps >= steps + 5)
+
+    failpoints.arm("source.prepared", wait)
+
+
 @pytest.mark.parametrize("name", STAYS)
 async def test_an_error_at_any_step_leaves_it_where_it_is(name):
     async with worker_pair() as pair:
         params = greedy(200)
         follower = await pair.run(params)
+        fill_a_block_before_the_first_is_sent(pair.a.runner)
         if name in ("source.aborting", "source.aborted"):
             failpoints.arm("target.verified", "error")
         armed = failpoints.arm(name, "error:3" if name == "source.aborting" else "error")
@@ -301,6 +318,7 @@ async def test_an_error_at_any_step_of_the_target_leaves_one_owner(name):
     async with worker_pair() as pair:
         params = greedy(200)
         follower = await pair.run(params)
+        fill_a_block_before_the_first_is_sent(pair.a.runner)
         armed = failpoints.arm(name, "error:2")
         last = (await pair.a.migrate(follower.seq_id, target=pair.b.incarnation))[-1]
         assert armed.num_reached

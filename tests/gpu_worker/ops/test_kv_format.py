@@ -34,7 +34,9 @@ def step(q_lens: list[int], kv_lens: list[int], tables: list[list[int]]) -> Toke
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_native_ops_are_the_reference(kind, seed):
+    """Where native attention multiplies in bfloat16, each weight of a value is off by 2^-8 of itself at most."""
     torch.manual_seed(seed)
+    largest = 0.0
     q_lens, kv_lens = [9, 1, 17], [9, 1, 17]
     order = torch.randperm(12).tolist()
     tables = [[order.pop() for _ in range(3)] for _ in kv_lens]
@@ -43,14 +45,16 @@ def test_native_ops_are_the_reference(kind, seed):
         batch = step(q_lens, [n + more for n in kv_lens], tables)
         size = torch.rand(()) * 4
         keys, values = torch.randn(2, batch.num_tokens, 2, 32) * size
-        queries = torch.randn(batch.num_tokens, 6, 32)
+        queries = torch.randn(batch.num_tokens, 6, 32).bfloat16().float()
+        largest = max(largest, float(values.abs().max()))
         NATIVE.cache_write(ours.layers[1], keys, values, batch)
         REFERENCE.cache_write(theirs.layers[1], keys, values, batch)
         assert torch.equal(kv_format.raw(ours.layers[1]).nan_to_num(), kv_format.raw(theirs.layers[1]).nan_to_num())
         options = AttentionOptions(scale=0.2, window=0 if seed % 2 else 5)
         result = NATIVE.paged_attention(queries, ours.layers[1], batch, options)
         expected = REFERENCE.paged_attention(queries, theirs.layers[1], batch, options)
-        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+        rounding = 2**-8 * largest if kind not in ("float32", "float16") else 0
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4 + rounding)
         q_lens = [1, 1, 1]
 
 

@@ -11,14 +11,14 @@ import pytest
 import tiny_llama
 import torch
 from stream_capture import StreamCapture, launch
-from tiny_llama import Form, decodes, drive, logits_of, request, requests
+from tiny_llama import Form, decodes, drive, logits_of, mixed_step, request, requests, sampled_rows
 from torch import Tensor
 
 from gpu_worker.ops import AttentionOptions, TokenBatch
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.ops.upload import packed
 from gpu_worker.running.decode_inputs import DecodeInputs
-from gpu_worker.running.graphs import CapturableOps, capture_decodes, padded_sizes
+from gpu_worker.running.graphs import CapturableOps, capture_decodes, mixed_sizes, padded_sizes
 from gpu_worker.scheduling.sequence import Branch
 from gpu_worker.scheduling.step import Chunk, StepPlan
 
@@ -124,6 +124,57 @@ def test_nothing_but_the_steps_own_slots_is_written_or_read(count):
         assert torch.isfinite(layer.permute(0, 3, 1, 2, 4)[written]).all()
 
 
+def mixed_shape(rng: np.random.Generator, tokens: int) -> list[tuple[int, int]]:
+    """Decodes, then a few chunks of prompts, with so many tokens together."""
+    decodes_of = [(int(rng.integers(1, 60)), 1) for _ in range(int(rng.integers(0, min(5, tokens))))]
+    left, chunks = tokens - len(decodes_of), []
+    while left:
+        length = left if len(chunks) == 3 else int(rng.integers(1, left + 1))
+        chunks.append((length + int(rng.choice([0, 0, SIZE, 37])), length))
+        left -= length
+    return decodes_of + chunks
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 15, 16, 17, 31, 33, 40])
+def test_a_replayed_mixed_step_is_the_step_run_eagerly(tokens):
+    """Several steps of decodes and chunks of prompts, after a step of another size has left its numbers behind."""
+    rng = np.random.default_rng(tokens)
+    captured, capture = make(num_blocks=200, mixed_tokens=40)
+    eager = tiny_llama.tiny_llama(FORM, TorchKernels(), num_blocks=200)
+    graphs = captured.runner._mixed_graphs
+    for mine in captured.arena.layers:
+        mine.normal_()
+    graphs.run(mixed_step([(20, 20), (9, 9)], rng, SIZE, 200), [19, 28])
+    for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+        other.copy_(mine)
+    for _ in range(3):
+        shape = mixed_shape(rng, tokens)
+        plan = mixed_step(shape, rng, SIZE, 200, silent=1)
+        rows = sampled_rows(plan)
+        logits = graphs.run(plan, rows).clone()
+        assert logits.shape[0] == len(rows) and torch.isfinite(logits).all()
+        torch.testing.assert_close(logits, logits_of(eager, plan), rtol=1e-4, atol=1e-4)
+        for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+    assert len(capture.replays) == 4
+
+
+def test_a_mixed_step_writes_nothing_but_its_own_slots():
+    rng = np.random.default_rng(0)
+    tiny, _ = make(num_blocks=100, mixed_tokens=40)
+    assert all((layer == 0).all() for layer in tiny.arena.layers), "capturing wrote blocks"
+    plan = mixed_step([(1, 1), (13, 13), (5, 5)], rng, SIZE, 100)  # fewer tokens than the graph has
+    for layer in tiny.arena.layers:
+        layer.fill_(float("nan"))
+    assert torch.isfinite(tiny.runner._mixed_graphs.run(plan, sampled_rows(plan))).all()
+    written = torch.zeros(100, SIZE, dtype=torch.bool)
+    for chunk in plan.chunks:
+        for position in range(chunk.length):
+            written[chunk.branch.blocks[position // SIZE], position % SIZE] = True
+    for layer in tiny.arena.layers:
+        assert torch.equal(torch.isfinite(layer).all(4).all(2).all(1), written)
+
+
 @pytest.fixture(scope="module")
 def alone() -> list[list[int]]:
     return drive(tiny_llama.tiny_llama(FORM, TorchKernels()).runner, requests())[0]
@@ -135,6 +186,17 @@ def test_whole_requests_with_graphs_are_those_without(alone):
     assert outputs == alone
     assert len({token for output in outputs for token in output}) > 20
     assert len(capture.replays) > 15, "steps of decodes alone are replayed"
+
+
+def test_whole_requests_with_mixed_graphs_are_those_without(alone):
+    few, rare = make()
+    drive(few.runner, requests(), max_batch_tokens=24)
+    tiny, capture = make(mixed_tokens=24)
+    seen: list[StepPlan] = []
+    outputs, _ = drive(tiny.runner, requests(), seen.append, max_batch_tokens=24)
+    assert outputs == alone
+    assert any(0 < plan.num_decodes < len(plan.chunks) for plan in seen), "decodes and pieces of prompts mix"
+    assert len(capture.replays) == sum(1 for plan in seen if plan.chunks) > len(rare.replays), "all are replayed"
 
 
 def test_the_reference_agrees(alone):
@@ -178,6 +240,21 @@ def test_other_steps_are_not_replayed():
     assert (
         run(decodes([3] * 4, rng, SIZE, 100)) is not None and run(decodes([FORM.context], rng, SIZE, 100)) is not None
     )
+
+
+def test_mixed_steps_that_do_not_fit_are_not_replayed():
+    rng = np.random.default_rng(0)
+    tiny, capture = make(num_blocks=100, max_sequences=4, mixed_tokens=24)
+    run = tiny.runner._mixed_graphs.run
+    scored = mixed_step([(20, 20)], rng, SIZE, 100)
+    scored.chunks[0].score_from = 5
+    long = mixed_step([(20, 20)], rng, SIZE, 100)
+    long.chunks[0].start = FORM.context - 19
+    many = mixed_step([(3, 3)] * 5, rng, SIZE, 100)
+    for plan in (StepPlan(1), mixed_step([(25, 25)], rng, SIZE, 100), many, scored, long):
+        assert run(plan, sampled_rows(plan)) is None
+    assert not capture.replays
+    assert run(mixed_step([(24, 24)], rng, SIZE, 100), [23]) is not None
 
 
 def test_what_cannot_be_captured_runs_eagerly_and_says_so(caplog):
@@ -249,6 +326,13 @@ def test_sizes_double_up_to_the_largest_batch():
     assert padded_sizes(2) == (1, 2)
     assert padded_sizes(48) == (1, 2, 4, 8, 16, 32, 48)
     assert padded_sizes(64) == (1, 2, 4, 8, 16, 32, 64)
+
+
+def test_mixed_sizes_double_up_to_the_most_tokens():
+    assert mixed_sizes(5) == (5,)
+    assert mixed_sizes(16) == (16,)
+    assert mixed_sizes(40) == (16, 32, 40)
+    assert mixed_sizes(512) == (16, 32, 64, 128, 256, 512)
 
 
 def test_arrays_in_one_piece_are_what_they_were():

@@ -27,6 +27,8 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
         self.breaks = 0
         self.forgets = 0  # so many calls of DrainWorker find that it does not know the worker
         self.hang = threading.Event()
+        self.states = []  # what Get answers, one after the other; while there are any, no stream begins
+        self.asked = []  # of which requests Get was asked
         self.finish_reason = types_pb2.FINISH_REASON_STOP
 
     async def Generate(self, request, context):
@@ -42,7 +44,21 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
         async for event in self.play(request_id, int(index), 1):
             yield event
 
+    async def Get(self, request, context):
+        self.asked.append(request.request_id)
+        if not self.states:
+            raise errors.NotFound("request_id: there is no such request", resource="request")
+        return inference_pb2.GetResponse(request_id=request.request_id, state=self.states.pop(0))
+
+    async def Complete(self, request, context):
+        outputs = [inference_pb2.Output(branch=0, text="".join(WORDS), finish_reason=self.finish_reason)]
+        async for _ in self.play(request.request_id, 0, 1):
+            pass
+        return inference_pb2.CompleteResponse(request_id=request.request_id, outputs=outputs)
+
     async def play(self, request_id, start, n):
+        while self.states:  # noqa: ASYNC110  Get takes them away
+            await asyncio.sleep(0.01)
         for branch in range(n):
             for index in range(start, len(WORDS)):
                 if index == 2 and self.breaks:

@@ -288,8 +288,10 @@ def test_doctor_tells_what_was_compiled(monkeypatch):
     assert native_checks.cpu_extension({**built, "sanitizers": "address"}).result == "note"
     assert native_checks.cpu_extension({"error": "undefined symbol"}).result == "bad"
     assert "several times slower" in native_checks.cpu_extension(None).detail
-    assert native_checks.cuda_extension({"devices": 0}).detail == "CUDA kernels, no devices"
-    assert native_checks.cuda_extension({"devices": 1}).detail == "CUDA kernels, 1 device"
+    assert native_checks.cuda_extension({"devices": 0, "too_old": []}).detail == "CUDA kernels, no devices"
+    assert native_checks.cuda_extension({"devices": 1, "too_old": []}).detail == "CUDA kernels, 1 device"
+    old = native_checks.cuda_extension({"devices": 1, "too_old": ["device 0 is too old"]})
+    assert (old.result, old.detail) == ("bad", "the CUDA kernels cannot be used: device 0 is too old")
     assert native_checks.cuda_extension({"error": "no"}).result == "bad"
     monkeypatch.setattr(native_checks, "PROBE", "import os; os.abort()")  # what another processor's code may do
     (extension, *_) = native_checks.all_checks()

@@ -1,10 +1,13 @@
 """The files of TLS: what is refused by name, and what happens while they are being replaced."""
 
 import shutil
+import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from certificates import Certificates
+from cryptography import x509
 
 from octavo.security import development_ca, tls
 from octavo.security.development_ca import certificate_files, is_complete, make_certificates
@@ -51,6 +54,36 @@ def test_half_replaced_files_leave_the_last_pair_in_use(
     assert files.current() is second
 
 
+def shaken(caller: TlsFiles, context: ssl.SSLContext) -> ssl.SSLObject:
+    """The client's side of a handshake with an HTTP listener that has this context."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    client = caller.client_context().wrap_bio(to_client, to_server, server_hostname="localhost")
+    waiting = [client, server]
+    while waiting:
+        for side in list(waiting):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+                waiting.remove(side)
+    return client
+
+
+def test_half_replaced_files_leave_the_last_pair_in_use_over_http(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a handshake reads no file: each would cost a millisecond, which whoever connects could ask for."""
+    monkeypatch.setattr(tls, "CHECK_S", 0.0)
+    used, new = Certificates(tmp_path / "used"), Certificates(tmp_path / "new")
+    listener, caller = used.files("router"), used.files("client")
+    context = listener.http_context()
+    first = shaken(caller, context).getpeercert(True)
+    shutil.copy(new.folder / "router.crt", used.folder / "router.crt")
+    assert shaken(caller, context).getpeercert(True) == first
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", lambda *_: pytest.fail("a file was read"))
+    monkeypatch.setattr(tls, "CHECK_S", 1e6)
+    assert shaken(caller, context).getpeercert(True) == first
+
+
 def test_the_files_are_looked_at_once_a_second(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     files, now = certificates.files("client"), [1000.0]
     monkeypatch.setattr(tls.time, "monotonic", lambda: now[0])
@@ -70,9 +103,13 @@ def test_certificates_are_for_one_role_and_readable_by_one_user(tmp_path: Path) 
     assert folder.stat().st_mode & 0o777 == 0o700
     authority = (folder / "ca.crt").read_bytes()
     before = (folder / "worker.crt").read_bytes()
-    make_certificates(folder)  # again: the authority stays
+    make_certificates(folder)  # again: the authority stays, and the names
     assert (folder / "ca.crt").read_bytes() == authority
     assert (folder / "worker.crt").read_bytes() != before
+    names = x509.load_pem_x509_certificate((folder / "worker.crt").read_bytes()).extensions
+    known = names.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "gpu-1.example" in known.get_values_for_type(x509.DNSName)
+    assert "10.1.2.3" in map(str, known.get_values_for_type(x509.IPAddress))
     (folder / "client.key").unlink()
     assert not is_complete(folder)
 

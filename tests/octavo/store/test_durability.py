@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,6 +63,47 @@ async def test_killing_the_server_loses_nothing(tmp_path: Path, new: New) -> Non
 async def _after(event: asyncio.Event, act: Callable[[], Any]) -> None:
     await event.wait()
     await act()
+
+
+async def test_a_copy_of_the_files_under_load_is_a_backup(tmp_path: Path, new: New) -> None:
+    """As operations.md makes it. All that was answered before the copy began is there, and goes on."""
+    server, restored = EmbeddedStore(tmp_path / "a"), EmbeddedStore(tmp_path / "b")
+    await server.start()
+    store: Any = open_store(server.url)
+    await store.open()
+    seq_id = new().seq_id
+    await store.accept(new(max_tokens=10**6), LIMITS)
+    await store.take_ownership(TakeRequest(seq_id, 0, W1, "t", TakeReason.QUEUED))
+    answered, enough, over = 0, asyncio.Event(), asyncio.Event()
+
+    async def append() -> None:
+        nonlocal answered
+        while not over.is_set():
+            [reply] = await store.append_batch(W1, [AppendItem(seq_id, 1, 0, answered, [answered])])
+            assert reply.status is AppendStatus.OK
+            answered += 1
+            if answered == 100:
+                enough.set()
+
+    appending = asyncio.create_task(append())
+    await enough.wait()
+    known = answered
+    (tmp_path / "b").mkdir()
+    await asyncio.to_thread(shutil.copytree, tmp_path / "a/appendonlydir", tmp_path / "b/appendonlydir")
+    over.set()
+    await appending
+    await store.close()
+    await server.stop()
+
+    await restored.start()
+    again: Any = open_store(restored.url)
+    await again.open()
+    snapshot = await again.read(seq_id, prompt=True, from_indexes=[0])
+    assert known <= len(snapshot.outputs[0]) <= answered
+    assert snapshot.outputs[0] == tuple(range(len(snapshot.outputs[0])))
+    assert snapshot.prompt == new().prompt
+    await again.close()
+    await restored.stop()
 
 
 async def test_notices_come_back_after_a_restart(tmp_path: Path, new: New) -> None:

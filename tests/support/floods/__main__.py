@@ -1,4 +1,4 @@
-"""One attack, from a process of its own: `python -m floods NAME GRPC HTTP SECONDS SCALE`. Prints what it has done."""
+"""One attack, from a process of its own: `python -m floods NAME GRPC HTTP SECONDS SCALE [tls]`. Prints what it did."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 
-from floods.attacks import ATTACKS, Target
+from floods.attacks import ATTACKS, TLS_ATTACKS, Target
 
 
 def address(text: str) -> tuple[str, int]:
@@ -15,12 +15,12 @@ def address(text: str) -> tuple[str, int]:
 
 
 async def main() -> None:
-    name, grpc, http, seconds, scale = sys.argv[1:]
+    name, grpc, http, seconds, scale, *tls = sys.argv[1:]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    target = Target(address(grpc), address(http), float(seconds), int(scale))
+    target = Target(address(grpc), address(http), float(seconds), int(scale), bool(tls))
     target.until = time.monotonic() + target.seconds
-    await ATTACKS[name](target)
+    await (ATTACKS | TLS_ATTACKS)[name](target)
     print(json.dumps(target.counts))
 
 

@@ -8,10 +8,13 @@ import gzip
 import json
 import os
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
 
 from floods import http2
 
@@ -21,6 +24,7 @@ GENERATE = "/octavo.v1.Inference/Generate"
 COMPLETE = "/octavo.v1.Inference/Complete"
 GONE = (OSError, EOFError, asyncio.TimeoutError)
 CHUNK = 16_384
+CERTIFICATE = os.environ.get("FLOOD_CERTIFICATE", "")
 KEY = f"Bearer {os.environ.get('FLOOD_KEY', '')}".encode()  # of a tenant, for what only tenants can do
 
 
@@ -32,11 +36,16 @@ class Target:
     http: tuple[str, int]
     seconds: float
     scale: int  # connections, where an attack is about connections
+    tls: bool = False
     until: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
 
     def count(self, what: str, number: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + number
+
+    def context(self, address: tuple[str, int]) -> ssl.SSLContext | None:
+        """For a connection to this address. It shows the certificate of a client, if there is one."""
+        return tls_context("h2" if address == self.grpc else "http/1.1") if self.tls else None
 
     @property
     def going_on(self) -> bool:
@@ -45,8 +54,19 @@ class Target:
 
 Attack = Callable[[Target], Awaitable[None]]
 ATTACKS: dict[str, Attack] = {}
+TLS_ATTACKS: dict[str, Attack] = {}  # on what comes before TLS
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: " + KEY + b"\r\n"
 HEAD = POST + b"content-length: %d\r\n\r\n"
+
+
+@cache
+def tls_context(protocol: str) -> ssl.SSLContext:
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    made.set_alpn_protocols([protocol])
+    if CERTIFICATE:
+        made.load_cert_chain(CERTIFICATE, os.environ["FLOOD_CERTIFICATE_KEY"])
+    return made
 
 
 def attack(function: Attack) -> Attack:
@@ -54,11 +74,19 @@ def attack(function: Attack) -> Attack:
     return function
 
 
+def tls_attack(function: Attack) -> Attack:
+    TLS_ATTACKS[function.__name__.replace("_", "-")] = function
+    return function
+
+
 @asynccontextmanager
 async def connected(
-    target: Target, address: tuple[str, int], first: bytes = b"", *, small: bool = False
+    target: Target, address: tuple[str, int], first: bytes = b"", *, small: bool = False, plain: bool = False
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection on which `first` has been sent. `small`: it buffers next to nothing of what it does not read."""
+    """A connection on which `first` has been sent. `small`: it buffers next to nothing of what it does not read.
+
+    Over TLS if that is what the router speaks, unless it is to be `plain`.
+    """
     sock = socket.socket()
     if small:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -68,7 +96,10 @@ async def connected(
     except BaseException:
         sock.close()
         raise
-    reader, writer = await asyncio.open_connection(sock=sock, limit=4096)
+    secured: dict[str, Any] = {}
+    if context := None if plain else target.context(address):
+        secured = {"ssl": context, "server_hostname": "localhost", "ssl_handshake_timeout": 20}
+    reader, writer = await asyncio.open_connection(sock=sock, limit=4096, **secured)
     target.count("connections")
     try:
         writer.write(first)
@@ -77,7 +108,7 @@ async def connected(
         writer.transport.abort()
 
 
-async def held(target: Target, address: tuple[str, int], first: bytes) -> None:
+async def held(target: Target, address: tuple[str, int], first: bytes, *, plain: bool = False) -> None:
     """Connections that are opened, say `first`, and stay."""
     gate = asyncio.Semaphore(100)
 
@@ -85,7 +116,7 @@ async def held(target: Target, address: tuple[str, int], first: bytes) -> None:
         while target.going_on:
             with suppress(*GONE):
                 async with gate:
-                    context = connected(target, address, first)
+                    context = connected(target, address, first, plain=plain)
                     reader, _ = await context.__aenter__()
                 try:
                     while target.going_on:
@@ -150,6 +181,59 @@ async def idle_http(target: Target) -> None:
 async def half_requests(target: Target) -> None:
     """Requests over HTTP without their end."""
     await held(target, target.http, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-half: ")
+
+
+# TLS
+
+
+@tls_attack
+async def mute_tls(target: Target) -> None:
+    """Connections that never begin the handshake."""
+    half = replace(target, scale=target.scale // 2)
+    await asyncio.gather(*(held(half, address, b"", plain=True) for address in (target.grpc, target.http)))
+
+
+@tls_attack
+async def half_hellos(target: Target) -> None:
+    """Connections that begin a handshake of 16 kB and do not go on."""
+    half, first = replace(target, scale=target.scale // 2), b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03"
+    await asyncio.gather(*(held(half, address, first, plain=True) for address in (target.grpc, target.http)))
+
+
+@tls_attack
+async def handshakes(target: Target) -> None:
+    """Whole handshakes, one after the other, on 32 connections at a time."""
+
+    async def shake(address: tuple[str, int]) -> None:
+        while target.going_on:
+            with suppress(*GONE):
+                async with connected(target, address):
+                    target.count("handshakes")
+            await asyncio.sleep(0.01)
+
+    await asyncio.gather(*(shake(address) for address in (target.grpc, target.http) * 16))
+
+
+@tls_attack
+async def plain_words(target: Target) -> None:
+    """What is no TLS: requests in plain words, and noise."""
+
+    async def talk(address: tuple[str, int], words: bytes) -> None:
+        while target.going_on:
+            with suppress(*GONE):
+                async with connected(target, address, words, plain=True) as (reader, _):
+                    await asyncio.wait_for(drained(reader), 5)
+            await asyncio.sleep(0.01)
+
+    noise = (HEAD % 2 + b"{}", http2.hello(), os.urandom(CHUNK), b"\x16\x03\x01" + os.urandom(CHUNK))
+    await asyncio.gather(*(talk(address, words) for address in (target.grpc, target.http) for words in noise * 4))
+
+
+@tls_attack
+async def small_records(target: Target) -> None:
+    """A header of which each byte is a record of its own."""
+    first = POST + b"x-small: "
+    await sent(target, 32, lambda number: b"x" if number else first)
 
 
 # Frames

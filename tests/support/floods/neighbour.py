@@ -13,7 +13,7 @@ from pathlib import Path
 
 from live.cluster import ROOT, Cluster
 
-from octavo.client import AsyncClient, ClientCredentials, SamplingParams
+from octavo.client import AsyncClient, SamplingParams
 from octavo.security.api_keys import line_of, new_key
 
 MIB = 1 << 20
@@ -66,8 +66,7 @@ async def flooded(
     tokens: list[int] = []
     times: list[float] = []
     flood: asyncio.subprocess.Process | None = None
-    credentials = ClientCredentials(api_key=keys.neighbour)
-    async with AsyncClient([cluster.endpoints[0]], credentials=credentials) as client:
+    async with AsyncClient([cluster.endpoints[0]], credentials=cluster.credentials(keys.neighbour)) as client:
         params = SamplingParams(temperature=0, max_tokens=7000)
         stream = client.generate(prompt, params)
         over = asyncio.Event()
@@ -89,6 +88,10 @@ async def flooded(
             addresses = (cluster.endpoints[0], cluster.http_endpoints[0])
             command = [sys.executable, "-m", "floods", name, *addresses, str(seconds), str(scale)]
             support = {**os.environ, "FLOOD_KEY": keys.attacker, "PYTHONPATH": str(ROOT / "tests" / "support")}
+            if cluster.certificates is not None:
+                own = cluster.certificates.settings("client")
+                support |= {"FLOOD_CERTIFICATE": own["tls_cert"], "FLOOD_CERTIFICATE_KEY": own["tls_key"]}
+                command.append("tls")
             flood = await asyncio.create_subprocess_exec(
                 *command, stdout=subprocess.PIPE, cwd=ROOT, env=support, stderr=subprocess.PIPE
             )

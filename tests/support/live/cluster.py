@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+from certificates import Certificates
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from guard.processes import exists, state_of
 from live.process import Process, wait_until
 
 from octavo import rpc
 from octavo.cli import ports
-from octavo.client import AsyncClient
+from octavo.client import AsyncClient, ClientCredentials
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
+from octavo.security.roles import WORKER_NAME
 from octavo.store.embedded import EmbeddedStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 
@@ -102,11 +104,12 @@ class StoreProcess:
 
 
 class Cluster:
-    """Started by `start`; processes are named store, r0, r1, …, w0, w1, …"""
+    """Started by `start`; processes are named store, r0, r1, …, w0, w1, … With certificates all goes over TLS."""
 
-    def __init__(self, directory: Path, shape: Shape) -> None:
+    def __init__(self, directory: Path, shape: Shape, certificates: Certificates | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.shape = shape
+        self.certificates = certificates
         self.directory = directory
         self.store = StoreProcess(directory / "store")
         free = ports.pick(3 * shape.routers + shape.workers)
@@ -177,6 +180,8 @@ class Cluster:
     def _command(self, name: str) -> list[str]:
         shape, index = self.shape, int(name[1:])
         common = ["--web-listen", "", "--store", self.store.url, "--lease-ms", str(shape.lease_ms)]
+        if self.certificates is not None:
+            common += self.certificates.flags("router" if name.startswith("r") else "worker")
         if name.startswith("r"):
             listen = ["--listen", self.endpoints[index], "--admin-listen", self.admin_endpoints[index]]
             listen += ["--http-listen", self.http_endpoints[index]]
@@ -188,9 +193,19 @@ class Cluster:
     # Looking at it
 
     def channel(self, endpoint: str) -> grpc.Channel:
+        """As an operator."""
         if endpoint not in self._channels:
-            self._channels[endpoint] = grpc.insecure_channel(endpoint, options=rpc.channel_options())
+            self._channels[endpoint] = self._open_channel(endpoint)
         return self._channels[endpoint]
+
+    def _open_channel(self, endpoint: str) -> grpc.Channel:
+        options = rpc.channel_options()
+        if self.certificates is None:
+            return grpc.insecure_channel(endpoint, options=options)
+        if endpoint in self.worker_endpoints.values():
+            options = [*options, ("grpc.ssl_target_name_override", WORKER_NAME)]
+        cert, key, ca = (Path(file).read_bytes() for file in self.certificates.settings("operator").values())
+        return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(ca, key, cert), options=options)
 
     def inference(self, router: int = 0) -> inference_pb2_grpc.InferenceStub:
         """Blocking; for asyncio see `client` and `rpc.channel`."""
@@ -204,7 +219,13 @@ class Cluster:
 
     def client(self, routers: Sequence[int] | None = None) -> AsyncClient:
         chosen = range(self.shape.routers) if routers is None else routers
-        return AsyncClient([self.endpoints[index] for index in chosen])
+        return AsyncClient([self.endpoints[index] for index in chosen], credentials=self.credentials())
+
+    def credentials(self, api_key: str = "") -> ClientCredentials:
+        """Of a client."""
+        if self.certificates is None:
+            return ClientCredentials(api_key=api_key)
+        return self.certificates.caller("client", api_key=api_key)
 
     def workers(self, router: int = 0) -> dict[str, admin_pb2.WorkerStatus]:
         """The live processes among the workers this router knows, by name."""

@@ -1,21 +1,16 @@
 """A cluster on two hosts: a router and a worker on each, and the store on the first, as `octavo router` and
 `octavo worker` are started by a pod."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import grpc
 from certificates import Certificates
 from guard.processes import lasting
 from live.cluster import Cluster, Shape, StoreProcess
 from live.network_hosts import NetworkHost, NetworkHosts, network_hosts
 
-from octavo import rpc
 from octavo.cli.programs import find_program
-from octavo.client import AsyncClient
-from octavo.security.client_credentials import PLAIN, ClientCredentials
-from octavo.security.roles import WORKER_NAME
 from octavo.store.embedded import EmbeddedStore, find_server
 
 STORE_PORT, ROUTER_PORT, ADMIN_PORT, HTTP_PORT, WORKER_PORT = 6379, 50051, 51051, 58051, 50061
@@ -49,9 +44,8 @@ class HostCluster(Cluster):
     def __init__(
         self, directory: Path, shape: Shape, hosts: NetworkHosts, *, ipv6: bool, certificates: Certificates | None
     ) -> None:
-        super().__init__(directory, shape)
+        super().__init__(directory, shape, certificates)
         self.hosts = hosts
-        self._certificates = certificates
         self._addresses = [f"[{host.ipv6}]" if ipv6 else host.ipv4 for host in hosts.hosts]
         self._everywhere = "[::]" if ipv6 else "0.0.0.0"
         self.store = HostStore(directory / "store", hosts.hosts[0], self._addresses[0])
@@ -65,26 +59,11 @@ class HostCluster(Cluster):
         _, _, module, *arguments = super()._command(name)
         host, address = self.hosts.hosts[int(name[1:])], self._addresses[int(name[1:])]
         program = "router" if module == "router" else "worker"
-        arguments += ["--insecure"] if self._certificates is None else self._certificates.flags(program)
+        if self.certificates is None:
+            arguments += ["--insecure"]
         if name == "w1":
             arguments += ["--host", self._everywhere, "--advertise", address]
         return host.command([find_program("octavo"), program, *arguments])
-
-    def channel(self, endpoint: str) -> grpc.Channel:
-        """As an operator."""
-        if self._certificates is not None and endpoint not in self._channels:
-            cert, key, ca = (Path(file).read_bytes() for file in self._certificates.settings("operator").values())
-            options = rpc.channel_options()
-            if endpoint in self.worker_endpoints.values():
-                options = [*options, ("grpc.ssl_target_name_override", WORKER_NAME)]
-            credentials = grpc.ssl_channel_credentials(ca, key, cert)
-            self._channels[endpoint] = grpc.secure_channel(endpoint, credentials, options=options)
-        return super().channel(endpoint)
-
-    def client(self, routers: Sequence[int] | None = None) -> AsyncClient:
-        chosen = range(self.shape.routers) if routers is None else routers
-        credentials: ClientCredentials = PLAIN if self._certificates is None else self._certificates.caller("client")
-        return AsyncClient([self.endpoints[index] for index in chosen], credentials=credentials)
 
 
 @contextmanager

@@ -1,0 +1,97 @@
+// A register of floats, each of which belongs to a key or to a dimension.
+
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+
+struct Lanes : Rows16 {
+    static constexpr int kCount = 16;
+
+    static F max(F a, F b) { return _mm512_max_ps(a, b); }
+    static F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static F times_power(F x, F n) { return _mm512_scalef_ps(x, n); }
+    static float top(F x) { return top8(max8(eight(x, 0), eight(x, 1))); }
+    static float sum(F x) { return sum8(add8(eight(x, 0), eight(x, 1))); }
+    static F either(F a, F b) { return _mm512_or_ps(a, b); }
+    // x where a bit is set, y elsewhere.
+    static F choose(std::uint32_t bits, F x, F y) { return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), y, x); }
+    // Up to kCount, the rest zero.
+    static F load_some(const float* p, std::int64_t count) {
+        return count >= kCount ? load(p) : _mm512_maskz_loadu_ps(first_bits(count), p);
+    }
+    template <DType kType>
+    static F widen(const char* p, std::int64_t count) {
+        if constexpr (kType == DType::kF32) {
+            return load_some(reinterpret_cast<const float*>(p), count);
+        }
+        if (count < kCount) {
+            return _mm512_insertf32x8(zero(), load8_as<kType>(p), 0);
+        }
+        if constexpr (kType == DType::kF16) {
+            return halves(reinterpret_cast<const std::uint8_t*>(p));
+        } else if constexpr (kType == DType::kI8) {
+            return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+        } else {
+            const F low = _mm512_castps256_ps512(load8_as<kType>(p));
+            return _mm512_insertf32x8(low, load8_as<kType>(p + 8 * kSize<kType>), 1);
+        }
+    }
+    __attribute__((always_inline)) static void transpose(F (&x)[kCount]) {
+        F y[kCount];
+#pragma GCC unroll 4
+        for (int i = 0; i < kCount; i += 4) {
+            const F a = _mm512_unpacklo_ps(x[i], x[i + 1]), b = _mm512_unpacklo_ps(x[i + 2], x[i + 3]);
+            const F c = _mm512_unpackhi_ps(x[i], x[i + 1]), d = _mm512_unpackhi_ps(x[i + 2], x[i + 3]);
+            y[i] = _mm512_shuffle_ps(a, b, 0x44);
+            y[i + 1] = _mm512_shuffle_ps(a, b, 0xee);
+            y[i + 2] = _mm512_shuffle_ps(c, d, 0x44);
+            y[i + 3] = _mm512_shuffle_ps(c, d, 0xee);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            const F a = _mm512_shuffle_f32x4(y[i], y[i + 4], 0x88), b = _mm512_shuffle_f32x4(y[i + 8], y[i + 12], 0x88);
+            const F c = _mm512_shuffle_f32x4(y[i], y[i + 4], 0xdd), d = _mm512_shuffle_f32x4(y[i + 8], y[i + 12], 0xdd);
+            x[i] = _mm512_shuffle_f32x4(a, b, 0x88);
+            x[i + 4] = _mm512_shuffle_f32x4(c, d, 0x88);
+            x[i + 8] = _mm512_shuffle_f32x4(a, b, 0xdd);
+            x[i + 12] = _mm512_shuffle_f32x4(c, d, 0xdd);
+        }
+    }
+
+  private:
+    static __mmask16 first_bits(std::int64_t count) {
+        return static_cast<__mmask16>(count > 0 ? (1U << count) - 1 : 0);
+    }
+};
+
+#else
+
+struct Lanes : Rows8 {
+    static constexpr int kCount = 8;
+
+    static F max(F a, F b) { return max8(a, b); }
+    static F round(F a) { return round8(a); }
+    static F times_power(F x, F n) { return mul8(x, exponent8(n)); }
+    static float top(F x) { return top8(x); }
+    static float sum(F x) { return sum8(x); }
+    static F either(F a, F b) { return or8(a, b); }
+    static F choose(std::uint32_t bits, F x, F y) { return choose8(bits, x, y); }
+    static F load_some(const float* p, std::int64_t count) { return count >= kCount ? load(p) : load8_some(p, count); }
+    template <DType kType>
+    static F widen(const char* p, std::int64_t) {
+        return load8_as<kType>(p);
+    }
+    __attribute__((always_inline)) static void transpose(F (&x)[kCount]) { transpose8(x); }
+};
+
+#endif
+
+// 2^x of x <= 0, within 2 ulp; below -126 it is next to nothing. NaN stays NaN, as in exp8.
+inline Lanes::F power(Lanes::F x) {
+    const Lanes::F inside = Lanes::max(Lanes::set(-126.0F), x);
+    const Lanes::F n = Lanes::round(inside), r = Lanes::sub(inside, n);
+    Lanes::F p = Lanes::fma(Lanes::set(1.535336188e-4F), r, Lanes::set(1.339887440e-3F));
+    p = Lanes::fma(p, r, Lanes::set(9.618437357e-3F));
+    p = Lanes::fma(p, r, Lanes::set(5.550332471e-2F));
+    p = Lanes::fma(p, r, Lanes::set(2.402264791e-1F));
+    p = Lanes::fma(p, r, Lanes::set(6.931472028e-1F));
+    return Lanes::times_power(Lanes::fma(p, r, Lanes::set(1.0F)), n);
+}

@@ -1,0 +1,174 @@
+// Products with packed bfloat16 weights and inputs rounded to bfloat16, summed in float32.
+
+void to_halves(const float* x, std::int64_t count, HalfBlock* to) {
+    for (std::int64_t block = 0; block < count / kBlock; ++block, x += kBlock, to += kInputColumns) {
+        for (std::int64_t i = 0; i < kBlock; i += 8) {
+            store8_bf16(to->x + i, load8(x + i));
+        }
+    }
+}
+
+// Some columns of some rows are one of `shares` passes over these rows. Each pass asks for its share of the next rows,
+// so that memory is read while any column is computed.
+
+#if defined(OCTAVO_TILES)
+
+constexpr TileShapes half_shapes() {
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile) {
+        shapes.put(tile, 16, 64);
+    }
+    return shapes;
+}
+
+// 16 kWide columns of 16 kHigh rows. Tiles 0 … 3 are sums, 4 and 5 inputs, 6 and 7 weights.
+template <int kWide, int kHigh>
+inline void half_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std::int64_t column, std::int64_t shares) {
+    using At = Part<Format::kHalves>;
+    const std::int64_t blocks = job.weight.cols / kBlock;
+    const At low(job.weight, row), high(job.weight, kHigh == 2 ? row + kGroupRows : row);
+    const HalfBlock* left = job.halves + input_at(column, blocks);
+    const HalfBlock* right = job.halves + input_at(kWide == 2 ? column + kInputColumns : column, blocks);
+    const std::int64_t share = kHigh * blocks * At::kBytes / shares, step = share / blocks;
+    const std::uint8_t* next = low.numbers(kHigh * blocks) + share * (column / (2 * kInputColumns));
+    tiles.zero<0>();
+    tiles.zero<1>();
+    tiles.zero<2>();
+    tiles.zero<3>();
+    for (std::int64_t block = 0; block < blocks; ++block, left += kInputColumns, right += kInputColumns, next += step) {
+        for (std::int64_t line = 0; line < step; line += 64) {
+            fetch_second(next + line);
+        }
+        tiles.load<4>(left, sizeof(HalfBlock));
+        tiles.load<6>(low.numbers(block), 64);
+        tiles.add_halves<0, 4, 6>();
+        if constexpr (kHigh == 2) {
+            tiles.load<7>(high.numbers(block), 64);
+            tiles.add_halves<1, 4, 7>();
+        }
+        if constexpr (kWide == 2) {
+            tiles.load<5>(right, sizeof(HalfBlock));
+            tiles.add_halves<2, 5, 6>();
+        }
+        if constexpr (kWide == 2 && kHigh == 2) {
+            tiles.add_halves<3, 5, 7>();
+        }
+    }
+    alignas(64) float sums[2][2][kInputColumns][kGroupRows];  // [columns, rows, column, row]
+    tiles.store<0>(sums[0][0], 64);
+    tiles.store<1>(sums[0][1], 64);
+    tiles.store<2>(sums[1][0], 64);
+    tiles.store<3>(sums[1][1], 64);
+    for (std::int64_t c = 0; c < kWide * kInputColumns && column + c < job.columns; ++c) {
+        for (std::int64_t r = 0; r < kHigh * kGroupRows && row + r < job.weight.rows; r += Rows::kRows) {
+            const float* at = sums[c / kInputColumns][r / kGroupRows][c % kInputColumns] + r % kGroupRows;
+            put_tile<Rows>(job, column + c, row + r, Rows::load(at));
+        }
+    }
+}
+
+template <int kHigh>
+inline void half_columns(Tiles& tiles, const LinearJob& job, std::int64_t row) {
+    const std::int64_t shares = (job.columns + 2 * kInputColumns - 1) / (2 * kInputColumns);
+    std::int64_t column = 0;
+    for (; column + kInputColumns < job.columns; column += 2 * kInputColumns) {
+        half_tiles<2, kHigh>(tiles, job, row, column, shares);
+    }
+    if (column < job.columns) {
+        half_tiles<1, kHigh>(tiles, job, row, column, shares);
+    }
+}
+
+void half_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
+    static constexpr TileShapes kShapes = half_shapes();
+    Tiles tiles(kShapes);
+    for (; row + kGroupRows < end; row += 2 * kGroupRows) {
+        half_columns<2>(tiles, job, row);
+    }
+    if (row < end) {
+        half_columns<1>(tiles, job, row);
+    }
+}
+
+#else
+
+// Tiles of rows side by side, and columns: as many sums as leave registers for weights and inputs.
+#if defined(__AVX512BF16__)
+constexpr int kHalfTiles = 3, kHalfColumns = 8;
+#elif defined(__AVX512VL__)
+constexpr int kHalfTiles = 2, kHalfColumns = 8;
+#else
+constexpr int kHalfTiles = 2, kHalfColumns = 4;
+#endif
+
+// kColumns columns of kTiles R::kRows rows.
+template <typename R, int kTiles, int kColumns>
+inline void half_tile(const LinearJob& job, std::int64_t row, std::int64_t column, std::int64_t shares) {
+    using At = Part<Format::kHalves>;
+    const std::int64_t blocks = job.weight.cols / kBlock;
+    const HalfBlock* inputs = job.halves + input_at(column, blocks);
+    const std::uint8_t* numbers[kTiles];
+    typename R::F sums[kTiles][kColumns];
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; ++t) {
+        numbers[t] = At(job.weight, row + t * R::kRows).numbers(0);
+#pragma GCC unroll 16
+        for (int c = 0; c < kColumns; ++c) {
+            sums[t][c] = R::zero();
+        }
+    }
+    const std::int64_t tile = kTiles * R::kRows / kGroupRows * blocks * At::kBytes, step = 64 * kTiles / shares;
+    const std::uint8_t* next = numbers[0] + tile + tile / shares * (column / kHalfColumns);
+    for (std::int64_t block = 0; block < blocks; ++block, inputs += kInputColumns) {
+#pragma GCC unroll 4
+        for (std::int64_t two = 0; two < kBlock / 2; ++two, next += step) {
+            fetch_second(next);
+            if (step > 64) {
+                fetch_second(next + 64);
+                fetch_second(next + 128);
+            }
+            typename R::Pair pairs[kTiles];
+#pragma GCC unroll 4
+            for (int t = 0; t < kTiles; ++t) {
+                pairs[t] = R::pair(numbers[t] + two * 64);
+            }
+#pragma GCC unroll 16
+            for (int c = 0; c < kColumns; ++c) {
+                const typename R::Two some = R::two(inputs[c].x + 2 * two);
+#pragma GCC unroll 4
+                for (int t = 0; t < kTiles; ++t) {
+                    sums[t][c] = R::add_pair(sums[t][c], pairs[t], some);
+                }
+            }
+        }
+        for (auto& at : numbers) {
+            at += At::kBytes;
+        }
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; ++t) {
+#pragma GCC unroll 16
+        for (int c = 0; c < kColumns; ++c) {
+            put_tile<R>(job, column + c, row + t * R::kRows, sums[t][c]);
+        }
+    }
+}
+
+template <typename R, int kTiles>
+inline void half_columns(const LinearJob& job, std::int64_t row) {
+    const std::int64_t shares = (job.columns + kHalfColumns - 1) / kHalfColumns;
+    each_columns<kHalfColumns>(job.columns, [&](auto count, std::int64_t column) {
+        half_tile<R, kTiles, decltype(count)::kColumns>(job, row, column, shares);
+    });
+}
+
+void half_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
+    for (; row + kHalfTiles * Rows::kRows <= end; row += kHalfTiles * Rows::kRows) {
+        half_columns<Rows, kHalfTiles>(job, row);
+    }
+    for (; row < end; row += Rows::kRows) {
+        half_columns<Rows, 1>(job, row);
+    }
+}
+
+#endif

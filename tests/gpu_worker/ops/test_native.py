@@ -1,0 +1,70 @@
+"""What happens where a GPU, or its driver, is too old for the kernels that were built."""
+
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker import ops
+from gpu_worker.compat.vllm import ops as vllm_ops
+from gpu_worker.ops import native
+from gpu_worker.ops.native_cuda import NativeCudaOps
+from gpu_worker.ops.reference import ReferenceOps
+
+GPU = torch.device("cuda", 1)
+OLD = "device 1 has compute capability 7.5, which is too old: the kernels were built for 80,90a-real"
+
+
+class Kernels(SimpleNamespace):
+    """An extension whose devices are `texts`: why each is too old."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__(texts=texts, Swapper=object)
+
+    def device_count(self) -> int:
+        return len(self.texts)
+
+    def unsupported(self, device: int) -> str:
+        text: str = self.texts[device] if device < len(self.texts) else ""
+        return text
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Sets what `load_cuda` finds."""
+    native.cuda_problem.cache_clear()
+    yield lambda module: monkeypatch.setattr(native, "load_cuda", lambda: module)
+    native.cuda_problem.cache_clear()
+
+
+def test_a_device_that_is_too_old_is_named_and_gets_the_reference_ops(
+    found: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    found(Kernels("", OLD))
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(ops.choose_ops(GPU), ReferenceOps)
+        assert isinstance(ops.choose_ops(GPU), ReferenceOps)
+    assert [record.getMessage() for record in caplog.records if record.name == native.__name__] == [
+        f"gpu_worker._C_cuda cannot be used: {OLD}"
+    ]
+    assert isinstance(ops.choose_ops(torch.device("cuda", 0)), NativeCudaOps)
+    assert native.usable_cuda(1) is None and native.usable_cuda(0) is not None
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (None, "gpu_worker._C_cuda was not built: make extension, where nvcc is"),
+        (Kernels(), "gpu_worker._C_cuda sees no GPU"),
+        (Kernels(OLD), f"gpu_worker._C_cuda cannot be used: {OLD}"),
+    ],
+)
+def test_vllms_names_say_why_they_cannot_compute(found: Any, module: Any, text: str) -> None:
+    found(module)
+    vllm_ops.extension.cache_clear()
+    with pytest.raises(ImportError) as raised:
+        vllm_ops.extension()
+    assert str(raised.value) == text
