@@ -61,7 +61,8 @@ class WaitingItems:
         self.num_tokens = 0  # of all items
         self._items: list[StepItem] = []
         self._latest: dict[tuple[SequenceId, int], int] = {}  # by branch, the number of its last item
-        self._joined: set[int] = set()  # the numbers of items that were made here
+        # The lists of items that were made here, by number.
+        self._joined: dict[int, tuple[list[int], list[TokenScore]]] = {}
         for item in items:
             self.add(item)
 
@@ -76,13 +77,14 @@ class WaitingItems:
             self._latest[key] = len(self._items)
             self._items.append(item)
             return
+        lists = self._joined.get(number)
+        if lists is None:
+            last = self._items[number]
+            lists = self._joined[number] = [*last.token_ids], [*last.scores]
+            self._items[number] = replace(last, token_ids=lists[0], scores=lists[1])
+        lists[0].extend(item.token_ids)
+        lists[1].extend(item.scores)
         last = self._items[number]
-        if number not in self._joined:
-            last = self._items[number] = replace(last)
-            self._joined.add(number)
-        last.token_ids = [*last.token_ids, *item.token_ids]
-        if item.scores:
-            last.scores = [*last.scores, *item.scores]
         last.chain, last.finish, last.failure = item.chain, item.finish, item.failure
         last.prompt_scores = last.prompt_scores or item.prompt_scores
 

@@ -11,6 +11,7 @@ from octavo.ids import Incarnation, SequenceId
 from octavo.step_item import StepItem, WaitingItems
 
 MAX_JOINED_MESSAGES = 32
+MAX_JOINED_ITEMS = 1024  # a message that has so many is not joined to another: its router handles it in one go
 MAX_PENDING_MESSAGES = 4096  # a reader that is so many behind is cut off; it reads the journal and follows again
 
 _numbers = count(1)
@@ -34,13 +35,15 @@ class StepMessage:
     num_branches: int = 0  # of the last step alone; 0 in a message that was withheld until no further step came
     num_tokens: int = 0  # like num_branches
     moved: list[MovedSequence] = field(default_factory=list)  # after all items that are sent of them here
-
     is_counted: bool = False  # its step was granted by its reader, which is told of each of these by itself
 
     @property
     def is_joinable(self) -> bool:
-        """Whether the items of other steps may travel with it: it has nothing that must be heard after its items."""
-        return not (self.is_counted or self.unknown or self.moved)
+        """Whether the items of other steps may travel with it.
+
+        What must be heard after its items travels alone, and so do scores of prompts, which may be megabytes.
+        """
+        return not (self.is_counted or self.unknown or self.moved or any(item.prompt_scores for item in self.items))
 
 
 @dataclass(slots=True, eq=False)
@@ -84,15 +87,17 @@ class StepSubscription:
     def next_message(self) -> StepMessage:
         """Removes the oldest message that is ready, and for a router the steps that wait behind it, as one message."""
         message = self.ready.popleft()
-        if not (self.router_id and message.is_joinable):
+        if not (self.ready and self.router_id and message.is_joinable):
             return message
-        joined = [message]
-        while self.ready and self.ready[0].is_joinable and len(joined) < MAX_JOINED_MESSAGES:
-            joined.append(self.ready.popleft())
-        if len(joined) == 1:
-            return message
-        items = WaitingItems(item for each in joined for item in each.items)
-        return replace(joined[-1], step_id=max(each.step_id for each in joined), items=items.take_items())
+        waiting, step_id = WaitingItems(message.items), message.step_id
+        for _ in range(MAX_JOINED_MESSAGES - 1):
+            if not (self.ready and self.ready[0].is_joinable and len(waiting) < MAX_JOINED_ITEMS):
+                break
+            message = self.ready.popleft()
+            step_id = max(step_id, message.step_id)
+            for item in message.items:
+                waiting.add(item)
+        return replace(message, step_id=step_id, items=waiting.take_items())
 
     def forget_steps(self, num_steps: int) -> None:
         """Awaits so many granted steps less: the subscription has been told of them, or the grant was taken back."""

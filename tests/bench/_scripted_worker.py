@@ -6,11 +6,17 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpu_worker.serving.messages import step_to_wire
+from gpu_worker.serving.step_subscription import StepMessage, StepSubscription
 from octavo import rpc, wire
 from octavo.hashing import extend_chain, prompt_chain
+from octavo.ids import Incarnation, SequenceId
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
+from octavo.sampling import FinishReason
+from octavo.step_item import StepItem
 
 REPORT_S = 0.25
+MAX_LATE_S = 0.1  # what a machine that is too busy delays longer is left out
 
 
 @dataclass
@@ -22,40 +28,38 @@ class ScriptedSequence:
     num_left: int
     num_tokens: int = 0
 
-    def next_item(self, seq_id: str) -> worker_pb2.StepItem:
+    def next_item(self, seq_id: str) -> StepItem:
         token = 97 + self.num_tokens % 26
         self.chain = extend_chain(self.chain, (token,))
         self.num_tokens += 1
         self.num_left -= 1
-        item = worker_pb2.StepItem(
-            seq_id=seq_id, epoch=self.epoch, first_index=self.num_tokens - 1, token_ids=(token,), chain=self.chain
-        )
+        item = StepItem(SequenceId(seq_id), self.epoch, 0, self.num_tokens - 1, [token], self.chain)
         if self.num_tokens == 1:
             item.cached_tokens = 0
         if not self.num_left:
-            item.finish_reason = wire.types_pb2.FINISH_REASON_LENGTH
+            item.finish = FinishReason.LENGTH
         return item
 
 
 @dataclass
 class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
-    """Serves one router. Each step brings a token of every sequence, or while `begins` only each one's first token."""
+    """Serves one router. Each step brings a token of every sequence, and only first tokens until all streams are here.
+
+    Messages wait for the router, and are joined for it, as in a worker of this checkout.
+    """
 
     incarnation: str
     step_s: float
-    begins: bool = False
+    num_streams: int
     sequences: dict[str, ScriptedSequence] = field(default_factory=dict)
 
-    async def start(self) -> str:
-        """Listens. Returns the endpoint."""
-        self._server = rpc.server(internal=True)
-        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port("127.0.0.1:0")
-        await self._server.start()
-        return f"127.0.0.1:{port}"
-
-    async def stop(self) -> None:
-        await self._server.stop(None)
+    async def serve(self, port: int) -> None:
+        """Listens until the process ends."""
+        server = rpc.server(internal=True)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, server)
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+        await server.wait_for_termination()
 
     async def Hello(self, request: Any, context: Any) -> worker_pb2.HelloResponse:
         return worker_pb2.HelloResponse(
@@ -102,27 +106,37 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.WorkerCancelResponse()
 
     async def Step(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[worker_pb2.StepResult]:
-        reading = asyncio.create_task(self._read(requests))
-        due, number = time.perf_counter(), 0
+        subscription = StepSubscription(router_id="router")
+        next_message = getattr(subscription, "next_message", subscription.ready.popleft)  # older ones join nothing
+        tasks = [asyncio.create_task(each) for each in (self._read(requests), self._run_steps(subscription))]
         try:
             while True:
-                due += self.step_s  # an engine does not wait for routers: after a late step comes the next one at once
-                await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                items = [
-                    sequence.next_item(seq_id)
-                    for seq_id, sequence in self.sequences.items()
-                    if not (self.begins and sequence.num_tokens)
-                ]
-                if not items:
-                    due = time.perf_counter()
-                    continue
-                number += 1
-                for item in items:
-                    if item.finish_reason:
-                        del self.sequences[item.seq_id]
-                yield worker_pb2.StepResult(step_id=number, incarnation=self.incarnation, items=items)
+                while subscription.ready:
+                    yield step_to_wire(next_message(), Incarnation(self.incarnation))
+                await subscription.wake.wait()
+                subscription.wake.clear()
         finally:
-            reading.cancel()
+            for task in tasks:
+                task.cancel()
+
+    async def _run_steps(self, subscription: StepSubscription) -> None:
+        """Runs a step whenever one is due: an engine does not wait for its readers."""
+        due, number = time.perf_counter(), 0
+        while True:
+            due = max(due + self.step_s, time.perf_counter() - MAX_LATE_S)
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            begins = len(self.sequences) < self.num_streams
+            items = [
+                sequence.next_item(seq_id)
+                for seq_id, sequence in self.sequences.items()
+                if not (begins and sequence.num_tokens)
+            ]
+            for item in items:
+                if item.finish:
+                    del self.sequences[item.seq_id]
+            if items:
+                number += 1
+                subscription.queue_message(StepMessage(number, items))
 
     async def _read(self, requests: AsyncIterator[Any]) -> None:
         async for request in requests:

@@ -33,9 +33,7 @@ PROBE_INTERVAL_S = 0.05
 BEGINNING = 32  # streams at once
 LEASE_MS = 60_000
 WARM_S = 0.5
-FULL_CORE_NICE = (
-    5  # on a busy machine routers get less of it than clients and worker, so that the router is what is slow
-)
+ROUTER_NICE = 5  # on a busy machine routers get less of it than clients and workers, so that the router is what is slow
 MAX_TOKENS = 16_384  # of a stream; more than a round takes
 
 
@@ -81,8 +79,14 @@ async def serve_router(port: int, incarnation: Incarnation, endpoint: str) -> No
 def main_serve(what: str, port: int, *more: str) -> None:
     import uvloop
 
-    os.nice(FULL_CORE_NICE)
-    uvloop.run(serve_echo(port) if what == "echo" else serve_router(port, Incarnation(more[0]), more[1]))
+    match what:
+        case "worker":
+            uvloop.run(ScriptedWorker(more[0], float(more[1]), int(more[2])).serve(port))
+        case "router":
+            os.nice(ROUTER_NICE)
+            uvloop.run(serve_router(port, Incarnation(more[0]), more[1]))
+        case _:
+            uvloop.run(serve_echo(port))
 
 
 # The rounds
@@ -98,7 +102,8 @@ class RelayRound:
     gaps: list[float] = field(default_factory=list)  # seconds between events of a stream, all streams
     first_tokens: list[float] = field(default_factory=list)  # seconds, of the short requests beside them
     router_us: float = 0.0  # processor microseconds per token
-    peers_us: float = 0.0  # of clients and worker, which are this process
+    worker_us: float = 0.0
+    clients_us: float = 0.0
 
     @property
     def tokens_per_core(self) -> float:
@@ -119,26 +124,29 @@ class Side:
     """A router and its worker."""
 
     router: psutil.Process
-    worker: ScriptedWorker
+    worker: psutil.Process
     target: str
 
 
 @asynccontextmanager
-async def open_side(python: str, step_s: float) -> AsyncIterator[Side]:
-    worker = ScriptedWorker(new_incarnation(), step_s)
-    endpoint, port = await worker.start(), free_port()
-    command = (python, __file__, "--serve", "router", str(port), worker.incarnation, endpoint)
-    process = await asyncio.create_subprocess_exec(*command)
+async def open_side(python: str, step_s: float, num_streams: int) -> AsyncIterator[Side]:
+    incarnation, ports = new_incarnation(), [free_port(), free_port()]
+    commands = [
+        ("worker", str(ports[0]), incarnation, str(step_s), str(num_streams)),
+        ("router", str(ports[1]), incarnation, f"127.0.0.1:{ports[0]}"),
+    ]
+    processes = [await asyncio.create_subprocess_exec(python, __file__, "--serve", *each) for each in commands]
     try:
-        target = f"127.0.0.1:{port}"
+        target = f"127.0.0.1:{ports[1]}"
         async with grpc.aio.insecure_channel(target) as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)
             await until_ready(stub)
-        yield Side(psutil.Process(process.pid), worker, target)
+        worker, router = (psutil.Process(each.pid) for each in processes)
+        yield Side(router, worker, target)
     finally:
-        process.kill()
-        await process.wait()
-        await worker.stop()
+        for process in reversed(processes):
+            process.kill()
+            await process.wait()
 
 
 async def until_ready(stub: inference_pb2_grpc.InferenceStub) -> None:
@@ -202,7 +210,6 @@ async def relay_round(side: Side, num_streams: int, seconds: float, name: str) -
         stub, result = inference_pb2_grpc.InferenceStub(channel), RelayRound()
         listeners = [StreamListener(measured) for _ in range(num_streams)]
         tasks: list[asyncio.Task[None]] = []
-        side.worker.begins = True
         for number, listener in enumerate(listeners):
             request = request_of(f"{name}-{number}", MAX_TOKENS)
             tasks.append(asyncio.create_task(stream(stub, request, listener)))
@@ -213,22 +220,20 @@ async def relay_round(side: Side, num_streams: int, seconds: float, name: str) -
                     if task.done():
                         task.result()
         tasks.append(asyncio.create_task(probe(inference_pb2_grpc.InferenceStub(other), name, result)))
-        side.worker.begins = False
         await asyncio.sleep(WARM_S)
-        me = psutil.Process()
-        before, began = [processor_seconds(each) for each in (side.router, me)], time.perf_counter()
+        processes = (side.router, side.worker, psutil.Process())
+        before, began = [processor_seconds(each) for each in processes], time.perf_counter()
         measured.append(result)
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         measured.clear()
         result.seconds = time.perf_counter() - began
-        spent = [processor_seconds(each) - at for each, at in zip((side.router, me), before, strict=True)]
-        result.router_us, result.peers_us = (1e6 * each / result.num_tokens for each in spent)
+        spent = [processor_seconds(each) - at for each, at in zip(processes, before, strict=True)]
+        result.router_us, result.worker_us, result.clients_us = (1e6 * each / result.num_tokens for each in spent)
         for task in tasks:
             if task.done():
                 task.result()
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    side.worker.sequences.clear()
     return result
 
 
@@ -266,7 +271,8 @@ def quantile_ms(seconds: list[float], quantile: float) -> float:
 
 FIGURES: dict[str, Callable[[RelayRound], float]] = {
     "tokens per core-second of the router": lambda each: each.tokens_per_core,
-    "processor time of clients and worker per token": lambda each: each.peers_us,
+    "processor µs of the worker per token": lambda each: each.worker_us,
+    "processor µs of the clients per token": lambda each: each.clients_us,
     "tokens/s": lambda each: each.num_tokens / each.seconds,
     "tokens per event": lambda each: each.tokens_per_event,
     "time between events, p50, ms": lambda each: quantile_ms(each.gaps, 0.5),
@@ -285,7 +291,7 @@ async def main(args: argparse.Namespace) -> None:
     echoes: list[float] = []
     async with AsyncExitStack() as stack:
         sides = {
-            name: await stack.enter_async_context(open_side(python, args.step_ms / 1000))
+            name: await stack.enter_async_context(open_side(python, args.step_ms / 1000, args.streams))
             for name, python in pythons.items()
         }
         port = free_port()

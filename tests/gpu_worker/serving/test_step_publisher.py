@@ -9,11 +9,19 @@ from sequences import new_sequence
 
 from gpu_worker.scheduling.step import Delta, StepDeltas
 from gpu_worker.serving.step_publisher import MAX_STEP_ITEMS, StepPublisher
-from gpu_worker.serving.step_subscription import MAX_PENDING_MESSAGES, MovedSequence, StepSubscription
+from gpu_worker.serving.step_subscription import (
+    MAX_JOINED_ITEMS,
+    MAX_JOINED_MESSAGES,
+    MAX_PENDING_MESSAGES,
+    MovedSequence,
+    StepMessage,
+    StepSubscription,
+)
 from octavo.errors import HistoryLost
 from octavo.hashing import extend_chain, prompt_chain
 from octavo.ids import Incarnation, SequenceId
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.step_item import StepItem
 
 SEQ = SequenceId("s")
 
@@ -363,6 +371,29 @@ def test_messages_of_counted_steps_and_of_observers_are_not_joined():
     assert not counting.num_awaited
     for subscription in (counting, observer):
         assert [subscription.next_message().step_id for _ in range(2)] == [1, 2]
+
+
+def waiting_sizes(messages: list[StepMessage]) -> list[int]:
+    """The items of each message that a router gets when all of these wait."""
+    router, sizes = StepSubscription(router_id="r"), []
+    for message in messages:
+        router.queue_message(message)
+    while router.ready:
+        sizes.append(len(router.next_message().items))
+    return sizes
+
+
+def test_a_joined_message_has_a_limit():
+    def message(size: int, number: int) -> StepMessage:
+        return StepMessage(1, [StepItem(SequenceId(f"{number}-{at}"), 1, 0, 0, [1], 1) for at in range(size)])
+
+    quarter = MAX_JOINED_ITEMS // 4
+    assert waiting_sizes([message(quarter, number) for number in range(9)]) == [4 * quarter, 4 * quarter, quarter]
+    small = [message(1, number) for number in range(MAX_JOINED_MESSAGES + 3)]
+    assert waiting_sizes(small) == [MAX_JOINED_MESSAGES, 3]
+    scored = message(1, 0)
+    scored.items[0].prompt_scores = [TokenScore(1, -1.0)]
+    assert waiting_sizes([message(1, 1), scored, message(1, 2), message(1, 3)]) == [1, 1, 2]
 
 
 @given(st.lists(st.booleans(), max_size=60))
