@@ -44,7 +44,7 @@ CANCEL_S = 1.0
 SCHEDULE_S = 2.5  # longer than a usual step; a slower worker counts as one that gave no answer
 RECONNECT_S = 0.2
 UNUSABLE_S = 5.0  # pause before Hello is sent again to a worker that this router cannot use
-# What a router that is behind has not read waits in the worker, which joins it, and where a first token waits less long.
+# What a router has not read waits in the worker, which joins it, so that a first token waits less long.
 UNREAD_BYTES = 64 * 1024
 SILENT_S = 2.0  # a worker that sends no report for this long gets no new sequences
 
