@@ -337,7 +337,7 @@ class ClientSettings:
     tls_key: str = option("", _KEY_HELP)
     tls_ca: str = option("", "file of the authorities, PEM, that sign routers' certificates; it turns TLS on")
     tls_server_name: str = option("", "name in the routers' certificates; empty: the host of the endpoint")
-    api_key_file: str = option("", "file that holds the tenant's API key")
+    api_key_file: str = option("", "file with the tenant's API key and nothing else, as `octavo key new` prints it")
 
 
 # Settings that `octavo up` chooses for each process, and offers no flag for; and what to do in their place.

@@ -57,7 +57,10 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
             try:
                 client.connect(args.timeout)
             except Unreachable as error:
-                raise NotConnectedError(f"{error.message}: correct --endpoint, or wait longer with --timeout") from None
+                remedy = "correct --endpoint, or wait longer with --timeout"
+                if credentials.tls is None and "Socket closed" in error.message:  # so gRPC tells that TLS was expected
+                    remedy = f"give --tls-ca if routers use TLS, {remedy}"
+                raise NotConnectedError(f"{error.message}: {remedy}") from None
         yield client
 
 

@@ -45,7 +45,8 @@ class Authorizer:
 
         A certificate that may call Generate may send any request.
         """
-        self._require_role(f"{INFERENCE}Generate", lambda: roles_of_peer(scope["state"]["peer_certificate"]))
+        method, path = f"{INFERENCE}Generate", scope["path"]
+        self._require_role(method, lambda: roles_of_peer(scope["state"]["peer_certificate"]), path)
         found = (value for name, value in scope["headers"] if name == KEY_HEADER.encode())
         self._let_in(next(found, b"").decode("latin-1"))
 
@@ -56,14 +57,14 @@ class Authorizer:
             raise Unauthenticated("the call has not been let in")
         return tenant or ONE_TENANT
 
-    def _require_role(self, method: str, roles_of_peer: Any) -> None:
+    def _require_role(self, method: str, roles_of_peer: Any, asked_for: str = "") -> None:
         if not self._tls:
             return
         roles = roles_of_peer() if self._ask_callers else frozenset({PeerRole.CLIENT})
         if not roles & roles_allowed(method):
             held = " and ".join(sorted(roles)) or "none"
             needed = " or ".join(sorted(roles_allowed(method))) or "none, as nobody may call it"
-            raise PermissionDenied(f"{method}: the certificate's role is {held}; the call needs {needed}")
+            raise PermissionDenied(f"{asked_for or method}: the certificate's role is {held}; the call needs {needed}")
 
     def _let_in(self, header: str | bytes) -> None:
         if self._keys is None:

@@ -325,6 +325,14 @@ def test_each_cell_has_objects_and_a_store_of_its_own():
     assert workers == [1, 3]
 
 
+def test_the_notes_ask_for_a_certificate_where_clients_need_one(tmp_path):
+    assert " -cert tls.crt -key tls.key" in notes(tmp_path / "certificates")
+    keys = ("--set=security.clientCertificates=false", "--set=security.apiKeys.existingSecret=keys")
+    said = notes(tmp_path / "keys", *keys)
+    assert "-cacert ca.crt" in said
+    assert "tls.crt" not in said
+
+
 def test_what_the_notes_say_of_cells_is_what_clients_take(tmp_path):
     (endpoints,) = re.findall(r"--endpoint '(.*)'", notes(tmp_path, *INSECURE, "--set", CELLS))
     assert parse_cells(endpoints) == (("trial-octavo-a.ns:50051",), ("trial-octavo-b.ns:50051",))

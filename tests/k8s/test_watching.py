@@ -125,6 +125,15 @@ def test_each_alert_has_a_section_and_each_section_an_alert():
             assert sections()[name].count(part) == 1, name
 
 
+def test_alerts_point_to_the_runbook_where_people_reach_it():
+    url = "https://docs.example/runbook.md"
+    rendered = by_name(template(*INSECURE, *ON, f"--set=watching.alerts.runbookUrl={url}"))
+    (found,) = of_kind(rendered, "PrometheusRule").values()
+    for rule in found["spec"]["groups"][0]["rules"]:
+        assert rule["annotations"]["runbook_url"] == f"{url}#{rule['alert'].lower()}"
+        assert "runbook" not in rule["annotations"]
+
+
 def test_commands_flags_metrics_and_panels_of_the_runbook_exist():
     text = (ROOT / "docs/runbook.md").read_text()
     (commands,) = [action.choices for action in parser()._actions if action.dest == "command"]

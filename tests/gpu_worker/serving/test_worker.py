@@ -81,7 +81,8 @@ class Life:
     async def known(self) -> bool:
         return bool(await self.store.members("worker"))
 
-    async def run_something(self, max_tokens: int = 5000, *, scheduled: bool = True) -> None:
+    async def run_something(self, max_tokens: int = 5000, *, scheduled: bool = True, steps: int = 0) -> None:
+        """A sequence that runs for so many steps; 0: to its end."""
         params = SamplingParams(temperature=0, max_tokens=max_tokens, best_of=1, seed=0, ignore_eos=True)
         new = NewSequence(
             seq_id=SEQ, request_id="r", body_hash=b"", tenant="t", salt="", model="m", layout="l", sampling=b"",
@@ -95,7 +96,7 @@ class Life:
         item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=wire.sampling_to_wire(params))
         item.prompt.ids.extend([1, 2, 3])
         await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
-        self.worker.engine.grant_steps(0)
+        self.worker.engine.grant_steps(steps)
 
     async def tokens(self) -> int:
         snapshot = await self.store.read(SEQ, from_indexes=[0])
@@ -184,7 +185,9 @@ async def test_tokens_gather_as_the_settings_say():
     life.store.append_batch = counted
     await life.begin()
     try:
-        await life.run_something(max_tokens=41)
+        await life.run_something(max_tokens=41, steps=1)
+        await until(lambda: sizes)  # the first token does not wait for others
+        life.worker.engine.grant_steps(0)
         await until(lambda: life.is_in_state(SequenceState.DONE))
     finally:
         await life.end()

@@ -2,6 +2,9 @@
 
 import io
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -29,6 +32,23 @@ def test_an_endpoint_where_nobody_listens(capsys, monkeypatch, command):
     assert "not connected within 0.4 s" in end
     assert "Connection refused" in end
     assert end.endswith("correct --endpoint, or wait longer with --timeout")
+
+
+def test_an_endpoint_that_closes_connections_may_be_one_that_expects_tls(capsys):
+    closed = threading.Event()
+
+    def close(listener: socket.socket) -> None:
+        while not closed.is_set():
+            with suppress(TimeoutError):
+                listener.accept()[0].close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as closing:
+        listener.settimeout(0.05)
+        closing.submit(close, listener)
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert main([*QUESTIONS[0], f"--endpoint={endpoint}", "--timeout=0.4"]) == 1
+        closed.set()
+    assert "give --tls-ca if routers use TLS, correct --endpoint" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", QUESTIONS)
