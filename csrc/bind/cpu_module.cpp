@@ -35,8 +35,7 @@ PYBIND11_MODULE(_C_cpu, module) {
     module.doc() = "octavo's native CPU code";
     module.def("version", [] { return OCTAVO_VERSION; }, "The version of octavo this was built from.");
     module.def(
-        "isa", [] { return octavo::isa_name(octavo::kernels().isa); },
-        "The instruction set in use: generic, avx2, avx512, avx512_bf16 or amx.");
+        "isa", [] { return octavo::isa_name(octavo::kernels().isa); }, "The instruction set in use, one of isas().");
     module.def(
         "isas",
         [] {

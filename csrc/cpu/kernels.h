@@ -25,7 +25,7 @@ struct alignas(64) HalfBlock {
     std::uint16_t x[kBlock];
 };
 
-// Blocks lie as a product of that many columns reads them: [columns / kInputColumns, blocks, kInputColumns].
+// Blocks of inputs lie as a product of that many columns reads them: [columns / kInputColumns, blocks, kInputColumns].
 constexpr std::int64_t kInputColumns = 16;
 
 // The place of the first of a column's `blocks`; the others follow at distances of kInputColumns.
@@ -33,14 +33,16 @@ static inline std::int64_t input_at(std::int64_t column, std::int64_t blocks) {
     return column / kInputColumns * kInputColumns * blocks + column % kInputColumns;
 }
 
-// y[column, row] (+)= sum over k of weight[row, k] * x[column, k] + bias[row].
+// y[column, row] (+)= sum over k of weight[row, k] * x[column, k] + bias[row]. In products of matrices a column is the
+// inputs of one token, a row is one of the matrix, and k counts the matrix's own columns (`cols`).
 // A result's bits depend neither on the number of columns nor on which rows are computed together.
 struct LinearJob {
     Weight weight;
     const float* x;  // [columns, cols], for weights that take inputs as they are
     std::int64_t x_stride;
+    // Rounded inputs, with room for a multiple of kInputColumns; what lies past `columns` is ignored.
     const InputBlock* digits;  // for weights whose inputs are rounded to 15 bits
-    const HalfBlock* halves;   // to bfloat16: room for whole kInputColumns, of which those past `columns` are ignored
+    const HalfBlock* halves;   // for weights whose inputs are rounded to bfloat16
     std::int64_t columns;
     float* y;  // [columns, rows]
     std::int64_t y_stride;
@@ -129,7 +131,8 @@ const Kernels& kernels();
 // That of an instruction set. ArgumentError if this machine cannot run it.
 const Kernels& kernels_named(const char* name);
 
-// Whether two tables that fuse products with sums alike make the same products of matrices, to the bit.
+// Whether two tables make the same products of matrices with packed weights, to the bit, for some inputs that show
+// wrong shapes, orders and tiles. Tables of which only one fuses products with sums do not agree.
 bool agree(const Kernels& one, const Kernels& other);
 
 // Chooses an instruction set, for tests and comparisons. ArgumentError if this machine cannot run it.

@@ -8,14 +8,14 @@ namespace octavo {
 
 constexpr std::int64_t kTurnBytes = 512 << 10;  // the second cache keeps them for all columns
 
-// Rows of one turn of a lane: enough turns for lanes to end together, rows enough to be worth one.
+// How many rows a lane takes at once, which is a turn: few enough that lanes end together, and no fewer than a group.
 inline std::int64_t rows_at_once(const Weight& weight, int lanes) {
     const std::int64_t share = weight.rows / (static_cast<std::int64_t>(lanes) * 6);
     const std::int64_t most = kTurnBytes / row_bytes(weight), rows = share < most ? share : most;
     return rows < kGroupRows ? kGroupRows : rows / kGroupRows * kGroupRows;
 }
 
-// Room for what inputs are rounded to; of a product's weight only one of them is used.
+// Room for rounded inputs. A product uses one of them, as its weight's `rounding()` says.
 struct Inputs {
     InputBlock* digits;
     HalfBlock* halves;
@@ -44,7 +44,8 @@ inline void run_linear(Lane& lane, int lanes, const LinearJob& job) {
     const std::int64_t rows = job.weight.rows, some = rows_at_once(job.weight, lanes);
     const std::int64_t turns = (rows + some - 1) / some, share = (turns + lanes - 1) / lanes;
     lane.each(share * lanes, [&](std::int64_t i) {
-        // Lanes alternate, mostly: so each finds what it asked for ahead in the turn before.
+        // Lanes mostly alternate, so a lane's turns mostly follow each other in memory: it has asked for the beginning
+        // of each in the turn before.
         const std::int64_t turn = i % lanes * share + i / lanes, first = turn * some;
         if (turn < turns) {
             const std::int64_t end = first + some < rows ? first + some : rows;

@@ -1,7 +1,8 @@
 // Products with weights of 8 and 4 bits whose inputs are two int8 digits: whole numbers within a block of 32, which are
 // exact, times the scales of the weights and of the inputs.
 
-// The scales of a block of weights.
+// The scales of a block of weights, and what is added to each of its numbers times the scale: the minimum, or -8 scales
+// for kQ4. For kQ8 nothing is added.
 template <Format kFormat, typename R>
 struct Scaling {
     using F = typename R::F;
@@ -125,7 +126,7 @@ inline void digit_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, st
 
 #endif
 
-// All rows with some columns, before the next columns: the inputs stay in the first cache, the weights in the second.
+// Some columns times all rows of a turn: the inputs stay in the first cache, the weights in the second.
 template <Format kFormat, int kColumns>
 void digit_columns(const LinearJob& job, std::int64_t row, std::int64_t end, std::int64_t column) {
     for (; row < end; row += Rows::kRows) {

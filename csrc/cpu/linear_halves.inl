@@ -8,8 +8,8 @@ void to_halves(const float* x, std::int64_t count, HalfBlock* to) {
     }
 }
 
-// Some columns of some rows are one of `shares` passes over these rows. Each pass asks for its share of the next rows,
-// so that memory is read while any column is computed.
+// A tile of rows is multiplied with all columns, some at a time, before the next tile: that many passes over the rows.
+// Each pass asks for its share of the next tile (one of `shares`), so that memory is read during all of them.
 
 #if defined(OCTAVO_TILES)
 
@@ -21,40 +21,42 @@ constexpr TileShapes half_shapes() {
     return shapes;
 }
 
-// 16 kWide columns of 16 kHigh rows. Tiles 0 … 3 are sums, 4 and 5 inputs, 6 and 7 weights.
+// 16 * kWide columns of 16 * kHigh rows. Tiles 0 … 3 are sums, 4 and 5 inputs of the first and the second 16 columns, 6
+// and 7 weights of the first and the second 16 rows.
 template <int kWide, int kHigh>
 inline void half_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std::int64_t column, std::int64_t shares) {
     using At = Part<Format::kHalves>;
     const std::int64_t blocks = job.weight.cols / kBlock;
-    const At low(job.weight, row), high(job.weight, kHigh == 2 ? row + kGroupRows : row);
-    const HalfBlock* left = job.halves + input_at(column, blocks);
-    const HalfBlock* right = job.halves + input_at(kWide == 2 ? column + kInputColumns : column, blocks);
+    const At first_rows(job.weight, row), second_rows(job.weight, kHigh == 2 ? row + kGroupRows : row);
+    const HalfBlock* first = job.halves + input_at(column, blocks);
+    const HalfBlock* second = job.halves + input_at(kWide == 2 ? column + kInputColumns : column, blocks);
     const std::int64_t share = kHigh * blocks * At::kBytes / shares, step = share / blocks;
-    const std::uint8_t* next = low.numbers(kHigh * blocks) + share * (column / (2 * kInputColumns));
+    const std::uint8_t* next = first_rows.numbers(kHigh * blocks) + share * (column / (2 * kInputColumns));
     tiles.zero<0>();
     tiles.zero<1>();
     tiles.zero<2>();
     tiles.zero<3>();
-    for (std::int64_t block = 0; block < blocks; ++block, left += kInputColumns, right += kInputColumns, next += step) {
+    for (std::int64_t block = 0; block < blocks;
+         ++block, first += kInputColumns, second += kInputColumns, next += step) {
         for (std::int64_t line = 0; line < step; line += 64) {
             fetch_second(next + line);
         }
-        tiles.load<4>(left, sizeof(HalfBlock));
-        tiles.load<6>(low.numbers(block), 64);
+        tiles.load<4>(first, sizeof(HalfBlock));
+        tiles.load<6>(first_rows.numbers(block), 64);
         tiles.add_halves<0, 4, 6>();
         if constexpr (kHigh == 2) {
-            tiles.load<7>(high.numbers(block), 64);
+            tiles.load<7>(second_rows.numbers(block), 64);
             tiles.add_halves<1, 4, 7>();
         }
         if constexpr (kWide == 2) {
-            tiles.load<5>(right, sizeof(HalfBlock));
+            tiles.load<5>(second, sizeof(HalfBlock));
             tiles.add_halves<2, 5, 6>();
         }
         if constexpr (kWide == 2 && kHigh == 2) {
             tiles.add_halves<3, 5, 7>();
         }
     }
-    alignas(64) float sums[2][2][kInputColumns][kGroupRows];  // [columns, rows, column, row]
+    alignas(64) float sums[2][2][kInputColumns][kGroupRows];  // [16 columns, 16 rows, column, row]
     tiles.store<0>(sums[0][0], 64);
     tiles.store<1>(sums[0][1], 64);
     tiles.store<2>(sums[1][0], 64);
@@ -101,7 +103,7 @@ constexpr int kHalfTiles = 2, kHalfColumns = 8;
 constexpr int kHalfTiles = 2, kHalfColumns = 4;
 #endif
 
-// kColumns columns of kTiles R::kRows rows.
+// kColumns columns of kTiles * R::kRows rows. `step` is how many bytes of the next tile are asked for per pair of k.
 template <typename R, int kTiles, int kColumns>
 inline void half_tile(const LinearJob& job, std::int64_t row, std::int64_t column, std::int64_t shares) {
     using At = Part<Format::kHalves>;
@@ -121,7 +123,7 @@ inline void half_tile(const LinearJob& job, std::int64_t row, std::int64_t colum
     const std::uint8_t* next = numbers[0] + tile + tile / shares * (column / kHalfColumns);
     for (std::int64_t block = 0; block < blocks; ++block, inputs += kInputColumns) {
 #pragma GCC unroll 4
-        for (std::int64_t two = 0; two < kBlock / 2; ++two, next += step) {
+        for (std::int64_t pair = 0; pair < kBlock / 2; ++pair, next += step) {
             fetch_second(next);
             if (step > 64) {
                 fetch_second(next + 64);
@@ -130,14 +132,14 @@ inline void half_tile(const LinearJob& job, std::int64_t row, std::int64_t colum
             typename R::Pair pairs[kTiles];
 #pragma GCC unroll 4
             for (int t = 0; t < kTiles; ++t) {
-                pairs[t] = R::pair(numbers[t] + two * 64);
+                pairs[t] = R::pair(numbers[t] + pair * 64);
             }
 #pragma GCC unroll 16
             for (int c = 0; c < kColumns; ++c) {
-                const typename R::Two some = R::two(inputs[c].x + 2 * two);
+                const typename R::Two two = R::two(inputs[c].x + 2 * pair);
 #pragma GCC unroll 4
                 for (int t = 0; t < kTiles; ++t) {
-                    sums[t][c] = R::add_pair(sums[t][c], pairs[t], some);
+                    sums[t][c] = R::add_pair(sums[t][c], pairs[t], two);
                 }
             }
         }

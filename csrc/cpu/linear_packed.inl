@@ -1,5 +1,5 @@
-// Products with packed weights: eight rows per register, so that each lane of the register is one result and no sum is
-// taken across lanes.
+// Products with packed weights: a register holds eight or sixteen rows (rows.inl), so each of its elements is one
+// result, and no sum is taken across them. This file has what all packed products share, and those with exact inputs.
 
 inline void put_rows(const LinearJob& job, std::int64_t column, std::int64_t row, F8 sum) {
     float* y = job.y + column * job.y_stride + row;
@@ -24,7 +24,7 @@ inline void put_tile(const LinearJob& job, std::int64_t column, std::int64_t row
     }
 }
 
-// The part of a packed matrix that a tile of rows, the first of them `row`, has in a group's blocks.
+// Where the rows from `row` on lie in the blocks of their group. `lane` counts rows within the group.
 template <Format kFormat>
 struct Part {
     static constexpr std::int64_t kNumbers = numbers_bytes(kFormat), kBytes = block_bytes(kFormat);
@@ -41,7 +41,8 @@ struct Part {
 
 constexpr std::int64_t kAhead = 8192;  // bytes; into the second cache: asking for the first one holds up the loads
 
-// take(k, column k of a block's rows as floats), in order: exactly what dequantizing gives.
+// Calls take(k, the numbers of all rows at k as floats) for each k of a block, in order, with exactly what dequantizing
+// gives.
 template <Format kFormat, typename R, typename Take>
 inline void decode_block(const Part<kFormat>& at, std::int64_t block, Take take) {
     using F = typename R::F;

@@ -1,6 +1,8 @@
-// Eight or sixteen rows of a packed matrix side by side in a register, which linear_packed.inl multiplies with. A row
-// has the same operations in both forms, so results have the same bits.
+// Eight (Rows8) or sixteen (Rows16) rows of a packed matrix side by side in a register: what linear_packed.inl,
+// linear_digits.inl and linear_halves.inl multiply with. In both forms a row has the same operations, so results of
+// digits have the same bits wherever fma() fuses, which is everywhere but in plain C++.
 
+// A number of columns (tokens: LinearJob), known to the compiler.
 template <int kCount>
 struct Columns {
     static constexpr int kColumns = kCount;
@@ -48,11 +50,12 @@ struct Rows8 {
         }
         return load8(wide);
     }
+    // Halves are float16 here (scales, minimums), and bfloat16 in the names of products.
     static F halves(const std::uint8_t* p) { return load8_f16(reinterpret_cast<const std::uint16_t*>(p)); }
     // Of a 32-bit word per row, the bits from `shift` on that `mask` leaves.
     static F pick(const std::uint8_t* p, std::uint32_t shift, int mask) { return pick_of(words_of(p), shift, mask); }
 
-    // Two neighbouring columns of each row in bfloat16, two inputs, and the sum of their products.
+    // Pair: two neighbours of k in each row, in bfloat16. Two: the two inputs they are multiplied with.
     using Pair = Words;
     struct Two {
         F first, second;

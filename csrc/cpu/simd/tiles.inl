@@ -1,7 +1,9 @@
-// AMX's tiles: eight registers of at most 16 rows of 64 bytes. A product adds to a tile of 32-bit results the products
-// of a tile of inputs, a row each, with a tile of weights, in whose rows neighbours of k lie beside each other. Where
-// OCTAVO_EMULATED_TILES is defined the same operations are C++, so that every machine tests what is computed with them.
-// Each thread that works on tiles makes a Tiles, and destroys it when it is done.
+// AMX's tiles: eight registers of at most 16 rows of 64 bytes. add_halves and add_bytes multiply a tile of inputs (a
+// row for each column of a product) with a tile of weights, and add to a tile of sums of 32 bits:
+//   sums[m, n] += inputs[m, k] * weights[k, n], where the p neighbours of k that fill 32 bits (2 halves or 4 bytes) lie
+//   beside each other in both: row k / p of the weights has [n, k % p].
+// Where OCTAVO_EMULATED_TILES is defined the same operations are C++, so that every machine tests what is computed with
+// them. A thread makes a Tiles before it works on tiles, and destroys it when it is done.
 
 // As the processor reads it: palette 1, then bytes of a row and the number of rows of each tile.
 struct alignas(64) TileShapes {
@@ -39,7 +41,7 @@ class Tiles {
             std::memcpy(static_cast<char*>(to) + row * stride, data_[kTile] + 64 * row, shapes_.bytes[kTile]);
         }
     }
-    // Even and odd k are summed apart; what is added are bfloat16's products, which are exact.
+    // Halves are bfloat16. Even and odd k are summed apart; the products themselves are exact in float32.
     template <int kSum, int kInputs, int kWeights>
     void add_halves() {
         check<kSum, kInputs, kWeights>();

@@ -13,11 +13,12 @@ enum class Isa {
     kAvx2,        // AVX2, FMA and F16C
     kAvx512,      // AVX-512 F, BW, DQ, VL and VNNI
     kAvx512Bf16,  // AVX-512 BF16
-    kAmx,         // AMX tiles of bf16 and of int8, which the kernel has let this process use
+    kAmx,         // AMX tiles of bf16 and of int8, which Linux has let this process use
 };
 constexpr Isa kIsas[] = {Isa::kEmulated, Isa::kGeneric, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx};
 
-// The best level this machine runs. Never throws; the first call asks, later ones remember.
+// The best level this machine offers; `kernels()` (cpu/kernels.h) may use a lesser one. Never throws; the first call
+// asks, later ones remember.
 Isa best_isa();
 
 // "emulated", "generic", "avx2", "avx512", "avx512_bf16" or "amx": the name shown in logs and by `octavo doctor`.

@@ -59,7 +59,7 @@ static inline std::int64_t row_bytes(const Weight& weight) {
 }
 std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols);
 
-// How many bytes the weight refers to.
+// The memory that the weight refers to, as bytes.
 TensorRef memory_of(const Weight& weight);
 
 // The weight in `data` (uint8, packed_bytes long) or, for plain formats, in `data` [rows, cols].
