@@ -25,6 +25,12 @@ def sample_case(rng: Any) -> None:
         case.logits[good, first : first + 150] = torch.from_numpy(rng.integers(0, 3, (len(good), 150))).float()
         case.top_k = torch.from_numpy(rng.integers(1, 151, rows).astype(np.int32))
         case.temperature[:], case.top_p[:], case.min_p[:] = 2, 1, 0
+    elif vocabulary > 600 and rng.random() < 0.5:  # most of the mass is many tokens' of less than 2^32 each
+        good = np.flatnonzero(case.good)
+        case.logits[good] = -6.5
+        case.logits[good, int(rng.integers(vocabulary))] = 0
+        case.temperature[:], case.top_k[:], case.min_p[:] = 1, 0, 0
+        case.top_p = torch.from_numpy(rng.uniform(0.3, 0.9, rows).astype(np.float32))
     logits = Array.of(case.logits.numpy(), dtype)
     case.logits = torch.from_numpy(logits.values()).float()
     ids = np.full(rows, -7)
