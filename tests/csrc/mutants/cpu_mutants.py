@@ -69,7 +69,7 @@ MUTANTS = {
     "row sum not rescaled": Mutant(
         "cpu/attention/scores.inl",
         "multiply_row(totals, Lanes::kCount, drop)",
-        "multiply_row(totals, Lanes::kCount, 1.0F)",
+        "multiply_row(totals, Lanes::kCount, Lanes::set(1.0F))",
         GENERIC,
         ATTENTION,
     ),
