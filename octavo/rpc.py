@@ -239,9 +239,16 @@ def channel(
     return RenewedChannel(open_channel, tls, [(KEY_HEADER, f"Bearer {api_key}")] if api_key else [])
 
 
-def worker_channel(endpoint: str, tls: TlsFiles | None = None) -> grpc.aio.Channel:
-    """A channel to a worker, for routers and other workers. With `tls`, the peer must have a worker's certificate."""
-    return channel(endpoint, internal=True, credentials=ClientCredentials(tls, WORKER_NAME))
+def worker_channel(endpoint: str, tls: TlsFiles | None = None, *, unread_bytes: int | None = None) -> grpc.aio.Channel:
+    """A channel to a worker, for routers and other workers. With `tls`, the peer must have a worker's certificate.
+
+    With `unread_bytes`, a call's messages wait in the worker while so much is unread here. Without, gRPC lets
+    megabytes be on their way where the network is fast.
+    """
+    options = []
+    if unread_bytes is not None:
+        options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", unread_bytes)]
+    return channel(endpoint, internal=True, credentials=ClientCredentials(tls, WORKER_NAME), options=options)
 
 
 def channel_options(*, internal: bool = False) -> Options:

@@ -1,7 +1,7 @@
 """The items by which a worker tells routers of journalled tokens. Their wire form is octavo.internal.v1.StepItem."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from octavo.errors import Failure
 from octavo.ids import SequenceId
@@ -30,3 +30,68 @@ class StepItem:
     def end(self) -> int:
         """The index after the last token."""
         return self.first_index + len(self.token_ids)
+
+    def is_continued_by(self, item: "StepItem") -> bool:
+        """Whether one item can carry the tokens of both, this one's first.
+
+        Items of ranked branches stay apart: a router's stop string may end the text at any token, and each item has
+        the branch's score up to its own token.
+        """
+        return (
+            self.end == item.first_index
+            and self.branch == item.branch
+            and self.epoch == item.epoch
+            and self.seq_id == item.seq_id
+            and not self.finish
+            and item.cumulative_logprob is None
+            and item.cached_tokens is None
+            and (bool(item.scores) == bool(self.scores) or not item.token_ids)
+        )
+
+
+class WaitingItems:
+    """Items that wait for their reader, in order. An item that continues another one of its branch is joined to it.
+
+    The given items stay as they are.
+    """
+
+    __slots__ = ("_items", "_joined", "_latest", "num_tokens")
+
+    def __init__(self, items: Iterable[StepItem] = ()) -> None:
+        self.num_tokens = 0  # of all items
+        self._items: list[StepItem] = []
+        self._latest: dict[tuple[SequenceId, int], int] = {}  # by branch, the number of its last item
+        # The lists of items that were made here, by number.
+        self._joined: dict[int, tuple[list[int], list[TokenScore]]] = {}
+        for item in items:
+            self.add(item)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, item: StepItem) -> None:
+        self.num_tokens += len(item.token_ids)
+        key = (item.seq_id, item.branch)
+        number = self._latest.get(key)
+        if number is None or not self._items[number].is_continued_by(item):
+            self._latest[key] = len(self._items)
+            self._items.append(item)
+            return
+        lists = self._joined.get(number)
+        if lists is None:
+            last = self._items[number]
+            lists = self._joined[number] = [*last.token_ids], [*last.scores]
+            self._items[number] = replace(last, token_ids=lists[0], scores=lists[1])
+        lists[0].extend(item.token_ids)
+        lists[1].extend(item.scores)
+        last = self._items[number]
+        last.chain, last.finish, last.failure = item.chain, item.finish, item.failure
+        last.prompt_scores = last.prompt_scores or item.prompt_scores
+
+    def take_items(self) -> list[StepItem]:
+        """Removes all items and returns them."""
+        items, self._items = self._items, []
+        self.num_tokens = 0
+        self._latest.clear()
+        self._joined.clear()
+        return items

@@ -57,6 +57,7 @@ from router.streaming.resume_tokens import ResumeTokens
 from router.streaming.server import InferenceService
 from router.streaming.session_context import SessionContext
 from router.streaming.session_opener import SessionOpener
+from router.streaming.session_waves import SessionWaves
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +126,7 @@ class Router:
             self._resume_tokens,
             margin,
             progress := ProgressRegistry(tracer),
+            SessionWaves(),
             handover.note_owner,
         )
         preparer = RequestPreparer(self.models, incarnation, self.authorizer)

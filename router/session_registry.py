@@ -127,9 +127,15 @@ class SessionRegistry:
 
     def deliver_item(self, item: StepItem) -> bool:
         """Gives the item to the sessions of its sequence. Returns False if there is none."""
-        sessions = self._of(item.seq_id)
-        self._tell(sessions, lambda session: session.deliver_item(item))
-        return bool(sessions)
+        sessions = self._sessions.get(item.seq_id)
+        if sessions is None:
+            return False
+        for session in tuple(sessions):  # no call of `_tell`: this comes with every token
+            try:
+                session.deliver_item(item)
+            except Exception:
+                log.exception("a session failed")
+        return True
 
     def announce_assignment(self, seq_id: SequenceId, assignment: Assignment) -> None:
         """A worker owns the sequence now, as this router knows without the record."""

@@ -45,7 +45,7 @@ class StepHandler:
         try:
             while True:
                 while subscription.ready:
-                    yield step_to_wire(subscription.ready.popleft(), self._incarnation)
+                    yield step_to_wire(subscription.next_message(), self._incarnation)
                 if subscription.overflowed:
                     raise TooManyStreams("this stream reads too slowly: read the journal and follow again")
                 if obeying.done():

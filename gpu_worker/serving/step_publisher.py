@@ -257,7 +257,7 @@ class StepPublisher:
                 continue
             subscription.num_withheld += num_steps
             if granted or subscription.urgent or subscription.num_withheld >= self._interval:
-                subscription.send_buffer(result.step_id, result.num_branches, result.num_tokens)
+                subscription.send_buffer(result.step_id, result.num_branches, result.num_tokens, is_counted=granted)
             else:
                 withheld = True
         for subscription in [each for each in self.subscriptions.values() if each.overflowed]:

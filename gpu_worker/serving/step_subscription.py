@@ -2,15 +2,16 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
 
 from gpu_worker.scheduling.step import SubscriptionId
 from octavo.ids import Incarnation, SequenceId
-from octavo.step_item import StepItem
+from octavo.step_item import StepItem, WaitingItems
 
+MAX_JOINED_MESSAGES = 32
+MAX_JOINED_ITEMS = 1024  # a message that has so many is not joined to another: its router handles it in one go
 MAX_PENDING_MESSAGES = 4096  # a reader that is so many behind is cut off; it reads the journal and follows again
 
 _numbers = count(1)
@@ -34,6 +35,15 @@ class StepMessage:
     num_branches: int = 0  # of the last step alone; 0 in a message that was withheld until no further step came
     num_tokens: int = 0  # like num_branches
     moved: list[MovedSequence] = field(default_factory=list)  # after all items that are sent of them here
+    is_counted: bool = False  # its step was granted by its reader, which is told of each of these by itself
+
+    @property
+    def is_joinable(self) -> bool:
+        """Whether the items of other steps may travel with it.
+
+        What must be heard after its items travels alone, and so do scores of prompts, which may be megabytes.
+        """
+        return not (self.is_counted or self.unknown or self.moved or any(item.prompt_scores for item in self.items))
 
 
 @dataclass(slots=True, eq=False)
@@ -57,11 +67,13 @@ class StepSubscription:
         if item.finish or item.cached_tokens is not None:  # an end, or the first token of a sequence
             self.urgent = True
 
-    def send_buffer(self, step_id: int, num_branches: int = 0, num_tokens: int = 0) -> None:
+    def send_buffer(
+        self, step_id: int, num_branches: int = 0, num_tokens: int = 0, *, is_counted: bool = False
+    ) -> None:
         """Makes one message of the whole buffer, which may be empty, and queues the message."""
-        items = join_items(self.buffer) if self.num_withheld > 1 else self.buffer
+        items = WaitingItems(self.buffer).take_items() if self.num_withheld > 1 else self.buffer
         self.buffer, self.num_withheld, self.urgent = [], 0, False
-        self.queue_message(StepMessage(step_id, items, [], num_branches, num_tokens))
+        self.queue_message(StepMessage(step_id, items, [], num_branches, num_tokens, is_counted=is_counted))
 
     def queue_message(self, message: StepMessage) -> None:
         """Queues a message for the server to send. A reader that is MAX_PENDING_MESSAGES messages behind is cut off."""
@@ -71,6 +83,21 @@ class StepSubscription:
         elif not self.overflowed:
             self.ready.append(message)
         self.wake.set()
+
+    def next_message(self) -> StepMessage:
+        """Removes the oldest message that is ready, and for a router the steps that wait behind it, as one message."""
+        message = self.ready.popleft()
+        if not (self.ready and self.router_id and message.is_joinable):
+            return message
+        waiting, step_id = WaitingItems(message.items), message.step_id
+        for _ in range(MAX_JOINED_MESSAGES - 1):
+            if not (self.ready and self.ready[0].is_joinable and len(waiting) < MAX_JOINED_ITEMS):
+                break
+            message = self.ready.popleft()
+            step_id = max(step_id, message.step_id)
+            for item in message.items:
+                waiting.add(item)
+        return replace(message, step_id=step_id, items=waiting.take_items())
 
     def forget_steps(self, num_steps: int) -> None:
         """Awaits so many granted steps less: the subscription has been told of them, or the grant was taken back."""
@@ -82,25 +109,3 @@ class StepSubscription:
         self.closing = True
         self.num_awaited = 0
         self.wake.set()
-
-
-def join_items(items: Iterable[StepItem]) -> list[StepItem]:
-    """Makes one item of each run of a branch's tokens; the given items stay as they are.
-
-    Items of ranked branches are not joined: a router's stop string may end the text at any token, and each item has
-    the branch's score up to its own token.
-    """
-    latest: dict[tuple[SequenceId, int, int], StepItem] = {}
-    joined: list[StepItem] = []
-    for item in items:
-        key = (item.seq_id, item.epoch, item.branch)
-        last = latest.get(key)
-        if last is None or last.end != item.first_index or item.cumulative_logprob is not None:
-            latest[key] = item = replace(item)
-            joined.append(item)
-            continue
-        last.token_ids = [*last.token_ids, *item.token_ids]
-        last.chain, last.finish, last.failure = item.chain, item.finish, item.failure
-        last.scores = [*last.scores, *item.scores]
-        last.prompt_scores = last.prompt_scores or item.prompt_scores
-    return joined

@@ -44,6 +44,8 @@ CANCEL_S = 1.0
 SCHEDULE_S = 2.5  # longer than a usual step; a slower worker counts as one that gave no answer
 RECONNECT_S = 0.2
 UNUSABLE_S = 5.0  # pause before Hello is sent again to a worker that this router cannot use
+# What a router has not read waits in the worker, which joins it, so that a first token waits less long.
+UNREAD_BYTES = 64 * 1024
 SILENT_S = 2.0  # a worker that sends no report for this long gets no new sequences
 
 
@@ -99,7 +101,7 @@ class WorkerLink:
         self._models = models
         self._index = index
         self._on_report = on_report
-        self._channel = rpc.worker_channel(self.endpoint, tls)
+        self._channel = rpc.worker_channel(self.endpoint, tls, unread_bytes=UNREAD_BYTES)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self.step_stream = StepStream(self._stub, self.incarnation, router_id, sessions)
         self._watch = WatchStream(self._stub, self.incarnation, index, self._note_load)

@@ -7,7 +7,6 @@ session, on another router, could not rebuild. What its client has so far is in 
 
 import asyncio
 import time
-from collections import deque
 from functools import partial
 from typing import Self
 
@@ -16,7 +15,7 @@ from octavo.ids import Incarnation
 from octavo.record import Record, SequenceState
 from octavo.retry import until_answered
 from octavo.sampling import FinishReason, SamplingParams
-from octavo.step_item import StepItem
+from octavo.step_item import StepItem, WaitingItems
 from octavo.store.calls import Finish, Notice, TakeReason
 from router.fleet.model_registry import ServedModel
 from router.session_registry import Assignment
@@ -31,10 +30,10 @@ from router.streaming.resume_tokens import StreamStart
 from router.streaming.session_context import SessionContext
 
 ON_ITS_WAY_S = 0.1  # within this time the worker's stream brings what the journals have already
-# How many items a slow client may leave here. When there are more, all are dropped, and read from the journals later.
-# Items of branches that compete are not dropped: the journals have no score per token, and no event is sent before all
+# How many tokens a slow client may leave here. When there are more, all are dropped, and read from the journals later.
+# Those of branches that compete are not dropped: the journals have no score per token, and no event is sent before all
 # branches have ended.
-MAX_INBOX = 512
+MAX_INBOX_TOKENS = 2048
 
 
 class Session:
@@ -72,7 +71,10 @@ class Session:
         self._on_taken_over = context.on_taken_over
         self._is_taken_over = not start.fresh  # and nobody has been told
         self._at_start = start.fresh  # whether the delivery is where the client is
-        self._inbox: deque[StepItem] = deque()
+        self._waves = context.waves
+        self._inbox = WaitingItems()
+        self._may_send = False  # what the inbox has: a wave has come, or it has what cannot wait for one
+        self._waits = False  # for anything that happens
         self._wake = asyncio.Event()
         self._error: ServingError | None = None  # of this stream alone. Draining: this router ends
         self._progress = RequestProgress(record, model.name, context.progress.tally, arrived_at)
@@ -87,12 +89,25 @@ class Session:
 
     def deliver_item(self, item: StepItem) -> None:
         self._poller.note_item(self._sessions.now)
-        if len(self._inbox) >= MAX_INBOX and not self._delivery.selects_best:
-            self._inbox.clear()
+        num_tokens = self._inbox.num_tokens + len(item.token_ids)
+        if num_tokens > MAX_INBOX_TOKENS and self._inbox and not self._delivery.selects_best:
+            self._inbox.take_items()
+            self._may_send = False
             self.poll_record()
-        else:
-            self._inbox.append(item)
+            return
+        self._inbox.add(item)
+        if item.finish or item.first_index == 0 or item.cached_tokens is not None:  # an end, or a first token
+            self._may_send = True
             self._wake.set()
+        elif not self._may_send:
+            self._waves.join(self)
+
+    def begin_wave(self) -> bool:
+        if not self._inbox:
+            return False
+        self._may_send = True
+        self._wake.set()
+        return self._waits
 
     def note_assignment(self, assignment: Assignment) -> None:
         link = self._owner_link
@@ -149,6 +164,8 @@ class Session:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        self._waits = False
+        self._waves.leave(self)
         self._progress_registry.end(self._progress, self._end_reason(exc_info[1]))
         delivery, worker = self._delivery, self._owner_link.worker_link
         if (lateness_s := self._deadline.lateness(now := time.monotonic())) > 0:
@@ -183,16 +200,14 @@ class Session:
                 continue
             if not self._at_start:
                 await self._go_to_start()
-            elif self._inbox:
-                self._wake.clear()
+            elif self._may_send and self._inbox:
                 self._drain_inbox()
             elif self._poller.is_due:
                 await self._read_on()
             elif self._deadline.is_past(time.monotonic()):
                 await self._expire()
             else:
-                await self._wake.wait()
-                self._wake.clear()
+                await self._wait()
                 continue
             if self._delivery.unsettled:
                 await self._settle()
@@ -200,6 +215,14 @@ class Session:
                 self._progress.note_tokens(self._encoder.num_tokens, self._encoder.prefill_ms)
                 return events
         return []
+
+    async def _wait(self) -> None:
+        """Waits until something has happened. What was sent before has left by now."""
+        self._waits = True
+        self._waves.leave(self)
+        await self._wake.wait()
+        self._wake.clear()
+        self._waits = False
 
     def _note_owner(self, *, moved: bool) -> None:
         self._progress.note_owner(self._owner_link.record.epoch, moved=moved)
@@ -220,8 +243,9 @@ class Session:
         return DETACHED if isinstance(error, ServingError) else LEFT
 
     def _drain_inbox(self) -> None:
-        while self._inbox:
-            item = self._inbox.popleft()
+        self._may_send = False
+        self._wake.clear()
+        for item in self._inbox.take_items():
             self._encoder.note_item(item)
             if not self._delivery.add_item(item):
                 self.poll_record()  # the journals have what is missing

@@ -13,6 +13,7 @@ from router.session_registry import SessionRegistry
 from router.streaming.request_deadline import DeadlineMargin
 from router.streaming.request_progress import ProgressRegistry
 from router.streaming.resume_tokens import ResumeTokens
+from router.streaming.session_waves import SessionWaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,4 +32,5 @@ class SessionContext:
     resume_tokens: ResumeTokens
     deadline_margin: DeadlineMargin
     progress: ProgressRegistry
+    waves: SessionWaves
     on_taken_over: Callable[[SequenceId, WorkerLink], None]  # a stream that another router may have had is here now

@@ -31,6 +31,7 @@ class Echo:
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
         self.cancelled = asyncio.Event()
+        self.num_flooded = 0
 
     async def unary_unary(self, request: bytes, context: object) -> bytes:
         return await self._answer(request)
@@ -50,6 +51,11 @@ class Echo:
         await context.write(b"first")
         await context.write(await self._answer(request))
 
+    async def flood(self, request: bytes, context: object) -> AsyncIterator[bytes]:
+        while True:
+            self.num_flooded += 1
+            yield b"x" * 1024
+
     async def _answer(self, request: bytes) -> bytes:
         if request == b"hang":
             try:
@@ -65,6 +71,7 @@ class Echo:
         kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
         methods = {kind: getattr(grpc, f"{kind}_rpc_method_handler")(getattr(self, kind)) for kind in kinds}
         methods["unary_write"] = grpc.unary_stream_rpc_method_handler(self.unary_write)
+        methods["flood"] = grpc.unary_stream_rpc_method_handler(self.flood)
         methods["parsed"] = grpc.unary_unary_rpc_method_handler(
             self.unary_unary,
             request_deserializer=health_pb2.HealthCheckRequest.FromString,
@@ -210,6 +217,22 @@ async def test_internal_connections_carry_larger_messages():
     size = limits.MAX_MESSAGE_BYTES + 1
     async with serving(Echo(), internal=True) as endpoint, rpc.channel(endpoint, internal=True) as channel:
         assert len((await call(channel, "unary_unary", b"x" * size))[0]) == size
+
+
+async def test_what_a_router_does_not_read_waits_in_the_worker_and_holds_up_no_other_call():
+    echo, num_read = Echo(), 20_000  # so many that gRPC would have made the window larger
+    async with (
+        serving(echo, internal=True) as endpoint,
+        rpc.worker_channel(endpoint, unread_bytes=64 * 1024) as channel,
+    ):
+        flood = channel.unary_stream(f"/{SERVICE}/flood")(b"")
+        for _ in range(num_read):
+            await flood.read()
+        for _ in range(3):
+            assert await call(channel, "unary_unary") == [b"hello"]
+            await asyncio.sleep(0.1)
+        assert echo.num_flooded - num_read < 256
+        flood.cancel()
 
 
 async def test_too_many_calls_at_once():

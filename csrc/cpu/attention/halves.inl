@@ -4,11 +4,18 @@
 
 #if defined(__AVX512BF16__) || defined(OCTAVO_TILES)
 
+// How many numbers a word of a page holds that is moved before its numbers become bfloat16.
+#if defined(__AVX512BF16__)
+template <DType kType>
+constexpr std::int64_t kInWord = kType == DType::kI8 ? 4 : 2;
+#else
+template <DType>
+constexpr std::int64_t kInWord = 2;
+#endif
+
 struct Halves {
     using Number = std::uint16_t;
     static constexpr std::int64_t kPair = 2, kRowStep = 16, kDimStep = 32, kKeyStep = 32;
-
-    static bool in_place(const KvPages&, std::int64_t) { return false; }
 
     static void put_query(const float* from, std::int64_t dim, Number* to) {
         for (std::int64_t d = 0; d < dim; d += 8) {
@@ -18,8 +25,9 @@ struct Halves {
     static float value(Number x) { return bf16_to_float(x); }
 
     static void pack_keys(const KvPages& pages, const Slots& slots, Range range, Scratch<Halves>& s, Ahead& asked) {
-        with_pairs(pages.dtype,
-                   [&](auto type) { pack_keys_of<decltype(type)::value>(pages.head_dim, slots, range, s, asked); });
+        with_pairs(pages.dtype, [&](auto type) {
+            pack_keys_of<Halves, decltype(type)::value>(pages.head_dim, slots, range, s, asked);
+        });
     }
     static bool pack_values(const KvPages& pages, const Slots& slots, Range range, Scratch<Halves>& s, Ahead& asked) {
         bool finite = false;
@@ -29,7 +37,55 @@ struct Halves {
         return finite;
     }
 
+    // How many dimensions a lane holds while keys are turned, and how many keys' values are taken together.
+    template <DType kType>
+    static constexpr std::int64_t kInLane = kInWord<kType>;
+    template <DType kType>
+    static constexpr std::int64_t kTogether = kInWord<kType>;
+
 #if defined(__AVX512BF16__)
+    template <DType kType>
+    static Lanes::F load_words(const char* p, std::int64_t count) {
+        if constexpr (kType == DType::kI8) {
+            return Lanes::load_some(reinterpret_cast<const float*>(p), count / 4);
+        }
+        return load_pairs<kType>(p, count);
+    }
+    template <DType kType, typename Use>
+    __attribute__((always_inline)) static void take_apart(Lanes::F words, std::int64_t d, const Use& use) {
+        if constexpr (kType == DType::kI8) {
+            use(beside(Lanes::part<kType, 0>(words), Lanes::part<kType, 1>(words)), d);
+            use(beside(Lanes::part<kType, 2>(words), Lanes::part<kType, 3>(words)), d + 2);
+        } else {
+            use(words, d);
+        }
+    }
+    template <DType kType, int kWide, typename Use>
+    __attribute__((always_inline)) static void each_value(const char* p, std::int64_t stride, std::int64_t key,
+                                                          const Use& use) {
+        constexpr std::int64_t kSteps = kInWord<kType> / 2;
+        Lanes::F x[kSteps][kWide];
+#pragma GCC unroll 2
+        for (int g = 0; g < kWide; g += 2, p += kNumbers * kSize<kType>) {
+            if constexpr (kType == DType::kI8) {
+                Lanes::F words[2];
+                load_fours(p, stride, words);
+#pragma GCC unroll 2
+                for (int i = 0; i < 2; ++i) {
+                    x[0][g + i] = beside(Lanes::part<kType, 0>(words[i]), Lanes::part<kType, 1>(words[i]));
+                    x[1][g + i] = beside(Lanes::part<kType, 2>(words[i]), Lanes::part<kType, 3>(words[i]));
+                }
+            } else {
+                interleave(load_pairs<kType>(p, kNumbers), load_pairs<kType>(p + stride, kNumbers), x[0][g],
+                           x[0][g + 1]);
+            }
+        }
+#pragma GCC unroll 2
+        for (std::int64_t step = 0; step < kSteps; ++step) {
+            use(key + 2 * step, [&](int g) __attribute__((always_inline)) { return x[step][g]; });
+        }
+    }
+
     static __m512i spread(const Number* pair) {
         std::int32_t both;
         std::memcpy(&both, pair, 4);
@@ -42,6 +98,15 @@ struct Halves {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(weights));
     }
 #else
+    template <DType kType>
+    static Lanes::F load_words(const char* p, std::int64_t count) {
+        return load_pairs<kType>(p, count);
+    }
+    template <DType, typename Use>
+    static void take_apart(Lanes::F words, std::int64_t d, const Use& use) {
+        use(words, d);
+    }
+
     static void put_weights(Lanes::F weights, Number* to) { store8_bf16(to, weights); }
 #endif
 
@@ -91,14 +156,38 @@ struct Halves {
     }
     // Zeros where both of a pair are finite.
     static Lanes::F times_zero(Lanes::F x) { return add(Lanes::zero(), x, _mm512_setzero_si512()); }
-    // Each number of x beside that of y: kNumbers pairs.
-    static void put_pairs(Lanes::F x, Lanes::F y, Number* to) {
+    // Two floats that bfloat16 has, as a pair.
+    static Lanes::F beside(Lanes::F first, Lanes::F second) {
+        const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(first), 16);
+        return Lanes::either(_mm512_castsi512_ps(low), Lanes::upper(second));
+    }
+    // Each number of x beside that of y.
+    static void interleave(Lanes::F x, Lanes::F y, Lanes::F& low_dims, Lanes::F& high_dims) {
         const __m512i a = _mm512_castps_si512(x), b = _mm512_castps_si512(y);
         const __m512i low = _mm512_unpacklo_epi16(a, b), high = _mm512_unpackhi_epi16(a, b);
         const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
         const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-        _mm512_storeu_si512(to, _mm512_permutex2var_epi64(low, first, high));
-        _mm512_storeu_si512(to + kNumbers, _mm512_permutex2var_epi64(low, second, high));
+        low_dims = _mm512_castsi512_ps(_mm512_permutex2var_epi64(low, first, high));
+        high_dims = _mm512_castsi512_ps(_mm512_permutex2var_epi64(low, second, high));
+    }
+    static void put_pairs(Lanes::F x, Lanes::F y, Number* to) {
+        Lanes::F low, high;
+        interleave(x, y, low, high);
+        Lanes::store(reinterpret_cast<float*>(to), low);
+        Lanes::store(reinterpret_cast<float*>(to + kNumbers), high);
+    }
+    // 32 bytes of each of four keys: those of a dimension become a word.
+    static void load_fours(const char* p, std::int64_t stride, Lanes::F (&words)[2]) {
+        const __m512i quarters = _mm512_setr_epi32(0, 4, 0, 4, 1, 5, 1, 5, 2, 6, 2, 6, 3, 7, 3, 7);
+        __m512i x[4];
+#pragma GCC unroll 4
+        for (int key = 0; key < 4; ++key, p += stride) {
+            const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+            x[key] = _mm512_permutexvar_epi32(quarters, _mm512_castsi256_si512(bytes));
+        }
+        const __m512i one = _mm512_unpacklo_epi8(x[0], x[1]), two = _mm512_unpacklo_epi8(x[2], x[3]);
+        words[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(one, two));
+        words[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(one, two));
     }
 #else
     struct Numbers {
@@ -135,29 +224,6 @@ struct Halves {
     }
 #endif
 
-    // Pairs of dimensions are moved like floats.
-    template <DType kType>
-    static void pack_keys_of(std::int64_t dim, const Slots& slots, Range range, Scratch<Halves>& s, Ahead& asked) {
-        auto* to = reinterpret_cast<float*>(s.keys);
-        Ahead ahead = asked;
-        for (std::int64_t key = range.from; key < range.end; key += Lanes::kCount) {
-            const SlotLanes lanes(slots, key);
-            for (std::int64_t d = 0; d < s.dim; d += kNumbers) {
-                Lanes::F x[Lanes::kCount];
-#pragma GCC unroll 16
-                for (int i = 0; i < Lanes::kCount; ++i) {
-                    x[i] = load_pairs<kType>(lanes.at[i] + d * kSize<kType>, dim - d);
-                }
-                ahead.ask(lines_for(kNumbers * Lanes::kCount * kSize<kType>));
-                Lanes::transpose(x);
-#pragma GCC unroll 16
-                for (int i = 0; i < Lanes::kCount; ++i) {
-                    Lanes::store(to + (d / 2 + i) * kKeyTile + key, x[i]);
-                }
-            }
-        }
-        asked = ahead;
-    }
     template <DType kType>
     static bool pack_values_of(std::int64_t dim, const Slots& slots, Range range, Scratch<Halves>& s, Ahead& asked) {
         Lanes::F zeros = Lanes::zero();
@@ -168,8 +234,8 @@ struct Halves {
                 Number* to = s.values + (key + i) * s.dim;
                 ahead.ask(lines_for(2 * dim * kSize<kType>));
                 for (std::int64_t d = 0; d < s.dim; d += kNumbers) {
-                    const Lanes::F x = load_pairs<kType>(lanes.at[i] + d * kSize<kType>, dim - d);
-                    const Lanes::F y = load_pairs<kType>(lanes.at[i + 1] + d * kSize<kType>, dim - d);
+                    const Lanes::F x = load_pairs<kType>(lanes.at(i) + d * kSize<kType>, dim - d);
+                    const Lanes::F y = load_pairs<kType>(lanes.at(i + 1) + d * kSize<kType>, dim - d);
                     zeros = Lanes::either(zeros, Lanes::either(times_zero(x), times_zero(y)));
                     put_pairs(x, y, to + 2 * d);
                 }
@@ -182,6 +248,9 @@ struct Halves {
 #if defined(OCTAVO_TILES)
   public:
     static constexpr std::int64_t kBlockRows = 32;
+    static constexpr bool kInPlace = false;
+    static std::int64_t most_turned(const KvPages&) { return 0; }
+    static std::int64_t most_in_place(const KvPages&) { return 0; }
 
     // Tiles 0 ... 3 are sums of 32 columns, 4 and 5 of the left, 6 and 7 of the right. Rows up to a multiple of 16 are
     // computed.
@@ -237,8 +306,21 @@ struct Halves {
 #else
   public:
     static constexpr std::int64_t kBlockRows = kRegisterRows;
+    static constexpr bool kInPlace = true;
+    // How many rows take keys, or values, from where they lie. It is what was measured to be faster.
+    static std::int64_t most_turned(const KvPages& pages) { return pages.dtype == DType::kBF16 ? 3 : kBlockRows; }
+    static std::int64_t most_in_place(const KvPages& pages) { return most_turned(pages); }
 
-    void multiply(const Factors<Number>& f, Ahead& ahead) { multiply_in_registers<Halves, false>(f, ahead); }
+    void multiply(const Factors<Number>& f, Ahead& ahead) { multiply_in_registers<Halves>(f, Packed{}, ahead); }
+    static void multiply_keys(const KvPages& pages, const Slots& slots, Range range, const Factors<Number>& f,
+                              Ahead& ahead) {
+        with_pairs(pages.dtype,
+                   [&](auto type) { octavo::multiply_keys<Halves, decltype(type)::value>(f, slots, range, ahead); });
+    }
+    static void multiply_values(const KvPages& pages, const Group* groups, const Factors<Number>& f, Ahead& ahead) {
+        with_pairs(pages.dtype,
+                   [&](auto type) { multiply_in_registers<Halves>(f, InPlace<decltype(type)::value>{groups}, ahead); });
+    }
 #endif
 };
 

@@ -71,28 +71,53 @@ void attend_tile(const AttentionJob& job, float factor, std::int64_t first, std:
     const std::int64_t size = range.end - range.from;
     Slots key_slots, value_slots;
     take(pages, pages.keys, key_places, any, s.room, key_slots);
-    Form::pack_keys(pages, key_slots, range, s, ahead);
-    take(pages, pages.values, value_places, any, s.room, value_slots);
-    // Rows that all see the same keys add no value of another key.
-    const bool in_place = Form::in_place(pages, count) && all_see(s.rows, count, any);
-    const bool broken = !in_place && !Form::pack_values(pages, value_slots, range, s, ahead);
-    if (broken) {
-        clear_broken(range, s);
-    }
-    const Number* keys = s.keys + range.from * Form::kPair;
-    const Number* values = s.values + range.from * s.dim;
-    const Group* groups = in_place ? value_slots.groups + range.from / 8 : nullptr;
     const auto block_at = [&](std::int64_t row) {
         return count - row < Form::kBlockRows ? count - row : Form::kBlockRows;
     };
     const auto side_of = [](std::int64_t row) { return row / Form::kBlockRows % 2 * kMostBlock * kKeyTile; };
+    const bool turned = count <= Form::most_turned(pages);
+    if (!turned) {
+        Form::pack_keys(pages, key_slots, range, s, ahead);
+    }
     const auto score = [&](std::int64_t row) {
-        form.multiply({s.queries + row * s.dim, s.dim, keys, kKeyTile * Form::kPair, pages.head_dim,
-                       s.scores + side_of(row) + range.from, kKeyTile, block_at(row), size, false, nullptr},
-                      ahead);
+        const Number* keys = s.keys + range.from * Form::kPair;
+        Factors<Number> f{s.queries + row * s.dim,
+                          s.dim,
+                          keys,
+                          kKeyTile * Form::kPair,
+                          pages.head_dim,
+                          s.scores + side_of(row) + range.from,
+                          kKeyTile,
+                          block_at(row),
+                          size,
+                          false};
+        if constexpr (Form::kInPlace) {
+            if (turned) {
+                f.out = s.scores;
+                return Form::multiply_keys(pages, key_slots, range, f, ahead);
+            }
+        }
+        form.multiply(f, ahead);
+    };
+    score(0);
+    take(pages, pages.values, value_places, any, s.room, value_slots);
+    // Rows that all see the same keys add no value of another key.
+    const bool fits = count <= Form::most_in_place(pages) && pages.head_dim % Form::kDimStep == 0;
+    const bool in_place = fits && all_see(s.rows, count, any);
+    const bool broken = !in_place && !Form::pack_values(pages, value_slots, range, s, ahead);
+    if (broken) {
+        clear_broken(range, s);
+    }
+    const Number* values = s.values + range.from * s.dim;
+    const auto multiply_values = [&](const Factors<Number>& f) {
+        if constexpr (Form::kInPlace) {
+            if (in_place) {
+                return Form::multiply_values(pages, value_slots.groups + range.from / 8, f, ahead);
+            }
+        }
+        form.multiply(f, ahead);
     };
     // The next block's products are made between a block's weights and their use: neither waits for the one before.
-    score(0);
     for (std::int64_t row = 0; row < count; row += Form::kBlockRows) {
         const std::int64_t block = block_at(row), side = side_of(row);
         for (std::int64_t i = 0; i < block && (key_slots.scaled || special(job)); ++i) {
@@ -108,9 +133,17 @@ void attend_tile(const AttentionJob& job, float factor, std::int64_t first, std:
         if (row + block < count) {
             score(row + block);
         }
-        form.multiply({s.weights + side + range.from, kKeyTile, values, s.dim * Form::kPair, size, s.sums + row * s.dim,
-                       s.dim, block, s.dim, true, groups},
-                      ahead);
+        const Factors<Number> f{s.weights + side + range.from,
+                                kKeyTile,
+                                values,
+                                s.dim * Form::kPair,
+                                size,
+                                s.sums + row * s.dim,
+                                s.dim,
+                                block,
+                                s.dim,
+                                true};
+        multiply_values(f);
         if (broken) {
             add_broken(pages, value_slots, row, block, s.weights + side, s);
         }

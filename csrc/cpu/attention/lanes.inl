@@ -27,12 +27,30 @@ struct Lanes : Rows16 {
         }
         if constexpr (kType == DType::kF16) {
             return halves(reinterpret_cast<const std::uint8_t*>(p));
+        } else if constexpr (kType == DType::kBF16) {
+            const __m256i some = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+            return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(some), 16));
         } else if constexpr (kType == DType::kI8) {
             return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
         } else {
             const F low = _mm512_castps256_ps512(load8_as<kType>(p));
             return _mm512_insertf32x8(low, load8_as<kType>(p + 8 * kSize<kType>), 1);
         }
+    }
+    // Of two bfloat16, or of four int8, in each lane: the one at kPart.
+    template <DType kType, int kPart>
+    static F part(F words) {
+        const __m512i bits = _mm512_castps_si512(words);
+        constexpr int kBits = static_cast<int>(8 * kSize<kType>);
+        const __m512i top = _mm512_slli_epi32(bits, 32 - kBits * (kPart + 1));
+        if constexpr (kType == DType::kI8) {
+            return _mm512_cvtepi32_ps(_mm512_srai_epi32(top, 24));
+        }
+        return kPart == 0 ? _mm512_castsi512_ps(top) : upper(words);
+    }
+    // The upper halves of lanes.
+    static F upper(F x) {
+        return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(-65536)));
     }
     __attribute__((always_inline)) static void transpose(F (&x)[kCount]) {
         F y[kCount];
@@ -79,9 +97,24 @@ struct Lanes : Rows8 {
     static F widen(const char* p, std::int64_t) {
         return load8_as<kType>(p);
     }
+    template <DType kType, int kPart>
+    static F part(F words) {
+        return kType == DType::kI8 ? byte8<kPart>(words) : half8<kPart>(words);
+    }
     __attribute__((always_inline)) static void transpose(F (&x)[kCount]) { transpose8(x); }
 };
 
+#endif
+
+// How many elements a lane holds while keys are turned, and are taken apart afterwards.
+#if defined(__AVX2__)
+template <DType kType>
+constexpr int kParts = kType == DType::kBF16 ? 2
+                       : kType == DType::kI8 ? 4
+                                             : 1;
+#else
+template <DType kType>
+constexpr int kParts = 1;
 #endif
 
 // 2^x of x <= 0, within 2 ulp; below -126 it is next to nothing. NaN stays NaN, as in exp8.

@@ -57,18 +57,15 @@ struct Slots {
 
 // As many slots as there are lanes, from `key` on.
 struct SlotLanes {
-    const char* at[Lanes::kCount];
+    Group groups[Lanes::kCount / 8];
 
     SlotLanes(const Slots& slots, std::int64_t key) {
 #pragma GCC unroll 2
         for (std::int64_t i = 0; i < Lanes::kCount / 8; ++i) {
-            const Group& group = slots.groups[key / 8 + i];
-#pragma GCC unroll 8
-            for (std::int64_t slot = 0; slot < 8; ++slot) {
-                at[8 * i + slot] = group.at + slot * group.stride;
-            }
+            groups[i] = slots.groups[key / 8 + i];
         }
     }
+    const char* at(std::int64_t lane) const { return groups[lane / 8].at + lane % 8 * groups[lane / 8].stride; }
 };
 
 // The lines of the tile after this one. They are asked for a few at a time while this tile is worked on: requests in

@@ -82,6 +82,18 @@ inline float top8(F8 x) {
     return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
 }
 
+// Of the two bfloat16 or the four int8 of each word, the one at kPart.
+template <int kPart>
+inline F8 half8(F8 words) {
+    const __m256i bits = _mm256_castps_si256(words);
+    return _mm256_castsi256_ps(kPart == 0 ? _mm256_slli_epi32(bits, 16)
+                                          : _mm256_and_si256(bits, _mm256_set1_epi32(-65536)));
+}
+template <int kPart>
+inline F8 byte8(F8 words) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(_mm256_castps_si256(words), 24 - 8 * kPart), 24));
+}
+
 // a where a bit is set, b elsewhere.
 inline F8 choose8(std::uint32_t bits, F8 a, F8 b) {
     const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);

@@ -98,6 +98,16 @@ inline float top8(F8 x) {
     return top;
 }
 
+template <int kPart>
+inline F8 half8(F8 words) {
+    return each8(
+        [&](int i) { return float_of(kPart == 0 ? bits_of(words.v[i]) << 16 : bits_of(words.v[i]) & ~0xffffU); });
+}
+template <int kPart>
+inline F8 byte8(F8 words) {
+    return each8([&](int i) { return static_cast<float>(static_cast<std::int8_t>(bits_of(words.v[i]) >> 8 * kPart)); });
+}
+
 inline F8 choose8(std::uint32_t bits, F8 a, F8 b) {
     return each8([&](int i) { return (bits >> i & 1) != 0 ? a.v[i] : b.v[i]; });
 }

@@ -45,8 +45,15 @@ MUTANTS = {
     ),
     "a key of the tile of another row seen": Mutant(
         "cpu/attention/item.inl",
-        "Form::in_place(pages, count) && all_see(s.rows, count, any)",
-        "Form::in_place(pages, count)",
+        "fits && all_see(s.rows, count, any)",
+        "fits",
+        GENERIC,
+        ATTENTION,
+    ),
+    "keys that are not packed multiplied with the first row's query": Mutant(
+        "cpu/attention/products.inl",
+        "Form::spread(f.left + r * f.left_stride + at)",
+        "Form::spread(f.left + at)",
         GENERIC,
         ATTENTION,
     ),

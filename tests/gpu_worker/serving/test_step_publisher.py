@@ -9,11 +9,18 @@ from sequences import new_sequence
 
 from gpu_worker.scheduling.step import Delta, StepDeltas
 from gpu_worker.serving.step_publisher import MAX_STEP_ITEMS, StepPublisher
-from gpu_worker.serving.step_subscription import MAX_PENDING_MESSAGES, MovedSequence, StepSubscription, join_items
+from gpu_worker.serving.step_subscription import (
+    MAX_JOINED_ITEMS,
+    MAX_JOINED_MESSAGES,
+    MAX_PENDING_MESSAGES,
+    MovedSequence,
+    StepMessage,
+    StepSubscription,
+)
 from octavo.errors import HistoryLost
 from octavo.hashing import extend_chain, prompt_chain
 from octavo.ids import Incarnation, SequenceId
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.step_item import StepItem
 
 SEQ = SequenceId("s")
@@ -333,12 +340,75 @@ def test_a_stream_that_is_replaced_ends_though_it_awaits_steps():
     assert not first.num_awaited
 
 
-def test_tokens_of_a_branch_that_competes_keep_their_scores():
-    """A router's stop string may end the text at any of them; plain ones become one item."""
-    ranked = [StepItem(SEQ, 1, 0, i, [i], i, cumulative_logprob=-float(i)) for i in range(3)]
-    assert join_items(ranked) == ranked
-    plain = [StepItem(SEQ, 1, 0, i, [i], i) for i in range(3)]
-    assert [item.token_ids for item in join_items(plain)] == [[0, 1, 2]]
+def test_steps_that_wait_for_a_router_travel_together_and_nothing_passes_what_must_be_heard_in_order():
+    publisher, router = StepPublisher(), StepSubscription()
+    publisher.add_subscription(router)
+    publisher.assign_router(router, "r")
+    begin(publisher, "r")
+    for index in range(4):
+        accept(publisher, index, [index], 10 + index)
+    publisher.publish_moved(SEQ, 2, Incarnation("other"))
+    publisher.follow(router, SequenceId("elsewhere"), [0])
+    first, moved, unknown = (router.next_message() for _ in range(3))
+    assert [(item.first_index, list(item.token_ids)) for item in first.items] == [(0, [0, 1, 2, 3])]
+    assert (first.step_id, first.num_branches, first.moved, first.unknown) == (13, 1, [], [])
+    assert [each.seq_id for each in moved.moved] == [SEQ]
+    assert unknown.unknown == ["elsewhere"]
+    assert not router.ready
+
+
+def test_messages_of_counted_steps_and_of_observers_are_not_joined():
+    publisher, counting, observer = StepPublisher(), StepSubscription(num_awaited=2), StepSubscription()
+    for subscription in (counting, observer):
+        publisher.add_subscription(subscription)
+    publisher.assign_router(counting, "r")
+    publisher.add_observer(observer)
+    begin(publisher, "r")
+    for index in range(2):
+        delta = Delta(publisher.logs[SEQ].sequence, 0, index, (index,))
+        publisher.publish_delta(publisher.logs[SEQ], delta)
+        publisher.flush(StepDeltas(index + 1, [delta], 1, 1, granted_by=counting.subscription_id))
+    assert not counting.num_awaited
+    for subscription in (counting, observer):
+        assert [subscription.next_message().step_id for _ in range(2)] == [1, 2]
+
+
+def waiting_sizes(messages: list[StepMessage]) -> list[int]:
+    """The items of each message that a router gets when all of these wait."""
+    router, sizes = StepSubscription(router_id="r"), []
+    for message in messages:
+        router.queue_message(message)
+    while router.ready:
+        sizes.append(len(router.next_message().items))
+    return sizes
+
+
+def test_a_joined_message_has_a_limit():
+    def message(size: int, number: int) -> StepMessage:
+        return StepMessage(1, [StepItem(SequenceId(f"{number}-{at}"), 1, 0, 0, [1], 1) for at in range(size)])
+
+    quarter = MAX_JOINED_ITEMS // 4
+    assert waiting_sizes([message(quarter, number) for number in range(9)]) == [4 * quarter, 4 * quarter, quarter]
+    small = [message(1, number) for number in range(MAX_JOINED_MESSAGES + 3)]
+    assert waiting_sizes(small) == [MAX_JOINED_MESSAGES, 3]
+    scored = message(1, 0)
+    scored.items[0].prompt_scores = [TokenScore(1, -1.0)]
+    assert waiting_sizes([message(1, 1), scored, message(1, 2), message(1, 3)]) == [1, 1, 2]
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_a_router_gets_every_token_once_however_slowly_it_reads(reads):
+    publisher, router, got = StepPublisher(), StepSubscription(), []
+    publisher.add_subscription(router)
+    publisher.assign_router(router, "r")
+    begin(publisher, "r")
+    for index, does_read in enumerate(reads):
+        accept(publisher, index, [index], index + 1)
+        while does_read and router.ready:
+            got += [token for item in router.next_message().items for token in item.token_ids]
+    while router.ready:
+        got += [token for item in router.next_message().items for token in item.token_ids]
+    assert got == list(range(len(reads)))
 
 
 # Sequences that move to another worker

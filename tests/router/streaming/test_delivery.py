@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pytest
 from accepted import accepted_sequence
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo.errors import BadLogits, HistoryLost
 from octavo.hashing import extend_chain, prompt_chain
 from octavo.ids import SequenceId
 from octavo.record import Snapshot, first_record
 from octavo.sampling import FinishReason, SamplingParams, TokenScore
-from octavo.step_item import StepItem
+from octavo.step_item import StepItem, WaitingItems
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
 from router.streaming.branch_reader import BranchPiece
@@ -160,3 +162,30 @@ def test_a_journal_without_what_an_item_has_brought_is_not_delivered():
     assert [bytes(piece.token_ids) for piece in pieces_of(delivery)] == [b"ab"], "and nothing of the other history"
     delivery.add_journals(Snapshot(snapshot.record, PROMPT, (tuple(b"bc"),), 0), delivery.unconfirmed_indexes)
     assert (delivery.next_indexes, delivery.unconfirmed_indexes) == ([3], [3])
+
+
+@given(st.lists(st.sampled_from("abqé"), min_size=1, max_size=12).map("".join), st.data())
+def test_items_that_have_waited_bring_what_they_would_have_brought_one_by_one(text, data):
+    """However many wait together, and however often some come again: tokens, text and end are the same."""
+    output = text.encode()
+    singly, joined = delivery_of(ALONE)[0], delivery_of(ALONE)[0]
+    given_out: list[list[BranchPiece]] = [[], []]
+    waiting, sent = WaitingItems(), 0
+    while sent < len(output):
+        first = max(0, sent - data.draw(st.integers(0, 2)))
+        sent = data.draw(st.integers(sent + 1, len(output)))
+        finish = LENGTH if sent == len(output) else NONE
+        made = item(0, first, output[first:sent], extend_chain(prompt_chain(PROMPT), output[:sent]), finish)
+        assert singly.add_item(made)
+        waiting.add(made)
+        given_out[0] += pieces_of(singly)
+        if finish or data.draw(st.booleans()):
+            assert all(joined.add_item(each) for each in waiting.take_items())
+            given_out[1] += pieces_of(joined)
+    told = [
+        (b"".join(bytes(piece.token_ids) for piece in side), "".join(piece.text for piece in side), side[-1].finish)
+        for side in given_out
+    ]
+    assert told[0] == told[1]
+    assert [piece.first_index for piece in given_out[1]] == sorted({piece.first_index for piece in given_out[1]})
+    assert singly.places == joined.places

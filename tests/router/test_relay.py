@@ -1,0 +1,90 @@
+"""Tokens that wait travel together: for clients that read slowly, and in waves of a busy router."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from effort import patience
+
+from gpu_worker.testing.fake_runner import FakeRunner
+from octavo import wire
+from octavo.sampling import SamplingParams
+from octavo.v1 import inference_pb2, types_pb2
+from router.streaming import session, session_waves
+
+PROMPT = list(range(3, 40))
+GREEDY = SamplingParams(temperature=0.0, max_tokens=400)
+
+
+def request(request_id, params=GREEDY):
+    ids = types_pb2.TokenIds(ids=PROMPT)
+    return inference_pb2.GenerateRequest(request_id=request_id, token_ids=ids, sampling=wire.sampling_to_wire(params))
+
+
+class StuckSession:
+    """Its client has taken nothing of what it has sent in the wave that is under way."""
+
+    def begin_wave(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("limit", [session.MAX_INBOX_TOKENS, 50])
+async def test_a_client_that_reads_slowly_gets_few_large_events_and_costs_little_memory(
+    world, oracle, monkeypatch, limit
+):
+    """Beyond the limit, what waits is dropped and read from the journals."""
+    monkeypatch.setattr(session, "MAX_INBOX_TOKENS", limit)
+    await world.worker(FakeRunner(step_s=0.0))
+    router = await world.router()
+    await world.ready()
+    largest, deliver = 0, router.sessions.deliver_item
+
+    def deliver_item(item) -> bool:
+        nonlocal largest
+        largest = max(largest, len(item.token_ids))
+        return deliver(item)
+
+    router.sessions.deliver_item = deliver_item
+    context = SimpleNamespace(time_remaining=lambda: None)
+    events = router.inference.Generate(request("slow"), context)  # gRPC asks for the next one when one is sent
+    tokens, num_events = list((await anext(events)).token_ids), 1
+    (slow,) = router.sessions._all()
+    most = 0
+
+    def has_ended() -> bool:
+        nonlocal most
+        most = max(most, slow._inbox.num_tokens)
+        return world.entry("slow").record.state.ended
+
+    await world.until(has_ended, 60)
+    await asyncio.sleep(0.2)  # the last items come
+    async for event in events:
+        tokens += event.token_ids
+        num_events += 1
+    ((expected, _, _),) = oracle.outputs(PROMPT, GREEDY)
+    assert tuple(tokens) == expected
+    assert num_events < 20
+    assert most <= max(limit, largest)
+
+
+async def test_first_tokens_and_ends_wait_for_no_wave(world, oracle, monkeypatch):
+    monkeypatch.setattr(session_waves, "WAVE_S", 600.0)
+    await world.start()
+    (router,), client = world.routers, world.client()
+    long = client.generate(PROMPT, replace(GREEDY, max_tokens=2000))
+    await anext(long)
+    waves, stuck = router.sessions._all()[0]._waves, StuckSession()
+    waves.join(stuck)
+    async with asyncio.timeout(patience(20)):
+        await world.until(lambda: stuck in waves._sending)
+        for max_tokens in (1, 30):
+            params = replace(GREEDY, max_tokens=max_tokens)
+            events = [event async for event in client.generate(PROMPT, params)]
+            ((expected, _, _),) = oracle.outputs(PROMPT, params)
+            assert tuple(token for event in events for token in event.token_ids) == expected
+            assert events[0].first_index == 0
+            assert len(events) <= 4, "what comes between waits and travels together"
+        waves.leave(stuck)
+        assert (await anext(long)).token_ids
+    await long.aclose()
