@@ -7,7 +7,7 @@ BATCHES = {  # each runs in a process of its own
     "rows": {"rows": 120, "ops": 8, "compat": 6, "compat_options": 8, "arguments": 1, "garbage": 200},
     "logits": {"sample": 150, "sampler": 20, "penalize": 60, "logprobs": 60},
     "simulator": {"streams": 60, "errors": 3, "probes": 60},
-    "promises": {"same_bits": 24, "nan": 96, "lost": 24, "graphs": 3, "invariant": 3, "swapped": 2},
+    "promises": {"same_bits": 24, "nan": 240, "lost": 24, "graphs": 3, "invariant": 3, "swapped": 2},
 }
 GRIDS = {  # how many cases of each grid `make test` runs; `make test-long` runs all
     "vllm": {
