@@ -15,6 +15,7 @@ from octavo.security.roles import PeerRole
 NOTICE_S = 1.0  # how long a command waits before it says so
 TIMEOUT_S = 5.0
 MAX_SECONDS = 1e6
+CLOSED = ("Socket closed", "Connection reset")  # how gRPC tells of a server that expected TLS
 
 
 class NotConnectedError(CommandError):
@@ -58,7 +59,7 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
                 client.connect(args.timeout)
             except Unreachable as error:
                 remedy = "correct --endpoint, or wait longer with --timeout"
-                if credentials.tls is None and "Socket closed" in error.message:  # so gRPC tells that TLS was expected
+                if credentials.tls is None and any(text in error.message for text in CLOSED):
                     remedy = f"give --tls-ca if routers use TLS, {remedy}"
                 raise NotConnectedError(f"{error.message}: {remedy}") from None
         yield client
