@@ -15,7 +15,7 @@ from octavo.security.roles import PeerRole
 NOTICE_S = 1.0  # how long a command waits before it says so
 TIMEOUT_S = 5.0
 MAX_SECONDS = 1e6
-CLOSED = ("Socket closed", "Connection reset")  # how gRPC tells of a server that expected TLS
+CLOSED = ("Socket closed", "Connection reset", "Broken pipe")  # how gRPC tells of a server that expected TLS
 
 
 class NotConnectedError(CommandError):
