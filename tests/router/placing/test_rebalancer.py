@@ -26,7 +26,8 @@ class Uneven:
     """A world in which one worker runs COUNT sequences and two run none. What is asked for goes to `asked`."""
 
     def __init__(self, world):
-        self.world, self.asked, self.answers, self.delay_s = world, [], None, 0.0
+        self.world, self.asked, self.answers, self.may_end = world, [], None, asyncio.Event()
+        self.may_end.set()
 
     async def begin(self, *rebalance):
         for _ in range(3):
@@ -51,7 +52,7 @@ class Uneven:
     def _migrate_from(self, router, link):
         async def migrate(seq_id, epoch, target, *, during_prefill=False):
             self.asked.append((router, seq_id, link.incarnation, target))
-            await asyncio.sleep(self.delay_s)
+            await self.may_end.wait()
             if self.answers is not None:
                 return MigrationReport(outcome=MoveOutcome.STAYED, failure=self.answers.failure())
             return MigrationReport(outcome=MoveOutcome.MOVED, epoch=epoch + 1, target=target)
@@ -112,11 +113,12 @@ async def test_what_was_refused_is_not_asked_again_soon(uneven):
 
 async def test_what_goes_on_counts_as_moved(uneven):
     """While the two migrations are under way, the plan sees the loads that they will leave."""
-    uneven.delay_s = 0.5
+    uneven.may_end.clear()
     await uneven.begin(True)
     (router,) = uneven.world.routers
     await uneven.world.until(lambda: len(uneven.asked) == 2)
     assert all(router.rebalancer._is_under_way(begun) for begun in router.rebalancer._begun)
+    uneven.may_end.set()
     await uneven.world.until(lambda: all(begun.ended_at for begun in router.rebalancer._begun))
     await uneven.world.until(lambda: not any(map(router.rebalancer._is_under_way, router.rebalancer._begun)))
 
