@@ -6,6 +6,7 @@ from collections.abc import Collection, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+F = TypeVar("F", bound="asyncio.Future[Any]")
 
 CANCEL_AGAIN_S = 1.0  # how long a cancelled task may take to end before it is cancelled again
 
@@ -53,6 +54,12 @@ async def before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
         working.cancel()
         raise Stopped
     return working.result()
+
+
+def unlogged(future: F) -> F:
+    """The future. An error of it that nobody waits for any more, since the caller was cancelled, is not logged."""
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:

@@ -24,6 +24,7 @@ from gpu_worker.scheduling.step import BlockMemory
 from octavo import failpoints
 from octavo.errors import CannotMove, Draining, NotFound, OutOfBlocks, StoreUnavailable, TooManyMoves
 from octavo.ids import Incarnation, SequenceId
+from octavo.loop import unlogged
 from octavo.security.tls import TlsFiles
 from octavo.store.base import Store
 
@@ -119,8 +120,7 @@ class MigrationTarget:
             return finished
         migration = self._find(ticket)
         if migration.answer is None:
-            migration.answer = asyncio.get_running_loop().create_future()
-            migration.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+            migration.answer = unlogged(asyncio.get_running_loop().create_future())
             self._spawn(self._finish(migration, ends, migration.answer))
         return await asyncio.shield(migration.answer)
 
@@ -254,7 +254,7 @@ class MigrationTarget:
 async def outcome_of(task: "asyncio.Task[T]") -> T:
     """What the task returns; it goes on if the caller is cancelled. NotFound if it was cancelled: its ticket ended."""
     try:
-        return await asyncio.shield(task)
+        return await asyncio.shield(unlogged(task))
     except asyncio.CancelledError:
         current = asyncio.current_task()
         if task.cancelled() and not (current and current.cancelling()):

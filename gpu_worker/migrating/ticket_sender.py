@@ -16,6 +16,7 @@ from gpu_worker.moving.refusal import Refusal, failed
 from gpu_worker.scheduling.block_exchange import WantedBlock
 from octavo import failpoints
 from octavo.errors import CannotMove
+from octavo.loop import unlogged
 
 POLL_S = 0.05  # how often a delivery looks whether the sequence is still here, and how fast it may be
 OPEN_S = 2.0  # how long a target may take to show that it knows the secret
@@ -146,6 +147,4 @@ class TicketSender:
 
 def observed(future: "Future[None]") -> "asyncio.Future[None]":
     """The future for this event loop. An error of it that nobody waits for any more is not logged."""
-    wrapped = asyncio.wrap_future(future)
-    wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return wrapped
+    return unlogged(asyncio.wrap_future(future))

@@ -42,7 +42,7 @@ from gpu_worker.serving.trial_queue import TrialQueue
 from octavo import hashing, validation
 from octavo.errors import Draining, InvalidArgument, ServingError, StaleEpoch
 from octavo.ids import BlockHash, Incarnation, SequenceId
-from octavo.loop import end_tasks
+from octavo.loop import end_tasks, unlogged
 from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ class EngineClient:
         if deciding is None:
             deciding = asyncio.create_task(self._decide(admission, router_id, carried))
             self._deciding[key] = deciding
-            deciding.add_done_callback(lambda task: self._forget_decision(key, task))
+            unlogged(deciding).add_done_callback(lambda _: self._deciding.pop(key))
         answer = await asyncio.shield(deciding)
         entry = self.publisher.logs.get(admission.seq_id)
         if entry is not None and entry.epoch == admission.epoch:
@@ -135,11 +135,6 @@ class EngineClient:
         """Whether the sequence runs here at that epoch, or its admission is being decided."""
         entry = self.publisher.logs.get(seq_id)
         return (seq_id, epoch) in self._deciding or (entry is not None and entry.epoch == epoch)
-
-    def _forget_decision(self, key: tuple[SequenceId, int], deciding: "asyncio.Task[AdmissionAnswer]") -> None:
-        del self._deciding[key]
-        if not deciding.cancelled():
-            deciding.exception()  # looked at here, because those that asked may all be gone
 
     async def _decide(self, admission: Admission, router_id: str, carried: CarriedScores | None) -> AdmissionAnswer:
         known_epoch = self.publisher.known_epoch(admission.seq_id)

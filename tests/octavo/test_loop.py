@@ -1,6 +1,7 @@
 """How a program begins, and is asked to end."""
 
 import asyncio
+import gc
 import signal
 
 import pytest
@@ -58,3 +59,19 @@ async def test_tasks_end_although_a_cancellation_is_lost(monkeypatch):
         await loop.end_tasks(tasks)
     assert len(lost) == 2
     assert all(task.cancelled() for task in tasks)
+
+
+async def test_an_error_that_nobody_waits_for_is_not_logged():
+    reported = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+
+    async def fail() -> None:
+        raise ValueError("nobody waits")
+
+    for wrap, num_reported in ((loop.unlogged, 0), (lambda task: task, 1)):
+        await asyncio.wait({wrap(asyncio.create_task(fail()))})
+        gc.collect()
+        assert len(reported) == num_reported
+    task = loop.unlogged(asyncio.create_task(fail()))
+    with pytest.raises(ValueError, match="nobody waits"):
+        await task

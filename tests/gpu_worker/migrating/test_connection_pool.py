@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from moving_peers import BytesMemory
@@ -103,3 +104,21 @@ async def test_a_ticket_that_nobody_can_end_is_given_up(pool, monkeypatch):
     pool.abort_ticket(TARGET, secrets.randbits(63))  # nobody listens there
     assert pool._tasks
     await until(lambda: not pool._tasks)
+
+
+async def test_a_sender_is_closed_although_the_caller_that_replaces_it_is_cancelled(pool, listener):
+    """No thread was free to close it yet when the caller was cancelled."""
+    goes_on = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        asyncio.get_running_loop().set_default_executor(threads)
+        async with pool.connect(TARGET) as connection:
+            sender = await connection.open_sender(listener.port)
+            busy = asyncio.create_task(asyncio.to_thread(goes_on.wait, 60))
+            asking = asyncio.create_task(connection.open_sender(listener.port + 1))
+            await until(lambda: connection._sender is None)
+            asking.cancel()
+            await asyncio.wait({asking})
+            goes_on.set()
+            await busy
+        await until(lambda: sender.has_failed)
+        await pool.close()

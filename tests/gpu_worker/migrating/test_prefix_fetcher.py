@@ -1,6 +1,8 @@
 """Blocks of a prompt come from a worker that has them, and are computed wherever that worker fails."""
 
 import asyncio
+import contextlib
+import gc
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -12,6 +14,7 @@ from waiting import until
 from worker_pair import WorkerPair, worker_pair
 
 from gpu_worker.migrating import block_supplier, prefix_fetcher
+from gpu_worker.migrating.targets import TargetWorker
 from gpu_worker.migrating.transfer_calls import FetchRequest
 from gpu_worker.scheduling.block_exchange import WantedBlock
 from octavo import failpoints, hashing, statuses
@@ -294,4 +297,35 @@ async def test_bad_requests_are_refused_by_name(pair: WorkerPair) -> None:
         await transfer.ListHot(transfer_pb2.ListHotRequest(model_fingerprint="other", kv_layout=info.layout))
     answer = await transfer.Fetch(transfer_pb2.FetchRequest(**good))
     assert answer.num_blocks == 0, "it has no such block, and does not connect for nothing"
+    await lets_go(pair)
+
+
+async def test_a_call_that_fails_after_its_cancellation_was_lost_is_no_error_of_this_worker(
+    pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of the store may lose a cancellation, and the send then goes on for nobody."""
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    supplier, asks = pair.a.worker.supplier, asyncio.Event()
+    find = supplier._targets.find
+
+    async def find_and_lose_a_cancellation(incarnation: Incarnation) -> TargetWorker:
+        asks.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return await find(incarnation)
+
+    monkeypatch.setattr(supplier._targets, "find", find_and_lose_a_cancellation)
+    info = pair.a.runner.info
+    wanted = [WantedBlock(index, each) for index, each in enumerate(hashes_of(pair, PREFIX))]
+    port = pair.b.worker.fetcher._listener.port
+    request = FetchRequest(Incarnation(pair.b.incarnation), info.fingerprint, info.layout, 1, bytes(32), port, wanted)
+    call = asyncio.create_task(supplier.send_blocks(request))
+    await asks.wait()
+    call.cancel()
+    await until(lambda: not supplier._sending)
+    assert call.cancelled()
+    del call  # holds what it waited for
+    gc.collect()
+    assert not reported
     await lets_go(pair)
