@@ -125,6 +125,28 @@ def test_an_unnamed_module_is_seen(tmp_path: Path) -> None:
     assert unnamed_modules(tmp_path) == ["words"]
 
 
+# ---- decisions -----------------------------------------------------------------------------------------------------
+
+DATES = re.compile(r"(?:^\| 20[\d-]+ \|.*\n)+", re.MULTILINE)  # the rows of one table
+
+
+def unordered(text: str) -> list[str]:
+    """The dates of each table that has an older row above a newer one."""
+    tables = [[row.split("|")[1].strip() for row in table.splitlines()] for table in DATES.findall(text)]
+    return [" ".join(dates) for dates in tables if dates != sorted(dates, reverse=True)]
+
+
+def test_decisions_stand_newest_first() -> None:
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs/decisions").glob("*.md")}
+    assert sum(bool(DATES.search(text)) for text in texts.values()) > 5
+    assert not {name: found for name, text in texts.items() if (found := unordered(text))}
+
+
+def test_an_older_decision_above_a_newer_one_is_seen() -> None:
+    assert unordered("| 2026-11-22 | a |\n| 2026-11-23 | b |\n") == ["2026-11-22 2026-11-23"]
+    assert not unordered("| 2026-11-22 | a |\n| 2026-11 | b |\n\n| 2026-11-23 | another table |\n")
+
+
 # ---- what is outside the repository --------------------------------------------------------------------------------
 
 OUTSIDE = re.compile(r"\bdesign/\w+\.md|§|\bissue #?\d|\bpoint \d+ of\b", re.IGNORECASE)
