@@ -31,7 +31,8 @@ from octavo.worker_role import WorkerRole
 
 HOST = "127.0.0.1"
 HEALTH_TIMEOUT_S = 1.0
-HTTP_OFFSET = 8000
+# As far above a router's port for gRPC as the defaults of --web-listen and --http-listen are above that of --listen.
+WEB_OFFSET, HTTP_OFFSET = 2000, 8000
 MAX_PORT = 65535
 
 ReadyCheck = Callable[[], Awaitable[bool]]
@@ -73,9 +74,13 @@ class Cluster:
             ports.require_free(up.host, port, "--grpc-port")
         self.public_addresses = [with_host(f"{HOST}:{port}", up.host) for port in public]
         num_processes = up.routers + up.workers
-        free = ports.pick(2 * num_processes + up.routers)
-        web = [f"{HOST}:{port}" for port in free[num_processes : 2 * num_processes]]
-        http = [with_host(f"{HOST}:{port}", up.host) for port in http_ports(up, free[2 * num_processes :])]
+        spoken_for = {port + offset for port in public for offset in (0, WEB_OFFSET, HTTP_OFFSET)}
+        free = ports.pick(2 * num_processes + up.routers, besides=spoken_for)
+        web_free, http_free = free[num_processes : 2 * num_processes], free[2 * num_processes :]
+        web_ports = ports_above(up, WEB_OFFSET, HOST, web_free[: up.routers]) + web_free[up.routers :]
+        web = [f"{HOST}:{port}" for port in web_ports]
+        http_ports = ports_above(up, HTTP_OFFSET, up.host, http_free)
+        http = [with_host(f"{HOST}:{port}", up.host) for port in http_ports]
         self.store = self._store()
         self._store_url = up.store if self.store is None else (self.store.tcp_url or self.store.url)
         self._routers = [
@@ -220,16 +225,14 @@ def role_of(index: int, up: UpSettings) -> WorkerRole:
     return WorkerRole.DECODE if index < up.prefill_workers + up.decode_workers else WorkerRole.BOTH
 
 
-def http_ports(up: UpSettings, free: Sequence[int]) -> list[int]:
-    """The ports on which routers listen for HTTP: HTTP_OFFSET above those for gRPC, or else `free` ones.
+def ports_above(up: UpSettings, offset: int, host: str, free: Sequence[int]) -> list[int]:
+    """A port for each router: `offset` above the one for gRPC, or else one of `free`.
 
-    So a program that has been told the address finds the service there the next time as well.
+    So a program that has been told the address finds the router there the next time as well.
     """
-    wanted = [up.grpc_port + HTTP_OFFSET + index for index in range(up.routers)]
+    wanted = [up.grpc_port + offset + index for index in range(up.routers)]
     is_fixed = up.grpc_port > 0 and wanted[-1] <= MAX_PORT
-    return [
-        port if is_fixed and ports.is_free(up.host, port) else other for port, other in zip(wanted, free, strict=True)
-    ]
+    return [port if is_fixed and ports.is_free(host, port) else other for port, other in zip(wanted, free, strict=True)]
 
 
 def router_ports(up: UpSettings) -> list[int]:

@@ -2,6 +2,7 @@
 
 import random
 import socket
+from collections.abc import Collection
 
 from octavo.cli.command_error import CommandError
 
@@ -36,13 +37,13 @@ def require_free(host: str, port: int, option: str) -> None:
         )
 
 
-def pick(count: int, host: str = "127.0.0.1") -> list[int]:
-    """`count` different free ports. Raises PortInUseError if there are fewer."""
+def pick(count: int, host: str = "127.0.0.1", besides: Collection[int] = ()) -> list[int]:
+    """`count` different free ports, none of them in `besides`. Raises PortInUseError if there are fewer."""
     ports: list[int] = []
     for port in random.sample(RANGE, len(RANGE)):
         if len(ports) == count:
             break
-        if is_free(host, port):
+        if port not in besides and is_free(host, port):
             ports.append(port)
     if len(ports) < count:
         raise PortInUseError(f"{count} free ports between {RANGE.start} and {RANGE.stop} are needed: end something")

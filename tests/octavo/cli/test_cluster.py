@@ -3,7 +3,9 @@
 import socket
 from pathlib import Path
 
-from octavo.cli.cluster import HTTP_OFFSET, Cluster, ClusterSettings, http_ports, role_of
+from octavo.cli import ports
+from octavo.cli.cluster import HTTP_OFFSET, WEB_OFFSET, Cluster, ClusterSettings, ports_above, role_of
+from octavo.endpoint import parse_endpoint
 from octavo.settings import RouterSettings, UpSettings, WorkerSettings
 
 
@@ -26,13 +28,43 @@ def test_the_first_workers_are_for_prompts_and_the_next_ones_for_outputs():
     assert role_of(0, UpSettings()) == "both"
 
 
-def test_http_is_on_a_port_that_can_be_told_once():
-    free = [30_001, 30_002]
-    assert http_ports(UpSettings(grpc_port=0, routers=2), free) == free
-    assert http_ports(UpSettings(grpc_port=60_000, routers=2), free) == free
+def test_a_router_is_on_ports_that_can_be_told_once():
+    def chosen(grpc_port: int, *free: int) -> list[int]:
+        return ports_above(UpSettings(grpc_port=grpc_port, routers=len(free)), HTTP_OFFSET, "127.0.0.1", free)
+
+    assert chosen(0, 30_001, 30_002) == [30_001, 30_002]
+    assert chosen(60_000, 30_001, 30_002) == [30_001, 30_002]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert http_ports(UpSettings(grpc_port=port - HTTP_OFFSET, routers=1), [30_001]) == [30_001]
-    assert http_ports(UpSettings(grpc_port=port - HTTP_OFFSET, routers=1), [30_001]) == [port]
+        assert chosen(port - HTTP_OFFSET, 30_001) == [30_001]
+    assert chosen(port - HTTP_OFFSET, 30_001) == [port]
+
+
+def test_the_first_router_has_the_ports_of_a_router_alone():
+    """A reader of the documents finds the page, the metrics and OpenAI's API where they say, also with `octavo up`."""
+    alone, grpc_port = RouterSettings(), UpSettings().grpc_port
+    listeners = [alone.listen, alone.web_listen, alone.http_listen]
+    assert [parse_endpoint(name).port for name in listeners] == [
+        grpc_port + offset for offset in (0, WEB_OFFSET, HTTP_OFFSET)
+    ]
+
+
+def test_the_page_of_a_router_is_where_it_was_the_last_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(ports, "is_free", lambda host, port: True)
+    up = UpSettings(routers=2, workers=1)
+    state = Cluster(ClusterSettings(up, RouterSettings(), WorkerSettings(), tmp_path)).state(ready=True)
+    assert [router.web for router in state.routers] == ["http://127.0.0.1:52051", "http://127.0.0.1:52052"]
+
+
+def test_a_port_that_is_picked_is_that_of_no_router(tmp_path, monkeypatch):
+    """Nothing listens on any of them yet, so each port looks free to whoever asks."""
+    monkeypatch.setattr(ports, "is_free", lambda host, port: True)
+    monkeypatch.setattr(ports.random, "sample", lambda range_, count: list(range_)[:count])
+    up = UpSettings(routers=1, workers=1, grpc_port=ports.RANGE.start - WEB_OFFSET)
+    state = Cluster(ClusterSettings(up, RouterSettings(), WorkerSettings(), tmp_path)).state(ready=True)
+    (router,), (worker,) = state.routers, state.workers
+    addresses = [router.endpoint, router.admin_endpoint, router.web, router.http, worker.endpoint, worker.web]
+    assert router.web == f"http://127.0.0.1:{ports.RANGE.start}"
+    assert len({address.rsplit(":", 1)[1] for address in addresses}) == len(addresses)
