@@ -33,6 +33,7 @@ py::dict build_info() {
 
 PYBIND11_MODULE(_C_cpu, module) {
     module.doc() = "octavo's native CPU code";
+    module.attr("bindings") = OCTAVO_BINDINGS;
     module.def("version", [] { return OCTAVO_VERSION; }, "The version of octavo this was built from.");
     module.def(
         "isa", [] { return octavo::isa_name(octavo::kernels().isa); }, "The instruction set in use, one of isas().");

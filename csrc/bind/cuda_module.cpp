@@ -308,6 +308,8 @@ PYBIND11_MODULE(OCTAVO_MODULE, module) {
     bind_plans(module);
 #ifdef OCTAVO_SIMT
     bind_runtime(module.def_submodule("runtime"));
+#else
+    module.attr("bindings") = OCTAVO_BINDINGS;
 #endif
     OCTAVO_OP(cache_write, "(kv, keys, values, slots, stream)");
     OCTAVO_OP(rope_cache_write,

@@ -26,7 +26,7 @@ class BlockChecksum:
 
     def __init__(self, seed: int) -> None:
         extension = native.load()
-        self._native = getattr(extension, "part_sum", None)  # an extension of an earlier build has none
+        self._native = None if extension is None else extension.part_sum
         self._seed = seed
         self._lanes = bytearray(STRIPE_BYTES)
 

@@ -7,12 +7,16 @@ from types import ModuleType
 
 log = logging.getLogger(__name__)
 
+# Of the sources in csrc/bind: what a module offers to Python. CMake builds these digests in, so that a module of other
+# bindings is known by its own. A test says what they should be.
+BINDINGS = {"gpu_worker._C_cpu": "6ed5bb3bf346", "gpu_worker._C_cuda": "27d35fd8af7c"}
+
 
 def load() -> ModuleType | None:
     """The extension `gpu_worker._C_cpu` (see csrc/), or None where it was not built.
 
-    ImportError if it was built but cannot be loaded, for example because it is for another Python: running slower
-    without a word would be worse.
+    ImportError if it was built but cannot be loaded, for example because it is for another Python, or has other
+    bindings than BINDINGS: running slower without a word would be worse.
     """
     return _load("gpu_worker._C_cpu")
 
@@ -44,8 +48,11 @@ def usable_cuda(device: int = 0) -> ModuleType | None:
 @cache
 def _load(name: str) -> ModuleType | None:
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
         return None
+    if getattr(module, "bindings", None) != BINDINGS[name]:
+        raise ImportError(f"{module.__file__} was built from other sources than this program: run make extension")
+    return module

@@ -1,4 +1,4 @@
-"""The checks of the compiled extension, which is loaded in a process of its own, without torch."""
+"""The checks of the compiled extension, which a process of its own loads as a worker does, without torch."""
 
 import json
 import re
@@ -14,15 +14,17 @@ TIMEOUT_S = 30
 DRIVER = "install a newer driver, or build the kernels for this GPU (OCTAVO_CUDA_ARCHITECTURES)"
 BUILD = "make extension, or install a wheel that was built with a C++ compiler"
 PROBE = """
-import importlib, json
+import json, pathlib, runpy
+import gpu_worker
+native = runpy.run_path(str(pathlib.Path(gpu_worker.__file__).parent / "ops" / "native.py"))
 found = {}
-for name in ("_C_cpu", "_C_cuda"):
+for name, load in (("_C_cpu", native["load"]), ("_C_cuda", native["load_cuda"])):
     try:
-        module = importlib.import_module("gpu_worker." + name)
-    except ModuleNotFoundError:
-        continue
+        module = load()
     except ImportError as error:
         found[name] = {"error": str(error)}
+        continue
+    if module is None:
         continue
     info = module.build_info() if hasattr(module, "build_info") else {}
     devices = {}

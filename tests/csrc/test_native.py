@@ -1,6 +1,8 @@
 """The extension as gpu_worker sees it: what it says of itself, and life without it."""
 
+import hashlib
 import platform
+import re
 import subprocess
 import sys
 import tomllib
@@ -34,6 +36,20 @@ def kernel_flags() -> set[str]:
 def test_it_was_built_from_this_version(extension: ModuleType, root: Path) -> None:
     stated = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     assert extension.version() == extension.build_info()["version"] == stated
+
+
+def bindings(*files: str, root: Path) -> str:
+    """The digest of `files` in csrc/bind, without their comments and spaces."""
+    text = "".join((root / "csrc/bind" / name).read_text() for name in sorted(files))
+    return hashlib.sha256(re.sub(r"//.*|\s+", "", text).encode()).hexdigest()[:12]
+
+
+def test_a_module_is_known_by_the_sources_of_its_bindings(root: Path) -> None:
+    """Whoever changes what a module offers to Python copies the digest that is missing here to native.py."""
+    files = {path.name for path in (root / "csrc/bind").iterdir()}
+    cuda = {"cuda_module.cpp"}
+    cpu = bindings(*files - cuda, root=root)
+    assert {"gpu_worker._C_cpu": cpu, "gpu_worker._C_cuda": bindings(*cuda, root=root)} == native.BINDINGS
 
 
 def test_features_are_those_the_kernel_sees(extension: ModuleType, kernel_flags: set[str]) -> None:

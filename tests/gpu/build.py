@@ -7,6 +7,7 @@ that torch brings, because a machine with a GPU may have none of them.
 import argparse
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,9 @@ def compile_kernel(source: Path, target: Path, arch: str) -> list[str]:
 
 
 def compile_binding(source: Path, target: Path) -> list[str]:
+    digest = runpy.run_path(str(ROOT / "gpu_worker/ops/native.py"))["BINDINGS"]["gpu_worker._C_cuda"]
     flags = ["-O2", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-DOCTAVO_MODULE=_C_cuda"]
+    flags += [f'-DOCTAVO_BINDINGS="{digest}"']
     include = [*INCLUDE, f"-I{pybind11()}", f"-I{sysconfig.get_path('include')}"]
     return [os.environ.get("CXX", "g++"), *flags, *include, "-c", str(source), "-o", str(target)]
 

@@ -1,8 +1,9 @@
 """What happens where a GPU, or its driver, is too old for the kernels that were built."""
 
 import logging
+import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,22 @@ def test_a_device_that_is_too_old_is_named_and_gets_the_reference_ops(
     ]
     assert isinstance(ops.choose_ops(torch.device("cuda", 0)), NativeCudaOps)
     assert native.usable_cuda(1) is None and native.usable_cuda(0) is not None
+
+
+@pytest.mark.parametrize("load", [native.load, native.load_cuda])
+@pytest.mark.parametrize("built_in", [{}, {"bindings": "0123456789ab"}])
+def test_a_module_of_other_bindings_is_refused_with_what_to_run(
+    monkeypatch: pytest.MonkeyPatch, load: Any, built_in: dict[str, str]
+) -> None:
+    for name in native.BINDINGS:
+        stale = ModuleType(name)
+        stale.__dict__.update(built_in, __file__=f"{name}.so")
+        monkeypatch.setitem(sys.modules, name, stale)
+    native._load.cache_clear()
+    with pytest.raises(
+        ImportError, match=r"^gpu_worker\._C_\w+\.so was built from other sources .*: run make extension$"
+    ):
+        load()
 
 
 @pytest.mark.parametrize(

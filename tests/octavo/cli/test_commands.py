@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -296,6 +297,19 @@ def test_doctor_tells_what_was_compiled(monkeypatch):
     monkeypatch.setattr(native_checks, "PROBE", "import os; os.abort()")  # what another processor's code may do
     (extension, *_) = native_checks.all_checks()
     assert extension.result == "bad"
+
+
+def test_doctor_tells_an_extension_of_other_sources(tmp_path, monkeypatch):
+    """As after `git pull`: the Python code is new, and what was compiled is not."""
+    (tmp_path / "gpu_worker" / "ops").mkdir(parents=True)
+    for name in ("__init__.py", "_C_cpu.py", "_C_cuda.py"):
+        (tmp_path / "gpu_worker" / name).touch()
+    here = Path(__file__).resolve().parents[3] / "gpu_worker/ops/native.py"
+    (tmp_path / "gpu_worker/ops/native.py").write_text(here.read_text())
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for check in native_checks.all_checks()[:2]:
+        assert check.result == "bad"
+        assert "was built from other sources than this program: run make extension" in check.detail
 
 
 async def test_doctor_tells_a_store_that_does_not_answer_without_its_password(tmp_path):
