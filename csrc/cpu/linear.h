@@ -8,11 +8,14 @@ namespace octavo {
 
 constexpr std::int64_t kTurnBytes = 512 << 10;  // the second cache keeps them for all columns
 
+constexpr std::int64_t kTileGroups = 3;  // groups that products of halves take side by side where they can
+
 // How many rows a lane takes at once, which is a turn: few enough that lanes end together, and no fewer than a group.
 inline std::int64_t rows_at_once(const Weight& weight, int lanes) {
     const std::int64_t share = weight.rows / (static_cast<std::int64_t>(lanes) * 6);
     const std::int64_t most = kTurnBytes / row_bytes(weight), rows = share < most ? share : most;
-    return rows < kGroupRows ? kGroupRows : rows / kGroupRows * kGroupRows;
+    const std::int64_t tile = rows < kTileGroups * kGroupRows ? kGroupRows : kTileGroups * kGroupRows;
+    return rows < kGroupRows ? kGroupRows : (rows + tile / 2) / tile * tile;
 }
 
 // Room for rounded inputs. A product uses one of them, as its weight's `rounding()` says.

@@ -41,6 +41,7 @@ class Buffer {
 };
 
 constexpr std::int64_t kMostSize = std::int64_t{1} << 30;  // of anything: two of them multiply within 64 bits
+constexpr std::int64_t kShares = 8, kMostAtOnce = 16;  // of rows that lanes claim: shares of each lane, rows of a share
 constexpr std::int64_t kPiece = 512;  // floats of an activation that one lane takes at once; a multiple of kBlock
 
 void expect_vector(const TensorRef& tensor, const char* name, std::int64_t size, bool optional = false) {
@@ -87,7 +88,7 @@ class Llama::Run {
     }
 
     void operator()(const TensorRef& hidden) {
-        lane_.each(num_tokens_, [&](std::int64_t t) {
+        each(num_tokens_, [&](std::int64_t t) {
             k_.weight_row(m_.embedding_, step_.token_ids.as<std::int64_t>()[t], x_ + t * s_.hidden);
         });
         for (std::size_t index = 0; index < m_.layers_.size(); ++index) {
@@ -110,8 +111,20 @@ class Llama::Run {
     }
 
   private:
+    // Work on single rows takes as long as claiming it from the other lanes does, so a lane claims several at once.
+    template <typename Body>
+    void each(std::int64_t count, const Body& body) {
+        const std::int64_t some = std::clamp<std::int64_t>(count / (lanes_ * kShares), 1, kMostAtOnce);
+        lane_.each((count + some - 1) / some, [&](std::int64_t part) {
+            const std::int64_t first = part * some, end = std::min(first + some, count);
+            for (std::int64_t i = first; i < end; ++i) {
+                body(i);
+            }
+        });
+    }
+
     void norm(const TensorRef& weight, const Weight& next) {
-        lane_.each(num_tokens_, [&](std::int64_t t) {
+        each(num_tokens_, [&](std::int64_t t) {
             k_.rms_norm(x_ + t * s_.hidden, weight.as<float>(), s_.eps, s_.hidden, normed_ + t * s_.hidden);
             round_inputs(next, normed_ + t * s_.hidden, t, 0, s_.hidden, inputs_);
         });
@@ -119,8 +132,7 @@ class Llama::Run {
 
     void round(const Weight& next, const float* x) {
         if (next.rounding() != Rounding::kNone) {
-            lane_.each(num_tokens_,
-                       [&](std::int64_t t) { round_inputs(next, x + t * next.cols, t, 0, next.cols, inputs_); });
+            each(num_tokens_, [&](std::int64_t t) { round_inputs(next, x + t * next.cols, t, 0, next.cols, inputs_); });
         }
     }
 
@@ -134,7 +146,7 @@ class Llama::Run {
     void place(const LlamaLayer& layer, const KvPages& kv) {
         const std::int64_t d = s_.head_dim, turning = s_.heads + s_.kv_heads, row = (turning + s_.kv_heads) * d;
         const std::int64_t half = m_.cos_.shape[1] / 2, size = kv.block_size;
-        lane_.each(num_tokens_, [&](std::int64_t t) {
+        each(num_tokens_, [&](std::int64_t t) {
             float* heads = qkv_ + t * row;
             const std::int64_t position = step_.positions.as<std::int64_t>()[t];
             const Rope rope{m_.cos_.as<float>() + position * m_.cos_.stride[0],
@@ -174,7 +186,7 @@ class Llama::Run {
 
     void activate(const Weight& next) {
         const std::int64_t pieces = (s_.inner + kPiece - 1) / kPiece;
-        lane_.each(num_tokens_ * pieces, [&](std::int64_t i) {
+        each(num_tokens_ * pieces, [&](std::int64_t i) {
             const std::int64_t t = i / pieces, from = i % pieces * kPiece;
             const std::int64_t count = s_.inner - from < kPiece ? s_.inner - from : kPiece;
             const float* gate = gate_up_ + t * 2 * s_.inner + from;
