@@ -1,7 +1,7 @@
 """How many cases of each group in tests/csrc/simt_cases run in `make test-long` and on mutants."""
 
 BATCHES = {  # each runs in a process of its own
-    "decode": {"decode_mma": 240, "decode_simt": 120, "merged": 12, "vllm": 80, "longest": 1},
+    "decode": {"decode_mma": 240, "decode_simt": 120, "merged": 12, "growing": 9, "vllm": 80, "longest": 1},
     "prefill": {"prefill_mma": 80, "prefill_simt": 60, "plan": 4},
     "caches": {"write": 300, "blocks": 100, "convert": 100, "swap": 60, "place": 2, "device": 1, "far": 3},
     "rows": {"rows": 120, "ops": 8, "compat": 6, "compat_options": 8, "arguments": 1, "garbage": 200},

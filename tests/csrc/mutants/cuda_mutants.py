@@ -168,7 +168,10 @@ MUTANTS = {
         "cuda/decode_mma.cuh", "scales[kTileKeys + g + 8 * half]", "scales[g + 8 * half]", DECODE, "decode_mma"
     ),
     "sums not rescaled for a larger scale": Mutant(
-        "cuda/prefill_mma.cuh", "factors[half] *= rescale;", "", PREFILL, "prefill_mma"
+        "cuda/prefill_mma.cuh", "factors[half] *= rescale;", "", PREFILL, "growing"
+    ),
+    "sums of decodes not rescaled for a larger scale": Mutant(
+        "cuda/decode_mma.cuh", "= factor * rescale;", "= factor;", DECODE, "growing"
     ),
     "garbage scales past the end multiplied in": Mutant(
         "cuda/decode_mma.cuh", "= there ? to_float(", "= true ? to_float(", DECODE, "decode_mma"

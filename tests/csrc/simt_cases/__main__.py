@@ -14,7 +14,7 @@ from typing import Any
 import _C_cuda_simt as native
 import numpy as np
 from argument_cases import arguments_case, garbage_case
-from attention_cases import decode_case, merged_case, prefill_case
+from attention_cases import decode_case, growing_case, merged_case, prefill_case
 from attention_grids import FLASHINFER_DECODE, FLASHINFER_PREFILL, VLLM_ATTENTION, VLLM_LONGEST
 from cache_cases import blocks_case, convert_case, write_case
 from cache_grids import FP8_CONVERSION, MOVED_BLOCKS, RESHAPE_AND_CACHE, RESHAPE_AND_CACHE_FLASH
@@ -39,6 +39,7 @@ GROUPS: dict[str, Callable[[Any], None]] = {
     "prefill_mma": lambda rng: prefill_case(rng, "mma"),
     "prefill_simt": lambda rng: prefill_case(rng, "simt"),
     "merged": merged_case,
+    "growing": growing_case,
     "vllm": vllm_case,
     "write": write_case,
     "blocks": blocks_case,

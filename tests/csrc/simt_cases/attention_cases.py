@@ -4,7 +4,7 @@ from typing import Any
 
 import _C_cuda_simt as native
 import numpy as np
-from arrays import F32, I32, TOLERANCE, Array, close, i32, ref
+from arrays import F16, F32, I32, TOLERANCE, Array, close, i32, ref
 from kv import Cache, dense, fill
 from scoring import Scoring, attention_setup
 
@@ -49,14 +49,22 @@ class Step:
     """Queries of some sequences and the blocks they attend to, with room for the results of any kernel."""
 
     def __init__(
-        self, rng: Any, setup: Any, q_lens: list[int], lens: list[int], scoring: Scoring | None = None
+        self,
+        rng: Any,
+        setup: Any,
+        q_lens: list[int],
+        lens: list[int],
+        scoring: Scoring | None = None,
+        slots: bool | None = None,
     ) -> None:
+        """`slots`: whether each slot of int8 has a scale of its own; by chance, if it is not said."""
         self.dtype, self.kind, layout, dim, size, self.kv_heads, self.group = setup
         self.q_lens, self.lens = q_lens, lens
         self.heads = self.kv_heads * self.group
         self.scoring = scoring or Scoring(rng, self.heads, self.kv_heads)
         shape = sum(-(-n // size) for n in lens) + 2, self.kv_heads, size, dim
-        slots = self.kind == "int8" and bool(rng.random() < 0.6)
+        if slots is None:
+            slots = self.kind == "int8" and bool(rng.random() < 0.6)
         self.cache = Cache(rng, layout, self.kind, self.dtype, shape, slots)
         lowest = [n - q + 1 for n, q in zip(lens, q_lens, strict=True)]  # keys of the first query
         self.tables = fill(rng, self.cache, lens, self.scoring.window, lowest)
@@ -111,6 +119,17 @@ def merged_case(rng: Any) -> None:
     what = f"{kernel} {step.what}"
     close(outs[0].values(), step.want(), TOLERANCE[step.dtype], what)
     assert outs[0].data.tobytes() == outs[1].data.tobytes(), f"other bits with other thread blocks: {what}"
+
+
+def growing_case(rng: Any) -> None:
+    """Scales of values that grow from key to key, so that what was summed is rescaled at every tile."""
+    kernel, q_len = [("decode_mma", 1), ("prefill_mma", 17)][int(rng.integers(2))]
+    n, size = int(rng.integers(150, 400)), 16
+    setup = F16, "int8", "hnd", 64, size, 2, 2
+    step = Step(rng, setup, [q_len], [n], Scoring(rng, 4, 2, plain=True), slots=True)
+    for place in range(n):
+        step.cache.slot_scales[1][step.tables[0, place // size], :, place % size] = 2.0 ** (10 * (place / n - 1))
+    close(step.run(kernel, 2).values(), step.want(), TOLERANCE[F16], f"{kernel} {n=}")
 
 
 def attention_case(rng: Any, kernel: str, setup: Any, q_lens: list[int], lens: list[int]) -> None:
