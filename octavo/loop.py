@@ -62,6 +62,12 @@ def unlogged(future: F) -> F:
     return future
 
 
+async def shared(future: "asyncio.Future[T]") -> T:
+    """What the future brings. It goes on if the caller is cancelled; then nobody need wait for it any more."""
+    await asyncio.wait({unlogged(future)})
+    return future.result()
+
+
 async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Cancels the tasks until all have ended. A library may lose a cancellation, and a loop would then go on."""
     going = set(tasks)

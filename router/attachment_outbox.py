@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation, SequenceId
-from octavo.loop import end_tasks
+from octavo.loop import end_tasks, shared
 from octavo.store.base import Store
 from router.session_registry import SessionRegistry
 
@@ -73,9 +73,9 @@ class AttachmentOutbox:
         self._coming[seq_id] += 1
         task = asyncio.ensure_future(self._finish_call(seq_id, call))
         self._calls.add(task)
-        task.add_done_callback(self._forget_call)
+        task.add_done_callback(self._calls.discard)
         try:
-            reply = await asyncio.shield(task)
+            reply = await shared(task)
         except BaseException:
             self.add(seq_id)
             task.add_done_callback(lambda _: self._end_coming(seq_id))
@@ -115,11 +115,6 @@ class AttachmentOutbox:
         if not self._coming[seq_id]:
             del self._coming[seq_id]
             self._wake.set()
-
-    def _forget_call(self, task: "asyncio.Task[Any]") -> None:
-        self._calls.discard(task)
-        if not task.cancelled():
-            task.exception()  # the caller has it, unless it has left
 
     async def _tell(self, seq_id: SequenceId) -> None:
         async with self._at_once:

@@ -9,6 +9,7 @@ bin=${1:-$PWD/.venv}/bin
 python=$bin/python
 
 without() {
+    rm -f gpu_worker/_C_*.so   # of an earlier build: the program refuses one that is not of its own sources
     echo "note: no native extension: $1. octavo works without it, only slower." >&2
     exit 0
 }

@@ -100,6 +100,7 @@ struct Kernels {
     Isa isa;
     void (*linear)(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch);
     std::int64_t (*linear_scratch)(const LinearJob& job);  // floats
+    std::int64_t (*tile_rows)(const Weight& weight);       // a product is fastest with multiples of so many
     void (*to_digits)(const float* x, std::int64_t count, InputBlock* to);
     void (*to_halves)(const float* x, std::int64_t count, HalfBlock* to);
     void (*weight_row)(const Weight& weight, std::int64_t row, float* out);

@@ -43,8 +43,8 @@ namespace {
 
 const Kernels* OCTAVO_TABLE() {
     static constexpr Kernels kTable = {
-        OCTAVO_ISA, linear,   linear_scratch, to_digits,  to_halves, weight_row, attend,     attend_scratch,
-        merge,      rms_norm, silu_mul,       write_slot, rotate,    to_float,   from_float, argmax,
+        OCTAVO_ISA, linear,   linear_scratch, tile_rows,  to_digits, to_halves, weight_row, attend, attend_scratch,
+        merge,      rms_norm, silu_mul,       write_slot, rotate,    to_float,  from_float, argmax,
     };
     return &kTable;
 }

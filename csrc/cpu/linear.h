@@ -8,14 +8,23 @@ namespace octavo {
 
 constexpr std::int64_t kTurnBytes = 512 << 10;  // the second cache keeps them for all columns
 
-constexpr std::int64_t kTileGroups = 3;  // groups that products of halves take side by side where they can
-
-// How many rows a lane takes at once, which is a turn: few enough that lanes end together, and no fewer than a group.
+// How many rows a lane takes at once, which is a turn: whole tiles if each lane gets one, else groups. Some turns for
+// each lane, so that one that comes late holds up nobody for long, and of those numbers the one with which lanes that
+// keep up end together.
 inline std::int64_t rows_at_once(const Weight& weight, int lanes) {
-    const std::int64_t share = weight.rows / (static_cast<std::int64_t>(lanes) * 6);
-    const std::int64_t most = kTurnBytes / row_bytes(weight), rows = share < most ? share : most;
-    const std::int64_t tile = rows < kTileGroups * kGroupRows ? kGroupRows : kTileGroups * kGroupRows;
-    return rows < kGroupRows ? kGroupRows : (rows + tile / 2) / tile * tile;
+    const std::int64_t wanted = kernels().tile_rows(weight), enough = weight.rows / wanted;
+    const std::int64_t tile = enough < lanes ? kGroupRows : wanted, tiles = (weight.rows + tile - 1) / tile;
+    const std::int64_t share = tiles / (lanes * 6), cached = kTurnBytes / row_bytes(weight) / tile;
+    const std::int64_t most = share < cached ? share : cached;
+    std::int64_t best = 1, least = tiles + 1;
+    for (std::int64_t some = most; some > 0 && 2 * some > most; --some) {
+        const std::int64_t turns = (tiles + some - 1) / some, longest = (turns + lanes - 1) / lanes * some;
+        if (longest < least) {
+            best = some;
+            least = longest;
+        }
+    }
+    return best * tile;
 }
 
 // Room for rounded inputs. A product uses one of them, as its weight's `rounding()` says.

@@ -165,6 +165,11 @@ std::int64_t linear_scratch(const LinearJob& job) {
                                             : 4 * job.weight.cols;
 }
 
+std::int64_t tile_rows(const Weight& weight) {
+    static_assert(kHalfTileRows % kGroupRows == 0);
+    return weight.format == Format::kHalves && !weight.exact ? kHalfTileRows : kGroupRows;
+}
+
 void weight_row(const Weight& weight, std::int64_t row, float* out) {
     const auto* bytes = static_cast<const char*>(weight.data);
     switch (weight.format) {

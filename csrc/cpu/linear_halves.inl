@@ -13,6 +13,8 @@ void to_halves(const float* x, std::int64_t count, HalfBlock* to) {
 
 #if defined(OCTAVO_TILES)
 
+constexpr std::int64_t kHalfTileRows = 2 * kGroupRows;
+
 constexpr TileShapes half_shapes() {
     TileShapes shapes;
     for (int tile = 0; tile < 8; ++tile) {
@@ -102,6 +104,7 @@ constexpr int kHalfTiles = 2, kHalfColumns = 8;
 #else
 constexpr int kHalfTiles = 2, kHalfColumns = 4;
 #endif
+constexpr std::int64_t kHalfTileRows = kHalfTiles * Rows::kRows;
 
 // kColumns columns of kTiles * R::kRows rows. `step` is how many bytes of the next tile are asked for per pair of k.
 template <typename R, int kTiles, int kColumns>
@@ -165,7 +168,7 @@ inline void half_columns(const LinearJob& job, std::int64_t row) {
 }
 
 void half_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
-    for (; row + kHalfTiles * Rows::kRows <= end; row += kHalfTiles * Rows::kRows) {
+    for (; row + kHalfTileRows <= end; row += kHalfTileRows) {
         half_columns<Rows, kHalfTiles>(job, row);
     }
     for (; row < end; row += Rows::kRows) {

@@ -13,7 +13,7 @@ from gpu_worker.migrating.transfer_calls import FetchRequest
 from gpu_worker.scheduling.step import RunnerInfo
 from octavo.errors import Draining, Mismatch, TooManyMoves
 from octavo.ids import BlockHash, Incarnation, SequenceId
-from octavo.loop import end_tasks, unlogged
+from octavo.loop import end_tasks, shared
 
 MOST_SENDS = 4  # calls that are answered at once: a fetch that waits is no faster than computing
 MOST_WANTED = 65_536  # blocks of one call
@@ -57,10 +57,10 @@ class BlockSupplier:
                 text = f"this worker sends blocks for {len(self._sending)} calls, of {MOST_SENDS} at once"
                 raise TooManyMoves(text, retry_after_ms=RETRY_MS)
             self._sending[key] = sending = asyncio.create_task(self._send(request))
-            unlogged(sending).add_done_callback(lambda _: self._sending.pop(key))
+            sending.add_done_callback(lambda _: self._sending.pop(key))
         self._num_callers[key] += 1
         try:
-            return await asyncio.shield(sending)
+            return await shared(sending)
         except asyncio.CancelledError:
             if self._closed:
                 raise Draining("this worker ends: compute the tokens") from None

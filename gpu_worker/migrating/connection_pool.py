@@ -13,7 +13,7 @@ from gpu_worker.moving.block_sender import BlockSender
 from octavo import rpc
 from octavo.errors import ServingError
 from octavo.ids import Incarnation
-from octavo.loop import end_tasks, unlogged
+from octavo.loop import end_tasks, shared
 from octavo.security.tls import TlsFiles
 
 log = logging.getLogger(__name__)
@@ -49,8 +49,8 @@ class TargetConnection:
             await self._wait_for_sender()
             if self._sender is None or self._sender.has_failed or self._port != port:
                 await self._close_sender()
-                self._making = unlogged(asyncio.create_task(self._make_sender(port)))
-                return await asyncio.shield(self._making)
+                self._making = asyncio.create_task(self._make_sender(port))
+                return await shared(self._making)
             return self._sender
 
     async def _make_sender(self, port: int) -> BlockSender:
@@ -72,10 +72,8 @@ class TargetConnection:
 
     async def _close_sender(self) -> None:
         sender, self._sender = self._sender, None
-        if sender is not None:
-            await asyncio.shield(
-                asyncio.to_thread(sender.close)
-            )  # a thread that has not begun would not begin any more
+        if sender is not None:  # a thread that has not begun must begin, although the caller may be cancelled
+            await shared(asyncio.create_task(asyncio.to_thread(sender.close)))
 
 
 class ConnectionPool:

@@ -24,7 +24,7 @@ from gpu_worker.scheduling.step import BlockMemory
 from octavo import failpoints
 from octavo.errors import CannotMove, Draining, NotFound, OutOfBlocks, StoreUnavailable, TooManyMoves
 from octavo.ids import Incarnation, SequenceId
-from octavo.loop import unlogged
+from octavo.loop import shared
 from octavo.security.tls import TlsFiles
 from octavo.store.base import Store
 
@@ -120,9 +120,9 @@ class MigrationTarget:
             return finished
         migration = self._find(ticket)
         if migration.answer is None:
-            migration.answer = unlogged(asyncio.get_running_loop().create_future())
+            migration.answer = asyncio.get_running_loop().create_future()
             self._spawn(self._finish(migration, ends, migration.answer))
-        return await asyncio.shield(migration.answer)
+        return await shared(migration.answer)
 
     async def abort(self, ticket: int) -> None:
         """Ends a ticket. Its blocks are free when this returns.
@@ -254,7 +254,7 @@ class MigrationTarget:
 async def outcome_of(task: "asyncio.Task[T]") -> T:
     """What the task returns; it goes on if the caller is cancelled. NotFound if it was cancelled: its ticket ended."""
     try:
-        return await asyncio.shield(unlogged(task))
+        return await shared(task)
     except asyncio.CancelledError:
         current = asyncio.current_task()
         if task.cancelled() and not (current and current.cancelling()):

@@ -54,5 +54,5 @@ def _load(name: str) -> ModuleType | None:
             raise
         return None
     if getattr(module, "bindings", None) != BINDINGS[name]:
-        raise ImportError(f"{module.__file__} was built from other sources than this program: run make extension")
+        raise ImportError(f"{module.__file__} has other bindings than this program: run make extension")
     return module

@@ -42,7 +42,7 @@ from gpu_worker.serving.trial_queue import TrialQueue
 from octavo import hashing, validation
 from octavo.errors import Draining, InvalidArgument, ServingError, StaleEpoch
 from octavo.ids import BlockHash, Incarnation, SequenceId
-from octavo.loop import end_tasks, unlogged
+from octavo.loop import end_tasks, shared
 from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
 
 T = TypeVar("T")
@@ -124,8 +124,8 @@ class EngineClient:
         if deciding is None:
             deciding = asyncio.create_task(self._decide(admission, router_id, carried))
             self._deciding[key] = deciding
-            unlogged(deciding).add_done_callback(lambda _: self._deciding.pop(key))
-        answer = await asyncio.shield(deciding)
+            deciding.add_done_callback(lambda _: self._deciding.pop(key))
+        answer = await shared(deciding)
         entry = self.publisher.logs.get(admission.seq_id)
         if entry is not None and entry.epoch == admission.epoch:
             self.publisher.add_follower(entry, router_id)
@@ -407,7 +407,7 @@ class EngineClient:
     async def _give_back(self, command: Callable[[], None]) -> None:
         """Runs the command also if the caller is cancelled. Does nothing if the engine has ended."""
         with contextlib.suppress(Draining):
-            await asyncio.shield(self._ask(command))
+            await shared(asyncio.create_task(self._ask(command)))
 
     # What routers ask of the loop
 

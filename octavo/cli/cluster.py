@@ -3,7 +3,7 @@
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class Cluster:
         web = [f"{HOST}:{port}" for port in web_ports]
         http_ports = ports_above(up, HTTP_OFFSET, up.host, http_free)
         http = [with_host(f"{HOST}:{port}", up.host) for port in http_ports]
-        self.store = self._store()
+        self.store = self._store({*spoken_for, *free})
         self._store_url = up.store if self.store is None else (self.store.tcp_url or self.store.url)
         self._routers = [
             self._router(index, listen, f"{HOST}:{admin}", web[index], http[index])
@@ -122,7 +122,7 @@ class Cluster:
             tls=str(self._settings.tls_folder or ""),
         )
 
-    def _store(self) -> EmbeddedStore | None:
+    def _store(self, taken: Collection[int]) -> EmbeddedStore | None:
         if self._settings.up.store:
             return None
         directory = self._settings.state_dir / "store"
@@ -130,7 +130,7 @@ class Cluster:
         memory_bytes = self._settings.up.store_memory_bytes
         return EmbeddedStore(
             directory,
-            port=ports.pick(1)[0] if too_long else None,
+            port=ports.pick(1, besides=taken)[0] if too_long else None,
             memory_bytes=None if memory_bytes == AUTO else memory_bytes,
         )
 

@@ -14,8 +14,11 @@ TIMEOUT_S = 30
 DRIVER = "install a newer driver, or build the kernels for this GPU (OCTAVO_CUDA_ARCHITECTURES)"
 BUILD = "make extension, or install a wheel that was built with a C++ compiler"
 PROBE = """
-import json, pathlib, runpy
-import gpu_worker
+import json, pathlib, runpy, sys
+try:
+    import gpu_worker
+except ImportError:
+    sys.exit(print("{}"))
 native = runpy.run_path(str(pathlib.Path(gpu_worker.__file__).parent / "ops" / "native.py"))
 found = {}
 for name, load in (("_C_cpu", native["load"]), ("_C_cuda", native["load_cuda"])):

@@ -3,6 +3,8 @@
 import socket
 from pathlib import Path
 
+import pytest
+
 from octavo.cli import ports
 from octavo.cli.cluster import HTTP_OFFSET, WEB_OFFSET, Cluster, ClusterSettings, ports_above, role_of
 from octavo.endpoint import parse_endpoint
@@ -58,13 +60,16 @@ def test_the_page_of_a_router_is_where_it_was_the_last_time(tmp_path, monkeypatc
     assert [router.web for router in state.routers] == ["http://127.0.0.1:52051", "http://127.0.0.1:52052"]
 
 
-def test_a_port_that_is_picked_is_that_of_no_router(tmp_path, monkeypatch):
+@pytest.mark.parametrize("long_path", [False, True])  # too long for a socket: the store gets a port then
+def test_a_port_that_is_picked_is_that_of_no_other_process(tmp_path, monkeypatch, long_path):
     """Nothing listens on any of them yet, so each port looks free to whoever asks."""
     monkeypatch.setattr(ports, "is_free", lambda host, port: True)
     monkeypatch.setattr(ports.random, "sample", lambda range_, count: list(range_)[:count])
     up = UpSettings(routers=1, workers=1, grpc_port=ports.RANGE.start - WEB_OFFSET)
-    state = Cluster(ClusterSettings(up, RouterSettings(), WorkerSettings(), tmp_path)).state(ready=True)
+    folder = tmp_path / ("x" * 100 if long_path else "x")
+    state = Cluster(ClusterSettings(up, RouterSettings(), WorkerSettings(), folder)).state(ready=True)
     (router,), (worker,) = state.routers, state.workers
     addresses = [router.endpoint, router.admin_endpoint, router.web, router.http, worker.endpoint, worker.web]
+    addresses.append(state.store.url.rsplit("/", 1)[0] if long_path else "unix:0")
     assert router.web == f"http://127.0.0.1:{ports.RANGE.start}"
     assert len({address.rsplit(":", 1)[1] for address in addresses}) == len(addresses)

@@ -307,7 +307,7 @@ def test_doctor_tells_an_extension_of_other_sources(monkeypatch):
     monkeypatch.setattr(native_checks, "PROBE", old + native_checks.PROBE)
     for check, name in zip(native_checks.all_checks(), ("_C_cpu", "_C_cuda"), strict=False):
         assert check.result == "bad"
-        assert f"{name}.so was built from other sources than this program: run make extension" in check.detail
+        assert f"{name}.so has other bindings than this program: run make extension" in check.detail
 
 
 async def test_doctor_tells_a_store_that_does_not_answer_without_its_password(tmp_path):
