@@ -75,3 +75,39 @@ async def test_an_error_that_nobody_waits_for_is_not_logged():
     task = loop.unlogged(asyncio.create_task(fail()))
     with pytest.raises(ValueError, match="nobody waits"):
         await task
+
+
+async def test_what_is_shared_goes_on_without_its_caller():
+    reported, goes_on = [], asyncio.Event()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+
+    async def fail() -> None:
+        await goes_on.wait()
+        raise ValueError("too late")
+
+    work = asyncio.create_task(fail())
+    callers = [asyncio.create_task(loop.shared(work)) for _ in range(2)]
+    await asyncio.sleep(0)
+    callers[0].cancel()
+    await asyncio.wait(callers[:1])
+    assert callers[0].cancelled()
+    assert not work.done()
+    goes_on.set()
+    with pytest.raises(ValueError, match="too late"):
+        await callers[1]
+    lonely = asyncio.create_task(loop.shared(asyncio.create_task(fail())))
+    await asyncio.sleep(0)
+    lonely.cancel()
+    await asyncio.wait({lonely})
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert not reported
+
+
+async def test_what_is_shared_and_cancelled_ends_its_callers():
+    work = asyncio.create_task(asyncio.sleep(60))
+    caller = asyncio.create_task(loop.shared(work))
+    await asyncio.sleep(0)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
