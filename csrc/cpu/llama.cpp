@@ -41,7 +41,8 @@ class Buffer {
 };
 
 constexpr std::int64_t kMostSize = std::int64_t{1} << 30;  // of anything: two of them multiply within 64 bits
-constexpr std::int64_t kShares = 8, kMostAtOnce = 16;  // of rows that lanes claim: shares of each lane, rows of a share
+constexpr std::int64_t kClaims = 8;                        // of each lane in a phase over rows of activations, at least
+constexpr std::int64_t kMostAtOnce = 16;                   // rows of a claim
 constexpr std::int64_t kPiece = 512;  // floats of an activation that one lane takes at once; a multiple of kBlock
 
 void expect_vector(const TensorRef& tensor, const char* name, std::int64_t size, bool optional = false) {
@@ -104,7 +105,7 @@ class Llama::Run {
             activate(layer.down);
             product(layer.down, inner_, layer.down_bias, x_, true);
         }
-        lane_.each(step_.rows.shape[0], [&](std::int64_t i) {
+        each(step_.rows.shape[0], [&](std::int64_t i) {
             const float* from = x_ + step_.rows.as<std::int64_t>()[i] * s_.hidden;
             k_.rms_norm(from, m_.norm_.as<float>(), s_.eps, s_.hidden, hidden.as<float>() + i * hidden.stride[0]);
         });
@@ -114,7 +115,7 @@ class Llama::Run {
     // Work on single rows takes as long as claiming it from the other lanes does, so a lane claims several at once.
     template <typename Body>
     void each(std::int64_t count, const Body& body) {
-        const std::int64_t some = std::clamp<std::int64_t>(count / (lanes_ * kShares), 1, kMostAtOnce);
+        const std::int64_t some = std::clamp<std::int64_t>(count / (lanes_ * kClaims), 1, kMostAtOnce);
         lane_.each((count + some - 1) / some, [&](std::int64_t part) {
             const std::int64_t first = part * some, end = std::min(first + some, count);
             for (std::int64_t i = first; i < end; ++i) {
