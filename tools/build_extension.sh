@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Builds gpu_worker/_C_cpu*.so and, where nvcc works, _C_cuda*.so in place, incrementally. Where no compiler or no Python
-# headers are there, it says so and succeeds: octavo runs without its extension, only slower. CMAKE_ARGS adds options and
-# configures anew, for example -DOCTAVO_CUDA=OFF (or AUTO again, after nvcc was installed), -DOCTAVO_WERROR=OFF.
+# Builds gpu_worker/_C_cpu*.so and, where nvcc and a device are, _C_cuda*.so in place, incrementally. Where no compiler or no
+# Python headers are there, it says so and succeeds: octavo runs without its extension, only slower.
+#   ISAS        native (this machine's instruction set: what a fresh build has), all, or tests (all, and emulated). A build that
+#               has more than asked for stays as it is, unless ISAS=native.
+#   CUDA        NVCC: the CUDA kernels are built wherever nvcc works, unless OCTAVO_CUDA=OFF was said before; ON: or it fails.
+#   CMAKE_ARGS  more options, for example -DOCTAVO_CUDA=OFF or -DOCTAVO_WERROR=OFF. They are remembered.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,11 +23,29 @@ read -r abi headers < <("$python" -c 'import sys, sysconfig; print(sys.implement
 
 build=build/csrc-$abi
 cached() { grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD/csrc" "$build/CMakeCache.txt" 2>/dev/null; }
-if [ -n "${CMAKE_ARGS:-}" ] || ! { cached && [ -f "$build/build.ninja" ]; }; then
-    cached || rm -rf "$build"
+option() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt" 2>/dev/null || true; }
+
+options=()
+cached || rm -rf "$build"
+[ -f "$build/build.ninja" ] || options=(-DOCTAVO_ISAS=native)
+has=$(option OCTAVO_ISAS)
+case "${ISAS:-}:$has" in
+    : | native:native | tests:tests | all:all | all:tests) ;;
+    :*) ;;
+    *) options+=("-DOCTAVO_ISAS=$ISAS") ;;
+esac
+# A checkout may have moved to another machine.
+machine=$(grep -m1 -E '^(flags|Features)' /proc/cpuinfo 2>/dev/null || uname -m)
+[ "$machine" = "$(cat "$build/machine" 2>/dev/null)" ] || options+=(-UOCTAVO_NATIVE_ISA)
+cuda=$(option OCTAVO_CUDA)
+if [ -n "${CUDA:-}" ] && [ "$cuda" != "$CUDA" ] && { [ "$CUDA" = ON ] || [ "${cuda:-AUTO}" = AUTO ]; }; then
+    options+=("-DOCTAVO_CUDA=$CUDA")
+fi
+if [ -n "${CMAKE_ARGS:-}" ] || [ ${#options[@]} -gt 0 ]; then
     # shellcheck disable=SC2086  # CMAKE_ARGS is a list
     "$bin/cmake" -S csrc -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$bin/ninja" -DPython_EXECUTABLE="$python" \
-        -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" ${CMAKE_ARGS:-}
+        -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" "${options[@]}" ${CMAKE_ARGS:-}
+    echo "$machine" > "$build/machine"
 fi
 
 # The CPU's module is in place before nvcc begins.

@@ -41,14 +41,17 @@ PYBIND11_MODULE(_C_cpu, module) {
         "isas",
         [] {
             std::vector<std::string> names;
-            for (const octavo::Isa isa : octavo::kIsas) {
-                if (isa <= octavo::best_isa()) {
-                    names.emplace_back(octavo::isa_name(isa));
-                }
+            for (const octavo::Isa isa : octavo::usable_isas()) {
+                names.emplace_back(octavo::isa_name(isa));
             }
             return names;
         },
-        "What select_isa takes on this machine; emulated, for tests alone, has AMX's tiles written out.");
+        "What select_isa takes: what was built and this machine runs. emulated, for tests alone, has AMX's tiles "
+        "written "
+        "out.");
+    module.def(
+        "best_isa", [] { return octavo::isa_name(octavo::best_isa()); },
+        "The best one this machine runs, built or not.");
     module.def("build_info", &build_info, "How and for what this was built, as `octavo doctor` prints it.");
     module.def(
         "select_isa", [](const std::string& name) { octavo::select_isa(name.c_str()); }, py::arg("name"),

@@ -9,8 +9,7 @@
 namespace octavo {
 namespace {
 
-constexpr std::int64_t kRows = 64;         // queries x heads of an item: what they sum up stays in the first cache
-constexpr std::int64_t kSplitKeys = 1024;  // of a decode: fixed, so that a sequence's bits depend on nothing else
+constexpr std::int64_t kRows = 64;  // queries x heads of an item: what they sum up stays in the first cache
 
 void check_per_head(const TensorRef& tensor, const char* name, std::int64_t num_heads) {
     if (tensor.given()) {

@@ -9,32 +9,47 @@ namespace {
 
 std::atomic<const Kernels*> selected{nullptr};
 
-const Kernels* table(Isa isa) {
-#ifdef OCTAVO_X86_KERNELS
-    switch (isa) {
-        case Isa::kAmx:
-            return amx_kernels();
-        case Isa::kAvx512Bf16:
-            return avx512_bf16_kernels();
-        case Isa::kAvx512:
-            return avx512_kernels();
-        case Isa::kAvx2:
-            return avx2_kernels();
-        default:
-            break;
-    }
-#endif
-    return isa == Isa::kEmulated ? emulated_kernels() : generic_kernels();
-}
+struct Table {
+    Isa isa;
+    const Kernels* (*get)();
+};
 
-// A processor or a hypervisor that is wrong about tiles must cost speed, not tokens.
-const Kernels* best_table() {
-#ifdef OCTAVO_X86_KERNELS
-    if (best_isa() == Isa::kAmx && !agree(*amx_kernels(), *avx512_bf16_kernels())) {
-        return avx512_bf16_kernels();
-    }
+// Those that this build has (OCTAVO_ISAS), the best one last.
+constexpr Table kTables[] = {
+#ifdef OCTAVO_HAS_EMULATED
+    {Isa::kEmulated, emulated_kernels},
 #endif
-    return table(best_isa());
+#ifdef OCTAVO_HAS_GENERIC
+    {Isa::kGeneric, generic_kernels},
+#endif
+#ifdef OCTAVO_HAS_AVX2
+    {Isa::kAvx2, avx2_kernels},
+#endif
+#ifdef OCTAVO_HAS_AVX512
+    {Isa::kAvx512, avx512_kernels},
+#endif
+#ifdef OCTAVO_HAS_AVX512_BF16
+    {Isa::kAvx512Bf16, avx512_bf16_kernels},
+#endif
+#ifdef OCTAVO_HAS_AMX
+    {Isa::kAmx, amx_kernels},
+#endif
+};
+
+const Kernels* best_table() {
+    const Kernels* best = nullptr;
+    for (const Table& table : kTables) {
+        if (table.isa > best_isa() || table.isa == Isa::kEmulated) {
+            continue;
+        }
+        const Kernels* found = table.get();
+        // A processor or a hypervisor that is wrong about tiles must cost speed, not tokens.
+        if (table.isa != Isa::kAmx || agree(*found, *best)) {
+            best = found;
+        }
+    }
+    require(best != nullptr, "isa", "none that this machine runs was built: make extension ISAS=native");
+    return best;
 }
 
 }  // namespace
@@ -48,10 +63,26 @@ const Kernels& kernels() {
     return *found;
 }
 
+std::vector<Isa> usable_isas() {
+    std::vector<Isa> found;
+    for (const Table& table : kTables) {
+        if (table.isa <= best_isa()) {
+            found.push_back(table.isa);
+        }
+    }
+    return found;
+}
+
 const Kernels& kernels_named(const char* name) {
+    for (const Table& table : kTables) {
+        if (table.isa <= best_isa() && std::strcmp(name, isa_name(table.isa)) == 0) {
+            return *table.get();
+        }
+    }
     for (const Isa isa : kIsas) {
         if (isa <= best_isa() && std::strcmp(name, isa_name(isa)) == 0) {
-            return *table(isa);
+            const char* wanted = isa == Isa::kEmulated ? "tests" : "all";
+            throw ArgumentError("isa", std::string(name) + " was not built: make extension ISAS=" + wanted);
         }
     }
     throw ArgumentError("isa", std::string(name) + " is not one this machine runs");

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "octavo/isa.h"
 #include "octavo/weight.h"
@@ -67,6 +68,11 @@ struct KvPages {
     std::int64_t num_blocks, num_heads, block_size, head_dim;
 };
 
+// Attention sums up the keys from one multiple of this to the next, and merges these sums in the order of keys, in
+// items of one query as in those of many: a row's bits depend neither on the rows beside it nor on how a step is
+// divided.
+constexpr std::int64_t kSplitKeys = 1024;
+
 // Attention over pages, shared by all items of a call.
 struct AttentionJob {
     const float* queries;  // [tokens, heads, dim]
@@ -93,7 +99,9 @@ struct AttentionItem {
     std::int64_t num_queries;
     std::int64_t first_position;  // of the first query
     std::int64_t first_key, end_key;
-    float* partial;  // null: writes to out; else [num_queries * group, dim + 2]: sums, maximum, weight
+    // Null: writes to out. Else the keys are those of one split, and this is [num_queries * group, dim + 2]: sums,
+    // maximum, weight.
+    float* partial;
 };
 
 struct Kernels {
@@ -119,17 +127,21 @@ struct Kernels {
                            std::int64_t count);  // lowest index of the maximum; of a NaN if there is one
 };
 
-const Kernels* emulated_kernels();
+const Kernels* emulated_kernels();  // each is there if its instruction set was built (instruction_sets.cmake)
 const Kernels* generic_kernels();
-const Kernels* avx2_kernels();  // these are compiled for x86 alone
+const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512_bf16_kernels();
 const Kernels* amx_kernels();
 
-// The table in use: that of the best instruction set, unless select_isa chose another.
+// The table in use: that of the best instruction set, unless select_isa chose another. ArgumentError if none was built
+// that this machine runs.
 const Kernels& kernels();
 
-// That of an instruction set. ArgumentError if this machine cannot run it.
+// What was built and this machine runs, the best one last.
+std::vector<Isa> usable_isas();
+
+// That of an instruction set. ArgumentError if this machine cannot run it, or if it was not built.
 const Kernels& kernels_named(const char* name);
 
 // Whether two tables make the same products of matrices with packed weights, to the bit, for some inputs that show

@@ -3,27 +3,64 @@
 import importlib
 import logging
 from functools import cache
+from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+from octavo.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
 # Of the sources in csrc/bind: what a module offers to Python. CMake builds these digests in, so that a module of other
 # bindings is known by its own. A test says what they should be.
-BINDINGS = {"gpu_worker._C_cpu": "6ed5bb3bf346", "gpu_worker._C_cuda": "27d35fd8af7c"}
+BINDINGS = {"gpu_worker._C_cpu": "5a1aff1f0273", "gpu_worker._C_cuda": "27d35fd8af7c"}
 
 
 def load() -> ModuleType | None:
     """The extension `gpu_worker._C_cpu` (see csrc/), or None where it was not built.
 
-    ImportError if it was built but cannot be loaded, for example because it is for another Python, or has other
-    bindings than BINDINGS: running slower without a word would be worse.
+    ImportError if it was built but cannot be loaded, for example because it is for another Python or another processor,
+    or has other bindings than BINDINGS: running slower without a word would be worse.
     """
-    return _load("gpu_worker._C_cpu")
+    module = _load("gpu_worker._C_cpu")
+    if module is not None and not set(module.isas()) - {"emulated"}:
+        raise ImportError(f"{module.__file__} has no kernels for {module.best_isa()}: {rebuild()}")
+    return module
+
+
+def rebuild() -> str:
+    """What a person does about an extension that does not fit: in a checkout, make builds it."""
+    if (Path(__file__).parents[2] / "Makefile").exists():
+        return "run make extension"
+    return "install octavo again, from a wheel for this machine"
 
 
 def load_cuda() -> ModuleType | None:
     """The extension `gpu_worker._C_cuda`, or None where it was not built. Without a GPU it counts 0 devices."""
     return _load("gpu_worker._C_cuda")
+
+
+def pin_isa(name: str, device: "torch.device") -> None:
+    """Makes all ops of this process use an instruction set that this machine has beside better ones.
+
+    InvalidArgument if ops do not run there, or if machine or build lack it.
+    """
+    extension = load() if device.type == "cpu" else None
+    if device.type != "cpu":
+        raise InvalidArgument("isa", f"{name} is for CPUs, and the device is {device}: leave it out")
+    if extension is None:
+        raise InvalidArgument(
+            "isa", f"{name} needs the extension, which was not built: make extension, or leave it out"
+        )
+    usable = [isa for isa in extension.isas() if isa != "emulated"]
+    if name not in usable:
+        raise InvalidArgument(
+            "isa", f"this machine or build lacks {name}: give one of {', '.join(usable)}, or leave it out"
+        )
+    extension.select_isa(name)
 
 
 @cache
@@ -32,7 +69,7 @@ def cuda_problem(device: int = 0) -> str | None:
     says so once."""
     module = load_cuda()
     if module is None:
-        return "gpu_worker._C_cuda was not built: make extension, where nvcc is"
+        return "gpu_worker._C_cuda was not built: in a checkout, make cuda, where nvcc is"
     too_old: str = module.unsupported(device)
     if too_old:
         log.warning("gpu_worker._C_cuda cannot be used: %s", too_old)
@@ -54,5 +91,5 @@ def _load(name: str) -> ModuleType | None:
             raise
         return None
     if getattr(module, "bindings", None) != BINDINGS[name]:
-        raise ImportError(f"{module.__file__} has other bindings than this program: run make extension")
+        raise ImportError(f"{module.__file__} has other bindings than this program: {rebuild()}")
     return module

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.ops import AttentionOptions, TokenBatch, kv_format
+from gpu_worker.ops.native import rebuild
 from gpu_worker.ops.reference import ReferenceOps
 
 FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -102,6 +103,9 @@ class NativeCpuOps:
 
 
 def _instruction_set(extension: ModuleType) -> str:
-    """The one in use, and whether tiles that are here were wrong in the comparison at start."""
+    """The one in use, and why it is not the best this machine runs: it was not built, or its tiles were wrong."""
     in_use: str = extension.isa()
-    return f"{in_use}; its AMX is wrong" if "amx" in extension.isas() and in_use == "avx512_bf16" else in_use
+    best: str = extension.best_isa()
+    if best not in extension.isas():
+        return f"{in_use}; {best} was not built: {rebuild()}"
+    return f"{in_use}; its AMX is wrong" if best == "amx" and in_use == "avx512_bf16" else in_use

@@ -42,7 +42,9 @@ def kernels(extension: ModuleType, request: pytest.FixtureRequest) -> Iterator[M
         return
     best = extension.isa()
     if request.param not in extension.isas():
-        pytest.skip(f"this machine has no {request.param}")
+        if request.param in ("emulated", "generic"):
+            pytest.fail(f"{request.param} was not built: make extension ISAS=tests")
+        pytest.skip(f"this machine has no {request.param}, or it was not built")
     extension.select_isa(request.param)
     yield extension
     extension.select_isa(best)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpu_worker.ops import native
 
-SPLIT = 1024  # keys of a decode; a sequence's bits depend on it
+SPLIT = 1024  # keys that are summed up before sums are merged; a sequence's bits depend on it
 MOST_ROWS = 64  # queries x heads of an item: more than a few, or the tail of a prompt is one thread's
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULE = ROOT / "gpu_worker" / f"_C_cuda{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-NOT_BUILT = "there is no nvcc" if NVCC is None else "`make extension` was told OCTAVO_CUDA=OFF, or failed"
+NOT_BUILT = "there is no nvcc" if NVCC is None else "`make cuda` builds it"
 built = pytest.mark.skipif(not MODULE.exists(), reason=f"gpu_worker/_C_cuda was not built: {NOT_BUILT}")
 ARCHITECTURES = ("sm_80", "sm_90a")
 MOST_BYTES = 15 << 20  # of an architecture

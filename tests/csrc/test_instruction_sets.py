@@ -1,10 +1,13 @@
 """Code for one instruction set must not be what another's callers are linked with."""
 
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import sanitized
 
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
@@ -44,3 +47,46 @@ def test_products_that_are_rounded_elsewhere_are_told_apart(extension) -> None:
     if "avx2" not in extension.isas():
         pytest.skip("this machine has no avx2")
     assert not extension.inside.agree("avx2", "generic")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "in_it", "not_in_it"),
+    [
+        ("native", {"best"}, {"emulated"}),
+        ("all", {"generic", "best"}, {"emulated"}),
+        ("tests", {"generic", "best", "emulated"}, set()),
+        ("generic;avx3", None, None),
+    ],
+)
+def test_a_build_has_the_instruction_sets_asked_for(
+    extension, root: Path, tmp_path: Path, wanted: str, in_it: set[str] | None, not_in_it: set[str] | None
+) -> None:
+    """`make run` builds one, and finds out which by what a worker asks when it starts."""
+    try:
+        import pybind11
+
+        programs = [sanitized.tool("cmake"), sanitized.tool("ninja")]
+        sanitized.tool("g++")
+    except (ImportError, sanitized.CannotBuild) as error:
+        pytest.skip(str(error))
+    options = {"CMAKE_MAKE_PROGRAM": programs[1], "Python_EXECUTABLE": sys.executable, "OCTAVO_CUDA": "OFF"}
+    options |= {"pybind11_DIR": pybind11.get_cmake_dir(), "OCTAVO_ISAS": wanted}
+    command = [programs[0], "-S", root / "csrc", "-B", tmp_path, "-G", "Ninja"]
+    command += [f"-D{name}={value}" for name, value in options.items()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if in_it is None or not_in_it is None:
+        assert done.returncode != 0 and "OCTAVO_ISAS has avx3; here it can be native, all" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"Kernels for (\S+)", done.stdout)
+    assert found
+    best = extension.best_isa()
+    built = {"best" if isa == best else isa for isa in found[1].split(";")}
+    assert in_it <= built and not not_in_it & built and (wanted != "native" or built <= {"best", "avx512_bf16"})
+
+
+def test_what_was_not_built_or_does_not_run_is_refused_by_name(extension) -> None:
+    for name in ("amx", "avx3"):
+        if name not in extension.isas():
+            with pytest.raises(ValueError, match=f"isa: {name} (is not one this machine runs|was not built: make ext)"):
+                extension.select_isa(name)

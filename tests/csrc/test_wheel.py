@@ -1,6 +1,7 @@
 """What is shipped: a source distribution that can be built, and a wheel without the extension that says so."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -31,15 +32,29 @@ def build(hook: str, directory: Path, **settings: str) -> Path:
     return directory / done.stdout.rsplit("made ", 1)[1].strip()
 
 
+def tracked(*folders: str) -> set[str]:
+    done = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines())
+
+
+def test_the_index_page_has_no_link_into_the_repository():
+    text = (ROOT / "docs/package.md").read_text()
+    assert not re.findall(r"\]\((?!https://)", text)
+
+
 def test_a_source_distribution_has_what_it_takes_to_build(tmp_path):
     with tarfile.open(build("build_sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = ["pyproject.toml", "LICENSE", "README.md", "csrc/CMakeLists.txt", "csrc/cuda/CMakeLists.txt"]
+    needed = ["pyproject.toml", "LICENSE", "docs/package.md", "csrc/CMakeLists.txt", "csrc/cuda/CMakeLists.txt"]
     sources = [
         path for pattern in ("*.cpp", "*.h", "*.inl", "*.cu", "*.cuh") for path in ROOT.glob(f"csrc/**/{pattern}")
     ]
     assert {*needed, *(str(path.relative_to(ROOT)) for path in sources)} <= names
-    assert not [name for name in names if name.endswith(".so") or name.startswith((".venv", "build/", ".git/"))]
+    assert not [name for name in names if name.endswith(".so") or name.startswith((".", "build/"))]
+    folders = {"octavo", "router", "gpu_worker", "csrc", "protos", "docs"}
+    elsewhere = {name.partition("/")[0] for name in names} - folders
+    assert elsewhere <= {"pyproject.toml", "LICENSE", "PKG-INFO", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", ""}
+    assert not [name for name in names if name.endswith((".png", ".jpg")) or name.startswith("docs/measurements")]
 
 
 @pytest.mark.slow
@@ -48,7 +63,10 @@ def test_a_wheel_without_the_extension_runs_on_the_reference_and_says_so(tmp_pat
     assert wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert not [name for name in archive.namelist() if name.endswith(".so")]
+        names = set(archive.namelist())
         archive.extractall(tmp_path / "site")
+    data = {path for path in tracked("octavo", "router", "gpu_worker") if not path.endswith((".py", "README.md"))}
+    assert data and data <= names  # pages, functions of the store, marks of types
     command = [sys.executable, "-c", START, str(tmp_path / "site")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

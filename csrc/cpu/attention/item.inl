@@ -151,6 +151,26 @@ void attend_tile(const AttentionJob& job, float factor, std::int64_t first, std:
     ahead.ask(kAllLines);
 }
 
+template <typename Form>
+void begin_merging(std::int64_t dim, std::int64_t count, Scratch<Form>& s) {
+    std::memset(s.merged, 0, static_cast<std::size_t>(count * (dim + 2)) * 4);
+    for (std::int64_t i = 0; i < count; ++i) {
+        s.merged[i * (dim + 2) + dim] = kNone;
+    }
+}
+
+// What rows have summed up becomes part of what they have merged, and they begin anew.
+template <typename Form>
+void end_split(std::int64_t dim, std::int64_t count, Scratch<Form>& s) {
+    for (std::int64_t i = 0; i < count; ++i) {
+        float *sums = s.sums + i * s.dim, *totals = s.totals + i * Lanes::kCount;
+        merge_row(s.merged + i * (dim + 2), sums, s.rows[i].maximum, Lanes::sum(Lanes::load(totals)), dim);
+        std::memset(sums, 0, static_cast<std::size_t>(s.dim) * 4);
+        std::memset(totals, 0, Lanes::kCount * 4);
+        s.rows[i].maximum = kNone;
+    }
+}
+
 // `next` is what this thread will probably compute then, or null.
 template <typename Form>
 void attend_as(const AttentionJob& job, const AttentionItem& item, const AttentionItem* next, float* scratch) {
@@ -158,12 +178,19 @@ void attend_as(const AttentionJob& job, const AttentionItem& item, const Attenti
     Scratch<Form> s = split_scratch<Form>(job, count, scratch);
     Form form;
     begin_rows(job, item, count, s);
+    const bool splits = item.first_key / kSplitKeys < (item.end_key - 1) / kSplitKeys;
+    if (splits) {
+        begin_merging(dim, count, s);
+    }
     const float factor = score_factor(job, item.kv_head);
     Walk walk = walk_from(job, item, item.first_key / 8 * 8);
     std::int64_t first = item.first_key / s.tile * s.tile;
     Places next_keys{}, next_values{};
     locate(job, item, first, s.tile, walk, next_keys, next_values);
     for (; first < item.end_key; first += s.tile) {
+        if (splits && first % kSplitKeys == 0) {
+            end_split(dim, count, s);
+        }
         const Places keys = next_keys, values = next_values;
         std::int64_t begin = 0, end = locate(job, item, first + s.tile, s.tile, walk, next_keys, next_values);
         if (first + s.tile >= item.end_key && next) {
@@ -178,8 +205,16 @@ void attend_as(const AttentionJob& job, const AttentionItem& item, const Attenti
             attend_tile(job, factor, first, count, any, keys, values, form, s, ahead);
         }
     }
+    if (splits) {
+        end_split(dim, count, s);
+    }
     for (std::int64_t i = 0; i < count; ++i) {
         const Row& row = s.rows[i];
+        if (splits) {
+            const float* merged = s.merged + i * (dim + 2);
+            finish_row(job, row.head, merged[dim], merged[dim + 1], merged, out_row(job, item, i));
+            continue;
+        }
         float *sums = s.sums + i * s.dim, total = Lanes::sum(Lanes::load(s.totals + i * Lanes::kCount));
         if (item.partial) {
             float* partial = item.partial + i * (dim + 2);

@@ -237,7 +237,11 @@ inline void multiply_rows(const Factors<typename Form::Number>& f, Right right, 
     }
 }
 
+#if defined(__AVX2__)
 constexpr int kRegisterRows = Lanes::kCount == 16 ? 8 : 6;  // computed together
+#else
+constexpr int kRegisterRows = 3;  // eight floats take two registers
+#endif
 
 template <typename Form, int kRows = kRegisterRows, typename Right>
 inline void multiply_in_registers(const Factors<typename Form::Number>& f, Right right, Ahead& ahead) {

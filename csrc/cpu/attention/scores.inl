@@ -63,7 +63,9 @@ __attribute__((always_inline)) inline void soften_range(const Scratch<Form>& s, 
         tops = Lanes::max(tops, kAll ? x : Lanes::choose(bits(j), x, Lanes::set(kNone)));
     }
     const float top = Lanes::top(tops) * factor;
-    if (top > row.maximum) {
+    if (top > row.maximum && row.maximum == kNone) {  // nothing is summed up yet
+        row.maximum = top;
+    } else if (top > row.maximum) {
         const F drop = power(Lanes::set(row.maximum - top));
         multiply_row(s.sums + i * s.dim, s.dim, drop);
         multiply_row(totals, Lanes::kCount, drop);

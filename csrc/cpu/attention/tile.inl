@@ -77,6 +77,7 @@ struct Scratch {
     Number* keys;     // dimensions, or pairs of them, apart: [dim, kKeyTile]
     Number* values;   // keys, or pairs of them, apart: [kKeyTile, dim]
     char* room;       // for kKeyTile keys or values, as they are in the cache
+    float* merged;    // [rows, dim of a head + 2]: of the splits before this one, as a partial result has them
 };
 
 // Keys of a tile, on which the bits of a row depend. What is packed and what is asked for fit the first cache together.
@@ -91,7 +92,7 @@ inline std::int64_t round_up(std::int64_t count, std::int64_t step) { return (co
 std::int64_t attend_scratch(const AttentionJob& job, std::int64_t num_queries) {
     const std::int64_t rows = round_up(num_queries * job.group, kMostStep), dim = round_up(job.kv.head_dim, kMostStep);
     const auto row = static_cast<std::int64_t>(sizeof(Row) / 4);
-    return rows * (2 * dim + Lanes::kCount + row) + 4 * kMostBlock * kKeyTile + 3 * kKeyTile * dim;
+    return rows * (3 * dim + 2 + Lanes::kCount + row) + 4 * kMostBlock * kKeyTile + 3 * kKeyTile * dim;
 }
 
 template <typename Form>
@@ -117,6 +118,7 @@ inline Scratch<Form> split_scratch(const AttentionJob& job, std::int64_t count, 
     s.keys = numbers(kKeyTile * dim);
     s.values = numbers(kKeyTile * dim);
     s.room = reinterpret_cast<char*>(floats(kKeyTile * dim));
+    s.merged = floats(rows * (job.kv.head_dim + 2));
     s.rows = reinterpret_cast<Row*>(p);
     return s;
 }

@@ -17,8 +17,8 @@ enum class Isa {
 };
 constexpr Isa kIsas[] = {Isa::kEmulated, Isa::kGeneric, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx};
 
-// The best level this machine offers; `kernels()` (cpu/kernels.h) may use a lesser one. Never throws; the first call
-// asks, later ones remember.
+// The best level this machine offers; `kernels()` (cpu/kernels.h) may use a lesser one, of those that were built. Never
+// throws; the first call asks, later ones remember.
 Isa best_isa();
 
 // "emulated", "generic", "avx2", "avx512", "avx512_bf16" or "amx": the name shown in logs and by `octavo doctor`.

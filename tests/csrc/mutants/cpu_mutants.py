@@ -77,7 +77,14 @@ MUTANTS = {
         "cpu/attention/scores.inl", "(first + j - row.position)", "(row.position - first - j)", GENERIC, ATTENTION
     ),
     "wrong scale when parts are merged": Mutant(
-        "cpu/attention/merge.inl", "more[dim + 1] * theirs", "more[dim + 1]", GENERIC, ATTENTION
+        "cpu/attention/merge.inl", "total * theirs", "total", GENERIC, ATTENTION
+    ),
+    "splits of a prompt that are not those of a decode": Mutant(
+        "cpu/attention/item.inl",
+        "if (splits && first % kSplitKeys == 0) {",
+        "if (splits && first % (2 * kSplitKeys) == 0) {",
+        GENERIC,
+        "test_attention_splits.py -k generic",
     ),
     "a key lost where a decode is split": Mutant(
         "cpu/attention.cpp",

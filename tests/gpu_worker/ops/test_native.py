@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -69,10 +70,28 @@ def test_a_module_of_other_bindings_is_refused_with_what_to_run(
         load()
 
 
+def test_kernels_for_another_processor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout that was built on a machine with AVX-512, and copied to this one."""
+    other = ModuleType("gpu_worker._C_cpu")
+    vars(other).update(bindings=native.BINDINGS[other.__name__], __file__="_C_cpu.so")
+    vars(other).update(isas=list, best_isa=lambda: "avx2")
+    monkeypatch.setitem(sys.modules, other.__name__, other)
+    native._load.cache_clear()
+    with pytest.raises(ImportError, match=r"^_C_cpu\.so has no kernels for avx2: run make extension$"):
+        native.load()
+    native._load.cache_clear()
+
+
+def test_advice_fits_a_checkout_and_a_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert native.rebuild() == "run make extension"
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "gpu_worker/ops/native.py"))
+    assert "make" not in native.rebuild() and "wheel" in native.rebuild()
+
+
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        (None, "gpu_worker._C_cuda was not built: make extension, where nvcc is"),
+        (None, "gpu_worker._C_cuda was not built: in a checkout, make cuda, where nvcc is"),
         (Kernels(), "gpu_worker._C_cuda sees no GPU"),
         (Kernels(OLD), f"gpu_worker._C_cuda cannot be used: {OLD}"),
     ],

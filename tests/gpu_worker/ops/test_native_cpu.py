@@ -18,6 +18,12 @@ from gpu_worker.ops.native_cpu import NativeCpuOps
 def test_tiles_that_are_wrong_are_told_of(best: str, in_use: str, name: str) -> None:
     extension = ModuleType("_C_cpu")
     vars(extension).update(
-        isa=lambda: in_use, isas=lambda: ["emulated", "generic", "avx512_bf16", best], threads=lambda: 2
+        isa=lambda: in_use, best_isa=lambda: best, isas=lambda: ["generic", "avx512_bf16", best], threads=lambda: 2
     )
     assert NativeCpuOps(extension).name == name
+
+
+def test_an_instruction_set_that_was_not_built_is_told_of() -> None:
+    extension = ModuleType("_C_cpu")
+    vars(extension).update(isa=lambda: "avx2", best_isa=lambda: "avx512", isas=lambda: ["avx2"], threads=lambda: 2)
+    assert NativeCpuOps(extension).name == "native (avx2; avx512 was not built: run make extension, 2 threads)"
