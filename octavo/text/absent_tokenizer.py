@@ -20,9 +20,7 @@ class AbsentTokenizer:
     def encode(self, text: str) -> NoReturn:
         raise no_tokenizer("send token_ids instead of text")
 
-    def apply_chat(
-        self, messages: object, add_generation_prompt: bool = True, tools: object = (), details: object = ()
-    ) -> NoReturn:
+    def apply_chat(self, messages: object, *options: object, **named: object) -> NoReturn:
         raise no_tokenizer("send token_ids instead of chat")
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

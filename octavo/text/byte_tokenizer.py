@@ -20,9 +20,7 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def apply_chat(
-        self, messages: object, add_generation_prompt: bool = True, tools: object = (), details: object = ()
-    ) -> list[int]:
+    def apply_chat(self, messages: object, *options: object, **named: object) -> list[int]:
         raise InvalidArgument("chat", "this model has no chat template: send text")
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

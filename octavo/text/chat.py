@@ -1,30 +1,26 @@
 """Makes the text of a prompt from chat messages, by the model's template, so that no message can pose as another role.
 
-The template is the model's, never a client's, and runs in a sandbox with a budget. Special tokens may come from the
-template alone. A message that spells one is a forgery: `SpecialTokenGuard` disarms it before the template sees it.
+The template is the model's, never a client's, and runs in a process of its own, with limits of time, memory and text.
+Special tokens may come from the template alone. A message that spells one is a forgery: `SpecialTokenGuard` disarms it
+before the template sees it.
 """
 
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
-from jinja2 import TemplateError, meta, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-
 from octavo.errors import InvalidArgument
-from octavo.text.template_budget import budgeted, size_of
-from octavo.text.template_sandbox import TemplateSandbox
+from octavo.text.template_renderer import RENDERERS, ModelTemplate, TemplateFault
 
 T = TypeVar("T")
 
 FIELD = "chat.messages"
+_CHAT_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 Message = tuple[str, str]  # role, content
 _ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# What a template can raise when messages do not suit it: its own exception, or one of an expression in it.
-_TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
+MAX_SOURCE = 1 << 20  # characters of a template
 
 
 class ChatTemplate:
@@ -35,20 +31,14 @@ class ChatTemplate:
 
         Raises InvalidArgument if the source does not compile.
         """
-        environment = _environment()
+        if len(source) > MAX_SOURCE:
+            raise InvalidArgument("chat_template", f"does not compile: it has more than {MAX_SOURCE} characters")
+        self._template = ModelTemplate(source, dict(variables))
         try:
-            self._template = environment.from_string(source)
-            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
-        except (
-            TemplateError,
-            SyntaxError,
-            RecursionError,
-            MemoryError,
-            ValueError,
-        ) as error:  # of jinja2, or of Python
-            raise InvalidArgument("chat_template", f"the model's chat template does not compile: {error}") from error
+            self.takes_tools = RENDERERS.takes_tools(self._template)
+        except TemplateFault as fault:
+            raise InvalidArgument("chat_template", f"the model's chat template does not compile: {fault}") from None
         self.takes_tool_calls = "tool_calls" in source
-        self._variables = dict(variables)
 
     def render(
         self,
@@ -56,11 +46,14 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] = (),
         details: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        continue_final_message: bool = False,
     ) -> str:
         """The conversation as the model was trained to see it. Raises InvalidArgument if the template refuses it.
 
         `details` has the further fields of each message, or nothing. Tools that the template has no place for are
-        refused: the model would answer as if there were none.
+        refused: the model would answer as if there were none. `variables` are a caller's own, such as enable_thinking.
+        With `continue_final_message`, the text ends with the last message's content, for the model to go on with it.
         """
         if tools and not self.takes_tools:
             raise InvalidArgument("chat.tools", "this model's chat template has no place for tools; leave them out")
@@ -70,17 +63,44 @@ class ChatTemplate:
                 place = f"{FIELD}[{i}].tool_calls"
                 raise InvalidArgument(place, "this model's chat template has no place for them; leave them out")
             turn.update(more)
+        values = {
+            **variables,
+            "messages": turns,
+            "tools": list(tools) or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            with budgeted(size_of(turns) + size_of(tools)):
-                return self._template.render(
-                    messages=turns,
-                    tools=list(tools) or None,
-                    documents=None,
-                    add_generation_prompt=add_generation_prompt,
-                    **self._variables,
-                )
-        except _TEMPLATE_ERRORS as error:
-            raise InvalidArgument(FIELD, f"the model's chat template refused them: {error}") from error
+            text = RENDERERS.render(self._template, values)
+        except (TemplateFault, RecursionError) as error:
+            raise InvalidArgument(FIELD, f"the model's chat template refused them: {error}") from None
+        return cut_after(text, messages[-1][1]) if continue_final_message else text
+
+    def check_variables(self, variables: Mapping[str, Any]) -> None:
+        """Refuses variables of a caller that would stand in the place of the chat's own, or that no JSON can hold."""
+        try:
+            json.dumps(dict(variables))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidArgument("chat_template_kwargs", f"give values that JSON has: {error}") from None
+        for name in variables:
+            if name in _CHAT_VARIABLES or name in self._template.variables:
+                raise InvalidArgument("chat_template_kwargs", f"{name} is not the caller's to set; leave it out")
+        try:
+            json.dumps(dict(variables))
+        except (TypeError, ValueError, RecursionError):
+            raise InvalidArgument("chat_template_kwargs", "must have values of JSON") from None
+
+
+def cut_after(text: str, content: str) -> str:
+    """The text of a chat up to the end of its last message's content, which a template may have trimmed."""
+    trimmed = content.strip()
+    start = text.rfind(trimmed)
+    if start < 0:
+        raise InvalidArgument(
+            FIELD, "the model's chat template does not show the last message as it is, so it cannot be continued"
+        )
+    whole = content.lstrip()
+    return text[: start + len(whole if text.startswith(whole, start) else trimmed)]
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -167,34 +187,3 @@ def _texts_in(value: object) -> Iterator[str]:
 def _noncharacters() -> Sequence[str]:
     planes = [chr((plane << 16) + low) for plane in range(1, 17) for low in (0xFFFE, 0xFFFF)]
     return [chr(code) for code in range(0xFDD0, 0xFDF0)] + planes
-
-
-class _GenerationTag(Extension):
-    """Accepts {% generation %}, which marks for training what the assistant said. It does not change the text."""
-
-    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> TemplateSandbox:
-    """The environment that the templates published with models expect."""
-    environment = TemplateSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
-    environment.add_filter("tojson", _to_json)
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)

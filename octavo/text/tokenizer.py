@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -97,20 +98,24 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
         details: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        continue_final_message: bool = False,
     ) -> list[int]:
         """The ids of a conversation of (role, content), by the model's chat template.
 
-        `tools` and `details`, the further fields of each message, are as templates expect them. A special token that a
-        text spells is ordinary text. Raises InvalidArgument if the model has no template, or no place for tools.
+        `tools`, `details` (the further fields of each message) and `variables` are as templates expect them. A special
+        token that a text spells is ordinary text. Raises InvalidArgument if the model has no template, or no place for
+        tools.
         """
         if self._chat is None:
             raise InvalidArgument("chat", "this model has no chat template; send text or token ids")
         check_messages(messages)
         contents = [content for _, content in messages]
-        chat = (contents, list(tools), list(details))
+        self._chat.check_variables(variables)
+        chat = (contents, list(tools), list(details), dict(variables))
         disarmed = self._guard.disarm_all(chat)
         turns = [(role, content) for (role, _), content in zip(messages, disarmed[0], strict=True)]
-        text = self._chat.render(turns, add_generation_prompt, *disarmed[1:])
+        text = self._chat.render(turns, add_generation_prompt, *disarmed[1:], continue_final_message)
         backend = self._parts.backend if disarmed == chat else self._guarded
         try:
             ids: list[int] = backend.encode(text, add_special_tokens=False).ids
