@@ -6,6 +6,7 @@ from typing import Any
 
 from octavo.security.roles import PeerRole
 from octavo.security.tls import roles_of_peer
+from octavo.security.trail import AccessReason, AccessTrail, Caller, ListenerKind
 
 AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 REFUSAL = json.dumps({"error": "this page needs a certificate with the role operator"}).encode()
@@ -17,14 +18,21 @@ class OperatorGate:
     An open path is open with all that is below it: /health/alive is as open as /health.
     """
 
-    def __init__(self, app: AsgiApp, open_paths: Collection[str] = ("/health",)) -> None:
+    def __init__(
+        self, app: AsgiApp, open_paths: Collection[str] = ("/health",), trail: AccessTrail | None = None
+    ) -> None:
         self._app = app
+        self._trail = trail
         self._open_paths = open_paths
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self._is_open(scope["path"]) or PeerRole.OPERATOR in roles_of_peer(scope["state"]["peer_certificate"]):
             await self._app(scope, receive, send)
             return
+        if self._trail is not None:
+            known = scope["state"]["peer_certificate"]
+            reason = AccessReason.ROLE if known else AccessReason.NO_CERTIFICATE
+            self._trail.note_refusal(ListenerKind.PAGES, reason, Caller.of_request(scope), scope["path"])
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(REFUSAL)).encode())]
         await send({"type": "http.response.start", "status": 403, "headers": headers})
         await send({"type": "http.response.body", "body": REFUSAL})

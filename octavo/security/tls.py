@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 
 from octavo.security.roles import PeerRole, roles_in
+from octavo.security.trail import AccessReason, AccessTrail, Caller, ListenerKind, note_handshakes
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,9 @@ class TlsFiles:
         self._looked_at = time.monotonic()
         self._refused: object = None  # the stamp of files that could not be used, which is said once
         self._material = self._read()
+        self.trail: AccessTrail | None = (
+            None  # is told of handshakes that fail, but for those of gRPC, which tells nobody
+        )
 
     @property
     def has_certificate(self) -> bool:
@@ -96,7 +100,7 @@ class TlsFiles:
         """The context of a connection that is made now."""
         return self.current().client_context
 
-    def http_context(self) -> ssl.SSLContext:
+    def http_context(self, listener: ListenerKind = ListenerKind.HTTP) -> ssl.SSLContext:
         """The context of an HTTP server, which keeps it for its life. Callers may have a certificate, or none.
 
         A certificate that no authority of --tls-ca has signed ends the handshake.
@@ -109,7 +113,13 @@ class TlsFiles:
             raise TlsError("a listener needs --tls-cert and --tls-key")
         context = _new_http_context(self._files, self.current().ca)
         context.sni_callback = use_current  # called for every handshake, before the certificate is chosen
+        note_handshakes(context, lambda why: self.note_refusal(listener, AccessReason.HANDSHAKE, Caller(), why))
         return context
+
+    def note_refusal(self, listener: ListenerKind, reason: AccessReason, caller: Caller, why: str) -> None:
+        """A connection was refused."""
+        if self.trail is not None:
+            self.trail.note_refusal(listener, reason, caller, "", why)
 
     def _look_again(self) -> None:
         stamp = self._current_stamp()
@@ -151,6 +161,17 @@ def roles_of_peer(certificate: Mapping[str, Any] | None) -> frozenset[PeerRole]:
     """The roles in a peer's certificate, as ssl's `getpeercert` gives it: none for a peer without one."""
     names: Iterable[tuple[str, str]] = (certificate or {}).get("subjectAltName", ())
     return roles_in(value for kind, value in names if kind == "URI")
+
+
+def roles_of_context(found: Mapping[str, Iterable[bytes]]) -> frozenset[PeerRole]:
+    """The same, as gRPC gives it in the context of a call."""
+    certificate = next(iter(found.get("x509_pem_cert", ())), b"")
+    if not certificate:
+        return frozenset()
+    # gRPC lists DNS names, e-mail addresses and others as alternative names, too: only these are URIs. It cuts a URI
+    # at a zero byte, which stands in no honest certificate behind one.
+    der = ssl.PEM_cert_to_DER_cert(certificate.decode("ascii"))
+    return roles_in(uri.decode("utf-8", "replace") for uri in found.get("peer_uri", ()) if uri + b"\0" not in der)
 
 
 def _grpc_configuration(material: TlsMaterial) -> Any:
