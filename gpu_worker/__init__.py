@@ -5,6 +5,7 @@ package imports neither torch nor a tokenizer.
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from gpu_worker.offline.params import BeamSearchParams
     from gpu_worker.offline.params import OfflineParams as SamplingParams
     from gpu_worker.offline.prompts import TextPrompt, TokensPrompt
+
+# gpu_worker.sampling_params, .inputs, .outputs, .logprobs and .entrypoints.llm, which programs written for vLLM import.
+__path__.append(str(Path(__file__).with_name("offline") / "vllm"))
 
 __all__ = [
     "LLM",

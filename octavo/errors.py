@@ -158,14 +158,14 @@ class NotFound(ServingError):
 
 
 class Unauthenticated(ServingError):
-    """The call has no credentials, or none that are known. Reserved: no server asks for credentials yet."""
+    """The call has no credentials, or none that are valid now. Send an API key of a tenant."""
 
     code = Code.UNAUTHENTICATED
     reason = "UNAUTHENTICATED"
 
 
 class PermissionDenied(ServingError):
-    """The caller may not do this. Reserved: no server asks who calls yet."""
+    """The role in the caller's certificate does not allow this, or there is no certificate."""
 
     code = Code.PERMISSION_DENIED
     reason = "PERMISSION_DENIED"
@@ -184,6 +184,22 @@ class QueueFull(ServingError):
     code = Code.RESOURCE_EXHAUSTED
     reason = "QUEUE_FULL"
     retryable = True
+
+
+class QuotaExceeded(ServingError):
+    """The tenant has as many requests under way, or has used as many tokens, as it may. Retry after the delay."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "QUOTA_EXCEEDED"
+    retryable = True
+
+    def __init__(self, message: str, *, quota: str, retry_after_ms: int) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms, quota=quota)
+
+    @property
+    def quota(self) -> str:
+        """Which one: "streams" or "tokens_per_minute"."""
+        return self.metadata.get("quota", "")
 
 
 class OutOfBlocks(ServingError):
@@ -406,6 +422,11 @@ def all_classes(root: type[ServingError] = ServingError) -> Iterator[type[Servin
 @cache
 def _classes_by_reason() -> dict[str, type[ServingError]]:
     return {cls.reason: cls for cls in all_classes() if cls.__module__ == __name__}
+
+
+def reasons() -> list[str]:
+    """Every reason that an error can have, in the order of the alphabet."""
+    return sorted(_classes_by_reason())
 
 
 def class_of(reason: str) -> type[ServingError]:

@@ -10,9 +10,13 @@ from collections.abc import Iterable, Sequence
 from octavo.ids import BlockHash
 
 
-def root_key(fingerprint: str, layout: str, lora: str = "", salt: str = "") -> bytes:
-    """The key of all block hashes of one model, KV layout, LoRA and tenant salt."""
-    parts = (part.encode() for part in (fingerprint, layout, lora, salt))
+def root_key(fingerprint: str, layout: str, lora: str = "", salt: str = "", numerics: str = "") -> bytes:
+    """The key of all block hashes of one model, KV layout, LoRA, tenant salt and class of numerics.
+
+    So whoever mixes up two classes finds no block, and never one with other bits.
+    """
+    named = (fingerprint, layout, lora, salt, *([numerics] if numerics else ()))
+    parts = (part.encode() for part in named)
     data = b"".join(struct.pack("<I", len(part)) + part for part in parts)
     return hashlib.blake2b(data, digest_size=32, person=b"octavo.root.v1").digest()
 

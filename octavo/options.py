@@ -193,7 +193,7 @@ def flag(name: str) -> str:
 
 def closest(word: str, known: Iterable[str]) -> str:
     """The text `; did you mean ...?` with the closest known word; empty if no word is close."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.8)
     return f"; did you mean {matches[0]}?" if matches else ""
 
 

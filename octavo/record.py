@@ -97,6 +97,8 @@ class Record:
     announced: int = 0  # the last epoch at which an owner announced that it begins to run this suspect
     alone: bool = False  # the last take said that the owner is to run it alone: its next crash may fail it
     cancel: bool = False
+    numerics: str = ""  # the class of numerics in which its tokens are computed; empty: not known, or no owner yet
+    numerics_changes: int = 0  # how often it went on in another class, after it had tokens
     # One of each per branch:
     finishes: tuple[FinishReason, ...] = ()
     num_tokens: tuple[int, ...] = ()  # the journal's length

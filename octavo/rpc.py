@@ -10,10 +10,11 @@
 octavo.statuses says how an error crosses the connection.
 """
 
+import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from inspect import isasyncgenfunction, iscoroutinefunction
 from typing import Any, NoReturn
 
@@ -44,6 +45,10 @@ PATIENCE_MS = 2_000
 # A server need not hurry: what it loses is a caller that comes back, and leases tell which processes are gone.
 SERVER_PING_MS = 10_000
 SERVER_PATIENCE_MS = 20_000
+# A caller by grpc.aio that still sends when its call ends loses the status, and reports an INTERNAL of its own.
+HEARING_S = 2.0  # how long a refused call is heard out, until its requests end
+HEARD_REQUESTS = 64  # of such a call at most
+SETTLING_S = 0.02  # how long after its last request the caller may still be busy with having sent it
 HANDSHAKE_MS = 20_000  # how long a connection may take to say that it speaks HTTP/2, and TLS before that
 
 _log = logging.getLogger(__name__)
@@ -69,7 +74,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     A ServingError becomes the status of its class. Cancellation and aborts pass unchanged. Any other exception becomes
     INTERNAL with an id; the log has the stack under this id, but neither the request nor the exception's text. A unary
     request that cannot be parsed (a `string` that is not UTF-8) becomes INVALID_ARGUMENT instead of gRPC's INTERNAL.
-    An authorizer is asked before a request is parsed.
+    An authorizer is asked before a request is parsed. A call that streams its requests and ends without a reply is
+    told why when its requests have ended, or after HEARING_S.
     """
 
     def __init__(self, authorizer: Authorizer | None = None) -> None:
@@ -110,8 +116,13 @@ def _guarded_coroutine(
         try:
             if authorizer is not None:
                 authorizer.authorize_call(method, context)
-            return await behaviour(_parsed(parse, request), context)
+            request = _parsed(parse, request)
+            if authorizer is not None:
+                authorizer.note_call(method, context, request)
+            return await behaviour(request, context)
         except Exception as error:
+            if parse is None:
+                await _hear_out(request)
             await _end(context, method, error)
 
     return guarded
@@ -119,16 +130,33 @@ def _guarded_coroutine(
 
 def _guarded_generator(behaviour: Callable[..., Any], method: str, parse: Any, authorizer: Authorizer | None) -> Any:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        replied = False
         try:
             if authorizer is not None:
                 authorizer.authorize_call(method, context)
-            async with aclosing(behaviour(_parsed(parse, request), context)) as replies:
+            request = _parsed(parse, request)
+            if authorizer is not None:
+                authorizer.note_call(method, context, request)
+            async with aclosing(behaviour(request, context)) as replies:
                 async for reply in replies:
+                    replied = True
                     yield reply
         except Exception as error:
+            if parse is None and not replied:
+                await _hear_out(request)
             await _end(context, method, error)
 
     return guarded
+
+
+async def _hear_out(requests: AsyncIterator[Any]) -> None:
+    """Reads what a caller still sends, until it says that this was all."""
+    with suppress(Exception):  # a request that cannot be parsed, or a reader of the handler's that has not ended
+        async with asyncio.timeout(HEARING_S):
+            reader = aiter(requests)
+            for _ in range(HEARD_REQUESTS):
+                await anext(reader)
+    await asyncio.sleep(SETTLING_S)
 
 
 def _parsed(parse: Callable[[bytes], Any] | None, request: Any) -> Any:
@@ -177,7 +205,7 @@ def server(
         ("grpc.max_concurrent_streams", 256),
         ("grpc.compression_enabled_algorithms_bitset", 1),  # a few kB could be unpacked to gigabytes
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-        ("grpc.max_metadata_size", limits.MAX_METADATA_BYTES),
+        *_header_options(limits.MAX_METADATA_BYTES),
         ("grpc.so_reuseport", 0),
         ("grpc.enable_channelz", 1),
     ]
@@ -260,7 +288,7 @@ def channel_options(*, internal: bool = False) -> Options:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 2_000),  # bounds one attempt to connect; a refused attempt ends at once
         ("grpc.max_reconnect_backoff_ms", 1_000),
-        ("grpc.max_metadata_size", 2 * limits.MAX_METADATA_BYTES),
+        *_header_options(2 * limits.MAX_METADATA_BYTES),
         ("grpc.enable_http_proxy", 0),  # an http_proxy variable is meant for the web, and would capture 127.0.0.1 too
     ]
 
@@ -268,6 +296,11 @@ def channel_options(*, internal: bool = False) -> Options:
 def _message_options(internal: bool) -> Options:
     size = limits.MAX_INTERNAL_MESSAGE_BYTES if internal else limits.MAX_MESSAGE_BYTES
     return [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
+
+
+def _header_options(most: int) -> Options:
+    """Without the second option, gRPC refuses headers between the limit and twice that at random."""
+    return [("grpc.max_metadata_size", most), ("grpc.absolute_max_metadata_size", most)]
 
 
 def _keepalive_options(interval_ms: int, timeout_ms: int) -> Options:

@@ -18,8 +18,10 @@ from octavo import listen_address, telemetry
 from octavo.command_parser import USAGE, CommandParser
 from octavo.endpoint import parse_advertised, parse_host, parse_listener
 from octavo.failpoints import require_texts
+from octavo.http_origins import parse_origins
 from octavo.model_aliases import parse_aliases
 from octavo.options import AUTO, Settings, SettingsError, option, options_of
+from octavo.quota import MAX_STREAMS, MAX_TOKENS_PER_MINUTE
 from octavo.setting_sources import SettingValue, add_arguments, describe, effective_values, load
 from octavo.store_url import require_store_url
 from octavo.worker_role import WorkerRole
@@ -71,7 +73,7 @@ class RouterSettings:
         "model_aliases": "models",
         "max_queued_requests": "limits",
         "lease_ms": "times",
-        "traces_endpoint": "traces and logs",
+        "metric_aliases": "metrics, traces and logs",
     }
 
     listen: str = option("127.0.0.1:50051", "where clients call", check=parse_listener)
@@ -81,6 +83,11 @@ class RouterSettings:
     )
     http_listen: str = option(
         "127.0.0.1:58051", "where clients of OpenAI's API call; empty: nowhere", check=_unless_empty(parse_listener)
+    )
+    http_origins: tuple[str, ...] = option(
+        (),
+        "origins of web pages that may call there, as https://HOST, separated by commas; *: any page",
+        check=parse_origins,
     )
     web_listen: str = option(
         "127.0.0.1:52051",
@@ -111,6 +118,20 @@ class RouterSettings:
     max_queued_tokens: int = option(8_000_000, "tokens that may wait, over all routers", low=1)
     max_tenant_requests: int = option(0, "of these requests, how many may be one tenant's; 0: all", low=0)
     max_tenant_tokens: int = option(0, "of these tokens, how many may be one tenant's; 0: all", low=0)
+    wait_for_workers: bool = option(
+        False,
+        "requests for a model that has no worker now wait for one, as something starts workers for what waits;"
+        " else they are refused with NO_WORKERS",
+    )
+    tenant_max_streams: int = option(
+        0,
+        "requests of a tenant under way at once, unless its API key says so; 0: no such limit",
+        low=0,
+        high=MAX_STREAMS,
+    )
+    tenant_tokens_per_minute: int = option(
+        0, "tokens of its prompts and outputs in a minute, as well", low=0, high=MAX_TOKENS_PER_MINUTE
+    )
     max_streams: int = option(1024, "calls this router carries at once", low=1)
     max_connections: int = option(
         12_000, "connections of clients, over gRPC and over HTTP each; further ones are closed", low=1
@@ -118,8 +139,14 @@ class RouterSettings:
     rebalance: bool = option(False, "moves running sequences from busy workers to others; one router does it for all")
     lease_ms: int = option(3000, "a router or worker silent for this long is taken for dead", low=100)
     grace_ms: int = option(10_000, "how long a request outlives its last client", low=0)
+    worker_return_ms: int = option(
+        900_000, "how long a request that only a worker can hold that is gone waits for it; the same for all", low=0
+    )
     drain_ms: int = option(25_000, "how long clients keep their streams after SIGTERM, before they go elsewhere", low=0)
     max_connection_age_ms: int = option(0, "ends connections of this age, so that load spreads; 0: never", low=0)
+    metric_aliases: str = option(
+        "off", "vllm: /metrics also has what gateways read, under vLLM's names", choices=("off", "vllm")
+    )
     traces_endpoint: str = option(
         "", "URL of a collector that takes OTLP over gRPC, http://HOST:4317; empty: no traces"
     )
@@ -150,7 +177,7 @@ class WorkerSettings:
         "block_size": "blocks and memory",
         "max_batch_tokens": "steps",
         "stream_interval": "tokens on their way out",
-        "traces_endpoint": "traces and logs",
+        "metric_aliases": "metrics, traces and logs",
     }
 
     listen: str = option("127.0.0.1:50061", "where routers call", check=parse_listener)
@@ -187,6 +214,12 @@ class WorkerSettings:
         choices=("auto", "none", "q8", "q4"),
     )
     threads: int = option(0, "CPU threads of the model; 0: one per core", low=0, high=1024)
+    isa: str = option(
+        "auto",
+        "instructions that products on a CPU use; auto: the best of the machine; a lesser one, so that all workers of a"
+        " mixed fleet compute the same bits",
+        choices=("auto", "generic", "avx2", "avx512", "avx512_bf16", "amx"),
+    )
     block_size: int = option(16, "token slots of a block", choices=(8, 16, 32, 64, 128))
     kv_cache_dtype: str = option(
         "auto",
@@ -266,6 +299,9 @@ class WorkerSettings:
     warm_up_ms: int = option(
         10_000, "how long it may fetch the prefixes that other workers use, before it serves; 0: not at all", low=0
     )
+    metric_aliases: str = option(
+        "off", "vllm: /metrics also has what gateways read, under vLLM's names", choices=("off", "vllm")
+    )
     traces_endpoint: str = option(
         "", "URL of a collector that takes OTLP over gRPC, http://HOST:4317; empty: no traces"
     )
@@ -275,6 +311,7 @@ class WorkerSettings:
 
     # For tests: runners without a model, from gpu_worker.testing, and places to fail at, from octavo.failpoints.
     runner: str = option("model", "what computes tokens", choices=("model", "fake", "witness"), hidden=True)
+    numerics: str = option("", "the class of numerics that such a runner says it has", hidden=True)
     step_delay_ms: float = option(0.0, "how much longer a step takes", low=0, high=60_000, hidden=True)
     die_on_token: int = option(-1, "a token at which the fake runner kills its process", low=-1, hidden=True)
     failpoints: tuple[str, ...] = option(

@@ -55,6 +55,12 @@ def status_in(rpc_error: grpc.RpcError) -> Status | None:
         return None
 
 
+def is_of_octavo(rpc_error: grpc.RpcError) -> bool:
+    """Whether a program of octavo has chosen the status. Libraries, proxies and other services send no such details."""
+    status = status_in(rpc_error)
+    return status is not None and _error_of(status) is not None
+
+
 @contextmanager
 def serving_errors() -> Iterator[None]:
     """Calls inside this context raise ServingErrors instead of grpc.RpcErrors, also at `await` and `async for`."""

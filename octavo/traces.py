@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -34,12 +35,18 @@ class Span:
         self.traceparent = traceparent  # by which spans of other processes become its children
         self._span = span
 
-    def end(self, attributes: Mapping[str, str | int], error: bool = False) -> None:
-        """Ends the span, with what is known of it by now."""
+    def end(
+        self,
+        attributes: Mapping[str, str | int],
+        error: bool = False,
+        standard: Mapping[str, str | int | float | tuple[str, ...]] = MappingProxyType({}),
+    ) -> None:
+        """Ends the span, with what is known of it by now; `standard` attributes have names that others gave."""
         from opentelemetry.trace import StatusCode
 
         for name, value in attributes.items():
             self._span.set_attribute(f"octavo.{name}", value)
+        self._span.set_attributes(standard)
         if error:
             self._span.set_status(StatusCode.ERROR)
         self._span.end()

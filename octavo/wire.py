@@ -27,8 +27,6 @@ from octavo.worker_role import WorkerRole
 SCHEMA_REVISION = 4
 # Grows by one with each change of protos/octavo/internal that a router or worker of the revision before cannot follow.
 INTERNAL_REVISION = 3
-# The oldest internal revision of workers that a router uses: that of the last release, so that routers go first.
-OLDEST_WORKER_REVISION = 2
 
 ROLES = {
     WorkerRole.BOTH: worker_pb2.WORKER_ROLE_UNSPECIFIED,
@@ -48,17 +46,10 @@ _SCALARS = tuple(name for name in SamplingParams.__dataclass_fields__ if name no
 
 def revision_refusal(worker_revision: int) -> str:
     """Why a router does not use a worker of this internal revision. Empty if it does."""
-    if worker_revision > INTERNAL_REVISION:
-        return (
-            f"speaks internal revision {worker_revision}, this router {INTERNAL_REVISION}: "
-            "upgrade the routers first, or put the worker back"
-        )
-    if worker_revision < OLDEST_WORKER_REVISION:
-        return (
-            f"speaks internal revision {worker_revision}, this router {OLDEST_WORKER_REVISION} to {INTERNAL_REVISION}: "
-            "upgrade the worker"
-        )
-    return ""
+    if worker_revision == INTERNAL_REVISION:
+        return ""
+    older = "router" if worker_revision > INTERNAL_REVISION else "worker"
+    return f"speaks internal revision {worker_revision}, this router {INTERNAL_REVISION}: upgrade the {older}"
 
 
 def role_from_wire(role: "worker_pb2.WorkerRole") -> WorkerRole:

@@ -1,4 +1,4 @@
-"""The health of a router: SERVING means that a new request would be accepted, and would find a worker.
+"""The health of a router: SERVING means that a new request would be accepted, and would find a worker or wait for one.
 
 Under the name `resume` it means less: streams can be attached. A full store refuses new requests alone, and what brings
 clients to routers must not close the way for the others.
@@ -28,11 +28,15 @@ class HealthMonitor:
     under the name of the service Inference it tells the result, too, for those who know only that listener.
     """
 
-    def __init__(self, store: Store, pool: WorkerPool, public: Health, admin: Health) -> None:
+    def __init__(
+        self, store: Store, pool: WorkerPool, public: Health, admin: Health, *, wait_for_workers: bool = False
+    ) -> None:
+        """With `wait_for_workers` a router without workers serves: its requests wait for the first one."""
         self._store = store
         self._pool = pool
         self._public = public
         self._admin = admin
+        self._wait_for_workers = wait_for_workers
         self._trouble = ""  # of the store, as the log says it
         public.set(RESUME, False)
         admin.set(INFERENCE, False)
@@ -43,7 +47,7 @@ class HealthMonitor:
         if trouble != self._trouble:
             self._trouble = trouble
             log.warning("new requests cannot be served: %s", trouble) if trouble else log.info("the store serves again")
-        available = any(link.view().available for link in self._pool.links.values())
+        available = self._wait_for_workers or any(link.view().available for link in self._pool.links.values())
         serving = available and not trouble
         self._public.set_all(serving)
         self._public.set(RESUME, available and trouble != NO_ANSWER)

@@ -13,17 +13,22 @@ import grpc.aio
 from octavo import rpc
 from octavo.endpoint import parse_listener
 from octavo.errors import Mismatch, StoreUnavailable
+from octavo.http_origins import parse_origins
 from octavo.http_server import HttpServer
 from octavo.ids import Incarnation, new_incarnation
 from octavo.listen_address import ListenError, exposed_addresses, why_not_listening
 from octavo.loop import Stopped, StopRequest, before, end_tasks, stop_request
+from octavo.metrics.aliases import VLLM
 from octavo.metrics.web import WebApp
 from octavo.model_aliases import parse_aliases
 from octavo.open_files import connection_limit
+from octavo.quota import TenantQuota
 from octavo.retry import until_answered
 from octavo.security.api_keys import ApiKeyError
 from octavo.security.protection import client_authorizer, internal_authorizer, operator_page_options, tls_of
 from octavo.security.tls import TlsError, TlsFiles
+from octavo.security.trail import AccessTrail, ListenerKind
+from octavo.security.web_gate import WebGate
 from octavo.settings import RouterSettings
 from octavo.store import open_store
 from octavo.store.base import Store
@@ -36,7 +41,9 @@ from router.admin.service import AdminService
 from router.attachment_outbox import AttachmentOutbox
 from router.background_tasks import BackgroundTasks, repeat_forever
 from router.dashboard.dashboard import dashboard_routes
+from router.fleet.limits_registry import LimitsRegistry
 from router.fleet.model_registry import ModelRegistry
+from router.fleet.model_watch import ModelWatch
 from router.fleet.worker_pool import WorkerPool
 from router.health_monitor import INFERENCE, HealthMonitor
 from router.http.answers import AnswerService
@@ -88,8 +95,9 @@ class Router:
     ) -> None:
         """Raises TlsError or ApiKeyError."""
         self._settings = settings
-        self._tls = tls_of(settings)
-        self.authorizer = client_authorizer(settings)
+        self.trail = AccessTrail(ListenerKind.GRPC, ListenerKind.HTTP, ListenerKind.ADMIN, ListenerKind.PAGES)
+        self._tls = tls_of(settings, self.trail)
+        self.authorizer = client_authorizer(settings, self.trail)
         self._store = store
         self.incarnation = incarnation
         self.sessions = SessionRegistry()
@@ -104,7 +112,9 @@ class Router:
             tls=self._tls,
         )
         self._background = BackgroundTasks()
-        self.assigner = Assigner(store, self.pool, self.sessions, self.models, self._background)
+        self.limits = LimitsRegistry(store, self.pool.present_limits, settings.worker_return_ms)
+        self.models.served_lately = self.limits.served_lately
+        self.assigner = Assigner(store, self.pool, self.sessions, self.models, self.limits, self._background)
         self.dispatcher = Dispatcher(
             store, incarnation, self.pool, self.assigner, self.sessions, self._background, settings.grace_ms
         )
@@ -129,12 +139,15 @@ class Router:
             SessionWaves(),
             handover.note_owner,
         )
-        preparer = RequestPreparer(self.models, incarnation, self.authorizer)
+        preparer = RequestPreparer(
+            self.models, incarnation, self.authorizer, wait_for_workers=settings.wait_for_workers
+        )
         limits = QueueLimits(
             settings.max_queued_requests,
             settings.max_queued_tokens,
             settings.max_tenant_requests,
             settings.max_tenant_tokens,
+            TenantQuota(settings.tenant_max_streams, settings.tenant_tokens_per_minute),
         )
         self._opener = opener = SessionOpener(
             context, self.models, preparer, limits, settings.max_streams, self.authorizer
@@ -148,16 +161,24 @@ class Router:
         self._tracer = tracer
         if tracer is not None:
             self.pool.traceparent_of = progress.traceparent_of
-        self.metrics = RouterMetrics(store, self.pool, self.assigner, progress)
+        self.metrics = RouterMetrics(
+            store, self.models, self.pool, self.assigner, progress, waits_for_workers=settings.wait_for_workers
+        )
         self.web_app = WebApp(
             "router",
             lambda: self._public_health.is_serving(INFERENCE),
             lambda service: self._public_health.is_serving(service),
             dashboard_routes(
-                self.cluster, local_names_only=self._tls is None and not exposed_addresses([settings.web_listen])
+                self.cluster,
+                local_names_only=self._tls is None and not exposed_addresses([settings.web_listen]),
+                trail=self.trail,
             ),
         )
         self.web_app.exporter.add_source(self.metrics.values)
+        self.web_app.exporter.add_source(self.trail.values)
+        self.web_app.exporter.add_source(self.authorizer.values)
+        if settings.metric_aliases == VLLM:
+            self.web_app.exporter.add_source(self.metrics.alias_values)
         if store_tally is not None:
             self.web_app.exporter.add_source(store_tally.values)
         self._web_server: HttpServer | None = None
@@ -186,7 +207,7 @@ class Router:
         self.endpoint = listen(
             self._public_server, settings.address, "--listen", self._tls, ask_callers=settings.client_certificates
         )
-        self._admin_server = rpc.server(authorizer=internal_authorizer(settings))
+        self._admin_server = rpc.server(authorizer=internal_authorizer(settings, self.trail))
         self._admin_health = rpc.add_standard_services(self._admin_server, [ADMIN])
         self.admin.serve_on(self._admin_server)
         admin_endpoint = (
@@ -194,7 +215,14 @@ class Router:
             if settings.admin_listen
             else ""
         )
-        app = OpenAiApp(self._answers, self.inference, self.models, self.authorizer, self._public_health.is_serving)
+        openai = OpenAiApp(self._answers, self.inference, self.models, self.authorizer, self._public_health.is_serving)
+        open_to_all = self._tls is None and not settings.api_keys
+        app = WebGate(
+            openai,
+            parse_origins(settings.http_origins),
+            local_names_only=open_to_all and not exposed_addresses([settings.http_address]),
+            trail=self.trail,
+        )
         self._http_server = HttpServer(
             app if self._tracer is None else traced_app(app),
             settings.http_address,
@@ -217,17 +245,26 @@ class Router:
         self.cluster.router_name = str(info["router_id"])
         self._member = Member("router", self.incarnation, json.dumps(info).encode())
         await until_answered(self._renew_lease, what="start")
-        health = HealthMonitor(self._store, self.pool, self._public_health, self._admin_health)
+        health = HealthMonitor(
+            self._store,
+            self.pool,
+            self._public_health,
+            self._admin_health,
+            wait_for_workers=settings.wait_for_workers,
+        )
         loops = [
             self.sessions.keep_time(),
             self.dispatcher.keep_dispatching(),
             self.attachments.keep_telling(),
             repeat_forever("discovery", self.pool.discover_workers),
+            repeat_forever("limits", self.limits.keep),
             repeat_forever("lease", self._keep_lease),
             repeat_forever("generation", self._follow_generation),
             repeat_forever("health", health.report),
             repeat_forever("queue depth", self.metrics.read_depth),
         ]
+        if settings.wait_for_workers:
+            loops.append(repeat_forever("models", ModelWatch(self._store, self.models, self.pool).exchange))
         if settings.rebalance:
             loops.append(repeat_forever("rebalancing", self.rebalancer.rebalance))
         self._tasks = [asyncio.create_task(loop) for loop in loops]

@@ -2,57 +2,120 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 
 from octavo.errors import StoreUnavailable
+from octavo.metrics.aliases import ModelLoad, alias_values
 from octavo.metrics.value import MetricValue
 from octavo.record import AdmissionOutcome
 from octavo.store.base import Store
-from octavo.store.calls import QueueDepth, TakeReason
+from octavo.store.calls import NOTHING_WAITS, QueueDepth, TakeReason
+from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Assigner
 from router.streaming.request_progress import ProgressRegistry
 
 DEPTH_INTERVAL_S = 1.0
+NO_MODEL = ""  # the name where no model is known
 STATES = ("available", "unavailable", "draining", "lost")
 
 
 class RouterMetrics:
     """A source of metric values, which asks the store now and then how much waits for any router."""
 
-    def __init__(self, store: Store, pool: WorkerPool, assigner: Assigner, progress: ProgressRegistry) -> None:
+    def __init__(
+        self,
+        store: Store,
+        models: ModelRegistry,
+        pool: WorkerPool,
+        assigner: Assigner,
+        progress: ProgressRegistry,
+        *,
+        waits_for_workers: bool = False,
+    ) -> None:
+        """`waits_for_workers`: requests for a model without a worker wait for one."""
         self._store = store
+        self._models = models
         self._pool = pool
         self._assigner = assigner
         self._progress = progress
-        self._depth: QueueDepth | None = None
+        self._waits_for_workers = waits_for_workers
+        self._depths: Mapping[str, QueueDepth] | None = None  # by fingerprint
 
     async def read_depth(self) -> None:
         """Asks the store once, and waits. The router repeats this for as long as it lives."""
         try:
-            self._depth = await self._store.queue_depth()
+            self._depths = await self._store.model_depths()
         except StoreUnavailable:
-            self._depth = None  # no value is better than an old one
+            self._depths = None  # no value is better than an old one
         await asyncio.sleep(DEPTH_INTERVAL_S)
 
     def values(self) -> Iterator[MetricValue]:
-        """All values of now."""
+        """All values of now. Those of a model are there from when it is known, at 0."""
+        for model in self._models.list_models():
+            self._progress.tally.of_model(model.name)
         yield from self._progress.values()
-        if self._depth is not None:
-            yield MetricValue("octavo_queue_requests", self._depth.num_queued)
-            yield MetricValue("octavo_queue_tokens", self._depth.queued_tokens)
+        yield from self._queue()
         for reason in TakeReason:
             yield MetricValue("octavo_takes_total", self._assigner.takes[reason], (reason.value,))
         for outcome in AdmissionOutcome:
             yield MetricValue("octavo_admissions_total", self._assigner.answers[outcome], (outcome.value,))
         yield MetricValue("octavo_admissions_total", self._assigner.num_unanswered, ("none",))
-        states = Counter(_state_of(link) for link in self._pool.links.values())
-        for state in STATES:
-            yield MetricValue("octavo_workers", states[state], (state,))
+        for model in self._models.list_models():
+            changes = self._assigner.numerics_changes[model.name]
+            yield MetricValue("octavo_numerics_changes_total", changes, (model.name,))
+        yield from self._workers()
+        yield MetricValue("octavo_waits_for_workers", self._waits_for_workers)
         index = self._pool.kv_index
         yield MetricValue("octavo_kv_index_blocks", index.num_device_blocks, ("device",))
         yield MetricValue("octavo_kv_index_blocks", index.num_host_blocks, ("host",))
+
+    def alias_values(self) -> Iterator[MetricValue]:
+        """The values of now under the names that gateways know."""
+        states, views = self._progress.stream_states(), self._pool.views
+        yield from alias_values(
+            [
+                ModelLoad(
+                    model=model.name,
+                    num_waiting=states[model.name, True],
+                    num_running=states[model.name, False],
+                    num_used_blocks=sum(
+                        max(0, each.num_blocks - each.num_free_blocks - each.num_cached_blocks) for each in views(model)
+                    ),
+                    num_blocks=sum(each.num_blocks for each in views(model)),
+                    block_size=model.block_size,
+                )
+                for model in self._models.list_models()
+            ]
+        )
+
+    def _queue(self) -> Iterator[MetricValue]:
+        """What waits, by model. What waits for a model that this router does not know has no name."""
+        if self._depths is None:
+            return
+        left = dict(self._depths)
+        found = [(model.name, left.pop(model.fingerprint, NOTHING_WAITS)) for model in self._models.list_models()]
+        if left or not found:
+            found.append((NO_MODEL, total_depth(left.values())))
+        for name, depth in found:
+            yield MetricValue("octavo_queue_requests", depth.num_queued, (name,))
+            yield MetricValue("octavo_queue_tokens", depth.queued_tokens, (name,))
+
+    def _workers(self) -> Iterator[MetricValue]:
+        """Workers by model and state. Those that were not met yet, and of no known model, have no name."""
+        links = self._pool.links.values()
+        states = Counter((link.facts.model if link.facts else NO_MODEL, _state_of(link)) for link in links)
+        names = [model.name for model in self._models.list_models()] or [NO_MODEL]
+        for key in sorted({*states, *product(names, STATES)}):
+            yield MetricValue("octavo_workers", states[key], key)
+
+
+def total_depth(depths: Iterable[QueueDepth]) -> QueueDepth:
+    """How much waits in all of these queues together."""
+    pairs = [(depth.num_queued, depth.queued_tokens) for depth in depths]
+    return QueueDepth(sum(number for number, _ in pairs), sum(tokens for _, tokens in pairs))
 
 
 def _state_of(link: WorkerLink) -> str:

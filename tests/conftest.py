@@ -27,6 +27,7 @@ TIERS = ("e2e", "chaos")  # folders of slow tests, in this order after all other
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run what `make test` leaves out or does with fewer draws")
+    parser.addoption("--redis", action="store_true", help="run what needs a redis-server, and nothing else")
     parser.addoption("--night", action="store_true", help="--long, and what takes hours, with the most draws")
 
 
@@ -53,13 +54,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With --long: what is marked `long` or `scaled`, but not `night`; with --night, all three.
 
-    Without either: what is not marked, and what is `scaled`, also if it is `night` as well.
+    Without either: what is not marked, and what is `scaled`, also if it is `night` as well. What is marked `redis` runs
+    with --redis, and never without it.
     """
     chosen: dict[bool, list[pytest.Item]] = {False: [], True: []}
     night = config.getoption("--night")
     for item in items:
         marks = {mark.name for mark in item.iter_markers()} & {"long", "scaled", "night"}
-        if night or config.getoption("--long"):
+        if (item.get_closest_marker("redis") is not None) != config.getoption("--redis"):
+            chosen[False].append(item)
+        elif night or config.getoption("--long"):
             chosen[bool(marks) and (night or "night" not in marks)].append(item)
         else:
             chosen["long" not in marks and ("night" not in marks or "scaled" in marks)].append(item)

@@ -27,7 +27,7 @@ using octavo::v1::GenerateRequest;
 using octavo::v1::Inference;
 using Clock = std::chrono::system_clock;
 
-constexpr int MAX_FAILURES = 100;  // without an event between them; with the pauses after them about a minute
+constexpr int MAX_FAILURES = 600;  // without an event between them; with the pauses after them about five minutes
 
 std::vector<std::string> endpoints;
 std::vector<std::shared_ptr<grpc::Channel>> channels;

@@ -23,8 +23,8 @@ import (
 	octavo "octavo/v1"
 )
 
-// Without an event between them; with the pauses after them about a minute.
-const maxFailures = 100
+// Without an event between them; with the pauses after them about five minutes.
+const maxFailures = 600
 
 var (
 	endpoints   []string

@@ -47,7 +47,7 @@ public final class Client {
   static final PrintStream out =
       new PrintStream(new FileOutputStream(FileDescriptor.out), true, StandardCharsets.UTF_8);
 
-  static final int MAX_FAILURES = 100; // without an event between them; with the pauses after them about a minute
+  static final int MAX_FAILURES = 600; // without an event between them; with the pauses after them about five minutes
 
   static List<String> endpoints;
   static final List<ManagedChannel> channels = new ArrayList<>();

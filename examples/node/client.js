@@ -24,7 +24,7 @@ const OPTIONS = {
   'grpc.max_reconnect_backoff_ms': 1_000,
 };
 const { status: Code } = grpc;
-const MAX_FAILURES = 100; // without an event between them; with the pauses after them about a minute
+const MAX_FAILURES = 600; // without an event between them; with the pauses after them about five minutes
 const codeName = (code) => Object.keys(Code).find((name) => Code[name] === code);
 const finishName = (reason) => reason.replace('FINISH_REASON_', '');
 

@@ -35,7 +35,7 @@ const CODES = [
     'PERMISSION_DENIED', 'RESOURCE_EXHAUSTED', 'FAILED_PRECONDITION', 'ABORTED', 'OUT_OF_RANGE', 'UNIMPLEMENTED',
     'INTERNAL', 'UNAVAILABLE', 'DATA_LOSS', 'UNAUTHENTICATED',
 ];
-const MAX_FAILURES = 100; // without an event between them; with the pauses after them about a minute
+const MAX_FAILURES = 600; // without an event between them; with the pauses after them about five minutes
 const INFERENCE = '/octavo.v1.Inference/';
 
 /** A call that failed: its code by name, and the bytes of grpc-status-details-bin. */

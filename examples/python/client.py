@@ -32,7 +32,7 @@ OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 Code = grpc.StatusCode
-MAX_FAILURES = 100  # without an event between them; with the pauses after them about a minute
+MAX_FAILURES = 600  # without an event between them; with the pauses after them about five minutes
 
 
 class Routers:

@@ -10,7 +10,7 @@ require 'octavo/v1/inference_services_pb'
 
 V1 = Octavo::V1
 Codes = GRPC::Core::StatusCodes
-MAX_FAILURES = 100 # without an event between them; with the pauses after them about a minute
+MAX_FAILURES = 600 # without an event between them; with the pauses after them about five minutes
 CODE_NAMES = Codes.constants.to_h { |name| [Codes.const_get(name), name.to_s] }
 OPTIONS = {
   'grpc.service_config' => File.read(File.join(__dir__, '../../protos/service_config.json')),

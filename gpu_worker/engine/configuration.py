@@ -21,6 +21,7 @@ def build_runner(settings: WorkerSettings) -> Runner:
             block_size=settings.block_size,
             kv_cache_bytes=settings.kv_cache_bytes,
             die_on_token=settings.die_on_token,
+            numerics=settings.numerics,
         )
     if settings.runner == "witness":
         from gpu_worker.testing.witness_runner import WitnessRunner
@@ -29,6 +30,7 @@ def build_runner(settings: WorkerSettings) -> Runner:
             step_s=settings.step_delay_ms / 1000,
             block_size=settings.block_size,
             kv_cache_bytes=settings.kv_cache_bytes,
+            numerics=settings.numerics,
         )
     from gpu_worker.running.loading import load_runner
     from gpu_worker.running.sizing import choose_device
@@ -41,6 +43,7 @@ def build_runner(settings: WorkerSettings) -> Runner:
         dtype=settings.dtype,
         quantization=settings.quantization,
         threads=settings.threads,
+        isa=settings.isa,
         block_size=settings.block_size,
         kv_cache_dtype=settings.kv_cache_dtype,
         kv_cache_bytes=settings.kv_cache_bytes or None,

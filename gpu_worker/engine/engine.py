@@ -302,7 +302,9 @@ class Engine:
             return self._idle_round_s
         result = self._step()
         result.granted_by = grant.subscription_id
-        if result.deltas or grant is not UNLIMITED:  # a finite grant's steps are reported even if they are empty
+        if (
+            result.deltas or result.progress or grant is not UNLIMITED
+        ):  # a finite grant's steps are reported even if they are empty
             self._on_deltas(result)
         return BLOCKED_ROUND_S if self._blocked and not result.deltas else 0.0
 

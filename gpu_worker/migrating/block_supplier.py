@@ -49,7 +49,7 @@ class BlockSupplier:
 
         Raises Mismatch, NotFound, TooManyMoves, TransferFailed, or Draining.
         """
-        self._require_model(request.fingerprint, request.layout)
+        self._require_model(request.fingerprint, request.layout, request.numerics)
         key = (request.target, request.ticket, request.secret)
         sending = self._sending.get(key)
         if sending is None:
@@ -71,9 +71,9 @@ class BlockSupplier:
                 del self._num_callers[key]
                 sending.cancel()  # nobody waits for it any more
 
-    async def list_hot(self, fingerprint: str, layout: str, limit: int) -> list[BlockHash]:
+    async def list_hot(self, fingerprint: str, layout: str, numerics: str, limit: int) -> list[BlockHash]:
         """The blocks that are worth most, each before those that continue it. Raises Mismatch or Draining."""
-        self._require_model(fingerprint, layout)
+        self._require_model(fingerprint, layout, numerics)
         return await self._engine.hottest_blocks(min(limit, MOST_WANTED))
 
     async def close(self) -> None:
@@ -92,7 +92,7 @@ class BlockSupplier:
             finally:
                 sender.close()
 
-    def _require_model(self, fingerprint: str, layout: str) -> None:
+    def _require_model(self, fingerprint: str, layout: str, numerics: str) -> None:
         if self._closed:
             raise Draining("this worker ends: compute the tokens")
         info = self._engine.info
@@ -100,3 +100,5 @@ class BlockSupplier:
             raise Mismatch(f"this worker serves {info.fingerprint}, the one that asks {fingerprint}")
         if info.layout != layout:
             raise Mismatch(f"blocks here are laid out as {info.layout}, where they are asked for as {layout}")
+        if info.numerics != numerics:
+            raise Mismatch(f"tokens here are computed as {info.numerics!r}, where blocks are asked for as {numerics!r}")

@@ -144,6 +144,8 @@ class IncomingMigration:
             raise Mismatch(f"this worker serves {mine.fingerprint}, the source {theirs.fingerprint}")
         if mine.layout != theirs.layout:
             raise Mismatch(f"blocks here are laid out as {mine.layout}, at the source as {theirs.layout}")
+        if mine.numerics != theirs.numerics:
+            raise Mismatch(f"tokens here are computed as {mine.numerics!r}, at the source as {theirs.numerics!r}")
 
     def _require_movable(self, admission: Admission) -> None:
         record, params, window = self._history.record, admission.sampling, self._engine.info.window

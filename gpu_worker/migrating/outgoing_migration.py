@@ -244,13 +244,14 @@ class OutgoingMigration:
             sender.close()
 
     async def _prepare(self, connection: TargetConnection, number: int) -> MigrationReservation:
-        worker = self._worker
+        worker, info = self._worker, self._worker.info
         self._num_asked = self._num_full_blocks()
         going = [index for index, branch in enumerate(self._log.branches) if not branch.ended]
         try:
             held = await connection.client.prepare(
                 MigrationRequest(
-                    self._seq_id, self.epoch, number, worker.incarnation, worker.info.fingerprint, worker.info.layout
+                    *(self._seq_id, self.epoch, number, worker.incarnation),
+                    *(info.fingerprint, info.layout, info.numerics),
                 )
             )
         except ServingError as error:

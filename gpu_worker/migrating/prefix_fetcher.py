@@ -135,6 +135,7 @@ class PrefixFetcher:
             blocks.secret,
             self._listener.port,
             held.wanted,
+            info.numerics,
         )
         says_nothing = False  # of the link
         try:

@@ -23,10 +23,10 @@ class TargetWorker:
 class TargetPool:
     """The other workers that serve the same model, as the store knows them."""
 
-    def __init__(self, store: Store, own: Incarnation, fingerprint: str, layout: str) -> None:
+    def __init__(self, store: Store, own: Incarnation, fingerprint: str, layout: str, numerics: str = "") -> None:
         self._store = store
         self._own = own
-        self._fingerprint, self._layout = fingerprint, layout
+        self._fingerprint, self._layout, self._numerics = fingerprint, layout, numerics
         self._turns: dict[Incarnation, int] = {}  # when each was chosen last, counted in choices
         self._num_choices = 0
 
@@ -39,16 +39,20 @@ class TargetPool:
         raise NotFound(text, resource="worker", name=incarnation)
 
     async def candidates(self) -> list[TargetWorker]:
-        """The workers that take over, as far as they say. The one that was chosen longest ago comes first.
+        """Those of the same class of numerics, as far as they say. The one that was chosen longest ago comes first.
 
         Those that are for prompts come last.
         """
-        found = [target for member in await self._take_over() if (target := target_of(member))]
+        found = [
+            target
+            for member in await self._take_over()
+            if numerics_of(member) == self._numerics and (target := target_of(member))
+        ]
         self._turns = {target.incarnation: self._turns.get(target.incarnation, 0) for target in found}
         return sorted(found, key=lambda target: (target.for_prompts, self._turns[target.incarnation]))
 
     async def count(self) -> int:
-        """How many other workers serve this model and do not drain."""
+        """How many other workers serve this model and do not drain, of whatever class."""
         return len(await self._take_over())
 
     def note_choice(self, target: TargetWorker) -> None:
@@ -61,9 +65,20 @@ class TargetPool:
         return [each for each in members if each.id != self._own and takes_over(each, self._fingerprint, self._layout)]
 
 
-def describe_worker(base: dict[str, object], fingerprint: str, layout: str, *, draining: bool) -> bytes:
+def describe_worker(
+    base: dict[str, object], fingerprint: str, layout: str, numerics: str = "", *, draining: bool
+) -> bytes:
     """What a worker whose model is loaded says of itself in the store."""
-    return json.dumps({**base, "fingerprint": fingerprint, "layout": layout, "draining": draining}).encode()
+    said = {"fingerprint": fingerprint, "layout": layout, "numerics": numerics, "draining": draining}
+    return json.dumps({**base, **said}).encode()
+
+
+def numerics_of(member: Member) -> str:
+    """The class of numerics of a worker; empty if it says nothing of it, as workers of the last release do."""
+    try:
+        return str(json.loads(member.info).get("numerics", ""))
+    except (AttributeError, ValueError):
+        return ""
 
 
 def takes_over(member: Member, fingerprint: str, layout: str) -> bool:

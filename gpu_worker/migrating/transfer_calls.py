@@ -17,6 +17,7 @@ class MigrationRequest:
     source: Incarnation
     fingerprint: str  # of the source's model
     layout: str  # of a block there
+    numerics: str = ""  # its class of numerics
 
     @property
     def key(self) -> tuple[SequenceId, int, int]:
@@ -48,6 +49,7 @@ class FetchRequest:
     secret: bytes
     port: int
     wanted: list[WantedBlock]  # in the order of their prefix
+    numerics: str = ""  # its class of numerics
 
 
 @dataclass(frozen=True, slots=True)

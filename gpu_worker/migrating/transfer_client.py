@@ -43,6 +43,7 @@ class TransferClient:
             source=request.source,
             model_fingerprint=request.fingerprint,
             kv_layout=request.layout,
+            numerics=request.numerics,
         )
         try:
             with in_time("Prepare"):
@@ -103,17 +104,22 @@ class TransferClient:
             secret=request.secret,
             port=request.port,
             wanted=map(wanted_to_wire, request.wanted),
+            numerics=request.numerics,
         )
         with in_time("Fetch"):
             answer = await self._stub.Fetch(message, timeout=timeout_s)
         return int(answer.num_blocks)
 
-    async def list_hot(self, fingerprint: str, layout: str, limit: int, timeout_s: float) -> list[BlockHash]:
+    async def list_hot(
+        self, fingerprint: str, layout: str, numerics: str, limit: int, timeout_s: float
+    ) -> list[BlockHash]:
         """The other worker's blocks that are in use, the most shared first, then those used last.
 
         Each comes before those that continue it.
         """
-        message = transfer_pb2.ListHotRequest(model_fingerprint=fingerprint, kv_layout=layout, limit=limit)
+        message = transfer_pb2.ListHotRequest(
+            model_fingerprint=fingerprint, kv_layout=layout, limit=limit, numerics=numerics
+        )
         with in_time("ListHot"):
             hashes = (await self._stub.ListHot(message, timeout=timeout_s)).hashes
         if len(hashes) % HASH_BYTES:

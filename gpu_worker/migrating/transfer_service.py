@@ -68,7 +68,7 @@ class TransferService(transfer_pb2_grpc.TransferServicer):
 
     async def ListHot(self, request: transfer_pb2.ListHotRequest, context: "Context") -> transfer_pb2.ListHotResponse:
         supplier = self._required_supplier()
-        hashes = await supplier.list_hot(request.model_fingerprint, request.kv_layout, request.limit)
+        hashes = await supplier.list_hot(request.model_fingerprint, request.kv_layout, request.numerics, request.limit)
         return transfer_pb2.ListHotResponse(hashes=b"".join(hashes))
 
     def _required_supplier(self) -> BlockSupplier:
@@ -97,6 +97,7 @@ def request_from_wire(message: transfer_pb2.PrepareRequest) -> MigrationRequest:
         Incarnation(message.source),
         message.model_fingerprint,
         message.kv_layout,
+        message.numerics,
     )
 
 
@@ -121,6 +122,7 @@ def fetch_from_wire(message: transfer_pb2.FetchRequest) -> FetchRequest:
         message.secret,
         message.port,
         wanted,
+        message.numerics,
     )
 
 

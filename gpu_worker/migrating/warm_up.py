@@ -17,7 +17,7 @@ FETCH_S = 2.0  # how long it may take to send those of one fetch: whoever is slo
 
 
 async def warm_up(fetcher: PrefixFetcher, info: RunnerInfo, num_blocks: int, allowed_s: float) -> int:
-    """Fetches up to so many blocks from the workers of the same model and layout. Returns how many have come.
+    """Fetches up to so many blocks from the workers of the same model, layout and numerics. Returns how many have come.
 
     Each of them gets an equal share of the blocks and of the time that are left. Never raises: whatever does not come
     is computed when it is asked for.
@@ -51,8 +51,8 @@ async def fetch_hot(
     try:
         async with asyncio.timeout(allowed_s):
             async with fetcher.connections.connect(worker) as connection:
-                limit, timeout_s = info.num_blocks, min(LIST_S, allowed_s)
-                hashes = await connection.client.list_hot(info.fingerprint, info.layout, limit, timeout_s)
+                served = info.fingerprint, info.layout, info.numerics
+                hashes = await connection.client.list_hot(*served, info.num_blocks, min(LIST_S, allowed_s))
             num_come, size = 0, FIRST_BLOCKS
             while hashes and num_come < num_blocks:
                 size, began = min(size, num_blocks - num_come), time.monotonic()

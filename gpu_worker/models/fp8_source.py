@@ -20,6 +20,11 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 SCALES = ("weight_scale_inv", "weight_scale")
 UNUSED_SCALES = ("input_scale", "activation_scale", "k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale")
 REMEDY = "use a checkpoint that is not quantized, or a GGUF file"
+# Of gpt-oss: its GGUF files are not read either.
+MXFP4_REMEDY = (
+    "write them in bfloat16 first: AutoModelForCausalLM.from_pretrained(MODEL, "
+    "quantization_config=Mxfp4Config(dequantize=True)).save_pretrained(DIR), both of the package transformers"
+)
 
 
 def find_obstacle(config: Mapping[str, Any]) -> str:
@@ -30,6 +35,8 @@ def find_obstacle(config: Mapping[str, Any]) -> str:
     method = content.get("quant_method")
     if method == "fp8":
         return ""
+    if method == "mxfp4":
+        return f"weights quantized by {method!r} (quantization_config) are not read; {MXFP4_REMEDY}"
     if method != "compressed-tensors":
         return f"weights quantized by {method!r} (quantization_config) are not read; {REMEDY}"
     groups = content.get("config_groups")

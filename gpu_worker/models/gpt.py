@@ -4,12 +4,13 @@
 queries, keys, values, and rotated dimensions in halves.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gpu_worker.models.activation import ElementFunction, gelu, gelu_tanh, silu
 from gpu_worker.models.decoder import common_window
 from gpu_worker.models.gpt_config import GptConfig
 from gpu_worker.models.weights import CheckpointReader, ProgressCallback, WeightSource
@@ -17,11 +18,11 @@ from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 
 ROOT = "transformer."  # which a checkpoint of the model without its head leaves out
 BUFFERS = tuple(f".{name}" for name in ("attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias"))
-ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+ACTIVATION_FUNCTIONS: dict[str, ElementFunction] = {
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
     "relu": functional.relu,
-    "silu": functional.silu,
+    "silu": silu,
 }
 OF_LAYER = ("input_norm", "q_norm", "k_norm", "out", "mlp_norm", "up", "down")
 OF_MODEL = ("embedding", "positions", "embedding_norm", "norm")

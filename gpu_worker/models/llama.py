@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from gpu_worker.models.activation import gelu_tanh
 from gpu_worker.models.config import LlamaConfig
 from gpu_worker.models.decoder import common_window
 from gpu_worker.models.weights import CheckpointReader, ProgressCallback, WeightSource
@@ -199,7 +199,7 @@ class LlamaDecoder:
 
 def _gelu_and_mul(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
-    return functional.gelu(gate, approximate="tanh") * up
+    return gelu_tanh(gate) * up
 
 
 def _take_layer(tensors: Mapping[str, Tensor], layer: int) -> LlamaLayer:

@@ -37,6 +37,7 @@ class NativeLlamaDecoder:
         self, config: LlamaConfig, tensors: Mapping[str, Tensor | NativeMatrix], extension: ModuleType
     ) -> None:
         self.name = "llama in one call"
+        self.arithmetic = ""  # formats of weights, and what inputs are rounded to
         self.config = config
         self.vocab_size = config.vocab_size
         self.context_tokens = config.context_tokens
@@ -45,7 +46,7 @@ class NativeLlamaDecoder:
         self.head_dim = config.head_dim
         self.window = common_window(config.windows)
         self._extension = extension
-        cos, sin = config.rope.table(config.context_tokens)
+        self.rope = cos, sin = config.rope.table(config.context_tokens)
         arguments = {name: x.weight if isinstance(x, NativeMatrix) else x for name, x in tensors.items()}
         self._llama = extension.Llama(
             sizes={
@@ -82,6 +83,7 @@ class NativeLlamaDecoder:
         packer = MatrixPacker(extension, source, checkpoint, scheme, dtype)
         decoder = cls(config, collect(checkpoint, packer.stack, config), extension)
         decoder.name = f"llama in one call ({packer.describe()})"
+        decoder.arithmetic = packer.arithmetic()
         return decoder
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:

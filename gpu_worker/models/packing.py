@@ -79,11 +79,17 @@ class MatrixPacker:
 
     def describe(self) -> str:
         """The formats of the matrices, and what their inputs are rounded to."""
-        roundings = {
+        return f"{', '.join(sorted(self.formats))}; inputs {', '.join(sorted(self._roundings()))}"
+
+    def arithmetic(self) -> str:
+        """The same without spaces, for a class of numerics."""
+        return f"{'+'.join(sorted(self.formats))}/in={'+'.join(sorted(self._roundings())).replace(' ', '-')}"
+
+    def _roundings(self) -> set[str]:
+        return {
             "bfloat16" if format_ == "halves" else "float32" if self._exact(format_) else "15 bits"
             for format_ in self.formats
         }
-        return f"{', '.join(sorted(self.formats))}; inputs {', '.join(sorted(roundings))}"
 
     def _exact(self, format_: str) -> bool:
         """Whether products with this format take inputs as they are."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from octavo.security.roles import WORKER_NAME, PeerRole
 from octavo.security.tls import TlsFiles, roles_of_peer
+from octavo.security.trail import AccessReason, Caller, ListenerKind
 
 HANDSHAKE_S = 2.0
 
@@ -122,8 +123,18 @@ def shake_hands(sock: socket.socket, tls: TlsFiles, tick_s: float, *, server_sid
     context = tls.server_context() if server_side else tls.client_context()
     sock.settimeout(HANDSHAKE_S)
     name = None if server_side else WORKER_NAME
-    connection = context.wrap_socket(sock, server_side=server_side, server_hostname=name)
-    if PeerRole.WORKER not in roles_of_peer(connection.getpeercert()):
+    peer = sock.getpeername() if server_side else ()
+    try:
+        connection = context.wrap_socket(sock, server_side=server_side, server_hostname=name)
+    except OSError as error:
+        if server_side:
+            why = getattr(error, "reason", "") or type(error).__name__
+            tls.note_refusal(ListenerKind.BLOCKS, AccessReason.HANDSHAKE, Caller.of_request({"client": peer}), str(why))
+        raise
+    if PeerRole.WORKER not in roles_of_peer(certificate := connection.getpeercert()):
+        if server_side:
+            scope = {"client": peer, "state": {"peer_certificate": certificate}}
+            tls.note_refusal(ListenerKind.BLOCKS, AccessReason.ROLE, Caller.of_request(scope), "")
         connection.close()
         raise ssl.SSLCertVerificationError("the certificate of the other side has no role of a worker")
     return TlsSocket(connection, tick_s)

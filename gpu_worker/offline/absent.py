@@ -35,6 +35,27 @@ _MEDIA = "models here read text only; give prompt or prompt_token_ids"
 _PLUGINS = "no code of the caller runs inside a step; use logit_bias, allowed_token_ids or banned_token_ids"
 _TEXT_ONLY = "the model generates text; leave it out"
 
+_NOT_THERE = "octavo has nothing that this would set; leave it out"
+# Further arguments of vLLM's engine: of parts that octavo does not have.
+_FURTHER_NAMES = """
+    additional_config allow_deprecated_quantization all2all_backend allowed_media_domains attention_backend
+    attention_config collect_detailed_traces cpu_offload_params cudagraph_capture_sizes cudagraph_metrics
+    data_parallel_address data_parallel_backend data_parallel_rank data_parallel_rpc_port data_parallel_size_local
+    decode_context_parallel_size default_mm_loras disable_cascade_attn disable_chunked_mm_input
+    disable_hybrid_kv_cache_manager disable_sliding_window distributed_timeout_seconds ec_transfer_config
+    enable_dbo enable_eplb enable_layerwise_nvtx_tracing enable_mfu_metrics enable_mm_embeds enable_prompt_embeds
+    enable_return_routed_experts eplb_config expert_placement_strategy fully_sharded_loras hf_config_path
+    ignore_patterns interleave_mm_strings io_processor_plugin kernel_config kv_cache_metrics kv_events_config
+    kv_offloading_backend kv_offloading_size kv_sharing_fast_prefill kv_transfer_config logits_processor_pattern
+    lora_dtype mamba_block_size mamba_cache_dtype mamba_cache_mode mamba_ssm_cache_dtype master_addr master_port
+    max_cpu_loras max_cudagraph_capture_size max_parallel_loading_workers media_io_kwargs mm_encoder_attn_backend
+    mm_encoder_only mm_encoder_tp_mode mm_processor_cache_gb mm_processor_cache_type model_loader_extra_config nnodes
+    node_rank offload_backend otlp_traces_endpoint override_attention_dtype prefill_context_parallel_size
+    profiler_config pt_load_map_location quantization_config ray_workers_use_nsight reasoning_config
+    reasoning_parser reasoning_parser_plugin renderer_num_workers show_hidden_metrics_for_version skip_mm_profiling
+    tool_parser_plugin tokens_only ubatch_size video_pruning_rate weight_transfer_config
+"""
+
 LLM_ARGUMENTS: dict[str, AbsentArgument] = {
     **_absent(
         ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "context_parallel_size"),
@@ -77,6 +98,19 @@ LLM_ARGUMENTS: dict[str, AbsentArgument] = {
     **_absent(("num_scheduler_steps",), "each step is planned by itself; leave it out", 1),
     **_absent(("max_logprobs",), "a token has at most 20 log probabilities beside it", *range(21)),
     **_absent(("served_model_name",), "an LLM is called by no name; leave it out"),
+    # Either value comes true: which step is planned when changes no token.
+    **_absent(("async_scheduling", "use_tqdm_on_load", "aggregate_engine_logging"), "", True),
+    **_absent(("enable_sleep_mode",), "use close(), and make a new LLM later"),
+    **_absent(("calculate_kv_scales",), "scales of an fp8 cache come from the checkpoint, or are 1; leave it out"),
+    **_absent(("scheduler_cls", "worker_extension_cls"), "the engine's parts are octavo's own; leave it out"),
+    **_absent(("override_generation_config",), "give the values as SamplingParams(…)", {}),
+    **_absent(("chat_template",), "put the template into the model's directory as chat_template.jinja"),
+    **_absent(("model_impl",), "octavo chooses how a model is run; leave it out", "auto"),
+    **_absent(("config_format",), _OWN_FILES, "auto", "hf"),
+    **_absent(("logprobs_mode",), "log probabilities are of adjusted logits; leave it out", "processed_logprobs"),
+    **_absent(("prefix_caching_hash_algo",), "there is one hash of blocks; leave it out", "sha256"),
+    **_absent(("stream_interval", "optimization_level", "performance_mode"), _NOT_THERE, 1, 2, "balanced"),
+    **_absent(_FURTHER_NAMES.split(), _NOT_THERE, {}, [], 0, 1),
 }
 
 PARAMS_ARGUMENTS: dict[str, AbsentArgument] = {
@@ -120,9 +154,7 @@ CHAT_ARGUMENTS: dict[str, AbsentArgument] = {
         "auto",
         "string",
     ),
-    **_absent(("chat_template_kwargs",), "the model's own template gets the messages alone; leave it out", {}),
-    **_absent(("continue_final_message",), "a chat asks for a new message; give the whole text to generate()"),
-    **_absent(("tools", "documents"), "tools are not there; describe them in a message of the role system", []),
+    **_absent(("documents",), "documents are not there; put their texts into a message", []),
 }
 
 PROMPT_KEYS: dict[str, AbsentArgument] = {
@@ -146,6 +178,13 @@ METHODS: dict[str, str] = {
 }
 
 Params = TypeVar("Params", bound=type[Any])
+
+
+def is_generating(runner: object) -> bool:
+    """Whether `runner` is None or vLLM's name of a model that generates text. Raises Unimplemented for other names."""
+    if isinstance(runner, str) and runner not in ("auto", "generate"):
+        raise Unimplemented(f"runner={_shown(runner)}: {_TEXT_ONLY}")
+    return runner is None or isinstance(runner, str)
 
 
 def refusing(owner: str, absent: Mapping[str, AbsentArgument]) -> Callable[[Params], Params]:

@@ -10,16 +10,17 @@ outputs have vLLM's names, so that a program written for vLLM needs only another
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack, cast
 
 from tqdm import tqdm
 
 from gpu_worker.engine.configuration import build_runner, scheduler_config
 from gpu_worker.models.locate import locate
-from gpu_worker.offline.absent import CALL_ARGUMENTS, CHAT_ARGUMENTS, METHODS, refuse_absent
+from gpu_worker.offline.absent import CALL_ARGUMENTS, CHAT_ARGUMENTS, METHODS, is_generating, refuse_absent
+from gpu_worker.offline.conversations import ChatOptions, Conversations
 from gpu_worker.offline.interrupt_guard import InterruptGuard
 from gpu_worker.offline.llm_options import LLMOptions, worker_settings
 from gpu_worker.offline.offline_engine import OfflineEngine
@@ -30,7 +31,6 @@ from gpu_worker.offline.prompts import PromptArgument, read_prompts
 from gpu_worker.offline.request_builder import ParamsArgument, RequestBuilder
 from gpu_worker.offline.transformers_tokenizer import load_transformers_tokenizer
 from gpu_worker.scheduling.step import Runner
-from octavo.chat_messages import ChatTurn
 from octavo.errors import InvalidArgument, NotFound
 from octavo.text import byte_tokenizer
 from octavo.text.tokenizer import open_tokenizer
@@ -44,13 +44,11 @@ class CallOptions(TypedDict, total=False):
     guided_options_request: None
 
 
-class ChatOptions(CallOptions, total=False):
+class ChatCallOptions(CallOptions, total=False):
     """The same for `chat`."""
 
     chat_template: None
     chat_template_content_format: str
-    continue_final_message: bool
-    tools: None
 
 
 class LLM:
@@ -62,10 +60,12 @@ class LLM:
         *,
         tokenizer: str | None = None,
         seed: int | None = None,
-        runner: Runner | None = None,
+        runner: Runner | str | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
         """Loads `model`, which is smollm2, a directory, a GGUF file or a hub name; or uses a `runner` that exists.
+
+        vLLM's names of runners mean a kind of model: "auto" and "generate" are what octavo has.
 
         `tokenizer` is such a name, too; None is the model's own. Requests without a seed of their own draw one from
         `seed`: the same calls in the same order give the same outputs. Raises SettingsError, which is a ValueError, if
@@ -73,7 +73,7 @@ class LLM:
         """
         self._settings = worker_settings(model, options)
         path = _tokenizer_path(tokenizer)
-        self.runner = runner or build_runner(self._settings)
+        self.runner = build_runner(self._settings) if is_generating(runner) else cast("Runner", runner)
         self.info = self.runner.info
         path = path or self.info.tokenizer
         self.tokenizer = open_tokenizer(path)
@@ -125,22 +125,26 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[ChatTurn] | Sequence[Sequence[ChatTurn]],
+        messages: Conversations,
         sampling_params: ParamsArgument = None,
         use_tqdm: bool = True,
         *,
         add_generation_prompt: bool = True,
-        **absent: Unpack[ChatOptions],
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **absent: Unpack[ChatCallOptions],
     ) -> list[RequestOutput]:
         """The assistant's outputs for one conversation or many, each a list of {"role": …, "content": …}.
 
-        Everything else is as in `generate`.
+        `continue_final_message`, with add_generation_prompt=False, has the model go on with the last message. `tools`
+        are functions as OpenAI's API has them; the model's template tells it of them, and a call is part of the text.
+        `chat_template_kwargs` are variables of that template, such as enable_thinking. Everything else is as in
+        `generate`.
         """
         refuse_absent("chat()", absent, (), CHAT_ARGUMENTS)
-        requests = self._builder.from_conversations(
-            messages, sampling_params, add_generation_prompt=add_generation_prompt
-        )
-        return self._complete(requests, use_tqdm)
+        options = ChatOptions.of_call(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        return self._complete(self._builder.from_conversations(messages, sampling_params, options), use_tqdm)
 
     def beam_search(
         self,
@@ -203,7 +207,7 @@ class LLM:
         """The outputs of the requests, once all have ended. After an exception those that had not ended are dropped."""
         with (
             self._lock,
-            tqdm(total=len(requests), unit="prompt", dynamic_ncols=True, disable=not use_tqdm) as bar,
+            tqdm(total=len(requests), unit="prompt", dynamic_ncols=True, disable=None if use_tqdm else True) as bar,
             InterruptGuard() as guard,
         ):
             self.engine.run(requests, bar, guard)

@@ -54,6 +54,7 @@ class LLMOptions(TypedDict, total=False):
     scheduling_policy: str
     preemption_mode: str | None
     swap_space: float
+    kv_cache_memory_bytes: int | str | None
     enforce_eager: bool | None
     tensor_parallel_size: int
     trust_remote_code: bool
@@ -94,6 +95,7 @@ VLLM_NAMES: dict[str, RenamedOption] = {
     "scheduling_policy": RenamedOption("policy"),
     "preemption_mode": RenamedOption("preemption"),
     "swap_space": RenamedOption("swap_bytes", _gibibytes),
+    "kv_cache_memory_bytes": RenamedOption("kv_cache_bytes"),
     "enforce_eager": RenamedOption("cuda_graphs", _eager),
 }
 

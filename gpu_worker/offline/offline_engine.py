@@ -105,7 +105,8 @@ class OfflineEngine:
             sampling=request.params,
             priority=request.priority,
         )
-        root = hashing.root_key(self._info.fingerprint, self._info.layout, salt=request.salt)
+        info = self._info
+        root = hashing.root_key(info.fingerprint, info.layout, salt=request.salt, numerics=info.numerics)
         sequence = ScheduledSequence.from_admission(admission, root=root, now=time.monotonic())
         sequence.beam_text = request.new_beam_text()
         return sequence

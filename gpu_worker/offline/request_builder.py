@@ -7,12 +7,13 @@ import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
+from gpu_worker.offline.conversations import ChatOptions, Conversations, check_conversation, listed_conversations
 from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.params import OfflineParams
 from gpu_worker.offline.prompts import OfflinePrompt
 from gpu_worker.scheduling.step import RunnerInfo
 from octavo import limits, sampling_validation, validation
-from octavo.chat_messages import ChatTurn, is_conversation, message_pairs
+from octavo.chat_messages import ChatTurn
 from octavo.errors import InvalidArgument
 from octavo.sampling import SamplingParams
 from octavo.text.absent_tokenizer import NO_TEXT, no_tokenizer
@@ -21,6 +22,7 @@ from octavo.text.stop import TextStream
 from octavo.text.tokenizer import AnyTokenizer
 
 AnyParams = OfflineParams | SamplingParams
+DEFAULT_CHAT = ChatOptions()
 ParamsArgument = AnyParams | Sequence[AnyParams] | None  # for all, or one for each
 
 
@@ -52,15 +54,14 @@ class RequestBuilder:
 
     def from_conversations(
         self,
-        messages: Sequence[ChatTurn] | Sequence[Sequence[ChatTurn]],
+        messages: Conversations,
         params: ParamsArgument,
-        *,
-        add_generation_prompt: bool = True,
+        options: ChatOptions = DEFAULT_CHAT,
     ) -> list[OfflineRequest]:
         """One request for each conversation, in their order. Raises InvalidArgument."""
-        listed = cast("Sequence[Sequence[ChatTurn]]", [messages] if is_conversation(messages) else messages)
+        listed = listed_conversations(messages)
         names = [f"messages[{i}]" for i in range(len(listed))]
-        tokens = [self._apply_chat(*turns, add_generation_prompt) for turns in zip(listed, names, strict=True)]
+        tokens = [self._apply_chat(*turns, options) for turns in zip(listed, names, strict=True)]
         texts = [self._tokenizer.decode(ids, skip_special_tokens=False) for ids in tokens]
         return self.from_prompts(list(map(OfflinePrompt, names, texts, tokens)), params)
 
@@ -74,12 +75,20 @@ class RequestBuilder:
             raise InvalidArgument(prompt.argument, "is empty; give some text, or at least one token id")
         return token_ids
 
-    def _apply_chat(self, turns: Sequence[ChatTurn], argument: str, add_generation_prompt: bool) -> list[int]:
-        messages = message_pairs(turns, argument)
+    def _apply_chat(self, turns: Sequence[ChatTurn], argument: str, options: ChatOptions) -> list[int]:
+        chat = check_conversation(turns, argument, self._info.context_tokens)
         try:
-            checked = validation.validate_chat(messages, context_tokens=self._info.context_tokens)
-            return self._tokenizer.apply_chat(checked, add_generation_prompt)
+            return self._tokenizer.apply_chat(
+                chat.messages,
+                options.add_generation_prompt,
+                options.tools,
+                chat.details,
+                options.variables,
+                options.continue_final_message,
+            )
         except InvalidArgument as error:
+            if error.field == "chat_template_kwargs":
+                raise
             raise InvalidArgument(argument, error.message) from None
 
     def _params(self, given: ParamsArgument, count: int) -> list[ModelParams]:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.loader import LoadedModel, load_model
+from gpu_worker.models.numerics import class_of
 from gpu_worker.models.weights import ProgressCallback
-from gpu_worker.ops import Ops, choose_ops, kv_format
+from gpu_worker.ops import Ops, choose_ops, kv_format, native
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.running.arena import KvArena
 from gpu_worker.running.graphs import CudaGraphCapturer, DecodeGraphs, MixedGraphs, capture_decodes, capture_mixed
@@ -54,6 +55,7 @@ def load_runner(
     context_tokens: int | None = None,
     cache_dir: Path | str | None = None,
     threads: int | None = None,
+    isa: str = "auto",
     generation_config: str = "auto",
     name: str | None = None,
     on_progress: ProgressCallback | None = None,
@@ -66,6 +68,7 @@ def load_runner(
     available host memory, up to 4 GiB. `kv_cache_dtype` is auto (the model's) or one of kv_format.DTYPES.
     models/packing.py explains `quantization`. `cuda_graphs` is auto (steps of decodes, where device, ops and
     decoder allow it), mixed (other steps of few tokens as well) or off.
+    `isa` is auto (the best that the machine has) or the instruction set of native ops on a CPU, for the whole process.
     `batch_invariant` demands that the bits of a sequence do not depend on the batch (InvalidArgument where they would).
     `cache_dir` None means ~/.cache/octavo. `generation_config` is auto or off: may the model recommend
     sampling parameters?
@@ -81,6 +84,8 @@ def load_runner(
     where = choose_device(device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
+    if isa != "auto":
+        native.pin_isa(isa, where)
     ops = choose_ops(where, threads or 0, batch_invariant)
     cache = Path(cache_dir) if cache_dir else default_cache()
     loaded = load_model(
@@ -134,6 +139,7 @@ def load_runner(
     if batch_invariant:
         _expect_invariant(ops, decoder, arena)
     info = _info(loaded, arena, where, context, name)
+    info = replace(info, numerics=class_of(ops, decoder, loaded.dtype, where, batch_invariant))
     if not 0 < info.max_sequence_blocks <= num_blocks:  # else blocks out of the window are used again
         info = replace(info, context_tokens=min(context, num_blocks * block_size))
     _log_start(info, ops, decoder)
@@ -201,7 +207,7 @@ def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: in
 
 def _log_start(info: RunnerInfo, ops: Ops, decoder: Decoder) -> None:
     log.info(
-        "%s on %s: decoder %s, %s ops, %d blocks of %d tokens (%.2f GiB, %s), %d host blocks",
+        "%s on %s: decoder %s, %s ops, %d blocks of %d tokens (%.2f GiB, %s), %d host blocks; numerics %s",
         *(info.model, info.device, decoder.name, ops.name, info.num_blocks, info.block_size),
-        *(info.num_blocks * info.bytes_per_block / 2**30, info.layout, info.num_host_blocks),
+        *(info.num_blocks * info.bytes_per_block / 2**30, info.layout, info.num_host_blocks, info.numerics),
     )

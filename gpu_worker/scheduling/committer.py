@@ -5,12 +5,14 @@ import sys
 from gpu_worker.scheduling.beam import BeamCandidate, Hypothesis, expand
 from gpu_worker.scheduling.deltas import beam_deltas, branch_delta
 from gpu_worker.scheduling.sequence import FINISHED, RUNNING, Branch, Sequence
-from gpu_worker.scheduling.step import BAD_LOGITS, Chunk, Delta, StepDeltas, StepOutput, StepPlan
+from gpu_worker.scheduling.step import BAD_LOGITS, BeamProgress, Chunk, Delta, StepDeltas, StepOutput, StepPlan
 from gpu_worker.scheduling.workload import Workload
 from octavo.errors import BadLogits
 from octavo.sampling import FinishReason, TokenScore
 
 NONE, STOP, LENGTH, ERROR = FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
+
+PROGRESS_TOKENS = 16  # how often a search tells of its progress: when the store counts it (calls.PROOF_TOKENS)
 
 
 class Committer:
@@ -40,7 +42,7 @@ class Committer:
                     beams.setdefault(branch.sequence, []).append((branch, tokens[0], score))
             place += len(chunk.samples)
         for sequence, offers in beams.items():
-            ended |= self._advance_beams(sequence, offers, result.deltas)
+            ended |= self._advance_beams(sequence, offers, result)
         if ended:
             self._lists.tidy()
 
@@ -163,7 +165,7 @@ class Committer:
     # Beams
 
     def _advance_beams(
-        self, sequence: Sequence, offers: list[tuple[Branch, int, TokenScore]], deltas: list[Delta]
+        self, sequence: Sequence, offers: list[tuple[Branch, int, TokenScore]], result: StepDeltas
     ) -> bool:
         """Takes the offers of a search's beams: some candidates go on, some are complete. True if lists changed."""
         work, search = self._workload, sequence.search
@@ -171,7 +173,7 @@ class Committer:
             return False
         for branch, token, score in offers:
             if token == BAD_LOGITS:
-                return self._stop(branch, token, score, deltas)
+                return self._stop(branch, token, score, result.deltas)
         beams = [branch for branch, _, _ in offers]
         length = beams[0].num_output + 1
         candidates = expand([beam.cumulative_logprob for beam in beams], [score for _, _, score in offers])
@@ -186,11 +188,13 @@ class Committer:
                 Hypothesis(token_ids, candidate.total, search.normalize(candidate.total, length), finish, scores)
             )
         if at_end or search.decided([candidate.total for candidate in going], length):
-            deltas += beam_deltas(sequence, NONE)
+            result.deltas += beam_deltas(sequence, NONE)
             for branch in sequence.branches:
                 work.finish(branch)
             return True
         self._fork_beams(sequence, beams, going)
+        if length % PROGRESS_TOKENS == 0:
+            result.progress.append(BeamProgress(sequence, length))
         return True
 
     def _fork_beams(self, sequence: Sequence, beams: list[Branch], going: list[BeamCandidate]) -> None:

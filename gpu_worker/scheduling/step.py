@@ -105,6 +105,14 @@ class Delta:
     cached_tokens: int | None = None  # with the sequence's first delta
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BeamProgress:
+    """How many tokens the beams of a search have by now: none of them is in a delta before the search ends."""
+
+    sequence: Sequence
+    num_tokens: int
+
+
 SwapOperation = Literal["out", "in", "drop"]
 
 
@@ -129,6 +137,7 @@ class StepDeltas:
     num_branches: int = 0
     num_tokens: int = 0
     granted_by: SubscriptionId | None = None  # whose finite grant the step used up; None: an unlimited grant
+    progress: list[BeamProgress] = field(default_factory=list)  # of searches, now and then
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -138,6 +147,7 @@ class RunnerInfo:
     model: str  # name that requests use
     fingerprint: str  # of weights, tokenizer, configuration
     layout: str  # fingerprint of a block's layout: dtype, shape, order
+    numerics: str = ""  # by what its bits may differ from those of another worker of this model; empty: by nothing
     kv_dtype: str
     device: str
     vocab_size: int

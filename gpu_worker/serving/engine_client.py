@@ -239,7 +239,7 @@ class EngineClient:
             context_tokens=info.context_tokens,
             eos_token_ids=info.eos_token_ids,
         )
-        root = hashing.root_key(info.fingerprint, info.layout, salt=admission.salt)
+        root = hashing.root_key(info.fingerprint, info.layout, salt=admission.salt, numerics=info.numerics)
         return Sequence.from_admission(admission, root=root, now=time.monotonic())
 
     # What routers ask of sequences

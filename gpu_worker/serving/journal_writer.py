@@ -32,6 +32,12 @@ ACCEPTED = (AppendStatus.OK, AppendStatus.OK_CANCEL, AppendStatus.DUP)
 # The reply to a mended gap may be GAP again. After that, either status means that the record cannot be trusted.
 BROKEN = (AppendStatus.CONFLICT, AppendStatus.GAP)
 
+REFUSALS = {
+    AppendStatus.FENCED: "another worker owns it now, or it waits",
+    AppendStatus.CLOSED: "it has ended",
+    AppendStatus.GONE: "its record is gone",
+}
+
 
 class EngineControl(Protocol):
     """What the journal writer asks of the engine, by its client. A sequence that was replaced is left alone."""
@@ -64,6 +70,7 @@ class JournalWriter:
         self._control = control
         self._window = window_steps
         self._pending = PendingDeltas(policy)
+        self._progress: dict[Sequence, int] = {}  # of beam searches, which the store is to be told
         self._wake = asyncio.Event()
         self._num_submitted = self._num_settled = 0  # StepDeltas so far
         self._settled = asyncio.Condition()
@@ -75,6 +82,7 @@ class JournalWriter:
     def submit_deltas(self, result: StepDeltas) -> None:
         """Adds the deltas of a step to those that wait for the store. Only the event loop may call this."""
         self._pending.add_step(result, time.monotonic())
+        self._progress.update((each.sequence, each.num_tokens) for each in result.progress)
         self._num_submitted += 1
         if self._num_submitted - self._num_settled >= self._window and not self._held:
             self._hold(True)
@@ -96,6 +104,8 @@ class JournalWriter:
         """Appends for as long as the worker lives. An exception here must end the worker."""
         while True:
             await self._wait_for_deltas()
+            while self._progress:
+                await self._tell_progress(*self._progress.popitem())
             while batch := self._pending.next_batch(time.monotonic()):
                 await self._append(batch)
                 if self._held:
@@ -116,6 +126,22 @@ class JournalWriter:
     def _hold(self, held: bool) -> None:
         self._held = held
         self._control.hold_steps(held)
+
+    async def _tell_progress(self, sequence: Sequence, num_tokens: int) -> None:
+        """Tells the store how far a beam search is: its journals are empty until it ends."""
+        store, sequence_log = self._store, self._publisher.logs.get(sequence.seq_id)
+        if store is None or sequence_log is None or sequence_log.sequence is not sequence:
+            return
+        status = await until_answered(
+            lambda: store.note_progress(sequence.seq_id, sequence.epoch, self._owner, num_tokens), what="beams"
+        )
+        if sequence_log.gone:
+            return
+        if status is AppendStatus.OK_CANCEL:
+            self._control.cancel_one(sequence)
+        elif status is not AppendStatus.OK:
+            self._drop(sequence_log, status)
+        sequence_log.note_progress(num_tokens)
 
     async def _append(self, batch: DeltaBatch) -> None:
         runs = join_runs(batch.deltas, self._publisher.find_log)
@@ -152,12 +178,14 @@ class JournalWriter:
         elif reply.status in BROKEN:
             await self._give_up(sequence_log, reply.status)
         else:
-            fenced = reply.status == AppendStatus.FENCED
-            self.num_fenced += fenced
-            why = "another worker owns it now, or it waits" if fenced else "its record is gone"
-            log.warning("sequence %s: refused at epoch %d: %s", sequence_log.seq_id, sequence_log.epoch, why)
-            self._control.drop(sequence_log.sequence)
-            self._publisher.forget_log(sequence_log)
+            self._drop(sequence_log, reply.status)
+
+    def _drop(self, sequence_log: SequenceLog, status: AppendStatus) -> None:
+        """Runs a sequence no further: the store has given it to another worker, or has ended or lost it."""
+        self.num_fenced += status is AppendStatus.FENCED
+        log.warning("sequence %s: refused at epoch %d: %s", sequence_log.seq_id, sequence_log.epoch, REFUSALS[status])
+        self._control.drop(sequence_log.sequence)
+        self._publisher.forget_log(sequence_log)
 
     async def _mend(self, run: BranchRun, length: int) -> AppendReply:
         """Appends again what the store has lost of the journal's end. The log still has every token of it."""

@@ -10,6 +10,7 @@ from octavo.http_server import HttpServer
 from octavo.ids import Incarnation, new_incarnation
 from octavo.metrics.web import WebApp
 from octavo.security.protection import internal_authorizer, operator_page_options, tls_of
+from octavo.security.trail import AccessTrail, ListenerKind
 from octavo.settings import WorkerSettings
 from octavo.worker_role import WorkerRole
 
@@ -25,7 +26,8 @@ class Listener:
 
     def __init__(self, settings: WorkerSettings) -> None:
         """Raises NoAddress if no address to advertise can be found, or TlsError."""
-        self.tls = tls_of(settings)
+        self.trail = AccessTrail(ListenerKind.WORKER, ListenerKind.PAGES, ListenerKind.BLOCKS)
+        self.tls = tls_of(settings, self.trail)
         self._listen = settings.address
         self._host, self._port = advertised_address(settings.address, settings.advertise)
         self.worker_id = settings.worker_id  # empty: made from host and port once the listener is open
@@ -33,10 +35,11 @@ class Listener:
         self.endpoint = ""  # where routers call; known once the listener is open
         self.service = WorkerService(self.worker_id, self.incarnation, WorkerRole(settings.role))
         self.transfer = TransferService()
-        self._server = rpc.server(internal=True, authorizer=internal_authorizer(settings))
+        self._server = rpc.server(internal=True, authorizer=internal_authorizer(settings, self.trail))
         self.health = rpc.add_standard_services(self._server, SERVICES)
         add_services(self._server, self.service, self.transfer)
         self.web_app = WebApp("worker", lambda: self.health.is_serving(SERVICES[0]), self.health.is_serving)
+        self.web_app.exporter.add_source(self.trail.values)
         self._web_server: HttpServer | None = None
         if settings.web_listen:
             app, context = operator_page_options(self.web_app.app, self.tls)

@@ -48,6 +48,7 @@ def hello_to_wire(
         sampling_defaults=wire.recommended_to_wire(info.sampling_defaults),
         max_sequence_blocks=info.max_sequence_blocks,
         role=wire.ROLES[role],
+        numerics=info.numerics,
     )
 
 

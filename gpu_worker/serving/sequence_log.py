@@ -49,7 +49,8 @@ class SequenceLog:
         self.sequence = sequence
         self.followers: set[StepSubscription] = set()
         self.gone = False  # forgotten: nothing may be appended to it or published of it any more
-        # Set when the store holds nothing against the sequence here: PROOF_TOKENS are journalled, or the log is gone.
+        # Set when the store holds nothing against the sequence here: PROOF_TOKENS are journalled, or the store
+        # knows of them otherwise, or the log is gone.
         self.settled = asyncio.Event()
         self._num_accepted = 0  # new tokens
         self.branches = [BranchLog(list(tokens), extend_chain(prompt_chain, tokens)) for tokens in outputs]
@@ -78,6 +79,11 @@ class SequenceLog:
         """Nothing is appended to the log or published of it from now on."""
         self.gone = True
         self.settled.set()
+
+    def note_progress(self, num_tokens: int) -> None:
+        """Takes note that the store knows of so many tokens that no journal shows yet."""
+        if num_tokens >= PROOF_TOKENS:
+            self.settled.set()
 
     def append_delta(self, delta: Delta) -> StepItem:
         """Records tokens that the journal has accepted, and returns the item that followers are to get.

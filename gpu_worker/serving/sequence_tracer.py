@@ -16,13 +16,24 @@ class SequenceTracer:
         self._worker_id = worker_id
         self._open: dict[tuple[SequenceId, int], Span] = {}
 
-    def begin(self, seq_id: SequenceId, epoch: int, traceparent: str) -> None:
-        """The sequence was admitted. Without a sampled trace of its router nothing is kept."""
-        if not traceparent or (seq_id, epoch) in self._open or len(self._open) >= MAX_OPEN:
-            return
+    def begin(self, seq_id: SequenceId, epoch: int, traceparent: str) -> bool:
+        """The sequence is about to be admitted; it may have ended before its router has the answer.
+
+        Returns whether this call has begun a span. Without a sampled trace of its router nothing is kept.
+        """
+        if not traceparent or (seq_id, epoch) in self._open:
+            return False
         with traces.caller_trace(traceparent):
-            if (span := self._tracer.begin_span("octavo.sequence")) is not None:
-                self._open[seq_id, epoch] = span
+            if (span := self._tracer.begin_span("octavo.sequence")) is None:
+                return False
+        if len(self._open) >= MAX_OPEN:
+            del self._open[next(iter(self._open))]
+        self._open[seq_id, epoch] = span
+        return True
+
+    def drop(self, seq_id: SequenceId, epoch: int) -> None:
+        """The sequence was not admitted: its span is not written."""
+        self._open.pop((seq_id, epoch), None)
 
     def end(self, log: SequenceLog) -> None:
         """Nothing more is published of the sequence here: it has ended, moved, or was given up."""

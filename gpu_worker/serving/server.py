@@ -18,7 +18,7 @@ from octavo.errors import CannotMove, Draining, InvalidArgument, Loading, Servin
 from octavo.ids import Incarnation, SequenceId
 from octavo.internal.v1 import transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from octavo.record import AdmissionAnswer, AdmissionOutcome
-from octavo.traces import traceparent_in
+from octavo.traces import NO_PARENT, traceparent_in
 from octavo.worker_role import WorkerRole
 
 if TYPE_CHECKING:
@@ -81,15 +81,22 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if self.draining:
             raise Draining(f"worker {self.worker_id} drains: place elsewhere")
         engine_client, router_id = self._engine_client, request.router_id
+        traceparent = traceparent_in(context.invocation_metadata()) if self.tracer is not None else NO_PARENT
         results = await asyncio.gather(
-            *(admission_result(engine_client, item, router_id) for item in request.admissions)
+            *(self._admit(engine_client, item, router_id, traceparent) for item in request.admissions)
         )
-        if self.tracer is not None:
-            traceparent = traceparent_in(context.invocation_metadata())
-            for item, result in zip(request.admissions, results, strict=True):
-                if result.outcome == worker_pb2.ADMISSION_OUTCOME_ADMITTED:
-                    self.tracer.begin(SequenceId(item.seq_id), item.epoch, traceparent)
         return worker_pb2.ScheduleResponse(results=results)
+
+    async def _admit(
+        self, engine_client: EngineClient, item: worker_pb2.Admission, router_id: str, traceparent: str
+    ) -> worker_pb2.AdmissionResult:
+        """The answer to one admission. A span of the sequence begins before the sequence can end."""
+        seq_id, epoch = SequenceId(item.seq_id), item.epoch
+        begun = self.tracer is not None and self.tracer.begin(seq_id, epoch, traceparent)
+        result = await admission_result(engine_client, item, router_id)
+        if begun and self.tracer is not None and result.outcome != worker_pb2.ADMISSION_OUTCOME_ADMITTED:
+            self.tracer.drop(seq_id, epoch)
+        return result
 
     async def Step(
         self, requests: AsyncIterator[worker_pb2.StepRequest], context: "Context"

@@ -40,6 +40,7 @@ from gpu_worker.serving.sequence_tracer import SequenceTracer
 from gpu_worker.serving.step_publisher import StepPublisher
 from gpu_worker.serving.worker_metrics import WorkerMetrics
 from octavo.endpoint import parse_listener
+from octavo.metrics.aliases import VLLM
 from octavo.settings import WorkerSettings
 from octavo.store.base import Store
 from octavo.store.calls import Member
@@ -99,7 +100,8 @@ class Worker:
         self.lease = Lease(store, replace(member_of(listener), info=self._description()), settings.lease_ms)
         self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, lease_s)
         releaser = SequenceReleaser(store, self.engine_client, self.journal_writer)
-        targets = TargetPool(store, listener.incarnation, runner.info.fingerprint, runner.info.layout)
+        info = runner.info
+        targets = TargetPool(store, listener.incarnation, info.fingerprint, info.layout, info.numerics)
         memory = runner.block_memory if settings.prefix_caching and journal is not None else None
         self.connections: ConnectionPool | None = None
         self.migrations: MigrationRegistry | None = None
@@ -129,6 +131,8 @@ class Worker:
             self.engine_client, self.workload, self.journal_writer, self.drain, self.migrations, self.fetcher
         )
         listener.web_app.exporter.add_source(self.metrics.values)
+        if settings.metric_aliases == VLLM:
+            listener.web_app.exporter.add_source(self.metrics.alias_values)
         self.reconciler = Reconciler(store, listener.incarnation, self.publisher.logs.keys, self.engine_client.runs)
         self._journalling: asyncio.Task[None] | None = None
         self._reconciling: asyncio.Task[None] | None = None
@@ -236,7 +240,7 @@ class Worker:
     def _description(self) -> bytes:
         info = self.workload.info
         base = {**json.loads(member_of(self.listener).info), "lease_ms": self._lease_ms, "role": self._role}
-        return describe_worker(base, info.fingerprint, info.layout, draining=self._draining)
+        return describe_worker(base, info.fingerprint, info.layout, info.numerics, draining=self._draining)
 
     def _note_draining(self, draining: bool) -> None:
         """Tells callers, routers, probes and the store that this worker drains, or does not any more."""

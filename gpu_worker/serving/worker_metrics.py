@@ -10,6 +10,7 @@ from gpu_worker.scheduling.workload import Workload
 from gpu_worker.serving.drain import WorkerDrain
 from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal_writer import JournalWriter
+from octavo.metrics.aliases import ModelLoad, alias_values
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import STALL_BOUNDS
 from octavo.metrics.value import MetricValue
@@ -73,6 +74,22 @@ class WorkerMetrics:
         yield MetricValue("octavo_drains_total", drain.num_begun)
         yield MetricValue("octavo_released_total", drain.num_released)
         yield MetricValue("octavo_draining", drain.active)
+
+    def alias_values(self) -> Iterator[MetricValue]:
+        """The values of now under the names that gateways know."""
+        load, info = self._engine_client.report.load, self._workload.info
+        yield from alias_values(
+            [
+                ModelLoad(
+                    model=info.model,
+                    num_waiting=load.num_waiting,
+                    num_running=max(0, load.num_sequences - load.num_waiting - load.num_swapped),
+                    num_used_blocks=load.num_used_blocks,
+                    num_blocks=self._workload.tables.device.num_blocks,
+                    block_size=info.block_size,
+                )
+            ]
+        )
 
     def _load(self) -> Iterator[MetricValue]:
         load = self._engine_client.report.load

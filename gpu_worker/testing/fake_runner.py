@@ -36,6 +36,7 @@ class RunnerSizes(TypedDict, total=False):
     context_tokens: int
     window: int
     model: str
+    numerics: str
 
 
 def new_runner_info(
@@ -49,6 +50,7 @@ def new_runner_info(
         model=sizes.get("model", kind),
         fingerprint=f"{kind}-{vocab_size}-{generate_eos}",
         layout=f"{kind}-{block_size}",
+        numerics=sizes.get("numerics", ""),
         kv_dtype=kv_dtype,
         device="cpu",
         vocab_size=vocab_size,

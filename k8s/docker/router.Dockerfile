@@ -10,7 +10,8 @@ WORKDIR /src
 COPY requirements/router.txt requirements/constraints.txt requirements/
 RUN python -m venv --without-pip /opt/octavo \
  && pip --python /opt/octavo install --no-cache-dir --require-hashes --requirement requirements/router.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml LICENSE ./
+COPY docs/package.md docs/
 COPY csrc/CMakeLists.txt csrc/
 COPY octavo octavo
 COPY router router

@@ -14,7 +14,8 @@ WORKDIR /src
 COPY requirements/worker-cuda.txt requirements/constraints.txt requirements/
 RUN python3.12 -m venv --without-pip /opt/octavo \
  && pip --python /opt/octavo install --no-cache-dir --require-hashes --requirement requirements/worker-cuda.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml LICENSE ./
+COPY docs/package.md docs/
 COPY csrc csrc
 COPY protos protos
 COPY octavo octavo

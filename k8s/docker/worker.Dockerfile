@@ -22,7 +22,8 @@ ARG TORCH_ARGS=
 RUN python -m venv --without-pip /opt/octavo \
  && pip --python /opt/octavo install --no-cache-dir --require-hashes --requirement requirements/worker.txt \
  && pip --python /opt/octavo install --no-cache-dir --no-deps $TORCH_ARGS "$TORCH"
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml LICENSE ./
+COPY docs/package.md docs/
 COPY csrc csrc
 COPY protos protos
 COPY octavo octavo

@@ -47,7 +47,7 @@ def seconds(text: str) -> float:
 def connected(args: argparse.Namespace) -> Iterator[Client]:
     """A client that is connected to a router. After a second it says on stderr that it still tries.
 
-    Raises NotConnectedError after --timeout. A connection that breaks later is tried again for a minute, which stderr
+    Raises NotConnectedError after --timeout. A connection that breaks later is tried again for minutes, which stderr
     tells, too.
     """
     cells = deployment.endpoints(args)

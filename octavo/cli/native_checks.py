@@ -11,8 +11,9 @@ from typing import Any
 from octavo.cli.check_report import CheckReport
 
 TIMEOUT_S = 30
-DRIVER = "install a newer driver, or build the kernels for this GPU (OCTAVO_CUDA_ARCHITECTURES)"
-BUILD = "make extension, or install a wheel that was built with a C++ compiler"
+DRIVER = "install a newer driver, or build octavo for this GPU from its sources (OCTAVO_CUDA_ARCHITECTURES)"
+CHECKOUT = (Path(__file__).parents[2] / "Makefile").exists()
+BUILD = "make extension" if CHECKOUT else "install a wheel that was built for this Python and processor, with kernels"
 PROBE = """
 import json, pathlib, runpy, sys
 try:
@@ -30,6 +31,8 @@ for name, load in (("_C_cpu", native["load"]), ("_C_cuda", native["load_cuda"]))
     if module is None:
         continue
     info = module.build_info() if hasattr(module, "build_info") else {}
+    if hasattr(module, "best_isa") and module.best_isa() not in module.isas():
+        info["not_built"] = module.best_isa()
     devices = {}
     if hasattr(module, "device_count"):
         count = module.device_count()
@@ -56,6 +59,8 @@ def cpu_extension(info: dict[str, Any] | None) -> CheckReport:
         return CheckReport(
             "extension", "note", f"{detail}, with {info['sanitizers']}", "make extension, without OCTAVO_SANITIZE"
         )
+    if "not_built" in info:
+        return CheckReport("extension", "note", f"{detail}; kernels for {info['not_built']} were not built", BUILD)
     return CheckReport("extension", "ok", detail)
 
 

@@ -15,7 +15,10 @@ from octavo.client import Client, RequestEntry, RequestStatus
 from octavo.errors import NotFound, ServingError
 from octavo.security.roles import PeerRole
 
-RECORD_ENTRIES = ("queued", "taken", "requeued", "proved", "cancelled", "ended", "migrating", "migrated", "stayed")
+RECORD_ENTRIES = (
+    *("queued", "taken", "requeued", "proved", "cancelled", "ended"),
+    *("migrating", "migrated", "stayed", "numerics"),
+)
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -42,6 +45,13 @@ def run(args: argparse.Namespace) -> int:
     ends = ", ".join(reason.name.lower() for reason in status.finish_reasons if reason)
     print(f"{status.request_id}  {status.state}{f' ({ends})' if ends else ''}, epoch {status.epoch}")
     print(f"{status.usage.prompt_tokens} tokens of prompt, {sum(status.num_tokens)} of output")
+    if status.numerics:
+        print(f"computed as {status.numerics}")
+    if status.numerics_changes:
+        times = "once" if status.numerics_changes == 1 else f"{status.numerics_changes} times"
+        print(
+            f"it went on in another class of numerics {times}: without the fault its answer may have been another one"
+        )
     if status.failure is not None:
         print(f"{status.failure.reason}: {status.failure.message}")
     rows = [(entry.after_ms, entry.what, entry.worker, entry.detail) for entry in entries]

@@ -18,7 +18,7 @@ from octavo.store.append_only_file import DamagedFile
 from octavo.telemetry import error_in
 
 FIRST_DELAY_S = 0.1
-# A request outlives its last client for 10 s (--grace-ms), and clients try for a minute: within either, a process is
+# A request outlives its last client for 10 s (--grace-ms), and clients try for minutes: within either, a process is
 # started several times.
 MAX_DELAY_S = 2.0
 STABLE_S = 10.0  # after a life of this length the next restart is quick again

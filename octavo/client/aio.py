@@ -12,7 +12,7 @@ from octavo.client import convert
 from octavo.client.arguments import PriorityName, RequestArguments, SamplingArguments, make_sampling
 from octavo.client.cell_pools import CellPools
 from octavo.client.convert import Messages, Prompt
-from octavo.client.endpoint_pool import EndpointPool, typed
+from octavo.client.endpoint_pool import EndpointPool
 from octavo.client.events import Completion, Model, RequestStatus
 from octavo.client.receiver import StreamReceiver
 from octavo.client.retry import Recovery, RetryBudget, RetryPolicy
@@ -174,7 +174,7 @@ class AsyncClient:
                 stub_call: Callable[..., Awaitable[Any]] = getattr(pool.stub(endpoint), method)
                 return convert_reply(await stub_call(request, timeout=UNARY_TIMEOUT_S))
             except grpc.RpcError as error:
-                delay = recovery.delay_s(typed(error))
+                delay = recovery.delay_s(pool.error_of(endpoint, error))
             endpoint = pool.after(endpoint)
             await asyncio.sleep(delay)
 

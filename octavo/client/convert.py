@@ -151,6 +151,8 @@ def request_status(message: inference_pb2.GetResponse) -> events.RequestStatus:
             events.RequestEntry(item.after_ms, item.what, item.detail, item.worker) for item in message.timeline
         ),
         failure=_failure(message),
+        numerics=message.numerics,
+        numerics_changes=message.numerics_changes,
     )
 
 

@@ -14,12 +14,15 @@ from octavo.endpoint import parse_targets
 from octavo.security.client_credentials import PLAIN, ClientCredentials
 from octavo.v1 import inference_pb2_grpc
 
+# Codes of a status without octavo's details: of a dying process, a transport or a proxy,
 STRANGE = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
 )
+# and what a library says itself of a call that a router was asked. Any other one is of a program that is no router.
+LOCAL = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 REASON_TIMEOUT_S = 0.2
 AVOID_S = 2.0  # how long an endpoint that failed comes after the others
 
@@ -46,6 +49,7 @@ class EndpointPool:
         self._credentials = credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._failed_at: dict[str, float] = {}
+        self._foreign: set[str] = set()  # endpoints whose last answer was that of another program
         self._turn = 0
 
     def first(self) -> str:
@@ -63,6 +67,25 @@ class EndpointPool:
         in_turn = [self.names[(turn + offset) % len(self.names)] for offset in range(len(self.names))]
         now = time.monotonic()
         return next((name for name in in_turn if now - self._failed_at.get(name, -AVOID_S) >= AVOID_S), in_turn[0])
+
+    def error_of(self, name: str, failed: grpc.RpcError) -> errors.ServingError:
+        """The error of a call that has failed on the endpoint `name`.
+
+        Where no router answers, but another program, the endpoint is Unreachable, so that the call goes on at the next
+        one. If that is so of all endpoints, no further try helps: the error is that of the status, and names them.
+        """
+        if not _is_foreign(failed):
+            self._foreign.discard(name)
+            error = typed(failed)
+            if isinstance(error, errors.Unreachable) and name not in error.message:
+                return errors.Unreachable(f"{name}: {error.message}")
+            return error
+        self._foreign.add(name)
+        said = statuses.error_from(failed)
+        what = said.message if isinstance(said, errors.Unimplemented) else f"this is no router's answer: {said.message}"
+        if self._foreign.issuperset(self.names):
+            return type(said).restore(f"{', '.join(self.names)}: {what}")
+        return errors.Unreachable(f"{name}: {what}")
 
     def stub(self, name: str) -> inference_pb2_grpc.InferenceStub:
         return inference_pb2_grpc.InferenceStub(self._channel(name))
@@ -109,6 +132,11 @@ def typed(error: grpc.RpcError) -> errors.ServingError:
     proxy: if its code is in STRANGE, the error is Unreachable.
     """
     strange = isinstance(error, grpc.aio.AioRpcError) and error.code() in STRANGE
-    if strange and statuses.status_in(error) is None:
+    if strange and not statuses.is_of_octavo(error):
         return errors.Unreachable(error.details() or error.code().name)
     return statuses.error_from(error)
+
+
+def _is_foreign(error: grpc.RpcError) -> bool:
+    known = (*STRANGE, *LOCAL)
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() not in known and not statuses.is_of_octavo(error)

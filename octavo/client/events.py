@@ -120,6 +120,8 @@ class RequestStatus:
     usage: Usage
     timeline: tuple[RequestEntry, ...]
     failure: Failure | None
+    numerics: str = ""  # the class of numerics of the worker that computes its tokens, or did last; empty: not known
+    numerics_changes: int = 0  # how often it went on in another class after its first token
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,12 @@ from octavo.client.receiver import BrokenStreamError
 class RetryPolicy:
     """When a client retries and when it gives up. All times are in seconds."""
 
-    progress_timeout_s: float = 60.0  # a call that fails for this long without an event is given up
+    # A call that fails for this long without an event is given up: in this time a worker loads a large model.
+    progress_timeout_s: float = 300.0
+    first_answer_timeout_s: float = 60.0  # the same, while no router has ever answered it: perhaps there is none
     backoff_base_s: float = 0.05
     backoff_cap_s: float = 1.0
-    retry_ratio: float = 0.1  # how many retries of refused calls each call adds to the budget
+    retry_ratio: float = 0.1  # how many retries of calls that were one too many each call adds to the budget
     min_retries: int = 3
     deadline_grace_s: float = 5.0  # time to fetch the last tokens of a request whose deadline has passed
     # Called before each new try with the error, and for how many seconds the call has been failing.
@@ -24,7 +26,7 @@ class RetryPolicy:
 
 
 class RetryBudget:
-    """How many refused calls may be retried: a share of the calls made, and always a few.
+    """How many calls that were one too many may be retried: a share of the calls made, and always a few.
 
     So retries never become the load that makes routers refuse calls.
     """
@@ -54,15 +56,16 @@ class RetryBudget:
 class Recovery:
     """Decides about one call, stream or unary: `delay_s` takes each error, and says how long to wait before a retry.
 
-    A refusal (a router refused the call, and a later one may succeed) spends a retry of the client's budget, unless the
-    request has been accepted already. A broken connection puts no load on a router: it is tried again until
-    `progress_timeout_s` has passed.
+    A call that is one too many for a router (RESOURCE_EXHAUSTED) spends a retry of the client's budget, unless the
+    request has been accepted already. Where somebody is missing (a router, the workers, the store), a call puts no load
+    on anybody: it is tried again until the policy's time has passed.
     """
 
     policy: RetryPolicy
     budget: RetryBudget
     deadline: float | None = None  # on time.monotonic()
     accepted: bool = False
+    _answered: bool = False
     _failures: int = 0
     _trouble_since: float | None = None
 
@@ -70,7 +73,7 @@ class Recovery:
         """Notes that an event or a reply has arrived."""
         if not self.accepted:
             self.budget.success()
-        self.accepted = True
+        self.accepted = self._answered = True
         self._failures = 0
         self._trouble_since = None
 
@@ -85,17 +88,23 @@ class Recovery:
         if isinstance(error, BrokenStreamError):
             error = errors.Unreachable(str(error))
         self.accepted |= isinstance(error, errors.Unreachable)  # no router has refused it, so one may have accepted it
-        if not error.retryable or not (self.accepted or self.budget.withdraw()):
+        self._answered |= not isinstance(error, errors.Unreachable)
+        is_too_many = error.code is errors.Code.RESOURCE_EXHAUSTED and not self.accepted
+        if not error.retryable or (is_too_many and not self.budget.withdraw()):
             raise error
         if self._trouble_since is None:
             self._trouble_since = now
         delay = self._next_delay_s() + error.retry_after_ms / 1000
-        limit = self._trouble_since + self.policy.progress_timeout_s
+        limit = self._trouble_since + self._patience_s()
         if now + delay > limit or (self.deadline is not None and now + delay > self.deadline):
             raise error
         if self.policy.on_retry is not None:
             self.policy.on_retry(error, now - self._trouble_since)
         return delay
+
+    def _patience_s(self) -> float:
+        patience_s = self.policy.progress_timeout_s
+        return patience_s if self._answered else min(patience_s, self.policy.first_answer_timeout_s)
 
     def _next_delay_s(self) -> float:
         """A random time between 0 and a bound that doubles with each failure (full jitter)."""

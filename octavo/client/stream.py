@@ -10,7 +10,7 @@ import grpc
 
 from octavo import errors
 from octavo.client import convert
-from octavo.client.endpoint_pool import EndpointPool, typed
+from octavo.client.endpoint_pool import EndpointPool
 from octavo.client.events import Completion, Event, Logprobs, Output, StreamEnd
 from octavo.client.receiver import BrokenStreamError, StreamReceiver
 from octavo.client.retry import Recovery
@@ -91,7 +91,7 @@ class AsyncStream(AsyncIterator[Event]):
                     self._broken = False
                 yield convert.event(message)
         except grpc.RpcError as error:
-            raise typed(error) from None
+            raise self._endpoints.error_of(self._endpoint, error) from None
         finally:
             call.cancel()
 

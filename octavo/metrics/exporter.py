@@ -11,9 +11,12 @@ from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from octavo.metrics.aliases import ALIASES
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import METRICS, Metric, MetricKind
 from octavo.metrics.value import MetricSource, MetricValue
+
+KNOWN = {**METRICS, **ALIASES}
 
 
 class Exposition(NamedTuple):
@@ -52,9 +55,9 @@ class MetricExporter:
         for source in self._sources:
             for value in source():
                 values.setdefault(value.name, []).append(value)
-        if unknown := values.keys() - {name for name, metric in METRICS.items() if self._program in metric.programs}:
+        if unknown := values.keys() - {name for name, metric in KNOWN.items() if self._program in metric.programs}:
             raise ValueError(f"not metrics of a {self._program}: {sorted(unknown)}")
-        return (_family(METRICS[name], found) for name, found in values.items())
+        return (_family(KNOWN[name], found) for name, found in values.items())
 
 
 class _TableCollector(Collector):

@@ -1,6 +1,7 @@
 """The table of all metrics: names, kinds, labels and what each one says. Nothing else is exposed.
 
-Labels have few values: a model, a reason, a kind. No request, tenant, sequence or text is ever a label.
+Labels have few values: a model, a reason, a kind, one of the first tenants. No request, sequence or text
+is ever a label.
 """
 
 from collections.abc import Mapping
@@ -85,6 +86,26 @@ _ALL = (
         "Calls of the store's functions that failed: no answer, or no memory.",
         ("function",),
     ),
+    Metric(
+        "octavo_calls_refused_total",
+        MetricKind.COUNTER,
+        BOTH,
+        "Calls and connections that were refused for who makes them, by listener and reason.",
+        ("listener", "reason"),
+    ),
+    Metric(
+        "octavo_admin_calls_total",
+        MetricKind.COUNTER,
+        BOTH,
+        "Calls of operators that were let in; the log names who made each.",
+        ("method",),
+    ),
+    _gauge(
+        "octavo_api_keys",
+        ROUTER,
+        "API keys in the file, by state: valid, expiring (within a week), expired.",
+        "state",
+    ),
     # Requests, as their clients' streams saw them. gRPC and HTTP alike.
     _counter(
         "octavo_requests_accepted_total", ROUTER, "Requests that the store has accepted, through this router.", "model"
@@ -135,10 +156,14 @@ _ALL = (
     _gauge(
         "octavo_queue_requests",
         ROUTER,
-        "Requests that wait in the store's queue, over all routers: each says the same.",
+        "Requests that wait in the store's queue, by model, over all routers: each says the same.",
+        "model",
     ),
     _gauge(
-        "octavo_queue_tokens", ROUTER, "The most tokens that these can come to hold: what autoscaling should look at."
+        "octavo_queue_tokens",
+        ROUTER,
+        "The most tokens that these can come to hold: what autoscaling should look at.",
+        "model",
     ),
     _gauge(
         "octavo_waiting_requests", ROUTER, "Streams of this router whose request waits for a worker, by class.", "class"
@@ -150,6 +175,23 @@ _ALL = (
         "class",
     ),
     _gauge("octavo_waiting_tenants", ROUTER, "How many tenants these are of."),
+    # Tenants of API keys: the first 32 that a router has met have a label of their own
+    _gauge("octavo_tenant_streams", ROUTER, "Streams of clients that are open, by tenant.", "tenant"),
+    _counter("octavo_tenant_requests_total", ROUTER, "Requests that were accepted, by tenant.", "tenant"),
+    _counter(
+        "octavo_tenant_tokens_total",
+        ROUTER,
+        "Tokens of streams that have ended, by tenant and kind: prompt, output.",
+        "tenant",
+        "kind",
+    ),
+    _counter(
+        "octavo_tenant_refused_total",
+        ROUTER,
+        "Requests that were refused for what the tenant has under way or waiting, or has used.",
+        "tenant",
+        "reason",
+    ),
     # Placement
     _counter(
         "octavo_takes_total",
@@ -160,7 +202,18 @@ _ALL = (
     _counter(
         "octavo_admissions_total", ROUTER, "Answers of workers that this router asked to run a sequence.", "answer"
     ),
-    _gauge("octavo_workers", ROUTER, "Workers that this router knows, by state.", "state"),
+    _counter(
+        "octavo_numerics_changes_total",
+        ROUTER,
+        "Requests with output that this router gave to a worker of another class of numerics.",
+        "model",
+    ),
+    _gauge("octavo_workers", ROUTER, "Workers that this router knows, by model and state.", "model", "state"),
+    _gauge(
+        "octavo_waits_for_workers",
+        ROUTER,
+        "1 if requests for a model that has no worker wait for one (--wait-for-workers), 0 if they are refused.",
+    ),
     _gauge(
         "octavo_kv_index_blocks",
         ROUTER,

@@ -12,6 +12,7 @@ from octavo.store.calls import (
     AcceptReply,
     AppendItem,
     AppendReply,
+    AppendStatus,
     Finish,
     Member,
     MigrateReply,
@@ -25,6 +26,7 @@ from octavo.store.calls import (
     SweepReport,
     TakeReply,
     TakeRequest,
+    WorkerLimits,
 )
 
 
@@ -95,6 +97,15 @@ class Store(Protocol):
 
         Tokens that the journal has already are compared, and not appended again. Two calls at once may arrive in
         either order, so a worker sends the next item of a branch after the reply to the last one.
+        """
+        ...
+
+    async def note_progress(self, seq_id: SequenceId, epoch: int, owner: Incarnation, num_tokens: int) -> AppendStatus:
+        """Notes how many tokens of an output the owner has computed since the take, where the journal shows none of it.
+
+        Like tokens in the journal, these prove that the sequence does not kill its owners: those of up to MAX_PARDONS
+        owners in a row, and of each that got further than all before it. The answer is that of an append: OK,
+        OK_CANCEL, FENCED, CLOSED or GONE.
         """
         ...
 
@@ -186,6 +197,14 @@ class Store(Protocol):
         """The members of one kind whose lease runs, in the order of their ids."""
         ...
 
+    async def note_limits(self, seen: Collection[WorkerLimits], kept_ms: int) -> list[WorkerLimits]:
+        """Remembers that workers with these limits are there now.
+
+        The result is the limits of all workers of any model that were there within the last `kept_ms`; older ones are
+        forgotten.
+        """
+        ...
+
     async def sweep(self, limit: int, grace_ms: int, interval_ms: int = 0) -> SweepReport:
         """Housekeeping that every router does for all routers: up to `limit` sequences of each kind of work.
 
@@ -207,6 +226,18 @@ class Store(Protocol):
 
     async def queue_depth(self) -> QueueDepth:
         """How much waits, for any model."""
+        ...
+
+    async def model_depths(self) -> dict[str, QueueDepth]:
+        """How much waits, by the fingerprint of the model. Models of which nothing waits are left out."""
+        ...
+
+    async def describe_model(self, name: str, description: bytes) -> None:
+        """Keeps what a router knows of the model of that name, for months. The last description counts."""
+        ...
+
+    async def model_descriptions(self) -> dict[str, bytes]:
+        """The descriptions that are kept, by the names of the models."""
         ...
 
     async def tenant_depths(self, limit: int) -> QueueDepths:

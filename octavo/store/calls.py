@@ -5,9 +5,11 @@ from enum import StrEnum
 
 from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation, SequenceId
+from octavo.quota import NO_QUOTA, TenantQuota
 from octavo.sampling import FinishReason
 
 PROOF_TOKENS = 16  # so many tokens since the last take prove that a sequence is no poison
+MAX_PARDONS = 8  # how many owners in a row that got no further than others prove it by progress that no journal shows
 RETAIN_MS = 600_000  # how long a store keeps the record of a sequence that has ended, unless it is told otherwise
 
 
@@ -28,6 +30,12 @@ class QueueBound(StrEnum):
     TOKENS = "TOKENS"
     TENANT_REQUESTS = "TENANT_REQUESTS"
     TENANT_TOKENS = "TENANT_TOKENS"
+    TENANT_STREAMS = "TENANT_STREAMS"  # of the tenant's quota, and no bound of what waits
+    TENANT_RATE = "TENANT_RATE"
+
+    @property
+    def is_quota(self) -> bool:
+        return self in (QueueBound.TENANT_STREAMS, QueueBound.TENANT_RATE)
 
     @property
     def is_of_tenant(self) -> bool:
@@ -73,6 +81,7 @@ class QueueLimits:
     max_tokens: int = 8_000_000
     tenant_requests: int = 0  # of one tenant; 0: no limit of its own
     tenant_tokens: int = 0
+    quota: TenantQuota = NO_QUOTA  # of the tenant whose request is accepted
 
     @property
     def head_start(self) -> int:
@@ -104,6 +113,7 @@ class AcceptReply:
     queued_of_tenant: QueueDepth = NOTHING_WAITS
     exceeded: QueueBound = QueueBound.NONE  # with FULL
     tokens_per_s: int = 0  # 0: not measured yet
+    retry_ms: int = 0  # with a quota that is exceeded: when it may have room
 
 
 class TakeReason(StrEnum):
@@ -139,6 +149,7 @@ class TakeRequest:
     take_id: str  # names this attempt: a repeated request gets the first one's reply
     reason: TakeReason
     waited_ms: int = 0  # how long the sequence has been kept waiting by OCCUPIED
+    numerics: str = ""  # the new owner's class of numerics; empty: not known
 
 
 def poison_failure(seq_id: SequenceId) -> str:
@@ -275,6 +286,38 @@ class Renewal:
 
     holder: NameHolder | None = None  # another member has the name by now, and nothing was renewed
     lapsed: bool = False  # the lease had ended, or never begun: clients that were attached may be detached
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What bounds the sequences that a worker can hold, and of which model. Many workers may have the same."""
+
+    model: str  # the name that requests use
+    fingerprint: str
+    context_tokens: int
+    block_size: int
+    num_blocks: int
+    max_sequence_blocks: int  # how many blocks suffice for one branch, however long it is; 0: no number does
+    max_batch_sequences: int
+
+    @property
+    def prompt_limit(self) -> int:
+        """Prompts must have fewer tokens."""
+        return prompt_limit(self.context_tokens, self.block_size, self.num_blocks, self.max_sequence_blocks)
+
+    def holds_all_of(self, other: "WorkerLimits") -> bool:
+        """Whether there is nothing that only a worker with the other limits could hold."""
+        mine, others = (
+            (each.prompt_limit, each.block_size * each.num_blocks, each.max_batch_sequences) for each in (self, other)
+        )
+        return all(here >= there for here, there in zip(mine, others, strict=True))
+
+
+def prompt_limit(context_tokens: int, block_size: int, num_blocks: int, max_sequence_blocks: int) -> int:
+    """Fewer tokens than this has each prompt that a worker of that size can hold."""
+    if 0 < max_sequence_blocks <= num_blocks:
+        return context_tokens
+    return min(context_tokens, num_blocks * block_size)
 
 
 @dataclass(frozen=True, slots=True)

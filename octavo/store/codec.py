@@ -1,21 +1,24 @@
 """Converts records, journals and items to and from the arguments and replies of the Redis functions."""
 
+import json
 import struct
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 from octavo.ids import Incarnation, RequestId, SequenceId
+from octavo.quota import NO_QUOTA, TenantQuota
 from octavo.record import NewSequence, Record, SequenceState, TimelineEntry
 from octavo.sampling import FinishReason
-from octavo.store.calls import AcceptReply, AcceptStatus, AppendItem, Notice, QueueBound, QueueDepth
+from octavo.store.calls import AcceptReply, AcceptStatus, AppendItem, Notice, QueueBound, QueueDepth, WorkerLimits
 
 _ITEM = struct.Struct("<QHIIBId")  # epoch, branch, first index, tokens, finish, bytes of failure, score
 _TAIL_ITEM = struct.Struct("<HII")  # behind the id: branch, first index, tokens
 _NO_SCORE = float("nan")
-_EMPTY_FIELDS = ("owner", "take_id", "mig_to", "failure", "suspects")  # of a record where they never had another value
+_EMPTY_FIELDS = ("owner", "take_id", "mig_to", "failure", "suspects", "numerics")  # where a record has none
 _ZERO_FIELDS = (
     "epoch", "mig_number", "last_mig", "deadline_ms", "detached_since_ms", "crashes", "first_crash_ms", "announced",
-    "alone", "cancel",
+    "alone", "cancel", "numerics_changes",
 )  # fmt: skip
 _DEFAULTS = dict.fromkeys(_EMPTY_FIELDS, "") | dict.fromkeys(_ZERO_FIELDS, "0")
 
@@ -69,11 +72,16 @@ def fixed_fields(new: NewSequence) -> list[str | bytes | int]:
     return [part for pair in fields.items() for part in pair]
 
 
+def quota_fields(quota: TenantQuota) -> list[str]:
+    """The field by which `accept` is told of a tenant's quota; none without one."""
+    return ["quota", f"{quota.max_streams} {quota.tokens_per_minute}"] if quota != NO_QUOTA else []
+
+
 def parse_accept_reply(reply: Sequence[Any]) -> AcceptReply:
-    status, num, tokens, tenant_num, tenant_tokens, exceeded, rate = reply
+    status, num, tokens, tenant_num, tenant_tokens, exceeded, rate, *more = reply  # an older library sends no more
     bound = QueueBound(exceeded.decode())
     queued, of_tenant = QueueDepth(num, tokens), QueueDepth(tenant_num, tenant_tokens)
-    return AcceptReply(AcceptStatus(status.decode()), queued, of_tenant, bound, rate)
+    return AcceptReply(AcceptStatus(status.decode()), queued, of_tenant, bound, rate, *more)
 
 
 def _score(text: str | None) -> float | None:
@@ -122,6 +130,8 @@ def parse_record(seq_id: SequenceId, flat: Sequence[bytes], lengths: Sequence[in
         announced=int(text["announced"]),
         alone=text["alone"] == "1",
         cancel=text["cancel"] == "1",
+        numerics=text["numerics"],
+        numerics_changes=int(text["numerics_changes"]),
         finishes=finishes,
         num_tokens=tuple(lengths),
         final_lengths=finals,
@@ -129,6 +139,14 @@ def parse_record(seq_id: SequenceId, flat: Sequence[bytes], lengths: Sequence[in
         failure=text["failure"],
         timeline=_timeline(text["timeline"]),
     )
+
+
+def pack_limits(limits: WorkerLimits) -> bytes:
+    return json.dumps(astuple(limits)).encode()
+
+
+def parse_limits(data: bytes) -> WorkerLimits:
+    return WorkerLimits(*json.loads(data))
 
 
 def parse_notice(data: bytes) -> Notice:

@@ -1,12 +1,14 @@
 """The text of the function library that the server runs, joined from lua/ in the order of the file names."""
 
+import re
 from functools import cache
 from importlib.resources import files
 
-# The calling convention. One that programs of the last release cannot be told apart by would get another name.
+# The calling convention: the prefix of the functions' names.
 NAME = "octavo1"
-REVISION = 17  # one more with each change of the text: a server with a lower revision is given this text
-SERVES = 13  # the oldest revision whose programs this text still serves: that of the last release
+REVISION = 18  # one more with each change of the text: a server with a lower revision is given this text
+SERVES = 18  # the oldest revision whose programs this text still serves
+_DEFINED = re.compile(r"^define\('(\w+)'", re.MULTILINE)
 
 
 def parts() -> dict[str, str]:
@@ -24,3 +26,9 @@ def join(texts: dict[str, str]) -> str:
 @cache
 def source() -> str:
     return join(parts())
+
+
+@cache
+def functions() -> tuple[str, ...]:
+    """The names of the functions that programs call, in the order of the alphabet."""
+    return tuple(sorted(_DEFINED.findall(source())))

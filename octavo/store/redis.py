@@ -14,6 +14,7 @@ from octavo.store.calls import (
     AcceptStatus,
     AppendItem,
     AppendReply,
+    AppendStatus,
     Finish,
     Member,
     MigrateReply,
@@ -30,6 +31,7 @@ from octavo.store.calls import (
     TakeRequest,
     TakeStatus,
     TenantDepth,
+    WorkerLimits,
     poison_failure,
 )
 from octavo.store.redis_server import RedisOptions, RedisServer
@@ -74,7 +76,8 @@ class RedisStore:
     # A sequence's life
 
     async def accept(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
-        prompt, fixed = codec.pack_tokens(new.prompt), codec.fixed_fields(new)
+        prompt = codec.pack_tokens(new.prompt)
+        fixed = [*codec.fixed_fields(new), *codec.quota_fields(limits.quota)]
         bounds = (limits.max_requests, limits.max_tokens, limits.tenant_requests, limits.tenant_tokens)
         args = (new.cost, *bounds, limits.head_start, new.deadline_in_ms, new.num_branches)
         try:
@@ -101,7 +104,7 @@ class RedisStore:
     async def take_ownership(self, request: TakeRequest) -> TakeReply:
         seq_id, poison = request.seq_id, poison_failure(request.seq_id)
         args = (request.expected_epoch, request.new_owner, request.take_id, request.reason, request.waited_ms, poison)
-        reply = await self._call_on(seq_id, "take", *args)
+        reply = await self._call_on(seq_id, "take", *args, request.numerics)
         status, epoch, crashes, retry_ms, alone = reply
         return TakeReply(TakeStatus(status.decode()), int(epoch), int(crashes), int(retry_ms), alone == 1)
 
@@ -113,6 +116,10 @@ class RedisStore:
         if (tail := self._tails.get(owner)) is None:
             tail = self._tails[owner] = WorkerTail(self._call, owner)
         return await tail.append_items(items)
+
+    async def note_progress(self, seq_id: SequenceId, epoch: int, owner: Incarnation, num_tokens: int) -> AppendStatus:
+        reply = await self._call_on(seq_id, "progress", epoch, owner, num_tokens)
+        return AppendStatus(reply[1].decode())
 
     async def finish(self, finish: Finish) -> bool:
         branch = EVERY_BRANCH if finish.branch is None else finish.branch
@@ -176,6 +183,10 @@ class RedisStore:
             self._members[kind] = reply[1], known
         return list(known)
 
+    async def note_limits(self, seen: Collection[WorkerLimits], kept_ms: int) -> list[WorkerLimits]:
+        reply = await self._call("limits", kept_ms, *map(codec.pack_limits, seen))
+        return [codec.parse_limits(packed) for packed in sorted(reply[1:])]
+
     async def sweep(self, limit: int, grace_ms: int, interval_ms: int = 0) -> SweepReport:
         _, orphans, requeued, cancelled, expired = await self._call("sweep", limit, grace_ms, interval_ms)
         return SweepReport(
@@ -204,6 +215,17 @@ class RedisStore:
     async def queue_depth(self) -> QueueDepth:
         reply = await self._call("depth")
         return QueueDepth(reply[1], reply[2])
+
+    async def model_depths(self) -> dict[str, QueueDepth]:
+        reply = await self._call("depth")
+        return {reply[i].decode(): QueueDepth(reply[i + 1], reply[i + 2]) for i in range(3, len(reply), 3)}
+
+    async def describe_model(self, name: str, description: bytes) -> None:
+        await self._call("describe", name, description)
+
+    async def model_descriptions(self) -> dict[str, bytes]:
+        reply = await self._call("descriptions")
+        return {name.decode(): description for name, description in codec.pairs(reply[1:])}
 
     async def tenant_depths(self, limit: int) -> QueueDepths:
         _, num_queued, tokens, num_tenants, *found = await self._call("tenant_depths", limit)

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import redis.asyncio as client
@@ -16,6 +17,7 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from octavo.errors import Mismatch, ServingError, StoreFull, StoreUnavailable
 from octavo.store import keys, library
 from octavo.store.calls import RETAIN_MS
+from octavo.store.connection_pools import ConnectionPools
 from octavo.store.redis_primary import connection_pool
 from octavo.store.store_tally import StoreTally
 from octavo.store_url import server_urls
@@ -35,7 +37,7 @@ FULL_RETRY_MS = 2000  # by then, records that have ended have been dropped, or s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisOptions:
-    """Time limits of calls and of what the store keeps, and how many connections a process may have."""
+    """Time limits of calls and of what the store keeps, and how many connections requests may use."""
 
     connect_timeout_s: float = 1.0
     call_timeout_s: float = 2.0
@@ -62,16 +64,21 @@ class RedisServer:
         self._urls = server_urls(url)
         self._options = options
         self._on_generation = on_generation
-        self.client = self._connect(options.call_timeout_s)
+        self._pools = ConnectionPools(partial(self._connect, options.call_timeout_s), options.max_connections)
 
-    def _connect(self, timeout_s: float | None) -> Any:
+    @property
+    def client(self) -> Any:
+        """Calls whatever the server can do, over the connections of requests."""
+        return self._pools.client_of()
+
+    def _connect(self, timeout_s: float | None, max_connections: int) -> Any:
         pool = connection_pool(
             self._urls,
             protocol=2,
             timeout=self._options.call_timeout_s,  # how long a call waits for a free connection
             socket_connect_timeout=self._options.connect_timeout_s,
             socket_timeout=timeout_s,
-            max_connections=self._options.max_connections,
+            max_connections=max_connections,
             retry=Retry(
                 NoBackoff(), 1, supported_errors=(ConnectionLost,)
             ),  # a pooled connection may be dead: one retry
@@ -81,11 +88,11 @@ class RedisServer:
     async def open(self) -> None:
         """Loads the function library if need be. Raises Mismatch if the server is a node of a cluster."""
         await self.guard(self._refuse_cluster)
-        await self.guard(self._load_library)
+        await self.guard(self._load_library, self.client)
         await self.call("depth")
 
     async def close(self) -> None:
-        await self.client.aclose()
+        await self._pools.close()
 
     async def _refuse_cluster(self) -> None:
         info = await self.client.info("cluster")
@@ -95,27 +102,27 @@ class RedisServer:
                 "give a primary of its own (cluster-enabled no); several cells serve what one store cannot"
             )
 
-    async def _load_library(self) -> None:
+    async def _load_library(self, server: Any) -> None:
         try:
-            current = await self.client.fcall("octavo1_revision", 0)
+            current = await server.fcall("octavo1_revision", 0)
         except ResponseError as error:
             if "Function not found" not in str(error):
                 raise
             current = 0
         if current > library.REVISION:
-            await self._refuse_later_library(current)
+            await self._refuse_later_library(server, current)
         elif current < library.REVISION:
             try:
-                await self.client.function_load(self.source, replace=True)
+                await server.function_load(self.source, replace=True)
             except OutOfMemoryError as error:  # what was accepted waits, too: this is an outage, not a refusal
                 raise StoreUnavailable(f"the store has no memory for the function library: {error}") from error
 
-    async def _refuse_later_library(self, current: int) -> None:
-        serves = await self.client.fcall("octavo1_serves", 0)
+    async def _refuse_later_library(self, server: Any, current: int) -> None:
+        serves = await server.fcall("octavo1_serves", 0)
         if serves > library.REVISION:
             raise Mismatch(
-                f"the store has revision {current} of the function library, by a later release, which serves programs "
-                f"from revision {serves} on; this program has {library.REVISION}: start the later release here"
+                f"the store has revision {current} of the function library, which serves programs from "
+                f"revision {serves} on; this program has {library.REVISION}: start a later version of octavo here"
             )
 
     async def guard(self, operation: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -144,23 +151,25 @@ class RedisServer:
             raise StoreUnavailable("the store has reset the connection") from error
 
     async def _fcall(self, name: str, names: Sequence[str], args: Sequence[Any]) -> Any:
-        send = self._send_durably if self._options.replicas and name in DURABLE else self.client.fcall
+        server = self._pools.client_of(name)
+        durably = self._options.replicas and name in DURABLE
+        send = partial(self._send_durably, server) if durably else server.fcall
         try:
             return await send(name, len(names), *names, *args)
         except ResponseError as error:
             if "Function not found" not in str(error):
                 raise
-            await self._load_library()  # the server has lost the library: FUNCTION FLUSH, or an empty server
+            await self._load_library(server)  # the server has lost the library: FUNCTION FLUSH, or an empty server
             return await send(name, len(names), *names, *args)
 
-    async def _send_durably(self, *call: Any) -> Any:
+    async def _send_durably(self, server: Any, *call: Any) -> Any:
         """The reply of a function once enough replicas have what it has written, or had found written before.
 
         WAIT counts from the last write of its own connection. The key that is written between them makes that one: a
         repeated call may find all done by a call on another connection, and write nothing.
         """
         options = self._options
-        pipeline = self.client.pipeline(transaction=False)
+        pipeline = server.pipeline(transaction=False)
         pipeline.fcall(*call)
         pipeline.set(keys.BARRIER, b"", px=BARRIER_MS)
         pipeline.wait(options.replicas, options.replica_timeout_ms)
@@ -170,7 +179,7 @@ class RedisServer:
                 raise answer
         if num_replicas < options.replicas:
             if len(self._urls) > 1:  # this primary may have been replaced: the next call looks for the one that counts
-                await self.client.connection_pool.disconnect(inuse_connections=False)
+                await self._pools.disconnect_idle()
             raise StoreUnavailable(
                 f"the store has too few replicas: {num_replicas} of {options.replicas} had a write after "
                 f"{options.replica_timeout_ms} ms (--store-replicas)"
@@ -193,7 +202,10 @@ class RedisServer:
             if reply[0] != b"STALE_GENERATION":
                 return reply
             self._learn_generation(int(reply[1]))
-            await self.guard(self._load_library)  # a server that has restarted empty may have an older program's
+            server = self._pools.client_of(f"octavo1_{name}")
+            await self.guard(
+                self._load_library, server
+            )  # a server that has restarted empty may have an older program's
         raise StoreUnavailable("the store restarts again and again")
 
     def _learn_generation(self, generation: int) -> None:
@@ -211,7 +223,7 @@ class RedisServer:
         """
         pause_s = 0.05
         while True:
-            connection = self._connect(None)
+            connection = self._connect(None, 1)
             subscriber = connection.pubsub(ignore_subscribe_messages=True)
             try:
                 await subscriber.subscribe(*channels)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import CALL_BOUNDS
 from octavo.metrics.value import MetricValue
+from octavo.store import library
 
 
 class StoreTally:
@@ -12,7 +13,7 @@ class StoreTally:
 
     def __init__(self) -> None:
         self.times: dict[str, Histogram] = {}
-        self.num_errors: dict[str, int] = {}
+        self.num_errors = dict.fromkeys(library.functions(), 0)
 
     def observe_call(self, function: str, seconds: float) -> None:
         """Counts a call that was answered."""

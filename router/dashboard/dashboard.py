@@ -3,17 +3,22 @@
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from octavo.security.trail import AccessTrail, ListenerKind
+from octavo.security.web_gate import WebGate
 from router.admin.cluster_watch import ClusterWatch
 from router.dashboard.cluster_endpoints import ClusterEndpoint, ClusterStream
-from router.dashboard.local_names import LocalNameGuard
-from router.dashboard.static_files import static_routes
+from router.dashboard.static_files import HEADERS, static_routes
 
 
-def dashboard_routes(cluster: ClusterWatch, *, local_names_only: bool) -> list[Route]:
-    """The page, and what feeds it. With `local_names_only`, views are for those who call by an address or localhost."""
+def dashboard_routes(cluster: ClusterWatch, *, local_names_only: bool, trail: AccessTrail | None = None) -> list[Route]:
+    """The page, and what feeds it. Views are for no web page but this one.
+
+    With `local_names_only`, they are for those who call by an address or as localhost.
+    """
 
     def guarded(app: ASGIApp) -> ASGIApp:
-        return LocalNameGuard(app) if local_names_only else app
+        kind = ListenerKind.PAGES
+        return WebGate(app, local_names_only=local_names_only, headers=HEADERS, trail=trail, listener=kind)
 
     return [
         *static_routes(),

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from octavo.errors import InvalidArgument, NotFound, NoWorkers
 from octavo.ids import Incarnation
 from octavo.record import Record
 from octavo.sampling import SamplingParams
+from octavo.store.calls import WorkerLimits
 from octavo.text.stop import TextStream
 from octavo.text.tokenizer import AnyTokenizer, Tokenizer, open_tokenizer
 from octavo.worker_role import WorkerRole
@@ -37,6 +38,20 @@ class WorkerFacts:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # by field of SamplingParams
     max_sequence_blocks: int = 0  # how many blocks suffice for one branch, however long it is; 0: no number does
     role: WorkerRole = WorkerRole.BOTH
+    numerics: str = ""  # its class of numerics; empty: it says nothing of it
+
+    @property
+    def limits(self) -> WorkerLimits:
+        """What bounds the sequences that the worker can hold."""
+        return WorkerLimits(
+            self.model,
+            self.fingerprint,
+            self.context_tokens,
+            self.block_size,
+            self.num_blocks,
+            self.max_sequence_blocks,
+            self.max_batch_sequences,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -74,9 +89,19 @@ class ModelRegistry:
         self._tokenizer = tokenizer
         self._models: dict[str, ServedModel] = {}
         self._loading = asyncio.Lock()
+        self.served_lately: Callable[[str], bool] = lambda name: False  # by any worker that any router has met
 
     async def add_worker(self, facts: WorkerFacts) -> str:
         """Counts the worker among those of its model. Returns why that cannot be, or an empty string."""
+        if refusal := await self.add_model(facts):
+            return refusal
+        if difference := find_difference(self._models[facts.model], facts):
+            return difference
+        self._models[facts.model].workers.add(facts.incarnation)
+        return ""
+
+    async def add_model(self, facts: WorkerFacts) -> str:
+        """Knows the model of such a worker, whether the worker lives or not. Returns why that cannot be, or nothing."""
         if meant := self._aliases.get(facts.model):
             return f"its model has the name {facts.model}, which --model-aliases gives to {meant}: rename one of them"
         async with self._loading:
@@ -90,7 +115,7 @@ class ModelRegistry:
                 except Exception as error:  # an unreadable tokenizer must not take the router down
                     log.error("worker %s: tokenizer %s: %s", facts.worker_id, facts.tokenizer, error)
                     return f"its tokenizer cannot be loaded here (--tokenizer names one that can): {error}"
-                model = self._models[facts.model] = ServedModel(
+                self._models[facts.model] = ServedModel(
                     facts.model,
                     facts.fingerprint,
                     facts.layout,
@@ -101,13 +126,14 @@ class ModelRegistry:
                     tokenizer,
                     facts.sampling_defaults,
                 )
-        if difference := find_difference(model, facts):
-            return difference
-        model.workers.add(facts.incarnation)
         return ""
 
     def _find_tokenizer(self, facts: WorkerFacts) -> AnyTokenizer:
         return open_tokenizer(facts.tokenizer) if self._tokenizer is None else self._tokenizer
+
+    def has(self, name: str) -> bool:
+        """Whether the model of that name is known here."""
+        return name in self._models
 
     def remove_worker(self, incarnation: Incarnation) -> None:
         """The worker serves no model any more. An unknown worker changes nothing."""
@@ -117,7 +143,8 @@ class ModelRegistry:
     def find_by_name(self, name: str | None) -> ServedModel:
         """The model of that name or alias, or the only model if no name is given.
 
-        Raises NoWorkers if this router has not met any worker, otherwise what is wrong with the request.
+        Raises NoWorkers if this router has not met any worker, or none of a model that was served not long ago;
+        otherwise what is wrong with the request.
         """
         if not self._models:
             raise NoWorkers("no worker has been met yet: retry, or start one", retry_after_ms=500)
@@ -126,6 +153,8 @@ class ModelRegistry:
                 raise InvalidArgument("model", f"name one of {', '.join(sorted(self._models))}")
             return next(iter(self._models.values()))
         meant = self._aliases.get(name, name)
+        if meant not in self._models and self.served_lately(meant):
+            raise NoWorkers(f"no worker of {meant} has been met yet: retry, or start one", retry_after_ms=500)
         if meant not in self._models:
             shown = repr(name[:64]) if meant == name else f"{name[:64]!r} (an alias of {meant!r})"
             there_is = ", ".join(sorted(self._models))

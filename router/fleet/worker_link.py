@@ -210,6 +210,11 @@ class WorkerLink:
         """What the worker is for, as far as it has said."""
         return self.facts.role if self.facts else WorkerRole.BOTH
 
+    @property
+    def numerics(self) -> str:
+        """The worker's class of numerics, as far as it has said."""
+        return self.facts.numerics if self.facts else ""
+
     def view(self) -> WorkerView:
         """A snapshot for placement."""
         load, facts, reason = self.load, self.facts, self._reason_unavailable()
@@ -234,6 +239,8 @@ class WorkerLink:
             recent_picks=self.pending_dispatches.num_recent,
             role=self.role,
             draining=self.load.draining and not (self.lost or self._silence()),
+            numerics=self.numerics,
+            stays=not (self.lost or self.unusable_reason or self._silence()),
         )
 
     def _reason_unavailable(self) -> str:
@@ -350,4 +357,5 @@ def facts_of(hello: worker_pb2.HelloResponse) -> WorkerFacts:
         sampling_defaults=wire.recommended_from_wire(hello.sampling_defaults),
         max_sequence_blocks=hello.max_sequence_blocks,
         role=wire.role_from_wire(hello.role),
+        numerics=hello.numerics,
     )

@@ -12,7 +12,7 @@ from octavo.ids import Incarnation, SequenceId
 from octavo.loop import end_tasks
 from octavo.security.tls import TlsFiles
 from octavo.store.base import Store
-from octavo.store.calls import Member
+from octavo.store.calls import Member, WorkerLimits
 from router.fleet.kv_index import HitCounts, KvIndex
 from router.fleet.lost_workers import LostWorkers
 from router.fleet.model_registry import ModelRegistry, ServedModel
@@ -86,6 +86,11 @@ class WorkerPool:
         met = [(link, link.facts) for link in self.links.values() if link.facts]
         return [link.view() for link, facts in met if (facts.fingerprint, facts.layout) == same]
 
+    def present_limits(self) -> set[WorkerLimits]:
+        """The limits of the workers that this router has met and that live, as far as it knows."""
+        links = self.links.values()
+        return {link.facts.limits for link in links if link.facts and link.has_lease and not link.lost}
+
     def snapshots(self) -> list[WorkerSnapshot]:
         """The workers that this router has met, without their sequences."""
         return [
@@ -101,9 +106,13 @@ class WorkerPool:
         ]
 
     def find_hits(self, model: ServedModel, tokens: Sequence[int], salt: str) -> dict[Incarnation, HitCounts]:
-        """How many leading ones of these tokens each worker has cached."""
-        root = hashing.root_key(model.fingerprint, model.layout, salt=salt)
-        return self.kv_index.find_hits(hashing.block_hashes(root, tokens, model.block_size), model.block_size)
+        """How many leading ones of these tokens each worker has cached: by the hashes of its own class of numerics."""
+        hits: dict[Incarnation, HitCounts] = {}
+        for numerics in sorted({view.numerics for view in self.views(model)}):
+            root = hashing.root_key(model.fingerprint, model.layout, salt=salt, numerics=numerics)
+            hashes = hashing.block_hashes(root, tokens, model.block_size)
+            hits |= self.kv_index.find_hits(hashes, model.block_size)
+        return hits
 
     async def close(self) -> None:
         for incarnation in list(self.links):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from octavo.ids import Incarnation
+from octavo.store.calls import prompt_limit
 from octavo.worker_role import WorkerRole
 
 BRANCH_TOKENS = 32  # what one branch in the batch costs a new sequence
@@ -33,6 +34,10 @@ class WorkerView:
     recent_picks: int = 0
     role: WorkerRole = WorkerRole.BOTH
     draining: bool = False  # it is not available for this reason alone: it still gives its blocks to other workers
+    numerics: str = ""  # its class of numerics: workers of equal classes compute equal bits
+    stays: bool = (
+        True  # it has said lately that it is there, and does not leave: it may be available soon, if it is not
+    )
     # These follow from the fields above. They are computed once per view, because many placements read one view.
     num_coming: int = field(init=False)  # sequences on their way into the worker's batch
     load_cost: float = field(init=False)  # at the worker's own speed
@@ -45,7 +50,5 @@ class WorkerView:
         load = self.queued_tokens + self.dispatched_tokens + BRANCH_TOKENS * num_branches + OVERFLOW_TOKENS * overflow
         object.__setattr__(self, "num_coming", num_coming)
         object.__setattr__(self, "load_cost", float(load))
-        limit = self.context_tokens
-        if not 0 < self.max_sequence_blocks <= self.num_blocks:
-            limit = min(limit, self.num_blocks * self.block_size)
+        limit = prompt_limit(self.context_tokens, self.block_size, self.num_blocks, self.max_sequence_blocks)
         object.__setattr__(self, "prompt_limit", limit)

@@ -13,6 +13,7 @@ from octavo.errors import NotFound, ServingError
 from octavo.ids import new_request_id
 from octavo.v1 import inference_pb2, types_pb2
 from router.background_tasks import BackgroundTasks
+from router.fleet.model_registry import ServedModel
 from router.http import caller
 from router.http.answer_format import AnswerFormat, EchoedPrompt, GatheredBranch
 from router.http.asked_answer import AskedAnswer
@@ -49,12 +50,11 @@ class AnswerService:
         """From now on a connection that ends has not been left by its client: this router ends it."""
         self._closed = True
 
-    async def echoed_prompt(self, asked: AskedAnswer) -> EchoedPrompt | None:
+    async def echoed_prompt(self, asked: AskedAnswer, model: ServedModel) -> EchoedPrompt | None:
         """The prompt that the answer repeats; None if it does not."""
         if not asked.echo:
             return None
         request = asked.request
-        model = self._preparer.find_model(request)
         prompt = await self._preparer.read_prompt(request, model)
         text = request.text or model.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
         return EchoedPrompt(prompt.token_ids, text)
@@ -102,10 +102,10 @@ class NewAnswer:
             reply.close()
 
     async def _answer(self, asked: AskedAnswer, remaining_s: float | None, reply: Reply) -> None:
-        prompt = await self._service.echoed_prompt(asked)
         opening = self._service.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream)
         try:
             async with opening as session:
+                prompt = await self._service.echoed_prompt(asked, session.model)
                 await send_answer(session, self._form(asked, session.model, prompt), asked.stream, reply)
         except asyncio.CancelledError:
             self._service.note_left(asked)

@@ -11,6 +11,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from octavo import limits, wire
 from octavo.errors import Failure, StaleEpoch, TooLarge, Unreachable
@@ -21,6 +22,7 @@ from octavo.sampling import FinishReason
 from octavo.store.base import Store
 from octavo.store.calls import Finish, TakeReason, TakeReply, TakeRequest, TakeStatus
 from router.background_tasks import BackgroundTasks
+from router.fleet.limits_registry import LimitsRegistry
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.fleet.worker_link import LinkError, ProbeResult, WorkerLink
 from router.fleet.worker_pool import WorkerPool
@@ -29,9 +31,10 @@ from router.placing.placement import PlacementDecision, choose_worker
 from router.placing.prefix_hint import PrefixHint, find_prefix_owner
 from router.session_registry import Assignment, SessionRegistry
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-DECISIONS_REMEMBERED = 1024
+SEQUENCES_REMEMBERED = 1024
 REQUEUE_DELAY_S = 0.5  # after which a sequence that no worker can take now goes back into the queue
 STORE_PATIENCE_S = 20.0
 CLOCK_GRAIN_MS = 5  # how much later than the store says a take is repeated: the clocks of two processes tick apart
@@ -53,9 +56,10 @@ class AssignmentAttempt:
     epoch: int
     reason: TakeReason
     excluded: set[Incarnation]  # workers that are not asked (again)
+    unfit: set[Incarnation] = field(default_factory=set)  # an owner that was lost
     num_to_compute: int = 0  # tokens of the sequence that the chosen worker has not cached
     hint: PrefixHint | None = None  # where the chosen worker may get more of the prompt
-    never_failure: Failure | None = None  # what a worker said that can never hold the sequence
+    refusals: dict[Incarnation, Failure | None] = field(default_factory=dict)  # of workers that can never hold it
     follows: bool = False  # whether the worker that was asked last was asked for the sequence's items, too
     retry_later: bool = False  # whether a worker that was asked may be able to run the sequence later
     occupied: dict[Incarnation, int] = field(default_factory=dict)  # workers that run another suspect alone: retry_ms
@@ -95,12 +99,15 @@ class Assigner:
     pool: WorkerPool
     sessions: SessionRegistry
     models: ModelRegistry
+    limits: LimitsRegistry
     background: BackgroundTasks
     decisions: OrderedDict[SequenceId, PlacementDecision] = field(default_factory=OrderedDict)  # the oldest first
     on_admitted: Callable[[SequenceId, WorkerLink], None] = lambda seq_id, link: None
     takes: Counter[TakeReason] = field(default_factory=Counter)  # that gave a sequence an owner, so far
     answers: Counter[AdmissionOutcome] = field(default_factory=Counter)  # of workers that were asked, so far
     num_unanswered: int = 0  # requests to run a sequence, so far
+    numerics_changes: Counter[str] = field(default_factory=Counter)  # by model: sequences that went on in another class
+    _refusals: OrderedDict[SequenceId, dict[Incarnation, Failure | None]] = field(default_factory=OrderedDict)
     _in_progress: dict[SequenceId, set[int]] = field(default_factory=dict)  # the epochs that attempts began with
 
     def is_assigning(self, seq_id: SequenceId) -> bool:
@@ -137,20 +144,26 @@ class Assigner:
                 self.sessions.poll_records([seq_id])
                 return
             owner = snapshot.record.owner
-            await self._assign(
-                AssignmentAttempt(snapshot, read_at, expected_epoch, reason, {owner} if owner else set())
-            )
+            attempt = AssignmentAttempt(snapshot, read_at, expected_epoch, reason, {owner} if owner else set())
+            self._recall_refusals(attempt)
+            if attempt.recovers:
+                attempt.unfit.add(owner)
+            await self._assign(attempt)
         finally:
             epochs.discard(expected_epoch)
             if not epochs:
                 self._in_progress.pop(seq_id, None)
 
     def decide_placement(
-        self, model: ServedModel, tokens: list[int], salt: str, excluded: set[Incarnation]
+        self, model: ServedModel, tokens: list[int], salt: str, excluded: set[Incarnation], numerics: str = ""
     ) -> PlacementDecision:
-        """Which worker a sequence with these tokens would be assigned to now. Changes nothing."""
+        """Which worker a sequence with these tokens would be assigned to now: one of this class, if one is named.
+
+        Changes nothing.
+        """
         hits = self.pool.find_hits(model, tokens, salt)
         views = [view for view in self.pool.views(model) if view.incarnation not in excluded]
+        views = [view for view in views if not numerics or view.numerics == numerics]
         return choose_worker(len(tokens), hits, views)
 
     async def _assign(self, attempt: AssignmentAttempt) -> None:
@@ -177,7 +190,8 @@ class Assigner:
                     await self._fail(seq_id, attempt.epoch, answer.failure)
                     return
                 case AdmissionOutcome.NEVER:
-                    attempt.never_failure = answer.failure
+                    attempt.refusals[link.incarnation] = answer.failure
+                    remember(self._refusals, seq_id, attempt.refusals)
                 case AdmissionOutcome.LATER:
                     attempt.retry_later = True
         await self._give_up(attempt)
@@ -219,14 +233,18 @@ class Assigner:
         if taken.status is TakeStatus.OCCUPIED:
             attempt.occupied[link.incarnation] = taken.retry_ms
             return not_now("the worker runs another suspect alone")
+        if taken.status is TakeStatus.POISON:
+            await self._log_poison(attempt.record.seq_id)
         if taken.status not in (TakeStatus.OK, TakeStatus.SAME):
             return NOT_ASSIGNABLE
         self.takes[attempt.reason] += 1
         is_new, attempt.epoch, attempt.taken_here = attempt.reason is TakeReason.QUEUED, taken.epoch, True
+        before = attempt.record.numerics
         attempt.reason = TakeReason.REFUSED  # holds if this worker does not admit the sequence
         attempt.excluded.add(link.incarnation)
         if not is_new and not await self._reread_journals(attempt):
             return NOT_ASSIGNABLE
+        self._note_numerics(attempt.record, before, link)
         age_ms = int(1000 * (time.monotonic() - attempt.read_at))
         admission = wire.admission_of_record(attempt.snapshot, epoch=taken.epoch, alone=taken.alone, age_ms=age_ms)
         if attempt.hint is not None:
@@ -253,7 +271,8 @@ class Assigner:
         lives.
         """
         seq_id, epoch, take_id = attempt.record.seq_id, attempt.epoch, new_operation_id()
-        request = TakeRequest(seq_id, epoch, link.incarnation, take_id, attempt.reason, attempt.waited_ms)
+        reason, waited_ms = attempt.reason, attempt.waited_ms
+        request = TakeRequest(seq_id, epoch, link.incarnation, take_id, reason, waited_ms, link.numerics)
         num_alive = 0
         while True:
             taken = await until_answered(
@@ -265,6 +284,15 @@ class Assigner:
             if not ask_again or link.lost:
                 return taken
             await asyncio.sleep((taken.retry_ms + CLOCK_GRAIN_MS) / 1000)
+
+    async def _log_poison(self, seq_id: SequenceId) -> None:
+        """Says in the log which workers a sequence was blamed for."""
+        if (snapshot := await self._read(seq_id, prompt=False)) is None:
+            return
+        record = snapshot.record
+        owners = ", ".join(f"{self.pool.name_of(owner) or 'a worker'} ({owner})" for owner in record.suspects)
+        text = "sequence %s (request %s) ends with POISON_SUSPECTED: %d owners died while running it: %s"
+        log.error(text, seq_id, record.request_id, record.crashes, owners)
 
     async def _read(self, seq_id: SequenceId, prompt: bool) -> Snapshot | None:
         snapshot = await until_answered(
@@ -292,7 +320,8 @@ class Assigner:
         model = self.models.find_for_record(record)
         if model is None:
             return None
-        decision = self.decide_placement(model, tokens, record.salt, attempt.excluded | {*attempt.occupied})
+        excluded, numerics = attempt.excluded | {*attempt.occupied}, self._class_to_keep(attempt, model)
+        decision = self.decide_placement(model, tokens, record.salt, excluded, numerics)
         if attempt.suspected:
             decision = replace(decision, worker=quietest_worker(decision))
         self._remember(record.seq_id, decision)
@@ -305,20 +334,43 @@ class Assigner:
             attempt.hint = find_prefix_owner(decision.worker, attempt.record.prompt_len, decision.hits, views)
         return link
 
+    def _class_to_keep(self, attempt: AssignmentAttempt, model: ServedModel) -> str:
+        """The class of numerics in which a sequence with output goes on. Empty: any, because no worker of its own class
+        is left that can hold it, as far as this router sees."""
+        record, num_tokens = attempt.record, len(attempt.tokens)
+        if not record.numerics or not any(record.num_tokens):
+            return ""
+        gone = attempt.unfit | set(attempt.refusals)
+        own = (view for view in self.pool.views(model) if view.numerics == record.numerics)
+        fit = (view for view in own if view.stays and view.incarnation not in gone)
+        return record.numerics if any(num_tokens < view.prompt_limit for view in fit) else ""
+
+    def _note_numerics(self, record: Record, before: str, link: WorkerLink) -> None:
+        """Tells of a sequence that goes on in another class. The store tells it in the record."""
+        now, model = link.numerics, self.models.find_for_record(record)
+        if model is None or not (before and now and before != now and any(record.num_tokens)):
+            return
+        self.numerics_changes[model.name] += 1
+        log.warning("request %s goes on with other bits: %s, after %s", record.request_id, now, before)
+
     def _remember(self, seq_id: SequenceId, decision: PlacementDecision) -> None:
-        self.decisions[seq_id] = decision
-        self.decisions.move_to_end(seq_id)
-        if len(self.decisions) > DECISIONS_REMEMBERED:
-            self.decisions.popitem(last=False)
+        remember(self.decisions, seq_id, decision)
+
+    def _recall_refusals(self, attempt: AssignmentAttempt) -> None:
+        """Workers that can never hold the sequence are not asked again: each time would cost an epoch."""
+        known = self._refusals.get(attempt.record.seq_id, {})
+        attempt.refusals = {worker: failure for worker, failure in known.items() if self.pool.find_link(worker)}
+        attempt.excluded |= set(attempt.refusals)
 
     async def _give_up(self, attempt: AssignmentAttempt) -> None:
         """Ends an attempt in which no worker has admitted the sequence.
 
-        The sequence fails if a worker said NEVER and no other worker that was asked may run it later, or if it is too
-        large for every worker. A worker that was not available meanwhile has not been asked, and is not waited for.
+        The sequence fails if it is too large, or if workers said NEVER, and if no other worker that is here, or was
+        here lately, may hold it. Else it waits, as it does where its model has no worker.
         """
         record, epoch = attempt.record, attempt.epoch
-        if not attempt.retry_later and (failure := attempt.never_failure or self._too_large(attempt)):
+        if not attempt.retry_later and await self._fits_nowhere(attempt):
+            failure = next((each for each in attempt.refusals.values() if each), None) or self._too_large(attempt)
             await self._fail(record.seq_id, epoch, failure)
         elif attempt.reason is TakeReason.REFUSED:
             await self._requeue(record.seq_id, epoch)
@@ -326,6 +378,14 @@ class Assigner:
         elif attempt.reason is TakeReason.QUEUED:
             self.background.spawn(self._requeue_later(record.seq_id, epoch))
         # A sequence without a living owner stays as it is: a sweep after the end of the owner's lease finds it again.
+
+    async def _fits_nowhere(self, attempt: AssignmentAttempt) -> bool:
+        """Whether no worker can hold the sequence: none that is here, and none that was here lately."""
+        if not (attempt.refusals or self._too_large(attempt)):
+            return False
+        links = [self.pool.find_link(worker) for worker in attempt.refusals]
+        refused_by = [link.facts.limits for link in links if link and link.facts]
+        return not await self.limits.may_hold(attempt.record.model, len(attempt.tokens), refused_by)
 
     async def _requeue_later(self, seq_id: SequenceId, epoch: int) -> None:
         """Puts the sequence back into the queue after a pause: without the pause it would be popped again at once."""
@@ -352,6 +412,14 @@ class Assigner:
             lambda: self.store.finish(finish), patience_s=STORE_PATIENCE_S, what="end of a failed sequence"
         )
         self.sessions.poll_records([seq_id])
+
+
+def remember(entries: OrderedDict[SequenceId, T], seq_id: SequenceId, entry: T) -> None:
+    """Notes the latest of a sequence, and forgets the oldest of all where there are too many."""
+    entries[seq_id] = entry
+    entries.move_to_end(seq_id)
+    if len(entries) > SEQUENCES_REMEMBERED:
+        entries.popitem(last=False)
 
 
 def not_now(message: str) -> AdmissionAnswer:

@@ -89,6 +89,8 @@ def _hindrance(sequence: SequenceView, source: WorkerSnapshot, worker: WorkerSna
         return "draining"
     if (worker.model, worker.layout) != (source.model, source.layout):
         return "has another model or layout"
+    if worker.view.numerics != source.view.numerics:
+        return "computes other bits"
     if worker.runs_alone:
         return "runs a suspect alone"
     if not has_room(worker.view, sequence, hits):

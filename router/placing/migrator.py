@@ -107,8 +107,9 @@ class Migrator:
                 here = worker
             elif (worker.model, worker.layout) == (record.model, record.layout):
                 others.append(worker)
+        others = [each for each in others if here is None or each.view.numerics == here.view.numerics]
         if here is None or model is None or not others:
-            raise NoWorkers("there is no other worker of this model")
+            raise NoWorkers("there is no other worker of this model that computes the same bits")
         hits = self.pool.find_hits(model, [*snapshot.prompt, *snapshot.outputs[0]], record.salt)
         sequence = replace(view_of_record(record, model.block_size), is_prefilled=True, is_suspect=False)
         candidates = choose_target(sequence, here, others, hits).candidates

@@ -21,7 +21,7 @@ class PrefixHint(NamedTuple):
 def find_prefix_owner(
     chosen: WorkerView, num_prompt: int, hits: Mapping[Incarnation, HitCounts], workers: Iterable[WorkerView]
 ) -> PrefixHint | None:
-    """The worker with the most of the prompt on its device; of equal ones the least busy.
+    """The worker of the same class with the most of the prompt on its device; of equal ones the least busy.
 
     It may drain: its blocks are the ones that will be gone.
 
@@ -35,7 +35,7 @@ def find_prefix_owner(
         return min(hits.get(view.incarnation, NO_HITS)[0], usable)
 
     there = [view for view in workers if view.available or view.draining]
-    others = [view for view in there if view.incarnation != chosen.incarnation]
+    others = [v for v in there if v.incarnation != chosen.incarnation and v.numerics == chosen.numerics]
     best = min(others, key=lambda view: (-offered(view), view.load_cost, view.worker_id), default=None)
     if best is None or offered(best) - sum(hits.get(chosen.incarnation, NO_HITS)) < MIN_BLOCKS * size:
         return None

@@ -60,16 +60,16 @@ def load_of(view: WorkerView, slow: float = 0.0) -> float:
 
 
 def _fleets_of(workers: Sequence[WorkerSnapshot]) -> list[list[WorkerSnapshot]]:
-    """The living workers by model and layout, in the order of their ids."""
-    fleets: dict[tuple[str, str], list[WorkerSnapshot]] = {}
+    """The living workers by model, layout and numerics, in the order of their ids."""
+    fleets: dict[tuple[str, str, str], list[WorkerSnapshot]] = {}
     for worker in sorted(workers, key=lambda worker: worker.view.incarnation):
         if worker.alive:
-            fleets.setdefault((worker.model, worker.layout), []).append(worker)
+            fleets.setdefault((worker.model, worker.layout, worker.view.numerics), []).append(worker)
     return list(fleets.values())
 
 
 class _FleetPlan:
-    """The plan for workers of one model and layout. Their views change with every migration that is proposed."""
+    """The plan for workers of one model, layout and class. Their views change with every migration that is proposed."""
 
     def __init__(self, workers: Sequence[WorkerSnapshot], history: MigrationHistory) -> None:
         self._workers = {worker.view.incarnation: worker for worker in workers}

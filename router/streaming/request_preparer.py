@@ -17,11 +17,11 @@ from octavo.security.authorizer import ONE_TENANT, Authorizer
 from octavo.text.absent_tokenizer import no_tokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from router.fleet.model_registry import ModelRegistry, ServedModel
+from router.streaming.chat_threads import LARGE, ChatThreads
 
 T = TypeVar("T")
 
 TENANT = ONE_TENANT
-LARGE = 8192  # characters or token ids: a tokenizer takes about as long for so many as a step does
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class PreparedRequest:
     new: NewSequence
     model: ServedModel
     params: SamplingParams
+    field: str  # of the request, from which the prompt came
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,28 @@ class RequestPreparer:
     Every method raises what is wrong with the request, or NoWorkers if no worker serves the model.
     """
 
-    def __init__(self, models: ModelRegistry, router_id: Incarnation, authorizer: Authorizer | None = None) -> None:
-        """The authorizer says whose request it is. Without one, all are of one tenant."""
+    def __init__(
+        self,
+        models: ModelRegistry,
+        router_id: Incarnation,
+        authorizer: Authorizer | None = None,
+        *,
+        wait_for_workers: bool = False,
+    ) -> None:
+        """The authorizer says whose request it is. Without one, all are of one tenant.
+
+        With `wait_for_workers` a request for a known model may come before the model's first worker.
+        """
         self._models = models
         self._router_id = router_id
         self._authorizer = authorizer or Authorizer()
+        self._chat_threads = ChatThreads()
+        self._wait_for_workers = wait_for_workers
 
     async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> PreparedRequest:
         """The sequence that the request asks for. A `deadline_in_ms` of 0 means that there is no deadline."""
         model = self.find_model(request)
-        if not model.workers:
+        if not model.workers and not self._wait_for_workers:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
         params = check_request(request, model)
         if params.stop and not model.tokenizer.has_text:
@@ -87,7 +100,7 @@ class RequestPreparer:
             keep_on_disconnect=request.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP,
             router=self._router_id,
         )
-        return PreparedRequest(new, model, params)
+        return PreparedRequest(new, model, params, prompt.field)
 
     def find_model(
         self,
@@ -105,7 +118,8 @@ class RequestPreparer:
                 field = cast("str", request.WhichOneof("input"))
                 return Prompt(await run_aside(len(text), lambda: model.tokenizer.encode(text)), field)
             case CheckedChat() as chat:
-                token_ids = await run_aside(
+                token_ids = await self._chat_threads.run(
+                    model.name,
                     chat.size,
                     lambda: model.tokenizer.apply_chat(chat.messages, chat.begin_answer, chat.tools, chat.details),
                 )

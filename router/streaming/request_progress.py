@@ -5,8 +5,8 @@ Nothing of what a request says or is answered is kept here: ids, numbers and tim
 
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -15,16 +15,19 @@ from octavo.errors import ServingError
 from octavo.ids import SequenceId
 from octavo.metrics.value import MetricValue
 from octavo.record import Record, SequenceState
-from octavo.sampling import FinishReason
+from octavo.sampling import FinishReason, SamplingParams
 from octavo.traces import RequestTracer, Span
-from router.streaming.request_tally import ModelTally, RequestTally
+from router.streaming.genai_attributes import (
+    TEXT_COMPLETION,
+    AttributeValue,
+    request_attributes,
+    response_attributes,
+)
+from router.streaming.request_tally import DETACHED, LEFT, LOST, ModelTally, RequestTally
 
 log = logging.getLogger(__name__)
 
 CLASSES = {1: "system", 2: "interactive", 3: "default", 4: "bulk"}  # of requests, by their priority
-LEFT = "left"  # the end of a stream whose client has gone; the request goes on for its grace
-DETACHED = "detached"  # the end of a stream that this router has ended; the request goes on
-LOST = "lost"  # the end of a request of which the store has lost what was delivered
 MAX_REMEMBERED = 4096  # requests
 MAX_STREAMS_REMEMBERED = 8  # of one request
 
@@ -61,6 +64,9 @@ class RequestProgress:
         self.num_output_tokens = 0  # delivered here
         self.span: Span | None = None  # None: nobody traces it
         self.worker = ""  # the name of the last one
+        self.operation = TEXT_COMPLETION  # of a client that came back it is not known
+        self.params: SamplingParams | None = None
+        self.finishes: Sequence[FinishReason] = ()  # of its branches, once all have ended
         self.model = model
         self._all = tally
         self._tally = tally.of_model(model)
@@ -113,6 +119,8 @@ class RequestProgress:
             self._all.num_attached += 1
         else:
             self._tally.num_accepted += 1
+            if self.record.tenant:
+                self._all.tenants.of(self.record.tenant).num_accepted += 1
 
     def note_owner(self, epoch: int, *, moved: bool) -> None:
         """A worker owns the sequence at this epoch; `moved`: it has it by a migration. The news may come twice."""
@@ -160,6 +168,7 @@ class RequestProgress:
         tally = self._tally
         tally.ends[reason] += 1
         tally.num_output_tokens += self.num_output_tokens
+        self._count_for_tenant(has_ended=reason not in (LEFT, DETACHED))
         if reason not in (LEFT, DETACHED):
             tally.num_prompt_tokens += self.record.prompt_len
             tally.num_cached_tokens += self.cached_tokens
@@ -167,9 +176,29 @@ class RequestProgress:
                 tally.total.observe(now - self.arrived_at)
         facts = self._facts(reason, now)
         if self.span is not None:
-            self.span.end(facts, error=reason in (LOST, "error"))
+            is_error = reason in (LOST, "error")
+            self.span.end(facts, error=is_error, standard=self._standard_attributes(reason if is_error else ""))
         with telemetry.about(**facts):
             log.info("request %s", "goes on without this stream" if reason in (LEFT, DETACHED) else "has ended")
+
+    def _standard_attributes(self, error: str) -> dict[str, AttributeValue]:
+        params = {} if self.params is None else request_attributes(self.params)
+        return params | response_attributes(
+            operation=self.operation,
+            model=self.model,
+            request_id=self.record.request_id,
+            input_tokens=self.record.prompt_len,
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.num_output_tokens,
+            finishes=self.finishes,
+            error=error,
+        )
+
+    def _count_for_tenant(self, *, has_ended: bool) -> None:
+        if self.record.tenant:
+            tally = self._all.tenants.of(self.record.tenant)
+            tally.num_output_tokens += self.num_output_tokens
+            tally.num_prompt_tokens += self.record.prompt_len if has_ended else 0
 
     def _facts(self, reason: str, now: float) -> dict[str, str | int]:
         record, start = self.record, self.start
@@ -229,9 +258,11 @@ class ProgressRegistry:
         """What streams of the sequence have seen here, of the last MAX_REMEMBERED requests."""
         return [entry for progress in self._recent.get(seq_id, ()) for entry in progress.timeline()]
 
-    def count_refusal(self, error: ServingError) -> None:
+    def count_refusal(self, error: ServingError, tenant: str = "") -> None:
         """A request was refused before it was accepted."""
         self.tally.refusals[error.reason] += 1
+        if tenant:
+            self.tally.tenants.of(tenant).refusals[error.reason] += 1
         with telemetry.about(end="refused", reason=error.reason):
             log.info("request refused")
 
@@ -245,6 +276,11 @@ class ProgressRegistry:
             yield MetricValue("octavo_waiting_requests", len(ages), (name,))
             yield MetricValue("octavo_waiting_oldest_seconds", max(ages, default=0.0), (name,))
         yield from self.tally.values(dict(self._under_way()))
+        yield from self.tally.tenants.values(Counter(each.record.tenant for each in self._open))
+
+    def stream_states(self) -> Counter[tuple[str, bool]]:
+        """How many streams are open, by the model and by whether the request waits for a worker."""
+        return Counter((each.model, each.waiting_since is not None) for each in self._open)
 
     @property
     def num_streams(self) -> int:

@@ -3,18 +3,29 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from octavo.errors import reasons
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import ANSWER_BOUNDS, TOKEN_BOUNDS
 from octavo.metrics.value import MetricValue
+from octavo.sampling import FinishReason
+from router.streaming.tenant_tally import TenantTallies
+
+LEFT = "left"  # the end of a stream whose client has gone; the request goes on for its grace
+DETACHED = "detached"  # the end of a stream that this router has ended; the request goes on
+LOST = "lost"  # the end of a request of which the store has lost what was delivered
+END_REASONS = (*(each.name.lower() for each in FinishReason if each is not FinishReason.NONE), LEFT, DETACHED, LOST)
 
 
 class ModelTally:
-    """The counts and times of the requests of one model. Times are in seconds."""
+    """The counts and times of the requests of one model. Times are in seconds.
+
+    Every reason is there from the beginning: Prometheus sees no increase in a series that begins with its first event.
+    """
 
     def __init__(self) -> None:
         self.num_accepted = 0
         self.num_prompt_tokens = self.num_cached_tokens = self.num_output_tokens = 0
-        self.ends: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter(dict.fromkeys(END_REASONS, 0))
         self.queued = Histogram(ANSWER_BOUNDS)
         self.first_token = Histogram(ANSWER_BOUNDS)
         self.between_tokens = Histogram(TOKEN_BOUNDS)
@@ -39,11 +50,12 @@ class ModelTally:
 
 
 class RequestTally:
-    """The tallies of all models that have been asked for: no more than workers have served."""
+    """The tallies of all models that workers have served."""
 
     def __init__(self) -> None:
         self.num_attached = 0
-        self.refusals: Counter[str] = Counter()  # by the reason of the error
+        self.refusals: Counter[str] = Counter(dict.fromkeys(reasons(), 0))  # by the reason of the error
+        self.tenants = TenantTallies()
         self.models: dict[str, ModelTally] = {}
 
     def of_model(self, name: str) -> ModelTally:

@@ -15,10 +15,11 @@ from typing import NamedTuple
 from octavo.errors import ForeignToken, HistoryLost, InvalidArgument
 from octavo.ids import RequestId
 
-VERSION = 2
+VERSION = 3
 MAC_BYTES = 16
 HEAD = struct.Struct("<B4sQIBB")  # version, key id, generation, time in seconds, bytes of the request id, branches
 PLACE = struct.Struct("<IQI")  # next index, chain before it, bytes of text before it
+TENANT_HEAD = struct.Struct("<H")  # bytes of the tenant's name, which stands before the body under the MAC
 
 
 class StreamPlace(NamedTuple):
@@ -92,10 +93,10 @@ class ResumeTokens:
         body = HEAD.pack(VERSION, self._key_id, self._generation, now, len(request_id), len(places)) + request_id
         for place in places:
             body += PLACE.pack(*place)
-        return body + mac(self._key, body + tenant.encode())
+        return body + mac(self._key, owned_body(body, tenant))
 
     def read_token(self, token: bytes, tenant: str = "") -> ResumePoint:
-        """Raises InvalidArgument if the token was changed, or is another tenant's.
+        """Raises InvalidArgument if the token is not byte for byte one that was made for this tenant.
 
         Raises ForeignToken if it has another key or version.
         """
@@ -107,12 +108,18 @@ class ResumeTokens:
                 "resume_token: made with a key or in a format that this store's routers do not have: attach by request "
                 "id and next indexes"
             )
-        body = token[:-MAC_BYTES]
-        if not hmac.compare_digest(token[-MAC_BYTES:], mac(self._keys[name], body + tenant.encode())):
+        body, start = token[:-MAC_BYTES], HEAD.size + id_bytes
+        is_whole = len(body) == start + num_places * PLACE.size
+        if not is_whole or not hmac.compare_digest(token[-MAC_BYTES:], mac(self._keys[name], owned_body(body, tenant))):
             raise InvalidArgument("resume_token", "not one of ours: send the one of the last event, unchanged")
-        start = HEAD.size + id_bytes
         places = [StreamPlace(*PLACE.unpack_from(body, start + i * PLACE.size)) for i in range(num_places)]
         return ResumePoint(RequestId(body[HEAD.size : start].decode()), places, generation, made_s)
+
+
+def owned_body(body: bytes, tenant: str) -> bytes:
+    """What the MAC is over. The name's length stands first, so no other name and body make the same bytes."""
+    name = tenant.encode()
+    return TENANT_HEAD.pack(len(name)) + name + body
 
 
 def key_id(key: bytes) -> bytes:

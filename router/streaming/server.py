@@ -108,6 +108,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             num_tokens=record.num_tokens,
             finish_reasons=[wire.finish_to_wire(finish) for finish in record.finishes],
             usage=wire.usage_to_wire(record.prompt_len, output_tokens, 0),
+            numerics=record.numerics,
+            numerics_changes=record.numerics_changes,
             timeline=[
                 inference_pb2.TimelineEntry(
                     after_ms=entry.after_ms, what=entry.what, detail=entry.detail, worker=entry.worker

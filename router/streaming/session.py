@@ -25,7 +25,8 @@ from router.streaming.journal_reader import REPAIR_S, STORE_PATIENCE_S, JournalR
 from router.streaming.owner_link import OwnerLink
 from router.streaming.record_poller import RecordPoller
 from router.streaming.request_deadline import RequestDeadline
-from router.streaming.request_progress import DETACHED, LEFT, LOST, RequestProgress, end_reason
+from router.streaming.request_progress import RequestProgress, end_reason
+from router.streaming.request_tally import DETACHED, LEFT, LOST
 from router.streaming.resume_tokens import StreamStart
 from router.streaming.session_context import SessionContext
 
@@ -78,6 +79,7 @@ class Session:
         self._wake = asyncio.Event()
         self._error: ServingError | None = None  # of this stream alone. Draining: this router ends
         self._progress = RequestProgress(record, model.name, context.progress.tally, arrived_at)
+        self._progress.params = params
         self._progress_registry = context.progress
         self._error_announced = False  # a client that has had no event yet has been sent a resume token
 
@@ -179,6 +181,10 @@ class Session:
         if not isinstance(self._error, Draining):  # if this router ends, the end of its lease detaches its clients
             self._attachments.add(self.seq_id)
 
+    def set_operation(self, name: str) -> None:
+        """What the request asks for, as traces call it."""
+        self._progress.operation = name
+
     def set_deadline(self, deadline_in_ms: int) -> None:
         """The request ends after that time, even if no worker has begun it. A time of 0 means: there is no deadline."""
         if deadline_in_ms:
@@ -237,7 +243,8 @@ class Session:
         self._note_worker()
         if self._delivery.ended:
             self._progress.cached_tokens = self._encoder.cached_tokens
-            return end_reason([reader.finish for reader in self._delivery.readers])
+            self._progress.finishes = [reader.finish for reader in self._delivery.readers]
+            return end_reason(self._progress.finishes)
         if isinstance(error, HistoryLost):
             return LOST
         return DETACHED if isinstance(error, ServingError) else LEFT

@@ -14,17 +14,20 @@ from octavo.errors import (
     NotFound,
     NoWorkers,
     QueueFull,
+    QuotaExceeded,
     RequestExists,
     ServingError,
     TooManyStreams,
 )
 from octavo.ids import RequestId, SequenceId, sequence_id
-from octavo.record import NewSequence, first_record
+from octavo.quota import TenantQuota
+from octavo.record import NewSequence, Record, first_record
 from octavo.security.authorizer import Authorizer
 from octavo.store.calls import RETAIN_MS, AcceptReply, AcceptStatus, QueueBound, QueueLimits
 from octavo.v1 import inference_pb2
 from router.fleet.model_registry import ModelRegistry
 from router.streaming.answer_size import check_answer_fits
+from router.streaming.genai_attributes import operation_of
 from router.streaming.journal_reader import record_missing
 from router.streaming.request_preparer import RequestPreparer
 from router.streaming.resume_tokens import ResumePoint, StreamPlace, StreamStart
@@ -35,7 +38,7 @@ ASSUMED_TOKENS_PER_S = 200.0  # a guess for the retry delay while the store has 
 # The retry delay of a full queue, as a share of the time in which all that waits has left: a full queue has a place
 # again long before it is empty.
 RETRY_SHARE = 1 / 8
-MAX_ACCEPTING = 8  # requests that the store accepts at once; it has connections left for streams that run
+MAX_ACCEPTING = 8  # requests that the store accepts or attaches at once: connections are left for streams that run
 MIN_RETRY_MS, MAX_RETRY_MS = 100, 30_000
 
 
@@ -84,7 +87,7 @@ class SessionOpener:
             try:
                 session, is_new = await self._accept(request, remaining_s, whole_answer=whole_answer)
             except ServingError as error:
-                self._progress.count_refusal(error)
+                self._progress.count_refusal(error, self._authorizer.current_tenant())
                 raise
             async with session:
                 if is_new:
@@ -98,10 +101,15 @@ class SessionOpener:
             async with await self._attach(self._resume_point(request)) as session:
                 yield session
 
-    async def _accept_in_turn(self, new: NewSequence) -> AcceptReply:
+    async def _accept_in_turn(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
         """What the store says. It goes on when the client has left, so the turn is that of the store's call."""
         async with self._accepting:
-            return await self._store.accept(new, self._queue_limits)
+            return await self._store.accept(new, limits)
+
+    async def _attach_in_turn(self, seq_id: SequenceId) -> Record | None:
+        """The same for a request that was accepted before: a crowd that attaches leaves connections to the outbox."""
+        async with self._accepting:
+            return await self._store.attach(seq_id, self._router_id)
 
     def sequence_of(self, request_id: RequestId) -> SequenceId:
         """The sequence of a request of whoever calls: another tenant's request of that name is another one."""
@@ -140,26 +148,52 @@ class SessionOpener:
         """A session of the request, and whether the store has accepted the request only now."""
         arrived_at = time.monotonic()
         ends_at = None if remaining_s is None else arrived_at + remaining_s
-        prepared = await self._preparer.prepare(request)
+        try:
+            prepared = await self._preparer.prepare(request)
+        except ServingError:
+            if (accepted_before := await self._find_accepted(request, whole_answer=whole_answer)) is None:
+                raise
+            return accepted_before, False
         if whole_answer:
             check_answer_fits(prepared.params, len(prepared.new.prompt))
         new = replace(prepared.new, deadline_in_ms=self._deadline_before(ends_at))
-        accepted = await self._attachments.attach_by(new.seq_id, self._accept_in_turn(new))
+        limits = replace(self._queue_limits, quota=self._authorizer.current_quota(self._queue_limits.quota))
+        accepted = await self._attachments.attach_by(new.seq_id, self._accept_in_turn(new, limits))
         if accepted.status == AcceptStatus.FULL:
-            raise queue_full(accepted, self._queue_limits)
+            raise quota_exceeded(accepted, limits.quota) if accepted.exceeded.is_quota else queue_full(accepted, limits)
         if accepted.status == AcceptStatus.MISMATCH:
-            raise RequestExists("request_id: used before with a different body; choose another")
+            raise request_exists()
         if accepted.status == AcceptStatus.EXISTS:
             return await self._attach(ResumePoint(new.request_id, ())), False
         record, start = first_record(new), StreamStart(fresh=True)
         session = Session(self._context, prepared.model, record, prepared.params, start, arrived_at)
         session.set_deadline(new.deadline_in_ms)
+        session.set_operation(operation_of(prepared.field))
         return session, True
+
+    async def _find_accepted(self, request: inference_pb2.GenerateRequest, *, whole_answer: bool) -> Session | None:
+        """A session of this request, if the store has it; None otherwise.
+
+        A request that was accepted goes on although it cannot be accepted now: because its model has no worker, or this
+        router has met none. The grace of its client begins anew, also where this raises NoWorkers.
+        """
+        try:
+            request_id = validation.validate_request_id(request.request_id)
+            body_hash = wire.request_hash(request)
+        except InvalidArgument:
+            return None
+        found = await self._store.read(self.sequence_of(request_id))
+        if found is None:
+            return None
+        if found.record.body_hash != body_hash:
+            raise request_exists()
+        if whole_answer:
+            check_answer_fits(wire.sampling_from_bytes(found.record.sampling), found.record.prompt_len)
+        return await self._attach(ResumePoint(request_id, ()))
 
     async def _attach(self, point: ResumePoint) -> Session:
         seq_id = self.sequence_of(point.request_id)
-        attaching = self._store.attach(seq_id, self._router_id)
-        record = await self._attachments.attach_by(seq_id, attaching)
+        record = await self._attachments.attach_by(seq_id, self._attach_in_turn(seq_id))
         if record is None:
             is_newer = bool(point.generation) and self._store.generation > point.generation
             if is_newer or point.is_younger_than(RETAIN_MS / 1000):
@@ -178,7 +212,7 @@ class SessionOpener:
     @contextmanager
     def _counted(self) -> Iterator[None]:
         if refusal := self._why_not():
-            self._progress.count_refusal(refusal)
+            self._progress.count_refusal(refusal, self._authorizer.current_tenant())
             raise refusal
         self.num_sessions += 1
         try:
@@ -229,6 +263,19 @@ def queue_full(accepted: AcceptReply, limits: QueueLimits) -> QueueFull:
         f"and the limit is {bound}: retry later, or ask for fewer tokens",
         retry_after_ms=int(min(MAX_RETRY_MS, max(MIN_RETRY_MS, drained_ms * RETRY_SHARE))),
     )
+
+
+def quota_exceeded(accepted: AcceptReply, quota: TenantQuota) -> QuotaExceeded:
+    """The error of a request whose tenant has used up a quota, and when there may be room again."""
+    if accepted.exceeded is QueueBound.TENANT_STREAMS:
+        said = f"this tenant has {quota.max_streams} requests under way, which is its quota: retry when one has ended"
+        return QuotaExceeded(said, quota="streams", retry_after_ms=accepted.retry_ms)
+    said = f"this tenant has used its quota of {quota.tokens_per_minute} tokens per minute: retry after the delay"
+    return QuotaExceeded(said, quota="tokens_per_minute", retry_after_ms=accepted.retry_ms)
+
+
+def request_exists() -> RequestExists:
+    return RequestExists("request_id: used before with a different body; choose another")
 
 
 def unknown_request(request_id: RequestId) -> NotFound:

@@ -23,7 +23,8 @@ async def stream_over_http(port: int, prompt: list[int], num_tokens: int) -> int
     """The number of events of one stream."""
     body = json.dumps({**BODY, "prompt": prompt, "max_tokens": num_tokens}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     count, last = 0, b""
     while data := await reader.read(1 << 16):

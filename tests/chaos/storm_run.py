@@ -46,7 +46,7 @@ class Storm:
         shape = Shape(
             routers=arguments.routers, workers=arguments.workers, step_delay_ms=arguments.step_ms, lease_ms=3000
         )
-        self._cluster = StormCluster(folder, shape)
+        self._cluster = StormCluster(folder, shape, mixed=arguments.mixed, load_s=arguments.load_s)
         self._faults = Faults(self._cluster, self._random)
         self._moves = MoveFaults(self._cluster, self._faults, self._random)
         self._log = (folder / "faults.jsonl").open("w", encoding="utf-8")
@@ -271,6 +271,8 @@ def main() -> int:
     parser.add_argument("--backoff-s", type=float, default=1.0, help="how long clients wait at most before a new try")
     parser.add_argument("--kinds", default="", help="only these kinds of faults, separated by commas")
     parser.add_argument("--rate", type=float, default=1.0, help="so many times the usual number of faults")
+    parser.add_argument("--mixed", action="store_true", help="w0 has few blocks, w1 is for prompts, w2 for outputs")
+    parser.add_argument("--load-s", type=float, default=0.0, help="how long each worker takes to load its model")
     parser.add_argument("--folder", default="", help="where logs and report go; empty: build/chaos/<time>")
     arguments = parser.parse_args()
     folder = Path(arguments.folder or ROOT / "build" / "chaos" / datetime.now().strftime("%Y%m%d-%H%M%S"))

@@ -59,10 +59,7 @@ def test_the_limits_are_those_of_the_code(text):
 def test_the_revision_is_that_of_the_code(root):
     text = (root / "protos/README.md").read_text(encoding="utf-8")
     assert f"It is {wire.SCHEMA_REVISION}." in text
-    internal = (
-        f"It is {wire.INTERNAL_REVISION}. A router uses\n  workers from revision {wire.OLDEST_WORKER_REVISION} on"
-    )
-    assert internal in text
+    assert f"It is {wire.INTERNAL_REVISION}. A router uses\n  workers of its own revision alone" in text
 
 
 def test_the_person_strings_are_those_of_the_code(text, root):
@@ -78,19 +75,19 @@ def test_the_resume_token_is_as_written(text, root, monkeypatch):
     owner = re.match(r": owned by (\S+); change both together", section)
     assert owner
     assert (root / owner[1]).is_file()
-    assert "token = body ‖ BLAKE2b-128(key = key, body ‖ tenant)" in section  # here the tenant is empty
-    assert "body  = u8(version = 2) ‖ key id ‖ u64(generation) ‖ u32(seconds since 1970) ‖ u8(number" in section
+    assert "token = body ‖ BLAKE2b-128(key = key, u16(number of bytes of tenant) ‖ tenant ‖ body)" in section
+    assert "body  = u8(version = 3) ‖ key id ‖ u64(generation) ‖ u32(seconds since 1970) ‖ u8(number" in section
     assert "u8(number of bytes of request_id) ‖ u8(number of returned branches) ‖ request_id ‖ place" in section
     assert "the key id its BLAKE2b-32 with the person octavo.keyid.v1" in section
     assert "place = u32(next index) ‖ u64(chain there) ‖ u32(bytes of text delivered)" in section
     key, places = bytes(range(32)), [(7, 2**64 - 2, 300), (0, 5, 0)]
-    body = bytes([2]) + hashlib.blake2b(key, digest_size=4, person=b"octavo.keyid.v1").digest()
+    body = bytes([3]) + hashlib.blake2b(key, digest_size=4, person=b"octavo.keyid.v1").digest()
     body += (2**40 + 1).to_bytes(8, "little") + (2**31).to_bytes(4, "little") + bytes([3, 2]) + b"r-1"
     for index, chain, text_bytes in places:
         body += index.to_bytes(4, "little") + chain.to_bytes(8, "little") + text_bytes.to_bytes(4, "little")
-    token = body + hashlib.blake2b(body, key=key, digest_size=16).digest()
+    token = body + hashlib.blake2b(b"\x04\0acme" + body, key=key, digest_size=16).digest()
     monkeypatch.setattr(resume_tokens.time, "time", lambda: 2**31 + 0.5)
-    assert resume_tokens.ResumeTokens(key, 2**40 + 1).make_token(b"r-1", places) == token
+    assert resume_tokens.ResumeTokens(key, 2**40 + 1).make_token(b"r-1", places, "acme") == token
 
 
 def test_every_function_of_the_store_is_explained(text):

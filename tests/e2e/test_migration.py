@@ -225,7 +225,8 @@ TRANSFERS = [  # what grpcurl sends by hand, and what it is told
 
 
 async def test_calls_of_transfer_by_hand_are_refused_by_name_and_hold_nothing(cluster, client, prompt):
-    reader = Reader(client.generate(prompt, LONG, request_id="not for you"))
+    lasting = SamplingParams(temperature=0, max_tokens=4000)  # it still runs when all calls have been made
+    reader = Reader(client.generate(prompt, lasting, request_id="not for you"))
     await reader.until(20)
     migrate = Mover(cluster, "not for you")
     status, source = await migrate.status(), await migrate.owner()

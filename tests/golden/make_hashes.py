@@ -46,7 +46,7 @@ def prompt_chain(token_ids: list[int]) -> int:
 
 def vectors() -> dict[str, list[dict[str, object]]]:
     """64-bit numbers are strings of 16 hex digits (most significant first): JSON numbers lose their low bits."""
-    names = ("fingerprint", "layout", "lora", "salt")
+    names = ("fingerprint", "layout", "lora", "salt", "numerics")
     roots = [
         ("", "", "", ""),
         ("model-1", "float32.hnd.16", "", ""),
@@ -54,6 +54,7 @@ def vectors() -> dict[str, list[dict[str, object]]]:
         ("model-1", "float32.hnd.16", "tenant-a", ""),
         ("model-1float32", ".hnd.16", "", ""),
         ("modèle-模型", "float32.hnd.16", "", "x" * 200),
+        ("model-1", "float32.hnd.16", "", "", "cpu/native-1/avx2"),
     ]
     blocks = [
         (ROOT, b"", [0] * 16),
@@ -68,7 +69,7 @@ def vectors() -> dict[str, list[dict[str, object]]]:
     chains = [(0, []), (0, [0]), (0, [1, 2, 3]), (2**64 - 1, [2**32 - 1]), (prompt_chain(LONG), LONG[:5])]
     prompts: list[list[int]] = [[], [0], [1, 2, 3], LONG]
     return {
-        "root_key": [{**dict(zip(names, root, strict=True)), "root": root_key(*root).hex()} for root in roots],
+        "root_key": [{**dict(zip(names, root, strict=False)), "root": root_key(*root).hex()} for root in roots],
         "block_hash": [
             {"root": root.hex(), "parent": parent.hex(), "token_ids": ids, "hash": block_hash(root, parent, ids).hex()}
             for root, parent, ids in blocks

@@ -90,7 +90,7 @@ def test_what_the_router_image_installs_runs_without_torch_and_without_the_worke
     run(sys.executable, "-m", "venv", env)
     settings = [f"--config-settings={option}" for option in options]
     source = tmp_path / "src"
-    for name in ("pyproject.toml", "README.md", "LICENSE", "requirements/constraints.txt", "csrc/CMakeLists.txt"):
+    for name in ("pyproject.toml", "docs/package.md", "LICENSE", "requirements/constraints.txt", "csrc/CMakeLists.txt"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
     for name in ("octavo", "router"):

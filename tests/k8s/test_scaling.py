@@ -2,7 +2,8 @@
 
 import re
 
-from rendered_chart import by_name, of_kind, template
+import yaml
+from rendered_chart import by_name, of_kind, programs, promtool, settings_of, template
 
 from octavo.metrics.table import METRICS, ROUTER, WORKER, MetricKind
 
@@ -13,7 +14,7 @@ def test_routers_scale_by_cpu():
     deployment = objects["Deployment", "trial-octavo-router"]["spec"]
     assert scaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "trial-octavo-router"}
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 8)
-    assert "replicas" not in deployment  # each upgrade would set it back
+    assert deployment["replicas"] == 3  # at first: see below for upgrades
     assert "cpu" in deployment["template"]["spec"]["containers"][0]["resources"]["requests"]
     assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
 
@@ -23,11 +24,13 @@ def test_workers_scale_by_queued_tokens_and_by_what_runs():
     (scaled,) = of_kind(objects, "ScaledObject").values()
     target = scaled["spec"]["scaleTargetRef"]
     workers = objects[target["kind"], target["name"]]["spec"]
-    assert "replicas" not in workers
+    assert workers["replicas"] == 2
     asked = {}
     for trigger in scaled["spec"]["triggers"]:
-        name, selector = re.fullmatch(r"\w+\((octavo_\w+)(\{.*\})\)", trigger["metadata"]["query"]).groups()
+        name, selector = re.search(r"(octavo_\w+)(\{[^}]*\})", trigger["metadata"]["query"]).groups()
         assert METRICS[name].kind is MetricKind.GAUGE
+        assert trigger["metadata"]["ignoreNullValues"] == "false"  # a Prometheus that saw nobody is no empty queue
+        assert "authenticationRef" not in trigger
         asked[name] = re.search(r'namespace="ns",pod=~"(.*)"', selector)[1], METRICS[name].programs
         assert int(trigger["metadata"]["threshold"]) > 0
     assert asked == {
@@ -64,3 +67,87 @@ def test_pods_are_spread_over_zones_and_nodes(objects):
             spread = objects[kind, name]["spec"]["template"]["spec"]["topologySpreadConstraints"]
             keys = [each["topologyKey"] for each in spread]
             assert keys == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"], name
+
+
+def scaled_objects(*options, profile="default"):
+    return of_kind(by_name(template("--namespace", "ns", *options, profile=profile)), "ScaledObject")
+
+
+def test_without_an_answer_there_are_as_many_workers_as_before():
+    spec = scaled_objects("--set=worker.autoscaling.enabled=true")["trial-octavo-worker"]["spec"]
+    assert spec["fallback"] == {"failureThreshold": 3, "replicas": 1, "behavior": "currentReplicasIfHigher"}
+    older = scaled_objects("--set=worker.autoscaling.enabled=true,worker.autoscaling.fallback.behavior=")
+    assert set(older["trial-octavo-worker"]["spec"]["fallback"]) == {"failureThreshold", "replicas"}
+
+
+def test_workers_can_be_scaled_to_none_where_requests_wait():
+    objects = by_name(template("--namespace", "ns", profile="models"))
+    spec = objects["ScaledObject", "trial-octavo-worker-large"]["spec"]
+    assert (spec["minReplicaCount"], spec["initialCooldownPeriod"]) == (0, 1800)
+    assert objects["StatefulSet", "trial-octavo-worker-large"]["spec"]["replicas"] == 1  # it says what the model is
+    (router,) = [container for component, _, container in programs(objects) if component == "router"]
+    assert settings_of("router", router).wait_for_workers
+    waiting, running, refused = (each["metadata"]["query"] for each in spec["triggers"])
+    assert 'model=~"org/large-instruct|"' in waiting
+    assert running.endswith('or 0 * max(octavo_queue_tokens{namespace="ns",pod=~"trial-octavo-router-.*"})')
+    assert 'reason="NO_WORKERS"' in refused
+    for trigger in spec["triggers"]:
+        assert trigger["authenticationRef"] == {"name": "prometheus", "kind": "TriggerAuthentication"}
+        assert trigger["metadata"]["authModes"] == "bearer"
+    others = by_name(template("--set=worker.autoscaling.enabled=true"))
+    assert not any(settings_of(*each[::2]).wait_for_workers for each in programs(others) if each[0] == "router")
+
+
+CASES = {  # what Prometheus has read, and what the queries for what waits, runs and is refused answer
+    "a request that waits for a first worker": (
+        {'octavo_queue_tokens{namespace="ns",pod="trial-octavo-router-a",model="org/large-instruct"}': "900x10"},
+        [900, 0, None],
+    ),
+    "a model that a router does not know": (
+        {
+            'octavo_queue_tokens{namespace="ns",pod="trial-octavo-router-a",model=""}': "70x10",
+            'octavo_queue_tokens{namespace="ns",pod="trial-octavo-router-b",model="org/large-instruct"}': "70x10",
+        },
+        [70, 0, None],
+    ),
+    "busy workers, and others of another model": (
+        {
+            'octavo_queue_tokens{namespace="ns",pod="trial-octavo-router-a",model="org/large-instruct"}': "0x10",
+            'octavo_queue_tokens{namespace="ns",pod="trial-octavo-router-a",model="small"}': "5000x10",
+            'octavo_branches_running{namespace="ns",pod="trial-octavo-worker-large-0"}': "3x10",
+            'octavo_branches_running{namespace="ns",pod="trial-octavo-worker-large-11"}': "4x10",
+            'octavo_branches_running{namespace="ns",pod="trial-octavo-worker-small-0"}': "50x10",
+        },
+        [0, 7, None],
+    ),
+    "a refusal": (
+        {
+            'octavo_queue_tokens{namespace="ns",pod="trial-octavo-router-a",model=""}': "0x10",
+            'octavo_requests_refused_total{namespace="ns",pod="trial-octavo-router-a",reason="NO_WORKERS"}': "0x2 9x9",
+        },
+        [0, 0, 1],
+    ),
+    "nobody is seen": ({'octavo_branches_running{namespace="other",pod="x"}': "1x10"}, [None, None, None]),
+}
+
+
+def test_queries_answer_what_autoscaling_should_know(tmp_path):
+    """Where there is no answer, KEDA falls back and starts nobody."""
+    spec = scaled_objects(profile="models")["trial-octavo-worker-large"]["spec"]
+    queries = [each["metadata"]["query"] for each in spec["triggers"]]
+    tests = []
+    for series, expected in CASES.values():
+        wanted = [[] if value is None else [{"labels": "{}", "value": value}] for value in expected]
+        tests.append(
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                "promql_expr_test": [
+                    {"expr": query, "eval_time": "4m", "exp_samples": samples}
+                    for query, samples in zip(queries, wanted, strict=True)
+                ],
+            }
+        )
+    path = tmp_path / "queries_test.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [], "evaluation_interval": "1m", "tests": tests}))
+    promtool("test", "rules", path)

@@ -26,7 +26,7 @@ def test_a_release_is_insecure_only_where_its_values_say_so(profile):
     objects = by_name(template(profile=profile))
     for component, pod, container in programs(objects):
         read = settings_of(component, container)
-        assert read.insecure == (profile == "cpu")
+        assert read.insecure == (profile in ("cpu", "models"))
         assert all((read.tls_cert, read.tls_key, read.tls_ca)) == (not read.insecure)
         mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
         if not read.insecure:
@@ -64,7 +64,7 @@ def test_names_of_services_stand_in_the_certificates_of_who_answers_there(profil
     objects = by_name(template("--namespace", "ns", profile=profile))
     certificates = of_kind(objects, "Certificate")
     if not certificates:
-        assert profile in ("cpu", "cells")
+        assert profile in ("cpu", "cells", "models")
         return
     for name, service in of_kind(objects, "Service").items():
         component = service["spec"]["selector"]["app.kubernetes.io/component"]
@@ -82,6 +82,8 @@ def test_every_secret_that_a_pod_needs_is_made_or_named_in_the_values():
         "gpu": set(),
         "external-store": {"octavo-store", "octavo-store-tls"},
         "secure": {"octavo-api-keys", "octavo-test-key"},
+        "models": set(),
+        "openshift": set(),
         "cells": {"octavo-router", "octavo-worker", "octavo-client", "store-a", "store-b", "store-c"},
     }
     assert set(given) == set(PROFILES)
@@ -193,7 +195,8 @@ def test_pods_reach_what_they_need_and_nothing_else():
     assert reached == ALLOWED - {("test", "router", 58051)}
     outside = ("elsewhere", {})
     assert [name for name in here if passes(policies, here[name], outside, 443)] == []
-    assert all(passes(policies, here[name], outside, 53) for name in here)
+    for port in (53, 5353):  # on OpenShift pods of the cluster's DNS listen on the second one
+        assert all(passes(policies, here[name], outside, port) for name in here)
 
 
 def test_cells_do_not_reach_each_other():

@@ -80,7 +80,7 @@ def test_every_value_has_a_comment():
         name, colon, value = line.strip().partition(":")
         if colon and value and not name.startswith(("#", "-")) and not before.strip().startswith("#"):
             unexplained.append(name)
-    assert unexplained == ["requests", "limits", "requests", "limits", "existingSecretKey"]
+    assert unexplained == [*["requests", "limits"] * 3, "existingSecretKey"]
 
 
 def other_value(schema, default):
@@ -103,10 +103,19 @@ CONTEXTS = [
         "worker": {"autoscaling": {"enabled": True}, "gpus": 1, "cache": {"persistent": True}},
         "model": {"volume": {"persistentVolumeClaim": {"claimName": "models"}}},
         "grpcRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "backendTls": {"enabled": True}},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
+        "serviceAccount": {"create": True},
         "ingress": {"enabled": True, "host": "octavo.example"},
         "watching": {part: {"enabled": True} for part in ("monitor", "alerts", "dashboard")},
     },
-    {"security": {"certManager": {"issuer": {"name": "internal-ca"}}}, "store": {"existingSecret": "store"}},
+    {
+        "security": {"certManager": {"issuer": {"name": "internal-ca"}}},
+        "store": {"existingSecret": "store"},
+        "router": {"service": {"type": "LoadBalancer"}},
+        "worker": {"autoscaling": {"enabled": True, "authentication": {"name": "prometheus"}}},
+        "model": {"download": {"command": ["fetch"], "image": {"repository": "registry.example/mine"}}},
+    },
+    {"security": {"insecure": True}, "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}}},
     {
         "security": {
             "certManager": {"enabled": False},
@@ -116,6 +125,8 @@ CONTEXTS = [
 ]
 # What the schema takes and the chart refuses, as other values do not fit, and its words.
 REFUSED = {
+    "inferencePool.enabled": "without TLS",
+    "model.download.hub": "give hub, or a command",
     "security.certManager.enabled": "there is no certificate of the role",
     "security.insecure": "backendTls needs routers with TLS",
 }

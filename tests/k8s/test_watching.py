@@ -2,12 +2,10 @@
 
 import json
 import re
-import shutil
-import subprocess
 
 import pytest
 import yaml
-from rendered_chart import BIN, CHART, INSECURE, ROOT, by_name, of_kind, programs, settings_of, template
+from rendered_chart import CHART, INSECURE, ROOT, by_name, of_kind, programs, promtool, settings_of, template
 
 from octavo.cli.commands import parser
 from octavo.metrics.table import METRICS, MetricKind
@@ -92,7 +90,9 @@ def test_label_values_that_alerts_ask_for_are_those_of_the_code():
 def test_the_dashboard_shows_every_metric():
     """Those that say only what a process is are not numbers to be drawn."""
     shown = {SERIES[name].name for _, expr in expressions() for name in NAME.findall(expr) if name in SERIES}
-    assert set(METRICS) - shown == {"octavo_queue_tokens", "octavo_waiting_tenants", "octavo_sequences"}
+    assert set(METRICS) - shown == {
+        *("octavo_queue_tokens", "octavo_waiting_tenants", "octavo_sequences"),
+    }
 
 
 def test_panels_do_not_overlap_and_have_ids_of_their_own():
@@ -230,14 +230,6 @@ def test_monitors_of_an_insecure_release_show_nothing():
     assert "tlsConfig" not in str(of_kind(by_name(template(*ON, *INSECURE)), "PodMonitor"))
 
 
-def promtool(*command):
-    path = shutil.which("promtool") or str(BIN / "promtool")
-    if not shutil.which(path):
-        pytest.skip("promtool is not here: `make test-chart` brings it where there is apt-get")
-    done = subprocess.run([path, *map(str, command)], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_prometheus_can_read_every_expression(tmp_path):
     promtool("check", "rules", WATCHING / "alerts.yaml")
     exprs = [re.sub(r"\$__rate_interval", "5m", expr) for _, expr in expressions()]
@@ -265,8 +257,10 @@ FIRES = {
     "OctavoNoRouterServes": {'octavo_serving{namespace="n",pod="r"}': "0x120", ROUTER_POD: "1x120"},
     "OctavoIsNotSeen": {WORKER_POD: "1x120"},
     "OctavoNoWorkers": {
-        'octavo_workers{namespace="n",pod="r",state="available"}': "0x120",
-        'octavo_workers{namespace="n",pod="r",state="lost"}': "2x120",
+        'octavo_workers{namespace="n",pod="r",model="m",state="available"}': "0x120",
+        'octavo_workers{namespace="n",pod="r",model="m",state="lost"}': "2x120",
+        'octavo_workers{namespace="n",pod="r",model="other",state="available"}': "1x120",
+        'octavo_waits_for_workers{namespace="n",pod="r"}': "0x120",
     },
     "OctavoWorkerDoesNotServe": {
         'octavo_serving{namespace="n",pod="w"}': "0x120",
@@ -298,6 +292,10 @@ FIRES = {
         'octavo_migrations_total{namespace="n",pod="w",outcome="stayed"}': "0+9x120",
         'octavo_migrations_total{namespace="n",pod="w",outcome="moved"}': "0+3x120",
     },
+    "OctavoCallsAreRefused": {
+        'octavo_calls_refused_total{namespace="n",pod="r",listener="grpc",reason="NO_KEY"}': "0+60x120"
+    },
+    "OctavoKeysExpire": {'octavo_api_keys{namespace="n",pod="r",state="expiring"}': "2x120"},
 }
 QUIET = {
     "a cluster that works": {
@@ -305,7 +303,7 @@ QUIET = {
         'octavo_serving{namespace="n",pod="w"}': "1x120",
         ROUTER_POD: "1x120",
         WORKER_POD: "1x120",
-        'octavo_workers{namespace="n",pod="r",state="available"}': "1x120",
+        'octavo_workers{namespace="n",pod="r",model="m",state="available"}': "1x120",
         'octavo_branches_running{namespace="n",pod="w"}': "3x120",
         'octavo_steps_total{namespace="n",pod="w"}': "0+900x120",
         'octavo_requests_ended_total{namespace="n",pod="r",model="m",reason="stop"}': "0+60x120",
@@ -326,6 +324,10 @@ QUIET = {
     "refusals that are the clients'": {
         'octavo_requests_refused_total{namespace="n",pod="r",reason="INVALID_ARGUMENT"}': "0+60x120"
     },
+    "workers that were scaled to none": {
+        'octavo_workers{namespace="n",pod="r",model="m",state="available"}': "0x120",
+        'octavo_waits_for_workers{namespace="n",pod="r"}': "1x120",
+    },
     "bulk work waits": {'octavo_waiting_oldest_seconds{namespace="n",pod="r",class="bulk"}': "900x120"},
 }
 
@@ -335,6 +337,30 @@ def of_cell(cell, series):
     added = f'namespace="n",release="octavo",cell="{cell}",'
     return {name.replace('namespace="n",', added): values for name, values in series.items()}
 
+
+# The counters of a process that starts half an hour after Prometheus, and that is scraped before its first event.
+COUNTED = {"loss": "_x32 0x3 1x120", "many": "_x20 0x3 60+60x120"}
+FIRST_EVENTS = {
+    name: {
+        series: COUNTED["loss" if " 1x" in values or " 4x" in values else "many"] if "_total{" in series else values
+        for series, values in FIRES[name].items()
+    }
+    for name in FIRES
+    if any("_total{" in series for series in FIRES[name])
+} | {
+    "OctavoRequestsFail": {
+        'octavo_requests_ended_total{namespace="n",pod="r",model="m",reason="error"}': COUNTED["many"],
+        'octavo_requests_ended_total{namespace="n",pod="r",model="m",reason="stop"}': COUNTED["many"],
+    },
+    "OctavoMovesFail": {
+        'octavo_migrations_total{namespace="n",pod="w",outcome="stayed"}': COUNTED["many"],
+        'octavo_migrations_total{namespace="n",pod="w",outcome="moved"}': "_x20 0x120",
+    },
+    "OctavoStepsStandStill": {
+        'octavo_branches_running{namespace="n",pod="w"}': "_x20 3x120",
+        'octavo_steps_total{namespace="n",pod="w"}': "_x20 0x120",
+    },
+}
 
 HEALTHY = QUIET["a cluster that works"]
 # In one cell, while the other one works.
@@ -346,6 +372,12 @@ FIRES_OF_CELLS = [
 
 def test_every_alert_has_a_case():
     assert set(FIRES) == set(rules())
+    counted = {name for name, rule in rules().items() if "_total" in rule["expr"]}
+    assert set(FIRST_EVENTS) == counted
+    for name, series in FIRST_EVENTS.items():
+        begun = {values for each, values in series.items() if "_total{" in each}
+        assert begun, name
+        assert all(re.match(r"_x\d+ 0x", values) for values in begun), name
 
 
 def test_each_alert_fires_when_it_should_and_no_other(tmp_path):
@@ -353,6 +385,7 @@ def test_each_alert_fires_when_it_should_and_no_other(tmp_path):
     cases = [((seen if name != "OctavoIsNotSeen" else {}) | series, [name]) for name, series in FIRES.items()]
     cases += [(seen | series, []) for series in QUIET.values()]
     cases += [(series, [name]) for name, series in FIRES_OF_CELLS]
+    cases += [(seen | series, [name]) for name, series in FIRST_EVENTS.items()]
     tests = [
         {
             "interval": "1m",

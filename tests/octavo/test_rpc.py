@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo import errors, limits, rpc, statuses
-from octavo.errors import ServingError
+from octavo.errors import PermissionDenied, ServingError
+from octavo.security.authorizer import Authorizer
 
 SERVICE = "octavo.test.Echo"
 CANARY = "xyzzy-canary"
@@ -248,6 +250,56 @@ async def test_a_deadline_is_a_deadline():
     async with served(Echo()) as channel:
         with pytest.raises(errors.DeadlineExceeded), statuses.serving_errors():
             await channel.unary_unary(f"/{SERVICE}/unary_unary")(b"hang", timeout=0.05)
+
+
+class Denier(Authorizer):
+    """Denies every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.denied = asyncio.Event()
+
+    def authorize_call(self, method: str, context: object) -> None:
+        self.denied.set()
+        raise PermissionDenied(f"{method}: not for you")
+
+
+@pytest.mark.parametrize("kind", ["stream_unary", "stream_stream"])
+async def test_a_refusal_reaches_callers_that_still_send(kind):
+    authorizer = Denier()
+
+    async def requests():
+        yield b"first"
+        await authorizer.denied.wait()
+        time.sleep(0.1)  # noqa: ASYNC251  the loop stands still: what the server sends now reaches only the core of gRPC
+        yield b"second"
+
+    async with served(Echo(), authorizer=authorizer) as channel:
+        call = getattr(channel, kind)(f"/{SERVICE}/{kind}")(requests())
+        assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize("kind", ["stream_unary", "stream_stream"])
+async def test_a_refusal_does_not_wait_for_ever(kind, monkeypatch):
+    monkeypatch.setattr(rpc, "HEARING_S", 0.05)
+    async with served(Echo(), authorizer=Denier()) as channel:
+        call = getattr(channel, kind)(f"/{SERVICE}/{kind}")()
+        assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_headers_have_a_limit_that_is_exact():
+    counted = 32  # what HTTP/2 adds to each header's name and value
+    others = 1024  # more than what gRPC sends of its own
+
+    async def code_with(num_bytes: int) -> grpc.StatusCode:
+        call = channel.unary_unary(f"/{SERVICE}/unary_unary")(b"hello", metadata=(("x-long", "a" * num_bytes),))
+        return await call.code()
+
+    async with served(Echo()) as channel:
+        for _ in range(20):
+            assert await code_with(limits.MAX_METADATA_BYTES - counted - others) is grpc.StatusCode.OK
+            for num_bytes in (limits.MAX_METADATA_BYTES - counted, limits.MAX_METADATA_BYTES * 3 // 2):
+                assert await code_with(num_bytes) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_all_violations_cross_the_connection():

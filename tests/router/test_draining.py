@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
+from effort import patience
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gpu_worker.serving import releaser
@@ -150,7 +151,7 @@ async def test_a_second_signal_releases_everything_at_once(world):
     await asyncio.sleep(0.1)
     assert not leaving.done()  # the only worker: it goes on
     urgent.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         await leaving
         await worker.stop()
     world.workers.remove(worker)
@@ -392,7 +393,7 @@ async def test_a_router_that_drains_takes_no_calls_and_lets_its_streams_end(worl
     events = [event async for event in stream]
     assert events[-1].HasField("finished")
     assert len((await complete).outputs[0].token_ids) == 50
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         await leaving
     assert {entry.record.request_id for entry in world.state._entries.values()} >= {"going"}
     assert "new" not in {entry.record.request_id for entry in world.state._entries.values()}

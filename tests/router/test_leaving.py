@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from effort import patience
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.errors import InvalidArgument, StoreUnavailable
@@ -25,7 +26,7 @@ async def test_a_router_that_stops_sends_its_clients_on(world, oracle):
         await world.router()
     await world.ready()
     tasks = await world.streams(world.client(0, 1), 4)
-    async with asyncio.timeout(1.5):
+    async with asyncio.timeout(patience(1.5)):
         await world.stop_router(world.routers[0])
     for task in tasks:
         assert not task.done()

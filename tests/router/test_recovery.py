@@ -9,13 +9,14 @@ from slow_beams import best_outputs
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo import rpc
-from octavo.errors import OutOfBlocks, RunnerFailed, TooLarge
+from octavo.client import AsyncClient, RetryPolicy
+from octavo.errors import NoWorkers, OutOfBlocks, RequestExists, RunnerFailed, ServingError, TooLarge
 from octavo.ids import Incarnation
 from octavo.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.sampling import FinishReason, SamplingParams
 from octavo.step_item import StepItem
 from octavo.store.calls import Member, TakeReason, TakeRequest
-from octavo.store.memory import MemoryStore
+from octavo.store.memory import MemoryStore, sweep
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from router.fleet.worker_link import ProbeResult
 from router.streaming import owner_link
@@ -245,8 +246,9 @@ async def test_no_room_anywhere_waits_without_spinning(world, oracle):
     for worker in world.workers:
         worker.engine_client.admit = later
     task = asyncio.create_task(world.client().complete([*PROMPT, 0], GREEDY))
+    await world.until(lambda: admits >= 2)
     await asyncio.sleep(0.5)
-    assert 2 <= admits < 60  # once per worker and report, and not as fast as it goes
+    assert admits < 60  # once per worker and report, and not as fast as it goes
     for worker, admit in zip(world.workers, real, strict=True):
         worker.engine_client.admit = admit
     await oracle.check_completions([task])
@@ -385,3 +387,41 @@ async def test_a_member_that_describes_itself_badly_disturbs_no_other(world):
     await world.worker()
     await world.ready()
     await world.client().complete(PROMPT, GREEDY)
+
+
+async def test_who_sends_a_request_again_keeps_it_alive(world, oracle, monkeypatch):
+    """Its router and all workers are gone. The router that comes instead knows no model, and yet finds the request."""
+    monkeypatch.setattr(sweep, "ROUTER_LOSS_MS", 0)
+    await world.worker(FakeRunner(step_s=0.01))
+    await world.router()
+    await world.ready()
+    first = world.client(0).generate(PROMPT, GREEDY, request_id="again")
+    await anext(first)
+    await world.stop_router(world.routers[0])
+    await world._stop_worker(world.workers[0])
+    await first.aclose()
+    await world.router()  # a request outlives its last client for a second
+    refusals: list[ServingError] = []
+    policy = RetryPolicy(on_retry=lambda error, since: refusals.append(error))
+    async with AsyncClient(world.routers[0].endpoint, policy=policy) as client:
+        answer = asyncio.create_task(client.complete(PROMPT, GREEDY, request_id="again"))
+        await world.until(lambda: len(refusals) > 4, 30)  # each of them asks for half a second
+        assert all(isinstance(error, NoWorkers) for error in refusals)
+        assert world.entry("again").record.state is SequenceState.QUEUED
+        await world.worker()
+        assert oracle.returned(await answer) == oracle.outputs(PROMPT, GREEDY)
+        with pytest.raises(RequestExists):
+            await client.complete([1], GREEDY, request_id="again")
+
+
+async def test_who_sends_a_request_again_waits_where_its_model_has_no_worker(world, oracle):
+    await world.worker(FakeRunner(step_s=0.01))
+    await world.router()
+    await world.ready()
+    await world.client().generate(PROMPT, GREEDY, request_id="again").__anext__()
+    await world._stop_worker(world.workers[0])
+    await world.until(lambda: not world.routers[0].models.list_models()[0].workers)
+    answer = asyncio.create_task(world.client().complete(PROMPT, GREEDY, request_id="again"))
+    await world.until(lambda: world.routers[0].sessions.seq_ids())
+    await world.worker()
+    assert oracle.returned(await answer) == oracle.outputs(PROMPT, GREEDY)

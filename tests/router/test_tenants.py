@@ -153,3 +153,14 @@ async def test_keys_that_are_added_and_removed_count_at_once(guarded: Any, keys:
         await client_of(guarded, old).models()
     keys.file.write_text("this is no line of keys\n")
     assert await client_of(guarded, key).models()  # the last keys stay in force
+
+
+async def test_a_key_that_expires_ends_no_stream(guarded: Any, keys: Keys) -> None:
+    """What runs goes on; what comes then is told that the key has expired."""
+    acme = client_of(guarded, keys.of["acme"])
+    stream = acme.generate(PROMPT, max_tokens=400, temperature=0.0, request_id="one")
+    first = await anext(stream)
+    keys.file.write_text(f"{line_of('acme', keys.of['acme'], 2.0)}\n")
+    with pytest.raises(Unauthenticated, match="expired, at 1970-01-01T00:00:02Z"):
+        await acme.models()
+    assert len(first.token_ids) + sum([len(event.token_ids) async for event in stream]) == 400

@@ -1,7 +1,12 @@
 """Certificates of all roles, and what programs and callers are told of them."""
 
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from octavo.security.client_credentials import ClientCredentials
 from octavo.security.development_ca import certificate_files, make_certificates
@@ -28,6 +33,26 @@ class Certificates:
 
     def caller(self, role: str, *, of_worker: bool = False, api_key: str = "") -> ClientCredentials:
         return ClientCredentials(self.files(role), WORKER_NAME if of_worker else "", api_key)
+
+    def with_names(self, name: str, names: Sequence[x509.GeneralName], subject: str = "somebody") -> TlsFiles:
+        """Signs a certificate with exactly these alternative names, whatever they say, in files of that name."""
+        authority = x509.load_pem_x509_certificate((self.folder / "ca.crt").read_bytes())
+        authority_key = serialization.load_pem_private_key((self.folder / "ca.key").read_bytes(), None)
+        key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+        builder = x509.CertificateBuilder().serial_number(x509.random_serial_number()).public_key(key.public_key())
+        builder = builder.subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, subject)]))
+        builder = builder.issuer_name(authority.subject)
+        builder = builder.not_valid_before(now - datetime.timedelta(minutes=5))
+        builder = builder.not_valid_after(now + datetime.timedelta(days=1))
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())  # type: ignore[arg-type]
+        builder = builder.add_extension(issuer, critical=False)
+        if names:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        signed = builder.sign(authority_key, hashes.SHA256())  # type: ignore[arg-type]
+        pem, pkcs8, plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        (self.folder / f"{name}.crt").write_bytes(signed.public_bytes(pem))
+        (self.folder / f"{name}.key").write_bytes(key.private_bytes(pem, pkcs8, plain))
+        return TlsFiles(*(str(self.folder / file) for file in (f"{name}.crt", f"{name}.key", "ca.crt")))
 
     def stranger(self) -> ClientCredentials:
         """A caller that knows whom it calls, and has no certificate."""

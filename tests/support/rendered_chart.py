@@ -34,6 +34,14 @@ def run(*command, ok=True):
     return done.stdout if ok else done.stdout + done.stderr
 
 
+def promtool(*command):
+    path = shutil.which("promtool") or str(BIN / "promtool")
+    if not shutil.which(path):
+        pytest.skip("promtool is not here: `make test-chart` brings it where there is apt-get")
+    done = subprocess.run([path, *map(str, command)], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @functools.cache
 def template(*options, helm="helm3", profile="default", ok=True):
     values = [] if profile == "default" else ["-f", CHART / f"ci/{profile}-values.yaml"]

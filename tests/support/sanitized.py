@@ -65,6 +65,7 @@ def cpu_extension() -> Path:
         "csrc",
         "csrc-sanitized",
         "-DOCTAVO_CUDA=OFF",
+        "-DOCTAVO_ISAS=tests",
         "-DOCTAVO_SANITIZE=address;undefined",
         "-DCMAKE_BUILD_TYPE=Debug",
         "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1",

@@ -1,6 +1,6 @@
 """Beam search over a FakeRunner's model, without a shortcut: every text is looked at as a whole, again and again."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpu_worker.scheduling.step import RunnerInfo
@@ -17,8 +17,13 @@ class BestOutput(NamedTuple):
     total: float
 
 
-def best_outputs(info: RunnerInfo, prompt: Sequence[int], params: SamplingParams) -> list[BestOutput]:
-    """The outputs of a search for which no token ends a branch, the best first."""
+def best_outputs(
+    info: RunnerInfo,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    state_of: Callable[[Sequence[int]], int] = fold,
+) -> list[BestOutput]:
+    """The outputs of a search for which no token ends a branch, the best first. `state_of` is the model's."""
     chooser, width, limit = Chooser(info), params.beam_width, params.max_tokens or 0
     live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     complete: list[tuple[float, BestOutput]] = []
@@ -26,7 +31,7 @@ def best_outputs(info: RunnerInfo, prompt: Sequence[int], params: SamplingParams
         offers = [
             (-(total + logprob), parent, token)
             for parent, (output, total) in enumerate(live)
-            for token, logprob in chooser.top(fold([*prompt, *output]), 2 * width)
+            for token, logprob in chooser.top(state_of([*prompt, *output]), 2 * width)
         ]
         going = []
         for place, (cost, parent, token) in enumerate(sorted(offers)):

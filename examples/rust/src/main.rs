@@ -309,7 +309,7 @@ mod grpc {
 
 use grpc::{Channel, Code, Status};
 
-const MAX_FAILURES: u32 = 100; // without an event between them; with the pauses after them about a minute
+const MAX_FAILURES: u32 = 600; // without an event between them; with the pauses after them about five minutes
 const GENERATE: &str = "/octavo.v1.Inference/Generate";
 const ATTACH: &str = "/octavo.v1.Inference/Attach";
 const COMPLETE: &str = "/octavo.v1.Inference/Complete";

@@ -16,6 +16,8 @@ else:
     channel = grpc.insecure_channel(os.environ["ENDPOINT"])
 key = Path(os.environ["API_KEY_FILE"]).read_text().strip() if os.environ.get("API_KEY_FILE") else ""
 request = inference_pb2.GenerateRequest(text="Once upon a time", sampling={"max_tokens": 8})
+if os.environ.get("MODEL"):  # of several, the first one
+    request.model = os.environ["MODEL"]
 with channel:
     answer = inference_pb2_grpc.InferenceStub(channel).Complete(
         request,

@@ -22,7 +22,7 @@
 {{- end -}}
 {{- range $root.Values.cells | default (list dict) -}}
 {{- $values := mergeOverwrite (deepCopy (merge dict $root.Values)) (omit . "name") -}}
-{{- $context := dict "Values" $values "Release" $root.Release "Chart" $root.Chart "Capabilities" $root.Capabilities "cell" .name "script" $script }}
+{{- $context := dict "Values" $values "Release" $root.Release "Chart" $root.Chart "Capabilities" $root.Capabilities "Files" $root.Files "cell" .name "script" $script }}
 ---
 {{ include $template $context }}
 {{- end -}}
@@ -37,6 +37,19 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* A template for each model, with the model's own values in place; without `models`, once. Arguments: root, template. */ -}}
+{{- define "octavo.eachModel" -}}
+{{- $root := .root -}}
+{{- $template := .template -}}
+{{- range $root.Values.models | default (list dict) -}}
+{{- $values := mergeOverwrite (deepCopy (merge dict $root.Values)) (dict "model" (.model | default dict) "worker" (.worker | default dict)) -}}
+{{- if and .name (not $values.model.name) -}}
+{{- $_ := set $values.model "name" .name -}}
+{{- end }}
+{{ include $template (dict "Values" $values "Release" $root.Release "Chart" $root.Chart "Capabilities" $root.Capabilities "Files" $root.Files "cell" $root.cell "model" .name) }}
+{{- end -}}
+{{- end -}}
+
 {{- /* Labels by which Services and controllers find pods. Arguments: root, component, pool. */ -}}
 {{- define "octavo.selector" -}}
 app.kubernetes.io/name: octavo
@@ -44,6 +57,11 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .root.cell }}
 octavo/cell: {{ . }}
+{{- end }}
+{{- if eq .component "worker" }}
+{{- with .root.model }}
+octavo/model: {{ . }}
+{{- end }}
 {{- end }}
 {{- with .pool }}
 octavo/pool: {{ . }}
@@ -58,9 +76,158 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
-{{- /* An image. Arguments: root, image. */ -}}
+{{- /* An image, by its digest if there is one. Arguments: root, image. */ -}}
 {{- define "octavo.image" -}}
+{{- if .image.digest -}}
+{{ printf "%s@%s" .image.repository .image.digest | quote }}
+{{- else -}}
 {{ printf "%s:%s" .image.repository (.image.tag | default .root.Chart.AppVersion) | quote }}
+{{- end -}}
+{{- end -}}
+
+{{- /* How many pods: with autoscaling as many as the cluster has, since a number of one's own, or none, would set them back at each
+upgrade. At first it is `replicas` within the bounds. Arguments: root, kind, name, of (values with replicas and autoscaling). */ -}}
+{{- define "octavo.replicas" -}}
+{{- $there := .of.autoscaling.enabled | ternary (lookup "apps/v1" .kind .root.Release.Namespace .name) dict -}}
+{{- if $there -}}
+{{ dig "spec" "replicas" 1 $there | int }}
+{{- else if .of.autoscaling.enabled -}}
+{{ max (min .of.replicas .of.autoscaling.maxReplicas) .of.autoscaling.minReplicas }}
+{{- else -}}
+{{ .of.replicas }}
+{{- end -}}
+{{- end -}}
+
+{{- /* What an annotation says of a StatefulSet's claim, which Kubernetes never changes: an upgrade that would is refused here, before
+anything has changed, and with the remedy. Arguments: root, name, claim (text). */ -}}
+{{- define "octavo.claim" -}}
+{{- $there := lookup "apps/v1" "StatefulSet" .root.Release.Namespace .name -}}
+{{- $before := dig "metadata" "annotations" "octavo/claim" .claim ($there | default dict) -}}
+{{- if ne $before .claim -}}
+{{- fail (printf "StatefulSet %s has the claim %q, and these values ask for %q: Kubernetes does not change it. Run `kubectl --namespace %s delete statefulset %s --cascade=orphan`, which leaves pods and volumes as they are, and upgrade again; docs/deployment.md has the rest (Changing volumes)" .name $before .claim .root.Release.Namespace .name) -}}
+{{- end -}}
+octavo/claim: {{ .claim | quote }}
+{{- end -}}
+
+{{- /* The name of a StatefulSet of workers. A pod's name, which is longer, has to be a label. Arguments: root, pool. */ -}}
+{{- define "octavo.workerName" -}}
+{{- $name := join "-" (compact (list (include "octavo.fullname" .root) "worker" .root.model .pool)) -}}
+{{- if gt (len $name) 52 -}}
+{{- fail (printf "%s is longer than 52 letters, which Kubernetes takes: give a shorter fullnameOverride" $name) -}}
+{{- end -}}
+{{ $name }}
+{{- end -}}
+
+{{- /* What is the same in the pods of routers and of workers. Arguments: root, of (values of router or worker). */ -}}
+{{- define "octavo.podValues" -}}
+{{- with .of.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .of.schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- with .of.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* All models of a release or cell as they are mounted, each folder once: a list of mountPath, volume and download, with a name. */ -}}
+{{- define "octavo.modelFolders" -}}
+{{- $folders := list -}}
+{{- $seen := dict -}}
+{{- $root := . -}}
+{{- range .Values.models | default (list dict) -}}
+{{- $model := mergeOverwrite (deepCopy $root.Values.model) (.model | default dict) -}}
+{{- if or $model.volume (include "octavo.hasDownload" $model) -}}
+{{- $there := get $seen $model.mountPath -}}
+{{- if and $there (ne $there (toJson (list $model.volume $model.download))) -}}
+{{- fail (printf "models: two have different volumes or downloads at %s: give each a mountPath of its own" $model.mountPath) -}}
+{{- else if not $there -}}
+{{- $_ := set $seen $model.mountPath (toJson (list $model.volume $model.download)) -}}
+{{- $folders = append $folders (dict "name" (.name | default "" | printf "model-%s" | trimSuffix "-") "model" $model) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $folders -}}
+{{- end -}}
+
+{{- /* Whether files are fetched when a pod starts. The argument is a model's values. */ -}}
+{{- define "octavo.hasDownload" -}}
+{{- if and .download.hub .download.command -}}
+{{- fail "model.download: give hub, or a command of an image of yours, and not both" -}}
+{{- end -}}
+{{- if or .download.hub .download.command }}true{{ end -}}
+{{- end -}}
+
+{{- /* Where a worker finds its model. The argument is a model's values. */ -}}
+{{- define "octavo.modelPath" -}}
+{{ .download.hub | empty | ternary .path .mountPath }}
+{{- end -}}
+
+{{- /* Init containers: those that fetch models, then those of the values. A folder that has been filled is left as it is.
+Arguments: root, component, image, given, folders. */ -}}
+{{- define "octavo.initContainers" -}}
+{{- $root := .root -}}
+{{- $component := .component -}}
+{{- $image := .image -}}
+{{- $found := list -}}
+{{- range .folders -}}
+{{- if include "octavo.hasDownload" .model -}}
+{{- $found = append $found . -}}
+{{- end -}}
+{{- end -}}
+{{- if or $found .given }}
+initContainers:
+  {{- range $found }}
+  {{- $download := .model.download }}
+  - name: download{{ trimPrefix "model" .name }}
+    image: {{ include "octavo.image" (dict "root" $root "image" (empty $download.image.repository | ternary $image $download.image)) }}
+    imagePullPolicy: {{ $download.image.pullPolicy }}
+    {{- if $download.hub }}
+    command: ["python", "-c", {{ $root.Files.Get "files/download.py" | toJson }}]
+    {{- else }}
+    command: {{- toYaml $download.command | nindent 6 }}
+    {{- end }}
+    env:
+      - {name: MODEL_FOLDER, value: {{ .model.mountPath | quote }}}
+      # Routers read the tokenizer alone.
+      - {name: MODEL_FOR, value: {{ $component }}}
+      - {name: MODEL_HUB_NAME, value: {{ $download.hub | quote }}}
+      - {name: HOME, value: /tmp}
+      {{- range $download.env }}
+      - {{ toJson . }}
+      {{- end }}
+    resources: {{- toYaml $download.resources | nindent 6 }}
+    {{- include "octavo.containerSecurity" $root | nindent 4 }}
+    volumeMounts:
+      - {name: tmp, mountPath: /tmp}
+      - {name: {{ .name }}, mountPath: {{ .model.mountPath | quote }}}
+  {{- end }}
+  {{- with .given }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* Arguments: folders. */ -}}
+{{- define "octavo.modelMounts" -}}
+{{- range .folders }}
+- {name: {{ .name }}, mountPath: {{ .model.mountPath | quote }}, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- /* Arguments: folders. */ -}}
+{{- define "octavo.modelVolumes" -}}
+{{- range .folders }}
+- name: {{ .name }}
+  {{- toYaml (.model.volume | default (dict "emptyDir" (dict "sizeLimit" .model.download.size))) | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{- /* On which interface a program listens: on all. */ -}}
@@ -219,12 +386,18 @@ topologySpreadConstraints:
 {{- define "octavo.podSecurity" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
-securityContext:
-  runAsNonRoot: true
-  runAsUser: 65532
-  runAsGroup: 65532
-  fsGroup: 65532
-  seccompProfile: {type: RuntimeDefault}
+{{- if or .Values.serviceAccount.create .Values.serviceAccount.name }}
+serviceAccountName: {{ include "octavo.serviceAccount" . }}
+{{- end }}
+{{- $context := dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- if .Values.fixedIds -}}
+{{- $context = merge $context (dict "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532) -}}
+{{- end }}
+securityContext: {{- toYaml (mergeOverwrite $context (deepCopy .Values.podSecurityContext)) | nindent 2 }}
+{{- end -}}
+
+{{- define "octavo.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "octavo.basename" .) }}
 {{- end -}}
 
 {{- define "octavo.containerSecurity" -}}
@@ -239,18 +412,5 @@ securityContext:
 {{- range $name, $value := .settings }}
 - name: {{ printf "OCTAVO_%s_%s" $.program (trimPrefix (printf "%s_" (lower $.program)) $name | upper) }}
   value: {{ if kindIs "slice" $value }}{{ join "," $value | quote }}{{ else if kindIs "float64" $value }}{{ if eq (floor $value) $value }}{{ int64 $value | toString | quote }}{{ else }}{{ $value | toString | quote }}{{ end }}{{ else }}{{ $value | toString | quote }}{{ end }}
-{{- end }}
-{{- end -}}
-
-{{- define "octavo.modelMount" -}}
-{{- if .Values.model.volume }}
-- {name: model, mountPath: {{ .Values.model.mountPath | quote }}, readOnly: true}
-{{- end }}
-{{- end -}}
-
-{{- define "octavo.modelVolume" -}}
-{{- with .Values.model.volume }}
-- name: model
-  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}

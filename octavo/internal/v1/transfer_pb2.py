@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from octavo.v1 import types_pb2 as octavo_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!octavo/internal/v1/transfer.proto\x12\x12octavo.internal.v1\x1a\x15octavo/v1/types.proto\"}\n\x0ePrepareRequest\x12\x0e\n\x06seq_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x11\n\tkv_layout\x18\x06 \x01(\t\"\xaa\x01\n\x0fPrepareResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x06\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\r\x12\x0c\n\x04port\x18\x04 \x01(\r\x12/\n\x06wanted\x18\x05 \x03(\x0b\x32\x1f.octavo.internal.v1.WantedBlock\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x14\n\x0ctail_indexes\x18\x07 \x03(\r\"*\n\x0bWantedBlock\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\"\x1f\n\rExtendRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x06\"A\n\x0e\x45xtendResponse\x12/\n\x06wanted\x18\x01 \x03(\x0b\x32\x1f.octavo.internal.v1.WantedBlock\"P\n\rFinishRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x06\x12/\n\x08\x62ranches\x18\x02 \x03(\x0b\x32\x1d.octavo.internal.v1.BranchEnd\"\xb5\x01\n\tBranchEnd\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\r\n\x05\x63hain\x18\x02 \x01(\x06\x12\x1a\n\x12\x63umulative_logprob\x18\x03 \x01(\x01\x12%\n\x08logprobs\x18\x04 \x03(\x0b\x32\x13.octavo.v1.Logprobs\x12\x14\n\x0cnum_computed\x18\x05 \x01(\r\x12,\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x13.octavo.v1.Logprobs\"3\n\x0e\x46inishResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\"\x1e\n\x0c\x41\x62ortRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x06\"\x0f\n\rAbortResponse\"\xab\x01\n\x0c\x46\x65tchRequest\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\x11\n\tkv_layout\x18\x03 \x01(\t\x12\x0e\n\x06ticket\x18\x04 \x01(\x06\x12\x0e\n\x06secret\x18\x05 \x01(\x0c\x12\x0c\n\x04port\x18\x06 \x01(\r\x12/\n\x06wanted\x18\x07 \x03(\x0b\x32\x1f.octavo.internal.v1.WantedBlock\"#\n\rFetchResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"M\n\x0eListHotRequest\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\x12\x11\n\tkv_layout\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\"!\n\x0fListHotResponse\x12\x0e\n\x06hashes\x18\x01 \x01(\x0c\x32\xf0\x03\n\x08Transfer\x12R\n\x07Prepare\x12\".octavo.internal.v1.PrepareRequest\x1a#.octavo.internal.v1.PrepareResponse\x12O\n\x06\x45xtend\x12!.octavo.internal.v1.ExtendRequest\x1a\".octavo.internal.v1.ExtendResponse\x12O\n\x06\x46inish\x12!.octavo.internal.v1.FinishRequest\x1a\".octavo.internal.v1.FinishResponse\x12L\n\x05\x41\x62ort\x12 .octavo.internal.v1.AbortRequest\x1a!.octavo.internal.v1.AbortResponse\x12L\n\x05\x46\x65tch\x12 .octavo.internal.v1.FetchRequest\x1a!.octavo.internal.v1.FetchResponse\x12R\n\x07ListHot\x12\".octavo.internal.v1.ListHotRequest\x1a#.octavo.internal.v1.ListHotResponseB\x95\x01\n\x16\x64\x65v.octavo.internal.v1B\rTransferProtoP\x01Z#octavo/internal/v1;octavointernalv1\xa2\x02\x03OCI\xaa\x02\x12Octavo.Internal.V1\xca\x02\x12Octavo\\Internal\\V1\xea\x02\x14Octavo::Internal::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!octavo/internal/v1/transfer.proto\x12\x12octavo.internal.v1\x1a\x15octavo/v1/types.proto\"\x8f\x01\n\x0ePrepareRequest\x12\x0e\n\x06seq_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x11\n\tkv_layout\x18\x06 \x01(\t\x12\x10\n\x08numerics\x18\x07 \x01(\t\"\xaa\x01\n\x0fPrepareResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x06\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\r\x12\x0c\n\x04port\x18\x04 \x01(\r\x12/\n\x06wanted\x18\x05 \x03(\x0b\x32\x1f.octavo.internal.v1.WantedBlock\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x14\n\x0ctail_indexes\x18\x07 \x03(\r\"*\n\x0bWantedBlock\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\"\x1f\n\rExtendRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x06\"A\n\x0e\x45xtendResponse\x12/\n\x06wanted\x18\x01 \x03(\x0b\x32\x1f.octavo.internal.v1.WantedBlock\"P\n\rFinishRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x06\x12/\n\x08\x62ranches\x18\x02 \x03(\x0b\x32\x1d.octavo.internal.v1.BranchEnd\"\xb5\x01\n\tBranchEnd\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\r\n\x05\x63hain\x18\x02 \x01(\x06\x12\x1a\n\x12\x63umulative_logprob\x18\x03 \x01(\x01\x12%\n\x08logprobs\x18\x04 \x03(\x0b\x32\x13.octavo.v1.Logprobs\x12\x14\n\x0cnum_computed\x18\x05 \x01(\r\x12,\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x13.octavo.v1.Logprobs\"3\n\x0e\x46inishResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\"\x1e\n\x0c\x41\x62ortRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x06\"\x0f\n\rAbortResponse\"\xbd\x01\n\x0c\x46\x65tchRequest\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\x11\n\tkv_layout\x18\x03 \x01(\t\x12\x0e\n\x06ticket\x18\x04 \x01(\x06\x12\x0e\n\x06secret\x18\x05 \x01(\x0c\x12\x0c\n\x04port\x18\x06 \x01(\r\x12/\n\x06wanted\x18\x07 \x03(\x0b\x32\x1f.octavo.internal.v1.WantedBlock\x12\x10\n\x08numerics\x18\x08 \x01(\t\"#\n\rFetchResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"_\n\x0eListHotRequest\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\x12\x11\n\tkv_layout\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\x12\x10\n\x08numerics\x18\x04 \x01(\t\"!\n\x0fListHotResponse\x12\x0e\n\x06hashes\x18\x01 \x01(\x0c\x32\xf0\x03\n\x08Transfer\x12R\n\x07Prepare\x12\".octavo.internal.v1.PrepareRequest\x1a#.octavo.internal.v1.PrepareResponse\x12O\n\x06\x45xtend\x12!.octavo.internal.v1.ExtendRequest\x1a\".octavo.internal.v1.ExtendResponse\x12O\n\x06\x46inish\x12!.octavo.internal.v1.FinishRequest\x1a\".octavo.internal.v1.FinishResponse\x12L\n\x05\x41\x62ort\x12 .octavo.internal.v1.AbortRequest\x1a!.octavo.internal.v1.AbortResponse\x12L\n\x05\x46\x65tch\x12 .octavo.internal.v1.FetchRequest\x1a!.octavo.internal.v1.FetchResponse\x12R\n\x07ListHot\x12\".octavo.internal.v1.ListHotRequest\x1a#.octavo.internal.v1.ListHotResponseB\x95\x01\n\x16\x64\x65v.octavo.internal.v1B\rTransferProtoP\x01Z#octavo/internal/v1;octavointernalv1\xa2\x02\x03OCI\xaa\x02\x12Octavo.Internal.V1\xca\x02\x12Octavo\\Internal\\V1\xea\x02\x14Octavo::Internal::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,34 +33,34 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.internal.v1.transfer
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\026dev.octavo.internal.v1B\rTransferProtoP\001Z#octavo/internal/v1;octavointernalv1\242\002\003OCI\252\002\022Octavo.Internal.V1\312\002\022Octavo\\Internal\\V1\352\002\024Octavo::Internal::V1'
-  _globals['_PREPAREREQUEST']._serialized_start=80
-  _globals['_PREPAREREQUEST']._serialized_end=205
-  _globals['_PREPARERESPONSE']._serialized_start=208
-  _globals['_PREPARERESPONSE']._serialized_end=378
-  _globals['_WANTEDBLOCK']._serialized_start=380
-  _globals['_WANTEDBLOCK']._serialized_end=422
-  _globals['_EXTENDREQUEST']._serialized_start=424
-  _globals['_EXTENDREQUEST']._serialized_end=455
-  _globals['_EXTENDRESPONSE']._serialized_start=457
-  _globals['_EXTENDRESPONSE']._serialized_end=522
-  _globals['_FINISHREQUEST']._serialized_start=524
-  _globals['_FINISHREQUEST']._serialized_end=604
-  _globals['_BRANCHEND']._serialized_start=607
-  _globals['_BRANCHEND']._serialized_end=788
-  _globals['_FINISHRESPONSE']._serialized_start=790
-  _globals['_FINISHRESPONSE']._serialized_end=841
-  _globals['_ABORTREQUEST']._serialized_start=843
-  _globals['_ABORTREQUEST']._serialized_end=873
-  _globals['_ABORTRESPONSE']._serialized_start=875
-  _globals['_ABORTRESPONSE']._serialized_end=890
-  _globals['_FETCHREQUEST']._serialized_start=893
-  _globals['_FETCHREQUEST']._serialized_end=1064
-  _globals['_FETCHRESPONSE']._serialized_start=1066
-  _globals['_FETCHRESPONSE']._serialized_end=1101
-  _globals['_LISTHOTREQUEST']._serialized_start=1103
-  _globals['_LISTHOTREQUEST']._serialized_end=1180
-  _globals['_LISTHOTRESPONSE']._serialized_start=1182
-  _globals['_LISTHOTRESPONSE']._serialized_end=1215
-  _globals['_TRANSFER']._serialized_start=1218
-  _globals['_TRANSFER']._serialized_end=1714
+  _globals['_PREPAREREQUEST']._serialized_start=81
+  _globals['_PREPAREREQUEST']._serialized_end=224
+  _globals['_PREPARERESPONSE']._serialized_start=227
+  _globals['_PREPARERESPONSE']._serialized_end=397
+  _globals['_WANTEDBLOCK']._serialized_start=399
+  _globals['_WANTEDBLOCK']._serialized_end=441
+  _globals['_EXTENDREQUEST']._serialized_start=443
+  _globals['_EXTENDREQUEST']._serialized_end=474
+  _globals['_EXTENDRESPONSE']._serialized_start=476
+  _globals['_EXTENDRESPONSE']._serialized_end=541
+  _globals['_FINISHREQUEST']._serialized_start=543
+  _globals['_FINISHREQUEST']._serialized_end=623
+  _globals['_BRANCHEND']._serialized_start=626
+  _globals['_BRANCHEND']._serialized_end=807
+  _globals['_FINISHRESPONSE']._serialized_start=809
+  _globals['_FINISHRESPONSE']._serialized_end=860
+  _globals['_ABORTREQUEST']._serialized_start=862
+  _globals['_ABORTREQUEST']._serialized_end=892
+  _globals['_ABORTRESPONSE']._serialized_start=894
+  _globals['_ABORTRESPONSE']._serialized_end=909
+  _globals['_FETCHREQUEST']._serialized_start=912
+  _globals['_FETCHREQUEST']._serialized_end=1101
+  _globals['_FETCHRESPONSE']._serialized_start=1103
+  _globals['_FETCHRESPONSE']._serialized_end=1138
+  _globals['_LISTHOTREQUEST']._serialized_start=1140
+  _globals['_LISTHOTREQUEST']._serialized_end=1235
+  _globals['_LISTHOTRESPONSE']._serialized_start=1237
+  _globals['_LISTHOTRESPONSE']._serialized_end=1270
+  _globals['_TRANSFER']._serialized_start=1273
+  _globals['_TRANSFER']._serialized_end=1769
 # @@protoc_insertion_point(module_scope)

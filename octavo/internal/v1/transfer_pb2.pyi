@@ -8,20 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("seq_id", "epoch", "number", "source", "model_fingerprint", "kv_layout")
+    __slots__ = ("seq_id", "epoch", "number", "source", "model_fingerprint", "kv_layout", "numerics")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
     number: int
     source: str
     model_fingerprint: str
     kv_layout: str
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., source: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_layout: _Optional[str] = ...) -> None: ...
+    numerics: str
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., source: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_layout: _Optional[str] = ..., numerics: _Optional[str] = ...) -> None: ...
 
 class PrepareResponse(_message.Message):
     __slots__ = ("ticket", "secret", "ttl_ms", "port", "wanted", "num_blocks", "tail_indexes")
@@ -104,7 +106,7 @@ class AbortResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("target", "model_fingerprint", "kv_layout", "ticket", "secret", "port", "wanted")
+    __slots__ = ("target", "model_fingerprint", "kv_layout", "ticket", "secret", "port", "wanted", "numerics")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +114,7 @@ class FetchRequest(_message.Message):
     SECRET_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
     target: str
     model_fingerprint: str
     kv_layout: str
@@ -119,7 +122,8 @@ class FetchRequest(_message.Message):
     secret: bytes
     port: int
     wanted: _containers.RepeatedCompositeFieldContainer[WantedBlock]
-    def __init__(self, target: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_layout: _Optional[str] = ..., ticket: _Optional[int] = ..., secret: _Optional[bytes] = ..., port: _Optional[int] = ..., wanted: _Optional[_Iterable[_Union[WantedBlock, _Mapping]]] = ...) -> None: ...
+    numerics: str
+    def __init__(self, target: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_layout: _Optional[str] = ..., ticket: _Optional[int] = ..., secret: _Optional[bytes] = ..., port: _Optional[int] = ..., wanted: _Optional[_Iterable[_Union[WantedBlock, _Mapping]]] = ..., numerics: _Optional[str] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
     __slots__ = ("num_blocks",)
@@ -128,14 +132,16 @@ class FetchResponse(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ...) -> None: ...
 
 class ListHotRequest(_message.Message):
-    __slots__ = ("model_fingerprint", "kv_layout", "limit")
+    __slots__ = ("model_fingerprint", "kv_layout", "limit", "numerics")
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
     model_fingerprint: str
     kv_layout: str
     limit: int
-    def __init__(self, model_fingerprint: _Optional[str] = ..., kv_layout: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    numerics: str
+    def __init__(self, model_fingerprint: _Optional[str] = ..., kv_layout: _Optional[str] = ..., limit: _Optional[int] = ..., numerics: _Optional[str] = ...) -> None: ...
 
 class ListHotResponse(_message.Message):
     __slots__ = ("hashes",)

@@ -92,7 +92,7 @@ class WorkerServicer(object):
     def Hello(self, request, context):
         """Describes the worker: its ids, its model, and how much it can hold. Changes nothing.
 
-        A router does not use a worker of a later internal revision than its own, or of one before that of the last release,
+        A router does not use a worker of another internal revision than its own,
         or whose model has another fingerprint or layout than the model that the router knows by that name.
         Admin.ListWorkers then has the reason.
 

@@ -26,7 +26,8 @@ local STOPPED = { CANCELLED = '3', DEADLINE = '4', ERROR = '5' }  -- digits of F
 local DEFAULTS = {
   epoch = '0', owner = '', take_id = '', alone = '0', mig_number = '0', mig_to = '', last_mig = '0', deadline_ms = '0',
   detached_since_ms = '0', cancel = '0', failure = '', crashes = '0', suspects = '', first_crash_ms = '0', announced = '0',
-  proof = '0',
+  proof = '0', numerics = '', numerics_changes = '0',
+  proof = '0', best = '0', pardons = '0',
 }
 local DEFAULTED = { __index = DEFAULTS }
 
@@ -48,8 +49,6 @@ local function begin_generation(generation_key, floor, frozen)
   redis.call('SET', generation_key, raw, 'PX', GENERATION_MS)
   return generation, raw
 end
-
-local begin_queues  -- takes over the queues that an earlier revision has left; 20_queue.lua
 
 -- How long take-overs freeze after a restart: every member with a lease must have had the time to renew it.
 local function freeze_ms(prefix)
@@ -74,7 +73,6 @@ local function enter(generation_key, args)
     store = { raw = raw, generation = generation, frozen_until = frozen, prefix = prefix }
     served = store
     begin_tails(prefix)
-    begin_queues(store)
   end
   store.retain_ms = tonumber(args[2])
   return store

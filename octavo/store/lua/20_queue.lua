@@ -28,7 +28,6 @@ local STARTS = 64             -- the share of starts is that of about so many st
 local KEPT_PER_SHARE = 10     -- places that are kept if all that starts is under its share
 local MIN_FLOWS = 64          -- so many flows need no sweep
 local MAX_FLOWS = 2048        -- flows that are left after a sweep
-local EARLIER_PLACES = 2 ^ 43 -- above all places that revision 13 has given
 
 local function accounts_of(store, model) return store.prefix .. 'accounts:' .. model end
 local function flow_of(rec) return rec.priority .. ':' .. rec.tenant end
@@ -73,12 +72,8 @@ local function queued_models(store)
   return models
 end
 
--- Where a sequence waits. What revision 13 accepted has no tag, and its place there was below EARLIER_PLACES: it comes before
--- all that was accepted since, in its old order.
-local function place_of(rec) return rec.tag and rec.place or tonumber(rec.place) - EARLIER_PLACES end
-
 local function put_in_queue(store, rec)
-  if add_to_index(store, 'queue:' .. rec.model, place_of(rec), rec.id) then
+  if add_to_index(store, 'queue:' .. rec.model, rec.place, rec.id) then
     redis.call('SADD', store.prefix .. 'queues', rec.model)
     redis.call('PEXPIRE', store.prefix .. 'queues', ALIVE_MS)
   else renew(store.prefix .. 'queues') end
@@ -113,24 +108,6 @@ local function enter_queue(store, rec)
   count_waiting(store, rec)
 end
 
--- Counts what waits in the queue of a model since revision 13, which kept no accounts, and gives it its places of today.
-local function adopt_queue(store, model)
-  if redis.call('DEL', store.prefix .. 'queue-tokens:' .. model) == 0 then return end
-  redis.call('DEL', accounts_of(store, model))
-  for _, index in ipairs({ 'queue:', 'claims:' }) do
-    for _, id in ipairs(redis.call('ZRANGE', store.prefix .. index .. model, 0, -1)) do
-      local rec = fetch(record_key(store, id))
-      if not rec then redis.call('ZREM', store.prefix .. index .. model, id)
-      elseif index == 'queue:' then enter_queue(store, rec)
-      else count_waiting(store, rec) end
-    end
-  end
-end
-
-function begin_queues(store)
-  for _, model in ipairs(queued_models(store)) do adopt_queue(store, model) end
-end
-
 -- Renews the lives of the keys of a model's queue.
 local function renew_queue(store, model)
   for _, name in ipairs({ 'queue:' .. model, 'claims:' .. model, 'accounts:' .. model, 'queues' }) do
@@ -163,7 +140,7 @@ local function leave_queue(store, rec, was_taken)
   if now - t.since >= WINDOW_MS then t.rate, t.since, t.drained = drain_rate(t, now), now, 0 end
   t.drained = t.drained + cost
   if was_taken then
-    t.virtual = math.max(t.virtual, tonumber(rec.tag or 0))
+    t.virtual = math.max(t.virtual, tonumber(rec.tag))
     if rec.epoch == '0' then
       t.under = t.under + math.floor(((rec.share == 'under' and SHARE_ONE or 0) - t.under) / STARTS)
     end
@@ -200,6 +177,13 @@ local function sweep_flows(store, model, t, floor)
   t.sweep_at = math.max(MIN_FLOWS, 2 * t.flows)
 end
 
+-- How many tokens of output are expected of a new sequence: that of the usual length, in each branch.
+local function expected_output(rec, branches, t)
+  local expected = tonumber(rec.max_tokens)
+  if t.lengths > 0 then expected = math.min(expected, math.floor(t.lengths / OUTPUTS) + 1) end
+  return expected * branches
+end
+
 -- Gives a new sequence its tag and its place, and charges its tenant for an output of the usual length. Returns the
 -- tenant's new counter and credit, packed. `others` is whether sequences of other tenants wait.
 local function charge_tenant(store, rec, branches, t, flow, head_start, others)
@@ -211,9 +195,7 @@ local function charge_tenant(store, rec, branches, t, flow, head_start, others)
     if t.flows >= math.max(MIN_FLOWS, t.sweep_at) then sweep_flows(store, rec.model, t, floor) end
     t.flows = t.flows + 1
   end
-  local expected = tonumber(rec.max_tokens)
-  if t.lengths > 0 then expected = math.min(expected, math.floor(t.lengths / OUTPUTS) + 1) end
-  local charge = charge_of(rec, expected * branches)
+  local charge = charge_of(rec, expected_output(rec, branches, t))
   if counter <= floor then counter, credit = floor, 0 end
   if counter > t.virtual then rec.share = 'over'
   elseif others and counter <= t.virtual - math.ceil(burst / 2) then rec.share = 'under' end
@@ -232,7 +214,7 @@ local function correct_charge(store, rec, output)
   local key, name = accounts_of(store, rec.model), flow_of(rec)
   local found = redis.call('HMGET', key, 'all', name)
   local t = parse_totals(found[1])
-  if not rec.charge or not found[1] or (not found[2] and (t.lengths > 0 or not output)) then return end
+  if not found[1] or (not found[2] and (t.lengths > 0 or not output)) then return end
   if output then
     local length = math.floor(output / #rec.finishes)
     t.lengths = t.lengths > 0 and t.lengths - math.floor(t.lengths / OUTPUTS) + length or OUTPUTS * length

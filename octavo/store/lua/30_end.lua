@@ -20,6 +20,7 @@ local function close(store, rec, fields, now)
   if rec.crashes ~= '0' then clear_quarantine(store, rec) end
   local output = keep_ended(store, rec)
   correct_charge(store, rec, not never_ran and output or nil)
+  quotas.leave(store, rec, not never_ran and output or nil, now)
   notify(rec, 'ended')
 end
 

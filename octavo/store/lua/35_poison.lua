@@ -10,6 +10,7 @@ local OTHERS_PER_CRASH = 2        -- up to so many other deaths stand for one cr
 local DEATHS_BEFORE_MS = 60000    -- how long before a sequence's first crash the deaths of other workers begin to count
 local DEATHS_KEPT_MS = 3600000
 local PROOF_TOKENS = 16           -- so many tokens since the last take prove that the sequence is no poison
+local MAX_PARDONS = 8             -- owners in a row that may prove it by progress that no journal shows, and get no further
 local QUARANTINE_MS = 60000       -- how long a worker counts as running one suspect alone
 local OCCUPIED_RETRY_MS = 250
 local MAX_OCCUPIED_MS = 10000     -- how long a suspect waits, in all, for workers that run other suspects
@@ -115,11 +116,25 @@ local function begin_quarantine(store, rec, now, begun)
   redis.call('SET', store.prefix .. 'quarantine:' .. rec.owner, mark, 'PX', QUARANTINE_MS + LEASE_LINGER_MS)
 end
 
--- Clears the crashes of a sequence that has journalled enough tokens: it does not kill its owner.
-local function count_proof(store, key, tokens)
-  if redis.call('HINCRBY', key, 'proof', tokens) < PROOF_TOKENS then return end
-  local rec = fetch(key)
+local function clear_crashes(store, rec)
   clear_quarantine(store, rec)
   update(rec, { crashes = 0, suspects = '', first_crash_ms = 0 })
   note(rec, now_ms(), 'proved', rec.owner)
+end
+
+-- Clears the crashes of a sequence that has journalled enough tokens: it does not kill its owner.
+local function count_proof(store, key, tokens)
+  if redis.call('HINCRBY', key, 'proof', tokens) >= PROOF_TOKENS then clear_crashes(store, fetch(key)) end
+end
+
+-- Takes in how many tokens the owner has computed since the take that no journal shows. They prove the sequence, too. But
+-- the next owner computes them again, so a poison request might be proved again and again, and kill at the same place: only
+-- MAX_PARDONS owners in a row may prove it without getting further than the others.
+local function note_progress(store, rec, tokens)
+  local best, pardons = tonumber(rec.best), tonumber(rec.pardons)
+  local proves = rec.crashes ~= '0' and tokens >= PROOF_TOKENS
+  if tokens >= best + PROOF_TOKENS then pardons = 0
+  elseif proves then pardons = math.min(pardons + 1, MAX_PARDONS + 1) end
+  update(rec, { best = math.max(best, tokens), pardons = pardons })
+  if proves and pardons <= MAX_PARDONS then clear_crashes(store, rec) end
 end

@@ -48,10 +48,25 @@ local function refusal(store, rec, why, now)
   return wait_ms > 0 and take_reply('ALIVE', rec, wait_ms) or nil
 end
 
+-- Notes the class of numerics in which tokens are computed from now on. A change after the first token is told.
+local function note_numerics(rec, numerics, now)
+  if rec.numerics == numerics then return end
+  local fields, num_tokens = { numerics = numerics }, 0
+  if rec.numerics ~= '' and numerics ~= '' then
+    for branch = 0, #rec.finishes - 1 do num_tokens = num_tokens + journal_length(rec, branch) end
+  end
+  if num_tokens > 0 then
+    fields.numerics_changes = tonumber(rec.numerics_changes) + 1
+    fields.timeline = timeline_with(rec, now, 'numerics ' .. rec.numerics .. ' ' .. numerics)
+  end
+  update(rec, fields)
+end
+
 -- KEYS: generation, record.
--- a: expected epoch, new owner, take id, why, how long OCCUPIED has kept it waiting in ms, failure JSON for poison
+-- a: expected epoch, new owner, take id, why, how long OCCUPIED has kept it waiting in ms, failure JSON for poison,
+--    the new owner's class of numerics
 -- Reply: {status, epoch, crashes, retry ms, 1 if it is to run alone}
-define('take', function(store, keys, expected, owner, take_id, why, waited_ms, poison)
+define('take', function(store, keys, expected, owner, take_id, why, waited_ms, poison, numerics)
   local rec = fetch(keys[2])
   if not rec then return { 'GONE', 0, 0, 0, 0 } end
   expected = tonumber(expected)
@@ -80,6 +95,7 @@ define('take', function(store, keys, expected, owner, take_id, why, waited_ms, p
   if not lost and rec.crashes ~= '0' then clear_quarantine(store, rec) end
   if rec.state == 'QUEUED' then leave_queue(store, rec, true) end
   hand_over(store, rec, owner, take_id, 0, now, 'taken ' .. owner .. ' ' .. why)
+  note_numerics(rec, numerics, now)
   return take_reply('OK', rec)
 end, true)
 
@@ -94,4 +110,15 @@ define('announce', function(store, keys, epoch, owner)
     begin_quarantine(store, { id = id_of(keys[2]), owner = owner, alone = alone }, now_ms(), 1)
   end
   return { 'OK', 1 }
+end, true)
+
+-- Tokens that the owner has computed since the take, and that no journal shows before their branch ends.
+-- KEYS: generation, record.  a: epoch, owner, tokens of the output.  Reply: {'OK', OK | OK_CANCEL | FENCED | CLOSED | GONE}
+define('progress', function(store, keys, epoch, owner, tokens)
+  local rec = fetch(keys[2])
+  if not rec then return { 'OK', 'GONE' } end
+  if rec.epoch ~= epoch or rec.owner ~= owner or rec.state == 'QUEUED' then return { 'OK', 'FENCED' } end
+  if ended(rec) then return { 'OK', 'CLOSED' } end
+  note_progress(store, rec, tonumber(tokens))
+  return { 'OK', rec.cancel == '1' and 'OK_CANCEL' or 'OK' }
 end, true)

@@ -2,9 +2,10 @@
 
 -- KEYS: generation, record.
 -- a: cost, max requests, max tokens, max requests and max tokens of a tenant (0: no bound of its own), head start of a class
--- in tokens, deadline in ms or 0, branches, prompt (packed u32), then the record's fixed fields and values, pairwise.
+-- in tokens, deadline in ms or 0, branches, prompt (packed u32), then the record's fixed fields and values, pairwise. The field
+-- `quota`, where the tenant has one, is "<most streams> <tokens per minute>".
 -- Reply: {OK | EXISTS | MISMATCH | FULL, number waiting, their tokens, of them of this tenant, their tokens,
--- the bound that is exceeded or '', tokens that leave the queue per second (0: not known)}
+-- the bound that is exceeded or '', tokens that leave the queue per second (0: not known), ms until a quota may have room}
 local function accept(store, keys, cost, max_requests, max_tokens, tenant_requests, tenant_tokens, head_start, deadline_in,
                       branches, prompt, ...)
   local rec = setmetatable({ key = keys[2], id = id_of(keys[2]) }, DEFAULTED)
@@ -14,9 +15,14 @@ local function accept(store, keys, cost, max_requests, max_tokens, tenant_reques
   local now, name, flow = now_ms(), 'n:' .. rec.tenant, flow_of(rec)
   local accounts = redis.call('HMGET', accounts_of(store, rec.model), 'all', name, flow)
   local t, tenant = parse_totals(accounts[1]), numbers(accounts[2], 2)
-  local function reply(status, bound) return { status, t.count, t.tokens, tenant[1], tenant[2], bound, drain_rate(t, now) } end
+  local function reply(status, bound, retry_ms)
+    return { status, t.count, t.tokens, tenant[1], tenant[2], bound, drain_rate(t, now), retry_ms or 0 }
+  end
   local known = redis.call('HGET', rec.key, 'body_hash')
   if known then return reply(known == rec.body_hash and 'EXISTS' or 'MISMATCH', '') end
+  local output = expected_output(rec, branches, t)
+  local quota, retry_ms = quotas.exceeded(store, rec, output, now)
+  if quota then return reply('FULL', quota, retry_ms) end
   local bound = exceeded_bound(t, tenant, cost, tonumber(max_requests), tonumber(max_tokens),
     tonumber(tenant_requests), tonumber(tenant_tokens))
   if bound then return reply('FULL', bound) end
@@ -24,6 +30,7 @@ local function accept(store, keys, cost, max_requests, max_tokens, tenant_reques
   local account = charge_tenant(store, rec, branches, t, accounts[3], tonumber(head_start), t.count > tenant[1])
   for field, value in pairs({
     state = 'QUEUED', accepted_ms = now, cost = cost, charge = rec.charge, tag = rec.tag, place = rec.place, share = rec.share,
+    quota = quotas.enter(store, rec, output, now),
     deadline_ms = deadline_in ~= '0' and now + tonumber(deadline_in) or nil,
     finishes = string.rep('0', branches), timeline = '0 queued ' .. rec.routers,
   }) do
@@ -42,14 +49,7 @@ local function accept(store, keys, cost, max_requests, max_tokens, tenant_reques
   return reply('OK', '')
 end
 
--- Routers of revision 13 give no bounds of a tenant and no head start. Since fields and values come in pairs, the number
--- of arguments tells them apart. They read the beginning of the reply, which is what it was.
-define('accept', function(store, keys, ...)
-  if select('#', ...) % 2 == 1 then return accept(store, keys, ...) end
-  local cost, max_requests, max_tokens = ...
-  local head_start = math.floor(tonumber(max_tokens) / 64)
-  return accept(store, keys, cost, max_requests, max_tokens, '0', '0', head_start, select(4, ...))
-end)
+define('accept', accept)
 
 -- The fields and values of a record, and the lengths of its journals; nil if there is none. `flat` is what `fetch` has
 -- read, or else nil.
@@ -65,7 +65,7 @@ end
 -- Reply: {'OK', now, {id, fields, lengths, prompt, journal, journal, ...}, ...}
 define('pop', function(store, keys, model, count, claim_ms, places, most_kept)
   local now = now_ms()
-  count, places, most_kept = tonumber(count), tonumber(places or 0), tonumber(most_kept or 0)
+  count, places, most_kept = tonumber(count), tonumber(places), tonumber(most_kept)
   local num_kept = most_kept > 0 and kept_places(totals(store, model), most_kept) or 0
   local reply = { 'OK', now }
   local queue = store.prefix .. 'queue:' .. model

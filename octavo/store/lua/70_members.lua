@@ -84,14 +84,42 @@ define('members', function(store, keys, kind, known)
   return reply
 end, true)
 
--- KEYS: generation.  Reply: {'OK', number waiting for any model, their tokens}
+-- Which limits workers have had, by the time when one that has them was last seen.
+-- KEYS: generation.  a: for how many ms they are remembered, the limits of workers that are there now.
+-- Reply: {'OK', limits, ...}
+define('limits', function(store, keys, kept_ms, ...)
+  local key, now = store.prefix .. 'limits', now_ms()
+  for _, limits in ipairs({ ... }) do redis.call('ZADD', key, now, limits) end
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', '(' .. string.format('%.0f', now - tonumber(kept_ms)))
+  redis.call('PEXPIRE', key, math.max(ALIVE_MS, kept_ms))
+  return { 'OK', unpack(redis.call('ZRANGE', key, 0, -1)) }
+end, true)
+
+-- KEYS: generation.  Reply: {'OK', number waiting for any model, their tokens, model, number waiting, their tokens, ...}
 define('depth', function(store)
-  local waiting, cost = 0, 0
+  local waiting, cost, reply = 0, 0, { 'OK', 0, 0 }
   for _, model in ipairs(queued_models(store)) do
     local t = totals(store, model)
     waiting, cost = waiting + t.count, cost + t.tokens
+    reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = model, t.count, t.tokens
   end
-  return { 'OK', waiting, cost }
+  reply[2], reply[3] = waiting, cost
+  return reply
+end, true)
+
+-- What routers know of models, by their names, for those that start while no worker of the model lives.
+-- KEYS: generation.  a: name, description.  Reply: {'OK'}
+define('describe', function(store, keys, name, description)
+  redis.call('HSET', store.prefix .. 'models', name, description)
+  redis.call('PEXPIRE', store.prefix .. 'models', GENERATION_MS)
+  return { 'OK' }
+end, true)
+
+-- KEYS: generation.  Reply: {'OK', name, description, name, description, ...}
+define('descriptions', function(store)
+  local reply = { 'OK' }
+  for i, text in ipairs(redis.call('HGETALL', store.prefix .. 'models')) do reply[i + 1] = text end
+  return reply
 end, true)
 
 -- For people who watch: it reads the accounts of all models with a queue. Their tenants are bounded by what may wait.

@@ -83,6 +83,7 @@ local function renew_keys(store, now, limit)
     if rec.state == 'QUEUED' then renew_queue(store, rec.model) else give_to(store, rec, 'owned', 'worker', rec.owner) end
     for router in string.gmatch(rec.routers, '[^,]+') do give_to(store, rec, 'attached', 'router', router) end
     set_deadline(store, rec)
+    quotas.renew(store, rec, now)
     for _, name in ipairs({ 'detached', 'members:worker', 'members:router', 'accounts:' .. rec.model }) do
       redis.call('PEXPIRE', store.prefix .. name, ALIVE_MS)
     end

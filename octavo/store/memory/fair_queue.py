@@ -84,8 +84,7 @@ class FairQueue:
             self._sweep_accounts(floor)
         if account is None or account.counter <= floor:
             account = self.accounts[flow] = TenantAccount(floor)
-        usual = self.lengths // OUTPUTS + 1 if self.lengths else record.max_tokens
-        tag, charge = account.counter, _charge_of(record, min(usual, record.max_tokens) * record.num_branches)
+        tag, charge = account.counter, _charge_of(record, self.expected_output(record))
         spent = min(account.credit, charge - 1)
         account.counter, account.credit = tag + charge - spent, account.credit - spent
         share = TenantShare.NEAR
@@ -96,6 +95,11 @@ class FairQueue:
         self.num_arrivals += 1
         rank = tag + (record.priority - 1) * head_start
         return QueuePlace(tag, rank * ARRIVALS + self.num_arrivals % ARRIVALS, charge, share)
+
+    def expected_output(self, record: Record) -> int:
+        """How many tokens of output are expected of a new sequence: that of the usual length, in each branch."""
+        usual = self.lengths // OUTPUTS + 1 if self.lengths else record.max_tokens
+        return min(usual, record.max_tokens) * record.num_branches
 
     def _sweep_accounts(self, floor: int) -> None:
         """Forgets accounts that are as if they had never been, and the lowest ones where too many are left."""

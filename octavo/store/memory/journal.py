@@ -3,11 +3,11 @@
 Only the owner at the record's epoch may write, and only at the end. The owner may send the same tokens again.
 """
 
-from octavo.ids import Incarnation
+from octavo.ids import Incarnation, SequenceId
 from octavo.record import Record, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
-from octavo.store.memory.poison import count_proof
+from octavo.store.memory.poison import count_proof, note_progress
 from octavo.store.memory.state import MemoryState, StoredSequence
 
 
@@ -50,6 +50,18 @@ def append(state: MemoryState, owner: Incarnation, item: AppendItem) -> AppendRe
         end = Finish(item.seq_id, item.finish, item.branch, failure=item.failure, score=score)
         state.finish(stored, end)
     return AppendReply(AppendStatus.OK_CANCEL if record.cancel else AppendStatus.OK, len(journal))
+
+
+def progress(state: MemoryState, seq_id: SequenceId, epoch: int, owner: Incarnation, num_tokens: int) -> AppendStatus:
+    stored = state.get(seq_id)
+    if stored is None:
+        return AppendStatus.GONE
+    if fenced(stored.record, owner, epoch):
+        return AppendStatus.FENCED
+    if stored.record.state.ended:
+        return AppendStatus.CLOSED
+    note_progress(state, stored, num_tokens)
+    return AppendStatus.OK_CANCEL if stored.record.cancel else AppendStatus.OK
 
 
 def fenced(record: Record, owner: Incarnation, epoch: int) -> bool:

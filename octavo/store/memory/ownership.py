@@ -63,7 +63,17 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
     state.note(stored, "taken", f"{new_owner} {reason}")
     stored.proof = 0
     hand_over(state, stored, new_owner, take_id=request.take_id, migration=0)
+    note_numerics(state, stored, request.numerics)
     return answer(TakeStatus.OK)
+
+
+def note_numerics(state: MemoryState, stored: StoredSequence, numerics: str) -> None:
+    """Notes the class in which tokens are computed from now on. A change after the first token is told."""
+    record = stored.record
+    if record.numerics and numerics and record.numerics != numerics and any(stored.journals):
+        record.numerics_changes += 1
+        state.note(stored, "numerics", f"{record.numerics} {numerics}")
+    record.numerics = numerics
 
 
 def announce(state: MemoryState, seq_id: SequenceId, epoch: int, owner: Incarnation) -> bool:

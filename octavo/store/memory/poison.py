@@ -9,7 +9,7 @@ from math import ceil
 
 from octavo.ids import Incarnation
 from octavo.record import Record
-from octavo.store.calls import PROOF_TOKENS
+from octavo.store.calls import MAX_PARDONS, PROOF_TOKENS
 from octavo.store.memory.state import QUARANTINE_MS, MemoryState, Quarantine, StoredSequence
 
 MIN_CRASHES = 3  # so many crashes fail a sequence where no other worker dies
@@ -131,7 +131,28 @@ def count_proof(state: MemoryState, stored: StoredSequence, num_tokens: int) -> 
     """Clears the crashes of a sequence that has journalled enough tokens: it does not kill its owner."""
     stored.proof += num_tokens
     if stored.proof >= PROOF_TOKENS:
-        state.release_quarantine(stored)
-        record = stored.record
-        record.crashes, record.suspects, record.first_crash_ms = 0, (), 0
-        state.note(stored, "proved", record.owner)
+        clear_crashes(state, stored)
+
+
+def note_progress(state: MemoryState, stored: StoredSequence, num_tokens: int) -> None:
+    """Takes in how many tokens the owner has computed since the take that no journal shows.
+
+    They prove the sequence like tokens in a journal. But what is in no journal is computed again by the next owner: a
+    poison request might be proved again and again, and kill at the same place. So only some owners may prove it without
+    getting further than the others.
+    """
+    proves = stored.record.crashes > 0 and num_tokens >= PROOF_TOKENS
+    if num_tokens >= stored.best + PROOF_TOKENS:
+        stored.pardons = 0
+    elif proves:
+        stored.pardons = min(stored.pardons + 1, MAX_PARDONS + 1)
+    stored.best = max(stored.best, num_tokens)
+    if proves and stored.pardons <= MAX_PARDONS:
+        clear_crashes(state, stored)
+
+
+def clear_crashes(state: MemoryState, stored: StoredSequence) -> None:
+    state.release_quarantine(stored)
+    record = stored.record
+    record.crashes, record.suspects, record.first_crash_ms = 0, (), 0
+    state.note(stored, "proved", record.owner)

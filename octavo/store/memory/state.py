@@ -9,8 +9,19 @@ from typing import NamedTuple
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import Record, SequenceState, TimelineEntry
 from octavo.sampling import FinishReason
-from octavo.store.calls import RETAIN_MS, Finish, Member, NameHolder, Notice, QueueDepth, QueueDepths, TenantDepth
+from octavo.store.calls import (
+    RETAIN_MS,
+    Finish,
+    Member,
+    NameHolder,
+    Notice,
+    QueueDepth,
+    QueueDepths,
+    TenantDepth,
+    WorkerLimits,
+)
 from octavo.store.memory.fair_queue import FairQueue, QueuePlace
+from octavo.store.memory.quotas import SequenceQuota, TenantBuckets
 
 ALIVE_MS = 24 * 3600 * 1000
 QUARANTINE_MS = 60_000
@@ -47,7 +58,10 @@ class StoredSequence:
     cost: int
     queued: QueuePlace
     expires_ms: int
+    quota: SequenceQuota | None = None  # None: it was accepted without one
     proof: int = 0  # tokens journalled since the last take
+    best: int = 0  # the most tokens of which an owner has told that no journal shows them
+    pardons: int = 0  # owners in a row that have proved the sequence by such tokens, and got no further than that
     cuts: dict[int, int] = field(default_factory=dict)  # delivered length by branch, where a stop string cut it
 
     def rank(self) -> tuple[int, SequenceId]:
@@ -71,6 +85,7 @@ class MemoryState:
         self.frozen_until = 0
         self.queue: set[SequenceId] = set()
         self.fair_queues: dict[str, FairQueue] = {}  # by model
+        self.buckets = TenantBuckets({})
         self.claims: dict[SequenceId, int] = {}  # popped sequences, and when their claims end
         self.next_sweep = 0
         self.swept_since = 0  # since when sweeps come without a pause
@@ -80,8 +95,10 @@ class MemoryState:
         self.deaths: dict[Incarnation, int] = {}  # workers that died, and when that was noticed; negative: explained
         self.quarantine: dict[Incarnation, Quarantine] = {}  # by worker: the suspect that it is to run alone
         self.members: dict[str, dict[Incarnation, tuple[bytes, int]]] = {}
+        self.limits: dict[WorkerLimits, int] = {}  # of workers, and when one that has them was last seen
         self.names: dict[tuple[str, str], NameHolder] = {}  # by kind of member and name
         self.secrets: dict[str, bytes] = {}
+        self.descriptions: dict[str, bytes] = {}  # of models, by their names
         self.subscribers: dict[asyncio.Queue[Notice], Incarnation] = {}
         self._entries: dict[SequenceId, StoredSequence] = {}
 
@@ -208,6 +225,11 @@ class MemoryState:
         tenants.sort(key=lambda each: (-each.depth.queued_tokens, each.tenant))
         return QueueDepths(self.depth(), tuple(tenants[:limit]), len(tenants))
 
+    def num_streams(self, tenant: str) -> int:
+        """The tenant's live sequences that were accepted under a limit of them."""
+        live = (stored for stored in self.live() if stored.record.tenant == tenant)
+        return sum(stored.quota is not None and stored.quota.limits.max_streams > 0 for stored in live)
+
     # Ends
 
     def finish(self, stored: StoredSequence, finish: Finish) -> None:
@@ -240,6 +262,9 @@ class MemoryState:
             self.leave_queue(stored, was_taken=False)
         num_tokens = None if never_ran else sum(map(len, stored.journals))
         self.fair_queue(record.model).correct_charge(record, stored.queued.charge, num_tokens)
+        if stored.quota is not None and (rate := stored.quota.limits.tokens_per_minute):
+            used = 0 if num_tokens is None else max(1, record.prompt_len + num_tokens)
+            self.buckets.draw(record.tenant, rate, used - stored.quota.taken, self.now_ms())
         record.state = SequenceState.DONE
         if FinishReason.ERROR in record.finishes:
             record.state = SequenceState.FAILED

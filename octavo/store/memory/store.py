@@ -6,13 +6,16 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
 from octavo.errors import StoreFull
 from octavo.ids import Incarnation, SequenceId
+from octavo.quota import NO_QUOTA
 from octavo.record import NewSequence, Record, SequenceState, Snapshot, first_record
 from octavo.sampling import FinishReason
+from octavo.store import codec
 from octavo.store.calls import (
     AcceptReply,
     AcceptStatus,
     AppendItem,
     AppendReply,
+    AppendStatus,
     Finish,
     Member,
     MigrateReply,
@@ -27,10 +30,12 @@ from octavo.store.calls import (
     SweepReport,
     TakeReply,
     TakeRequest,
+    WorkerLimits,
 )
 from octavo.store.memory import migration, ownership
 from octavo.store.memory.fair_queue import TenantShare
-from octavo.store.memory.journal import append, of_this_epoch
+from octavo.store.memory.journal import append, of_this_epoch, progress
+from octavo.store.memory.quotas import STREAM_RETRY_MS, SequenceQuota
 from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
 from octavo.store.memory.sweep import sweep
 
@@ -66,9 +71,9 @@ class MemoryStore:
     async def accept(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
         state = self._enter()
 
-        def answer(status: AcceptStatus, exceeded: QueueBound = QueueBound.NONE) -> AcceptReply:
-            rate = state.fair_queue(new.model).drain_rate(state.now_ms())
-            return AcceptReply(status, state.depth(new.model), state.depth(new.model, new.tenant), exceeded, rate)
+        def answer(status: AcceptStatus, exceeded: QueueBound = QueueBound.NONE, retry_ms: int = 0) -> AcceptReply:
+            rate, waiting = state.fair_queue(new.model).drain_rate(state.now_ms()), state.depth(new.model)
+            return AcceptReply(status, waiting, state.depth(new.model, new.tenant), exceeded, rate, retry_ms)
 
         known = state.get(new.seq_id)
         if known is not None:
@@ -76,11 +81,22 @@ class MemoryStore:
             return answer(AcceptStatus.EXISTS if same else AcceptStatus.MISMATCH)
         if state.full:
             raise StoreFull("the store has no memory left for new requests", retry_after_ms=1)
+        now = state.now_ms()
+        record = first_record(new, now)
+        streams, tokens_per_minute = limits.quota
+        if 0 < streams <= state.num_streams(new.tenant):
+            return answer(AcceptStatus.FULL, QueueBound.TENANT_STREAMS, STREAM_RETRY_MS)
+        expected = max(1, record.prompt_len + state.fair_queue(new.model).expected_output(record))
+        if tokens_per_minute and (ms := state.buckets.missing_ms(new.tenant, tokens_per_minute, expected, now)):
+            return answer(AcceptStatus.FULL, QueueBound.TENANT_RATE, ms)
         exceeded = limits.exceeded_bound(state.depth(new.model), state.depth(new.model, new.tenant), new.cost)
         if exceeded:
             return answer(AcceptStatus.FULL, exceeded)
-        now = state.now_ms()
-        record = first_record(new, now)
+        quota = None
+        if limits.quota != NO_QUOTA:
+            quota = SequenceQuota(limits.quota, expected if tokens_per_minute else 0)
+        if tokens_per_minute:
+            state.buckets.draw(new.tenant, tokens_per_minute, expected, now)
         others_wait = state.depth(new.model).num_queued > state.depth(new.model, new.tenant).num_queued
         state.add(
             StoredSequence(
@@ -90,6 +106,7 @@ class MemoryStore:
                 cost=new.cost,
                 queued=state.fair_queue(new.model).charge(record, limits.head_start, others_wait=others_wait),
                 expires_ms=now + ALIVE_MS,
+                quota=quota,
             )
         )
         return answer(AcceptStatus.OK)
@@ -148,6 +165,9 @@ class MemoryStore:
     async def append_batch(self, owner: Incarnation, items: Sequence[AppendItem]) -> list[AppendReply]:
         state = self._enter()
         return [append(state, owner, item) for item in items]
+
+    async def note_progress(self, seq_id: SequenceId, epoch: int, owner: Incarnation, num_tokens: int) -> AppendStatus:
+        return progress(self._enter(), seq_id, epoch, owner, num_tokens)
 
     async def finish(self, finish: Finish) -> bool:
         state = self._enter()
@@ -240,6 +260,13 @@ class MemoryStore:
         known = sorted(state.members.get(kind, {}).items())
         return [Member(kind, name, info) for name, (info, until) in known if until > state.now_ms()]
 
+    async def note_limits(self, seen: Collection[WorkerLimits], kept_ms: int) -> list[WorkerLimits]:
+        state = self._enter()
+        now = state.now_ms()
+        state.limits |= dict.fromkeys(seen, now)
+        state.limits = {limits: at for limits, at in state.limits.items() if at >= now - kept_ms}
+        return sorted(state.limits, key=codec.pack_limits)
+
     async def sweep(self, limit: int, grace_ms: int, interval_ms: int = 0) -> SweepReport:
         return sweep(self._enter(), limit, grace_ms, interval_ms)
 
@@ -253,6 +280,17 @@ class MemoryStore:
 
     async def queue_depth(self) -> QueueDepth:
         return self._enter().depth()
+
+    async def model_depths(self) -> dict[str, QueueDepth]:
+        state = self._enter()
+        depths = {model: state.depth(model) for model in sorted(state.fair_queues)}
+        return {model: depth for model, depth in depths.items() if depth.num_queued}
+
+    async def describe_model(self, name: str, description: bytes) -> None:
+        self._enter().descriptions[name] = description
+
+    async def model_descriptions(self) -> dict[str, bytes]:
+        return dict(self._enter().descriptions)
 
     async def tenant_depths(self, limit: int) -> QueueDepths:
         return self._enter().depths(limit)

@@ -352,6 +352,7 @@ async def test_a_migration_that_the_store_does_not_know_ends_no_other(move: Move
         ({"seq_id": "0" * 32}, "NOT_FOUND"),
         ({"model_fingerprint": "another"}, "MISMATCH"),
         ({"kv_layout": "another"}, "MISMATCH"),
+        ({"numerics": "another"}, "MISMATCH"),
         ({"source": "another"}, "owner"),
         ({"epoch": 2}, "epoch"),
         ({"number": 2}, "number"),

@@ -290,6 +290,7 @@ async def test_bad_requests_are_refused_by_name(pair: WorkerPair) -> None:
         ({"target": "nobody"}, NotFound),
         ({"model_fingerprint": "other"}, Mismatch),
         ({"kv_layout": "other"}, Mismatch),
+        ({"numerics": "other"}, Mismatch),
     ):
         with pytest.raises(error), statuses.serving_errors():
             await transfer.Fetch(transfer_pb2.FetchRequest(**good | changes))

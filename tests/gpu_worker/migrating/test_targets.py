@@ -57,6 +57,13 @@ async def test_every_worker_has_its_turn():
     assert await targets.count() == 3
 
 
+async def test_sequences_move_within_a_class_alone():
+    """Whoever else serves the model may compute them again."""
+    targets = await pool(member("a", numerics="cpu/b"), member("b", numerics=""), member("c"))
+    assert [each.incarnation for each in await targets.candidates()] == ["b", "c"]
+    assert await targets.count() == 3
+
+
 async def test_workers_for_prompts_come_last():
     targets = await pool(member("a", role="prefill"), member("b", role="decode"), member("c"), member("d", role=7))
     for _ in range(4):

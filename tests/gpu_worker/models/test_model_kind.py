@@ -37,6 +37,14 @@ LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
         ),
         (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "weights quantized by 'gptq'"),
         (LLAMA | {"quantization_config": {"quant_method": "bitsandbytes"}}, "'bitsandbytes'"),
+        (
+            {
+                "model_type": "gpt_oss",
+                "architectures": ["GptOssForCausalLM"],
+                "quantization_config": {"quant_method": "mxfp4"},
+            },
+            r"'mxfp4' .* write them in bfloat16 first",
+        ),
         (LLAMA | {"quantization_config": "fp8"}, "is no object"),
         (
             LLAMA | {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}},

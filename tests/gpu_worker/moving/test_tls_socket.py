@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 from certificates import Certificates
+from cryptography import x509
 from moving_peers import PATIENCE_S, SECRET, BytesMemory, Target, name_of, wait_until
 
 from gpu_worker.moving.block_listener import BlockListener
@@ -16,6 +17,7 @@ from gpu_worker.moving.block_sender import BlockSender
 from gpu_worker.moving.outgoing_ticket import OutgoingBlock
 from gpu_worker.moving.rate_limiter import RateLimiter
 from octavo.errors import TransferFailed
+from octavo.security.roles import WORKER_NAME, PeerRole
 
 NUM_BLOCKS, LAYERS, LAYER_BYTES = 30, 5, 70_000  # a part is longer than a record of TLS, which has 16 KiB at most
 
@@ -83,6 +85,24 @@ def test_only_workers_connect(certificates: Certificates, source: str, target: s
         pytest.raises(TransferFailed, match=r"no TLS with|ended the connection|does not greet"),
     ):
         connect(certificates, other.listener.port, memory, source)
+
+
+@pytest.mark.parametrize(
+    "kind", [x509.DNSName, x509.RFC822Name, lambda role: x509.UniformResourceIdentifier(role + "\0")]
+)
+def test_only_a_whole_uri_makes_a_worker(certificates: Certificates, kind: Callable[[str], x509.GeneralName]) -> None:
+    """On both sides of a connection: the other names that a certificate may have give no role."""
+    memory, worker = BytesMemory(1, 1, 64), certificates.files("worker")
+    named = certificates.with_names(
+        "named", [x509.DNSName(WORKER_NAME), kind(PeerRole.WORKER.uri)], PeerRole.WORKER.uri
+    )
+    for source, target in [(named, worker), (worker, named)]:
+        listener = BlockListener("127.0.0.1", tls=target)
+        try:
+            with pytest.raises(TransferFailed, match=r"no TLS with|ended the connection|does not greet"):
+                BlockSender("127.0.0.1", listener.port, memory, RateLimiter(), source)
+        finally:
+            listener.close()
 
 
 def test_a_source_without_tls_gets_nothing(certificates: Certificates) -> None:

@@ -12,7 +12,10 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}"
+    "{% if tools %}<|im_start|>{{ tools | tojson }}{% endif %}{% if enable_thinking %}<|im_start|>think{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}{{ m.tool_call_id }}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 

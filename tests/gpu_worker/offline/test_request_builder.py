@@ -19,7 +19,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 class WithTemplate(ByteTokenizer):
     """Says who speaks."""
 
-    def apply_chat(self, messages, add_generation_prompt=True):
+    def apply_chat(self, messages, *options):
         return self.encode("".join(f"{role}:{content}\n" for role, content in messages))
 
 

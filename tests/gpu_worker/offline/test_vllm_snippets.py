@@ -76,6 +76,12 @@ def test_every_argument_of_the_engine(model):
         quantization=None,
         trust_remote_code=True,
         disable_log_stats=True,
+        async_scheduling=True,
+        enable_sleep_mode=False,
+        kv_cache_memory_bytes=4 * 2**20,
+        calculate_kv_scales=False,
+        kv_transfer_config=None,
+        runner="generate",
         seed=42,
     )
     output = llm.generate("x" * 40, SamplingParams(max_tokens=4), use_tqdm=False)[0]
@@ -214,6 +220,77 @@ def test_chat(llm):
     assert len({output.outputs[0].text for output in outputs}) == 1
 
 
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def test_chat_with_tools_and_variables(llm):
+    from gpu_worker import SamplingParams
+
+    params = SamplingParams(max_tokens=2, temperature=0)
+    conversation = [
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+    ]
+    (output,) = llm.chat(conversation, params, tools=[TOOL], chat_template_kwargs={"enable_thinking": True})
+
+    seen = [turn | {"content": turn["content"] or ""} for turn in conversation]
+    seen[1] = {"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": {"a": 1}}}]}
+    assert output.prompt == llm.get_tokenizer().apply_chat_template(
+        seen, tools=[TOOL], tokenize=False, add_generation_prompt=True, enable_thinking=True
+    )
+
+
+def test_a_final_message_is_continued(llm):
+    from gpu_worker import SamplingParams
+
+    turns = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": "One, two "}]
+    (output,) = llm.chat(turns, SamplingParams(max_tokens=2), add_generation_prompt=False, continue_final_message=True)
+    assert output.prompt.endswith("assistant\nOne, two ")
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"continue_final_message": True}, r"^continue_final_message: goes with add_generation_prompt=False"),
+        ({"chat_template_kwargs": {"messages": []}}, r"^chat_template_kwargs: messages is not the caller's"),
+        ({"chat_template_kwargs": {"a b": 1}}, r"^chat_template_kwargs: must be"),
+        ({"chat_template_kwargs": {"a": object()}}, r"^chat_template_kwargs: give values that JSON has"),
+        ({"tools": "add"}, r"^tools: must be a list"),
+        ({"tools": [{"name": "add"}]}, r"^tools\[0\]: must be"),
+        ({"tools": [{"function": {"name": "a b"}}]}, r"^tools\[0\]\.function: "),
+        ({"tools": [{"function": {"name": "a", "parameters": {1, 2}}}]}, r"^tools\[0\]\.function\.parameters: is not"),
+    ],
+)
+def test_a_wrong_option_of_chat_is_named(llm, named, message):
+    from octavo.errors import InvalidArgument
+
+    with pytest.raises(InvalidArgument, match=message):
+        llm.chat([{"role": "user", "content": "Hi"}], **named)
+
+
+def test_no_bar_is_written_to_a_pipe(llm, capsys):
+    from gpu_worker import SamplingParams
+
+    llm.generate(["a"], SamplingParams(max_tokens=1))
+    assert capsys.readouterr().err == ""
+
+
+def test_modules_have_the_names_of_vllm():
+    import gpu_worker
+    from gpu_worker.entrypoints.llm import LLM
+    from gpu_worker.inputs import PromptType, TextPrompt, TokensPrompt
+    from gpu_worker.logprobs import Logprob
+    from gpu_worker.outputs import CompletionOutput, RequestOutput
+    from gpu_worker.sampling_params import BeamSearchParams, SamplingParams
+
+    assert PromptType
+    for value in (LLM, TextPrompt, TokensPrompt, Logprob, CompletionOutput, RequestOutput, BeamSearchParams):
+        assert value is getattr(gpu_worker, value.__name__)
+    assert SamplingParams is gpu_worker.SamplingParams
+
+
 def test_beam_search(llm):
     from gpu_worker import BeamSearchParams, SamplingParams
 
@@ -290,6 +367,12 @@ def test_what_is_not_there_says_so_by_its_name(llm, model):
         LLM(model=model, tokenizer="nowhere")
     with pytest.raises(Unimplemented, match=r"^tensor_parallel_size=2: "):
         LLM(model=model, tensor_parallel_size=2)
+    with pytest.raises(Unimplemented, match=r"^runner='pooling': the model generates text"):
+        LLM(model=model, runner="pooling")
+    with pytest.raises(Unimplemented, match=r"^kv_transfer_config=<dict>: octavo has nothing"):
+        LLM(model=model, kv_transfer_config={"kv_role": "both"})
+    with pytest.raises(TypeError, match=r"^LLM has no option 'frobnication_config'$"):
+        LLM(model=model, frobnication_config={})
     with pytest.raises(Unimplemented, match=r"^lora_request=<object>: LoRA"):
         llm.generate("x", lora_request=object())
     with pytest.raises(Unimplemented, match=r"^chat_template='x': the model's own"):

@@ -2,10 +2,12 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_bench import Bench
 from sequences import beam_text
 
 from gpu_worker.scheduling.beam import BeamSearch, Hypothesis, expand
 from octavo.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.store.calls import PROOF_TOKENS
 
 
 def search(**rules) -> BeamSearch:
@@ -72,3 +74,10 @@ def test_a_decided_search_cannot_change(
         for more in range(1, 8 - length + 1):  # whatever it gets to be, at whatever length it ends
             score = rules.normalize(total - sum(losses[:more]), length + more)
             assert len(best) == rules.num_best and score <= best[-1]
+
+
+def test_a_search_tells_how_far_it_is() -> None:
+    bench = Bench()
+    bench.admit("beams", [1, 2, 3], SamplingParams(beam_width=2, max_tokens=40, seed=1))
+    told = [each.num_tokens for _ in range(60) for each in bench.step()[1].progress]
+    assert told == [PROOF_TOKENS, 2 * PROOF_TOKENS]  # the end is in the deltas

@@ -8,7 +8,7 @@ import pytest
 from sequences import new_sequence
 
 from gpu_worker.scheduling.sequence import CarriedScores, Sequence
-from gpu_worker.scheduling.step import Delta, StepDeltas, SubscriptionId
+from gpu_worker.scheduling.step import BeamProgress, Delta, StepDeltas, SubscriptionId
 from gpu_worker.serving.journal_writer import JournalWriter
 from gpu_worker.serving.pending_deltas import AppendPolicy, PendingDeltas
 from gpu_worker.serving.step_publisher import StepPublisher
@@ -32,6 +32,8 @@ class ScriptedStore:
         self.batches: list[list[AppendItem]] = []
         self.finished: list[Finish] = []
         self.can_finish = True
+        self.progress: list[tuple[str, int, int]] = []
+        self.progress_status = AppendStatus.OK
         self.wake = asyncio.Event()
 
     async def appended(self, num_batches: int) -> None:
@@ -47,6 +49,11 @@ class ScriptedStore:
         self.batches.append(list(items))
         self.wake.set()
         return [self._append(item) for item in items]
+
+    async def note_progress(self, seq_id: str, epoch: int, owner: Incarnation, num_tokens: int) -> AppendStatus:
+        assert owner == OWNER
+        self.progress.append((seq_id, epoch, num_tokens))
+        return self.progress_status
 
     async def finish(self, finish: Finish) -> bool:
         self.finished.append(finish)
@@ -99,6 +106,12 @@ class World:
         self.num_steps += 1
         made = [Delta(self.sequence, branch, first, tuple(tokens), finish) for branch, first, tokens in deltas]
         self.journal_writer.submit_deltas(StepDeltas(self.num_steps, made, 1, 1))
+
+    async def tell_progress(self, num_tokens: int) -> None:
+        self.num_steps += 1
+        progress = [BeamProgress(self.sequence, num_tokens)]
+        self.journal_writer.submit_deltas(StepDeltas(self.num_steps, [], 1, 1, progress=progress))
+        await self.journal_writer.wait_until_flushed()
 
     def told(self) -> list[tuple[int, int, tuple[int, ...]]]:
         return [
@@ -374,3 +387,27 @@ async def test_the_log_of_a_finished_sequence_goes_when_its_last_branch_ends(wor
     world.step((1, 0, [20]), finish=FinishReason.LENGTH)
     await settle(world)
     assert world.publisher.logs == {}
+
+
+async def test_progress_of_beams_is_told_without_tokens(world):
+    log = world.publisher.logs["s"]
+    await world.tell_progress(15)
+    assert not log.settled.is_set()
+    await world.tell_progress(16)
+    assert world.store.progress == [("s", 3, 15), ("s", 3, 16)]
+    assert log.settled.is_set()  # the store holds nothing against the sequence
+    assert (world.store.batches, world.told(), world.control.calls) == ([], [], [])
+
+
+@pytest.mark.parametrize("status", [AppendStatus.FENCED, AppendStatus.CLOSED, AppendStatus.GONE])
+async def test_beams_of_another_owner_are_dropped(world, status):
+    world.store.progress_status = status
+    await world.tell_progress(16)
+    assert world.control.calls == [("drop", "s", 3)]
+    assert "s" not in world.publisher.logs
+
+
+async def test_beams_hear_that_their_client_has_cancelled(world):
+    world.store.progress_status = AppendStatus.OK_CANCEL
+    await world.tell_progress(16)
+    assert world.control.calls == [("cancel", "s", 3)]

@@ -293,6 +293,10 @@ def test_doctor_tells_what_was_compiled(monkeypatch):
     old = native_checks.cuda_extension({"devices": 1, "too_old": ["device 0 is too old"]})
     assert (old.result, old.detail) == ("bad", "the CUDA kernels cannot be used: device 0 is too old")
     assert native_checks.cuda_extension({"error": "no"}).result == "bad"
+    built = {"isa": "avx2", "version": "1", "compiler": "gcc", "build_type": "Release", "sanitizers": ""}
+    assert native_checks.cpu_extension(built).result == "ok"
+    lesser = native_checks.cpu_extension({**built, "not_built": "avx512"})
+    assert (lesser.result, lesser.fix) == ("note", "make extension") and "avx512 were not built" in lesser.detail
     monkeypatch.setattr(native_checks, "PROBE", "import os; os.abort()")  # what another processor's code may do
     (extension, *_) = native_checks.all_checks()
     assert extension.result == "bad"

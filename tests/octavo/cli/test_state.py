@@ -3,6 +3,8 @@ import json
 import socket
 import subprocess
 import sys
+from contextlib import closing
+from itertools import islice
 
 import pytest
 
@@ -98,6 +100,37 @@ def test_a_port_in_use_is_named_with_the_remedy():
 def test_a_host_of_another_machine_is_not_called_a_port_in_use(host):
     with pytest.raises(CommandError, match=f"^--host {host} is no address of this machine: give one, or 0.0.0.0"):
         ports.require_free(host, 50051, "--grpc-port")
+
+
+PICKS = "import sys; from octavo.cli import ports; print(*ports.pick(30), flush=True); sys.stdin.read()"
+
+
+def test_processes_at_the_same_moment_pick_different_ports():
+    pickers = [
+        subprocess.Popen([sys.executable, "-c", PICKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(6)
+    ]
+    picked = [int(port) for picker in pickers for port in picker.stdout.readline().split()]
+    for picker in pickers:
+        picker.communicate()
+    assert len(set(picked)) == len(picked) == 6 * 30
+
+
+@pytest.mark.parametrize("text", ["25000\t60999\n", "1024 24999"])
+def test_no_port_is_picked_that_the_machine_gives_to_clients(text, tmp_path, monkeypatch):
+    (tmp_path / "range").write_text(text)
+    monkeypatch.setattr(ports, "EPHEMERAL", tmp_path / "range")
+    first, last = map(int, text.split())
+    with closing(ports.PortPool()) as pool:
+        picked = list(islice(pool.in_turn(), 2000))
+    assert len(set(picked)) == 2000
+    assert all(port in ports.RANGE and not first <= port <= last for port in picked)
+
+
+def test_a_port_comes_again_only_after_the_others():
+    with closing(ports.PortPool()) as pool:
+        first = set(islice(pool.in_turn(), 100))
+        assert not first & set(islice(pool.in_turn(), 100))
 
 
 def test_picked_ports_are_free_different_and_not_given_to_clients():

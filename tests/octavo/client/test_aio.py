@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from octavo import errors
 from octavo.client import AsyncClient, FinishReason, RetryPolicy
+from octavo.client.retry import Recovery, RetryBudget
 from octavo.v1 import types_pb2
 
 QUICK = RetryPolicy(progress_timeout_s=5.0, backoff_base_s=0.001, backoff_cap_s=0.01)
@@ -159,12 +160,35 @@ async def test_a_refused_request_is_tried_again_after_the_delay_asked_for(router
 
 
 async def test_the_budget_ends_retries_of_refused_requests(router, serve, script):
-    router.scripts.extend(script(error=errors.NoWorkers("none")) for _ in range(50))
+    router.scripts.extend(script(error=errors.QueueFull("full")) for _ in range(50))
     async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
         for _ in range(10):
-            with pytest.raises(errors.NoWorkers):
+            with pytest.raises(errors.QueueFull):
                 await client.complete("hello")
     assert len(router.calls) <= 10 + 3 + 1  # ten calls, the minimum, a tenth
+
+
+@pytest.mark.parametrize("error", [errors.NoWorkers("none"), errors.Loading("soon"), errors.StoreUnavailable("away")])
+async def test_whoever_is_missing_is_waited_for(router, serve, script, error):
+    """No budget bounds it: the call puts no load on anybody."""
+    error.retry_after_ms = 0
+    router.scripts.extend(script(error=error) for _ in range(50))
+    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
+        await client.complete("hello")
+    assert len(router.calls) == 51
+
+
+def test_patience_covers_the_load_of_a_model():
+    """Where a router has answered; a name at which there is none is found out sooner."""
+    for error, patience_s in ((errors.NoWorkers("none"), 300.0), (errors.Unreachable("nobody"), 60.0)):
+        recovery = Recovery(RetryPolicy(), RetryBudget())
+        recovery.delay_s(error)
+        assert recovery._trouble_since is not None
+        recovery._trouble_since -= patience_s - 5
+        recovery.delay_s(error)
+        recovery._trouble_since -= 5
+        with pytest.raises(type(error)):
+            recovery.delay_s(error)
 
 
 async def test_an_accepted_stream_is_not_given_up_for_lack_of_budget(router, serve, script):

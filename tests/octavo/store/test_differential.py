@@ -15,10 +15,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from octavo.ids import Incarnation, RequestId, SequenceId, sequence_id
+from octavo.quota import TenantQuota
 from octavo.record import NewSequence, Snapshot
 from octavo.sampling import FinishReason
 from octavo.store import worker_tail
-from octavo.store.calls import AppendItem, AppendStatus, Finish, Member, QueueLimits, Renewal, TakeReason, TakeRequest
+from octavo.store.calls import (
+    AppendItem,
+    AppendStatus,
+    Finish,
+    Member,
+    QueueLimits,
+    Renewal,
+    TakeReason,
+    TakeRequest,
+    WorkerLimits,
+)
 from octavo.store.memory.fair_queue import MAX_FLOWS
 
 NAMES = {"a": 1, "b": 2, "c": 1}  # sequences and their branches; an ended one gets a successor of the same name
@@ -26,6 +37,9 @@ LIMITS = [
     QueueLimits(max_requests=3, max_tokens=160),
     QueueLimits(max_requests=3, max_tokens=6400, tenant_requests=1),
     QueueLimits(max_requests=2, max_tokens=6400, tenant_tokens=50),
+    QueueLimits(max_requests=3, max_tokens=6400, quota=TenantQuota(max_streams=1)),
+    QueueLimits(max_requests=3, max_tokens=6400, quota=TenantQuota(2, 60)),
+    QueueLimits(max_requests=3, max_tokens=6400, quota=TenantQuota(tokens_per_minute=77)),
 ]
 NAME = st.sampled_from(sorted(NAMES))
 LAG = st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1])  # of the epoch that is named behind the true one
@@ -43,6 +57,7 @@ MAYBE_REASON = st.one_of(st.just(FinishReason.NONE), st.just(FinishReason.NONE),
 BRANCH = st.sampled_from([0, 0, 0, 1, 1, 2])
 GOOD = st.tuples(NAME, st.just(0), st.sampled_from([0, 0, 1]), st.just(0), SOME | MANY, st.just(FinishReason.NONE))
 WILD = st.tuples(NAME, LAG, BRANCH, st.integers(-2, 1), st.just([]) | SOME | MANY | WRITTEN, MAYBE_REASON)
+LIMITS_SEEN = st.builds(WorkerLimits, *map(st.sampled_from, (["a", "b c"], ["f"], [8], [4], [1, 2], [0], [3])))
 TIMES = [1, 1, 10, 10, 50, 1000, 3000, 61_000]
 
 
@@ -141,9 +156,12 @@ class Differential(RuleBasedStateMachine):
         take_id=OPERATION,
         why=st.sampled_from(TakeReason),
         waited_ms=st.sampled_from([0, 0, 9_999, 10_000]),
+        numerics=st.sampled_from(["", "cpu/a", "cpu/b"]),
     )
-    def take(self, name: str, lag: int, worker: Incarnation, take_id: str, why: TakeReason, waited_ms: int) -> None:
-        request = TakeRequest(self.seq_ids[name], self.epoch(name, lag), worker, take_id, why, waited_ms)
+    def take(
+        self, name: str, lag: int, worker: Incarnation, take_id: str, why: TakeReason, waited_ms: int, numerics: str
+    ) -> None:
+        request = TakeRequest(self.seq_ids[name], self.epoch(name, lag), worker, take_id, why, waited_ms, numerics)
         self.both("take_ownership", request)
 
     @rule(name=NAME, lag=LAG, owner=st.none() | WORKER)
@@ -151,6 +169,12 @@ class Differential(RuleBasedStateMachine):
         record = self.last[name].record if name in self.last else None
         owner = owner or (record.owner if record else Incarnation("worker1"))
         assert self.both("announce", self.seq_ids[name], self.epoch(name, lag), owner) in (True, False)
+
+    @rule(name=NAME, lag=LAG, owner=st.none() | WORKER, tokens=st.sampled_from([1, 15, 16, 16, 31, 32, 48]))
+    def progress(self, name: str, lag: int, owner: Incarnation | None, tokens: int) -> None:
+        record = self.last[name].record if name in self.last else None
+        owner = owner or (record.owner if record else Incarnation("worker1"))
+        self.both("note_progress", self.seq_ids[name], self.epoch(name, lag), owner, tokens)
 
     @rule(name=NAME, worker=WORKER, take_id=OPERATION)
     def place(self, name: str, worker: Incarnation, take_id: str) -> None:
@@ -166,13 +190,16 @@ class Differential(RuleBasedStateMachine):
         workers=st.permutations(["worker1", "worker2", "worker3"]),
         spared=st.sampled_from([0, 1, 2, 2, 2, 2]),
         announced=st.sampled_from([True, True, True, False]),
+        tokens=st.sampled_from([0, 0, 0, 15, 16, 40]),
     )
-    def crash_again_and_again(self, name: str, workers: list[str], spared: int, announced: bool) -> None:
+    def crash_again_and_again(self, name: str, workers: list[str], spared: int, announced: bool, tokens: int) -> None:
         for worker in workers[spared:]:
             self.equal()
             epoch = self.epoch(name, 0)
             if announced and name in self.last:
                 self.both("announce", self.seq_ids[name], epoch, self.last[name].record.owner)
+            if tokens and name in self.last:
+                self.both("note_progress", self.seq_ids[name], epoch, self.last[name].record.owner, tokens)
             request = TakeRequest(self.seq_ids[name], epoch, Incarnation(worker), f"t{epoch}", TakeReason.CONNECTION)
             self.both("take_ownership", request)
 
@@ -280,6 +307,10 @@ class Differential(RuleBasedStateMachine):
         holder = reply.holder if isinstance(reply, Renewal) else reply
         assert holder is None or holder.id != member
 
+    @rule(seen=st.sets(LIMITS_SEEN, max_size=2), kept_ms=st.sampled_from([0, 50, 3000]))
+    def note_limits(self, seen: set[WorkerLimits], kept_ms: int) -> None:
+        assert seen <= set(self.both("note_limits", seen, kept_ms))
+
     @rule(
         ms=st.sampled_from(TIMES),
         limit=st.sampled_from([1, 10, 10]),
@@ -334,6 +365,8 @@ class Differential(RuleBasedStateMachine):
             store.members("router"),
             store.queue_depth(),
             store.tenant_depths(2),
+            store.model_depths(),
+            *(bench.used_quota(tenant) for tenant in ("a", "b")),
         )
         return snapshots, sorted(live, key=lambda record: record.seq_id), rest
 
@@ -362,7 +395,7 @@ class Differential(RuleBasedStateMachine):
 
 @pytest.mark.scaled
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["valkey", "redis"])
+@pytest.mark.parametrize("kind", ["valkey", pytest.param("redis", marks=pytest.mark.redis)])
 def test_the_server_does_what_the_reference_does(
     kind: str,
     servers: Callable[[str], Any],
@@ -394,7 +427,7 @@ def test_the_server_does_what_the_reference_does(
     )
 
 
-@pytest.mark.parametrize("kind", ["valkey", "redis"])
+@pytest.mark.parametrize("kind", ["valkey", pytest.param("redis", marks=pytest.mark.redis)])
 def test_a_long_queue_has_the_order_of_the_reference(
     kind: str,
     servers: Callable[[str], Any],

@@ -5,6 +5,7 @@ import hashlib
 import re
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from octavo.errors import StoreUnavailable
 from octavo.ids import Incarnation
+from octavo.quota import TenantQuota
 from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason
 from octavo.store import library, open_store
@@ -34,7 +36,7 @@ LIMITS = QueueLimits()
 New = Callable[..., NewSequence]
 
 # Changed the text? Then raise library.REVISION, or running servers keep the old one; and put both here.
-KNOWN_TEXT = (17, "dece8ac770568f01")
+KNOWN_TEXT = (18, "7fbd38b4cc7dea86")
 
 
 @pytest.fixture
@@ -81,7 +83,8 @@ async def test_every_key_expires(bench: Any, new: New) -> None:
 async def test_sweeps_keep_the_indexes_of_what_waits_and_runs_for_days(bench: Any, new: New) -> None:
     store, client = bench.store, bench.store.server.client
     for name in ("runs", "claimed", "waits"):
-        await store.accept(new(name, keep_on_disconnect=name == "waits", deadline_in_ms=10**9), LIMITS)
+        new_one = new(name, keep_on_disconnect=name == "waits", deadline_in_ms=10**9)
+        await store.accept(new_one, replace(LIMITS, quota=TenantQuota(max_streams=9)))
     assert [each.record.seq_id for each in await store.pop("model", 2, 10**9)] == [
         new("runs").seq_id,
         new("claimed").seq_id,
@@ -91,7 +94,7 @@ async def test_sweeps_keep_the_indexes_of_what_waits_and_runs_for_days(bench: An
     names = {
         f"octavo:{name}" for name in ("queue:model", "claims:model", "accounts:model", "queues", "owned:worker1",
                                       "attached:router1", "members:worker", "members:router", "deadlines", "detached",
-                                      "live")
+                                      "live", "streams:tenant")
     }  # fmt: skip
     for name in names:
         assert await client.pexpire(name, 60_000) == 1, name

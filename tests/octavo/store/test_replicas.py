@@ -75,12 +75,9 @@ def free_ports(count: int) -> list[int]:
         return [listener.getsockname()[1] for listener in listeners]
 
 
-@pytest.fixture(params=["valkey", "redis"])
+@pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.redis)])
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
-    redis_server = shutil.which("redis-server")
-    if request.param == "redis" and redis_server is None:
-        pytest.skip("redis-server is not installed")
-    binary = Path(redis_server) if request.param == "redis" and redis_server else None
+    binary = Path(shutil.which("redis-server") or "redis-server") if request.param == "redis" else None
     made = Pair(tmp_path, free_ports(2), binary)
     await made.start()
     yield made

@@ -28,8 +28,7 @@ class TlsServer:
 
     def __init__(self, folder: Path, certificates: Certificates) -> None:
         binary = shutil.which("redis-server")
-        if binary is None or not _has_tls(binary):
-            pytest.skip("no redis-server with TLS is installed")
+        assert binary and _has_tls(binary), "no redis-server with TLS is on PATH: tools/redis.sh installs Debian's"
         (self.port,) = ports.pick(1)
         files = certificates.settings("router")
         flags = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "yes", "--save", ""]
@@ -81,6 +80,7 @@ async def opened(url: str) -> RedisStore:
     raise AssertionError
 
 
+@pytest.mark.redis
 @pytest.mark.parametrize("hosts", ["localhost", "localhost,127.0.0.1"])
 async def test_a_store_over_tls(tls_server: TlsServer, certificates: Certificates, hosts: str, new: Any) -> None:
     store = await opened(url_of(tls_server, certificates, hosts=hosts))
@@ -92,6 +92,7 @@ async def test_a_store_over_tls(tls_server: TlsServer, certificates: Certificate
         await store.close()
 
 
+@pytest.mark.redis
 async def test_a_store_asks_for_the_right_certificates(tls_server: TlsServer, certificates: Certificates) -> None:
     good = url_of(tls_server, certificates)
     await (await opened(good)).close()  # the server listens
@@ -106,6 +107,7 @@ async def test_a_store_asks_for_the_right_certificates(tls_server: TlsServer, ce
             await opened(url)
 
 
+@pytest.mark.redis
 async def test_new_files_count_for_connections_that_are_made_again(
     tls_server: TlsServer, certificates: Certificates
 ) -> None:
@@ -126,7 +128,7 @@ async def test_new_files_count_for_connections_that_are_made_again(
         await store.close()
 
 
-@pytest.fixture(params=["valkey", "redis"])
+@pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.redis)])
 def server(request: Any, servers: Any) -> EmbeddedStore:
     return servers(request.param)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import json
 import ssl
 
 import pytest
@@ -57,4 +58,32 @@ def test_names_are_asked_for_only_where_it_is_said(world):
     routes = {route.path: route for route in dashboard_routes(None, local_names_only=False)}
     assert list(routes) == PATHS[:3] + PATHS[3:]
     guarded = {route.path: route for route in dashboard_routes(None, local_names_only=True)}
-    assert type(guarded["/cluster"].app).__name__ == "LocalNameGuard" != type(routes["/cluster"].app).__name__
+    assert guarded["/cluster"].app._local_names_only
+    assert not routes["/cluster"].app._local_names_only
+
+
+def status_of(endpoint, path, **headers):
+    connection = http.client.HTTPConnection(endpoint, timeout=20)
+    try:
+        connection.putrequest("GET", path, skip_host=True)
+        for name, value in headers.items():
+            connection.putheader(name.replace("_", "-"), value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.read(300 if path.endswith("stream") else None)
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("path", ["/cluster", "/cluster/stream"])
+async def test_a_page_of_a_stranger_reads_nothing(world, path):
+    router = await world.router()
+    assert router.web_endpoint.startswith("127.0.0.1:")
+    status, body = await asyncio.to_thread(status_of, router.web_endpoint, path, Host="evil.example.com")
+    assert status == 421
+    assert "by an address or as localhost" in json.loads(body)["error"]["message"]
+    for foreign in ({"Origin": "http://evil.example.com"}, {"Sec_Fetch_Site": "cross-site"}):
+        status, _ = await asyncio.to_thread(status_of, router.web_endpoint, path, Host="localhost:1", **foreign)
+        assert status == 403
+    status, _ = await asyncio.to_thread(status_of, router.web_endpoint, path, Host="localhost:1")
+    assert status == 200

@@ -54,7 +54,8 @@ class Connection:
 
     def send(self, method: str, path: str, body: object = None, **headers: str) -> None:
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        named = {"host": "x", "content-length": str(len(data)), **{k.replace("_", "-"): v for k, v in headers.items()}}
+        usual = {"host": "localhost", "content-length": str(len(data)), "content-type": "application/json"}
+        named = {**usual, **{k.replace("_", "-"): v for k, v in headers.items()}}
         head = "".join(f"{name}: {value}\r\n" for name, value in named.items())
         self.writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + data)
 
@@ -70,6 +71,8 @@ class Connection:
 
     async def answer(self) -> Answer:
         status, headers = await self.head()
+        if status == 204:
+            return Answer(status, headers, b"")
         if "content-length" in headers:
             return Answer(status, headers, await self.reader.readexactly(int(headers["content-length"])))
         body = b""

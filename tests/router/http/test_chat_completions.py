@@ -1,11 +1,17 @@
 """POST /v1/chat/completions: bodies, and answers in the shape of chats."""
 
+import asyncio
+
 import pytest
+from hostile_templates import HOSTILE
 
 from octavo.errors import InvalidArgument
+from octavo.text import template_renderer
 from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.chat import ChatTemplate
 from octavo.v1 import inference_pb2
 from router.http.chat_completions import read_chat
+from router.streaming.chat_threads import LARGE
 
 PATH = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
@@ -40,6 +46,26 @@ async def test_a_chat_is_answered_whole_and_in_chunks(world, call, templates):
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert [delta.get("role") for delta in deltas] == ["assistant", *[None] * (len(deltas) - 1)]
     assert "".join(delta["content"] for delta in deltas) == choice["message"]["content"]
+
+
+async def test_a_hostile_template_costs_its_caller_alone(world, call, monkeypatch):
+    """Its chats are refused, and a chat of another size goes on meanwhile."""
+    monkeypatch.setattr(template_renderer, "SECONDS", 2.0)
+    hostile, honest = ChatTemplate(HOSTILE["=="], {}), ChatTemplate("{{ messages[0].content }}", {})
+
+    def apply_chat(self, messages, begin_answer=True, tools=(), details=()):
+        template = hostile if len(messages[0][1]) > LARGE else honest
+        return self.encode(template.render(messages, begin_answer))
+
+    monkeypatch.setattr(ByteTokenizer, "apply_chat", apply_chat)
+    await world.start()
+    body = {"messages": [{"role": "user", "content": "x" * (LARGE + 1)}], "max_tokens": 3}
+    refused = asyncio.create_task(call("POST", PATH, body))
+    answers = [await call("POST", PATH, {"messages": HI, "max_tokens": 3}) for _ in range(3)]
+    assert [answer.status for answer in answers] == [200] * 3
+    assert not refused.done()
+    assert (await refused).status == 400
+    assert "takes more than 2.0 s" in refused.result().object["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

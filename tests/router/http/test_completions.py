@@ -200,8 +200,10 @@ async def test_a_large_body_is_refused_before_it_is_read(world, connect):
     await world.start()
     for headers in ({"content-length": str(5 * 2**20)}, {"transfer-encoding": "chunked"}):
         connection = await connect()
-        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        connection.writer.write(f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{head}\r\n".encode())
+        head = "".join(
+            f"{name}: {value}\r\n" for name, value in [*headers.items(), ("content-type", "application/json")]
+        )
+        connection.writer.write(f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\n{head}\r\n".encode())
         if "transfer-encoding" in headers:
             for _ in range(72):
                 connection.writer.write(b"10000\r\n" + b" " * 65536 + b"\r\n")

@@ -8,14 +8,24 @@ import pytest
 from accepted import accepted_sequence
 from worker_views import idle_view
 
-from octavo.errors import BadModel, OutOfBlocks, TooLarge
+from octavo.errors import BadModel, OutOfBlocks, StoreUnavailable, TooLarge
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.sampling import FinishReason
-from octavo.store.calls import Finish, Member, QueueLimits, TakeReason, TakeRequest, TakeStatus
+from octavo.store.calls import (
+    AppendItem,
+    Finish,
+    Member,
+    QueueLimits,
+    TakeReason,
+    TakeRequest,
+    TakeStatus,
+    WorkerLimits,
+)
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.memory.state import Quarantine
 from router.background_tasks import BackgroundTasks
+from router.fleet.limits_registry import LimitsRegistry
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.pending_dispatches import PendingDispatches
 from router.fleet.worker_link import LinkError, ProbeResult
@@ -33,6 +43,9 @@ STALE = AdmissionAnswer(AdmissionOutcome.STALE_EPOCH)
 NAMES = "abcde"
 
 
+LIMITS = WorkerLimits("name", "weights", 8192, 16, 2000, 0, 64)  # of the workers that are there
+
+
 def view(name: str, num_running: int = 0, cached: int = 0) -> WorkerView:
     return idle_view(name, num_running=num_running, num_cached_blocks=cached, num_blocks=2000)
 
@@ -44,6 +57,9 @@ class FakeLink:
         self.incarnation = Incarnation(name)
         self.answer = answer
         self.lost = False
+        self.numerics = ""
+        self.facts = SimpleNamespace(limits=LIMITS)
+        self.stays = True
         self.step_stream = SimpleNamespace(connected=True)
         self.pending_dispatches = PendingDispatches()
         self.admissions: list = []
@@ -69,10 +85,15 @@ class FakePool:
         return self.links.get(incarnation)
 
     def views(self, model):
-        return [view(incarnation) for incarnation in self.links]
+        return [
+            replace(view(each.incarnation), numerics=each.numerics, stays=each.stays) for each in self.links.values()
+        ]
 
     def find_hits(self, model, tokens, salt):
         return {}
+
+    def name_of(self, incarnation):
+        return incarnation.upper()
 
 
 class FakeSession:
@@ -102,7 +123,8 @@ class Scene:
         self.links = [FakeLink(name, answer) for name, answer in zip(NAMES, answers, strict=False)]
         self.background = BackgroundTasks()
         sessions = SessionRegistry()
-        self.assigner = Assigner(store, FakePool(self.links), sessions, models, self.background)
+        limits = LimitsRegistry(store, lambda: {LIMITS}, 60_000)
+        self.assigner = Assigner(store, FakePool(self.links), sessions, models, limits, self.background)
         self.seq_id = accepted_sequence().seq_id
         self.session = FakeSession(self.seq_id)
         sessions.add(self.session)
@@ -186,7 +208,7 @@ async def test_a_worker_that_one_router_does_not_reach_has_not_crashed(make_scen
 @pytest.mark.parametrize(
     ("broken", "num_dead"), [("", 3), ("a", 4), ("b", 4), ("c", 4)], ids=["whole", "first", "second", "third"]
 )
-async def test_a_sequence_that_kills_whoever_is_asked_to_run_it_ends(make_scene, broken, num_dead):
+async def test_a_sequence_that_kills_whoever_is_asked_to_run_it_ends(make_scene, caplog, broken, num_dead):
     """Each worker announces it and dies. One whose Step stream was broken before that may have been dead already, so
     its death does not count: it costs one worker more. Placement chooses only workers whose streams are open."""
     scene = await make_scene(*[LinkError("broken")] * len(NAMES))
@@ -207,6 +229,43 @@ async def test_a_sequence_that_kills_whoever_is_asked_to_run_it_ends(make_scene,
     assert record.state is SequenceState.FAILED
     assert "POISON_SUSPECTED" in record.failure
     assert sum(scene.num_asked()) == num_dead
+    (text,) = [entry.message for entry in caplog.records if "POISON_SUSPECTED" in entry.message]
+    assert all(f"{owner.upper()} ({owner})" in text for owner in record.suspects)
+    assert len(record.suspects) == 3
+
+
+async def replayed(scene: Scene, classes: str, *, staying: str = NAMES) -> tuple[str, int]:
+    """The class in which a sequence goes on whose owner, `a`, has died, or none; and how often that was another one."""
+    for link, numerics in zip(scene.links, classes, strict=True):
+        link.numerics, link.stays = numerics, link.incarnation in staying
+    record = await scene.assign()
+    await scene.store.append_batch(Incarnation("a"), [AppendItem(scene.seq_id, record.epoch, 0, 0, [7])])
+    await scene.store.leave(Member("worker", Incarnation("a"), b""))
+    await scene.assigner.assign_sequence(scene.seq_id, record.epoch, TakeReason.LEASE)
+    record = (await scene.store.read(scene.seq_id)).record
+    assert scene.assigner.numerics_changes.total() == record.numerics_changes
+    return (record.numerics if record.owner and record.owner != "a" else ""), record.numerics_changes
+
+
+@pytest.mark.parametrize(
+    ("answers", "classes", "staying", "expected"),
+    [
+        ([ADMITTED, ADMITTED, ADMITTED], "xyx", "abc", ("x", 0)),  # b would be asked first
+        ([ADMITTED, ADMITTED], "xy", "ab", ("y", 1)),  # none of its own is left
+        ([ADMITTED, ADMITTED, ADMITTED], "xyx", "ab", ("y", 1)),  # c is lost, or drains
+        ([ADMITTED, ADMITTED, NEVER], "xyx", "abc", ("y", 1)),  # c can never hold it
+        ([ADMITTED, ADMITTED, LATER], "xyx", "abc", ("", 0)),  # c has no room now: it waits
+    ],
+)
+async def test_a_replay_stays_in_its_class(make_scene, answers, classes, staying, expected):
+    assert await replayed(await make_scene(*answers), classes, staying=staying) == expected
+
+
+async def test_a_new_request_goes_to_any_class(make_scene):
+    scene = await make_scene(LATER, ADMITTED)
+    scene.links[0].numerics, scene.links[1].numerics = "x", "y"
+    record = await scene.assign()
+    assert (record.owner, record.numerics, record.numerics_changes) == ("b", "y", 0)
 
 
 async def test_a_healthy_worker_keeps_what_a_router_with_a_bad_connection_would_take(make_scene):
@@ -266,6 +325,43 @@ async def test_what_no_worker_can_ever_take_fails(make_scene):
     record = await scene.assign()
     assert record.state is SequenceState.FAILED
     assert "never" in record.failure
+
+
+@pytest.mark.parametrize("answers", [(NEVER,), (NEVER, NEVER), ()], ids=["one", "two", "none"])
+@pytest.mark.parametrize(
+    ("lost", "waits"),
+    [({}, False), ({"num_blocks": 4000}, True), ({"num_blocks": 1000}, False), ({"fingerprint": "other"}, False)],
+    ids=["as large", "larger", "smaller", "another model's"],
+)
+async def test_what_a_lost_worker_may_hold_waits_for_it(make_scene, monkeypatch, answers, lost, waits):
+    """Whether workers that are here refuse it, or a router sees by its length that it fits none of them."""
+    monkeypatch.setattr(assigner_module, "REQUEUE_DELAY_S", 0.01)
+    prompt = (1, 2) if answers else tuple(range(40_000))
+    scene = await make_scene(*(answers or (ADMITTED,)), prompt=prompt)
+    if not answers:
+        lost = {"context_tokens": 50_000, **lost}
+    await scene.store.note_limits([replace(LIMITS, **lost)], 60_000)
+    record = await scene.assign()
+    if not waits:
+        assert record.state is SequenceState.FAILED
+        assert "TOO_LARGE" in record.failure
+        return
+    for _ in range(3):
+        async with asyncio.timeout(5):
+            while not (popped := await scene.store.pop("weights", 1, 60_000)):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await scene.assigner.assign_popped(popped[0])
+    assert scene.num_asked() == ([1] * len(answers) or [0]), "nobody is asked again, which would cost an epoch"
+
+
+async def test_without_the_store_nothing_is_too_large(make_scene, monkeypatch):
+    scene = await make_scene(NEVER)
+
+    async def away(*_):
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(scene.store, "note_limits", away)
+    assert not (await scene.assign()).state.ended
 
 
 async def test_a_wrong_admission_fails_without_asking_another_worker(make_scene):

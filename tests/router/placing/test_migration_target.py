@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ SEQUENCE = SequenceView(
 )
 
 
-def worker(name: str, *, of_view: dict[str, int] | None = None, **changes: object) -> WorkerSnapshot:
+def worker(name: str, *, of_view: dict[str, Any] | None = None, **changes: object) -> WorkerSnapshot:
     view = dataclasses.replace(IDLE, incarnation=Incarnation(name), worker_id=name, **(of_view or {}))  # type: ignore[arg-type]
     snapshot = WorkerSnapshot(view=view, model="m", layout="l", sequences=[SEQUENCE] if name == "source" else [])
     return dataclasses.replace(snapshot, **changes)  # type: ignore[arg-type]
@@ -60,6 +61,7 @@ def test_blocks_that_are_there_outweigh_a_few_branches_and_not_a_batch() -> None
         (worker("a", alive=False), "lease"),
         (worker("a", model="other"), "model or layout"),
         (worker("a", layout="other"), "model or layout"),
+        (worker("a", of_view={"numerics": "other"}), "other bits"),
         (worker("a", runs_alone=True), "suspect"),
         (worker("a", of_view={"num_running": 16}), "no room"),
         (worker("a", of_view={"num_free_blocks": 15}), "no room"),

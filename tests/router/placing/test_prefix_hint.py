@@ -1,5 +1,7 @@
 """A router names a worker to fetch a prefix from only if the chosen one lacks enough of it."""
 
+from dataclasses import replace
+
 import pytest
 from worker_views import idle_view
 
@@ -17,6 +19,11 @@ def view(name: str, *, available: bool = True, num_running: int = 0, draining: b
 
 
 CHOSEN = view("chosen")
+
+
+def test_blocks_of_another_class_are_not_offered() -> None:
+    other = replace(view("b"), numerics="cpu/b")
+    assert find_prefix_owner(CHOSEN, FULL + 5, {other.incarnation: (FULL, 0)}, [CHOSEN, other]) is None
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import ForeignToken, HistoryLost, InvalidArgument
-from router.streaming.resume_tokens import HEAD, ResumeTokens, StreamPlace, StreamStart
+from router.streaming.resume_tokens import (
+    HEAD,
+    MAC_BYTES,
+    VERSION,
+    ResumeTokens,
+    StreamPlace,
+    StreamStart,
+    key_id,
+    mac,
+)
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 PLACES = st.lists(st.builds(StreamPlace, U32, U64, U32), min_size=1, max_size=16)
 IDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=128)
+TENANTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=64)  # with bytes of places and lengths among them
 
 
-@given(IDS, PLACES)
-def test_round_trip(request_id, places):
+@given(IDS, PLACES, TENANTS)
+def test_round_trip(request_id, places, tenant):
     tokens = ResumeTokens(b"k" * 32, generation=7)
-    point = tokens.read_token(tokens.make_token(request_id.encode(), places))
+    point = tokens.read_token(tokens.make_token(request_id.encode(), places, tenant), tenant)
     assert (point.request_id, point.places, point.generation) == (request_id, places, 7)
     assert point.is_younger_than(60)
     assert not point.is_younger_than(-60)
@@ -39,6 +49,37 @@ def test_a_changed_token_of_the_store_s_key_is_told_from_one_of_another_key(requ
         tokens.read_token(bytes(token))
 
 
+@given(IDS, PLACES, TENANTS, TENANTS, st.integers(0, 64))
+def test_another_tenant_s_token_is_refused(request_id, places, tenant, other, shared):
+    """Nor does it help to move bytes between the tenant's name and what stands before the MAC."""
+    tokens = ResumeTokens(b"k" * 32)
+    token = tokens.make_token(request_id.encode(), places, tenant)
+    for name in {other, tenant[shared:], tenant + other} - {tenant}:
+        moved = tenant.encode()[: -len(name.encode()) or None] if tenant.endswith(name) else b""
+        for forged in (token, token[:-MAC_BYTES] + moved + token[-MAC_BYTES:]):
+            with pytest.raises(InvalidArgument):
+                tokens.read_token(forged, name)
+
+
+@given(IDS, PLACES, TENANTS, st.binary(min_size=1, max_size=40), st.data())
+def test_no_other_length_is_read(request_id, places, tenant, more, data):
+    tokens = ResumeTokens(b"k" * 32)
+    token = tokens.make_token(request_id.encode(), places, tenant)
+    at = data.draw(st.integers(5, len(token)))  # after version and key id
+    until = data.draw(st.integers(0, len(token) - 1))
+    for forged in (token[:at] + more + token[at:], token[:until], token[:at] + token[at + len(more) :]):
+        if forged != token:
+            with pytest.raises(InvalidArgument):
+                tokens.read_token(forged, tenant)
+
+
+def test_lengths_are_compared_before_the_mac():
+    """A key that leaked must not make a router read outside of what it was sent."""
+    body = HEAD.pack(VERSION, key_id(b"k" * 32), 0, 0, 255, 255)
+    with pytest.raises(InvalidArgument):
+        ResumeTokens(b"k" * 32).read_token(body + mac(b"k" * 32, body))
+
+
 @given(st.binary(max_size=200))
 def test_garbage_is_refused(garbage):
     with pytest.raises((InvalidArgument, ForeignToken), match="resume_token"):
@@ -57,11 +98,14 @@ def test_a_token_of_another_key_or_version_is_foreign():
 
 @pytest.mark.parametrize("request_id", [b"r", b"r" * 128])
 @pytest.mark.parametrize("num_branches", [1, 16])
-def test_a_token_of_version_1_is_foreign(request_id, num_branches):
-    """Not too short, although it named neither key nor generation: version, lengths, id, places, MAC."""
-    token = bytes([1, len(request_id), num_branches]) + request_id + bytes(16 * num_branches) + bytes(16)
-    with pytest.raises(ForeignToken):
-        ResumeTokens(b"a" * 32).read_token(token)
+def test_a_token_of_an_earlier_version_is_foreign(request_id, num_branches):
+    """So a client that met a router of another version, before or after an upgrade, attaches by its request id."""
+    key, rest = b"a" * 32, request_id + bytes(16 * num_branches)
+    first = bytes([1, len(request_id), num_branches]) + rest + bytes(16)  # named neither key nor generation
+    body = HEAD.pack(2, key_id(key), 0, 0, len(request_id), num_branches) + rest  # its MAC is over body and tenant
+    for token in (first, body + mac(key, body + b"acme")):
+        with pytest.raises(ForeignToken):
+            ResumeTokens(key).read_token(token, "acme")
 
 
 def test_tokens_of_the_last_keys_are_read():

@@ -55,7 +55,11 @@ class Target:
 Attack = Callable[[Target], Awaitable[None]]
 ATTACKS: dict[str, Attack] = {}
 TLS_ATTACKS: dict[str, Attack] = {}  # on what comes before TLS
-POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: " + KEY + b"\r\n"
+POST = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nauthorization: "
+    + KEY
+    + b"\r\n"
+)
 HEAD = POST + b"content-length: %d\r\n\r\n"
 
 
@@ -180,7 +184,7 @@ async def idle_http(target: Target) -> None:
 @attack
 async def half_requests(target: Target) -> None:
     """Requests over HTTP without their end."""
-    await held(target, target.http, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-half: ")
+    await held(target, target.http, b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-half: ")
 
 
 # TLS

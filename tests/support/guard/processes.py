@@ -1,5 +1,6 @@
 """The processes below a process, read from /proc, and those that a fixture keeps for longer than one test."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +51,10 @@ def lasting(pids: Callable[[], Iterable[int]]) -> Iterator[None]:
 
 
 def all_lasting() -> set[int]:
-    """Ids of the processes of all contexts of `lasting`, and of those below them."""
+    """Ids of the processes of all contexts of `lasting`, and of those below them.
+
+    Also of the processes in which chat templates run: a program keeps them for the next chat.
+    """
     roots = {pid for pids in _lasting for pid in pids()}
+    roots |= {pid for pid in descendants(os.getpid()) if command_of(pid).endswith("octavo/text/template_process.py")}
     return roots.union(*(descendants(pid) for pid in roots))

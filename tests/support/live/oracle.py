@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
+from slow_beams import best_outputs
+
 from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
 from gpu_worker.testing.witness_runner import MASK, WitnessRunner, contribution, salt_of, settle
 from octavo import hashing
@@ -32,7 +34,10 @@ class Oracle:
         self._chooser = Chooser(self.info)
 
     def outputs(self, prompt: Sequence[int], params: SamplingParams) -> list[Expected]:
-        """All returned branches, in order. Not for beam search."""
+        """All returned branches, in order."""
+        if params.beam_width:
+            found = best_outputs(self.info, prompt, params, self._state)
+            return [Expected(best.token_ids, cut(best.token_ids, params).text, best.finish) for best in found]
         branches = [self._branch(prompt, params, branch) for branch in range(params.num_branches)]
         if params.num_branches > params.n:
             branches = sorted(branches, key=lambda scored: -scored[1])[: params.n]
@@ -41,6 +46,12 @@ class Oracle:
     def tokens(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
         """Greedy."""
         return self._branch(prompt, SamplingParams(temperature=0, max_tokens=num_tokens), 0)[0]
+
+    def _state(self, tokens: Sequence[int]) -> int:
+        if not self._witness:
+            return fold(tokens)
+        total = sum(contribution(token, position, self._salt) for position, token in enumerate(tokens))
+        return settle(total & MASK, len(tokens))
 
     def _branch(self, prompt: Sequence[int], params: SamplingParams, branch: int) -> tuple[list[int], float]:
         tokens, score, total = list(prompt), 0.0, 0

@@ -17,7 +17,8 @@ from simulation.network import Network, Pipe
 from simulation.store_monitor import StoreMonitor
 
 CALL_TIMEOUT_S = 2.0
-QUIET = ("heartbeat", "queue_depth", "members", "sweep", "owned", "read")  # not in the log, unless they fail
+# Not in the log, unless they fail.
+QUIET = ("heartbeat", "note_limits", "queue_depth", "model_depths", "members", "sweep", "owned", "read")
 NOT_SHARED = ("subscribers", "now_ms")  # parts of a MemoryState that a replica does not have
 
 

@@ -133,7 +133,7 @@ class LogChecker:
             return
         assert record["state"] == "DONE", f"the record says {record['state']}"
         assert record["output_tokens"] == num_delivered, f"usage {record['output_tokens']}, delivered {num_delivered}"
-        if line.sampling.best_of <= line.sampling.n:
+        if line.sampling.best_of <= line.sampling.n and not line.sampling.beam_width:
             for branch, length in enumerate(record["lengths"]):
                 wanted = len(delivered[branch])
                 exact = finishes[branch] == LENGTH

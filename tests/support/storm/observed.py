@@ -1,10 +1,13 @@
-"""Runs a module as a program that tells what it has: python -m storm.observed FILE [--blocks PORT] MODULE ARGS...
+"""Runs a module as a program that tells what it has.
+
+    python -m storm.observed FILE [--load-s SECONDS] [--blocks PORT] MODULE ARGS...
 
 At SIGUSR1 it writes the number of asyncio tasks, their names, and what is left of moves to FILE as JSON. Threads and
 open files are in /proc.
 
 A worker listens for blocks on any free port, and tells it to those that send to it. With `--blocks` it tells PORT
-instead, where a proxy listens, and writes its own port to FILE with the suffix `.blocks`.
+instead, where a proxy listens, and writes its own port to FILE with the suffix `.blocks`. With `--load-s` it begins
+only after so many seconds, as a worker does whose model takes long to load.
 """
 
 import asyncio
@@ -14,6 +17,7 @@ import os
 import runpy
 import signal
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from types import FrameType
@@ -34,6 +38,9 @@ def main() -> None:
 
     signal.signal(signal.SIGUSR1, tell)
     sys.argv = sys.argv[2:]
+    if sys.argv[0] == "--load-s":
+        time.sleep(float(sys.argv[1]))
+        sys.argv = sys.argv[2:]
     if sys.argv[0] == "--blocks":
         tell_other_port(int(sys.argv[1]), target.with_suffix(".blocks"))
         sys.argv = sys.argv[2:]

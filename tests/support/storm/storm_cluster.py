@@ -18,6 +18,8 @@ from octavo.cli import ports
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 
 PACKAGES = ("octavo", "router", "gpu_worker", "tests/support")
+# 32 blocks of 512 bytes: a prompt of 200 tokens with an output of 500 does not fit.
+MIXED = {"w0": ("--kv-cache-bytes", "16384"), "w1": ("--role", "prefill"), "w2": ("--role", "decode")}
 
 
 def copy_code(folder: Path) -> None:
@@ -57,10 +59,14 @@ class StormCluster:
     """Processes r0, r1, … and w0, w1, …; links `client-r0`, `router-w0`, `blocks-w0`, `r0-store`, `w0-store`, …
 
     What workers call of each other goes over `router-w0`, and the blocks that they send over `blocks-w0`.
+    In a `mixed` cluster the workers differ: w0 has few blocks, w1 is for prompts, w2 for outputs, and each takes
+    `load_s` to load its model.
     """
 
-    def __init__(self, folder: Path, shape: Shape) -> None:
+    def __init__(self, folder: Path, shape: Shape, *, mixed: bool = False, load_s: float = 0.0) -> None:
         self.folder = folder
+        self._own_args = MIXED if mixed else {}
+        self._load_s = load_s
         self.code = folder / "code"
         copy_code(self.code)
         self.shape = shape
@@ -105,7 +111,8 @@ class StormCluster:
             "--web-listen",
             "",
         ]
-        behind = [] if name in self.routers else ["--blocks", str(self.links[f"blocks-{name}"].port)]
+        load = ["--load-s", str(self._load_s)]
+        behind = [] if name in self.routers else [*load, "--blocks", str(self.links[f"blocks-{name}"].port)]
         observed = module_command(self.code, "storm.observed", str(self.observation(name)), *behind)
         if name in self.routers:
             listen = ["--admin-listen", self.admin_endpoints[name], "--http-listen", ""]
@@ -113,7 +120,7 @@ class StormCluster:
             return [*observed, "router", *common, *own]
         own = ["--worker-id", name, "--advertise", self.links[f"router-{name}"].endpoint]
         runner = ["--runner", shape.runner, "--step-delay-ms", str(shape.step_delay_ms)]
-        return [*observed, "gpu_worker", *common, *own, *runner, *shape.worker_args]
+        return [*observed, "gpu_worker", *common, *own, *runner, *shape.worker_args, *self._own_args.get(name, ())]
 
     def observation(self, name: str) -> Path:
         """Where the process writes how many tasks it has."""

@@ -21,6 +21,7 @@ from octavo.errors import ServingError
 
 STREAMS_PER_CLIENT = 10
 LEAVERS, READERS = 0.05, 0.05  # shares of the streams that leave early, and that a second client reads, too
+BEAMS = 0.1  # the share of beam searches, which journal nothing before their end
 ENOUGH_TO_READ = 20
 LENGTHS = [30, 80, 80, 120, 120, 200, 500]  # of outputs, in tokens
 STATUS_INTERVAL_S = 2.0
@@ -75,7 +76,10 @@ class StreamClients:
         client = self._clients[place % len(self._clients)]
         await asyncio.sleep(self._random.uniform(0, 3))
         while not self._stopping.is_set():
-            prompt, sampling = varied_request(self._random, self._oracle, place, self._random.choice(LENGTHS))
+            length = self._random.choice(LENGTHS)
+            prompt, sampling = varied_request(self._random, self._oracle, place, length)
+            if self._random.random() < BEAMS:
+                sampling = SamplingParams(beam_width=3, n=2, max_tokens=min(length, 120))
             leaves = self._random.random() < LEAVERS
             reader = None
             line = self._line("leaver" if leaves else "own", prompt, sampling)

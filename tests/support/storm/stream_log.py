@@ -19,7 +19,7 @@ from typing import Any
 from octavo.client import Event, SamplingParams
 from octavo.client.receiver import StreamReceiver
 
-PARAMS = ("temperature", "seed", "n", "best_of", "max_tokens", "stop")  # what streams of a storm choose
+PARAMS = ("temperature", "seed", "n", "best_of", "max_tokens", "stop", "beam_width")  # what streams of a storm choose
 
 
 @dataclass(slots=True)

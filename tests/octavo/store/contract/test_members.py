@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from octavo.ids import Incarnation
 from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason
-from octavo.store.calls import Finish, Member, NameHolder, Notice, QueueLimits
+from octavo.store.calls import Finish, Member, NameHolder, Notice, QueueLimits, WorkerLimits
 
 ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
 W1, W2 = Incarnation("worker1"), Incarnation("worker2")
@@ -31,6 +32,19 @@ async def test_members_come_and_go(bench: Any) -> None:
     await bench.store.leave(second)
     assert await bench.store.members("worker") == []
     assert await bench.store.members("router") == [Member("router", ROUTER, b"r")]
+
+
+async def test_limits_of_workers_are_remembered_for_a_while(bench: Any) -> None:
+    small = WorkerLimits("the model", "f", 100, 16, 10, 0, 1)
+    large = replace(small, num_blocks=1000)
+    assert await bench.store.note_limits([large], 5000) == [large]
+    await bench.advance(3000)
+    assert await bench.store.note_limits([small], 5000) == [small, large]
+    assert await bench.store.note_limits([small], 5000) == [small, large]  # to ask is not to see
+    await bench.advance(2001)
+    assert await bench.store.note_limits([], 5000) == [small]
+    await bench.advance(5000)
+    assert await bench.store.note_limits([large], 5000) == [large]
 
 
 def named(worker: Incarnation, endpoint: str, name: str = "worker-0") -> Member:
@@ -125,3 +139,26 @@ async def test_another_process_learns_the_generation(bench: Any, new: New) -> No
     assert heard
     assert heard[-1] == other.generation
     assert heard == sorted(set(heard))
+
+
+async def test_depths_are_told_by_model(bench: Any, new: New) -> None:
+    """What was popped and not taken counts, too; a model of which nothing waits is left out."""
+    assert await bench.store.model_depths() == {}
+    for name, model in (("a", "first"), ("b", "first"), ("c", "second")):
+        await bench.store.accept(new(name, model=model), LIMITS)
+    found, total = await bench.store.model_depths(), await bench.store.queue_depth()
+    assert {model: depth.num_queued for model, depth in found.items()} == {"first": 2, "second": 1}
+    assert sum(depth.queued_tokens for depth in found.values()) == total.queued_tokens
+    await bench.store.pop("second", 1, 60_000)
+    await bench.store.cancel(new("c").seq_id)
+    assert set(await bench.store.model_depths()) == {"first"}
+
+
+async def test_descriptions_of_models_are_kept_by_name(bench: Any) -> None:
+    other = bench.another(lambda generation: None)
+    await other.open()
+    assert await other.model_descriptions() == {}
+    await bench.store.describe_model("b", b"old")
+    await bench.store.describe_model("a", b"\x00\xff")
+    await bench.store.describe_model("b", b"new")
+    assert await other.model_descriptions() == {"a": b"\x00\xff", "b": b"new"}

@@ -14,6 +14,7 @@ from octavo.store.calls import (
     Member,
     QueueLimits,
     TakeReason,
+    TakeRequest,
     TakeStatus,
 )
 
@@ -122,3 +123,19 @@ async def test_the_cancelled_are_not_run_again(bench: Any, new: New) -> None:
     await bench.store.cancel(seq_id)
     assert (await bench.crash(seq_id, epoch, W2)).status is TakeStatus.CLOSED
     assert (await bench.store.read(seq_id)).record.state is SequenceState.CANCELLED
+
+
+async def test_a_change_of_numerics_is_told(bench: Any, new: New) -> None:
+    """Not before the first token, and not where one of the classes is not known."""
+    seq_id = new().seq_id
+    await bench.store.accept(new(), LIMITS)
+    told, classes = [], ("a", "b", "b", "c", "", "a")
+    for epoch, numerics in enumerate(classes):
+        reason = TakeReason.REFUSED if epoch else TakeReason.QUEUED
+        await bench.store.take_ownership(TakeRequest(seq_id, epoch, W1, f"t{epoch}", reason, numerics=numerics))
+        if epoch == 1:
+            await bench.store.append_batch(W1, [AppendItem(seq_id, 2, 0, 0, [1])])
+        record = (await bench.store.read(seq_id)).record
+        told.append((record.numerics, record.numerics_changes))
+    assert told == [("a", 0), ("b", 0), ("b", 0), ("c", 1), ("", 1), ("a", 1)]
+    assert [entry.detail for entry in record.timeline if entry.what == "numerics"] == ["b c"]

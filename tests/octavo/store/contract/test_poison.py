@@ -10,7 +10,16 @@ from octavo.errors import PoisonSuspected
 from octavo.ids import Incarnation, SequenceId
 from octavo.record import NewSequence, SequenceState
 from octavo.sampling import FinishReason
-from octavo.store.calls import AppendItem, Finish, Member, TakeReason, TakeRequest, TakeStatus
+from octavo.store.calls import (
+    MAX_PARDONS,
+    AppendItem,
+    AppendStatus,
+    Finish,
+    Member,
+    TakeReason,
+    TakeRequest,
+    TakeStatus,
+)
 
 W1, W2, W3, W4, W5 = (Incarnation(f"worker{i}") for i in (1, 2, 3, 4, 5))
 New = Callable[..., NewSequence]
@@ -42,6 +51,50 @@ async def test_an_owner_that_never_began_a_suspect_proves_nothing(bench: Any, ne
         taken = await bench.take_ownership(seq_id, epoch + 1 + number, owner, f"t{number}", TakeReason.CONNECTION)
         assert (taken.status, taken.crashes, taken.alone) == (TakeStatus.OK, 1, False)
     assert (await bench.crash(seq_id, epoch + 4, W1)).crashes == 2
+
+
+async def progress_and_crash(bench: Any, seq_id: SequenceId, epoch: int, num_tokens: int) -> TakeStatus:
+    """The owner at that epoch begins, computes so many tokens that no journal shows, and dies."""
+    owner = (await bench.store.read(seq_id)).record.owner
+    await bench.store.announce(seq_id, epoch, owner)
+    await bench.store.note_progress(seq_id, epoch, owner, num_tokens)
+    return (await bench.crash(seq_id, epoch, Incarnation(f"owner{epoch}"))).status
+
+
+async def test_progress_outside_the_journal_is_no_poison(bench: Any, new: New) -> None:
+    """As with beams, which journal at their end: here each owner gets further than the one before it."""
+    seq_id, epoch = new().seq_id, await bench.run(new())
+    for number in range(3 * MAX_PARDONS):
+        assert await progress_and_crash(bench, seq_id, epoch + number, 16 * (number + 1)) is TakeStatus.OK
+    assert (await bench.store.read(seq_id)).record.crashes == 1
+
+
+async def test_fifteen_tokens_outside_the_journal_prove_nothing(bench: Any, new: New) -> None:
+    seq_id, epoch = new().seq_id, await bench.run(new())
+    statuses = [await progress_and_crash(bench, seq_id, epoch + number, 15) for number in range(3)]
+    assert statuses == [TakeStatus.OK, TakeStatus.OK, TakeStatus.POISON]
+
+
+async def test_a_death_at_one_place_is_pardoned_only_so_often(bench: Any, new: New) -> None:
+    """Whoever computes the same again, and dies there again, may be poison although it has computed sixteen tokens."""
+    seq_id, epoch = new().seq_id, await bench.run(new())
+    num_deaths = 1
+    while await progress_and_crash(bench, seq_id, epoch + num_deaths - 1, 20) is TakeStatus.OK:
+        num_deaths += 1
+    assert MAX_PARDONS + 3 <= num_deaths <= MAX_PARDONS + 12  # those that were pardoned count as deaths of others
+
+
+async def test_only_the_owner_tells_of_progress(bench: Any, new: New) -> None:
+    store, seq_id, epoch = bench.store, new().seq_id, await bench.run(new())
+    assert await store.note_progress(seq_id, epoch, W1, 16) is AppendStatus.OK
+    assert await store.note_progress(seq_id, epoch, W2, 16) is AppendStatus.FENCED
+    await bench.crash(seq_id, epoch, W2)
+    assert await store.note_progress(seq_id, epoch, W1, 32) is AppendStatus.FENCED
+    await store.cancel(seq_id)
+    assert await store.note_progress(seq_id, epoch + 1, W2, 16) is AppendStatus.OK_CANCEL
+    await store.finish(Finish(seq_id, FinishReason.CANCELLED))
+    assert await store.note_progress(seq_id, epoch + 1, W2, 32) is AppendStatus.CLOSED
+    assert await store.note_progress(new("unknown").seq_id, epoch, W1, 16) is AppendStatus.GONE
 
 
 async def test_only_the_owner_announces(bench: Any, new: New) -> None:

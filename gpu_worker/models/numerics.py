@@ -1,0 +1,82 @@
+"""The class of numerics of a runner: everything by which its bits may differ from those of another one of its model.
+
+Runners whose classes and layouts are equal compute the same bits from the same weights, as far as what they compute in
+one step does not matter (`Ops.batch_invariant`). Classes are made too narrow rather than too wide: what has not been
+seen to give equal bits (`tests/gpu_worker/models/test_numerics.py`) has a class of its own.
+
+A class is for people to read and has no spaces, such as
+`cpu/native-1/avx2/gcc-12.2.0/q4_mins+q8/in=15-bits/rope=0a1b2c3d`.
+The type of the cache is not in it: the layout has it.
+"""
+
+import ctypes
+import hashlib
+from pathlib import Path
+
+import torch
+
+from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.native_llama import NativeLlamaDecoder
+from gpu_worker.ops import Ops
+from gpu_worker.ops.bits import CPU_BITS, CUDA_BITS
+from gpu_worker.ops.native_cpu import NativeCpuOps
+from gpu_worker.ops.native_cuda import NativeCudaOps
+
+
+def class_of(ops: Ops, decoder: Decoder, dtype: torch.dtype, device: torch.device, batch_invariant: bool) -> str:
+    """The class of a runner with these parts. `dtype` is that of a decoder in torch."""
+    if isinstance(decoder, NativeLlamaDecoder) and isinstance(ops, NativeCpuOps):
+        # Of torch it has nothing but the table of positions.
+        return _joined(*_native_cpu(ops), decoder.arithmetic, f"rope={_digest(decoder.rope)}")
+    name = str(dtype).removeprefix("torch.")
+    decoded = type(decoder).__name__.removesuffix("Decoder").lower(), name, f"torch-{torch.__version__}"
+    if device.type == "cuda":
+        kind = f"native-{CUDA_BITS}" if isinstance(ops, NativeCudaOps) else "reference"
+        return _joined("cuda", kind, *decoded, *_gpu(device), "batch-invariant" if batch_invariant else "")
+    parts = _native_cpu(ops) if isinstance(ops, NativeCpuOps) else ("cpu", "reference")
+    # Torch's products on a CPU are those of libraries that look at the processor themselves, and at the threads.
+    capability = torch.backends.cpu.get_cpu_capability().lower()
+    return _joined(*parts, *decoded, capability, _processor(), f"threads={torch.get_num_threads()}")
+
+
+def _joined(*parts: str) -> str:
+    return "/".join("-".join(part.split()) for part in parts if part)
+
+
+def _native_cpu(ops: NativeCpuOps) -> tuple[str, ...]:
+    """Compilers choose which products they fuse with which sums."""
+    compiler = str(ops.extension.build_info()["compiler"])
+    return "cpu", f"native-{CPU_BITS}", str(ops.extension.isa()), compiler
+
+
+def _gpu(device: torch.device) -> tuple[str, ...]:
+    major, minor = torch.cuda.get_device_capability(device)
+    return torch.cuda.get_device_name(device), f"sm{major}{minor}", f"cuda-{torch.version.cuda}", _cublas()
+
+
+def _cublas() -> str:
+    """The version of the cuBLAS that torch has loaded; empty where it does not say."""
+    try:
+        library = ctypes.CDLL(f"libcublas.so.{str(torch.version.cuda).partition('.')[0]}")
+        numbers = [ctypes.c_int() for _ in range(3)]
+        failed = any(library.cublasGetProperty(kind, ctypes.byref(number)) for kind, number in enumerate(numbers))
+    except (OSError, AttributeError):
+        return ""
+    return "" if failed else "cublas-" + ".".join(str(number.value) for number in numbers)
+
+
+def _processor() -> str:
+    """The processor's name, as Linux shows it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    names = (line.partition(":")[2] for line in lines if line.startswith("model name"))
+    return next(names, "").strip().replace("/", "-")
+
+
+def _digest(tables: tuple[torch.Tensor, ...]) -> str:
+    state = hashlib.blake2b(digest_size=4)
+    for table in tables:
+        state.update(table.contiguous().numpy().data)
+    return state.hexdigest()

@@ -1,0 +1,6 @@
+"""vLLM's name of the module that has the parameters of a request."""
+
+from gpu_worker.offline.params import BeamSearchParams
+from gpu_worker.offline.params import OfflineParams as SamplingParams
+
+__all__ = ["BeamSearchParams", "SamplingParams"]

@@ -1,0 +1,79 @@
+"""What the store remembers of models, for routers that know a model before any worker of it lives.
+
+A request needs its model's tokenizer, vocabulary and limits, which only workers tell. With `--wait-for-workers` routers
+keep them in the store, so that a router which starts while all workers are scaled away accepts requests none the less.
+"""
+
+import asyncio
+import json
+import logging
+from contextlib import suppress
+from dataclasses import asdict, fields
+
+from octavo.errors import StoreUnavailable
+from octavo.ids import Incarnation
+from octavo.store.base import Store
+from octavo.worker_role import WorkerRole
+from router.fleet.model_registry import ModelRegistry, WorkerFacts
+from router.fleet.worker_pool import WorkerPool
+
+log = logging.getLogger(__name__)
+
+EXCHANGE_S = 2.0
+OF_ONE_WORKER = {"worker_id": "", "incarnation": Incarnation(""), "role": WorkerRole.BOTH}  # and not of its model
+_NAMES = {field.name for field in fields(WorkerFacts)}
+
+
+class ModelWatch:
+    """Tells the store of the models that workers brought here, and this router of those that the store remembers."""
+
+    def __init__(self, store: Store, models: ModelRegistry, pool: WorkerPool) -> None:
+        self._store = store
+        self._models = models
+        self._pool = pool
+        self._seen: dict[str, bytes] = {}  # what the store has, by name: written or read here last
+
+    async def exchange(self) -> None:
+        """Writes and reads once, and waits. The router repeats this for as long as it lives."""
+        with suppress(StoreUnavailable):  # the next round says the same
+            for facts in [link.facts for link in self._pool.links.values() if link.facts]:
+                await self._write(facts)
+            for name, description in (await self._store.model_descriptions()).items():
+                await self._note(name, description)
+        await asyncio.sleep(EXCHANGE_S)
+
+    async def _write(self, facts: WorkerFacts) -> None:
+        description = description_of(facts)
+        if self._seen.get(facts.model) != description:
+            await self._store.describe_model(facts.model, description)
+            self._seen[facts.model] = description
+
+    async def _note(self, name: str, description: bytes) -> None:
+        is_new, self._seen[name] = self._seen.get(name) != description, description
+        if is_new and not self._models.has(name):
+            await self._add(name, description)
+
+    async def _add(self, name: str, description: bytes) -> None:
+        try:
+            facts = facts_in(description)
+        except (
+            AttributeError,
+            KeyError,
+            TypeError,
+            ValueError,
+        ) as error:  # of another release: a worker will describe it
+            log.warning("what the store says of model %s cannot be read: %r", name, error)
+            return
+        if refusal := await self._models.add_model(facts):
+            log.warning("model %s, which waits for workers: %s", name, refusal)
+
+
+def description_of(facts: WorkerFacts) -> bytes:
+    """What is the same for each worker of the model."""
+    return json.dumps({name: value for name, value in asdict(facts).items() if name not in OF_ONE_WORKER}).encode()
+
+
+def facts_in(description: bytes) -> WorkerFacts:
+    """The facts of a worker that brought this description. Raises AttributeError, KeyError, TypeError or ValueError."""
+    said = {name: value for name, value in json.loads(description).items() if name in _NAMES} | OF_ONE_WORKER
+    return WorkerFacts(**said | {"eos_token_ids": tuple(said["eos_token_ids"])})

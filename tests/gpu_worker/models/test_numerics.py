@@ -1,0 +1,103 @@
+"""Runners of equal classes of numerics compute equal bits, and whatever changes bits changes the class."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from gpu_worker.models import demo
+from gpu_worker.ops import make_batch, native
+from gpu_worker.ops.reference import ReferenceOps
+from gpu_worker.running import loading
+from octavo.errors import InvalidArgument, NotFound
+
+CPU = torch.device("cpu")
+TOKENS = [1 + i * 37 % 90 for i in range(40)]
+OPTIONS = [
+    {"quantization": quantization, "dtype": dtype}
+    for quantization in ("auto", "none", "q8")
+    for dtype in ("float32", "bfloat16")
+]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A runner's class, layout and fingerprint, and what it computed."""
+
+    name: str
+    served: tuple[str, str, str]
+    bits: bytes
+
+
+@pytest.fixture
+def best_isa() -> Iterator[None]:
+    """The instruction set is put back that the process used before."""
+    extension = native.load()
+    best = extension.isa() if extension else ""
+    yield
+    if extension:
+        extension.select_isa(best)
+
+
+def computed(load, model, name: str, **options) -> Computed:
+    """Logits of a prompt in one piece and of a few decodes."""
+    runner = load(model, **options)
+    size, parts = runner.info.block_size, []
+    spans = [(0, len(TOKENS)), *((at, at + 1) for at in range(len(TOKENS), len(TOKENS) + 3))]
+    table = list(range(-(-(len(TOKENS) + 3) // size)))
+    for start, end in spans:
+        places = list(range(start, end))
+        tokens = [TOKENS[place % len(TOKENS)] for place in places]
+        slots = [table[place // size] * size + place % size for place in places]
+        batch = make_batch(tokens, places, slots, [end - start], [end], [table], CPU)
+        with torch.inference_mode():
+            hidden = runner._decoder.forward(batch, runner._arena.layers, torch.arange(end - start))
+            parts.append(runner._decoder.logits(hidden).float())
+    info = runner.info
+    return Computed(name, (info.numerics, info.layout, info.fingerprint), torch.cat(parts).numpy().tobytes())
+
+
+@pytest.mark.usefixtures("best_isa")
+def test_equal_classes_compute_equal_bits(tiny, load, monkeypatch) -> None:
+    """Whichever instruction set, type and ops."""
+    extension = native.load()
+    if extension is None:
+        pytest.skip("the extension was not built")
+    found = []
+    for options in OPTIONS:
+        for isa in [isa for isa in extension.isas() if isa != "emulated"]:
+            name = f"{isa} {options}"
+            found.append(computed(load, tiny("llama").directory, name, kv_cache_dtype="float32", isa=isa, **options))
+    monkeypatch.setattr(loading, "choose_ops", lambda *_: ReferenceOps())
+    for dtype in ("float32", "bfloat16"):
+        options = {"kv_cache_dtype": "float32", "dtype": dtype}
+        found.append(computed(load, tiny("llama").directory, f"reference {dtype}", **options))
+    for one, other in itertools.combinations(found, 2):
+        assert one.served != other.served or one.bits == other.bits, (one.name, other.name, one.served[0])
+    assert all(numerics and " " not in numerics for numerics, _, _ in (each.served for each in found))
+
+
+@pytest.mark.usefixtures("best_isa")
+def test_a_type_that_changes_nothing_makes_no_class(load) -> None:
+    """The products of a GGUF file with its own bits are the same whatever --dtype says."""
+    if native.load() is None:
+        pytest.skip("the extension was not built")
+    try:
+        model = str(demo.demo_file())
+    except NotFound:
+        pytest.skip("the demo model is not installed")
+    classes = {load(model, kv_cache_dtype="float32", dtype=dtype).info.numerics for dtype in ("float32", "bfloat16")}
+    assert len(classes) == 1
+
+
+@pytest.mark.usefixtures("best_isa")
+def test_an_instruction_set_that_is_not_there_is_refused(tiny, load, monkeypatch) -> None:
+    with pytest.raises(InvalidArgument, match=r"^isa: .* lacks sse9: give one of .*generic"):
+        native.pin_isa("sse9", CPU)
+    with pytest.raises(InvalidArgument, match="is for CPUs"):
+        native.pin_isa("avx2", torch.device("cuda:0"))
+    monkeypatch.setattr(native, "load", lambda: None)
+    with pytest.raises(InvalidArgument, match="was not built"):
+        load(tiny("llama").directory, isa="avx2")

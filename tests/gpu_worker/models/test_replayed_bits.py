@@ -1,0 +1,189 @@
+"""A history that another worker computes again, as a prompt in any pieces, goes on with the bits of its decodes.
+
+Every op of a model is part of it, past the number of keys from which attention is split: what a step computes for a
+token must depend neither on how many tokens the step has nor on which.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from gguf_models import write_gguf
+from sequences import new_sequence
+from transformers_types import SMALL, TYPES
+
+from gpu_worker.ops import make_batch, native
+from gpu_worker.running.model_runner import ModelRunner
+from gpu_worker.scheduling.sequence import Branch
+from gpu_worker.scheduling.step import Chunk, StepPlan
+from octavo.sampling import SamplingParams, TokenScore
+
+pytestmark = pytest.mark.skipif(native.load() is None, reason="the reference ops round by the batch's shape")
+SPLIT, DECODED = 1024, 40
+CONTEXT = SPLIT + DECODED + 8
+ODD = {"intermediate_size": 44, "vocab_size": 131}  # nothing fills whole registers
+LLAMA = {**SMALL, "num_hidden_layers": 2, "max_position_embeddings": CONTEXT}
+GPT = {"vocab_size": 131, "n_positions": CONTEXT, "n_embd": 40, "n_inner": 44, "n_layer": 2, "n_head": 5}
+ENDS = {"eos_token_id": None, "bos_token_id": None}
+MODELS: dict[str, tuple[str, dict]] = {
+    "llama": ("Llama", LLAMA),
+    "llama-odd": ("Llama", {**LLAMA, **ODD, "attention_bias": True, "mlp_bias": True}),
+    "llama-sparse": (
+        "Llama",
+        {**LLAMA, "blocksparse_block_size": 64, "blocksparse_num_local_blocks": 2, "blocksparse_vert_stride": 3},
+    ),
+    "mistral": ("Mistral", {**LLAMA, "sliding_window": SPLIT - 3, "head_dim": 16}),
+    "qwen3": ("Qwen3", {**LLAMA, "head_dim": 16}),
+    "gemma2": ("Gemma2", {**LLAMA, **ODD, "head_dim": 16, "sliding_window": 700, "query_pre_attn_scalar": 20}),
+    "gpt2": ("GPT2", {**GPT, **ENDS}),
+    "gpt2-silu": ("GPT2", {**GPT, **ENDS, "activation_function": "silu"}),
+    "bloom": ("Bloom", {"vocab_size": 131, "hidden_size": 48, "n_layer": 2, "n_head": 6, **ENDS}),
+}
+FORMS = [
+    ("llama", {}),
+    ("llama", {"dtype": "bfloat16"}),
+    ("llama", {"dtype": "bfloat16", "kv_cache_dtype": "float32"}),
+    ("llama", {"dtype": "float16"}),
+    ("llama", {"quantization": "q8", "kv_cache_dtype": "int8"}),
+    ("llama", {"quantization": "q4", "kv_cache_dtype": "fp8_e4m3"}),
+    ("llama-odd", {}),
+    ("llama-odd", {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e5m2"}),
+    ("llama-sparse", {}),
+    ("mistral", {"quantization": "q4"}),
+    ("qwen3", {"kv_cache_dtype": "bfloat16"}),
+    ("gemma2", {}),
+    ("gemma2", {"dtype": "bfloat16"}),
+    ("gpt2", {}),
+    ("gpt2", {"dtype": "bfloat16"}),
+    ("gpt2-silu", {}),
+    ("bloom", {}),
+]
+Steps = list[list[tuple[int, int, int]]]  # of each step: (sequence, first token, end)
+
+
+@pytest.fixture
+def replayed(tiny, load, monkeypatch, tmp_path) -> Callable[..., ModelRunner]:
+    def load_long(name: str, **options) -> ModelRunner:
+        monkeypatch.setitem(TYPES, f"replayed-{name}", MODELS[name])
+        model = tiny(f"replayed-{name}").directory
+        if name == "gemma2":
+            write_gguf(model, tmp_path / "model.gguf")
+            model = tmp_path / "model.gguf"
+        return load(model, context_tokens=CONTEXT, batch_invariant=True, **options)
+
+    return load_long
+
+
+@pytest.fixture(params=["emulated", "generic", "avx2", "avx512", "avx512_bf16", "amx"])
+def isa(request: pytest.FixtureRequest) -> Iterator[None]:
+    extension = native.load()
+    best = extension.isa()
+    if request.param not in extension.isas():
+        pytest.skip(f"this machine has no {request.param}")
+    extension.select_isa(request.param)
+    yield
+    extension.select_isa(best)
+
+
+def logits_of(runner: ModelRunner, sequences: list[list[int]], steps: Steps) -> list[dict[int, torch.Tensor]]:
+    """Runs the steps: the logits of each sequence's tokens by position, as bits."""
+    size, context = runner.info.block_size, max(map(len, sequences))
+    width = -(-context // size)
+    order = torch.randperm(runner.info.num_blocks).tolist()
+    tables = [order[i * width : (i + 1) * width] for i in range(len(sequences))]
+    found: list[dict[int, torch.Tensor]] = [{} for _ in sequences]
+    for spans in steps:
+        places = [(i, p) for i, first, end in spans for p in range(first, end)]
+        batch = make_batch(
+            [sequences[i][p] for i, p in places],
+            [p for _, p in places],
+            [tables[i][p // size] * size + p % size for i, p in places],
+            [end - first for _, first, end in spans],
+            [end for _, _, end in spans],
+            [tables[i] for i, _, _ in spans],
+            torch.device("cpu"),
+        )
+        rows = torch.tensor([row for row, (_, p) in enumerate(places) if p >= SPLIT - 4], dtype=torch.int64)
+        with torch.inference_mode():
+            logits = runner._decoder.logits(runner._decoder.forward(batch, runner._arena.layers, rows))
+        assert logits.isfinite().all()
+        for row, bits in zip(rows.tolist(), logits.view(torch.int32), strict=True):
+            sequence, position = places[row]
+            found[sequence][position] = bits
+    return found
+
+
+def decoded(length: int, sequence: int = 0) -> Steps:
+    """A prompt, and then a step for each token."""
+    prompt = SPLIT - 5
+    return [[(sequence, 0, prompt)]] + [[(sequence, p, p + 1)] for p in range(prompt, length)]
+
+
+def cut(rng: random.Random, length: int) -> Steps:
+    """A prompt in pieces."""
+    steps: Steps = []
+    first = 0
+    while first < length:
+        end = min(length, first + rng.choice([1, 2, 3, 7, 16, 33, 64, 200, 500]))
+        steps.append([(0, first, end)])
+        first = end
+    return steps
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize(("name", "options"), FORMS, ids=lambda x: x if isinstance(x, str) else "-".join(x.values()))
+def test_a_replay_has_the_bits_of_decodes(name, options, replayed):
+    runner = replayed(name, **options)
+    rng = random.Random(len(name))
+    torch.manual_seed(0)
+    length = SPLIT + DECODED
+    sequences = [[rng.randrange(128) for _ in range(length)] for _ in range(3)]
+    expected = logits_of(runner, sequences[:1], decoded(length))[0]
+
+    def check(steps: Steps) -> None:
+        found = logits_of(runner, sequences, steps)[0]
+        different = [position for position, bits in found.items() if not torch.equal(bits, expected[position])]
+        assert not different and found.keys() == expected.keys()
+
+    check([[(0, 0, length)]])
+    check(cut(rng, length))
+    last = length - 9  # a batch of decodes and prompts: the sequence's last tokens come with others before and behind
+    check([[(0, 0, last), (1, 0, 300)], [(1, 300, 301), (0, last, length), (2, 0, 65)]])
+
+
+def generated(runner: ModelRunner, branch: Branch, count: int) -> list[TokenScore]:
+    """Goes on with the branch, which has blocks: the scores of `count` tokens."""
+    scores = []
+    chunk = Chunk(branch, 0, len(branch.tokens), (branch,))
+    for _ in range(count):
+        output = runner.run(StepPlan(0, [chunk]))
+        branch.tokens.append(output.token_ids[0])
+        scores.append(output.scores[0])
+        chunk = Chunk(branch, len(branch.tokens) - 1, 1, (branch,))
+    return scores
+
+
+@pytest.mark.parametrize("quantization", ["none", "q8", "q4"])
+@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {7: 2.0}}])
+def test_a_replay_scores_what_decodes_scored(quantization, more, replayed):
+    """The tokens of a journal get the log probabilities that were sent, and the same tokens come after them."""
+    runner = replayed("llama", quantization=quantization)
+    params = SamplingParams(temperature=1.0, seed=5, logprobs=3, max_tokens=DECODED, ignore_eos=True, **more)
+    rng = random.Random(1)
+    prompt = [rng.randrange(128) for _ in range(SPLIT - 7)]
+    sequence = new_sequence("1".zfill(32), prompt, params)
+    num_blocks = -(-CONTEXT // runner.info.block_size)
+    branch = Branch(sequence, 0, list(prompt), len(prompt))
+    branch.blocks = list(range(num_blocks))
+    scores = generated(runner, branch, DECODED)
+    assert [score.token_id for score in scores] == branch.output
+
+    for kept in (9, 25):
+        again = Branch(sequence, 0, branch.tokens[: len(prompt) + kept], len(prompt))
+        again.blocks = list(range(num_blocks, 2 * num_blocks))
+        first = len(prompt) - 30
+        runner.run(StepPlan(0, [Chunk(again, 0, first)]))
+        replay = Chunk(again, first, len(again.tokens) - 1 - first, (), score_from=len(prompt))
+        assert runner.run(StepPlan(0, [replay])).scored[0] == scores[:kept]
+        assert generated(runner, again, DECODED - kept) == scores[kept:]

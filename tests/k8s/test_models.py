@@ -1,0 +1,161 @@
+"""Several models in one release, how their files come, and the routes and pools by which gateways reach routers."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from rendered_chart import INSECURE, by_name, of_kind, pods, programs, settings_of, template, values_of
+
+TWO = "models[0].name=small,models[1].name=large,models[1].model.path=/models/large,models[1].worker.gpus=1"
+
+
+def workers_of(objects):
+    found = {name: each for name, each in of_kind(objects, "StatefulSet").items() if "-worker" in name}
+    return {name.removeprefix("trial-octavo-worker-"): each for name, each in found.items()}
+
+
+def test_models_have_workers_of_their_own_and_share_the_rest():
+    objects = by_name(template("--set", TWO))
+    found = workers_of(objects)
+    assert set(found) == {"small", "large"}
+    assert list(of_kind(objects, "Deployment")) == ["trial-octavo-router"]
+    assert {name for name in of_kind(objects, "StatefulSet") if "-worker" not in name} == {"trial-octavo-store"}
+    for name, path, gpus in (("small", "smollm2", None), ("large", "/models/large", 1)):
+        (container,) = found[name]["spec"]["template"]["spec"]["containers"]
+        read = settings_of("worker", container)
+        assert (read.model_name, read.model) == (name, path)
+        assert container["resources"]["limits"].get("nvidia.com/gpu") == gpus
+        selector = found[name]["spec"]["selector"]["matchLabels"]
+        assert selector["octavo/model"] == name
+        budget = objects["PodDisruptionBudget", f"trial-octavo-worker-{name}"]["spec"]["selector"]
+        assert budget == found[name]["spec"]["selector"]
+    assert "octavo/model" not in objects["Service", "trial-octavo-workers"]["spec"]["selector"]
+    (hook,) = of_kind(objects, "Pod").values()
+    assert values_of(hook["spec"]["containers"][0])["MODEL"] == "small"
+
+
+def test_a_release_of_one_model_has_the_names_it_had():
+    objects = by_name(template())
+    worker = objects["StatefulSet", "trial-octavo-worker"]
+    assert "octavo/model" not in worker["spec"]["selector"]["matchLabels"]
+    (hook,) = of_kind(objects, "Pod").values()
+    assert "MODEL" not in values_of(hook["spec"]["containers"][0])
+
+
+def test_models_have_pools_and_cells_have_models():
+    more = "models[1].worker.pools[0].name=p,models[1].worker.pools[0].role=prefill,models[1].worker.pools[1].name=d"
+    objects = by_name(template("--set", f"{TWO},{more},cells[0].name=a,cells[1].name=b"))
+    names = {name.removeprefix("trial-octavo-") for name in of_kind(objects, "StatefulSet") if "-worker" in name}
+    assert names == {f"{cell}-worker-{kind}" for cell in "ab" for kind in ("small", "large-p", "large-d")}
+
+
+def test_a_name_that_is_too_long_is_refused():
+    said = template("--set", f"fullnameOverride={'x' * 44},{TWO}", ok=False)
+    assert "give a shorter fullnameOverride" in said
+
+
+def test_routers_see_the_files_of_each_model_once():
+    objects = by_name(template(profile="models"))
+    router = pods(objects)["router"]["spec"]
+    mounts = {m["mountPath"]: m["name"] for m in router["containers"][0]["volumeMounts"] if "model" in m["name"]}
+    assert mounts == {"/models": "model-small", "/large": "model-large"}
+    assert [each["name"] for each in router["initContainers"]] == ["download-small", "download-large"]
+    for name, path in (("small", "/models"), ("large", "/large")):
+        spec = workers_of(objects)[name]["spec"]["template"]["spec"]
+        (fetching,) = spec["initContainers"]
+        told = {entry["name"]: entry["value"] for entry in fetching["env"]}
+        assert (told["MODEL_FOLDER"], told["MODEL_FOR"]) == (path, "worker")
+        read = settings_of("worker", spec["containers"][0])
+        assert read.model == path
+    same = "models[0].name=a,models[1].name=b,model.volume.persistentVolumeClaim.claimName=models"
+    router = pods(by_name(template("--set", same)))["router"]["spec"]
+    assert [each["name"] for each in router["volumes"] if "model" in each["name"]] == ["model-a"]
+    other = f"{same},models[1].model.volume.persistentVolumeClaim.claimName=others"
+    assert "give each a mountPath of its own" in template("--set", other, ok=False)
+
+
+FAKE_HUB = """
+import pathlib
+def snapshot_download(name, *, local_dir, ignore_patterns):
+    kept = [f for f in ("config.json", "model.safetensors") if f"*.{f.rpartition('.')[2]}" not in ignore_patterns]
+    for file in kept:
+        pathlib.Path(local_dir, file).write_text(name)
+    print("fetched", name)
+"""
+
+
+@pytest.mark.parametrize("program", ["router", "worker"])
+def test_a_model_of_the_hub_is_fetched_once(tmp_path, program):
+    """By the words of the init container, with a hub that is a file. Routers get no weights."""
+    objects = by_name(template("--set", "model.download.hub=org/model"))
+    found = {component: (pod, container) for component, pod, container in programs(objects)}
+    pod, container = found[program]
+    (fetching,) = pod["spec"]["initContainers"]
+    assert fetching["image"] == container["image"]
+    if program == "worker":
+        read = settings_of("worker", container)
+        assert (read.model, read.model_name) == ("/models", "org/model")
+    (tmp_path / "huggingface_hub.py").write_text(FAKE_HUB)
+    folder = tmp_path / "files"
+    folder.mkdir()
+    env = {entry["name"]: entry["value"] for entry in fetching["env"]}
+    env |= {"MODEL_FOLDER": str(folder), "PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]}
+    said = [
+        subprocess.run([sys.executable, *fetching["command"][1:]], env=env, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    assert [each.stdout.strip() for each in said] == ["fetched org/model", ""]
+    assert (folder / "config.json").read_text() == "org/model"
+    assert (folder / "model.safetensors").exists() == (program == "worker")
+
+
+POOL_FIELDS = {"selector", "targetPorts", "endpointPickerRef"}  # of inference.networking.k8s.io/v1, all required
+
+
+def test_a_pool_has_the_routers_and_the_port_of_openais_api():
+    """Fields as the extension's reference of InferencePool v1 says them: no schema of it is here."""
+    objects = by_name(template(profile="models"))
+    pool = objects["InferencePool", "trial-octavo"]
+    assert pool["apiVersion"] == "inference.networking.k8s.io/v1"
+    spec = pool["spec"]
+    assert set(spec) == POOL_FIELDS
+    assert set(spec["selector"]) == {"matchLabels"}
+    chosen = spec["selector"]["matchLabels"].items()
+    assert [c for c, pod, _ in programs(objects) if chosen <= pod["metadata"]["labels"].items()] == ["router"]
+    (container,) = [container for component, _, container in programs(objects) if component == "router"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert spec["targetPorts"] == [{"number": ports["http"]}]
+    expected = {"name": "picker", "port": {"number": 9002}, "failureMode": "FailOpen"}
+    assert spec["endpointPickerRef"] == expected
+    assert settings_of("router", container).metric_aliases == "vllm"
+    route = objects["HTTPRoute", "trial-octavo-http"]["spec"]
+    (rule,) = route["rules"]
+    assert rule["backendRefs"] == [
+        {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "trial-octavo"}
+    ]
+    assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
+
+
+def test_a_route_without_a_pool_leads_to_the_service():
+    options = ("--set", "httpRoute.enabled=true,httpRoute.parentRefs[0].name=public")
+    objects = by_name(template(*options))
+    (rule,) = objects["HTTPRoute", "trial-octavo-http"]["spec"]["rules"]
+    ports = {port["name"]: port["port"] for port in objects["Service", "trial-octavo"]["spec"]["ports"]}
+    assert rule["backendRefs"] == [{"name": "trial-octavo", "port": ports["http"]}]
+    assert not of_kind(objects, "BackendTLSPolicy")
+    secure = by_name(template(*options, "--set", "grpcRoute.backendTls.enabled=true"))
+    assert ("BackendTLSPolicy", "trial-octavo") in secure
+    assert "parentRefs must name a gateway" in template("--set", "httpRoute.enabled=true", ok=False)
+    assert "endpointPicker.name must be" in template(*INSECURE, "--set", "inferencePool.enabled=true", ok=False)
+
+
+def test_on_openshift_the_platform_chooses_the_ids():
+    for pod in pods(by_name(template(profile="openshift"))).values():
+        assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def test_further_objects_may_use_the_values():
+    given = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-x"}}]
+    assert ("ConfigMap", "trial-x") in by_name(template("--set-json", f"extraObjects={json.dumps(given)}"))

@@ -1,0 +1,97 @@
+"""What an upgrade keeps of what the cluster has, and what it refuses before anything changes."""
+
+import pytest
+from lookup_server import lookup_server
+from rendered_chart import CHART, by_name, of_kind, run, template, tool
+
+
+def upgraded(there, *options, helm="helm3", ok=True):
+    """The objects, or the error, where the cluster has these objects."""
+    for each in there:
+        each["metadata"].setdefault("namespace", "ns")
+        of_release = {"meta.helm.sh/release-name": "trial", "meta.helm.sh/release-namespace": "ns"}
+        each["metadata"]["annotations"] = {**each["metadata"].get("annotations", {}), **of_release}
+    with lookup_server(there) as address:
+        command = ["template", "trial", CHART, "--namespace", "ns", "--dry-run=server", "--kube-apiserver", address]
+        command += ["--disable-openapi-validation"]  # there are no schemas at that server
+        said = run(tool(helm), *command, *options, ok=ok)
+    return by_name(said) if ok else said
+
+
+def running(objects, **replicas):
+    """The Deployments and StatefulSets of a release, with other numbers of pods."""
+    found = {name: each for (kind, name), each in objects.items() if kind in ("Deployment", "StatefulSet")}
+    for name, number in replicas.items():
+        found[f"trial-octavo-{name}"]["spec"]["replicas"] = number
+    return list(found.values())
+
+
+SCALING = "--set=router.autoscaling.enabled=true,worker.autoscaling.enabled=true,worker.autoscaling.minReplicas=0"
+
+
+def numbers_of(objects):
+    return {
+        name.removeprefix("trial-octavo-"): each["spec"]["replicas"]
+        for kind in ("Deployment", "StatefulSet")
+        for name, each in of_kind(objects, kind).items()
+    }
+
+
+@pytest.mark.parametrize("helm", ["helm3", "helm4"])
+def test_turning_autoscaling_on_keeps_the_pods_there_are(helm):
+    """Kubernetes takes a missing number for 1, and a number of the values would set back what was scaled."""
+    before = running(by_name(template("--set=router.replicas=4,worker.replicas=6")))
+    found = upgraded(before, SCALING, "--set=router.replicas=4,worker.replicas=6", helm=helm)
+    assert numbers_of(found) == {"router": 4, "worker": 6, "store": 1}
+
+
+@pytest.mark.parametrize(("routers", "workers"), [(7, 5), (2, 0)])
+def test_an_upgrade_keeps_what_autoscaling_has_chosen(routers, workers):
+    before = running(by_name(template(SCALING)), router=routers, worker=workers)
+    assert numbers_of(upgraded(before, SCALING)) == {"router": routers, "worker": workers, "store": 1}
+
+
+def test_without_autoscaling_the_values_decide():
+    before = running(by_name(template(SCALING)), router=7, worker=5)
+    found = upgraded(before, "--set=router.replicas=3,worker.replicas=2")
+    assert numbers_of(found) == {"router": 3, "worker": 2, "store": 1}
+
+
+def test_the_first_number_is_within_the_bounds():
+    bounds = "--set=worker.autoscaling.enabled=true,worker.autoscaling.minReplicas=2,worker.autoscaling.maxReplicas=5"
+    for given, expected in ((1, 2), (4, 4), (9, 5)):
+        assert numbers_of(by_name(template(bounds, f"--set=worker.replicas={given}")))["worker"] == expected
+
+
+CLAIMS = [
+    ("store", "store.bundled.persistence.size=8Gi", "store.bundled.persistence.size=4Gi"),
+    ("store", "store.bundled.persistence.enabled=false", "store.bundled.persistence.enabled=true"),
+    ("store", "store.bundled.persistence.storageClassName=fast", "store.bundled.persistence.storageClassName="),
+    ("worker", "worker.cache.persistent=true", "worker.cache.persistent=false"),
+    ("worker", "worker.cache.persistent=true", "worker.cache.persistent=true,worker.cache.size=9Gi"),
+]
+
+
+@pytest.mark.parametrize(("name", "before", "after"), CLAIMS)
+def test_a_change_of_claims_is_refused_with_the_remedy(name, before, after):
+    """By Helm, before it has changed any object: Kubernetes would refuse one of many."""
+    there = running(by_name(template(f"--set={before}")))
+    said = upgraded(there, f"--set={after}", ok=False)
+    assert f"kubectl --namespace ns delete statefulset trial-octavo-{name} --cascade=orphan" in said
+    assert upgraded(there, f"--set={before}")
+    assert upgraded([each for each in there if not each["metadata"]["name"].endswith(name)], f"--set={after}")
+
+
+def test_what_claims_do_not_say_changes_freely():
+    """An annotation of an older release says nothing, and a size of a folder is no claim."""
+    there = running(by_name(template()))
+    assert upgraded(there, "--set=worker.cache.size=9Gi,worker.replicas=3")
+    for each in there:
+        each["metadata"].pop("annotations", None)
+    assert upgraded(there, "--set=store.bundled.persistence.size=8Gi")
+
+
+def test_the_password_of_the_store_is_kept():
+    there = list(of_kind(by_name(template()), "Secret").values())
+    there[0]["data"]["password"] = "a2VwdA=="
+    assert upgraded(there)["Secret", "trial-octavo-store"]["data"]["password"] == "a2VwdA=="

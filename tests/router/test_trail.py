@@ -1,0 +1,133 @@
+"""Who was refused, and what operators have asked: each call is counted, and a line says who made it."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from certificates import Certificates
+from web_pages import metrics
+
+from gpu_worker.testing.witness_runner import WitnessRunner
+from octavo import rpc, telemetry
+from octavo.client import AsyncClient
+from octavo.errors import PermissionDenied, Unauthenticated
+from octavo.security import api_keys, trail
+from octavo.security.api_keys import key_id, line_of, new_key
+from octavo.security.client_credentials import ClientCredentials
+from octavo.v1 import admin_pb2, admin_pb2_grpc
+
+
+@pytest.fixture
+def lines() -> Any:
+    """The lines of the trail, whole."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.setFormatter(telemetry.HumanFormatter("test"))
+    handler.emit = lambda record: found.append(handler.format(record))  # type: ignore[method-assign]
+    trail.log.addHandler(handler)
+    trail.log.setLevel(logging.INFO)
+    yield found
+    trail.log.removeHandler(handler)
+    trail.log.setLevel(logging.NOTSET)
+
+
+def refusals(process: Any) -> dict[tuple[str, ...], float]:
+    found = process.trail.values()
+    return {v.labels: v.value for v in found if v.name == "octavo_calls_refused_total" and v.value}
+
+
+async def http_status(endpoint: str, header: str) -> int:
+    host, _, port = endpoint.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{header}\r\n".encode())
+    status = int((await reader.readline()).split()[1])
+    writer.close()
+    return status
+
+
+async def test_refused_keys_are_counted_and_named(
+    world: Any, tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reason, over gRPC and HTTP. No line has a key, and the id of one of ours is the begin of its line."""
+    own, old, foreign = new_key(), new_key(), new_key()
+    file = tmp_path / "keys"
+    file.write_text(f"{line_of('acme', own)}\n{line_of('acme', old, 2.0)}\n")
+    await world.worker(WitnessRunner(), warm_up_ms=0)
+    router = await world.router(api_keys=str(file))
+    await world.ready()
+    for key, says in (
+        (old, "expired, at 1970-01-01"),
+        (foreign, "not valid"),
+        ("", "no API key"),
+        ("hunter2", "not valid"),
+    ):
+        client = AsyncClient(router.endpoint, credentials=ClientCredentials(api_key=key))
+        with pytest.raises(Unauthenticated, match=says):
+            await client.models()
+        await client.close()
+        header = f"authorization: Bearer {key}\r\n" if key else ""
+        assert await http_status(router.http_endpoint, header) == 401
+    one_each = {"expired_key": 1, "unknown_key": 2, "no_key": 1}
+    assert refusals(router) == {(at, why): count for at in ("grpc", "http") for why, count in one_each.items()}
+    text = "\n".join(lines)
+    assert len(lines) == 8
+    assert not any(key in text for key in (own, old, foreign, "hunter2"))
+    assert text.count(f"subject={key_id(old)}") == text.count(f"subject={key_id(foreign)}") == 2
+    assert key_id(old).removeprefix("key:") in file.read_text()
+    assert text.count("method=/octavo.v1.Inference/ListModels") == text.count("method=/v1/models") == 4
+    assert all("peer=127.0.0.1:" in line or "peer=ipv4:127.0.0.1:" in line for line in lines)
+    told = await metrics(router.web_endpoint)
+    assert told["octavo_calls_refused_total{listener=grpc,reason=unknown_key}"] == 2
+    assert told["octavo_calls_refused_total{listener=admin,reason=role}"] == 0
+    assert told["octavo_api_keys{state=valid}"] == told["octavo_api_keys{state=expired}"] == 1
+    monkeypatch.setattr(api_keys, "CHECK_S", 0.0)
+    client = AsyncClient(router.endpoint, credentials=ClientCredentials(api_key=own))
+    assert await client.models()
+    await client.close()
+
+
+async def test_operators_are_named_and_others_refused(world: Any, tmp_path: Path, lines: list[str]) -> None:
+    """By roles, on routers, workers and pages."""
+    certificates = Certificates(tmp_path / "tls")
+    for _ in range(2):
+        await world.worker(WitnessRunner(step_s=0.002), warm_up_ms=0, **certificates.settings("worker"))
+    router, worker = await world.router(**certificates.settings("router")), world.workers[0]
+    await world.ready()
+    admin = router._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]
+    client = AsyncClient(router.endpoint, credentials=certificates.caller("worker"))
+    with pytest.raises(PermissionDenied):
+        await client.models()
+    await client.close()
+    async with rpc.channel(admin, credentials=certificates.caller("client")) as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await admin_pb2_grpc.AdminStub(channel).ListWorkers(admin_pb2.ListWorkersRequest())
+    endpoint = worker.listener.endpoint
+    async with rpc.channel(endpoint, credentials=certificates.caller("client", of_worker=True)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await channel.unary_unary("/octavo.internal.v1.Worker/Hello")(b"")
+    host, _, port = router.web_endpoint.rpartition(":")
+    context = certificates.files("client").client_context()
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname="localhost")
+    writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+    assert b" 403 " in await reader.readline()
+    writer.close()
+    assert refusals(router) == {("grpc", "role"): 1, ("admin", "role"): 1, ("pages", "role"): 1}
+    assert refusals(worker.listener) == {("worker", "role"): 1}
+    assert len(lines) == 4
+    assert sum("subject=octavo:///role/client" in line for line in lines) == 3
+    lines.clear()
+    async with rpc.channel(admin, credentials=certificates.caller("operator")) as channel:
+        stub = admin_pb2_grpc.AdminStub(channel)
+        await stub.ListWorkers(admin_pb2.ListWorkersRequest())
+        request = admin_pb2.DrainWorkerRequest(worker_id=worker.listener.worker_id, grace_ms=1000)
+        async for _ in stub.DrainWorker(request):
+            pass
+    [listed, drained, of_worker] = lines
+    assert "method=octavo.v1.Admin/ListWorkers" in listed
+    assert f"worker_id={worker.listener.worker_id}" in drained
+    assert all("subject=octavo:///role/operator" in line for line in (listed, drained))
+    assert "method=octavo.internal.v1.Worker/Drain" in of_worker
+    assert "subject=octavo:///role/router" in of_worker  # the router's own line says for whom
