@@ -241,7 +241,7 @@ class Engine:
         """Runs one step. The caller must be the only thread that runs steps.
 
         If the runner raises, the step is aborted: its sequences are computed again, each alone, and one that fails
-        alone ends with RUNNER_FAILED.
+        alone ends with RUNNER_FAILED. If the device is broken, that is no sequence's fault: then this raises.
         """
         with self._using_scheduler():
             return self._step()
@@ -257,6 +257,7 @@ class Engine:
         except Exception as error:
             log.exception("step %d failed", plan.step_id)
             self.times.count_failure()
+            self._runner.check_device()
             failure = RunnerFailed(f"the model failed in a step: {type(error).__name__}: {error}").failure()
             return self._scheduler.abort_step(plan, failure.to_json())
         ran = time.perf_counter()

@@ -120,6 +120,11 @@ class ModelRunner:
         output.is_copying = self._block_mover.is_copying()
         return output
 
+    def check_device(self) -> None:
+        """Computes something small: after some faults of a GPU, each further call of the process fails, too."""
+        with self._current_device:
+            torch.ones(1, device=self._device).add(1).item()
+
     def close(self) -> None:
         """Gives the blocks' memory back."""
         try:

@@ -103,6 +103,9 @@ class FakeRunner:
                 self._choose.sample(fold(chunk.branch.tokens[:end]), chunk.samples, output)
         return output
 
+    def check_device(self) -> None:
+        """Does nothing: there is no device that could break."""
+
     def close(self) -> None:
         """Does nothing: there is no memory to free."""
 

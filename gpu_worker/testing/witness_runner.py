@@ -63,6 +63,9 @@ class WitnessRunner:
                 self._read(number, chunk, output)
         return output
 
+    def check_device(self) -> None:
+        """Does nothing: there is no device that could break."""
+
     def close(self) -> None:
         """Does nothing: Python frees the arrays."""
 

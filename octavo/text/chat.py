@@ -85,15 +85,13 @@ class ChatTemplate:
         for name in variables:
             if name in _CHAT_VARIABLES or name in self._template.variables:
                 raise InvalidArgument("chat_template_kwargs", f"{name} is not the caller's to set; leave it out")
-        try:
-            json.dumps(dict(variables))
-        except (TypeError, ValueError, RecursionError):
-            raise InvalidArgument("chat_template_kwargs", "must have values of JSON") from None
 
 
 def cut_after(text: str, content: str) -> str:
     """The text of a chat up to the end of its last message's content, which a template may have trimmed."""
     trimmed = content.strip()
+    if not trimmed:
+        raise InvalidArgument(FIELD, "the last message is empty; leave it out and set add_generation_prompt=True")
     start = text.rfind(trimmed)
     if start < 0:
         raise InvalidArgument(

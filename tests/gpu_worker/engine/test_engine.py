@@ -252,6 +252,21 @@ def test_a_prompt_the_model_cannot_run_fails_alone(make):
     engine.post_command(lambda s: s.check_state()).result(5)
 
 
+def test_a_broken_device_ends_the_loop_and_no_sequence(make):
+    class Dead(FakeRunner):
+        def run(self, plan: StepPlan) -> StepOutput:
+            raise RuntimeError("an illegal memory access was encountered")
+
+        def check_device(self) -> None:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    engine, results = make(Dead())
+    engine.post_command(lambda s: s.admit(sequence("a", [1, 2, 3]))).result(5)
+    engine.grant_steps(0)
+    until(lambda: engine.crashed)
+    assert not results
+
+
 def test_holding_back_stops_steps_and_progress_goes_on(make):
     engine, results = make(FakeRunner(step_s=0.001))
     engine.grant_steps(0)

@@ -380,15 +380,19 @@ def test_calls_from_threads_wait_for_each_other(llm):
 # The bar
 
 
-def test_the_bar_counts_prompts_and_can_be_left_out(llm):
-    shown = io.StringIO()
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("shown", "options", "text"),
+    [(Terminal(), {}, "3/3"), (Terminal(), {"use_tqdm": False}, ""), (io.StringIO(), {}, "")],
+)
+def test_a_bar_counts_prompts_in_a_terminal_unless_left_out(llm, shown, options, text):
     with redirect_stderr(shown):
-        llm.generate(["a", "b", "c"], GREEDY)
-    assert "3/3" in shown.getvalue()
-    shown = io.StringIO()
-    with redirect_stderr(shown):
-        llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False)
-    assert shown.getvalue() == ""
+        llm.generate(["a", "b", "c"], GREEDY, **options)
+    assert text in shown.getvalue() and bool(shown.getvalue()) == bool(text)
 
 
 # The package

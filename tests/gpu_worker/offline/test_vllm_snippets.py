@@ -250,6 +250,14 @@ def test_a_final_message_is_continued(llm):
     assert output.prompt.endswith("assistant\nOne, two ")
 
 
+def test_an_empty_final_message_is_not_continued(llm):
+    from octavo.errors import InvalidArgument
+
+    turns = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": " "}]
+    with pytest.raises(InvalidArgument, match="the last message is empty"):
+        llm.chat(turns, add_generation_prompt=False, continue_final_message=True)
+
+
 @pytest.mark.parametrize(
     ("named", "message"),
     [
@@ -268,13 +276,6 @@ def test_a_wrong_option_of_chat_is_named(llm, named, message):
 
     with pytest.raises(InvalidArgument, match=message):
         llm.chat([{"role": "user", "content": "Hi"}], **named)
-
-
-def test_no_bar_is_written_to_a_pipe(llm, capsys):
-    from gpu_worker import SamplingParams
-
-    llm.generate(["a"], SamplingParams(max_tokens=1))
-    assert capsys.readouterr().err == ""
 
 
 def test_modules_have_the_names_of_vllm():
