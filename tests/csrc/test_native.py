@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+import octavo
 from gpu_worker.ops import native
 
 AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
@@ -66,8 +67,11 @@ def test_without_the_extension_there_is_none_and_no_error(tmp_path: Path) -> Non
     """A source tree, or a pure-Python wheel, where nothing was built."""
     ops = tmp_path / "gpu_worker" / "ops"
     ops.mkdir(parents=True)
+    for package in (ops, ops.parent):
+        (package / "__init__.py").touch()
     (ops / "native.py").write_text(Path(native.__file__).read_text())
-    script = "from gpu_worker.ops import native; print(native.load())"
+    root = str(Path(octavo.__file__).parents[1])
+    script = f"import sys; sys.path.append({root!r}); from gpu_worker.ops import native; print(native.load())"
     command = [sys.executable, "-S", "-E", "-c", script]  # with neither site-packages nor a PYTHONPATH
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("None", "")

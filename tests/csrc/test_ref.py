@@ -26,6 +26,7 @@ def test_all_ops_have_a_definition(extension):
         "ref",
     }
     about = {
+        "best_isa",
         "bindings",
         "version",
         "build_info",

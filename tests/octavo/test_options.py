@@ -51,7 +51,7 @@ def test_a_hidden_setting_works_and_is_in_no_help(capsys):
     for name, option in options_of(WorkerSettings).items():
         assert (option.flag in helped) != option.hidden, name
     hidden = {name for name, option in options_of(WorkerSettings).items() if option.hidden}
-    assert hidden == {"runner", "step_delay_ms", "die_on_token", "failpoints"}
+    assert hidden == {"runner", "numerics", "step_delay_ms", "die_on_token", "failpoints"}
     assert parse(WorkerSettings, ["--runner=fake"], environ={}).runner == "fake"
 
 

@@ -43,9 +43,9 @@ class Uneven:
         self.tasks = await self.world.streams(self.world.client(), COUNT, LONG)
 
     def _place(self, router, decide):
-        def only_busy(model, tokens, salt, excluded):
+        def only_busy(model, tokens, salt, excluded, numerics=""):
             others = {id for id in router.pool.links if id != self.busy}
-            return decide(model, tokens, salt, excluded | others)
+            return decide(model, tokens, salt, excluded | others, numerics)
 
         return only_busy
 
