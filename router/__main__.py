@@ -8,8 +8,10 @@ import sys
 def main() -> int:
     # Until the event loop takes signals, Ctrl-C ends the process without a traceback: also while modules are loaded.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from octavo import loop, telemetry
-    from octavo.settings import RouterSettings, exposure_warning, parse
+    from octavo.process import loop, telemetry
+    from octavo.settings.exposure import exposure_warning
+    from octavo.settings.loading import parse
+    from octavo.settings.router import RouterSettings
 
     settings = parse(RouterSettings)
     telemetry.configure("router", form=settings.log_format, level=settings.log_level)

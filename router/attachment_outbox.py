@@ -7,9 +7,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
-from octavo.errors import StoreUnavailable
-from octavo.ids import Incarnation, SequenceId
-from octavo.loop import end_tasks, shared
+from octavo.process.loop import end_tasks, shared
+from octavo.request.errors import StoreUnavailable
+from octavo.request.ids import Incarnation, SequenceId
 from octavo.store.base import Store
 from router.session_registry import SessionRegistry
 

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 
-from octavo.errors import StoreUnavailable
-from octavo.loop import end_tasks
+from octavo.process.loop import end_tasks
+from octavo.request.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
 

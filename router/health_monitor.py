@@ -7,8 +7,8 @@ clients to routers must not close the way for the others.
 import asyncio
 import logging
 
-from octavo.errors import StoreUnavailable
-from octavo.health import Health
+from octavo.net.health import Health
+from octavo.request.errors import StoreUnavailable
 from octavo.store.base import Store
 from router.fleet.worker_pool import WorkerPool
 

@@ -10,34 +10,34 @@ from dataclasses import replace
 
 import grpc.aio
 
-from octavo import rpc
-from octavo.endpoint import parse_listener
-from octavo.errors import Mismatch, StoreUnavailable
-from octavo.http_origins import parse_origins
-from octavo.http_server import HttpServer
-from octavo.ids import Incarnation, new_incarnation
-from octavo.listen_address import ListenError, exposed_addresses, why_not_listening
-from octavo.loop import Stopped, StopRequest, before, end_tasks, stop_request
 from octavo.metrics.aliases import VLLM
 from octavo.metrics.web import WebApp
-from octavo.model_aliases import parse_aliases
-from octavo.open_files import connection_limit
-from octavo.quota import TenantQuota
-from octavo.retry import until_answered
-from octavo.security.api_keys import ApiKeyError
-from octavo.security.protection import client_authorizer, internal_authorizer, operator_page_options, tls_of
-from octavo.security.tls import TlsError, TlsFiles
-from octavo.security.trail import AccessTrail, ListenerKind
-from octavo.security.web_gate import WebGate
-from octavo.settings import RouterSettings
+from octavo.net.http_server import HttpServer
+from octavo.net.security.api_keys import ApiKeyError
+from octavo.net.security.protection import client_authorizer, internal_authorizer, operator_page_options, tls_of
+from octavo.net.security.tls import TlsError, TlsFiles
+from octavo.net.security.trail import AccessTrail, ListenerKind
+from octavo.net.security.web_gate import WebGate
+from octavo.net.server import add_standard_services, make_server, open_port
+from octavo.net.traces import RequestTracer, TraceInterceptor, TracesError, open_tracer, traced_app
+from octavo.process.endpoint import parse_listener
+from octavo.process.listen_address import ListenError, exposed_addresses, why_not_listening
+from octavo.process.loop import Stopped, StopRequest, before, end_tasks, stop_request
+from octavo.process.open_files import connection_limit
+from octavo.process.retry import until_answered
+from octavo.request.errors import Mismatch, StoreUnavailable
+from octavo.request.ids import Incarnation, new_incarnation
+from octavo.request.quota import TenantQuota
+from octavo.settings.http_origins import parse_origins
+from octavo.settings.model_aliases import parse_aliases
+from octavo.settings.router import RouterSettings
 from octavo.store import open_store
 from octavo.store.base import Store
 from octavo.store.calls import Member, QueueLimits
 from octavo.store.store_tally import StoreTally
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
-from octavo.traces import RequestTracer, TraceInterceptor, TracesError, open_tracer, traced_app
+from router.admin.admin_service import AdminService
 from router.admin.cluster_watch import ClusterWatch
-from router.admin.service import AdminService
 from router.attachment_outbox import AttachmentOutbox
 from router.background_tasks import BackgroundTasks, repeat_forever
 from router.dashboard.dashboard import dashboard_routes
@@ -56,12 +56,12 @@ from router.placing.prompt_handover import PromptHandover
 from router.placing.rebalancer import Rebalancer
 from router.router_metrics import RouterMetrics
 from router.session_registry import SessionRegistry
+from router.streaming.inference_service import InferenceService
 from router.streaming.request_deadline import DeadlineMargin
 from router.streaming.request_preparer import RequestPreparer
 from router.streaming.request_progress import ProgressRegistry
 from router.streaming.request_timeline import RequestTimeline
 from router.streaming.resume_tokens import ResumeTokens
-from router.streaming.server import InferenceService
 from router.streaming.session_context import SessionContext
 from router.streaming.session_opener import SessionOpener
 from router.streaming.session_waves import SessionWaves
@@ -195,20 +195,20 @@ class Router:
         """
         settings = self._settings
         max_connections = connection_limit(settings.max_connections)
-        self._public_server = rpc.server(
+        self._public_server = make_server(
             authorizer=self.authorizer,
             interceptors=[] if self._tracer is None else [TraceInterceptor()],
             max_connection_age_ms=settings.max_connection_age_ms or None,
             max_concurrent_rpcs=settings.max_streams + OTHER_CALLS,
             max_connections=max_connections,
         )
-        self._public_health = rpc.add_standard_services(self._public_server, [INFERENCE])
+        self._public_health = add_standard_services(self._public_server, [INFERENCE])
         self.inference.serve_on(self._public_server)
         self.endpoint = listen(
             self._public_server, settings.address, "--listen", self._tls, ask_callers=settings.client_certificates
         )
-        self._admin_server = rpc.server(authorizer=internal_authorizer(settings, self.trail))
-        self._admin_health = rpc.add_standard_services(self._admin_server, [ADMIN])
+        self._admin_server = make_server(authorizer=internal_authorizer(settings, self.trail))
+        self._admin_health = add_standard_services(self._admin_server, [ADMIN])
         self.admin.serve_on(self._admin_server)
         admin_endpoint = (
             listen(self._admin_server, settings.admin_listen, "--admin-listen", self._tls)
@@ -381,7 +381,7 @@ def listen(
 ) -> str:
     """Listens on HOST:PORT, which came from a flag. Returns it with the port chosen for port 0. Raises ListenError."""
     try:
-        port = rpc.open_port(server, address, tls, ask_callers=ask_callers)
+        port = open_port(server, address, tls, ask_callers=ask_callers)
         return str(replace(parse_listener(address), port=port))
     except RuntimeError:
         raise ListenError(why_not_listening(address, flag)) from None

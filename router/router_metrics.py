@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 
-from octavo.errors import StoreUnavailable
 from octavo.metrics.aliases import ModelLoad, alias_values
 from octavo.metrics.value import MetricValue
-from octavo.record import AdmissionOutcome
+from octavo.request.errors import StoreUnavailable
+from octavo.request.record import AdmissionOutcome
 from octavo.store.base import Store
 from octavo.store.calls import NOTHING_WAITS, QueueDepth, TakeReason
 from router.fleet.model_registry import ModelRegistry

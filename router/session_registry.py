@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.errors import ServingError
-from octavo.ids import Incarnation, SequenceId
-from octavo.step_item import StepItem
+from octavo.request.errors import ServingError
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.step_item import StepItem
 from octavo.store.calls import Notice
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("octavo", "router", "gpu_worker")
-MODULES = "modules"  # in the drawing of octavo: all modules that are in no folder
 DRAWING = re.compile(r"<!-- folders of (\w+) -->\n```mermaid\n(.*?)```", re.DOTALL)
 NODE = re.compile(r'^ *(\w+)\["', re.MULTILINE)
 ARROW = re.compile(r"^ *(\w+) --> (\w+)$", re.MULTILINE)
@@ -46,11 +45,6 @@ def imported(node: ast.AST) -> Iterator[str]:
 
 def arrows(package: str) -> set[tuple[str, str]]:
     """Every import between two folders (or modules beside them) of a package, entry points aside."""
-    folders = {path.name for path in (ROOT / package).iterdir() if (path / "__init__.py").exists()}
-
-    def part(name: str) -> str:
-        return name if name in folders or package != "octavo" else MODULES
-
     found: set[tuple[str, str]] = set()
     for path in (ROOT / package).rglob("*.py"):
         where = path.relative_to(ROOT / package).parts
@@ -60,19 +54,14 @@ def arrows(package: str) -> set[tuple[str, str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             for name in imported(node):
                 parts = name.split(".")
-                if parts[0] == package and len(parts) > 1 and part(parts[1]) != part(source):
-                    found.add((part(source), part(parts[1])))
+                if parts[0] == package and len(parts) > 1 and parts[1] != source:
+                    found.add((source, parts[1]))
     return found
 
 
-@pytest.mark.parametrize("package", ["router", "gpu_worker"])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_the_drawing_has_the_folders_of_the_layers(package: str) -> None:
     assert drawings()[package][0] == layers()[package]
-
-
-def test_the_drawing_of_octavo_has_its_folders() -> None:
-    folders = {path.name for path in (ROOT / "octavo").iterdir() if (path / "__init__.py").exists()}
-    assert drawings()["octavo"][0] == folders | {MODULES}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("octavo", "router", "gpu_worker")
 GENERATED = ("octavo/v1/", "octavo/internal/")
 WIRE_MODULES = {
-    "router/streaming": ("server", "request_preparer", "session_opener", "event_encoder"),
+    "router/streaming": ("inference_service", "request_preparer", "session_opener", "event_encoder"),
     "router/fleet": ("worker_link", "worker_streams", "progress_calls"),
-    "router/admin": ("service", "messages", "cluster_watch"),
+    "router/admin": ("admin_service", "messages", "cluster_watch"),
     "router/http": (
         "answer_format",
         "answers",
@@ -29,15 +29,15 @@ WIRE_MODULES = {
         "requests",
         "score_format",
     ),
-    "gpu_worker/migrating": ("transfer_service", "transfer_client"),
-    "gpu_worker/serving": ("server", "step_handler", "messages"),
+    "gpu_worker/migration": ("transfer_service", "calls/transfer_client"),
+    "gpu_worker/serving/calls": ("worker_service", "step_handler", "messages"),
 }
 WIRE_FILES = (
-    "octavo/wire.py",
-    "octavo/rpc.py",
-    "octavo/statuses.py",
+    "octavo/wire/*",
+    "octavo/net/server.py",
     "octavo/client/*",
     "octavo/cli/*",
+    "octavo/local/*",
     *(f"{folder}/{stem}.py" for folder, stems in WIRE_MODULES.items() for stem in stems),
 )
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}
@@ -82,7 +82,7 @@ def wire_types(name: str, tree: ast.AST) -> Violations:
 
 def environment(name: str, tree: ast.AST) -> Violations:
     """One file reads the environment, so that --print-config can tell where a value came from."""
-    if name == "octavo/settings.py":
+    if name == "octavo/settings/loading.py":
         return
     names = {"environ", "environb", "getenv", "getenvb"}
     used = {(node.attr, node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -123,7 +123,7 @@ def extension(name: str, tree: ast.AST) -> Violations:
 
 def sources_of_chance(name: str, tree: ast.AST) -> Violations:
     """Clocks and chance are called through their modules (`time.monotonic()`), where the simulation replaces them."""
-    if name.startswith(("octavo/cli/", "gpu_worker/offline/")):
+    if name.startswith(("octavo/cli/", "octavo/local/", "gpu_worker/offline/")):
         return
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for module, line in imports(tree):
@@ -189,13 +189,13 @@ def requirements(*extras: str) -> set[str]:
         (
             "octavo/",
             (),
-            ("octavo/text/", "octavo/http_server.py", "octavo/metrics/", "octavo/cli/top/screen.py"),
+            ("octavo/text/", "octavo/net/http_server.py", "octavo/metrics/", "octavo/cli/top/screen.py"),
         ),  # for the programs, not for clients
         ("octavo/cli/top/screen.py", ("top",), ()),
         ("octavo/text/", ("router",), ()),
         ("octavo/text/", ("worker",), ()),
-        ("octavo/http_server.py", ("router",), ()),
-        ("octavo/http_server.py", ("worker",), ()),
+        ("octavo/net/http_server.py", ("router",), ()),
+        ("octavo/net/http_server.py", ("worker",), ()),
         ("octavo/metrics/", ("router",), ()),
         ("octavo/metrics/", ("worker",), ()),
         ("octavo/metrics/value.py", (), ()),  # clients use the store, which counts its calls

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Self
 
 from gpu_worker.blocks.prefix_cache import PrefixCache
-from octavo.errors import OutOfBlocks
-from octavo.ids import BlockHash, BlockId
+from octavo.request.errors import OutOfBlocks
+from octavo.request.ids import BlockHash, BlockId
 
 
 class BlockManager:

@@ -9,8 +9,8 @@ A step copies out first, then in. So one plan may copy a device block out and us
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from octavo.errors import OutOfBlocks
-from octavo.ids import BlockId, HostBlockId
+from octavo.request.errors import OutOfBlocks
+from octavo.request.ids import BlockId, HostBlockId
 
 
 class HostPool:

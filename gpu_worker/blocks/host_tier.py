@@ -14,8 +14,8 @@ from itertools import islice
 
 from gpu_worker.blocks.host_pool import HostPool
 from gpu_worker.blocks.prefix_cache import PrefixCache
-from octavo.errors import OutOfBlocks
-from octavo.ids import BlockHash, BlockId, HostBlockId
+from octavo.request.errors import OutOfBlocks
+from octavo.request.ids import BlockHash, BlockId, HostBlockId
 
 
 class HostTier:

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 
-from octavo.ids import BlockHash, BlockId, HostBlockId
+from octavo.request.ids import BlockHash, BlockId, HostBlockId
 
 STORED = "stored"  # on the device
 DEMOTED = "demoted"  # left the device, and is in the host pool

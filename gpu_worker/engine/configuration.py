@@ -2,10 +2,10 @@
 
 from typing import Literal, cast
 
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.step import Runner, RunnerInfo
-from octavo.options import AUTO
-from octavo.settings import WorkerSettings
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.step import Runner, RunnerInfo
+from octavo.settings.options import AUTO
+from octavo.settings.worker import WorkerSettings
 
 BATCH_TOKENS = 2048
 STEPS_PER_LEASE = 12  # on a CPU: a step is short against the lease, and does not delay the decodes in it for long

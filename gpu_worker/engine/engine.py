@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.step import (
+from gpu_worker.scheduling.state.step import (
     Runner,
     StepDeltas,
     StepOutput,
@@ -29,8 +29,8 @@ from gpu_worker.scheduling.step import (
     SwapAnswer,
     SwapOperation,
 )
-from octavo.errors import Draining, RunnerFailed
-from octavo.ids import SequenceId
+from octavo.request.errors import Draining, RunnerFailed
+from octavo.request.ids import SequenceId
 
 T = TypeVar("T")
 Command = Callable[[Scheduler], Any]

@@ -4,11 +4,11 @@ from collections import OrderedDict, deque
 from statistics import median
 
 from gpu_worker.blocks.cost_model import CostModel
-from gpu_worker.scheduling.step import StepOutput, StepPlan
-from gpu_worker.scheduling.step_budget import StepBudget
-from octavo.ids import SequenceId
+from gpu_worker.scheduling.planning.step_budget import StepBudget
+from gpu_worker.scheduling.state.step import StepOutput, StepPlan
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import BATCH_BOUNDS, STEP_BOUNDS
+from octavo.request.ids import SequenceId
 
 NUM_RECENT = 31
 MIN_PREFILL_TOKENS = 32  # a step with fewer tokens of prompts says little about how fast prompts are

@@ -5,9 +5,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from octavo import limits
-from octavo.errors import BadModel
-from octavo.json_file import read_json
+from octavo.model_files.json_file import read_json
+from octavo.request import limits
+from octavo.request.errors import BadModel
 
 FILE = "generation_config.json"
 NONE: Mapping[str, float] = MappingProxyType({})

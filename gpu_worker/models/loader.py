@@ -10,26 +10,28 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gpu_worker.models import fp8_source, generation_config, gpt, llama, native_llama
-from gpu_worker.models.config import LlamaConfig, is_llama_like
-from gpu_worker.models.decoder import Decoder
+from gpu_worker.models import generation_config
+from gpu_worker.models.checkpoint import fp8_source
+from gpu_worker.models.checkpoint.gguf_tensors import GgufSource, read_config
+from gpu_worker.models.checkpoint.locate import locate
+from gpu_worker.models.checkpoint.packing import SCHEMES
+from gpu_worker.models.checkpoint.weight_cache import WeightCache
+from gpu_worker.models.checkpoint.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
+from gpu_worker.models.decoders import gpt, llama, native_llama
+from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like
+from gpu_worker.models.decoders.decoder import Decoder
+from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
+from gpu_worker.models.decoders.native_llama import NativeLlamaDecoder
 from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint, sample_file
-from gpu_worker.models.gguf_tensors import GgufSource, read_config
-from gpu_worker.models.gpt_families import is_gpt_like, read_gpt_config
-from gpu_worker.models.locate import locate
 from gpu_worker.models.model_kind import refuse_unservable
-from gpu_worker.models.native_llama import NativeLlamaDecoder
-from gpu_worker.models.packing import SCHEMES
 from gpu_worker.models.supported import THROUGH_TRANSFORMERS
 from gpu_worker.models.tokenizer_conversion import find_tokenizer
-from gpu_worker.models.weight_cache import WeightCache
-from gpu_worker.models.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
 from gpu_worker.ops import Ops
 from gpu_worker.ops.native_cpu import NativeCpuOps
-from octavo.errors import BadModel, InvalidArgument, ServingError
-from octavo.gguf import GgufFile
-from octavo.json_file import read_json
-from octavo.telemetry import stack_of
+from octavo.model_files.gguf import GgufFile
+from octavo.model_files.json_file import read_json
+from octavo.process.telemetry import stack_of
+from octavo.request.errors import BadModel, InvalidArgument, ServingError
 
 log = logging.getLogger(__name__)
 LONGEST_MESSAGE = 1500  # a command that converts a checkpoint, with its path, has to fit
@@ -200,7 +202,9 @@ def _decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_
         return gpt.GptDecoder(sizes, tensors, how.ops, how.device)
     if content.get("model_type") not in THROUGH_TRANSFORMERS:
         log.warning("model_type %r is not in the table of supported models", content.get("model_type"))
-    from gpu_worker.models.transformers_any import TransformersDecoder  # seconds of imports that others do not need
+    from gpu_worker.models.decoders.transformers_any import (
+        TransformersDecoder,  # seconds of imports that others do not need
+    )
 
     return TransformersDecoder.load(path, dtype, how.ops, how.device)
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpu_worker.models import fp8_source
-from gpu_worker.models.config import is_llama_like
-from octavo.errors import BadModel
+from gpu_worker.models.checkpoint import fp8_source
+from gpu_worker.models.decoders.config import is_llama_like
+from octavo.request.errors import BadModel
 
 # Ends of the class names by which Transformers says that a model has an output projection for the next token.
 CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel", "WithLMHead", "GenerationDecoder")

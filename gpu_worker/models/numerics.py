@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.models.decoder import Decoder
-from gpu_worker.models.native_llama import NativeLlamaDecoder
+from gpu_worker.models.decoders.decoder import Decoder
+from gpu_worker.models.decoders.native_llama import NativeLlamaDecoder
 from gpu_worker.ops import Ops
 from gpu_worker.ops.bits import CPU_BITS, CUDA_BITS
 from gpu_worker.ops.native_cpu import NativeCpuOps

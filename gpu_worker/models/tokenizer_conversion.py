@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import BadModel, ServingError
+from octavo.request.errors import BadModel, ServingError
 from octavo.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)

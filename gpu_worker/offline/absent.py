@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any, TypeVar
 
-from octavo.errors import Unimplemented
-from octavo.options import closest
+from octavo.request.errors import Unimplemented
+from octavo.settings.options import closest
 
 
 @dataclass(frozen=True, slots=True)

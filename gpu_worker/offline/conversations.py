@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from octavo import limits, validation
-from octavo.chat_messages import ChatTurn, is_conversation, message_pairs
-from octavo.chat_tools import MessageDetails, Tool, ToolCall, details_for_template, tools_for_template
-from octavo.errors import InvalidArgument
+from octavo.request import limits, validation
+from octavo.request.chat_messages import ChatTurn, is_conversation, message_pairs
+from octavo.request.chat_tools import MessageDetails, Tool, ToolCall, details_for_template, tools_for_template
+from octavo.request.errors import InvalidArgument
 
 Conversations = Sequence[ChatTurn] | Sequence[Sequence[ChatTurn]]  # one, or many
 

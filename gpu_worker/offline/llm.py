@@ -18,7 +18,7 @@ from typing import Any, Self, TypedDict, Unpack, cast
 from tqdm import tqdm
 
 from gpu_worker.engine.configuration import build_runner, scheduler_config
-from gpu_worker.models.locate import locate
+from gpu_worker.models.checkpoint.locate import locate
 from gpu_worker.offline.absent import CALL_ARGUMENTS, CHAT_ARGUMENTS, METHODS, is_generating, refuse_absent
 from gpu_worker.offline.conversations import ChatOptions, Conversations
 from gpu_worker.offline.interrupt_guard import InterruptGuard
@@ -30,8 +30,8 @@ from gpu_worker.offline.params import BeamSearchParams, OfflineParams
 from gpu_worker.offline.prompts import PromptArgument, read_prompts
 from gpu_worker.offline.request_builder import ParamsArgument, RequestBuilder
 from gpu_worker.offline.transformers_tokenizer import load_transformers_tokenizer
-from gpu_worker.scheduling.step import Runner
-from octavo.errors import InvalidArgument, NotFound
+from gpu_worker.scheduling.state.step import Runner
+from octavo.request.errors import InvalidArgument, NotFound
 from octavo.text import byte_tokenizer
 from octavo.text.tokenizer import open_tokenizer
 

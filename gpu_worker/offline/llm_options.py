@@ -5,9 +5,9 @@ from numbers import Real
 from typing import Any, NamedTuple, TypedDict
 
 from gpu_worker.offline.absent import LLM_ARGUMENTS, refuse_absent
-from octavo.options import SettingsError
-from octavo.setting_sources import from_values
-from octavo.settings import WorkerSettings
+from octavo.settings.options import SettingsError
+from octavo.settings.setting_sources import from_values
+from octavo.settings.worker import WorkerSettings
 
 GIB = 1024**3
 

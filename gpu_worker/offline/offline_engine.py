@@ -12,16 +12,16 @@ from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.offline.interrupt_guard import InterruptGuard
 from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.progress_bar import ProgressBar
+from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.sequence import Sequence as ScheduledSequence
-from gpu_worker.scheduling.step import Runner
-from gpu_worker.scheduling.step_budget import StepBudget
-from gpu_worker.scheduling.workload import Workload
-from octavo import hashing
-from octavo.errors import TooLarge
-from octavo.ids import SequenceId
-from octavo.record import Admission, AdmissionAnswer
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.sequence import Sequence as ScheduledSequence
+from gpu_worker.scheduling.state.step import Runner
+from gpu_worker.scheduling.state.workload import Workload
+from octavo.request import hashing
+from octavo.request.errors import TooLarge
+from octavo.request.ids import SequenceId
+from octavo.request.record import Admission, AdmissionAnswer
 
 
 class OfflineEngine:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from gpu_worker.offline.outputs import CompletionOutput, FinishText, Logprob, LogprobsByToken, RequestOutput
-from gpu_worker.scheduling.step import Delta
-from octavo.errors import Failure
-from octavo.sampling import FinishReason, SamplingParams, TokenScore
+from gpu_worker.scheduling.state.step import Delta
+from octavo.request.errors import Failure
+from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from octavo.errors import Failure
+from octavo.request.errors import Failure
 
 FinishText = Literal["stop", "length", "error"]
 

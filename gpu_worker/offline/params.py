@@ -1,7 +1,7 @@
 """The parameters of an offline request, by the names of octavo and of vLLM.
 
 `gpu_worker.SamplingParams` is `OfflineParams`: an object that a program may change, checked when it is made and again
-when it is used. The engine knows octavo.sampling.SamplingParams only.
+when it is used. The engine knows octavo.request.sampling.SamplingParams only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from gpu_worker.offline.absent import BEAM_ARGUMENTS, PARAMS_ARGUMENTS, refusing
-from octavo import limits, sampling_validation
-from octavo.errors import InvalidArgument, Unimplemented
-from octavo.sampling import SamplingParams
+from octavo.request import limits, sampling_validation
+from octavo.request.errors import InvalidArgument, Unimplemented
+from octavo.request.sampling import SamplingParams
 
 _SAME = (  # fields that mean the same in both
     *("temperature", "top_p", "min_p", "n", "min_tokens", "ignore_eos", "repetition_penalty"),
@@ -22,7 +22,7 @@ _SAME = (  # fields that mean the same in both
 @refusing("SamplingParams", PARAMS_ARGUMENTS)
 @dataclass(slots=True)
 class OfflineParams:
-    """How tokens are chosen and when generation ends. octavo.limits says which values are allowed.
+    """How tokens are chosen and when generation ends. octavo.request.limits says which values are allowed.
 
     Raises InvalidArgument, which is a ValueError, for a value that no model allows; TypeError for a name that does not
     exist; Unimplemented for a parameter of vLLM that octavo does not have.

@@ -6,8 +6,8 @@ from numbers import Integral
 from typing import NotRequired, TypeAlias, TypedDict, cast
 
 from gpu_worker.offline.absent import PROMPT_KEYS, refuse_absent
-from octavo.errors import InvalidArgument
-from octavo.validation import validate_salt
+from octavo.request.errors import InvalidArgument
+from octavo.request.validation import validate_salt
 
 
 class TextPrompt(TypedDict):

@@ -11,11 +11,11 @@ from gpu_worker.offline.conversations import ChatOptions, Conversations, check_c
 from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.params import OfflineParams
 from gpu_worker.offline.prompts import OfflinePrompt
-from gpu_worker.scheduling.step import RunnerInfo
-from octavo import limits, sampling_validation, validation
-from octavo.chat_messages import ChatTurn
-from octavo.errors import InvalidArgument
-from octavo.sampling import SamplingParams
+from gpu_worker.scheduling.state.step import RunnerInfo
+from octavo.request import limits, sampling_validation, validation
+from octavo.request.chat_messages import ChatTurn
+from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import SamplingParams
 from octavo.text.absent_tokenizer import NO_TEXT, no_tokenizer
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.stop import TextStream

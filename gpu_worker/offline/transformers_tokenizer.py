@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import Unimplemented
+from octavo.request.errors import Unimplemented
 
 
 def load_transformers_tokenizer(path: str) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from octavo.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import torch

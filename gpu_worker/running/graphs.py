@@ -13,11 +13,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.ops import Ops, TokenBatch
 from gpu_worker.running.decode_inputs import DecodeInputs
 from gpu_worker.running.mixed_inputs import MixedInputs
-from gpu_worker.scheduling.step import StepPlan
+from gpu_worker.scheduling.state.step import StepPlan
 
 log = logging.getLogger(__name__)
 

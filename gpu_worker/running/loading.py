@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.checkpoint.weights import ProgressCallback
+from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.loader import LoadedModel, load_model
 from gpu_worker.models.numerics import class_of
-from gpu_worker.models.weights import ProgressCallback
 from gpu_worker.ops import Ops, choose_ops, kv_format, native
 from gpu_worker.ops.kv_shape import KvShape
-from gpu_worker.running.arena import KvArena
 from gpu_worker.running.graphs import CudaGraphCapturer, DecodeGraphs, MixedGraphs, capture_decodes, capture_mixed
+from gpu_worker.running.memory.arena import KvArena
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.running.sizing import (
     CudaMemory,
@@ -28,9 +28,9 @@ from gpu_worker.running.sizing import (
 )
 from gpu_worker.running.worst_steps import worst_steps
 from gpu_worker.sampling.native_sampler import choose_sampler
-from gpu_worker.scheduling.step import RunnerInfo, StepPlan
-from octavo.errors import InvalidArgument
-from octavo.host_memory import available_bytes
+from gpu_worker.scheduling.state.step import RunnerInfo, StepPlan
+from octavo.process.host_memory import available_bytes
+from octavo.request.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
 

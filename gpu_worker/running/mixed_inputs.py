@@ -6,8 +6,8 @@ import torch
 
 from gpu_worker.ops import TokenBatch
 from gpu_worker.ops.upload import ArrayLayout, staging
-from gpu_worker.scheduling.step import Chunk
-from octavo.ids import BlockId
+from gpu_worker.scheduling.state.step import Chunk
+from octavo.request.ids import BlockId
 
 
 class MixedInputs:

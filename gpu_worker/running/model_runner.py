@@ -13,18 +13,18 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.ops import TokenBatch, make_batch
-from gpu_worker.running.arena import KvArena
-from gpu_worker.running.arena_blocks import ArenaBlocks
-from gpu_worker.running.block_mover import BlockMover
 from gpu_worker.running.graphs import DecodeGraphs, MixedGraphs
-from gpu_worker.running.staged_blocks import StagedBlocks
-from gpu_worker.running.step_mark import StepMark
+from gpu_worker.running.memory.arena import KvArena
+from gpu_worker.running.memory.arena_blocks import ArenaBlocks
+from gpu_worker.running.memory.block_mover import BlockMover
+from gpu_worker.running.memory.staged_blocks import StagedBlocks
+from gpu_worker.running.memory.step_mark import StepMark
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.scheduling.sequence import Branch
-from gpu_worker.scheduling.step import Chunk, RunnerInfo, StepOutput, StepPlan
-from octavo.sampling import TokenScore
+from gpu_worker.scheduling.state.sequence import Branch
+from gpu_worker.scheduling.state.step import Chunk, RunnerInfo, StepOutput, StepPlan
+from octavo.request.sampling import TokenScore
 
 log = logging.getLogger(__name__)
 

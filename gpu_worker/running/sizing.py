@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from octavo.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument
 
 CPU_KV_BYTES = 1 << 30  # the default is at most this, and at most a quarter of the available memory
 MAX_SWAP_BYTES = 4 << 30  # the default is at most this, and at most a tenth of the available memory

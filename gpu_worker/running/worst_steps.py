@@ -4,11 +4,11 @@ A step's memory depends on how many tokens it has, how many rows of logits, and 
 is the worst in all three. So there are three, and memory for blocks is what the most expensive of them leaves.
 """
 
-from gpu_worker.scheduling.sequence import Branch, Sequence
-from gpu_worker.scheduling.step import Chunk, StepPlan
-from octavo import limits
-from octavo.ids import BlockId, SequenceId
-from octavo.sampling import SamplingParams
+from gpu_worker.scheduling.state.sequence import Branch, Sequence
+from gpu_worker.scheduling.state.step import Chunk, StepPlan
+from octavo.request import limits
+from octavo.request.ids import BlockId, SequenceId
+from octavo.request.sampling import SamplingParams
 
 
 def worst_steps(

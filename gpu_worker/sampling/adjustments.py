@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.sampling.history import TokenHistory
-from gpu_worker.scheduling.sequence import Branch
-from gpu_worker.scheduling.sequence import Sequence as SequenceState
-from octavo.limits import MAX_BANNED_SEQUENCE_TOKENS
-from octavo.sampling import SamplingParams
+from gpu_worker.scheduling.state.sequence import Branch
+from gpu_worker.scheduling.state.sequence import Sequence as SequenceState
+from octavo.request.limits import MAX_BANNED_SEQUENCE_TOKENS
+from octavo.request.sampling import SamplingParams
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -7,7 +7,7 @@ import torch
 
 from gpu_worker.sampling.adjustments import is_adjusted
 from gpu_worker.sampling.sampler import is_drawn, is_scored, num_top
-from gpu_worker.scheduling.sequence import Branch
+from gpu_worker.scheduling.state.sequence import Branch
 
 _LEAST_TEMPERATURE = 1e-30  # the least of a draw (as in draw.py): less could be 0 in float32, which means greedy
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.sampling.likeliest import top
-from octavo.sampling import SamplingParams
+from octavo.request.sampling import SamplingParams
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.scheduling.sequence import Branch
+from gpu_worker.scheduling.state.sequence import Branch
 
 
 class TokenHistory:

@@ -17,8 +17,8 @@ from gpu_worker.ops import native
 from gpu_worker.sampling.columns import SamplingColumns
 from gpu_worker.sampling.cuda_sampler import CudaSampler
 from gpu_worker.sampling.sampler import Sampler, is_ranked_raw
-from gpu_worker.scheduling.sequence import Branch
-from octavo.sampling import TokenScore
+from gpu_worker.scheduling.state.sequence import Branch
+from octavo.request.sampling import TokenScore
 
 _ROWS_AT_ONCE = 64  # how many rows are converted to float32 at once
 

@@ -18,9 +18,9 @@ from gpu_worker.sampling.adjustments import LogitAdjuster, is_adjusted
 from gpu_worker.sampling.draw import DrawParameters, draw
 from gpu_worker.sampling.likeliest import Ids, peaks, top
 from gpu_worker.sampling.philox import random_bits
-from gpu_worker.scheduling.sequence import Branch
-from gpu_worker.scheduling.step import BAD_LOGITS
-from octavo.sampling import SamplingParams, TokenScore
+from gpu_worker.scheduling.state.sequence import Branch
+from gpu_worker.scheduling.state.step import BAD_LOGITS
+from octavo.request.sampling import SamplingParams, TokenScore
 
 _SCORED_ROWS = 64  # rows scored at once: bounds the memory of a long prompt's log probabilities
 

@@ -16,11 +16,11 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from gpu_worker.blocks.block_manager import Reservation
-from gpu_worker.scheduling.room import Room
-from gpu_worker.scheduling.sequence import RUNNING, Sequence
-from gpu_worker.scheduling.workload import Workload
-from octavo.errors import CannotMove, OutOfBlocks
-from octavo.ids import BlockHash, BlockId
+from gpu_worker.scheduling.state.room import Room
+from gpu_worker.scheduling.state.sequence import RUNNING, Sequence
+from gpu_worker.scheduling.state.workload import Workload
+from octavo.request.errors import CannotMove, OutOfBlocks
+from octavo.request.ids import BlockHash, BlockId
 
 
 @dataclass(frozen=True, slots=True, eq=False)

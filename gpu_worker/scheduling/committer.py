@@ -2,13 +2,13 @@
 
 import sys
 
-from gpu_worker.scheduling.beam import BeamCandidate, Hypothesis, expand
-from gpu_worker.scheduling.deltas import beam_deltas, branch_delta
-from gpu_worker.scheduling.sequence import FINISHED, RUNNING, Branch, Sequence
-from gpu_worker.scheduling.step import BAD_LOGITS, BeamProgress, Chunk, Delta, StepDeltas, StepOutput, StepPlan
-from gpu_worker.scheduling.workload import Workload
-from octavo.errors import BadLogits
-from octavo.sampling import FinishReason, TokenScore
+from gpu_worker.scheduling.state.beam import BeamCandidate, Hypothesis, expand
+from gpu_worker.scheduling.state.deltas import beam_deltas, branch_delta
+from gpu_worker.scheduling.state.sequence import FINISHED, RUNNING, Branch, Sequence
+from gpu_worker.scheduling.state.step import BAD_LOGITS, BeamProgress, Chunk, Delta, StepDeltas, StepOutput, StepPlan
+from gpu_worker.scheduling.state.workload import Workload
+from octavo.request.errors import BadLogits
+from octavo.request.sampling import FinishReason, TokenScore
 
 NONE, STOP, LENGTH, ERROR = FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
 

@@ -13,21 +13,21 @@ import time
 from collections.abc import Callable
 
 from gpu_worker.blocks.cost_model import CostModel
-from gpu_worker.scheduling.admitter import Admitter
 from gpu_worker.scheduling.committer import Committer
-from gpu_worker.scheduling.demoter import Demoter
-from gpu_worker.scheduling.planner import Planner
-from gpu_worker.scheduling.preemption import Preemption
-from gpu_worker.scheduling.sequence import FINISHED, WAITING, Branch, Sequence
-from gpu_worker.scheduling.slot_allocator import SlotAllocator
-from gpu_worker.scheduling.starter import Starter
-from gpu_worker.scheduling.step import StepDeltas, StepOutput, StepPlan, SwapOperation
-from gpu_worker.scheduling.step_budget import StepBudget
-from gpu_worker.scheduling.workload import Workload, stale_epoch
-from octavo.errors import CannotMove, InvalidArgument
-from octavo.ids import SequenceId
-from octavo.record import AdmissionAnswer, AdmissionOutcome
-from octavo.sampling import FinishReason
+from gpu_worker.scheduling.planning.admitter import Admitter
+from gpu_worker.scheduling.planning.demoter import Demoter
+from gpu_worker.scheduling.planning.planner import Planner
+from gpu_worker.scheduling.planning.preemption import Preemption
+from gpu_worker.scheduling.planning.slot_allocator import SlotAllocator
+from gpu_worker.scheduling.planning.starter import Starter
+from gpu_worker.scheduling.planning.step_budget import StepBudget
+from gpu_worker.scheduling.state.sequence import FINISHED, WAITING, Branch, Sequence
+from gpu_worker.scheduling.state.step import StepDeltas, StepOutput, StepPlan, SwapOperation
+from gpu_worker.scheduling.state.workload import Workload, stale_epoch
+from octavo.request.errors import CannotMove, InvalidArgument
+from octavo.request.ids import SequenceId
+from octavo.request.record import AdmissionAnswer, AdmissionOutcome
+from octavo.request.sampling import FinishReason
 
 MAX_STALE_DEADLINES = 64
 
@@ -217,7 +217,7 @@ class Scheduler:
         """Undoes a step in which the runner raised an error: its sequences lose their blocks and are computed again.
 
         Each of them then runs alone until a step with it has not failed. A sequence that fails in such a step ends
-        with `failure` (JSON of octavo.errors.Failure). So no other sequence is lost with it.
+        with `failure` (JSON of octavo.request.errors.Failure). So no other sequence is lost with it.
         """
         work = self._workload
         moved = work.tables.written | work.tables.moving_out

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from octavo.ids import BlockHash
+from octavo.request.ids import BlockHash
 
 MAX_PENDING_BYTES = 8 << 20  # of hashes; a watcher with more drops its events, and its reader starts over
 

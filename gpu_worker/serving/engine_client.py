@@ -17,17 +17,18 @@ from typing import Any, NamedTuple, TypeVar
 
 from gpu_worker.blocks.prefix_cache import DEMOTED
 from gpu_worker.engine.engine import Engine, Grant
-from gpu_worker.migrating.prefix_fetcher import PrefixFetcher
+from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, PinnedBlocks, WantedBlock
 from gpu_worker.scheduling.freezer import Freezer, FrozenSequence, PromptProgress
-from gpu_worker.scheduling.load import Load
+from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.sequence import FINISHED, CarriedScores, Sequence
-from gpu_worker.scheduling.step import SwapAnswer, SwapOperation
-from gpu_worker.scheduling.step_budget import StepBudget
-from gpu_worker.scheduling.workload import Workload
-from gpu_worker.serving.announcer import OwnershipAnnouncer
-from gpu_worker.serving.beam_texts import BeamTexts
+from gpu_worker.scheduling.state.load import Load
+from gpu_worker.scheduling.state.sequence import FINISHED, CarriedScores, Sequence
+from gpu_worker.scheduling.state.step import SwapAnswer, SwapOperation
+from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
+from gpu_worker.serving.admission.beam_texts import BeamTexts
+from gpu_worker.serving.admission.trial_queue import TrialQueue
 from gpu_worker.serving.cache_watchers import (
     CacheEvent,
     CacheEventBatch,
@@ -36,14 +37,13 @@ from gpu_worker.serving.cache_watchers import (
     CacheWatchers,
     join_events,
 )
-from gpu_worker.serving.step_publisher import StepPublisher
-from gpu_worker.serving.step_subscription import MAX_PENDING_MESSAGES, StepSubscription
-from gpu_worker.serving.trial_queue import TrialQueue
-from octavo import hashing, validation
-from octavo.errors import Draining, InvalidArgument, ServingError, StaleEpoch
-from octavo.ids import BlockHash, Incarnation, SequenceId
-from octavo.loop import end_tasks, shared
-from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
+from gpu_worker.serving.journal.step_publisher import StepPublisher
+from gpu_worker.serving.journal.step_subscription import MAX_PENDING_MESSAGES, StepSubscription
+from octavo.process.loop import end_tasks, shared
+from octavo.request import hashing, validation
+from octavo.request.errors import Draining, InvalidArgument, ServingError, StaleEpoch
+from octavo.request.ids import BlockHash, Incarnation, SequenceId
+from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

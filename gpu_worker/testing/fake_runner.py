@@ -14,10 +14,10 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import TypedDict, Unpack
 
-from gpu_worker.scheduling.sequence import Branch
-from gpu_worker.scheduling.step import RunnerInfo, StepOutput, StepPlan
+from gpu_worker.scheduling.state.sequence import Branch
+from gpu_worker.scheduling.state.step import RunnerInfo, StepOutput, StepPlan
 from gpu_worker.testing.plain_blocks import PlainBlocks
-from octavo.sampling import SamplingParams, TokenScore
+from octavo.request.sampling import SamplingParams, TokenScore
 from octavo.text import byte_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0)

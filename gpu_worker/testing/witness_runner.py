@@ -16,11 +16,11 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.scheduling.sequence import Branch
-from gpu_worker.scheduling.step import BlockMemory, Chunk, RunnerInfo, StepOutput, StepPlan
+from gpu_worker.scheduling.state.sequence import Branch
+from gpu_worker.scheduling.state.step import BlockMemory, Chunk, RunnerInfo, StepOutput, StepPlan
 from gpu_worker.testing.fake_runner import GREEDY, Chooser, RunnerSizes, new_runner_info
 from gpu_worker.testing.plain_blocks import PlainBlocks
-from octavo.sampling import SamplingParams
+from octavo.request.sampling import SamplingParams
 
 Words = NDArray[np.uint64]
 Indexes = NDArray[np.int64]

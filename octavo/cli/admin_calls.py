@@ -7,13 +7,14 @@ from typing import TypeVar
 
 import grpc
 
-from octavo import rpc, statuses
 from octavo.cli import connection, deployment
-from octavo.cli.command_error import CommandError
-from octavo.errors import NotFound
-from octavo.security.client_credentials import ClientCredentials
-from octavo.security.roles import PeerRole
+from octavo.net.channel import open_channel
+from octavo.net.security.client_credentials import ClientCredentials
+from octavo.net.security.roles import PeerRole
+from octavo.process.command_error import CommandError
+from octavo.request.errors import NotFound
 from octavo.v1 import admin_pb2_grpc
+from octavo.wire import statuses
 
 Answer = TypeVar("Answer")
 
@@ -44,7 +45,7 @@ async def _ask(
     reasons, unknown = [], None
     for address in addresses:
         try:
-            async with rpc.channel(address, credentials=credentials) as channel:
+            async with open_channel(address, credentials=credentials) as channel:
                 with connection.delayed_notice(args.command, [address], args.timeout):
                     try:
                         await asyncio.wait_for(channel.channel_ready(), args.timeout)

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from octavo.client import Output
 from octavo.client.arguments import SamplingArguments
-from octavo.limits import DEFAULT_MAX_TOKENS
-from octavo.sampling import FinishReason
+from octavo.request.limits import DEFAULT_MAX_TOKENS
+from octavo.request.sampling import FinishReason
 
 
 def notes(outputs: Iterable[Output], arguments: SamplingArguments) -> list[str]:

@@ -10,9 +10,9 @@ your own authority sign, as docs/security.md says.
 import argparse
 from pathlib import Path
 
-from octavo.cli.command_error import CommandError
-from octavo.security.development_ca import LIFE_DAYS, CertificateError, certificate_files, make_certificates
-from octavo.security.roles import PeerRole
+from octavo.local.development_ca import LIFE_DAYS, CertificateError, certificate_files, make_certificates
+from octavo.net.security.roles import PeerRole
+from octavo.process.command_error import CommandError
 
 MAX_DAYS = 3650
 

@@ -7,14 +7,15 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from octavo.cli import model_checks, native_checks, ports, state, store_check
+from octavo.cli import model_checks, native_checks, store_check
 from octavo.cli.check_report import CheckReport
-from octavo.cli.cluster import router_ports
-from octavo.cli.programs import find_program
-from octavo.cores import usable_cores
-from octavo.endpoint import parse_endpoint
-from octavo.host_memory import available_bytes, total_bytes
-from octavo.settings import UpSettings
+from octavo.local import ports, state
+from octavo.local.cluster import router_ports
+from octavo.local.program_command import find_program
+from octavo.process.cores import usable_cores
+from octavo.process.endpoint import parse_endpoint
+from octavo.process.host_memory import available_bytes, total_bytes
+from octavo.settings.up import UpSettings
 
 MIN_MEMORY_BYTES = 2 * 2**30
 ISA = (

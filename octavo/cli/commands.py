@@ -26,11 +26,11 @@ from octavo.cli import (
     top,
     up,
 )
-from octavo.cli.command_error import CommandError
 from octavo.cli.output import print_error
-from octavo.command_parser import CommandParser
-from octavo.errors import InvalidArgument, ServingError
-from octavo.options import SettingsError, closest
+from octavo.process.command_error import CommandError
+from octavo.request.errors import InvalidArgument, ServingError
+from octavo.settings.command_parser import CommandParser
+from octavo.settings.options import SettingsError, closest
 
 INTERRUPTED = 130
 COMMANDS = (

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from octavo.cli import deployment
-from octavo.cli.command_error import CommandError
 from octavo.cli.output import print_error
 from octavo.client import Client, RetryPolicy
-from octavo.errors import ServingError, Unreachable
-from octavo.security.roles import PeerRole
+from octavo.net.security.roles import PeerRole
+from octavo.process.command_error import CommandError
+from octavo.request.errors import ServingError, Unreachable
 
 NOTICE_S = 1.0  # how long a command waits before it says so
 TIMEOUT_S = 5.0

@@ -4,16 +4,17 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from octavo.cli import state
-from octavo.cli.command_error import CommandError
-from octavo.endpoint import parse_cells, parse_targets
-from octavo.errors import InvalidArgument
-from octavo.security.client_credentials import ClientCredentials, credentials_of
-from octavo.security.development_ca import certificate_files
-from octavo.security.roles import PeerRole
-from octavo.security.tls import TlsError
-from octavo.setting_sources import add_arguments as add_setting_arguments
-from octavo.settings import ClientSettings, from_args
+from octavo.local import state
+from octavo.local.development_ca import certificate_files
+from octavo.net.security.client_credentials import ClientCredentials, credentials_of
+from octavo.net.security.roles import PeerRole
+from octavo.net.security.tls import TlsError
+from octavo.process.command_error import CommandError
+from octavo.process.endpoint import parse_cells, parse_targets
+from octavo.request.errors import InvalidArgument
+from octavo.settings.client import ClientSettings
+from octavo.settings.loading import from_args
+from octavo.settings.setting_sources import add_arguments as add_setting_arguments
 
 
 class NoDeploymentError(CommandError):

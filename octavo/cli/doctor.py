@@ -4,10 +4,12 @@ import argparse
 import asyncio
 from dataclasses import asdict
 
-from octavo import settings
-from octavo.cli import checks, output, state
-from octavo.command_parser import USAGE
-from octavo.setting_sources import add_arguments
+from octavo.cli import checks, output
+from octavo.local import state
+from octavo.settings.command_parser import USAGE
+from octavo.settings.loading import add_common_arguments, from_args
+from octavo.settings.setting_sources import add_arguments
+from octavo.settings.up import UpSettings
 
 MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
@@ -16,14 +18,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "doctor", help="check this machine, and say what to fix", usage=USAGE, description=__doc__
     )
-    settings.add_common_arguments(parser, [settings.UpSettings])
-    add_arguments(parser, settings.UpSettings, skip=("restart",))
+    add_common_arguments(parser, [UpSettings])
+    add_arguments(parser, UpSettings, skip=("restart",))
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    up = settings.from_args(settings.UpSettings, args)
+    up = from_args(UpSettings, args)
     found = asyncio.run(checks.all_checks(up, _running(up)))
     healthy = all(check.result != "bad" for check in found)
     if args.json:
@@ -37,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if healthy else 1
 
 
-def _running(up: settings.UpSettings) -> state.ClusterState | None:
+def _running(up: UpSettings) -> state.ClusterState | None:
     try:
         return state.read(state.directory_of(up.state_dir))
     except state.StateDirectoryError:

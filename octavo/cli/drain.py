@@ -10,9 +10,9 @@ WORKER is a name in `octavo status`. The process goes on, NOT_SERVING. SIGTERM t
 import argparse
 from collections.abc import Callable
 
-from octavo import limits
 from octavo.cli import admin_calls, connection, deployment, output, self_drain
-from octavo.cli.command_error import CommandError
+from octavo.process.command_error import CommandError
+from octavo.request import limits
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
 GRACE_S = 60.0

@@ -9,8 +9,8 @@ from octavo.cli import answer_notes, connection, deployment, output, sampling, t
 from octavo.cli.queue_notice import queue_notice
 from octavo.client import Output, Stream
 from octavo.client.convert import PRIORITIES, Prompt
-from octavo.errors import InvalidArgument
-from octavo.ids import new_request_id
+from octavo.request.errors import InvalidArgument
+from octavo.request.ids import new_request_id
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

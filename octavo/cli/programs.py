@@ -9,27 +9,28 @@ The command becomes the program (exec): signals, exit status and logs are those 
 
 import argparse
 import os
-import shutil
-import sys
-from pathlib import Path
 from typing import NoReturn
 
-from octavo import settings
 from octavo.cli import output
-from octavo.cli.command_error import CommandError
-from octavo.command_parser import USAGE
-from octavo.setting_sources import add_arguments
+from octavo.local.program_command import program_command
+from octavo.process.command_error import CommandError
+from octavo.settings.command_parser import USAGE
+from octavo.settings.exposure import require_protected
+from octavo.settings.loading import add_common_arguments, from_args
+from octavo.settings.router import RouterSettings
+from octavo.settings.setting_sources import add_arguments
+from octavo.settings.worker import WorkerSettings
 
 PROGRAMS = {
-    "router": ("router", settings.RouterSettings, "run one router, which joins a store"),
-    "worker": ("gpu_worker", settings.WorkerSettings, "run one worker, which joins a store"),
+    "router": ("router", RouterSettings, "run one router, which joins a store"),
+    "worker": ("gpu_worker", WorkerSettings, "run one worker, which joins a store"),
 }
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     for name, (_, cls, text) in PROGRAMS.items():
         parser = commands.add_parser(name, help=text, usage=USAGE, description=__doc__)
-        settings.add_common_arguments(parser, [cls])
+        add_common_arguments(parser, [cls])
         add_arguments(parser, cls)
         parser.set_defaults(run=run)
 
@@ -37,7 +38,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     """Becomes the program, and does not return. Raises SettingsError in a moment, before the program imports torch."""
     module, cls, _ = PROGRAMS[args.command]
-    settings.require_protected(settings.from_args(cls, args))
+    require_protected(from_args(cls, args))
     return _become(program_command(module, args.arguments))
 
 
@@ -47,14 +48,3 @@ def _become(command: list[str]) -> NoReturn:
         os.execv(command[0], command)
     except OSError as error:
         raise CommandError(f"cannot run {command[0]}: {error.strerror}") from None
-
-
-def find_program(name: str) -> str:
-    """The path of a program: of this environment, or else of the PATH. Empty if there is none."""
-    beside = Path(sys.executable).with_name(name)
-    return str(beside) if beside.exists() else shutil.which(name) or ""
-
-
-def program_command(module: str, arguments: list[str]) -> list[str]:
-    """The command line of a program. -P: a `router.py` in the working directory is not taken for the router."""
-    return [sys.executable, "-P", "-m", module, *arguments]

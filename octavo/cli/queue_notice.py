@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from octavo.cli.output import print_error
 from octavo.client import Client
-from octavo.errors import ServingError
+from octavo.request.errors import ServingError
 
 INTERVAL_S = 3.0
 END_S = 1.0  # how long a question may delay the command's end

@@ -4,8 +4,8 @@ import argparse
 from typing import cast
 
 from octavo.client.arguments import SamplingArguments
-from octavo.limits import DEFAULT_MAX_TOKENS
-from octavo.sampling import SamplingParams
+from octavo.request.limits import DEFAULT_MAX_TOKENS
+from octavo.request.sampling import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

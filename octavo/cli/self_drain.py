@@ -11,12 +11,16 @@ from typing import NamedTuple
 
 import grpc
 
-from octavo import listen_address, rpc, settings, statuses
 from octavo.cli import connection
-from octavo.cli.command_error import CommandError
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.security.protection import tls_of
-from octavo.security.tls import TlsError
+from octavo.net.channel import open_worker_channel
+from octavo.net.security.protection import tls_of
+from octavo.net.security.tls import TlsError
+from octavo.process import listen_address
+from octavo.process.command_error import CommandError
+from octavo.settings.loading import from_args
+from octavo.settings.worker import WorkerSettings
+from octavo.wire import statuses
 
 
 class SelfDrainError(CommandError):
@@ -31,24 +35,24 @@ class DrainTally(NamedTuple):
     released: int
 
 
-def own_settings(args: argparse.Namespace) -> settings.WorkerSettings:
+def own_settings(args: argparse.Namespace) -> WorkerSettings:
     """What the worker of this machine was told by variables and file. Raises SettingsError."""
-    return settings.from_args(settings.WorkerSettings, args)
+    return from_args(WorkerSettings, args)
 
 
-def drain_worker(args: argparse.Namespace, worker: settings.WorkerSettings, tell: Callable[[int], None]) -> DrainTally:
+def drain_worker(args: argparse.Namespace, worker: WorkerSettings, tell: Callable[[int], None]) -> DrainTally:
     """The last progress that the worker reports; `tell` gets what is left, each time. Raises ServingError or
     SelfDrainError.
     """
     return asyncio.run(_drain(args, worker, tell))
 
 
-async def _drain(args: argparse.Namespace, worker: settings.WorkerSettings, tell: Callable[[int], None]) -> DrainTally:
+async def _drain(args: argparse.Namespace, worker: WorkerSettings, tell: Callable[[int], None]) -> DrainTally:
     address = listen_address.reachable_address(worker.address)
     request = worker_pb2.DrainRequest(grace_ms=int(args.grace * 1000), undo=args.undo)
     progress = worker_pb2.DrainResponse()
     try:
-        async with rpc.worker_channel(address, tls_of(worker)) as channel:
+        async with open_worker_channel(address, tls_of(worker)) as channel:
             with connection.delayed_notice(args.command, [address], args.timeout):
                 try:
                     await asyncio.wait_for(channel.channel_ready(), args.timeout)

@@ -12,8 +12,8 @@ from dataclasses import asdict
 
 from octavo.cli import connection, deployment, output
 from octavo.client import Client, RequestEntry, RequestStatus
-from octavo.errors import NotFound, ServingError
-from octavo.security.roles import PeerRole
+from octavo.net.security.roles import PeerRole
+from octavo.request.errors import NotFound, ServingError
 
 RECORD_ENTRIES = (
     *("queued", "taken", "requeued", "proved", "cancelled", "ended"),

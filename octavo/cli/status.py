@@ -10,13 +10,13 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from octavo import rpc
 from octavo.cli import connection, deployment, output
-from octavo.cli.state import ClusterState, ExitHistory, RouterState
-from octavo.errors import StoreUnavailable
-from octavo.options import masked
-from octavo.security.client_credentials import PLAIN, ClientCredentials
-from octavo.security.roles import PeerRole
+from octavo.local.state import ClusterState, ExitHistory, RouterState
+from octavo.net.channel import open_channel
+from octavo.net.security.client_credentials import PLAIN, ClientCredentials
+from octavo.net.security.roles import PeerRole
+from octavo.request.errors import StoreUnavailable
+from octavo.settings.options import masked
 from octavo.store import open_store
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
@@ -92,7 +92,7 @@ class RouterAnswer:
 
 async def _ask(endpoint: str, timeout_s: float, credentials: ClientCredentials) -> RouterAnswer | str:
     """What the router answers, or why it does not, and what to do."""
-    async with rpc.channel(endpoint, credentials=credentials) as channel:
+    async with open_channel(endpoint, credentials=credentials) as channel:
         try:
             serving = await _serves(channel, timeout_s)
             workers = await admin_pb2_grpc.AdminStub(channel).ListWorkers(

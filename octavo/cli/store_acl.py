@@ -8,7 +8,7 @@ import argparse
 import re
 from pathlib import Path
 
-from octavo.cli.command_error import CommandError
+from octavo.process.command_error import CommandError
 from octavo.store import acl
 
 

@@ -3,10 +3,10 @@
 import asyncio
 
 from octavo.cli.check_report import CheckReport
-from octavo.errors import Mismatch, StoreUnavailable
-from octavo.options import masked
+from octavo.local.embedded import find_server
+from octavo.request.errors import Mismatch, StoreUnavailable
+from octavo.settings.options import masked
 from octavo.store import open_store
-from octavo.store.embedded import find_server
 
 STORE_TIMEOUT_S = 3.0
 START_IT = "start it, or correct --store"

@@ -2,7 +2,7 @@
 
 from octavo.cli import output
 from octavo.client import Client, Output, TokenLogprob
-from octavo.errors import ServingError
+from octavo.request.errors import ServingError
 
 
 def render(branch: Output, client: Client, model: str | None) -> str:

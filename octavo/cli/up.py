@@ -7,22 +7,26 @@ import json
 import signal
 import sys
 
-from octavo import settings
-from octavo.cli import checks, model_checks, state, store_check
+from octavo.cli import checks, model_checks, store_check
 from octavo.cli.check_report import CheckReport
-from octavo.cli.cluster import Cluster, ClusterSettings
-from octavo.cli.command_error import CommandError
-from octavo.cli.programs import find_program
-from octavo.cli.supervisor import StartError, Supervisor
 from octavo.client import AsyncClient
-from octavo.command_parser import USAGE, CommandParser
-from octavo.errors import ServingError
-from octavo.listen_address import EVERY_INTERFACE, exposure_refusal, exposure_warning, with_host
-from octavo.options import flag, masked
-from octavo.security.development_ca import CertificateError, certificate_files, is_complete, make_certificates
-from octavo.security.roles import PeerRole
-from octavo.security.tls import TlsError
-from octavo.setting_sources import add_arguments
+from octavo.local import state
+from octavo.local.cluster import Cluster, ClusterSettings
+from octavo.local.development_ca import CertificateError, certificate_files, is_complete, make_certificates
+from octavo.local.program_command import find_program
+from octavo.local.supervisor import StartError, Supervisor
+from octavo.net.security.roles import PeerRole
+from octavo.net.security.tls import TlsError
+from octavo.process.command_error import CommandError
+from octavo.process.listen_address import EVERY_INTERFACE, exposure_refusal, exposure_warning, with_host
+from octavo.request.errors import ServingError
+from octavo.settings.command_parser import USAGE, CommandParser
+from octavo.settings.loading import add_common_arguments, from_args
+from octavo.settings.options import flag, masked
+from octavo.settings.router import RouterSettings
+from octavo.settings.setting_sources import add_arguments
+from octavo.settings.up import UP_DECIDES, UpSettings
+from octavo.settings.worker import WorkerSettings
 
 START_TIMEOUT_S = 600.0  # for loading a large model; a process that ends is noticed at once
 GRACE_S = 2.5  # a person waits; what is killed after it loses nothing but the time of a lease
@@ -36,12 +40,12 @@ def add_parser(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     parser = commands.add_parser(
         "up", help="serve a model on this machine until Ctrl-C", usage=USAGE, description=__doc__
     )
-    settings.add_common_arguments(parser, [settings.UpSettings, settings.RouterSettings, settings.WorkerSettings])
-    add_arguments(parser, settings.UpSettings)
-    add_arguments(parser, settings.RouterSettings, skip=settings.UP_DECIDES)
-    add_arguments(parser, settings.WorkerSettings, skip=settings.UP_DECIDES)
+    add_common_arguments(parser, [UpSettings, RouterSettings, WorkerSettings])
+    add_arguments(parser, UpSettings)
+    add_arguments(parser, RouterSettings, skip=UP_DECIDES)
+    add_arguments(parser, WorkerSettings, skip=UP_DECIDES)
     parser.add_argument("--json", action="store_true", help="print the state as JSON when everything is ready")
-    parser.chosen = {flag(name): remedy for name, remedy in settings.UP_DECIDES.items()}
+    parser.chosen = {flag(name): remedy for name, remedy in UP_DECIDES.items()}
     parser.set_defaults(run=run)
 
 
@@ -68,11 +72,11 @@ def _make_certificates(wanted: ClusterSettings) -> None:
 
 
 def _settings(args: argparse.Namespace) -> ClusterSettings:
-    up = settings.from_args(settings.UpSettings, args)
+    up = from_args(UpSettings, args)
     return ClusterSettings(
         up=up,
-        router=settings.from_args(settings.RouterSettings, args),
-        worker=settings.from_args(settings.WorkerSettings, args),
+        router=from_args(RouterSettings, args),
+        worker=from_args(WorkerSettings, args),
         state_dir=state.directory_of(up.state_dir),
     )
 

@@ -17,9 +17,9 @@ from octavo.client.events import (
 from octavo.client.retry import RetryPolicy
 from octavo.client.stream import AsyncStream
 from octavo.client.sync import Client, Stream
-from octavo.sampling import FinishReason, SamplingParams
-from octavo.security.client_credentials import ClientCredentials
-from octavo.security.tls import TlsFiles
+from octavo.net.security.client_credentials import ClientCredentials
+from octavo.net.security.tls import TlsFiles
+from octavo.request.sampling import FinishReason, SamplingParams
 
 __all__ = [
     "AsyncClient",

@@ -7,7 +7,6 @@ from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
-from octavo import errors, ids
 from octavo.client import convert
 from octavo.client.arguments import PriorityName, RequestArguments, SamplingArguments, make_sampling
 from octavo.client.cell_pools import CellPools
@@ -17,9 +16,10 @@ from octavo.client.events import Completion, Model, RequestStatus
 from octavo.client.receiver import StreamReceiver
 from octavo.client.retry import Recovery, RetryBudget, RetryPolicy
 from octavo.client.stream import AsyncStream, collect
-from octavo.endpoint import Endpoints
-from octavo.sampling import SamplingParams
-from octavo.security.client_credentials import PLAIN, ClientCredentials
+from octavo.net.security.client_credentials import PLAIN, ClientCredentials
+from octavo.process.endpoint import Endpoints
+from octavo.request import errors, ids
+from octavo.request.sampling import SamplingParams
 from octavo.v1 import inference_pb2
 
 UNARY_TIMEOUT_S = 30.0
@@ -32,8 +32,7 @@ class AsyncClient:
 
     A request goes to the cell that its id names, and so does every call about it.
     Every call is retried where that can help. A stream that breaks is attached again, on the next router. All errors
-    are octavo.errors.ServingErrors. A client belongs to the event loop in which it is first used; close it, or use
-    `async with`.
+    are ServingErrors. A client belongs to the event loop in which it is first used; close it, or use `async with`.
     """
 
     def __init__(

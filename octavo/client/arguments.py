@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any, Literal, TypeAlias, TypedDict
 
-from octavo import errors
-from octavo.options import closest
-from octavo.sampling import SamplingParams
+from octavo.request import errors
+from octavo.request.sampling import SamplingParams
+from octavo.settings.options import closest
 
 PriorityName: TypeAlias = Literal["", "system", "interactive", "default", "bulk"]
 

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from octavo import errors
-from octavo.cells import cell_number
 from octavo.client.endpoint_pool import EndpointPool
-from octavo.endpoint import Endpoints, parse_cells
-from octavo.security.client_credentials import PLAIN, ClientCredentials
+from octavo.net.security.client_credentials import PLAIN, ClientCredentials
+from octavo.process.endpoint import Endpoints, parse_cells
+from octavo.request import errors
+from octavo.request.cells import cell_number
 
 
 class CellPools:

@@ -4,11 +4,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, cast
 
-from octavo import errors, wire
-from octavo.chat_messages import ChatTurn, is_conversation, message_pairs
 from octavo.client import events
-from octavo.sampling import SamplingParams
+from octavo.request import errors
+from octavo.request.chat_messages import ChatTurn, is_conversation, message_pairs
+from octavo.request.sampling import SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
+from octavo.wire.public import failure_from_wire, finish_from_wire, sampling_from_wire, sampling_to_wire
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedScalarFieldContainer
@@ -45,11 +46,11 @@ def sampling_message(sampling: SamplingParams, named: Collection[str] | None = N
     Raises errors.InvalidArgument, with the field's name, for a value that its field cannot hold.
     """
     try:
-        message = wire.sampling_to_wire(sampling)
+        message = sampling_to_wire(sampling)
     except (ValueError, TypeError, AttributeError):
         for field in fields(sampling):
             try:
-                wire.sampling_to_wire(replace(SamplingParams(), **{field.name: getattr(sampling, field.name)}))
+                sampling_to_wire(replace(SamplingParams(), **{field.name: getattr(sampling, field.name)}))
             except (ValueError, TypeError, AttributeError) as error:
                 raise errors.InvalidArgument(field.name, str(error)) from None
         raise
@@ -111,7 +112,7 @@ def event(message: inference_pb2.GenerateEvent) -> events.Event:
         logprobs=_logprobs(message.logprobs) if message.logprobs else (),
         prompt_logprobs=_logprobs(message.prompt_logprobs) if message.prompt_logprobs else (),
         first_prompt_position=message.first_prompt_position,
-        finish_reason=wire.finish_from_wire(message.finish_reason),
+        finish_reason=finish_from_wire(message.finish_reason),
         finished=_finished(message.finished) if message.HasField("finished") else None,
         resume_token=message.resume_token,
     )
@@ -122,7 +123,7 @@ def _finished(message: inference_pb2.Finished) -> events.StreamEnd:
 
 
 def _failure(message: inference_pb2.Finished | inference_pb2.GetResponse) -> errors.Failure | None:
-    return wire.failure_from_wire(message.failure) if message.HasField("failure") else None
+    return failure_from_wire(message.failure) if message.HasField("failure") else None
 
 
 def _usage(message: types_pb2.Usage) -> events.Usage:
@@ -145,7 +146,7 @@ def request_status(message: inference_pb2.GetResponse) -> events.RequestStatus:
         epoch=message.epoch,
         owner=message.owner,
         num_tokens=tuple(message.num_tokens),
-        finish_reasons=tuple(map(wire.finish_from_wire, message.finish_reasons)),
+        finish_reasons=tuple(map(finish_from_wire, message.finish_reasons)),
         usage=_usage(message.usage),
         timeline=tuple(
             events.RequestEntry(item.after_ms, item.what, item.detail, item.worker) for item in message.timeline
@@ -165,5 +166,5 @@ def model(message: inference_pb2.Model) -> events.Model:
         has_chat_template=message.has_chat_template,
         has_tokenizer=message.has_tokenizer,
         num_workers=message.num_workers,
-        defaults=wire.sampling_from_wire(message.defaults),
+        defaults=sampling_from_wire(message.defaults),
     )

@@ -9,10 +9,12 @@ from importlib import resources
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from octavo import errors, rpc, statuses
-from octavo.endpoint import parse_targets
-from octavo.security.client_credentials import PLAIN, ClientCredentials
+from octavo.net.channel import open_channel
+from octavo.net.security.client_credentials import PLAIN, ClientCredentials
+from octavo.process.endpoint import parse_targets
+from octavo.request import errors
 from octavo.v1 import inference_pb2_grpc
+from octavo.wire import statuses
 
 # Codes of a status without octavo's details: of a dying process, a transport or a proxy,
 STRANGE = (
@@ -92,7 +94,7 @@ class EndpointPool:
 
     def _channel(self, name: str) -> grpc.aio.Channel:
         if name not in self._channels:
-            self._channels[name] = rpc.channel(name, credentials=self._credentials, options=channel_options())
+            self._channels[name] = open_channel(name, credentials=self._credentials, options=channel_options())
         return self._channels[name]
 
     async def connect(self, timeout_s: float) -> None:

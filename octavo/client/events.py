@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from octavo.errors import Failure
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.request.errors import Failure
+from octavo.request.sampling import FinishReason, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from octavo.client.events import Event
-from octavo.sampling import FinishReason
+from octavo.request.sampling import FinishReason
 
 
 class BrokenStreamError(Exception):

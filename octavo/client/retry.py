@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo import errors
 from octavo.client.receiver import BrokenStreamError
+from octavo.request import errors
 
 
 @dataclass(frozen=True, slots=True)

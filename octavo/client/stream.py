@@ -8,13 +8,13 @@ from typing import Self, TypeAlias, cast
 
 import grpc
 
-from octavo import errors
 from octavo.client import convert
 from octavo.client.endpoint_pool import EndpointPool
 from octavo.client.events import Completion, Event, Logprobs, Output, StreamEnd
 from octavo.client.receiver import BrokenStreamError, StreamReceiver
 from octavo.client.retry import Recovery
-from octavo.sampling import FinishReason
+from octavo.request import errors
+from octavo.request.sampling import FinishReason
 from octavo.v1 import inference_pb2
 
 Opening = inference_pb2.GenerateRequest | inference_pb2.AttachRequest

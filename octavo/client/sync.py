@@ -11,9 +11,9 @@ from octavo.client.convert import Messages, Prompt
 from octavo.client.events import Completion, Event, Model, RequestStatus
 from octavo.client.retry import RetryPolicy
 from octavo.client.stream import AsyncStream
-from octavo.endpoint import Endpoints
-from octavo.sampling import SamplingParams
-from octavo.security.client_credentials import PLAIN, ClientCredentials
+from octavo.net.security.client_credentials import PLAIN, ClientCredentials
+from octavo.process.endpoint import Endpoints
+from octavo.request.sampling import SamplingParams
 
 Result = TypeVar("Result")
 

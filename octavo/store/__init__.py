@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from octavo.settings.store_url import require_store_url
 from octavo.store.base import Store
-from octavo.store_url import require_store_url
 
 
 def open_store(url: str, **options: Any) -> Store:

@@ -6,8 +6,8 @@
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Protocol
 
-from octavo.ids import Incarnation, SequenceId
-from octavo.record import NewSequence, Record, Snapshot
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import NewSequence, Record, Snapshot
 from octavo.store.calls import (
     AcceptReply,
     AppendItem,

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from octavo.errors import PoisonSuspected
-from octavo.ids import Incarnation, SequenceId
-from octavo.quota import NO_QUOTA, TenantQuota
-from octavo.sampling import FinishReason
+from octavo.request.errors import PoisonSuspected
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.quota import NO_QUOTA, TenantQuota
+from octavo.request.sampling import FinishReason
 
 PROOF_TOKENS = 16  # so many tokens since the last take prove that a sequence is no poison
 MAX_PARDONS = 8  # how many owners in a row that got no further than others prove it by progress that no journal shows
@@ -223,7 +223,7 @@ class Finish:
     reason: FinishReason
     branch: int | None = None  # None: every branch that still runs
     length: int | None = None  # None: as long as the journal
-    failure: str = ""  # JSON of octavo.errors.Failure, with FinishReason.ERROR
+    failure: str = ""  # JSON of octavo.request.errors.Failure, with FinishReason.ERROR
     score: float | None = None  # where branches are ranked
     epoch: int | None = None  # None: any
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
-from octavo.ids import Incarnation, RequestId, SequenceId
-from octavo.quota import NO_QUOTA, TenantQuota
-from octavo.record import NewSequence, Record, SequenceState, TimelineEntry
-from octavo.sampling import FinishReason
+from octavo.request.ids import Incarnation, RequestId, SequenceId
+from octavo.request.quota import NO_QUOTA, TenantQuota
+from octavo.request.record import NewSequence, Record, SequenceState, TimelineEntry
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import AcceptReply, AcceptStatus, AppendItem, Notice, QueueBound, QueueDepth, WorkerLimits
 
 _ITEM = struct.Struct("<QHIIBId")  # epoch, branch, first index, tokens, finish, bytes of failure, score

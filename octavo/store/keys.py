@@ -3,7 +3,7 @@
 The functions in lua/ derive the other keys from the generation key, so the names here and there must agree.
 """
 
-from octavo.ids import Incarnation, SequenceId
+from octavo.request.ids import Incarnation, SequenceId
 
 GENERATION = "octavo:gen"
 BARRIER = "octavo:barrier"  # written behind a call that waits for replicas

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from octavo.errors import StoreFull
-from octavo.ids import Incarnation, SequenceId
-from octavo.record import NewSequence, Record, Snapshot
+from octavo.request.errors import StoreFull
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import NewSequence, Record, Snapshot
 from octavo.store import codec, keys
 from octavo.store.calls import (
     AcceptReply,

@@ -14,13 +14,13 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
-from octavo.errors import Mismatch, ServingError, StoreFull, StoreUnavailable
+from octavo.request.errors import Mismatch, ServingError, StoreFull, StoreUnavailable
+from octavo.settings.store_url import server_urls
 from octavo.store import keys, library
 from octavo.store.calls import RETAIN_MS
 from octavo.store.connection_pools import ConnectionPools
 from octavo.store.redis_primary import connection_pool
 from octavo.store.store_tally import StoreTally
-from octavo.store_url import server_urls
 
 T = TypeVar("T")
 MAX_GENERATIONS_PER_CALL = 4

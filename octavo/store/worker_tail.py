@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
-from octavo.ids import Incarnation, SequenceId
+from octavo.request.ids import Incarnation, SequenceId
 from octavo.store import codec, keys
 from octavo.store.calls import AppendItem, AppendReply, AppendStatus
 

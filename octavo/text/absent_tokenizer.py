@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NoReturn
 
-from octavo.errors import NoTokenizer
+from octavo.request.errors import NoTokenizer
 from octavo.text.detokenizer import ByteTable, Detokenizer
 
 NO_TEXT = ByteTable([])

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from octavo.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument
 from octavo.text.detokenizer import ByteTable, Detokenizer
 
 NAME = "octavo:bytes"  # where others say a path

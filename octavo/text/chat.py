@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
-from octavo.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument
 from octavo.text.template_renderer import RENDERERS, ModelTemplate, TemplateFault
 
 T = TypeVar("T")

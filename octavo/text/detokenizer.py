@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from octavo.errors import Mismatch
+from octavo.request.errors import Mismatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from octavo.errors import HistoryLost
-from octavo.sampling import SamplingParams
+from octavo.request.errors import HistoryLost
+from octavo.request.sampling import SamplingParams
 from octavo.text.detokenizer import Detokenizer
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import Unreachable
+from octavo.request.errors import Unreachable
 from octavo.text import template_process
 from octavo.text.template_process import ANSWER, HEAD
 

@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, normalizers
 
-from octavo.errors import InvalidArgument, Mismatch, NotFound, ServingError
+from octavo.request.errors import InvalidArgument, Mismatch, NotFound, ServingError
 from octavo.text import byte_tokenizer
 from octavo.text.absent_tokenizer import AbsentTokenizer
 from octavo.text.byte_tokenizer import ByteTokenizer

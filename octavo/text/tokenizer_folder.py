@@ -8,8 +8,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from octavo.errors import Mismatch
-from octavo.json_file import read_json
+from octavo.model_files.json_file import read_json
+from octavo.request.errors import Mismatch
 from octavo.text.tokenizer_parts import TokenizerParts
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -12,10 +12,10 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from octavo.errors import Mismatch
-from octavo.gguf import GgufFile
-from octavo.gguf_metadata import Metadata
-from octavo.gguf_tokens import end_token_ids
+from octavo.model_files.gguf import GgufFile
+from octavo.model_files.gguf_metadata import Metadata
+from octavo.model_files.gguf_tokens import end_token_ids
+from octavo.request.errors import Mismatch
 from octavo.text.tokenizer_parts import TokenizerParts
 
 SPACE = "▁"

@@ -10,14 +10,14 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from octavo import wire
-from octavo.errors import Failure, ServingError, StoreUnavailable, TooManyStreams
-from octavo.ids import Incarnation
-from octavo.message_json import message_json
-from octavo.record import Record
+from octavo.request.errors import Failure, ServingError, StoreUnavailable, TooManyStreams
+from octavo.request.ids import Incarnation
+from octavo.request.record import Record
 from octavo.store.base import Store
 from octavo.store.calls import QueueDepths
 from octavo.v1 import admin_pb2
+from octavo.wire.message_json import message_json
+from octavo.wire.public import failure_to_wire
 from router.admin import messages
 from router.admin.move_log import MoveLog
 from router.fleet.worker_pool import WorkerPool
@@ -115,7 +115,7 @@ class ClusterWatch:
         links = sorted(self._pool.links.values(), key=lambda link: (link.worker_id, link.incarnation))
         message = admin_pb2.WatchClusterResponse(
             workers=[messages.worker_to_wire(link) for link in links],
-            failure=None if read.failure is None else wire.failure_to_wire(read.failure),
+            failure=None if read.failure is None else failure_to_wire(read.failure),
             router_id=self._router_id,
             router_name=self.router_name,
             up_ms=int(1000 * (now - self._began)),

@@ -3,12 +3,13 @@
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from octavo import wire
 from octavo.metrics.histogram import Histogram
-from octavo.record import Record, SequenceState
+from octavo.request.record import Record, SequenceState
+from octavo.request.worker_role import WorkerRole
 from octavo.store.calls import QueueDepths
 from octavo.v1 import admin_pb2, inference_pb2
-from octavo.worker_role import WorkerRole
+from octavo.wire.internal import role_from_wire
+from octavo.wire.public import state_to_wire
 from router.admin.move_log import MoveReason, SeenMove
 from router.fleet.worker_link import WorkerLink
 from router.placing.placement import PlacementCandidate, PlacementDecision
@@ -36,7 +37,7 @@ def worker_to_wire(link: WorkerLink) -> admin_pb2.WorkerStatus:
     if hello:  # the numbers of the public roles are others: there, 0 is a worker that has said nothing
         said = {
             **shared_fields(hello, admin_pb2.WorkerStatus),
-            "role": ROLES[wire.role_from_wire(hello.role)],
+            "role": ROLES[role_from_wire(hello.role)],
         }
     return admin_pb2.WorkerStatus(
         **said,
@@ -59,7 +60,7 @@ def sequence_to_wire(record: Record, now_ms: int) -> admin_pb2.SequenceStatus:
     return admin_pb2.SequenceStatus(
         seq_id=record.seq_id,
         request_id=record.request_id,
-        state=wire.state_to_wire(record.state),
+        state=state_to_wire(record.state),
         epoch=record.epoch,
         owner=record.owner,
         prompt_tokens=record.prompt_len,

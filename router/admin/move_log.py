@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from octavo.ids import Incarnation, RequestId, SequenceId
-from octavo.record import Record
+from octavo.request.ids import Incarnation, RequestId, SequenceId
+from octavo.request.record import Record
 from octavo.store.calls import TakeReason
 
 MAX_MOVES = 50

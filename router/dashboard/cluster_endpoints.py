@@ -9,8 +9,8 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.errors import TooManyStreams
-from octavo.http_server import error_body
+from octavo.net.http_server import error_body
+from octavo.request.errors import TooManyStreams
 from router.admin.cluster_watch import ClusterView, ClusterWatch
 from router.dashboard.static_files import HEADERS
 

@@ -15,7 +15,7 @@ from itertools import accumulate, compress, count, islice, repeat
 from operator import and_, invert, ne, or_
 from typing import NamedTuple
 
-from octavo.ids import BlockHash, Incarnation
+from octavo.request.ids import BlockHash, Incarnation
 
 HASH_BYTES = 16
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from math import inf
 
-from octavo.errors import StoreUnavailable
+from octavo.request.errors import StoreUnavailable
 from octavo.store.base import Store
 from octavo.store.calls import WorkerLimits
 

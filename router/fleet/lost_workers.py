@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from octavo.ids import Incarnation
+from octavo.request.ids import Incarnation
 
 REMEMBER_LOST_S = 15.0  # how long a lost worker is remembered at most
 QUIET_S = 60.0  # a worker that was lost longer ago than this is lost for the first time again

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from octavo.errors import Failure
-from octavo.ids import Incarnation
+from octavo.request.errors import Failure
+from octavo.request.ids import Incarnation
 
 
 class MoveOutcome(Enum):

@@ -5,14 +5,14 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from octavo.errors import InvalidArgument, NotFound, NoWorkers
-from octavo.ids import Incarnation
-from octavo.record import Record
-from octavo.sampling import SamplingParams
+from octavo.request.errors import InvalidArgument, NotFound, NoWorkers
+from octavo.request.ids import Incarnation
+from octavo.request.record import Record
+from octavo.request.sampling import SamplingParams
+from octavo.request.worker_role import WorkerRole
 from octavo.store.calls import WorkerLimits
 from octavo.text.stop import TextStream
 from octavo.text.tokenizer import AnyTokenizer, Tokenizer, open_tokenizer
-from octavo.worker_role import WorkerRole
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ import logging
 from contextlib import suppress
 from dataclasses import asdict, fields
 
-from octavo.errors import StoreUnavailable
-from octavo.ids import Incarnation
+from octavo.request.errors import StoreUnavailable
+from octavo.request.ids import Incarnation
+from octavo.request.worker_role import WorkerRole
 from octavo.store.base import Store
-from octavo.worker_role import WorkerRole
 from router.fleet.model_registry import ModelRegistry, WorkerFacts
 from router.fleet.worker_pool import WorkerPool
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import grpc
 
-from octavo import statuses, wire
-from octavo.errors import Unreachable
-from octavo.ids import Incarnation, SequenceId
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
+from octavo.request.errors import Unreachable
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.wire import statuses
+from octavo.wire.public import failure_from_wire
 from router.fleet.migration_report import MigrationReport, MoveOutcome
 
 OUTCOMES = {
@@ -63,7 +64,7 @@ def report_of(message: worker_pb2.WorkerMigrateResponse) -> MigrationReport:
     """The report that a message with an outcome makes."""
     return MigrationReport(
         outcome=OUTCOMES[message.outcome],
-        failure=wire.failure_from_wire(message.failure) if message.HasField("failure") else None,
+        failure=failure_from_wire(message.failure) if message.HasField("failure") else None,
         epoch=message.epoch,
         target=Incarnation(message.target),
         num_blocks=message.num_blocks,

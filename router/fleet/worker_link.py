@@ -15,15 +15,23 @@ from typing import TypeVar
 
 import grpc
 
-from octavo import rpc, wire
-from octavo.endpoint import parse_endpoint
-from octavo.ids import Incarnation, SequenceId
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.record import Admission, AdmissionAnswer, AdmissionOutcome
-from octavo.security.tls import TlsFiles
+from octavo.net.channel import open_worker_channel
+from octavo.net.security.tls import TlsFiles
+from octavo.net.traces import TRACEPARENT
+from octavo.process.endpoint import parse_endpoint
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome
+from octavo.request.worker_role import WorkerRole
 from octavo.store.calls import Member
-from octavo.traces import TRACEPARENT
-from octavo.worker_role import WorkerRole
+from octavo.wire.internal import (
+    INTERNAL_REVISION,
+    admission_to_wire,
+    answer_from_wire,
+    revision_refusal,
+    role_from_wire,
+)
+from octavo.wire.public import recommended_from_wire
 from router.fleet import progress_calls
 from router.fleet.kv_index import KvIndex
 from router.fleet.migration_report import MigrationReport
@@ -101,7 +109,7 @@ class WorkerLink:
         self._models = models
         self._index = index
         self._on_report = on_report
-        self._channel = rpc.worker_channel(self.endpoint, tls, unread_bytes=UNREAD_BYTES)
+        self._channel = open_worker_channel(self.endpoint, tls, unread_bytes=UNREAD_BYTES)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self.step_stream = StepStream(self._stub, self.incarnation, router_id, sessions)
         self._watch = WatchStream(self._stub, self.incarnation, index, self._note_load)
@@ -115,14 +123,14 @@ class WorkerLink:
         With `follow`, the Step stream brings the items of the sequence from its admission on.
         """
         request = worker_pb2.ScheduleRequest(
-            router_id=self._router_id if follow else "", admissions=[wire.admission_to_wire(admission)]
+            router_id=self._router_id if follow else "", admissions=[admission_to_wire(admission)]
         )
         try:
             response = await self._call(self._traced_schedule(admission.seq_id), request, SCHEDULE_S)
         except grpc.aio.AioRpcError as error:
             self._declined = True
             raise LinkError(f"worker {self.worker_id}: Schedule: {error.code().name}") from error
-        answer = wire.answer_from_wire(response.results[0])
+        answer = answer_from_wire(response.results[0])
         if answer.admitted:
             self.pending_dispatches.mark_admitted(admission.seq_id)
         self._declined |= answer.outcome is AdmissionOutcome.LATER
@@ -289,7 +297,7 @@ class WorkerLink:
         await self._channel.close()
 
     def _hello_request(self) -> worker_pb2.HelloRequest:
-        return worker_pb2.HelloRequest(router_id=self._router_id, internal_revision=wire.INTERNAL_REVISION)
+        return worker_pb2.HelloRequest(router_id=self._router_id, internal_revision=INTERNAL_REVISION)
 
     async def _say_hello(self) -> bool:
         """Says Hello to the worker, and keeps the answer.
@@ -306,7 +314,7 @@ class WorkerLink:
             self.unusable_reason = "another process listens at its endpoint"
             return False
         self.hello = hello
-        if reason := wire.revision_refusal(hello.internal_revision):
+        if reason := revision_refusal(hello.internal_revision):
             self.unusable_reason = reason
             return False
         facts = facts_of(hello)
@@ -354,8 +362,8 @@ def facts_of(hello: worker_pb2.HelloResponse) -> WorkerFacts:
         max_batch_tokens=hello.max_batch_tokens,
         max_batch_sequences=hello.max_batch_sequences,
         device=hello.device,
-        sampling_defaults=wire.recommended_from_wire(hello.sampling_defaults),
+        sampling_defaults=recommended_from_wire(hello.sampling_defaults),
         max_sequence_blocks=hello.max_sequence_blocks,
-        role=wire.role_from_wire(hello.role),
+        role=role_from_wire(hello.role),
         numerics=hello.numerics,
     )

@@ -6,11 +6,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
-from octavo import hashing
-from octavo.errors import StoreUnavailable
-from octavo.ids import Incarnation, SequenceId
-from octavo.loop import end_tasks
-from octavo.security.tls import TlsFiles
+from octavo.net.security.tls import TlsFiles
+from octavo.process.loop import end_tasks
+from octavo.request import hashing
+from octavo.request.errors import StoreUnavailable
+from octavo.request.ids import Incarnation, SequenceId
 from octavo.store.base import Store
 from octavo.store.calls import Member, WorkerLimits
 from router.fleet.kv_index import HitCounts, KvIndex

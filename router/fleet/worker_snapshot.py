@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from octavo.ids import SequenceId
-from octavo.record import Record
+from octavo.request.ids import SequenceId
+from octavo.request.record import Record
 from router.fleet.worker_view import WorkerView
 
 

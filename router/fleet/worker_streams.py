@@ -6,9 +6,9 @@ from typing import Any
 
 import grpc
 
-from octavo import wire
-from octavo.ids import Incarnation, SequenceId
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.wire.internal import item_from_wire
 from router.fleet.kv_index import ApplyOutcome, KvChange, KvEvent, KvIndex
 from router.session_registry import Assignment, SessionRegistry
 
@@ -69,7 +69,7 @@ class StepStream:
 
     def _deliver(self, result: worker_pb2.StepResult) -> None:
         for message in result.items:
-            item = wire.item_from_wire(message)
+            item = item_from_wire(message)
             if not self._sessions.deliver_item(item):
                 self.unfollow(item.seq_id)
         for moved in result.moved:  # after its items, which are the last ones from here

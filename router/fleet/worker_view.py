@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from octavo.ids import Incarnation
+from octavo.request.ids import Incarnation
+from octavo.request.worker_role import WorkerRole
 from octavo.store.calls import prompt_limit
-from octavo.worker_role import WorkerRole
 
 BRANCH_TOKENS = 32  # what one branch in the batch costs a new sequence
 OVERFLOW_TOKENS = 256  # what it costs a new sequence to wait for a branch to end, when the batch is full

@@ -8,10 +8,10 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from octavo import wire
-from octavo.errors import NotFound, ServingError
-from octavo.ids import new_request_id
+from octavo.request.errors import NotFound, ServingError
+from octavo.request.ids import new_request_id
 from octavo.v1 import inference_pb2, types_pb2
+from octavo.wire.public import failure_from_wire
 from router.background_tasks import BackgroundTasks
 from router.fleet.model_registry import ServedModel
 from router.http import caller
@@ -19,8 +19,8 @@ from router.http.answer_format import AnswerFormat, EchoedPrompt, GatheredBranch
 from router.http.asked_answer import AskedAnswer
 from router.http.json_body import BodyReader, parse_object
 from router.http.reply import Reply
+from router.streaming.inference_service import InferenceService
 from router.streaming.request_preparer import RequestPreparer, run_aside
-from router.streaming.server import InferenceService
 from router.streaming.session import Session
 from router.streaming.session_opener import SessionOpener
 
@@ -128,7 +128,7 @@ async def _send_stream(session: Session, form: AnswerFormat, reply: Reply) -> No
             finished = events[-1].finished
             if finished.HasField("failure"):
                 await reply.send_events(data)
-                raise wire.failure_from_wire(finished.failure).error()
+                raise failure_from_wire(finished.failure).error()
             await reply.end_stream(data + form.last_chunk(finished.usage))
             return
         if data:
@@ -145,6 +145,6 @@ async def _send_whole(session: Session, form: AnswerFormat, reply: Reply) -> Non
                 form.add_prompt_scores(event)
             if event.HasField("finished"):
                 if event.finished.HasField("failure"):
-                    raise wire.failure_from_wire(event.finished.failure).error()
+                    raise failure_from_wire(event.finished.failure).error()
                 usage = event.finished.usage
     await reply.send_object(form.whole([branches[index] for index in sorted(branches)], usage))

@@ -8,9 +8,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from octavo.errors import NotFound, PermissionDenied, Unauthenticated
-from octavo.http_server import error_body
-from octavo.security.authorizer import Authorizer
+from octavo.net.http_server import error_body
+from octavo.net.security.authorizer import Authorizer
+from octavo.request.errors import NotFound, PermissionDenied, Unauthenticated
 from router.fleet.model_registry import ModelRegistry
 from router.http.answer_format import ChatFormat, CompletionFormat
 from router.http.answers import AnswerService, NewAnswer
@@ -20,7 +20,7 @@ from router.http.models import ModelEndpoint
 from router.http.openai_errors import content_of, status_of
 from router.http.reply import Reply
 from router.http.requests import RequestEndpoint
-from router.streaming.server import InferenceService
+from router.streaming.inference_service import InferenceService
 
 NOT_SERVED = "octavo serves models that generate text; there are /v1/completions and /v1/chat/completions"
 

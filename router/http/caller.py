@@ -4,8 +4,8 @@ import math
 
 from starlette.types import Scope
 
-from octavo import limits
-from octavo.errors import InvalidArgument
+from octavo.request import limits
+from octavo.request.errors import InvalidArgument
 from router.http.json_body import header_of
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from octavo import limits
-from octavo.errors import InvalidArgument, ViolationCollector
-from octavo.ids import new_request_id
+from octavo.request import limits
+from octavo.request.errors import InvalidArgument, ViolationCollector
+from octavo.request.ids import new_request_id
 from octavo.v1 import inference_pb2
 from router.http.asked_answer import AskedAnswer
 from router.http.chat_fields import add_messages, add_tools

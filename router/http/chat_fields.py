@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.errors import InvalidArgument, ViolationCollector
-from octavo.limits import MAX_CHAT_MESSAGES
+from octavo.request.errors import InvalidArgument, ViolationCollector
+from octavo.request.limits import MAX_CHAT_MESSAGES
 from octavo.v1 import inference_pb2
 from router.http.field_reader import FieldReader, checked_text
 

@@ -5,9 +5,9 @@ Limits are left to the validator of gRPC requests. What is checked here is that 
 
 from typing import Any
 
-from octavo import limits
-from octavo.errors import InvalidArgument
-from octavo.limits import NumberRange
+from octavo.request import limits
+from octavo.request.errors import InvalidArgument
+from octavo.request.limits import NumberRange
 from octavo.v1 import inference_pb2, types_pb2
 from router.http.asked_answer import AskedAnswer
 from router.http.field_reader import FieldReader, checked_ids, checked_text

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from octavo import limits
-from octavo.errors import InvalidArgument
-from octavo.ids import new_request_id
-from octavo.limits import NumberRange
+from octavo.request import limits
+from octavo.request.errors import InvalidArgument
+from octavo.request.ids import new_request_id
+from octavo.request.limits import NumberRange
 from octavo.v1 import inference_pb2
 from router.http.asked_answer import AskedAnswer
 from router.http.common_fields import read_common, read_max_tokens

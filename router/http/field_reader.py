@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from octavo import limits
-from octavo.errors import FieldViolation, InvalidArgument, ViolationCollector
-from octavo.limits import NumberRange
-from octavo.sampling_validation import check_number
+from octavo.request import limits
+from octavo.request.errors import FieldViolation, InvalidArgument, ViolationCollector
+from octavo.request.limits import NumberRange
+from octavo.request.sampling_validation import check_number
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 from starlette.types import Receive, Scope
 
-from octavo import limits
-from octavo.errors import DeadlineExceeded, InvalidArgument, MessageTooLarge
+from octavo.request import limits
+from octavo.request.errors import DeadlineExceeded, InvalidArgument, MessageTooLarge
 
 MAX_BODY_BYTES = limits.MAX_MESSAGE_BYTES
 SMALL_BODY_BYTES = 64 * 1024

@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from octavo.errors import ServingError
+from octavo.request.errors import ServingError
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.http.reply import Reply
 

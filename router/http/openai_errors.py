@@ -4,7 +4,7 @@ import math
 import re
 from typing import Any
 
-from octavo.errors import Code, Failure, InvalidArgument, MessageTooLarge, NotFound, ServingError
+from octavo.request.errors import Code, Failure, InvalidArgument, MessageTooLarge, NotFound, ServingError
 
 # OpenAI's SDKs retry 408, 409, 429 and every status from 500 on, so no error that a retry cannot help has one of these
 # but a conflict, which they meet only if they choose request ids.

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import Send
 
-from octavo.errors import ServingError
+from octavo.request.errors import ServingError
 from router.http.openai_errors import content_of, headers_of, status_of
 
 PING = b": the request waits\n\n"  # a comment of server-sent events, which clients skip

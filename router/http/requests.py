@@ -12,15 +12,15 @@ from urllib.parse import parse_qs
 from google.protobuf.json_format import MessageToDict
 from starlette.types import Receive, Scope, Send
 
-from octavo import limits
-from octavo.errors import InvalidArgument, ServingError
+from octavo.request import limits
+from octavo.request.errors import InvalidArgument, ServingError
 from octavo.v1 import inference_pb2
 from router.http.answer_format import ChatFormat, CompletionFormat
 from router.http.answers import AnswerService, send_answer
 from router.http.asked_answer import AskedAnswer
 from router.http.chat_completions import ID_PREFIX as CHAT_PREFIX
 from router.http.reply import Reply
-from router.streaming.server import InferenceService
+from router.streaming.inference_service import InferenceService
 
 INDEXES = re.compile(r"\d{1,9}(,\d{1,9}){0,15}")
 FLAGS = {"": True, "true": True, "1": True, "false": False, "0": False}

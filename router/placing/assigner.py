@@ -13,14 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from octavo import limits, wire
-from octavo.errors import Failure, StaleEpoch, TooLarge, Unreachable
-from octavo.ids import Incarnation, SequenceId, new_operation_id
-from octavo.record import AdmissionAnswer, AdmissionOutcome, Record, Snapshot
-from octavo.retry import until_answered
-from octavo.sampling import FinishReason
+from octavo.process.retry import until_answered
+from octavo.request import limits
+from octavo.request.errors import Failure, StaleEpoch, TooLarge, Unreachable
+from octavo.request.ids import Incarnation, SequenceId, new_operation_id
+from octavo.request.record import AdmissionAnswer, AdmissionOutcome, Record, Snapshot
+from octavo.request.sampling import FinishReason
 from octavo.store.base import Store
 from octavo.store.calls import Finish, TakeReason, TakeReply, TakeRequest, TakeStatus
+from octavo.wire.internal import admission_of_record
 from router.background_tasks import BackgroundTasks
 from router.fleet.limits_registry import LimitsRegistry
 from router.fleet.model_registry import ModelRegistry, ServedModel
@@ -246,7 +247,7 @@ class Assigner:
             return NOT_ASSIGNABLE
         self._note_numerics(attempt.record, before, link)
         age_ms = int(1000 * (time.monotonic() - attempt.read_at))
-        admission = wire.admission_of_record(attempt.snapshot, epoch=taken.epoch, alone=taken.alone, age_ms=age_ms)
+        admission = admission_of_record(attempt.snapshot, epoch=taken.epoch, alone=taken.alone, age_ms=age_ms)
         if attempt.hint is not None:
             owner, num_tokens = attempt.hint
             admission = replace(admission, prefix_owner=owner, prefix_owner_tokens=num_tokens)

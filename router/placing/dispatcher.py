@@ -8,11 +8,11 @@ import logging
 import random
 from collections import Counter
 
-from octavo.errors import StoreUnavailable
-from octavo.ids import Incarnation, SequenceId
-from octavo.record import Record, SequenceState, Snapshot
-from octavo.retry import until_answered
-from octavo.sampling import FinishReason
+from octavo.process.retry import until_answered
+from octavo.request.errors import StoreUnavailable
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import Record, SequenceState, Snapshot
+from octavo.request.sampling import FinishReason
 from octavo.store.base import Store
 from octavo.store.calls import Finish, Notice, TakeReason
 from router.background_tasks import BackgroundTasks, repeat_forever

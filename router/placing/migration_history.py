@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.ids import Incarnation, SequenceId
+from octavo.request.ids import Incarnation, SequenceId
 from router.fleet.worker_snapshot import SequenceView
 
 REST_S = 10.0  # after a migration: for its sequence, and for its two workers with each other

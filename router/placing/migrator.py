@@ -8,18 +8,27 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from octavo.errors import CannotMove, Code, InvalidArgument, NotFound, NoWorkers, OutOfBlocks, ServingError, Unreachable
-from octavo.ids import Incarnation, SequenceId
-from octavo.record import Record, SequenceState, Snapshot
+from octavo.request.errors import (
+    CannotMove,
+    Code,
+    InvalidArgument,
+    NotFound,
+    NoWorkers,
+    OutOfBlocks,
+    ServingError,
+    Unreachable,
+)
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import Record, SequenceState, Snapshot
+from octavo.request.worker_role import WorkerRole
 from octavo.store.base import Store
-from octavo.worker_role import WorkerRole
 from router.fleet.migration_report import MigrationReport, MoveOutcome
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.fleet.worker_snapshot import view_of_record
 from router.placing.assigner import ALL_JOURNALS
-from router.placing.migration_target import choose_target
+from router.placing.target_choice import choose_target
 
 TRIES = 3
 FEW_TOKENS = 32  # with fewer to come, a sequence stays where its prompt was computed

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from octavo.ids import Incarnation
-from octavo.worker_role import WorkerRole
+from octavo.request.ids import Incarnation
+from octavo.request.worker_role import WorkerRole
 from router.fleet.kv_index import HitCounts
 from router.fleet.worker_view import WorkerView
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from octavo.ids import Incarnation
+from octavo.request.ids import Incarnation
 from router.fleet.kv_index import HitCounts
 from router.fleet.worker_view import WorkerView
 from router.placing.placement import NO_HITS

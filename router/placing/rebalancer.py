@@ -11,11 +11,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from octavo import wire
-from octavo.errors import ServingError
-from octavo.ids import Incarnation
-from octavo.record import Record, SequenceState
+from octavo.request.errors import ServingError
+from octavo.request.ids import Incarnation
+from octavo.request.record import Record, SequenceState
 from octavo.store.base import Store
+from octavo.wire.public import sampling_from_bytes
 from router.background_tasks import BackgroundTasks
 from router.fleet.worker_pool import WorkerPool
 from router.fleet.worker_snapshot import SequenceView, WorkerSnapshot, view_of_record
@@ -89,7 +89,7 @@ class Rebalancer:
             view_of_record(
                 record,
                 block_size,
-                has_beams=bool(wire.sampling_from_bytes(record.sampling).beam_width),
+                has_beams=bool(sampling_from_bytes(record.sampling).beam_width),
                 last_moved_at=now - _ms_since_move(record, now_ms) / 1000,
             )
             for record in running

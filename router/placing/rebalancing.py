@@ -13,13 +13,13 @@ from heapq import nlargest
 from itertools import chain, islice
 from operator import itemgetter
 
-from octavo.ids import Incarnation, SequenceId
-from octavo.worker_role import WorkerRole
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.worker_role import WorkerRole
 from router.fleet.worker_snapshot import SequenceView, WorkerSnapshot
 from router.fleet.worker_view import BRANCH_TOKENS, WorkerView
 from router.placing.migration_history import MigrationHistory, PastMigration, ProposedMigration
-from router.placing.migration_target import choose_cheapest, has_any_room, has_room
 from router.placing.placement import slow_speed, slowness
+from router.placing.target_choice import choose_cheapest, has_any_room, has_room
 
 AT_ONCE = 4  # migrations under way
 HIGH_LOAD = 1.15  # of the mean: workers with less keep their sequences

@@ -1,8 +1,8 @@
 """How large the answer of a Complete can become. One that fits into no message is refused before any work."""
 
-from octavo import limits
-from octavo.errors import InvalidArgument
-from octavo.sampling import SamplingParams
+from octavo.request import limits
+from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import SamplingParams
 
 TOKEN_BYTES = 8  # an id of three bytes and its text, on average
 SCORE_BYTES = 13  # a TokenLogprob: an id of three bytes, a float of four, and the tags and lengths around them

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.errors import HistoryLost
-from octavo.hashing import extend_chain
-from octavo.sampling import FinishReason, TokenScore
+from octavo.request.errors import HistoryLost
+from octavo.request.hashing import extend_chain
+from octavo.request.sampling import FinishReason, TokenScore
 from octavo.text.stop import TextStream
 from router.streaming.resume_tokens import StreamPlace
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from octavo.errors import TooManyStreams
+from octavo.request.errors import TooManyStreams
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from octavo.errors import Failure
-from octavo.record import Record, Snapshot
-from octavo.sampling import FinishReason, SamplingParams, TokenScore
-from octavo.step_item import StepItem
+from octavo.request.errors import Failure
+from octavo.request.record import Record, Snapshot
+from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.request.step_item import StepItem
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
 from router.streaming.branch_reader import BranchPiece, BranchReader

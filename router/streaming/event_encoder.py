@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from octavo import wire
-from octavo.record import Record
-from octavo.sampling import TokenScore
-from octavo.step_item import StepItem
+from octavo.request.record import Record
+from octavo.request.sampling import TokenScore
+from octavo.request.step_item import StepItem
 from octavo.v1 import inference_pb2
+from octavo.wire.public import failure_to_wire, finish_to_wire, score_to_wire, usage_to_wire
 from router.streaming.branch_reader import BranchPiece
 from router.streaming.delivery import Delivery
 from router.streaming.resume_tokens import ResumeTokens
@@ -70,9 +70,9 @@ class EventEncoder:
             resume_token=self._resume_token(),
         )
         if piece.token_scores:
-            event.logprobs.extend(wire.score_to_wire(score) for score in piece.token_scores)
+            event.logprobs.extend(score_to_wire(score) for score in piece.token_scores)
         if piece.finish:
-            event.finish_reason = wire.finish_to_wire(piece.finish)
+            event.finish_reason = finish_to_wire(piece.finish)
         return event
 
     def _prompt_events(self, next_index: int, resume_token: bytes) -> list[Event]:
@@ -83,7 +83,7 @@ class EventEncoder:
             Event(
                 request_id=self._request_id,
                 first_index=next_index,
-                prompt_logprobs=[wire.score_to_wire(score) for score in scores[start : start + MAX_PROMPT_SCORES]],
+                prompt_logprobs=[score_to_wire(score) for score in scores[start : start + MAX_PROMPT_SCORES]],
                 first_prompt_position=1 + start,
                 resume_token=resume_token,
             )
@@ -96,6 +96,6 @@ class EventEncoder:
     def _finished(self) -> inference_pb2.Finished:
         failure, num_output = self._delivery.failure, self._delivery.num_output_tokens()
         return inference_pb2.Finished(
-            usage=wire.usage_to_wire(self._prompt_len, num_output, self.cached_tokens),
-            failure=wire.failure_to_wire(failure) if failure else None,
+            usage=usage_to_wire(self._prompt_len, num_output, self.cached_tokens),
+            failure=failure_to_wire(failure) if failure else None,
         )

@@ -5,7 +5,7 @@ Stop strings, seeds that nobody gave and, as everywhere, prompts and outputs are
 
 from collections.abc import Sequence
 
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.request.sampling import FinishReason, SamplingParams
 
 PROVIDER = "octavo"
 CHAT, TEXT_COMPLETION = "chat", "text_completion"

@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.errors import Failure, HistoryLost, NotFound, ServingError, StoreUnavailable
-from octavo.record import Snapshot
-from octavo.retry import until_answered
+from octavo.process.retry import until_answered
+from octavo.request.errors import Failure, HistoryLost, NotFound, ServingError, StoreUnavailable
+from octavo.request.record import Snapshot
 from octavo.store.base import Store
 from octavo.store.calls import RETAIN_MS
 from router.streaming.delivery import Delivery

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Sequence
 
-from octavo.ids import Incarnation
-from octavo.record import Record, SequenceState
+from octavo.request.ids import Incarnation
+from octavo.request.record import Record, SequenceState
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
 

@@ -6,16 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from octavo import hashing, limits, sampling_validation, validation, wire
-from octavo.chat_tools import details_for_template, tools_for_template
-from octavo.errors import InvalidArgument, NoWorkers, ViolationCollector
-from octavo.ids import Incarnation, RequestId, new_request_id, sequence_id
-from octavo.record import NewSequence
-from octavo.sampling import SamplingParams
-from octavo.security.api_keys import salt_of
-from octavo.security.authorizer import ONE_TENANT, Authorizer
+from octavo.net.security.api_keys import salt_of
+from octavo.net.security.authorizer import ONE_TENANT, Authorizer
+from octavo.request import hashing, limits, sampling_validation, validation
+from octavo.request.chat_tools import details_for_template, tools_for_template
+from octavo.request.errors import InvalidArgument, NoWorkers, ViolationCollector
+from octavo.request.ids import Incarnation, RequestId, new_request_id, sequence_id
+from octavo.request.record import NewSequence
+from octavo.request.sampling import SamplingParams
 from octavo.text.absent_tokenizer import no_tokenizer
 from octavo.v1 import inference_pb2, types_pb2
+from octavo.wire.public import ChatPrompt, chat_from_wire, request_hash, sampling_bytes, sampling_from_wire
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.streaming.chat_threads import LARGE, ChatThreads
 
@@ -85,12 +86,12 @@ class RequestPreparer:
         new = NewSequence(
             seq_id=sequence_id(tenant, request_id),
             request_id=request_id,
-            body_hash=wire.request_hash(request),
+            body_hash=request_hash(request),
             tenant=tenant,
             salt=salt_of(tenant),
             model=model.fingerprint,
             layout=model.layout,
-            sampling=wire.sampling_bytes(params),
+            sampling=sampling_bytes(params),
             prompt=token_ids,
             prompt_chain=hashing.prompt_chain(token_ids),
             num_branches=params.num_branches,
@@ -165,7 +166,7 @@ def checked_sampling(message: types_pb2.SamplingParams, model: ServedModel) -> S
         message.CopyFrom(whole)
         for violation in long_lists:
             message.ClearField(cast("Any", violation.field))
-    params = wire.sampling_from_wire(message, model.sampling_defaults)
+    params = sampling_from_wire(message, model.sampling_defaults)
     vocab_size, ends = model.vocab_size, model.eos_token_ids
     checks.run(sampling_validation.validate_sampling, params, vocab_size=vocab_size, eos_token_ids=ends)
     checks.raise_found()
@@ -194,13 +195,13 @@ def checked_input(
             data = request.text if field == "text" else request.raw_text
             return validation.validate_text(data, field, context_tokens=model.context_tokens)
         case "chat":
-            chat = wire.chat_from_wire(request.chat)
+            chat = chat_from_wire(request.chat)
             return checked_chat(chat, model)
     ids = ", token_ids" if isinstance(request, inference_pb2.GenerateRequest) else ""
     raise InvalidArgument("input", f"send text, raw_text{ids} or chat")
 
 
-def checked_chat(chat: wire.ChatPrompt, model: ServedModel) -> CheckedChat:
+def checked_chat(chat: ChatPrompt, model: ServedModel) -> CheckedChat:
     """The chat as templates expect it. Raises InvalidArgument with all that is wrong."""
     checks, max_bytes = ViolationCollector(), limits.MAX_TEXT_BYTES_PER_CONTEXT_TOKEN * model.context_tokens
     messages = checks.run(validation.validate_chat, chat.messages, context_tokens=model.context_tokens) or []

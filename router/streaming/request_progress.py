@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from octavo import telemetry
-from octavo.errors import ServingError
-from octavo.ids import SequenceId
 from octavo.metrics.value import MetricValue
-from octavo.record import Record, SequenceState
-from octavo.sampling import FinishReason, SamplingParams
-from octavo.traces import RequestTracer, Span
+from octavo.net.traces import RequestTracer, Span
+from octavo.process import telemetry
+from octavo.request.errors import ServingError
+from octavo.request.ids import SequenceId
+from octavo.request.record import Record, SequenceState
+from octavo.request.sampling import FinishReason, SamplingParams
 from router.streaming.genai_attributes import (
     TEXT_COMPLETION,
     AttributeValue,

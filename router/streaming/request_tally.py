@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from octavo.errors import reasons
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import ANSWER_BOUNDS, TOKEN_BOUNDS
 from octavo.metrics.value import MetricValue
-from octavo.sampling import FinishReason
+from octavo.request.errors import reasons
+from octavo.request.sampling import FinishReason
 from router.streaming.tenant_tally import TenantTallies
 
 LEFT = "left"  # the end of a stream whose client has gone; the request goes on for its grace

@@ -7,8 +7,8 @@ that carried them, and other routers do not know it: it would cost a write per r
 from collections.abc import Callable
 from typing import NamedTuple
 
-from octavo.ids import Incarnation
-from octavo.record import Record
+from octavo.request.ids import Incarnation
+from octavo.request.record import Record
 from router.streaming.request_progress import ProgressRegistry
 
 

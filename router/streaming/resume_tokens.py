@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from octavo.errors import ForeignToken, HistoryLost, InvalidArgument
-from octavo.ids import RequestId
+from octavo.request.errors import ForeignToken, HistoryLost, InvalidArgument
+from octavo.request.ids import RequestId
 
 VERSION = 3
 MAC_BYTES = 16

@@ -10,12 +10,12 @@ import time
 from functools import partial
 from typing import Self
 
-from octavo.errors import Draining, HistoryLost, ServingError, StoreUnavailable
-from octavo.ids import Incarnation
-from octavo.record import Record, SequenceState
-from octavo.retry import until_answered
-from octavo.sampling import FinishReason, SamplingParams
-from octavo.step_item import StepItem, WaitingItems
+from octavo.process.retry import until_answered
+from octavo.request.errors import Draining, HistoryLost, ServingError, StoreUnavailable
+from octavo.request.ids import Incarnation
+from octavo.request.record import Record, SequenceState
+from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.request.step_item import StepItem, WaitingItems
 from octavo.store.calls import Finish, Notice, TakeReason
 from router.fleet.model_registry import ServedModel
 from router.session_registry import Assignment

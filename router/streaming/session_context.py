@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo.ids import Incarnation, SequenceId
+from octavo.request.ids import Incarnation, SequenceId
 from octavo.store.base import Store
 from router.attachment_outbox import AttachmentOutbox
 from router.fleet.worker_link import WorkerLink

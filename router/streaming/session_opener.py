@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
-from octavo import validation, wire
-from octavo.errors import (
+from octavo.net.security.authorizer import Authorizer
+from octavo.request import validation
+from octavo.request.errors import (
     DeadlineExceeded,
     Draining,
     InvalidArgument,
@@ -19,12 +20,12 @@ from octavo.errors import (
     ServingError,
     TooManyStreams,
 )
-from octavo.ids import RequestId, SequenceId, sequence_id
-from octavo.quota import TenantQuota
-from octavo.record import NewSequence, Record, first_record
-from octavo.security.authorizer import Authorizer
+from octavo.request.ids import RequestId, SequenceId, sequence_id
+from octavo.request.quota import TenantQuota
+from octavo.request.record import NewSequence, Record, first_record
 from octavo.store.calls import RETAIN_MS, AcceptReply, AcceptStatus, QueueBound, QueueLimits
 from octavo.v1 import inference_pb2
+from octavo.wire.public import request_hash, sampling_from_bytes
 from router.fleet.model_registry import ModelRegistry
 from router.streaming.answer_size import check_answer_fits
 from router.streaming.genai_attributes import operation_of
@@ -179,7 +180,7 @@ class SessionOpener:
         """
         try:
             request_id = validation.validate_request_id(request.request_id)
-            body_hash = wire.request_hash(request)
+            body_hash = request_hash(request)
         except InvalidArgument:
             return None
         found = await self._store.read(self.sequence_of(request_id))
@@ -188,7 +189,7 @@ class SessionOpener:
         if found.record.body_hash != body_hash:
             raise request_exists()
         if whole_answer:
-            check_answer_fits(wire.sampling_from_bytes(found.record.sampling), found.record.prompt_len)
+            check_answer_fits(sampling_from_bytes(found.record.sampling), found.record.prompt_len)
         return await self._attach(ResumePoint(request_id, ()))
 
     async def _attach(self, point: ResumePoint) -> Session:
@@ -203,7 +204,7 @@ class SessionOpener:
             model = self._models.find_for_record(record)
             if model is None:
                 raise NoWorkers("no worker has been met that serves this request's model: retry", retry_after_ms=500)
-            params = wire.sampling_from_bytes(record.sampling)
+            params = sampling_from_bytes(record.sampling)
             return Session(self._context, model, record, params, StreamStart(point.places))
         except Exception:
             self._attachments.add(seq_id)

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from octavo.errors import QueueFull, QuotaExceeded
 from octavo.metrics.value import MetricValue
+from octavo.request.errors import QueueFull, QuotaExceeded
 
 MAX_TENANTS = 32  # with a label of their own; the counters of a tenant that is named stay its own for the router's life
 OTHER = "other"

@@ -4,7 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from gpu_worker.models import demo
+from gpu_worker.models.checkpoint import demo
 
 
 def programs(folder: Path) -> Path:

@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_worker.serving.messages import step_to_wire
-from gpu_worker.serving.step_subscription import StepMessage, StepSubscription
-from octavo import rpc, wire
-from octavo.hashing import extend_chain, prompt_chain
-from octavo.ids import Incarnation, SequenceId
+from gpu_worker.serving.calls.messages import step_to_wire
+from gpu_worker.serving.journal.step_subscription import StepMessage, StepSubscription
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.sampling import FinishReason
-from octavo.step_item import StepItem
+from octavo.net.server import make_server
+from octavo.request.hashing import extend_chain, prompt_chain
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.sampling import FinishReason
+from octavo.request.step_item import StepItem
+from octavo.wire.internal import INTERNAL_REVISION
 
 REPORT_S = 0.25
 MAX_LATE_S = 0.1  # what a machine that is too busy delays longer is left out
@@ -55,7 +56,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
 
     async def serve(self, port: int) -> None:
         """Listens until the process ends."""
-        server = rpc.server(internal=True)
+        server = make_server(internal=True)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, server)
         server.add_insecure_port(f"127.0.0.1:{port}")
         await server.start()
@@ -65,7 +66,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.HelloResponse(
             worker_id="scripted",
             incarnation=self.incarnation,
-            internal_revision=wire.INTERNAL_REVISION,
+            internal_revision=INTERNAL_REVISION,
             model="scripted",
             model_fingerprint="scripted",
             block_size=16,

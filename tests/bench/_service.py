@@ -19,9 +19,9 @@ import numpy as np
 import psutil
 
 from octavo.client import AsyncClient
-from octavo.errors import ServingError
-from octavo.sampling import SamplingParams
-from octavo.store.embedded import EmbeddedStore
+from octavo.local.embedded import EmbeddedStore
+from octavo.request.errors import ServingError
+from octavo.request.sampling import SamplingParams
 
 
 @dataclass

@@ -25,7 +25,7 @@ from _service import free_port, service, start, until_ready
 from throughput import Peer
 
 from octavo.client import AsyncClient
-from octavo.sampling import SamplingParams
+from octavo.request.sampling import SamplingParams
 
 START_S = 600.0  # vLLM compiles for minutes
 STOP_S = 30.0

@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_worker.serving.reconciler import ROUND_S
-from octavo.ids import Incarnation, RequestId, SequenceId, new_operation_id, sequence_id
-from octavo.record import NewSequence, Snapshot
-from octavo.sampling import FinishReason
+from gpu_worker.serving.admission.reconciler import ROUND_S
+from octavo.request.ids import Incarnation, RequestId, SequenceId, new_operation_id, sequence_id
+from octavo.request.record import NewSequence, Snapshot
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import (
     AppendItem,
     AppendStatus,

@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.models.demo import demo_file
-from gpu_worker.models.gguf_tensors import GgufSource, read_config
+from gpu_worker.models.checkpoint.demo import demo_file
+from gpu_worker.models.checkpoint.gguf_tensors import GgufSource, read_config
 from gpu_worker.ops import make_batch, native
 from gpu_worker.running.loading import load_runner
-from octavo.gguf import GgufFile
+from octavo.model_files.gguf import GgufFile
 from octavo.text.tokenizer import load_tokenizer
 
 TEXTS = (

@@ -23,12 +23,12 @@ from typing import NamedTuple
 import numpy as np
 from _service import describe_machine
 
-from gpu_worker.moving.block_listener import BlockListener
-from gpu_worker.moving.block_sender import BlockSender
-from gpu_worker.moving.frame_socket import BUFFER_BYTES, drop_front
-from gpu_worker.moving.incoming_ticket import ExpectedBlock, IncomingTicket
-from gpu_worker.moving.outgoing_ticket import OutgoingBlock
-from gpu_worker.moving.rate_limiter import RateLimiter
+from gpu_worker.migration.blocks.block_listener import BlockListener
+from gpu_worker.migration.blocks.block_sender import BlockSender
+from gpu_worker.migration.blocks.frame_socket import BUFFER_BYTES, drop_front
+from gpu_worker.migration.blocks.incoming_ticket import ExpectedBlock, IncomingTicket
+from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
+from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 
 SECRET = bytes(32)
 CALL_BYTES = 1 << 20

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from queue_model import DEADLINE_S, LIMITS, NUM_SLOTS, Cell, Load, Outcome, capacity
 
+from octavo.local.embedded import EmbeddedStore
 from octavo.store.calls import AcceptStatus, QueueLimits
-from octavo.store.embedded import EmbeddedStore
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
 

@@ -15,15 +15,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpu_worker.blocks.cost_model import CostModel
+from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step_budget import StepBudget
-from gpu_worker.scheduling.workload import Workload
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.sequence import Sequence
+from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.testing.witness_runner import WitnessRunner
-from octavo.ids import SequenceId
-from octavo.record import Admission
-from octavo.sampling import SamplingParams
+from octavo.request.ids import SequenceId
+from octavo.request.record import Admission
+from octavo.request.sampling import SamplingParams
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 256
 PREFIX_BLOCKS = 16

@@ -18,15 +18,16 @@ from contextlib import contextmanager
 from unittest import mock
 
 from gpu_worker.engine.step_times import StepTimes
-from gpu_worker.serving.listener import Listener
-from gpu_worker.serving.worker import Worker
+from gpu_worker.serving.process.listener import Listener
+from gpu_worker.serving.process.worker import Worker
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo import telemetry
 from octavo.client import AsyncClient
-from octavo.ids import new_incarnation
 from octavo.metrics.histogram import Histogram
-from octavo.sampling import SamplingParams
-from octavo.settings import RouterSettings, WorkerSettings
+from octavo.process import telemetry
+from octavo.request.ids import new_incarnation
+from octavo.request.sampling import SamplingParams
+from octavo.settings.router import RouterSettings
+from octavo.settings.worker import WorkerSettings
 from octavo.store.memory import MemoryState, MemoryStore
 from router.program import Router
 from router.streaming.request_progress import ProgressRegistry, RequestProgress

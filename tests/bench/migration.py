@@ -26,17 +26,18 @@ from pathlib import Path
 
 from _service import describe_machine, free_port, start, until_ready
 
-from octavo import rpc, wire
 from octavo.client import AsyncClient
-from octavo.ids import Incarnation, SequenceId, new_operation_id
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.limits import MAX_N
-from octavo.sampling import SamplingParams
+from octavo.local.embedded import EmbeddedStore
+from octavo.net.channel import open_channel
+from octavo.request.ids import Incarnation, SequenceId, new_operation_id
+from octavo.request.limits import MAX_N
+from octavo.request.sampling import SamplingParams
 from octavo.store import open_store
 from octavo.store.base import Store
 from octavo.store.calls import TakeReason, TakeRequest, TakeStatus
-from octavo.store.embedded import EmbeddedStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.wire.internal import admission_of_record, admission_to_wire, answer_from_wire
 
 BEFORE, AFTER = 24, 24  # tokens of the stream before the call, and after its answer
 MAX_TOKENS = 3000  # of a stream that a drain moves: a full target takes nobody before one of its own has ended
@@ -105,7 +106,7 @@ async def cell(worker_args: Sequence[str], names: Sequence[str] = ("w0", "w1")) 
         store = open_store(embedded.url)
         await store.open()
         try:
-            async with AsyncClient(f"127.0.0.1:{port}") as client, rpc.channel(f"127.0.0.1:{admin_port}") as channel:
+            async with AsyncClient(f"127.0.0.1:{port}") as client, open_channel(f"127.0.0.1:{admin_port}") as channel:
                 made = Cell(embedded.url, client, admin_pb2_grpc.AdminStub(channel), store)
                 await until_ready(client, 300)
                 async with asyncio.timeout(300):
@@ -136,11 +137,11 @@ async def recompute(cell: Cell, request_id: str) -> admin_pb2.MigrateResponse:
     if taken.status is not TakeStatus.OK or snapshot is None:
         raise SystemExit(f"the sequence was not taken: {taken.status}")
     snapshot = replace(snapshot, outputs=snapshot.outputs[: snapshot.record.num_branches])
-    admission = wire.admission_to_wire(wire.admission_of_record(snapshot, epoch=taken.epoch))
-    async with rpc.channel(other.endpoint, internal=True) as channel:
+    admission = admission_to_wire(admission_of_record(snapshot, epoch=taken.epoch))
+    async with open_channel(other.endpoint, internal=True) as channel:
         request = worker_pb2.ScheduleRequest(admissions=[admission])
         response = await worker_pb2_grpc.WorkerStub(channel).Schedule(request)
-    if not wire.answer_from_wire(response.results[0]).admitted:
+    if not answer_from_wire(response.results[0]).admitted:
         raise SystemExit(f"not admitted: {response.results[0]}")
     return admin_pb2.MigrateResponse()
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from _service import describe_machine
 from migration import VOCABULARY, Cell, TimedStream, cell, migrate
 
-from octavo.errors import ServingError
+from octavo.request.errors import ServingError
 
 
 async def window(

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from octavo.ids import BlockHash, Incarnation
+from octavo.request.ids import BlockHash, Incarnation
 from router.fleet.kv_index import KvIndex
 from router.fleet.worker_view import WorkerView
 from router.placing.placement import choose_worker

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from fleet_model import FleetModel
 
-from octavo.ids import Incarnation, SequenceId
+from octavo.request.ids import Incarnation, SequenceId
 from router.fleet.worker_snapshot import SequenceView, WorkerSnapshot
 from router.fleet.worker_view import WorkerView
 from router.placing.migration_history import PastMigration

@@ -25,7 +25,7 @@ import psutil
 from _scripted_worker import ScriptedWorker
 from _service import describe_machine, free_port, processor_seconds
 
-from octavo.ids import Incarnation, new_incarnation
+from octavo.request.ids import Incarnation, new_incarnation
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 
 ECHO = "/octavo.bench.Echo/Echo"
@@ -59,7 +59,7 @@ async def serve_echo(port: int) -> None:
 
 async def serve_router(port: int, incarnation: Incarnation, endpoint: str) -> None:
     """A router with a store of its own, in which a worker has a lease."""
-    from octavo.settings import RouterSettings
+    from octavo.settings.router import RouterSettings
     from octavo.store.calls import Member
     from octavo.store.memory import MemoryState, MemoryStore
     from router.program import Router

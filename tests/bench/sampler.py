@@ -13,9 +13,9 @@ import torch
 from gpu_worker.ops import choose_ops
 from gpu_worker.sampling.native_sampler import choose_sampler
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.scheduling.sequence import Branch, Sequence
-from octavo.ids import SequenceId
-from octavo.sampling import SamplingParams
+from gpu_worker.scheduling.state.sequence import Branch, Sequence
+from octavo.request.ids import SequenceId
+from octavo.request.sampling import SamplingParams
 
 KINDS = {
     "greedy": SamplingParams(temperature=0.0),

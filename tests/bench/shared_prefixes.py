@@ -18,18 +18,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.block_exchange import BlockExchange
-from gpu_worker.scheduling.load import Load
+from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step_budget import StepBudget
-from gpu_worker.scheduling.workload import Workload
+from gpu_worker.scheduling.state.load import Load
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.sequence import Sequence
+from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.testing.witness_runner import WitnessRunner
-from octavo import hashing
-from octavo.errors import OutOfBlocks
-from octavo.ids import BlockHash, Incarnation, SequenceId
-from octavo.record import Admission
-from octavo.sampling import SamplingParams
+from octavo.request import hashing
+from octavo.request.errors import OutOfBlocks
+from octavo.request.ids import BlockHash, Incarnation, SequenceId
+from octavo.request.record import Admission
+from octavo.request.sampling import SamplingParams
 from router.fleet.kv_index import KvIndex
 from router.fleet.worker_view import WorkerView
 from router.placing.placement import choose_worker

@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from octavo.ids import Incarnation, SequenceId, new_request_id, sequence_id
-from octavo.record import NewSequence
-from octavo.sampling import FinishReason
+from octavo.local.embedded import EmbeddedStore
+from octavo.request.ids import Incarnation, SequenceId, new_request_id, sequence_id
+from octavo.request.record import NewSequence
+from octavo.request.sampling import FinishReason
 from octavo.store import open_store
 from octavo.store.calls import AppendItem, AppendStatus, Finish, QueueLimits, TakeReason, TakeRequest
-from octavo.store.embedded import EmbeddedStore
 
 BATCHES = (1, 16, 48, 256)
 

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import psutil
 from _simulated_cell import STEPS_PER_S, CellPlan, Usage, play
 
+from octavo.local.embedded import EmbeddedStore
 from octavo.store import library
-from octavo.store.embedded import EmbeddedStore
 from octavo.store.redis import RedisStore
 
 NUM_SITES = 4

@@ -15,7 +15,7 @@ from typing import Any
 
 from _service import describe_machine, load, service
 
-from gpu_worker.models.demo import demo_file
+from gpu_worker.models.checkpoint.demo import demo_file
 
 PROMPT_TOKENS = 24
 

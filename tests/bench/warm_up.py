@@ -19,7 +19,7 @@ import time
 from _service import describe_machine, free_port, start
 from migration import VOCABULARY, Cell, cell
 
-from octavo.sampling import SamplingParams
+from octavo.request.sampling import SamplingParams
 from octavo.v1 import admin_pb2
 
 OWN_TOKENS = 16  # of each prompt, after its prefix

@@ -21,20 +21,21 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpu_worker.scheduling.step import StepOutput, StepPlan
-from gpu_worker.serving.listener import Listener
-from gpu_worker.serving.worker import Worker
+from gpu_worker.scheduling.state.step import StepOutput, StepPlan
+from gpu_worker.serving.process.listener import Listener
+from gpu_worker.serving.process.worker import Worker
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo import rpc, wire
-from octavo.ids import Incarnation, SequenceId
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.record import NewSequence
-from octavo.sampling import SamplingParams
-from octavo.settings import WorkerSettings
+from octavo.local.embedded import EmbeddedStore
+from octavo.net.channel import open_channel
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import NewSequence
+from octavo.request.sampling import SamplingParams
+from octavo.settings.worker import WorkerSettings
 from octavo.store import open_store
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
-from octavo.store.embedded import EmbeddedStore
 from octavo.store.memory import MemoryStore
+from octavo.wire.public import sampling_to_wire
 
 PROMPT = list(range(1, 101))
 MAX_TOKENS = 100_000
@@ -55,7 +56,7 @@ def read_steps(endpoint: str, count: Any, stop: Any, p99_ms: Any) -> None:
 
     async def main() -> None:
         times = []
-        async with rpc.channel(endpoint, internal=True) as channel:
+        async with open_channel(endpoint, internal=True) as channel:
             call = worker_pb2_grpc.WorkerStub(channel).Step()
             await call.write(worker_pb2.StepRequest(open=worker_pb2.Open(router_id="bench")))
             await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant()))
@@ -122,10 +123,10 @@ async def schedule(store: Any, listener: Listener, streams: int, journal: bool) 
             )  # fmt: skip
             await store.accept(new, QueueLimits(10**6, 10**12))
             await store.take_ownership(TakeRequest(seq_id, 0, listener.incarnation, "bench", TakeReason.QUEUED))
-        item = worker_pb2.Admission(seq_id=seq_id, epoch=1, priority=3, sampling=wire.sampling_to_wire(params))
+        item = worker_pb2.Admission(seq_id=seq_id, epoch=1, priority=3, sampling=sampling_to_wire(params))
         item.prompt.ids.extend([1 + number, *PROMPT[1:]])
         admissions.append(item)
-    async with rpc.channel(listener.endpoint, internal=True) as channel:
+    async with open_channel(listener.endpoint, internal=True) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
         await stub.Schedule(worker_pb2.ScheduleRequest(router_id="bench", admissions=admissions))
 

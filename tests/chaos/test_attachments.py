@@ -9,7 +9,7 @@ from live.fixtures import whole
 from waiting import until
 
 from octavo.client import FinishReason
-from octavo.ids import sequence_id
+from octavo.request.ids import sequence_id
 from octavo.store import open_store
 
 pytestmark = pytest.mark.long

@@ -11,8 +11,8 @@ from live.cluster import Shape
 from live.fixtures import whole
 from waiting import until
 
-from octavo import rpc
-from octavo.ids import new_request_id
+from octavo.net.channel import open_channel
+from octavo.request.ids import new_request_id
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 AT_ONCE = 8
@@ -37,7 +37,7 @@ class Leavers:
     """Raw calls, without retries, that are broken off."""
 
     def __init__(self, cluster) -> None:
-        self._channels = [rpc.channel(endpoint) for endpoint in [*cluster.endpoints, *cluster.admin_endpoints]]
+        self._channels = [open_channel(endpoint) for endpoint in [*cluster.endpoints, *cluster.admin_endpoints]]
         half = len(cluster.endpoints)
         self._stubs = [inference_pb2_grpc.InferenceStub(channel) for channel in self._channels[:half]]
         self._admin = admin_pb2_grpc.AdminStub(self._channels[half])

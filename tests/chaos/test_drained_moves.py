@@ -11,8 +11,8 @@ from live.cluster import Cluster, Shape
 from live.fixtures import running
 from live.history import History
 
-from octavo import rpc
 from octavo.client import AsyncClient, SamplingParams
+from octavo.net.channel import open_channel
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
 pytestmark = pytest.mark.long
@@ -83,7 +83,7 @@ async def test_a_worker_with_64_sequences_is_soon_empty_and_they_move_with_their
     victim, *others = cell.worker_endpoints
     runner = cell.shape.runner
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS[runner], ignore_eos=True)
-    async with cell.client() as client, rpc.channel(cell.admin_endpoints[0]) as channel:
+    async with cell.client() as client, open_channel(cell.admin_endpoints[0]) as channel:
         admin = admin_pb2_grpc.AdminStub(channel)
         for other in others:
             await drain(admin, other)

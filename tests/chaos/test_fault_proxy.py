@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from storm.fault_proxy import BLACK_HOLE, DROPPED_REPLIES, Condition, FaultProxy
 
-from octavo.cli import ports
+from octavo.local import ports
 
 
 @asynccontextmanager

@@ -17,10 +17,10 @@ from live.fixtures import whole
 from live.oracle import Oracle
 from live.process import Process
 
-from octavo import failpoints
 from octavo.client import SamplingParams
-from octavo.ids import RequestId, sequence_id
 from octavo.internal.v1 import worker_pb2
+from octavo.process import failpoints
+from octavo.request.ids import RequestId, sequence_id
 from octavo.store import open_store
 from octavo.store.base import Store
 

@@ -9,11 +9,11 @@ from live.cluster import Shape
 from live.fixtures import whole
 from live.history import History
 
-from octavo import errors
 from octavo.client import SamplingParams
-from octavo.ids import sequence_id
+from octavo.local.embedded import EmbeddedStore
+from octavo.request import errors
+from octavo.request.ids import sequence_id
 from octavo.store import keys, open_store
-from octavo.store.embedded import EmbeddedStore
 
 SHAPE = Shape(step_delay_ms=20, lease_ms=1500, router_args=("--grace-ms", "30000"))
 PROMPT = [7, 11, 13]

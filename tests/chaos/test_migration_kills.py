@@ -15,7 +15,7 @@ from live.fixtures import running
 from live.process import Process
 
 from octavo.client import SamplingParams
-from octavo.failpoints import NAMES
+from octavo.process.failpoints import NAMES
 from octavo.v1 import admin_pb2
 
 pytestmark = pytest.mark.long

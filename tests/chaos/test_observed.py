@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from storm.observed import num_moves
 
 from gpu_worker.blocks.block_manager import Reservation
-from gpu_worker.moving.ticket_registry import TicketRegistry
+from gpu_worker.migration.blocks.ticket_registry import TicketRegistry
 from gpu_worker.scheduling.block_exchange import BlockImport, PinnedBlocks
-from octavo.ids import BlockId
+from octavo.request.ids import BlockId
 
 
 class NoManager:

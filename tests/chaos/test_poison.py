@@ -12,8 +12,8 @@ from live.history import History
 from live.oracle import Oracle
 from live.process import wait_until
 
-from octavo import errors
 from octavo.client import SamplingParams
+from octavo.request import errors
 from octavo.v1 import admin_pb2
 
 pytestmark = pytest.mark.long

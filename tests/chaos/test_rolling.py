@@ -15,7 +15,7 @@ from live.cluster import Cluster, Shape
 from live.fixtures import whole
 
 from octavo.client import Event, SamplingParams
-from octavo.ids import RequestId, sequence_id
+from octavo.request.ids import RequestId, sequence_id
 from octavo.store import open_store
 
 pytestmark = pytest.mark.long

@@ -5,9 +5,11 @@ import re
 
 import pytest
 
-from octavo import hashing, limits, wire
-from octavo.sampling import SamplingParams
+from octavo.request import hashing, limits
+from octavo.request.sampling import SamplingParams
 from octavo.store.base import Store
+from octavo.wire.internal import INTERNAL_REVISION
+from octavo.wire.public import SCHEMA_REVISION
 from router.streaming import resume_tokens
 
 MEANINGS = {"best_of": "n", "max_tokens": f"what is left of the context, at most {limits.DEFAULT_MAX_TOKENS}"}
@@ -58,12 +60,12 @@ def test_the_limits_are_those_of_the_code(text):
 
 def test_the_revision_is_that_of_the_code(root):
     text = (root / "protos/README.md").read_text(encoding="utf-8")
-    assert f"It is {wire.SCHEMA_REVISION}." in text
-    assert f"It is {wire.INTERNAL_REVISION}. A router uses\n  workers of its own revision alone" in text
+    assert f"It is {SCHEMA_REVISION}." in text
+    assert f"It is {INTERNAL_REVISION}. A router uses\n  workers of its own revision alone" in text
 
 
 def test_the_person_strings_are_those_of_the_code(text, root):
-    code = (root / "octavo/hashing.py").read_text() + (root / "octavo/ids.py").read_text()
+    code = (root / "octavo/request/hashing.py").read_text() + (root / "octavo/request/ids.py").read_text()
     persons = set(re.findall(r'person=b"([^"]+)"', code))
     assert persons == set(re.findall(r'person = "([^"]+)"', text))
     assert len(hashing.root_key("a", "b")) == 32

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from octavo.errors import Code
 from octavo.internal.v1 import transfer_pb2, worker_pb2
-from octavo.sampling import SamplingParams
+from octavo.request.errors import Code
+from octavo.request.sampling import SamplingParams
 from octavo.v1 import admin_pb2, inference_pb2, types_pb2
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -39,7 +39,7 @@ def test_all_ops_have_a_definition(extension):
         "ref",
         "inside",
     }
-    others.add("part_sum")  # its definition is gpu_worker/moving/checksum.py
+    others.add("part_sum")  # its definition is gpu_worker/migration/blocks/checksum.py
     public = {name for name in dir(extension) if not name.startswith("_")}
     assert {name for name in dir(extension.ref) if not name.startswith("_")} == public - others - about
 

@@ -5,9 +5,10 @@ import contextlib
 import grpc
 import pytest
 
-from octavo import errors, statuses
 from octavo.client import SamplingParams
+from octavo.request import errors
 from octavo.v1 import admin_pb2, inference_pb2
+from octavo.wire import statuses
 
 LONG = SamplingParams(temperature=0, max_tokens=2000)
 

@@ -6,9 +6,11 @@ import grpc
 import pytest
 from live.history import History
 
-from octavo import errors, rpc, statuses
 from octavo.client import SamplingParams, convert
+from octavo.net.channel import open_channel
+from octavo.request import errors
 from octavo.v1 import inference_pb2, inference_pb2_grpc
+from octavo.wire import statuses
 
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
 
@@ -16,7 +18,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=60)
 @pytest.fixture
 async def routers(cluster):
     """A raw stub per router: no retries, no dropped duplicates."""
-    channels = [rpc.channel(endpoint) for endpoint in cluster.endpoints]
+    channels = [open_channel(endpoint) for endpoint in cluster.endpoints]
     yield [inference_pb2_grpc.InferenceStub(channel) for channel in channels]
     for channel in channels:
         await channel.close()

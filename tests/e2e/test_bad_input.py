@@ -6,8 +6,9 @@ import time
 import grpc
 import pytest
 
-from octavo import errors, limits, statuses
+from octavo.request import errors, limits
 from octavo.v1 import inference_pb2, inference_pb2_grpc
+from octavo.wire import statuses
 
 NAN, INF = math.nan, math.inf
 U32, U64 = 2**32 - 1, 2**64 - 1

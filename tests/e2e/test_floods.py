@@ -15,7 +15,7 @@ from guard.processes import lasting
 from live.cluster import Cluster, Shape
 from live.oracle import Oracle
 
-from octavo.security.api_keys import salt_of
+from octavo.net.security.api_keys import salt_of
 
 PROMPT = [5, 6, 7]
 QUICK = ("rapid-reset", "endless-headers", "zipped-bombs", "trailers", "posts", "mute-grpc")

@@ -15,10 +15,11 @@ import grpc
 import pytest
 from effort import draws
 
-from octavo import rpc, wire
 from octavo.client import SamplingParams
 from octavo.internal.v1 import worker_pb2
+from octavo.net.channel import open_channel
 from octavo.v1 import inference_pb2, types_pb2
+from octavo.wire.public import sampling_to_wire
 
 NUM_REQUESTS = int(os.environ.get("OCTAVO_TEST_FUZZ", draws(3000, 30_000)))
 SEED = int(os.environ.get("OCTAVO_TEST_SEED", "20261121"))
@@ -111,7 +112,7 @@ def worker_request(rng):
             for _ in range(rng.randrange(4)):
                 params = SamplingParams(max_tokens=rng.randrange(1, 40), seed=1, n=rng.choice([1, 1, 2]))
                 item = request.admissions.add(seq_id=seq_id(), epoch=number(), priority=rng.randrange(6))
-                item.sampling.CopyFrom(wire.sampling_to_wire(params))
+                item.sampling.CopyFrom(sampling_to_wire(params))
                 item.prompt.ids.extend(min(number(), 2**32 - 1) for _ in range(rng.randrange(4)))
                 item.deadline_in_ms, item.alone = number(), rng.random() < 0.3
                 if rng.random() < 0.3:
@@ -174,7 +175,7 @@ async def flood(count, one):
 @pytest.mark.timeout(3600)
 async def test_mutated_requests_at_a_router(cluster, client, oracle):
     rng = random.Random(SEED)
-    async with rpc.channel(cluster.endpoints[0]) as channel:
+    async with open_channel(cluster.endpoints[0]) as channel:
 
         async def one():
             method, data = inference_request(rng)
@@ -194,7 +195,7 @@ async def test_mutated_requests_at_a_router(cluster, client, oracle):
 async def test_random_commands_at_a_worker(solo):
     rng = random.Random(SEED)
     endpoint = solo.worker_endpoints["w0"]
-    async with rpc.channel(endpoint, internal=True) as channel:
+    async with open_channel(endpoint, internal=True) as channel:
 
         def step(commands, timeout):
             """By a blocking call: the other kind reports INTERNAL by itself when a stream ends while it writes."""

@@ -5,8 +5,8 @@ import subprocess
 
 from live.grpcurl import grpcurl, objects, snake, tool
 
-from octavo import wire
 from octavo.client import SamplingParams
+from octavo.wire.public import sampling_to_wire
 
 SEQ = f"{77:032x}"
 
@@ -75,7 +75,7 @@ def test_one_step_of_a_worker(solo):
         return printed[0]
 
     assert "items" not in step()
-    sampling = wire.sampling_to_wire(SamplingParams(temperature=0, max_tokens=5, seed=1, best_of=1))
+    sampling = sampling_to_wire(SamplingParams(temperature=0, max_tokens=5, seed=1, best_of=1))
     admission = {"seq_id": SEQ, "epoch": 1, "prompt": {"ids": [5] * 40}, "priority": 3}
     admission["sampling"] = {"temperature": 0, "max_tokens": sampling.max_tokens, "seed": 1}
     answer = objects(grpcurl(endpoint, "octavo.internal.v1.Worker/Schedule", data={"admissions": [admission]}))[0]

@@ -11,9 +11,10 @@ from live.fixtures import whole
 from live.grpcurl import grpcurl, objects
 from live.reader import Reader
 
-from octavo import errors, statuses
 from octavo.client import FinishReason, SamplingParams
+from octavo.request import errors
 from octavo.v1 import admin_pb2
+from octavo.wire import statuses
 
 BLOCK_SIZE = 16
 PROMPT = list(range(200, 300))

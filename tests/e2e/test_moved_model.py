@@ -11,9 +11,9 @@ from live.cluster import Shape
 from live.fixtures import running
 from live.reader import Reader
 
-from octavo import statuses
 from octavo.client import SamplingParams
 from octavo.v1 import admin_pb2
+from octavo.wire import statuses
 
 NUM_TOKENS = 600
 NUM_MOVES = 6

@@ -10,7 +10,7 @@ from live.fixtures import running
 from live.history import History
 
 from octavo.client import SamplingParams
-from octavo.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument
 
 PARAMS = SamplingParams(temperature=0, max_tokens=300)
 PROMPTS = [[number, 5, 6, 7] for number in range(6)]
@@ -23,7 +23,7 @@ def optimized(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "compiled"))
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     subprocess.run([sys.executable, "-c", "assert False"], check=True)
-    imports = "import torch, router.program, gpu_worker.serving.program"
+    imports = "import torch, router.program, gpu_worker.serving.process.program"
     subprocess.run([sys.executable, "-c", imports], cwd=ROOT, check=True)
 
 

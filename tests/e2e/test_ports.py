@@ -9,8 +9,9 @@ from listening import listening
 from live.cluster import ROOT, StoreProcess
 from live.process import Process, wait_until
 
-from octavo.cli import ports
-from octavo.settings import RouterSettings, WorkerSettings
+from octavo.local import ports
+from octavo.settings.router import RouterSettings
+from octavo.settings.worker import WorkerSettings
 
 ROW = re.compile(r"\| (router|worker)(?: `(--[a-z-]+)`| for blocks) \| ([^|]+?) \|")
 MODULES = {"router": "router", "worker": "gpu_worker"}

@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from octavo import errors, rpc, statuses
 from octavo.client import FinishReason, RetryPolicy, SamplingParams
+from octavo.net.channel import open_channel
+from octavo.request import errors
 from octavo.v1 import admin_pb2, inference_pb2, inference_pb2_grpc
+from octavo.wire import statuses
 
 LONG = SamplingParams(temperature=0, max_tokens=4000)
 NEVER = RetryPolicy(min_retries=0, retry_ratio=0.0)
@@ -23,7 +25,7 @@ async def until(condition, timeout_s=20.0):
 
 @asynccontextmanager
 async def raw(cluster, router=0):
-    async with rpc.channel(cluster.endpoints[router]) as channel:
+    async with open_channel(cluster.endpoints[router]) as channel:
         yield inference_pb2_grpc.InferenceStub(channel)
 
 

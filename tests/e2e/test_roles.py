@@ -13,8 +13,8 @@ from live.process import Process, wait_until
 from live.reader import Reader
 from waiting import until
 
-from octavo import rpc
 from octavo.client import AsyncClient, FinishReason, SamplingParams
+from octavo.net.channel import open_channel
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
 NUM_STREAMS = 6
@@ -40,7 +40,7 @@ class SplitUp:
 
     async def until_met(self):
         """The router would place on both workers."""
-        async with rpc.channel(self.router["admin_endpoint"]) as channel:
+        async with open_channel(self.router["admin_endpoint"]) as channel:
             admin = admin_pb2_grpc.AdminStub(channel)
 
             async def met():
@@ -51,7 +51,7 @@ class SplitUp:
 
     async def running(self):
         """The names of the owners of the sequences that are listed, and the epochs."""
-        async with rpc.channel(self.router["admin_endpoint"]) as channel:
+        async with open_channel(self.router["admin_endpoint"]) as channel:
             admin = admin_pb2_grpc.AdminStub(channel)
             workers = (await admin.ListWorkers(admin_pb2.ListWorkersRequest(), timeout=10)).workers
             names = {worker.incarnation: worker.worker_id for worker in workers}

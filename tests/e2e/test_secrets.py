@@ -17,12 +17,12 @@ from live.cluster import ROOT, StoreProcess
 from live.process import wait_until
 from trace_collector import TraceCollector, trace_collector
 
-from octavo.cli import state
 from octavo.client import Client, ClientCredentials, RetryPolicy, TlsFiles
-from octavo.errors import ServingError
-from octavo.security.api_keys import line_of, new_key
-from octavo.security.development_ca import certificate_files
-from octavo.security.roles import PeerRole
+from octavo.local import state
+from octavo.local.development_ca import certificate_files
+from octavo.net.security.api_keys import line_of, new_key
+from octavo.net.security.roles import PeerRole
+from octavo.request.errors import ServingError
 from octavo.store import acl
 
 PASSWORD = "canary-of-the-store-7d1f"

@@ -20,9 +20,9 @@ from live.oracle import Oracle
 from live.process import Process, wait_until
 
 from octavo.client import AsyncClient, Client, FinishReason, RetryPolicy, SamplingParams
-from octavo.errors import StoreFull, StoreUnavailable
-from octavo.ids import Incarnation, RequestId, new_request_id, sequence_id
-from octavo.record import NewSequence
+from octavo.request.errors import StoreFull, StoreUnavailable
+from octavo.request.ids import Incarnation, RequestId, new_request_id, sequence_id
+from octavo.request.record import NewSequence
 from octavo.store import open_store
 from octavo.store.calls import QueueLimits
 

@@ -5,9 +5,12 @@ import time
 import grpc
 import pytest
 
-from octavo import errors, hashing, statuses, wire
 from octavo.client import SamplingParams
 from octavo.internal.v1 import worker_pb2
+from octavo.request import errors, hashing
+from octavo.v1 import inference_pb2
+from octavo.wire import statuses
+from octavo.wire.public import sampling_to_wire
 
 SEQ = "%032x"
 
@@ -30,7 +33,7 @@ def steps(stub, count, *before):
 
 def admission(number=1, prompt=(1, 2, 3), max_tokens=10, **more):
     params = SamplingParams(temperature=0, max_tokens=max_tokens, best_of=1, seed=0)
-    item = worker_pb2.Admission(seq_id=SEQ % number, epoch=1, sampling=wire.sampling_to_wire(params), priority=3)
+    item = worker_pb2.Admission(seq_id=SEQ % number, epoch=1, sampling=sampling_to_wire(params), priority=3)
     item.prompt.ids.extend(prompt)
     for name, value in more.items():
         setattr(item, name, value)
@@ -128,7 +131,7 @@ def test_bad_commands_end_the_stream_alone(worker, solo):
 def test_items_carry_what_the_oracle_says(cluster, oracle):
     """A second stream, without Open, sees everything that a router's sequences bring, with its chain."""
     prompt = list(range(100, 120))
-    request = wire.inference_pb2.GenerateRequest(request_id="watched")
+    request = inference_pb2.GenerateRequest(request_id="watched")
     request.token_ids.ids.extend(prompt)
     request.sampling.max_tokens, request.sampling.temperature = 40, 0
     observers = [cluster.worker(name).Step(hold_open()) for name in cluster.worker_endpoints]

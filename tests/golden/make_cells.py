@@ -1,6 +1,6 @@
 """Writes cells.json: which cell a request belongs to, for clients in any language.
 
-Written from docs/cells.md and not from octavo/cells.py, which is tested against the result. The rule can never change:
+Written from docs/cells.md and not from octavo/request/cells.py, which is tested against it. The rule never changes:
 a client that computed another cell would not find its requests.  python tests/golden/make_cells.py
 """
 

@@ -16,7 +16,7 @@ from gpu_worker.ops import AttentionOptions, kv_format, make_batch, native
 from gpu_worker.ops.bits import CPU_BITS
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.ops.native_cpu import NativeCpuOps
-from gpu_worker.running.arena import KvArena
+from gpu_worker.running.memory.arena import KvArena
 
 FILE = Path(__file__).with_name("cpu_bits.json")
 CPU = torch.device("cpu")

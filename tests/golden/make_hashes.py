@@ -1,7 +1,7 @@
 """Writes hashes.json: vectors of the hashes in docs/protocol.md, for implementations in any language.
 
-Written from that text and not from octavo/hashing.py, which is tested against the result. Run it after a deliberate
-change of the format, and say so in the changelog:  python tests/golden/make_hashes.py
+Written from that text and not from octavo/request/hashing.py, which is tested against the result. Run it after a
+deliberate change of the format, and say so in the changelog:  python tests/golden/make_hashes.py
 """
 
 import hashlib

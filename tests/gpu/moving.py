@@ -20,11 +20,11 @@ from tiny_llama import PROMPTS, Form, decodes, tiny_llama
 from gpu_worker.ops import Ops
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.ops.native_cuda import NativeCudaOps
-from gpu_worker.running.arena_copier import staged_blocks
-from gpu_worker.running.staged_blocks import StagedBlocks, StagingSize
-from gpu_worker.running.step_mark import StepMark
-from octavo.hashing import block_hashes
-from octavo.sampling import SamplingParams
+from gpu_worker.running.memory.arena_copier import staged_blocks
+from gpu_worker.running.memory.staged_blocks import StagedBlocks, StagingSize
+from gpu_worker.running.memory.step_mark import StepMark
+from octavo.request.hashing import block_hashes
+from octavo.request.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
 

@@ -11,14 +11,14 @@ from scheduler_parts import SchedulerParts
 from sequences import beam_text, new_sequence
 
 from gpu_worker.ops import native
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import StepDeltas, StepOutput, StepPlan
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.sequence import Sequence
+from gpu_worker.scheduling.state.step import StepDeltas, StepOutput, StepPlan
 from gpu_worker.testing.fake_runner import Chooser
 from gpu_worker.testing.witness_runner import WitnessContext, WitnessRunner, salt_of
-from octavo.errors import CannotMove, InvalidArgument, NotFound, OutOfBlocks
-from octavo.ids import SequenceId
-from octavo.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.request.errors import CannotMove, InvalidArgument, NotFound, OutOfBlocks
+from octavo.request.ids import SequenceId
+from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
 
 CUT = (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR)
 ROOTS = (b"a" * 32, b"b" * 32)

@@ -18,9 +18,9 @@ from live.oracle import Oracle
 from live.process import Process, wait_until
 from rendered_chart import ROOT
 
-from octavo.cli import ports
 from octavo.client import Client, SamplingParams
-from octavo.store.embedded import EmbeddedStore
+from octavo.local import ports
+from octavo.local.embedded import EmbeddedStore
 
 MIRROR = os.environ.get("OCTAVO_DEBIAN_MIRROR", "http://deb.debian.org/debian")
 BARE_ROOT = os.environ.get("OCTAVO_BARE_ROOT", "")  # one that debootstrap has made, with python3-venv: saves minutes

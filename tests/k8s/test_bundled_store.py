@@ -14,10 +14,10 @@ from issued_secrets import Authority, MountedSecret
 from live.process import Process, wait_until
 from rendered_chart import ROOT, by_name, pods, template, values_of
 
-from octavo.cli import ports
+from octavo.local import ports
+from octavo.settings.store_url import server_urls
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
-from octavo.store_url import server_urls
 
 SECONDS = 60
 NAME = "trial-octavo-store"

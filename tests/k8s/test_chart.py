@@ -26,9 +26,9 @@ from rendered_chart import (
     values_of,
 )
 
-from octavo import health
-from octavo.endpoint import parse_cells
-from octavo.store_url import require_store_url, server_urls
+from octavo.net import health
+from octavo.process.endpoint import parse_cells
+from octavo.settings.store_url import require_store_url, server_urls
 
 SERVED = {"router": "resume", "worker": "octavo.internal.v1.Worker"}
 # What others define: no schema of Kubernetes knows it.

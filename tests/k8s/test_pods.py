@@ -26,11 +26,11 @@ from live.process import Process, wait_until
 from rendered_chart import INSECURE, by_name, notes, of_kind, programs, template, values_of
 from web_pages import get, samples_in
 
-from octavo.cli import ports
 from octavo.client import Client
-from octavo.security.api_keys import line_of, new_key
-from octavo.security.client_credentials import ClientCredentials
-from octavo.security.tls import TlsFiles
+from octavo.local import ports
+from octavo.net.security.api_keys import line_of, new_key
+from octavo.net.security.client_credentials import ClientCredentials
+from octavo.net.security.tls import TlsFiles
 from octavo.store import open_store
 
 SECONDS = 150

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from rendered_chart import CHART, CLASSES, ROOT, run, same_password, template, tool
 
-from octavo.options import options_of
+from octavo.settings.options import options_of
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())

@@ -9,9 +9,11 @@ from rendered_chart import CHART, INSECURE, ROOT, by_name, of_kind, programs, pr
 
 from octavo.cli.commands import parser
 from octavo.metrics.table import METRICS, MetricKind
-from octavo.options import options_of
-from octavo.security.roles import PeerRole
-from octavo.settings import RouterSettings, UpSettings, WorkerSettings
+from octavo.net.security.roles import PeerRole
+from octavo.settings.options import options_of
+from octavo.settings.router import RouterSettings
+from octavo.settings.up import UpSettings
+from octavo.settings.worker import WorkerSettings
 
 WATCHING = CHART / "watching"
 ON = [f"--set=watching.{part}.enabled=true" for part in ("monitor", "alerts", "dashboard")]

@@ -10,7 +10,7 @@ from live.cluster import Cluster, Shape
 from live.fixtures import pytest_runtest_makereport, running
 from page_watch import Load, ViewLog
 
-from octavo.cli import ports
+from octavo.local import ports
 
 __all__ = ["pytest_runtest_makereport"]
 

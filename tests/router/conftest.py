@@ -9,13 +9,14 @@ from types import SimpleNamespace
 import pytest
 from effort import patience
 
-from gpu_worker.serving.listener import Listener
-from gpu_worker.serving.worker import Worker
+from gpu_worker.serving.process.listener import Listener
+from gpu_worker.serving.process.worker import Worker
 from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
 from octavo.client import AsyncClient
-from octavo.ids import Incarnation, new_incarnation
-from octavo.sampling import FinishReason, SamplingParams
-from octavo.settings import RouterSettings, WorkerSettings
+from octavo.request.ids import Incarnation, new_incarnation
+from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.settings.router import RouterSettings
+from octavo.settings.worker import WorkerSettings
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.text import byte_tokenizer
 from octavo.text.byte_tokenizer import ByteTokenizer

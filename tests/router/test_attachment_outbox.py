@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from waiting import until
 
-from octavo.errors import StoreUnavailable
-from octavo.ids import Incarnation, SequenceId
+from octavo.request.errors import StoreUnavailable
+from octavo.request.ids import Incarnation, SequenceId
 from router import attachment_outbox
 from router.attachment_outbox import AttachmentOutbox
 from router.session_registry import SessionRegistry

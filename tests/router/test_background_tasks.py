@@ -2,7 +2,7 @@
 
 import asyncio
 
-from octavo.errors import StoreUnavailable
+from octavo.request.errors import StoreUnavailable
 from router import background_tasks
 
 

@@ -10,15 +10,16 @@ import pytest
 from effort import patience
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gpu_worker.serving import releaser
+from gpu_worker.serving.leaving import releaser
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo import rpc, statuses
 from octavo.client import AsyncClient
-from octavo.errors import Draining, InvalidArgument, NotFound, StoreUnavailable
-from octavo.record import SequenceState
-from octavo.sampling import SamplingParams
+from octavo.net.channel import open_channel
+from octavo.request.errors import Draining, InvalidArgument, NotFound, StoreUnavailable
+from octavo.request.record import SequenceState
+from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from octavo.wire import statuses
 from router.fleet import worker_streams
 from router.placing import assigner, dispatcher
 
@@ -39,13 +40,13 @@ def running_on(world, worker) -> list:
 
 
 async def is_serving(endpoint: str) -> bool:
-    async with rpc.channel(endpoint) as channel:
+    async with open_channel(endpoint) as channel:
         reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         return reply.status == SERVING
 
 
 def admin_of(world, router=0):
-    channel = rpc.channel(json.loads(world.routers[router]._member.info)["admin_endpoint"])
+    channel = open_channel(json.loads(world.routers[router]._member.info)["admin_endpoint"])
     world.stack.push_async_callback(channel.close)
     return admin_pb2_grpc.AdminStub(channel)
 
@@ -368,7 +369,7 @@ async def test_a_drain_that_names_no_worker_or_too_much_time_is_refused(world, r
 
 async def call_of(world, router: int, request_id: str, max_tokens: int):
     """One Generate call, without an SDK that goes on elsewhere."""
-    channel = rpc.channel(world.routers[router].endpoint)
+    channel = open_channel(world.routers[router].endpoint)
     world.stack.push_async_callback(channel.close)
     request = inference_pb2.GenerateRequest(request_id=request_id)
     request.token_ids.ids.extend(PROMPT)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from octavo.errors import StoreUnavailable
-from octavo.health import ALL, SERVING, Health
+from octavo.net.health import ALL, SERVING, Health
+from octavo.request.errors import StoreUnavailable
 from octavo.store.memory import MemoryStore
 from router import health_monitor
 from router.health_monitor import INFERENCE, RESUME, HealthMonitor

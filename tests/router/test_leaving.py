@@ -9,9 +9,9 @@ import pytest
 from effort import patience
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.errors import InvalidArgument, StoreUnavailable
-from octavo.record import SequenceState
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.request.errors import InvalidArgument, StoreUnavailable
+from octavo.request.record import SequenceState
+from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.store.memory import MemoryStore
 from router.fleet.worker_streams import StepStream
 

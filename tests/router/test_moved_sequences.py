@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo import wire
-from octavo.ids import Incarnation
 from octavo.internal.v1 import worker_pb2
-from octavo.record import Admission, SequenceState
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.request.ids import Incarnation
+from octavo.request.record import Admission, SequenceState
+from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.store.calls import Finish, MigrateStatus
 from octavo.store.memory import MemoryStore
+from octavo.wire.public import sampling_from_bytes
 from router.session_registry import Assignment
 
 PROMPT = list(range(3, 40))
@@ -45,7 +45,7 @@ class Move:
             epoch=self.record.epoch,
             prompt=[*PROMPT, 0],
             outputs=[list(journal) for journal in self.entry.journals],
-            sampling=wire.sampling_from_bytes(self.record.sampling),
+            sampling=sampling_from_bytes(self.record.sampling),
         )
         assert (await self.target.engine_client.admit(admission, "")).admitted
 

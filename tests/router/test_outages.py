@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.errors import StoreUnavailable
-from octavo.sampling import SamplingParams
+from octavo.request.errors import StoreUnavailable
+from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from octavo.errors import StoreUnavailable
+from octavo.request.errors import StoreUnavailable
 from octavo.store.memory import MemoryStore
 
 

@@ -10,14 +10,14 @@ import pytest
 from web_pages import metrics
 
 from gpu_worker.testing.witness_runner import WitnessRunner
-from octavo import rpc
 from octavo.client import AsyncClient, RetryPolicy
-from octavo.errors import QuotaExceeded
-from octavo.quota import TenantQuota
-from octavo.security.api_keys import line_of, new_key
-from octavo.security.client_credentials import ClientCredentials
-from octavo.statuses import error_from
+from octavo.net.channel import open_channel
+from octavo.net.security.api_keys import line_of, new_key
+from octavo.net.security.client_credentials import ClientCredentials
+from octavo.request.errors import QuotaExceeded
+from octavo.request.quota import TenantQuota
 from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from octavo.wire.statuses import error_from
 
 PROMPT = [3, 4, 5]
 LONG = {"max_tokens": 4000, "temperature": 0.0}
@@ -91,7 +91,7 @@ async def test_a_minute_s_tokens_used_up_are_refused_with_the_delay(make_tenants
     client = tenants.client("acme")
     whole = await client.complete(PROMPT, max_tokens=900, temperature=0.0, request_id="large")
     assert len(whole.outputs[0].token_ids) == 900
-    async with rpc.channel(tenants.world.routers[1].endpoint) as channel:
+    async with open_channel(tenants.world.routers[1].endpoint) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         request = inference_pb2.GenerateRequest(token_ids=types_pb2.TokenIds(ids=PROMPT))
         with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -8,13 +8,13 @@ import pytest
 from slow_beams import best_outputs
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo import rpc
 from octavo.client import AsyncClient, RetryPolicy
-from octavo.errors import NoWorkers, OutOfBlocks, RequestExists, RunnerFailed, ServingError, TooLarge
-from octavo.ids import Incarnation
-from octavo.record import AdmissionAnswer, AdmissionOutcome, SequenceState
-from octavo.sampling import FinishReason, SamplingParams
-from octavo.step_item import StepItem
+from octavo.net.channel import open_channel
+from octavo.request.errors import NoWorkers, OutOfBlocks, RequestExists, RunnerFailed, ServingError, TooLarge
+from octavo.request.ids import Incarnation
+from octavo.request.record import AdmissionAnswer, AdmissionOutcome, SequenceState
+from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.request.step_item import StepItem
 from octavo.store.calls import Member, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore, sweep
 from octavo.v1 import admin_pb2, admin_pb2_grpc
@@ -341,7 +341,7 @@ async def test_a_worker_of_another_layout_is_refused_by_name(world):
     await world.until(
         lambda: bad.listener.incarnation in router.pool.links and router.pool.find_link(bad.listener.incarnation).hello
     )
-    async with rpc.channel(router._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]) as channel:
+    async with open_channel(router._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]) as channel:
         admin = admin_pb2_grpc.AdminStub(channel)
         reply = await admin.ListWorkers(admin_pb2.ListWorkersRequest())
     reasons = {status.incarnation: status.reason for status in reply.workers}

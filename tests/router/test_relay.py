@@ -8,9 +8,9 @@ import pytest
 from effort import patience
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo import wire
-from octavo.sampling import SamplingParams
+from octavo.request.sampling import SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
+from octavo.wire.public import sampling_to_wire
 from router.streaming import session, session_waves
 
 PROMPT = list(range(3, 40))
@@ -19,7 +19,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=400)
 
 def request(request_id, params=GREEDY):
     ids = types_pb2.TokenIds(ids=PROMPT)
-    return inference_pb2.GenerateRequest(request_id=request_id, token_ids=ids, sampling=wire.sampling_to_wire(params))
+    return inference_pb2.GenerateRequest(request_id=request_id, token_ids=ids, sampling=sampling_to_wire(params))
 
 
 class StuckSession:

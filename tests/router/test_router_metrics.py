@@ -9,10 +9,10 @@ import pytest
 from web_pages import metrics
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.errors import InvalidArgument
 from octavo.metrics.aliases import ALIASES
 from octavo.metrics.table import METRICS, ROUTER, WORKER
-from octavo.sampling import SamplingParams
+from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import SamplingParams
 
 ALERTS = Path(__file__).resolve().parents[2] / "k8s/chart/watching/alerts.yaml"
 MATCHER = re.compile(r'(\w+)=~?"([^"]*)"')

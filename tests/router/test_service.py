@@ -8,12 +8,14 @@ import grpc
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo import rpc, statuses, wire
-from octavo.errors import DeadlineExceeded, NotFound, NoTokenizer, QueueFull
-from octavo.hashing import block_hashes, root_key
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.net.channel import open_channel
+from octavo.request.errors import DeadlineExceeded, NotFound, NoTokenizer, QueueFull
+from octavo.request.hashing import block_hashes, root_key
+from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.store.memory import MemoryStore
 from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from octavo.wire import statuses
+from octavo.wire.public import sampling_to_wire
 from router.fleet.worker_link import WorkerLink
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -240,13 +242,13 @@ async def test_a_full_queue_says_when_to_come_back(world):
 
 
 def request(request_id, **sampling):
-    params = wire.sampling_to_wire(replace(GREEDY, **sampling))
+    params = sampling_to_wire(replace(GREEDY, **sampling))
     prompt = types_pb2.TokenIds(ids=PROMPT)
     return inference_pb2.GenerateRequest(request_id=request_id, token_ids=prompt, sampling=params)
 
 
 def raw(world, router):
-    channel = rpc.channel(router.endpoint)
+    channel = open_channel(router.endpoint)
     world.stack.push_async_callback(channel.close)
     return inference_pb2_grpc.InferenceStub(channel)
 
@@ -327,7 +329,7 @@ async def test_the_end_at_a_deadline_comes_before_the_call_ends_however_late_the
 
 
 def grpc_channel(world):
-    return rpc.channel(world.routers[0].endpoint)
+    return open_channel(world.routers[0].endpoint)
 
 
 async def ends_in_time(stub, number: int) -> bool:

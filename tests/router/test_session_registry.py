@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from octavo.ids import Incarnation, SequenceId
-from octavo.step_item import StepItem
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.step_item import StepItem
 from octavo.store.calls import Notice
 from router.session_registry import MAX_EARLY, Assignment, SessionRegistry
 

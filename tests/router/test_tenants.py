@@ -8,12 +8,12 @@ import grpc
 import pytest
 
 from gpu_worker.testing.witness_runner import WitnessRunner
-from octavo import rpc
 from octavo.client import AsyncClient
-from octavo.errors import InvalidArgument, NotFound, Unauthenticated
-from octavo.security import api_keys
-from octavo.security.api_keys import line_of, new_key, salt_of
-from octavo.security.client_credentials import ClientCredentials
+from octavo.net.channel import open_channel
+from octavo.net.security import api_keys
+from octavo.net.security.api_keys import line_of, new_key, salt_of
+from octavo.net.security.client_credentials import ClientCredentials
+from octavo.request.errors import InvalidArgument, NotFound, Unauthenticated
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 
 PROMPT = list(range(3, 100))
@@ -67,7 +67,7 @@ async def test_no_method_of_inference_answers_without_a_key(guarded: Any, keys: 
     assert set(methods) == {method.name for method in inference_pb2.DESCRIPTOR.services_by_name["Inference"].methods}
     wrong = new_key()
     headers = ["", wrong, f"Bearer {wrong}", "Bearer ", "Bearer", f"Basic {keys.of['acme']}", keys.of["acme"]]
-    async with rpc.channel(guarded.routers[0].endpoint) as channel:
+    async with open_channel(guarded.routers[0].endpoint) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         for name, request in methods.items():
             for header in headers:
@@ -115,7 +115,7 @@ async def test_operators_name_the_tenant(guarded: Any, keys: Keys) -> None:
     going = asyncio.create_task(acme.complete(PROMPT, max_tokens=400, temperature=0.0, request_id="moves"))
     await guarded.until(lambda: any(len(e.journals[0]) > 20 for e in guarded.state._entries.values()))
     endpoint = guarded.routers[0]._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]
-    async with rpc.channel(endpoint) as channel:
+    async with open_channel(endpoint) as channel:
         admin = admin_pb2_grpc.AdminStub(channel)
         [listed] = (await admin.ListSequences(admin_pb2.ListSequencesRequest())).sequences
         assert listed.tenant == "acme"

@@ -13,13 +13,13 @@ from google.protobuf import descriptor_pool
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gpu_worker.testing.witness_runner import WitnessRunner
-from octavo import rpc
 from octavo.client import AsyncClient
-from octavo.errors import PermissionDenied, Unreachable
 from octavo.internal.v1 import transfer_pb2, worker_pb2  # noqa: F401  their descriptors
-from octavo.security import tls
-from octavo.security.client_credentials import ClientCredentials
-from octavo.security.roles import ALLOWED, URI_PREFIX, WORKER_NAME, PeerRole, roles_allowed
+from octavo.net.channel import open_channel
+from octavo.net.security import tls
+from octavo.net.security.client_credentials import ClientCredentials
+from octavo.net.security.roles import ALLOWED, URI_PREFIX, WORKER_NAME, PeerRole, roles_allowed
+from octavo.request.errors import PermissionDenied, Unreachable
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
 
@@ -54,7 +54,7 @@ def admin_endpoint(world: Any) -> str:
 
 async def methods_at(endpoint: str, credentials: ClientCredentials) -> list[tuple[str, bool, bool]]:
     """Every method of every service that a server says it has, and whether requests and replies are streams."""
-    async with rpc.channel(endpoint, credentials=credentials) as channel:
+    async with open_channel(endpoint, credentials=credentials) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         [reply] = [each async for each in stub.ServerReflectionInfo(iter([ask]))]
@@ -96,15 +96,15 @@ async def test_every_method_of_every_server_lets_in_the_roles_of_its_line(secure
         seen |= {method for method, _, _ in methods}
         for role in PeerRole:
             credentials = shared.caller(role, of_worker=endpoint == worker)
-            async with rpc.channel(endpoint, credentials=credentials) as channel:
+            async with open_channel(endpoint, credentials=credentials) as channel:
                 for method, *streaming in methods:
                     code = await code_of(channel, method, *streaming)
                     denied = code is grpc.StatusCode.PERMISSION_DENIED
                     assert denied == (role not in roles_allowed(method)), f"{role} at {method}: {code}"
-        async with rpc.channel(endpoint, credentials=shared.stranger()) as channel:
+        async with open_channel(endpoint, credentials=shared.stranger()) as channel:
             for method, *streaming in methods:
                 assert await code_of(channel, method, *streaming) is grpc.StatusCode.UNAVAILABLE  # no handshake
-        async with rpc.channel(endpoint) as channel:
+        async with open_channel(endpoint) as channel:
             assert await code_of(channel, *methods[0]) is grpc.StatusCode.UNAVAILABLE  # no TLS
     assert seen == set(ALLOWED)
 
@@ -153,7 +153,7 @@ async def test_only_whole_uris_give_roles(secured: Any, shared: Certificates, na
     }
     for endpoint, method in asked.items():
         credentials = ClientCredentials(files, WORKER_NAME if endpoint == worker else "")
-        async with rpc.channel(endpoint, credentials=credentials) as channel:
+        async with open_channel(endpoint, credentials=credentials) as channel:
             code = await code_of(channel, method, False, False)
         assert (code is grpc.StatusCode.PERMISSION_DENIED) == (not roles & roles_allowed(method)), (method, code)
     pages = {
@@ -185,7 +185,7 @@ async def test_requests_migrations_and_operators_work_over_tls(secured: Any, sha
     )
     with pytest.raises(PermissionDenied):
         await caller_of(secured, shared.caller("worker")).models()
-    async with rpc.channel(admin_endpoint(secured), credentials=shared.caller("operator")) as channel:
+    async with open_channel(admin_endpoint(secured), credentials=shared.caller("operator")) as channel:
         moved = await admin_pb2_grpc.AdminStub(channel).Migrate(admin_pb2.MigrateRequest(request_id="moves"))
     assert moved.num_sent_blocks > 0, "no block went over the connection for blocks"
     whole = await task
@@ -221,7 +221,7 @@ async def test_files_are_replaced_while_streams_go_on(world: Any, tmp_path: Path
     assert first.outputs[0].token_ids == again.outputs[0].token_ids
     with pytest.raises(Unreachable):
         await caller_of(world, old.caller("client")).connect(1.0)
-    async with rpc.channel(admin_endpoint(world), credentials=new.caller("operator")) as channel:
+    async with open_channel(admin_endpoint(world), credentials=new.caller("operator")) as channel:
         moved = await admin_pb2_grpc.AdminStub(channel).Migrate(admin_pb2.MigrateRequest(request_id="going"))
     assert moved.num_sent_blocks > 0  # between workers, over a connection made now
     await world.worker(WitnessRunner(), warm_up_ms=0, **certificates.settings("worker"))

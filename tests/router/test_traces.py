@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from gpu_worker.serving.calls.sequence_tracer import SequenceTracer
 from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.sequence_tracer import SequenceTracer
-from octavo import rpc
-from octavo.sampling import SamplingParams
-from octavo.traces import RequestTracer
+from octavo.net.channel import open_channel
+from octavo.net.traces import RequestTracer
+from octavo.request.sampling import SamplingParams
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 from router.streaming.genai_attributes import operation_of
 
@@ -34,7 +34,7 @@ async def traced(world):
 async def complete(world, traceparent):
     request = inference_pb2.GenerateRequest(request_id="traced", text=CANARY)
     request.sampling.max_tokens = 20
-    async with rpc.channel(world.routers[0].endpoint) as channel:
+    async with open_channel(world.routers[0].endpoint) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         metadata = (("traceparent", traceparent),) if traceparent else ()
         return await stub.Complete(request, metadata=metadata, timeout=30)
@@ -98,7 +98,7 @@ async def test_a_span_says_what_was_asked_for(world, traced):
     for name, value in {"max_tokens": 5, "n": 2, "temperature": 0.5, "top_k": 7, "presence_penalty": 0.25}.items():
         setattr(request.sampling, name, value)
     request.sampling.stop.append(CANARY)
-    async with rpc.channel(world.routers[0].endpoint) as channel:
+    async with open_channel(world.routers[0].endpoint) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         await stub.Complete(request, metadata=(("traceparent", CALLER),), timeout=30)
     await world.until(lambda: len(traced.get_finished_spans()) == 2)

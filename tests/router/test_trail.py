@@ -11,12 +11,13 @@ from certificates import Certificates
 from web_pages import metrics
 
 from gpu_worker.testing.witness_runner import WitnessRunner
-from octavo import rpc, telemetry
 from octavo.client import AsyncClient
-from octavo.errors import PermissionDenied, Unauthenticated
-from octavo.security import api_keys, trail
-from octavo.security.api_keys import key_id, line_of, new_key
-from octavo.security.client_credentials import ClientCredentials
+from octavo.net.channel import open_channel
+from octavo.net.security import api_keys, trail
+from octavo.net.security.api_keys import key_id, line_of, new_key
+from octavo.net.security.client_credentials import ClientCredentials
+from octavo.process import telemetry
+from octavo.request.errors import PermissionDenied, Unauthenticated
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
 
@@ -101,11 +102,11 @@ async def test_operators_are_named_and_others_refused(world: Any, tmp_path: Path
     with pytest.raises(PermissionDenied):
         await client.models()
     await client.close()
-    async with rpc.channel(admin, credentials=certificates.caller("client")) as channel:
+    async with open_channel(admin, credentials=certificates.caller("client")) as channel:
         with pytest.raises(grpc.aio.AioRpcError):
             await admin_pb2_grpc.AdminStub(channel).ListWorkers(admin_pb2.ListWorkersRequest())
     endpoint = worker.listener.endpoint
-    async with rpc.channel(endpoint, credentials=certificates.caller("client", of_worker=True)) as channel:
+    async with open_channel(endpoint, credentials=certificates.caller("client", of_worker=True)) as channel:
         with pytest.raises(grpc.aio.AioRpcError):
             await channel.unary_unary("/octavo.internal.v1.Worker/Hello")(b"")
     host, _, port = router.web_endpoint.rpartition(":")
@@ -119,7 +120,7 @@ async def test_operators_are_named_and_others_refused(world: Any, tmp_path: Path
     assert len(lines) == 4
     assert sum("subject=octavo:///role/client" in line for line in lines) == 3
     lines.clear()
-    async with rpc.channel(admin, credentials=certificates.caller("operator")) as channel:
+    async with open_channel(admin, credentials=certificates.caller("operator")) as channel:
         stub = admin_pb2_grpc.AdminStub(channel)
         await stub.ListWorkers(admin_pb2.ListWorkersRequest())
         request = admin_pb2.DrainWorkerRequest(worker_id=worker.listener.worker_id, grace_ms=1000)

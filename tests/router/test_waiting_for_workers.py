@@ -9,9 +9,9 @@ from web_pages import metrics
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.client import AsyncClient
 from octavo.client.retry import RetryPolicy
-from octavo.errors import NoWorkers
-from octavo.health import SERVING
-from octavo.sampling import SamplingParams
+from octavo.net.health import SERVING
+from octavo.request.errors import NoWorkers
+from octavo.request.sampling import SamplingParams
 from router.fleet import model_watch
 from router.fleet.model_watch import description_of, facts_in
 from router.health_monitor import INFERENCE

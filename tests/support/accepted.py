@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from octavo import hashing, wire
-from octavo.ids import Incarnation, RequestId, sequence_id
-from octavo.record import NewSequence
-from octavo.sampling import SamplingParams
+from octavo.request import hashing
+from octavo.request.ids import Incarnation, RequestId, sequence_id
+from octavo.request.record import NewSequence
+from octavo.request.sampling import SamplingParams
+from octavo.wire.public import sampling_bytes
 
 
 def accepted_sequence(
@@ -22,7 +23,7 @@ def accepted_sequence(
         salt="",
         model="weights",
         layout="bfloat16",
-        sampling=wire.sampling_bytes(params),
+        sampling=sampling_bytes(params),
         prompt=tuple(prompt),
         prompt_chain=hashing.prompt_chain(prompt),
         num_branches=params.num_branches,

@@ -9,11 +9,11 @@ from sequences import new_sequence
 
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, PinnedBlocks
 from gpu_worker.scheduling.freezer import Freezer, FrozenSequence
-from gpu_worker.scheduling.sequence import CarriedScores, CarriedTail
+from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail
 from gpu_worker.testing.witness_runner import LAYERS, salt_of
-from octavo.errors import CannotMove, NotFound, OutOfBlocks
-from octavo.hashing import block_hashes
-from octavo.ids import BlockHash
+from octavo.request.errors import CannotMove, NotFound, OutOfBlocks
+from octavo.request.hashing import block_hashes
+from octavo.request.ids import BlockHash
 
 BLOCK_OPERATIONS = ["pin", "unpin", "hold", "extend", "arrive", "release"]  # also while a step is in flight
 OPERATIONS = [*BLOCK_OPERATIONS, "freeze", "thaw", "move", "roll"]

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gpu_worker.scheduling.step import RunnerInfo
+from gpu_worker.scheduling.state.step import RunnerInfo
 from gpu_worker.testing.witness_runner import LAYERS, WitnessRunner, Words, salt_of
-from octavo import hashing
+from octavo.request import hashing
 
 
 def audit_cache(

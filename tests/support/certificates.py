@@ -8,10 +8,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from octavo.security.client_credentials import ClientCredentials
-from octavo.security.development_ca import certificate_files, make_certificates
-from octavo.security.roles import WORKER_NAME, PeerRole
-from octavo.security.tls import TlsFiles
+from octavo.local.development_ca import certificate_files, make_certificates
+from octavo.net.security.client_credentials import ClientCredentials
+from octavo.net.security.roles import WORKER_NAME, PeerRole
+from octavo.net.security.tls import TlsFiles
 
 
 class Certificates:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from moving_benches import MovingBench, move
 
-from gpu_worker.moving.block_listener import BlockListener
-from gpu_worker.moving.block_sender import BlockSender
-from gpu_worker.moving.incoming_ticket import ExpectedBlock, IncomingTicket
-from gpu_worker.moving.outgoing_ticket import OutgoingBlock
-from gpu_worker.moving.rate_limiter import RateLimiter
-from gpu_worker.scheduling.step import BlockMemory
-from octavo.ids import BlockId
+from gpu_worker.migration.blocks.block_listener import BlockListener
+from gpu_worker.migration.blocks.block_sender import BlockSender
+from gpu_worker.migration.blocks.incoming_ticket import ExpectedBlock, IncomingTicket
+from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
+from gpu_worker.migration.blocks.rate_limiter import RateLimiter
+from gpu_worker.scheduling.state.step import BlockMemory
+from octavo.request.ids import BlockId
 
 SECRET = bytes(range(32))
 PATIENCE_S = 60.0

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from octavo.ids import Incarnation, SequenceId
+from octavo.request.ids import Incarnation, SequenceId
 from router.fleet.worker_snapshot import SequenceView, WorkerSnapshot
 from router.fleet.worker_view import WorkerView
 from router.placing.migration_history import RETURN_S, PastMigration, ProposedMigration

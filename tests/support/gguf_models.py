@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from octavo.gguf import BLOCK_SIZES, TensorType
+from octavo.model_files.gguf import BLOCK_SIZES, TensorType
 
 Kinds = str | Callable[[str], str]  # the type of every matrix, or of the matrix of a name
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}

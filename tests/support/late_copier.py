@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.running.staged_blocks import StagedBlocks, StagingSize
+from gpu_worker.running.memory.staged_blocks import StagedBlocks, StagingSize
 from gpu_worker.testing.witness_runner import WitnessRunner
 
 Bytes = NDArray[np.uint8]

@@ -8,12 +8,12 @@ from scheduler_bench import Bench
 
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, tail_name
 from gpu_worker.scheduling.freezer import Freezer
-from gpu_worker.scheduling.sequence import FINISHED, CarriedScores, CarriedTail, Sequence
-from gpu_worker.scheduling.step import Runner, StepDeltas, StepPlan
+from gpu_worker.scheduling.state.sequence import FINISHED, CarriedScores, CarriedTail, Sequence
+from gpu_worker.scheduling.state.step import Runner, StepDeltas, StepPlan
 from gpu_worker.testing.witness_runner import WitnessRunner
-from octavo.hashing import block_hashes
-from octavo.ids import BlockHash, BlockId
-from octavo.sampling import SamplingParams, TokenScore
+from octavo.request.hashing import block_hashes
+from octavo.request.ids import BlockHash, BlockId
+from octavo.request.sampling import SamplingParams, TokenScore
 
 SIZES = {"block_size": 4, "num_blocks": 64, "num_host_blocks": 48}
 

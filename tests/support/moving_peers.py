@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.moving.block_listener import BlockListener
-from gpu_worker.moving.frame_socket import FrameSocket
-from gpu_worker.moving.frames import HEADER, BlockFrame, FrameKind, proof
-from gpu_worker.moving.incoming_ticket import ExpectedBlock, IncomingTicket
-from octavo.errors import TransferFailed
+from gpu_worker.migration.blocks.block_listener import BlockListener
+from gpu_worker.migration.blocks.frame_socket import FrameSocket
+from gpu_worker.migration.blocks.frames import HEADER, BlockFrame, FrameKind, proof
+from gpu_worker.migration.blocks.incoming_ticket import ExpectedBlock, IncomingTicket
+from octavo.request.errors import TransferFailed
 
 SECRET = bytes(range(32))
 PATIENCE_S = 60

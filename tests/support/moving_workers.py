@@ -10,28 +10,33 @@ from accepted import accepted_sequence
 from scheduler_parts import SchedulerParts
 from waiting import until
 
-from gpu_worker.migrating.migration_target import MigrationTarget
-from gpu_worker.migrating.transfer_service import TransferService
-from gpu_worker.moving.block_sender import BlockSender
-from gpu_worker.moving.outgoing_ticket import OutgoingBlock
-from gpu_worker.moving.rate_limiter import RateLimiter
+from gpu_worker.migration.blocks.block_sender import BlockSender
+from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
+from gpu_worker.migration.blocks.rate_limiter import RateLimiter
+from gpu_worker.migration.target.migration_target import MigrationTarget
+from gpu_worker.migration.transfer_service import TransferService
 from gpu_worker.scheduling.block_exchange import PinnedBlocks, tail_name
 from gpu_worker.scheduling.freezer import FrozenSequence
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.step import StepDeltas
-from gpu_worker.serving.announcer import OwnershipAnnouncer
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.step import StepDeltas
+from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
 from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.journal_writer import JournalWriter
-from gpu_worker.serving.step_publisher import StepPublisher
+from gpu_worker.serving.journal.journal_writer import JournalWriter
+from gpu_worker.serving.journal.step_publisher import StepPublisher
 from gpu_worker.testing.witness_runner import WitnessRunner, witness_oracle
-from octavo import hashing, rpc, statuses, wire
-from octavo.errors import ServingError, StoreUnavailable
-from octavo.ids import BlockHash, Incarnation, SequenceId
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc
-from octavo.record import Record, SequenceState
-from octavo.sampling import SamplingParams
+from octavo.net.channel import open_channel
+from octavo.net.server import make_server
+from octavo.request import hashing
+from octavo.request.errors import ServingError, StoreUnavailable
+from octavo.request.ids import BlockHash, Incarnation, SequenceId
+from octavo.request.record import Record, SequenceState
+from octavo.request.sampling import SamplingParams
 from octavo.store.calls import MigrateStatus, QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
+from octavo.wire import statuses
+from octavo.wire.internal import admission_of_record
+from octavo.wire.public import score_to_wire
 
 PROMPT = tuple(range(1, 12))  # two full blocks and three tokens
 BLOCK_SIZE = 4
@@ -103,13 +108,13 @@ class MovingWorker:
 
     async def start(self) -> None:
         self.task = asyncio.create_task(self.journal_writer.run())
-        self.server = rpc.server(internal=True)
+        self.server = make_server(internal=True)
         service = TransferService()
         service.serve_target(self.target)
         transfer_pb2_grpc.add_TransferServicer_to_server(service, self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
-        self.channel = rpc.channel(f"127.0.0.1:{port}", internal=True)
+        self.channel = open_channel(f"127.0.0.1:{port}", internal=True)
         self.stub = transfer_pb2_grpc.TransferStub(self.channel)
         self.engine.start()
 
@@ -218,9 +223,9 @@ class Move:
         return [
             transfer_pb2.BranchEnd(
                 num_tokens=len(branch.tokens), chain=branch.chain, cumulative_logprob=end.cumulative_logprob,
-                logprobs=[wire.score_to_wire(score) for score in log.scores_of(index)],
+                logprobs=[score_to_wire(score) for score in log.scores_of(index)],
                 num_computed=num_computed.get(index, 0),
-                prompt_logprobs=[] if index else [wire.score_to_wire(score) for score in log.prompt_scores()],
+                prompt_logprobs=[] if index else [score_to_wire(score) for score in log.prompt_scores()],
             )
             for index, (branch, end) in enumerate(zip(log.branches, frozen.branches, strict=True))
         ]  # fmt: skip
@@ -324,7 +329,7 @@ async def moving_workers(
         taken = await store.take_ownership(take)
         snapshot = await MemoryStore.read(store, new.seq_id, prompt=True, from_indexes=[0] * new.num_branches)
         assert snapshot is not None
-        answer = await source.engine_client.admit(wire.admission_of_record(snapshot, epoch=taken.epoch), "")
+        answer = await source.engine_client.admit(admission_of_record(snapshot, epoch=taken.epoch), "")
         assert answer.admitted
         source.engine.grant_steps(num_tokens)
 

@@ -11,7 +11,7 @@ import grpc
 from live.cluster import Cluster
 
 from octavo.client import AsyncClient, SamplingParams
-from octavo.errors import ServingError
+from octavo.request.errors import ServingError
 from octavo.v1 import admin_pb2
 
 

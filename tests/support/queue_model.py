@@ -11,9 +11,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from octavo.ids import Incarnation, RequestId, SequenceId, new_operation_id, sequence_id
-from octavo.record import NewSequence
-from octavo.sampling import FinishReason
+from octavo.request.ids import Incarnation, RequestId, SequenceId, new_operation_id, sequence_id
+from octavo.request.record import NewSequence
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import AcceptReply, AcceptStatus, AppendItem, QueueLimits, TakeReason, TakeRequest, TakeStatus
 from octavo.store.memory import MemoryState, MemoryStore
 from router.placing.placement import KEPT_SHARE

@@ -1,6 +1,6 @@
 """What a validator says."""
 
-from octavo.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument
 
 
 def refusal(call, *args, **kwargs):

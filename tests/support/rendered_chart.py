@@ -11,14 +11,16 @@ from textwrap import indent
 import pytest
 import yaml
 
-from octavo import settings
-from octavo.options import options_of
+from octavo.settings.loading import parse
+from octavo.settings.options import options_of
+from octavo.settings.router import RouterSettings
+from octavo.settings.worker import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "k8s/chart"
 BIN = Path(sys.executable).parent
 PROFILES = ["default", *sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").iterdir())]
-CLASSES = {"router": settings.RouterSettings, "worker": settings.WorkerSettings}
+CLASSES = {"router": RouterSettings, "worker": WorkerSettings}
 INSECURE = ("--set", "security.insecure=true")
 
 
@@ -112,7 +114,7 @@ def settings_of(component, container, pod_ip="10.0.0.7"):
         for name, value in (told | values_of(container)).items()
         if name.startswith("OCTAVO_")
     }
-    return settings.parse(cls, words, environ=environ)
+    return parse(cls, words, environ=environ)
 
 
 def options_by_variable(component):

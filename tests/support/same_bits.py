@@ -21,8 +21,8 @@ from moving_benches import MovingBench, move
 from gpu_worker.ops import native
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
-from gpu_worker.scheduling.step import StepDeltas, StepPlan
-from octavo.sampling import SamplingParams, TokenScore
+from gpu_worker.scheduling.state.step import StepDeltas, StepPlan
+from octavo.request.sampling import SamplingParams, TokenScore
 from octavo.text.tokenizer import open_tokenizer
 
 FAULTS = ("kill", "migration", "swap", "prefix hit", "odd pieces")

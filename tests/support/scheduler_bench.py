@@ -5,11 +5,11 @@ from typing import Any
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import Runner, StepDeltas, StepPlan
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.sequence import Sequence
+from gpu_worker.scheduling.state.step import Runner, StepDeltas, StepPlan
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.request.sampling import FinishReason, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 

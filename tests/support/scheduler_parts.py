@@ -6,14 +6,14 @@ from collections.abc import Callable
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.step_times import StepTimes
-from gpu_worker.scheduling.load import Load
+from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import Runner, RunnerInfo, StepDeltas
-from gpu_worker.scheduling.step_budget import StepBudget
-from gpu_worker.scheduling.workload import Workload
-from octavo.ids import SequenceId
+from gpu_worker.scheduling.state.load import Load
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.sequence import Sequence
+from gpu_worker.scheduling.state.step import Runner, RunnerInfo, StepDeltas
+from gpu_worker.scheduling.state.workload import Workload
+from octavo.request.ids import SequenceId
 
 
 class SchedulerParts:

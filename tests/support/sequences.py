@@ -3,11 +3,11 @@
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
-from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.wait_queue import rank_of
-from octavo.ids import SequenceId
-from octavo.record import Admission
-from octavo.sampling import SamplingParams
+from gpu_worker.scheduling.state.sequence import Sequence
+from gpu_worker.scheduling.state.wait_queue import rank_of
+from octavo.request.ids import SequenceId
+from octavo.request.record import Admission
+from octavo.request.sampling import SamplingParams
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
 
@@ -22,7 +22,7 @@ def new_sequence(
     beam_text: TextStream | None = None,
     **fields: Any,
 ) -> Sequence:
-    """The sequence of an admission; `fields` are further fields of octavo.record.Admission."""
+    """The sequence of an admission; `fields` are further fields of octavo.request.record.Admission."""
     admission = Admission(**{"seq_id": SequenceId(name), "epoch": 1, "prompt": prompt, "sampling": params, **fields})
     sequence = Sequence.from_admission(admission, root=root, now=now)
     sequence.beam_text = beam_text

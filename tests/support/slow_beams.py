@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gpu_worker.scheduling.step import RunnerInfo
+from gpu_worker.scheduling.state.step import RunnerInfo
 from gpu_worker.testing.fake_runner import Chooser, fold
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.request.sampling import FinishReason, SamplingParams
 
 
 class BestOutput(NamedTuple):

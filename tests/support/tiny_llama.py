@@ -9,20 +9,20 @@ from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 from torch import Tensor
 
-from gpu_worker.models.config import LlamaConfig
-from gpu_worker.models.llama import LlamaDecoder
-from gpu_worker.models.rope import RopeParameters
+from gpu_worker.models.decoders.config import LlamaConfig
+from gpu_worker.models.decoders.llama import LlamaDecoder
+from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import Ops
 from gpu_worker.ops.kv_shape import KvShape
-from gpu_worker.running.arena import KvArena
 from gpu_worker.running.graphs import Capturer, capture_decodes, capture_mixed
+from gpu_worker.running.memory.arena import KvArena
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.sequence import Branch, Sequence
-from gpu_worker.scheduling.step import Chunk, RunnerInfo, StepPlan
-from gpu_worker.scheduling.workload import Workload
-from octavo.sampling import SamplingParams
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.sequence import Branch, Sequence
+from gpu_worker.scheduling.state.step import Chunk, RunnerInfo, StepPlan
+from gpu_worker.scheduling.state.workload import Workload
+from octavo.request.sampling import SamplingParams
 
 CPU = torch.device("cpu")
 PROMPTS = [[(i * 37 + j * 11) % 96 for j in range(length)] for i, length in enumerate((21, 1, 8, 40, 16, 33))]

@@ -10,20 +10,23 @@ from typing import Any
 from accepted import accepted_sequence
 from waiting import until
 
-from gpu_worker.scheduling.step import StepOutput, StepPlan
-from gpu_worker.serving.lease import register_worker
-from gpu_worker.serving.listener import Listener
-from gpu_worker.serving.worker import Worker, member_of
+from gpu_worker.scheduling.state.step import StepOutput, StepPlan
+from gpu_worker.serving.process.lease import register_worker
+from gpu_worker.serving.process.listener import Listener
+from gpu_worker.serving.process.worker import Worker, member_of
 from gpu_worker.testing.witness_runner import WitnessRunner, witness_oracle
-from octavo import hashing, rpc, statuses, wire
-from octavo.ids import SequenceId
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.record import Record
-from octavo.sampling import SamplingParams
-from octavo.settings import WorkerSettings
-from octavo.step_item import StepItem
+from octavo.net.channel import open_channel
+from octavo.request import hashing
+from octavo.request.ids import SequenceId
+from octavo.request.record import Record
+from octavo.request.sampling import SamplingParams
+from octavo.request.step_item import StepItem
+from octavo.settings.worker import WorkerSettings
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryState, MemoryStore
+from octavo.wire import statuses
+from octavo.wire.internal import admission_of_record, admission_to_wire, item_from_wire
 
 PROMPT = tuple(range(1, 40))
 PATIENCE_S = 30.0
@@ -91,7 +94,7 @@ class PairedWorker:
             await self.worker.warm_up()
         self.worker.start()
         self.incarnation = self.listener.incarnation
-        self.channel = rpc.channel(self.listener.endpoint, internal=True)
+        self.channel = open_channel(self.listener.endpoint, internal=True)
         self.stub = worker_pb2_grpc.WorkerStub(self.channel)
         self.worker.engine.grant_steps(0)
 
@@ -172,7 +175,7 @@ class Follower:
             while True:
                 result = await call.read()
                 for message in result.items:
-                    item = wire.item_from_wire(message)
+                    item = item_from_wire(message)
                     self.items[item.branch].append(item)
                     if item.finish:
                         self._ended.add(item.branch)
@@ -246,7 +249,7 @@ class WorkerPair:
             TakeRequest(seq_id, 0, worker.incarnation, f"t{seq_id}", TakeReason.QUEUED)
         )
         snapshot = await self.store.read(seq_id, prompt=True, from_indexes=[0] * new.num_branches)
-        admission = wire.admission_to_wire(wire.admission_of_record(snapshot, epoch=taken.epoch))
+        admission = admission_to_wire(admission_of_record(snapshot, epoch=taken.epoch))
         admission.prefix_owner, admission.prefix_owner_tokens = hint
         answer = await worker.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[admission]))
         assert answer.results[0].outcome == worker_pb2.ADMISSION_OUTCOME_ADMITTED, answer

@@ -7,17 +7,21 @@ import grpc
 import pytest
 from scheduler_parts import SchedulerParts
 
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.step import StepDeltas
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.step import StepDeltas
+from gpu_worker.serving.calls.worker_service import WorkerService
 from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.journal_writer import JournalWriter
-from gpu_worker.serving.server import WorkerService
-from gpu_worker.serving.step_publisher import StepPublisher
+from gpu_worker.serving.journal.journal_writer import JournalWriter
+from gpu_worker.serving.journal.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo import errors, hashing, rpc, statuses, wire
-from octavo.ids import Incarnation
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.sampling import SamplingParams
+from octavo.net.channel import open_channel
+from octavo.net.server import make_server
+from octavo.request import errors, hashing
+from octavo.request.ids import Incarnation
+from octavo.request.sampling import SamplingParams
+from octavo.wire import statuses
+from octavo.wire.public import sampling_to_wire
 
 ADMITTED = worker_pb2.ADMISSION_OUTCOME_ADMITTED
 
@@ -45,12 +49,12 @@ class Service:
 
     async def start(self) -> None:
         self.task = asyncio.create_task(self.journal_writer.run())
-        self.server = rpc.server(internal=True)
+        self.server = make_server(internal=True)
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
         self.endpoint = f"127.0.0.1:{port}"
-        self.channel = rpc.channel(self.endpoint, internal=True)
+        self.channel = open_channel(self.endpoint, internal=True)
         self.stub = worker_pb2_grpc.WorkerStub(self.channel)
         self.engine.start()
 
@@ -116,7 +120,7 @@ def admission(
 ) -> worker_pb2.Admission:
     params = SamplingParams(temperature=0, max_tokens=max_tokens, best_of=1, seed=0, ignore_eos=True)
     fields = {"seq_id": f"{number:032x}", "epoch": 1, "priority": 3, **more}
-    item = worker_pb2.Admission(sampling=wire.sampling_to_wire(params), **fields)
+    item = worker_pb2.Admission(sampling=sampling_to_wire(params), **fields)
     item.prompt.ids.extend(prompt)
     return item
 

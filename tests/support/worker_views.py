@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from octavo.ids import Incarnation
+from octavo.request.ids import Incarnation
 from router.fleet.worker_view import WorkerView
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from octavo.cli import connection, deployment
 from octavo.cli.bench.lengths import FORMS, LengthDistribution, parse_lengths
 from octavo.cli.bench.objective import EXAMPLE, ServiceObjective, parse_objective
-from octavo.errors import InvalidArgument
-from octavo.setting_sources import add_arguments as add_setting_arguments
-from octavo.settings import ClientSettings
+from octavo.request.errors import InvalidArgument
+from octavo.settings.client import ClientSettings
+from octavo.settings.setting_sources import add_arguments as add_setting_arguments
 
 REQUESTS = 100
 ROUNDS_OF_TWO = 5

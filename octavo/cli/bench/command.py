@@ -19,7 +19,7 @@ from octavo.cli.bench import arguments, plot, report, run_parts
 from octavo.cli.bench.benchmark import Benchmark
 from octavo.cli.bench.progress import BenchProgressBar
 from octavo.cli.bench.token_counter import TokenCounter, load_counter
-from octavo.loop import run as run_loop
+from octavo.process.loop import run as run_loop
 
 INTERRUPTED = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

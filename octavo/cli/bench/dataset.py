@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from octavo.chat_messages import message_pairs
 from octavo.cli.bench.conversation import ConversationTurn
-from octavo.cli.command_error import CommandError
-from octavo.errors import InvalidArgument
+from octavo.process.command_error import CommandError
+from octavo.request.chat_messages import message_pairs
+from octavo.request.errors import InvalidArgument
 
 FORMS = 'write {"prompt": "…"}, {"messages": […]} or {"turns": ["…", …]}, and if you like "max_tokens"'
 

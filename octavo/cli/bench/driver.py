@@ -15,7 +15,7 @@ from itertools import islice
 from octavo.cli.bench.conversation import Conversation
 from octavo.cli.bench.endpoint_base import BenchEndpoint, RequestFailed
 from octavo.cli.bench.measurement import INTERRUPTED, RequestMeasurement, RoundMeasurement
-from octavo.loop import end_tasks
+from octavo.process.loop import end_tasks
 
 FAILURE_PAUSE_S = 0.2  # of a user of a closed loop: an endpoint that refuses at once is not called in a hot loop
 LAG_SAMPLE_S = 0.05

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from octavo.cli.command_error import CommandError
-from octavo.options import closest
+from octavo.process.command_error import CommandError
+from octavo.settings.options import closest
 
 LISTED = 12  # at most so many names in a message
 

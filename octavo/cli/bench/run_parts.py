@@ -15,8 +15,8 @@ from octavo.cli.bench.endpoints import GRPC, make_endpoint
 from octavo.cli.bench.lengths import parse_lengths
 from octavo.cli.bench.token_counter import TokenCounter
 from octavo.cli.bench.traffic import DatasetTraffic, SyntheticTraffic, Traffic
-from octavo.errors import InvalidArgument
-from octavo.security.roles import PeerRole
+from octavo.net.security.roles import PeerRole
+from octavo.request.errors import InvalidArgument
 
 
 def settings_of(args: argparse.Namespace) -> BenchSettings:

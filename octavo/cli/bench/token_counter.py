@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from octavo.cli.command_error import CommandError
-from octavo.errors import ServingError
+from octavo.process.command_error import CommandError
+from octavo.request.errors import ServingError
 
 
 class TokenCounter:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import grpc
 
-from octavo import rpc
-from octavo.cli.command_error import CommandError
-from octavo.security.client_credentials import PLAIN, ClientCredentials
+from octavo.net.channel import open_channel
+from octavo.net.security.client_credentials import PLAIN, ClientCredentials
+from octavo.process.command_error import CommandError
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
 RETRY_S = 1.0
@@ -68,7 +68,7 @@ class ClusterReader:
         """The views of one router, until it is lost. Raises WatchError."""
         async with AsyncExitStack() as stack:
             channels = [
-                await stack.enter_async_context(rpc.channel(endpoint, credentials=self._credentials))
+                await stack.enter_async_context(open_channel(endpoint, credentials=self._credentials))
                 for endpoint in self._endpoints
             ]
             ready = await self._find_ready(channels)

@@ -15,11 +15,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from octavo.cli import connection, deployment
-from octavo.cli.command_error import CommandError
 from octavo.cli.top.cluster_figures import ClusterFigures
 from octavo.cli.top.cluster_reader import ClusterReader
-from octavo.message_json import message_json
-from octavo.security.roles import PeerRole
+from octavo.net.security.roles import PeerRole
+from octavo.process.command_error import CommandError
+from octavo.wire.message_json import message_json
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,6 +1,6 @@
 """What the store knows of an owner from whom a sequence is to be taken: whether it has left, lives, or is late."""
 
-from octavo.ids import Incarnation
+from octavo.request.ids import Incarnation
 from octavo.store.calls import TakeReason
 from octavo.store.memory.state import MemoryState
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from octavo.record import Record
+from octavo.request.record import Record
 
 OUTPUT_WEIGHT = 2  # a token of output costs a worker about as much as two of a prompt
 ARRIVALS = 1024  # among equal places the order of arrival decides; so many arrivals can be told apart

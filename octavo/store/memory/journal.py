@@ -3,9 +3,9 @@
 Only the owner at the record's epoch may write, and only at the end. The owner may send the same tokens again.
 """
 
-from octavo.ids import Incarnation, SequenceId
-from octavo.record import Record, SequenceState
-from octavo.sampling import FinishReason
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import Record, SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
 from octavo.store.memory.poison import count_proof, note_progress
 from octavo.store.memory.state import MemoryState, StoredSequence

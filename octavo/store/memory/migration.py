@@ -6,8 +6,8 @@ that migration while it is under way (`mig_to`), and the number of the migration
 
 from collections.abc import Sequence
 
-from octavo.ids import Incarnation, SequenceId
-from octavo.record import Record, SequenceState
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import Record, SequenceState
 from octavo.store.calls import MigrateReply, MigrateStatus
 from octavo.store.memory.ownership import hand_over
 from octavo.store.memory.state import MemoryState

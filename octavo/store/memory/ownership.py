@@ -1,8 +1,8 @@
 """How a sequence gets an owner: a take, and what speaks for it or against it."""
 
-from octavo.ids import Incarnation, SequenceId
-from octavo.record import SequenceState
-from octavo.sampling import FinishReason
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import (
     Finish,
     TakeReason,

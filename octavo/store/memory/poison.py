@@ -7,8 +7,8 @@ so the more of them there are, the more deaths of its own it takes to blame a se
 
 from math import ceil
 
-from octavo.ids import Incarnation
-from octavo.record import Record
+from octavo.request.ids import Incarnation
+from octavo.request.record import Record
 from octavo.store.calls import MAX_PARDONS, PROOF_TOKENS
 from octavo.store.memory.state import QUARANTINE_MS, MemoryState, Quarantine, StoredSequence
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from octavo.ids import Incarnation, SequenceId
-from octavo.record import Record, SequenceState, TimelineEntry
-from octavo.sampling import FinishReason
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import Record, SequenceState, TimelineEntry
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import (
     RETAIN_MS,
     Finish,

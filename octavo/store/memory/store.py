@@ -4,11 +4,11 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
-from octavo.errors import StoreFull
-from octavo.ids import Incarnation, SequenceId
-from octavo.quota import NO_QUOTA
-from octavo.record import NewSequence, Record, SequenceState, Snapshot, first_record
-from octavo.sampling import FinishReason
+from octavo.request.errors import StoreFull
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.quota import NO_QUOTA
+from octavo.request.record import NewSequence, Record, SequenceState, Snapshot, first_record
+from octavo.request.sampling import FinishReason
 from octavo.store import codec
 from octavo.store.calls import (
     AcceptReply,

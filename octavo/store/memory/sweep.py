@@ -1,8 +1,8 @@
 """The housekeeping of the store: unused claims, passed deadlines, clients that have left, owners that have died."""
 
-from octavo.ids import Incarnation, SequenceId
-from octavo.record import Record, SequenceState
-from octavo.sampling import FinishReason
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import Record, SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import Finish, OwnedSequence, SweepReport
 from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
 

@@ -73,7 +73,7 @@ def invariant_case(rng: Any) -> None:
     from tiny_llama import CPU, Form, decodes, logits_of, tiny_llama
 
     from gpu_worker.ops import native_cuda
-    from gpu_worker.scheduling.step import Chunk, StepPlan
+    from gpu_worker.scheduling.state.step import Chunk, StepPlan
 
     torch.set_num_threads(1)
     native_cuda.FIXED_PIECE = 64  # so that there are several

@@ -55,9 +55,9 @@ def same(got: Any, want: Any) -> None:
 
 
 def branch(rng: Any, vocabulary: int) -> Any:
-    from gpu_worker.scheduling.sequence import Branch, Sequence
-    from octavo.ids import SequenceId
-    from octavo.sampling import SamplingParams
+    from gpu_worker.scheduling.state.sequence import Branch, Sequence
+    from octavo.request.ids import SequenceId
+    from octavo.request.sampling import SamplingParams
 
     def maybe(value: Any, chance: float = 0.3) -> Any:
         return value() if rng.random() < chance else None

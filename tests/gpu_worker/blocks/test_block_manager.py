@@ -11,8 +11,8 @@ from gpu_worker.blocks.block_manager import BlockManager, Reservation
 from gpu_worker.blocks.host_pool import HostPool
 from gpu_worker.blocks.host_tier import HostTier
 from gpu_worker.blocks.prefix_cache import DEMOTED, STORED, PrefixCache
-from octavo.errors import OutOfBlocks
-from octavo.hashing import block_hashes
+from octavo.request.errors import OutOfBlocks
+from octavo.request.hashing import block_hashes
 
 SIZE, BLOCKS, HOST_BLOCKS = 2, 9, 6
 ROOT = bytes(32)

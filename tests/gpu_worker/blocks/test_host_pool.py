@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_worker.blocks.host_pool import HostPool
-from octavo.errors import OutOfBlocks
+from octavo.request.errors import OutOfBlocks
 
 
 def test_a_block_in_two_tables_is_copied_once() -> None:

@@ -6,8 +6,8 @@ from gpu_worker.blocks.block_manager import BlockManager
 from gpu_worker.blocks.host_pool import HostPool
 from gpu_worker.blocks.host_tier import HostTier
 from gpu_worker.blocks.prefix_cache import PrefixCache
-from octavo.errors import OutOfBlocks
-from octavo.hashing import block_hashes
+from octavo.request.errors import OutOfBlocks
+from octavo.request.hashing import block_hashes
 
 SIZE, ROOT = 2, bytes(32)
 

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from scheduler_bench import Bench
 
-from octavo.hashing import block_hashes
-from octavo.ids import BlockHash
+from octavo.request.hashing import block_hashes
+from octavo.request.ids import BlockHash
 
 
 def test_a_second_prompt_hits_the_first_ones_blocks_and_its_output() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_worker.engine.configuration import build_runner, scheduler_config
 from gpu_worker.running import loading
-from octavo.settings import WorkerSettings
+from octavo.settings.worker import WorkerSettings
 
 
 def test_the_budget_of_a_step_suits_the_device():

@@ -8,12 +8,12 @@ from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
 from gpu_worker.engine.engine import Engine
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.sequence import Sequence
-from gpu_worker.scheduling.step import StepDeltas, StepOutput, StepPlan, SubscriptionId, SwapAnswer
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.sequence import Sequence
+from gpu_worker.scheduling.state.step import StepDeltas, StepOutput, StepPlan, SubscriptionId, SwapAnswer
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
-from octavo.errors import Draining, OutOfBlocks, RunnerFailed
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.request.errors import Draining, OutOfBlocks, RunnerFailed
+from octavo.request.sampling import FinishReason, SamplingParams
 
 ONE, OTHER = SubscriptionId(1), SubscriptionId(2)
 

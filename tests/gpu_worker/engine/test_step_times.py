@@ -4,9 +4,9 @@ import pytest
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.sampling import SamplingParams
+from octavo.request.sampling import SamplingParams
 
 BLOCK = 16
 TOKENS_PER_S = 4000.0

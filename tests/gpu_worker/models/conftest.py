@@ -11,9 +11,9 @@ from transformers_types import SMALL, TYPES
 from gpu_worker.ops import make_batch
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
-from gpu_worker.scheduling.sequence import Branch, Sequence
-from gpu_worker.scheduling.step import Chunk, StepPlan
-from octavo.sampling import SamplingParams
+from gpu_worker.scheduling.state.sequence import Branch, Sequence
+from gpu_worker.scheduling.state.step import Chunk, StepPlan
+from octavo.request.sampling import SamplingParams
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()

@@ -9,7 +9,7 @@ import transformers
 from transformers_types import TYPES
 
 from gpu_worker.models.supported import OWN_DECODERS, THROUGH_TRANSFORMERS
-from octavo.errors import BadModel
+from octavo.request.errors import BadModel
 
 OURS = {
     "llama": "llama",
@@ -118,7 +118,7 @@ def test_a_model_that_cannot_be_paged_is_refused(name, reason, tiny, load):
 
 def test_a_model_that_keeps_something_between_steps_is_refused(tiny, load, monkeypatch):
     """`verify` finds what neither configuration nor attention function tell."""
-    from gpu_worker.models import transformers_any
+    from gpu_worker.models.decoders import transformers_any
 
     whole = transformers_any.TransformersDecoder._logits
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from gpu_worker.models.generation_config import read_generation_config, sampling_defaults
-from octavo.errors import BadModel
+from octavo.request.errors import BadModel
 
 EVERYTHING = {
     "temperature": 0.6,

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.models import demo
+from gpu_worker.models.checkpoint import demo
 from gpu_worker.ops import make_batch
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running import loading
-from octavo.errors import NotFound
+from octavo.request.errors import NotFound
 
 CPU = torch.device("cpu")
 BOUNDS = {"float16": 2e-3, "bfloat16": 1e-2, "int8": 0.03, "fp8_e4m3": 0.08, "fp8_e5m2": 0.15}  # of the demo model

@@ -14,12 +14,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from gpu_worker.models.config import LlamaConfig
+from gpu_worker.models.checkpoint.locate import locate
+from gpu_worker.models.checkpoint.weight_cache import WeightCache
+from gpu_worker.models.decoders.config import LlamaConfig
+from gpu_worker.models.decoders.gpt_families import read_gpt_config
 from gpu_worker.models.fingerprint import model_fingerprint, sample_file
-from gpu_worker.models.gpt_families import read_gpt_config
-from gpu_worker.models.locate import locate
-from gpu_worker.models.weight_cache import WeightCache
-from octavo.errors import BadModel, NotFound
+from octavo.request.errors import BadModel, NotFound
 
 PROMPTS = [[5, 4, 3, 2, 1], [77]]
 

@@ -12,7 +12,7 @@ from live.cluster import ROOT
 from malformed.seed_models import write_folder
 
 from gpu_worker.running.loading import load_runner
-from octavo.errors import BadModel, Mismatch
+from octavo.request.errors import BadModel, Mismatch
 from octavo.text.tokenizer import load_tokenizer
 
 COUNT = 100_000 if is_night() else draws(280, 5600)

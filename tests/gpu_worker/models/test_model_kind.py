@@ -6,7 +6,7 @@ import time
 import pytest
 
 from gpu_worker.models.model_kind import refuse_unservable
-from octavo.errors import BadModel
+from octavo.request.errors import BadModel
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 

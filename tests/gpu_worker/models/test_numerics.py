@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from gpu_worker.models import demo
+from gpu_worker.models.checkpoint import demo
 from gpu_worker.ops import make_batch, native
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running import loading
-from octavo.errors import InvalidArgument, NotFound
+from octavo.request.errors import InvalidArgument, NotFound
 
 CPU = torch.device("cpu")
 TOKENS = [1 + i * 37 % 90 for i in range(40)]

@@ -15,9 +15,9 @@ from transformers_types import SMALL, TYPES
 
 from gpu_worker.ops import make_batch, native
 from gpu_worker.running.model_runner import ModelRunner
-from gpu_worker.scheduling.sequence import Branch
-from gpu_worker.scheduling.step import Chunk, StepPlan
-from octavo.sampling import SamplingParams, TokenScore
+from gpu_worker.scheduling.state.sequence import Branch
+from gpu_worker.scheduling.state.step import Chunk, StepPlan
+from octavo.request.sampling import SamplingParams, TokenScore
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the reference ops round by the batch's shape")
 SPLIT, DECODED = 1024, 40

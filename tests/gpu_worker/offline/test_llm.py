@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from slow_beams import best_outputs
 
 from gpu_worker import LLM, SamplingParams
-from gpu_worker.scheduling.load import Load
+from gpu_worker.scheduling.state.load import Load
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
-from octavo.errors import InvalidArgument, RunnerFailed, TooLarge
-from octavo.options import SettingsError
-from octavo.sampling import FinishReason
+from octavo.request.errors import InvalidArgument, RunnerFailed, TooLarge
+from octavo.request.sampling import FinishReason
+from octavo.settings.options import SettingsError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 

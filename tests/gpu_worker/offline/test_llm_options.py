@@ -4,9 +4,9 @@ import pytest
 
 from gpu_worker.offline.absent import LLM_ARGUMENTS
 from gpu_worker.offline.llm_options import VLLM_NAMES, LLMOptions, worker_settings
-from octavo.errors import Unimplemented
-from octavo.options import AUTO, SettingsError, options_of
-from octavo.settings import WorkerSettings
+from octavo.request.errors import Unimplemented
+from octavo.settings.options import AUTO, SettingsError, options_of
+from octavo.settings.worker import WorkerSettings
 
 MEANS = [
     ("max_model_len", 512, "context_tokens", 512),

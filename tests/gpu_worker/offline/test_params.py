@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 import pytest
 
 from gpu_worker.offline.params import BeamSearchParams, OfflineParams
-from octavo.errors import InvalidArgument, Unimplemented
-from octavo.sampling import SamplingParams
+from octavo.request.errors import InvalidArgument, Unimplemented
+from octavo.request.sampling import SamplingParams
 
 SAME = [
     ({}, {}),

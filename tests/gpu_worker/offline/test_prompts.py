@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_worker.offline.prompts import OfflinePrompt, read_prompts
-from octavo.errors import InvalidArgument, Unimplemented
+from octavo.request.errors import InvalidArgument, Unimplemented
 
 FORMS = [
     ("abc", [OfflinePrompt("prompts[0]", "abc")]),

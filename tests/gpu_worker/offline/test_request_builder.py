@@ -9,8 +9,8 @@ from gpu_worker.offline.params import OfflineParams
 from gpu_worker.offline.prompts import read_prompts
 from gpu_worker.offline.request_builder import RequestBuilder
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.errors import InvalidArgument
-from octavo.sampling import SamplingParams
+from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import SamplingParams
 from octavo.text.byte_tokenizer import ByteTokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)

@@ -251,7 +251,7 @@ def test_a_final_message_is_continued(llm):
 
 
 def test_an_empty_final_message_is_not_continued(llm):
-    from octavo.errors import InvalidArgument
+    from octavo.request.errors import InvalidArgument
 
     turns = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": " "}]
     with pytest.raises(InvalidArgument, match="the last message is empty"):
@@ -272,7 +272,7 @@ def test_an_empty_final_message_is_not_continued(llm):
     ],
 )
 def test_a_wrong_option_of_chat_is_named(llm, named, message):
-    from octavo.errors import InvalidArgument
+    from octavo.request.errors import InvalidArgument
 
     with pytest.raises(InvalidArgument, match=message):
         llm.chat([{"role": "user", "content": "Hi"}], **named)
@@ -342,7 +342,7 @@ def test_prefix_caching(model):
 
 def test_priorities(model):
     from gpu_worker import LLM, SamplingParams
-    from octavo.errors import InvalidArgument
+    from octavo.request.errors import InvalidArgument
 
     llm = LLM(model=model, scheduling_policy="priority", max_num_seqs=1, max_model_len=64)
     ended = []
@@ -362,7 +362,7 @@ def test_priorities(model):
 
 def test_what_is_not_there_says_so_by_its_name(llm, model):
     from gpu_worker import LLM
-    from octavo.errors import NotFound, Unimplemented
+    from octavo.request.errors import NotFound, Unimplemented
 
     with pytest.raises(NotFound, match=r"^tokenizer 'nowhere': "):
         LLM(model=model, tokenizer="nowhere")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpu_worker.ops import AttentionOptions, TokenBatch, choose_ops, kv_format, make_batch
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.ops.reference import ReferenceOps
-from gpu_worker.running.arena import KvArena
+from gpu_worker.running.memory.arena import KvArena
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ from gpu_worker.ops import choose_ops, native
 from gpu_worker.ops.native_cuda import TILE_ROWS, _linear_by_tiles
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running.loading import _expect_invariant
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from octavo.errors import InvalidArgument
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from octavo.request.errors import InvalidArgument
 
 torch.set_num_threads(1)
 

@@ -19,8 +19,8 @@ from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.ops.upload import packed
 from gpu_worker.running.decode_inputs import DecodeInputs
 from gpu_worker.running.graphs import CapturableOps, capture_decodes, mixed_sizes, padded_sizes
-from gpu_worker.scheduling.sequence import Branch
-from gpu_worker.scheduling.step import Chunk, StepPlan
+from gpu_worker.scheduling.state.sequence import Branch
+from gpu_worker.scheduling.state.step import Chunk, StepPlan
 
 torch.set_num_threads(1)
 FORM = Form(window=27)

@@ -17,12 +17,12 @@ from gpu_worker.running import loading
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.running.sizing import choose_device
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.sequence import Branch, Sequence
-from gpu_worker.scheduling.step import Chunk, StepPlan
-from gpu_worker.scheduling.workload import Workload
-from octavo.errors import InvalidArgument
-from octavo.sampling import SamplingParams
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.sequence import Branch, Sequence
+from gpu_worker.scheduling.state.step import Chunk, StepPlan
+from gpu_worker.scheduling.state.workload import Workload
+from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import SamplingParams
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()

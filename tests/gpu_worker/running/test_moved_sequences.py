@@ -8,7 +8,7 @@ from moving_benches import KINDS, MovingBench, move
 from tiny_llama import CPU, PROMPTS, Form, tiny_llama
 
 from gpu_worker.ops import choose_ops
-from octavo.sampling import SamplingParams
+from octavo.request.sampling import SamplingParams
 
 torch.set_num_threads(1)
 FORM = Form()

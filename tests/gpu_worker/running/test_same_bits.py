@@ -8,9 +8,9 @@ import torch
 from same_bits import FAULTS, Case, Engines, draw_cases, load_engines, text_of
 from tiny_llama import CPU, Form, tiny_llama
 
-from gpu_worker.models import demo
+from gpu_worker.models.checkpoint import demo
 from gpu_worker.ops import choose_ops, native
-from octavo.errors import NotFound
+from octavo.request.errors import NotFound
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the reference ops are not batch-invariant")
 FORM = Form(context=2048, block_size=16)

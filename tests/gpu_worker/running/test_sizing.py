@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpu_worker.running.sizing import CudaMemory, cpu_block_bytes, gpu_block_bytes, host_pool_bytes
-from octavo.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument
 
 GIB = 1 << 30
 

@@ -14,10 +14,10 @@ from gpu_worker.ops import choose_ops
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.running.loading import measured_block_bytes, trial_runner
 from gpu_worker.running.worst_steps import pile_up, spread, worst_steps
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.step import BAD_LOGITS, StepOutput, StepPlan
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.step import BAD_LOGITS, StepOutput, StepPlan
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.sampling import SamplingParams
+from octavo.request.sampling import SamplingParams
 
 BLOCK, CONTEXT, VOCAB = 8, 40, 96
 

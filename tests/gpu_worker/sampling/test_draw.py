@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_worker.sampling.draw import DrawParameters, cut, draw, weights
 from gpu_worker.sampling.likeliest import peaks, top
-from octavo.sampling import SamplingParams
+from octavo.request.sampling import SamplingParams
 
 torch.set_num_threads(1)
 

@@ -9,11 +9,11 @@ import torch
 from gpu_worker.ops import native
 from gpu_worker.sampling.native_sampler import NativeSampler
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.scheduling.sequence import Branch, Sequence
-from gpu_worker.scheduling.step import BAD_LOGITS
-from octavo.ids import SequenceId
-from octavo.limits import NUMBERS
-from octavo.sampling import SamplingParams
+from gpu_worker.scheduling.state.sequence import Branch, Sequence
+from gpu_worker.scheduling.state.step import BAD_LOGITS
+from octavo.request.ids import SequenceId
+from octavo.request.limits import NUMBERS
+from octavo.request.sampling import SamplingParams
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the extension was not built")
 VOCABULARY = 300

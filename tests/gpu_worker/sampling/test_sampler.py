@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from gpu_worker.ops import native
 from gpu_worker.sampling.native_sampler import NativeSampler
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.scheduling.sequence import Branch, Sequence
-from gpu_worker.scheduling.step import BAD_LOGITS
-from octavo.ids import SequenceId
-from octavo.sampling import SamplingParams
+from gpu_worker.scheduling.state.sequence import Branch, Sequence
+from gpu_worker.scheduling.state.step import BAD_LOGITS
+from octavo.request.ids import SequenceId
+from octavo.request.sampling import SamplingParams
 
 torch.set_num_threads(1)
 

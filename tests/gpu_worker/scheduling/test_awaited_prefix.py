@@ -5,7 +5,7 @@ from dataclasses import replace
 from moving_benches import MovingBench
 from scheduler_bench import GREEDY
 
-from octavo.sampling import FinishReason
+from octavo.request.sampling import FinishReason
 
 LONG = replace(GREEDY, max_tokens=30)
 

@@ -7,12 +7,12 @@ from moving_benches import KINDS, MovingBench, copy_blocks, hashes_of, move
 from scheduler_bench import GREEDY
 
 from gpu_worker.scheduling.block_exchange import tail_name
-from gpu_worker.scheduling.sequence import CarriedScores, CarriedTail
-from octavo.errors import CannotMove, OutOfBlocks
-from octavo.hashing import block_hashes
-from octavo.ids import BlockHash, SequenceId
-from octavo.record import Admission
-from octavo.sampling import SamplingParams, TokenScore
+from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail
+from octavo.request.errors import CannotMove, OutOfBlocks
+from octavo.request.hashing import block_hashes
+from octavo.request.ids import BlockHash, SequenceId
+from octavo.request.record import Admission
+from octavo.request.sampling import SamplingParams, TokenScore
 
 LONG = replace(GREEDY, max_tokens=40)
 

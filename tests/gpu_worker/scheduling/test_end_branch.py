@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from gpu_worker.testing.witness_runner import WitnessRunner
-from octavo.sampling import SamplingParams
+from octavo.request.sampling import SamplingParams
 
 
 class Small:

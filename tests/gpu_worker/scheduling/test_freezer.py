@@ -6,8 +6,8 @@ import pytest
 from moving_benches import MovingBench, sampled
 from scheduler_bench import GREEDY
 
-from octavo.errors import CannotMove, NotFound, StaleEpoch
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.request.errors import CannotMove, NotFound, StaleEpoch
+from octavo.request.sampling import FinishReason, SamplingParams
 
 LONG = replace(GREEDY, max_tokens=30)
 

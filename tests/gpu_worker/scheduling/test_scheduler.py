@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from scheduler_bench import GREEDY, Bench
 
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.step import BAD_LOGITS, StepDeltas, StepOutput
-from octavo.errors import Failure, NotFound, StaleEpoch
-from octavo.ids import SequenceId
-from octavo.sampling import FinishReason, SamplingParams
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.step import BAD_LOGITS, StepDeltas, StepOutput
+from octavo.request.errors import Failure, NotFound, StaleEpoch
+from octavo.request.ids import SequenceId
+from octavo.request.sampling import FinishReason, SamplingParams
 
 
 def test_the_context_ends_a_branch() -> None:

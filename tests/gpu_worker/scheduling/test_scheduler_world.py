@@ -11,12 +11,12 @@ import pytest
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from gpu_worker.testing.witness_runner import LAYERS, salt_of
-from octavo.hashing import block_hashes
-from octavo.ids import SequenceId
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.request.hashing import block_hashes
+from octavo.request.ids import SequenceId
+from octavo.request.sampling import FinishReason, SamplingParams
 
 
 def sizes(seed: int) -> tuple[dict, dict]:

@@ -7,8 +7,8 @@ from scheduler_bench import GREEDY, Bench
 
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.testing.witness_runner import WitnessRunner
-from octavo.errors import InvalidArgument, NotFound, OutOfBlocks, StaleEpoch
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.request.errors import InvalidArgument, NotFound, OutOfBlocks, StaleEpoch
+from octavo.request.sampling import FinishReason, SamplingParams
 
 SIZES = {"block_size": 4, "num_blocks": 64, "num_host_blocks": 48}
 LONG = replace(GREEDY, max_tokens=20)

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.serving import cache_watchers as watchers_module
 from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheSnapshot, CacheWatchers, join_events
 from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.step_publisher import StepPublisher
+from gpu_worker.serving.journal.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.ids import SequenceId
-from octavo.sampling import SamplingParams
+from octavo.request.ids import SequenceId
+from octavo.request.sampling import SamplingParams
 
 
 class Reader:

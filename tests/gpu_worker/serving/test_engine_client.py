@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_parts import SchedulerParts
 
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.sequence import CarriedScores
-from gpu_worker.scheduling.step import StepDeltas, SwapAnswer
-from gpu_worker.serving.beam_texts import BeamTexts
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.sequence import CarriedScores
+from gpu_worker.scheduling.state.step import StepDeltas, SwapAnswer
+from gpu_worker.serving.admission.beam_texts import BeamTexts
 from gpu_worker.serving.engine_client import MAX_GRANT_STEPS, EngineClient
-from gpu_worker.serving.journal_writer import JournalWriter
-from gpu_worker.serving.step_publisher import StepPublisher
-from gpu_worker.serving.step_subscription import StepSubscription
+from gpu_worker.serving.journal.journal_writer import JournalWriter
+from gpu_worker.serving.journal.step_publisher import StepPublisher
+from gpu_worker.serving.journal.step_subscription import StepSubscription
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
-from octavo.errors import CannotMove, Draining, InvalidArgument, NotFound, OutOfBlocks, StaleEpoch
-from octavo.ids import Incarnation, SequenceId
-from octavo.record import Admission, AdmissionOutcome
-from octavo.sampling import SamplingParams
+from octavo.request.errors import CannotMove, Draining, InvalidArgument, NotFound, OutOfBlocks, StaleEpoch
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import Admission, AdmissionOutcome
+from octavo.request.sampling import SamplingParams
 
 
 def request(

@@ -6,12 +6,12 @@ import pytest
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.scheduling.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.step import StepPlan
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.step import StepPlan
 from gpu_worker.testing.witness_runner import WitnessRunner, witness_oracle
-from octavo.errors import OutOfBlocks
-from octavo.ids import SequenceId
-from octavo.sampling import SamplingParams
+from octavo.request.errors import OutOfBlocks
+from octavo.request.ids import SequenceId
+from octavo.request.sampling import SamplingParams
 
 ROOT = b"r" * 32
 

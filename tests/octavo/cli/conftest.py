@@ -6,8 +6,9 @@ import threading
 import cluster_views
 import pytest
 
-from octavo import errors, rpc
 from octavo.cli import connection
+from octavo.net.server import make_server
+from octavo.request import errors
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 
 WORDS = ["Paris", ", the", " capital", "."]
@@ -155,7 +156,7 @@ def endpoint(router):
     async def main():
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         stop.append(lambda: loop.call_soon_threadsafe(ended.set))
-        server = rpc.server()
+        server = make_server()
         inference_pb2_grpc.add_InferenceServicer_to_server(router, server)
         admin_pb2_grpc.add_AdminServicer_to_server(router, server)
         address.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from octavo.cli import checks, main, model_checks, state, store_check
+from octavo.cli import checks, main, model_checks, store_check
+from octavo.local import state
 
 OCTAVO = [sys.executable, "-m", "octavo.cli"]
 NO_SECONDS = [f"{flag}={text}" for flag in ("--timeout", "--deadline") for text in ("x", "0", "-1", "nan", "inf")]

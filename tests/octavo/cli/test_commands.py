@@ -12,10 +12,11 @@ import tomllib
 
 import pytest
 
-from octavo.cli import checks, main, native_checks, state, store_check, up
+from octavo.cli import checks, main, native_checks, store_check, up
 from octavo.cli.output import table
-from octavo.cli.state import ClusterState, RouterState, StoreState, WorkerState
-from octavo.settings import UpSettings
+from octavo.local import state
+from octavo.local.state import ClusterState, RouterState, StoreState, WorkerState
+from octavo.settings.up import UpSettings
 from octavo.store.memory import MemoryStore
 
 ANSWER = "Paris, the capital."

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.cli import connection, main
 from octavo.client import endpoint_pool
-from octavo.errors import Unreachable
+from octavo.request.errors import Unreachable
 
 QUESTIONS = [["generate", "hi"], ["chat"]]
 

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.cli import answer_notes, main
 from octavo.client import Output
-from octavo.sampling import FinishReason
+from octavo.request.sampling import FinishReason
 from octavo.v1 import types_pb2
 
 ANSWER = "Paris, the capital."

@@ -9,7 +9,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from octavo.cli import main, ports
+from octavo.cli import main
+from octavo.local import ports
 
 OCTAVO = [sys.executable, "-m", "octavo.cli"]
 

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 import pytest
 from certificates import Certificates
 
-from octavo import errors, rpc
 from octavo.cli import main
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.security.authorizer import Authorizer
+from octavo.net.security.authorizer import Authorizer
+from octavo.net.server import make_server, open_port
+from octavo.request import errors
 
 
 class Worker(worker_pb2_grpc.WorkerServicer):
@@ -35,9 +36,9 @@ def served(worker, tls=None):
     async def main():
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         stop.append(lambda: loop.call_soon_threadsafe(ended.set))
-        server = rpc.server(internal=True, authorizer=Authorizer(tls=tls is not None))
+        server = make_server(internal=True, authorizer=Authorizer(tls=tls is not None))
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
-        address.append(f"127.0.0.1:{rpc.open_port(server, '127.0.0.1:0', tls)}")
+        address.append(f"127.0.0.1:{open_port(server, '127.0.0.1:0', tls)}")
         await server.start()
         started.set()
         await ended.wait()

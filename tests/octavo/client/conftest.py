@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import grpc
 import pytest
 
-from octavo import errors, rpc
+from octavo.net.server import make_server
+from octavo.request import errors
 from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 NUM_TOKENS = 24
@@ -158,7 +159,7 @@ def serve():
 
     @contextlib.asynccontextmanager
     async def serving(router, port=0):
-        server = rpc.server()
+        server = make_server()
         inference_pb2_grpc.add_InferenceServicer_to_server(router, server)
         port = server.add_insecure_port(f"127.0.0.1:{port}")
         await server.start()

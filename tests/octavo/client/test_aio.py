@@ -4,9 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo import errors
 from octavo.client import AsyncClient, FinishReason, RetryPolicy
 from octavo.client.retry import Recovery, RetryBudget
+from octavo.request import errors
 from octavo.v1 import types_pb2
 
 QUICK = RetryPolicy(progress_timeout_s=5.0, backoff_base_s=0.001, backoff_cap_s=0.01)

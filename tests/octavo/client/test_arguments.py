@@ -7,8 +7,8 @@ from dataclasses import fields
 import pytest
 
 from octavo.client.arguments import RequestArguments, SamplingArguments, make_sampling
-from octavo.errors import InvalidArgument
-from octavo.sampling import SamplingParams
+from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import SamplingParams
 
 
 def test_every_parameter_is_an_argument():

@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from octavo import errors
 from octavo.client import AsyncClient, Client, RetryPolicy
+from octavo.request import errors
 
 QUICK = RetryPolicy(progress_timeout_s=20.0, backoff_base_s=0.001, backoff_cap_s=0.01)
 HTTP = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from octavo.client.events import Event, StreamEnd
 from octavo.client.receiver import BrokenStreamError, StreamReceiver
-from octavo.sampling import FinishReason
+from octavo.request.sampling import FinishReason
 
 # The oracle: token i of branch b has this text. Lengths differ, some are empty, none is like its neighbour.
 

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from octavo import errors
 from octavo.client import AsyncClient, Client, FinishReason, RetryPolicy
+from octavo.request import errors
 
 QUICK = RetryPolicy(progress_timeout_s=5.0, backoff_base_s=0.001, backoff_cap_s=0.01)
 

@@ -6,9 +6,9 @@ import json
 import pytest
 from web_pages import get, metrics
 
-from octavo.http_server import HttpServer
 from octavo.metrics.value import MetricValue
 from octavo.metrics.web import WebApp
+from octavo.net.http_server import HttpServer
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from guard.processes import lasting
 
-from octavo.ids import Incarnation, RequestId, SequenceId, sequence_id
-from octavo.record import NewSequence
+from octavo.local.embedded import EmbeddedStore
+from octavo.request.ids import Incarnation, RequestId, SequenceId, sequence_id
+from octavo.request.record import NewSequence
 from octavo.store import keys, library
 from octavo.store.calls import QueueLimits, TakeReason, TakeReply, TakeRequest, TakeStatus
-from octavo.store.embedded import EmbeddedStore
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions

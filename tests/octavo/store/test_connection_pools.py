@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from octavo.ids import Incarnation
-from octavo.record import NewSequence
+from octavo.local.embedded import EmbeddedStore
+from octavo.request.ids import Incarnation
+from octavo.request.record import NewSequence
 from octavo.store import library
 from octavo.store.calls import (
     AppendItem,
@@ -20,7 +21,6 @@ from octavo.store.calls import (
     TakeStatus,
 )
 from octavo.store.connection_pools import POOLS
-from octavo.store.embedded import EmbeddedStore
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
 

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from octavo.ids import Incarnation, RequestId, SequenceId, sequence_id
-from octavo.quota import TenantQuota
-from octavo.record import NewSequence, Snapshot
-from octavo.sampling import FinishReason
+from octavo.request.ids import Incarnation, RequestId, SequenceId, sequence_id
+from octavo.request.quota import TenantQuota
+from octavo.request.record import NewSequence, Snapshot
+from octavo.request.sampling import FinishReason
 from octavo.store import worker_tail
 from octavo.store.calls import (
     AppendItem,

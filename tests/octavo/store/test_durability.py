@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from octavo.errors import StoreUnavailable
-from octavo.ids import Incarnation
-from octavo.record import NewSequence
+from octavo.local.append_only_file import DamagedFile
+from octavo.local.embedded import MAX_SOCKET_PATH, EmbeddedStore
+from octavo.request.errors import StoreUnavailable
+from octavo.request.ids import Incarnation
+from octavo.request.record import NewSequence
 from octavo.store import open_store
-from octavo.store.append_only_file import DamagedFile
 from octavo.store.calls import AppendItem, AppendStatus, QueueLimits, TakeReason, TakeRequest, TakeStatus
-from octavo.store.embedded import MAX_SOCKET_PATH, EmbeddedStore
 
 ROUTER, W1, W2 = Incarnation("router1"), Incarnation("worker1"), Incarnation("worker2")
 LIMITS = QueueLimits()
@@ -222,7 +222,7 @@ async def test_other_damage_is_mended_by_removal_alone(tmp_path: Path, file: str
 def test_the_server_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     program = f"""
 import asyncio, pathlib
-from octavo.store.embedded import EmbeddedStore
+from octavo.local.embedded import EmbeddedStore
 async def main():
     server = EmbeddedStore(pathlib.Path({str(tmp_path)!r}))
     await server.start()

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from octavo.errors import StoreFull
-from octavo.ids import Incarnation, SequenceId
-from octavo.record import NewSequence, SequenceState
-from octavo.sampling import FinishReason
+from octavo.local.embedded import MIN_MEMORY_BYTES, EmbeddedStore, default_memory_bytes
+from octavo.request.errors import StoreFull
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import NewSequence, SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store import open_store
 from octavo.store.calls import AcceptStatus, AppendItem, AppendStatus, Member, QueueLimits, TakeReason, TakeRequest
-from octavo.store.embedded import MIN_MEMORY_BYTES, EmbeddedStore, default_memory_bytes
 from octavo.store.redis import RedisStore
 
 W1, ROUTER = Incarnation("worker1"), Incarnation("router1")

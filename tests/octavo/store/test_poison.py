@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from octavo.ids import Incarnation, SequenceId
-from octavo.record import NewSequence
-from octavo.sampling import FinishReason
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import NewSequence
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import AppendItem, Finish, QueueLimits, TakeReason, TakeRequest, TakeStatus
 from octavo.store.memory import MemoryState, MemoryStore
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from octavo.errors import StoreUnavailable
-from octavo.ids import Incarnation
-from octavo.quota import TenantQuota
-from octavo.record import NewSequence, SequenceState
-from octavo.sampling import FinishReason
+from octavo.local.embedded import EmbeddedStore
+from octavo.request.errors import StoreUnavailable
+from octavo.request.ids import Incarnation
+from octavo.request.quota import TenantQuota
+from octavo.request.record import NewSequence, SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store import library, open_store
 from octavo.store.calls import (
     AppendItem,
@@ -27,7 +28,6 @@ from octavo.store.calls import (
     TakeReason,
     TakeRequest,
 )
-from octavo.store.embedded import EmbeddedStore
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
 

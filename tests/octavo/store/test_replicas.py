@@ -15,12 +15,12 @@ import redis.asyncio as redis
 from waiting import until
 
 from octavo.cli import store_check
-from octavo.errors import Mismatch, StoreUnavailable
-from octavo.ids import Incarnation
-from octavo.record import NewSequence
-from octavo.retry import until_answered
+from octavo.local.embedded import EmbeddedStore
+from octavo.process.retry import until_answered
+from octavo.request.errors import Mismatch, StoreUnavailable
+from octavo.request.ids import Incarnation
+from octavo.request.record import NewSequence
 from octavo.store.calls import AppendItem, AppendStatus, QueueLimits, TakeReason, TakeRequest
-from octavo.store.embedded import EmbeddedStore
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
 

@@ -9,9 +9,9 @@ import pytest
 import uvloop
 from storm.fault_proxy import FaultProxy
 
-from octavo.cli import ports
+from octavo.local import ports
+from octavo.local.embedded import EmbeddedStore
 from octavo.store import redis_server
-from octavo.store.embedded import EmbeddedStore
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions, RedisServer
 

@@ -11,12 +11,13 @@ from certificates import Certificates
 from guard.processes import lasting
 from redis.exceptions import NoPermissionError, ResponseError
 
-from octavo.cli import main, ports
-from octavo.errors import StoreUnavailable
-from octavo.ids import Incarnation
+from octavo.cli import main
+from octavo.local import ports
+from octavo.local.embedded import EmbeddedStore
+from octavo.request.errors import StoreUnavailable
+from octavo.request.ids import Incarnation
 from octavo.store import acl
 from octavo.store.calls import Member, QueueLimits
-from octavo.store.embedded import EmbeddedStore
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.errors import StoreUnavailable
+from octavo.request.errors import StoreUnavailable
 from octavo.store import library, open_store
 from octavo.store.store_tally import StoreTally
 

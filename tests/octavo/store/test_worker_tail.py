@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from octavo.ids import Incarnation
-from octavo.record import NewSequence
-from octavo.sampling import FinishReason
+from octavo.local.embedded import EmbeddedStore
+from octavo.request.ids import Incarnation
+from octavo.request.record import NewSequence
+from octavo.request.sampling import FinishReason
 from octavo.store import codec, keys, library, worker_tail
 from octavo.store.calls import (
     AppendItem,
@@ -19,7 +20,6 @@ from octavo.store.calls import (
     TakeReason,
     TakeRequest,
 )
-from octavo.store.embedded import EmbeddedStore
 from octavo.store.redis import RedisStore
 from octavo.store.worker_tail import MAX_BATCH, MAX_TAIL_BYTES
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from octavo.errors import StoreUnavailable
-from octavo.ids import Incarnation
-from octavo.record import NewSequence, SequenceState
-from octavo.sampling import FinishReason
+from octavo.request.errors import StoreUnavailable
+from octavo.request.ids import Incarnation
+from octavo.request.record import NewSequence, SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store import worker_tail
 from octavo.store.calls import AppendItem, AppendStatus, Finish, QueueLimits, TakeReason, TakeRequest, TakeStatus
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.errors import NoTokenizer
+from octavo.request.errors import NoTokenizer
 from octavo.text import byte_tokenizer
 from octavo.text.absent_tokenizer import AbsentTokenizer
 from octavo.text.byte_tokenizer import ByteTokenizer

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument
 from octavo.text.chat import ChatTemplate, SpecialTokenGuard, check_messages
 
 TOKENS = ["ab", "bab", "aab", "c", "abca"]  # overlapping, one a single character

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.errors import Mismatch
+from octavo.request.errors import Mismatch
 from octavo.text.detokenizer import ByteTable, Detokenizer, build_byte_table
 
 PARTS = [

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from octavo.errors import HistoryLost
-from octavo.sampling import SamplingParams
+from octavo.request.errors import HistoryLost
+from octavo.request.sampling import SamplingParams
 from octavo.text.detokenizer import ByteTable, Detokenizer
 from octavo.text.stop import StopMatcher, TextDelta, TextStream
 

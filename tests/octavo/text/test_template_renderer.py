@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hostile_templates import HOSTILE, LARGE, NESTED
 
-from octavo.errors import InvalidArgument, Unreachable
+from octavo.request.errors import InvalidArgument, Unreachable
 from octavo.text import template_renderer
 from octavo.text.chat import ChatTemplate
 from octavo.text.template_renderer import ModelTemplate, RendererPool
@@ -25,7 +25,7 @@ LONGEST_ERROR = 1000  # characters
 FILL_MEMORY = """
 import resource, sys
 from hostile_templates import HOSTILE, LARGE
-from octavo.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument
 from octavo.text import template_renderer
 from octavo.text.chat import ChatTemplate
 for name in LARGE:

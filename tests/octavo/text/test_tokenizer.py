@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.errors import InvalidArgument, NotFound
+from octavo.request.errors import InvalidArgument, NotFound
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
 CORPUS = [

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from malformed.seed_models import write_folder
 
-from octavo.errors import InvalidArgument, Mismatch
+from octavo.request.errors import InvalidArgument, Mismatch
 from octavo.text.detokenizer import byte_alphabet
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 

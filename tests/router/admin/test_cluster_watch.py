@@ -9,11 +9,12 @@ import grpc
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo import rpc, statuses
-from octavo.errors import StoreUnavailable, TooManyStreams
-from octavo.sampling import SamplingParams
+from octavo.net.channel import open_channel
+from octavo.request.errors import StoreUnavailable, TooManyStreams
+from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
+from octavo.wire import statuses
 from router.admin import cluster_watch
 from router.admin.messages import sequence_to_wire
 
@@ -200,7 +201,7 @@ async def test_too_many_watchers_are_refused(world, monkeypatch):
 
 async def test_the_call_streams_views_and_its_caller_may_leave(world):
     router = await world.router()
-    async with rpc.channel(json.loads(router._member.info)["admin_endpoint"]) as channel:
+    async with open_channel(json.loads(router._member.info)["admin_endpoint"]) as channel:
         stub = admin_pb2_grpc.AdminStub(channel)
         call = stub.WatchCluster(admin_pb2.WatchClusterRequest(interval_ms=1))
         with statuses.serving_errors():

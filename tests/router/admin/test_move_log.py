@@ -1,7 +1,7 @@
 """Moves are what records tell of changed owners: each once, the newest first, and no more than fit."""
 
-from octavo.ids import Incarnation, RequestId, SequenceId
-from octavo.record import Record, SequenceState, TimelineEntry
+from octavo.request.ids import Incarnation, RequestId, SequenceId
+from octavo.request.record import Record, SequenceState, TimelineEntry
 from router.admin.move_log import MAX_MOVES, MoveLog, MoveReason, owner_changes
 
 

@@ -6,9 +6,9 @@ import json
 import pytest
 from web_pages import get
 
-from octavo import rpc
-from octavo.message_json import message_values
+from octavo.net.channel import open_channel
 from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.wire.message_json import message_values
 from router.admin import cluster_watch
 from router.dashboard.cluster_endpoints import ClusterStream
 
@@ -33,7 +33,7 @@ async def test_both_say_what_the_call_says(world, monkeypatch):
     monkeypatch.setattr(cluster_watch, "DEFAULT_MS", 60_000)  # one view for all
     await world.start(workers=2)
     [router] = world.routers
-    async with rpc.channel(json.loads(router._member.info)["admin_endpoint"]) as channel:
+    async with open_channel(json.loads(router._member.info)["admin_endpoint"]) as channel:
         call = admin_pb2_grpc.AdminStub(channel).WatchCluster(admin_pb2.WatchClusterRequest())
         told = message_values(await call.read())
         call.cancel()

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from octavo.ids import BlockHash, Incarnation
+from octavo.request.ids import BlockHash, Incarnation
 from router.fleet.kv_index import ApplyOutcome, KvChange, KvEvent, KvIndex
 
 BLOCKS = [BlockHash(bytes([number]) * 16) for number in range(6)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.ids import Incarnation
+from octavo.request.ids import Incarnation
 from router.fleet.lost_workers import QUIET_S, REMEMBER_LOST_S, LostWorkers
 
 WORKER, OTHER = Incarnation("worker"), Incarnation("other")

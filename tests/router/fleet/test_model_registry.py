@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from octavo.errors import NotFound
-from octavo.ids import Incarnation
+from octavo.request.errors import NotFound
+from octavo.request.ids import Incarnation
 from router.fleet.model_registry import ModelRegistry
 
 

@@ -5,10 +5,10 @@ import asyncio
 import grpc
 import pytest
 
-from octavo.errors import OutOfBlocks, Unreachable
-from octavo.ids import Incarnation, SequenceId
 from octavo.internal.v1 import worker_pb2
-from octavo.wire import failure_to_wire
+from octavo.request.errors import OutOfBlocks, Unreachable
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.wire.public import failure_to_wire
 from router.fleet.migration_report import MigrationReport, MoveOutcome
 from router.fleet.progress_calls import migrate_sequence
 

@@ -9,13 +9,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gpu_worker.serving.server import WorkerService
-from octavo import errors, rpc, wire
-from octavo.ids import Incarnation, SequenceId
+from gpu_worker.serving.calls.worker_service import WorkerService
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.record import Admission, AdmissionOutcome
-from octavo.sampling import SamplingParams
+from octavo.net.server import make_server
+from octavo.request import errors
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import Admission, AdmissionOutcome
+from octavo.request.sampling import SamplingParams
 from octavo.store.calls import Member
+from octavo.wire.internal import INTERNAL_REVISION
 from router.fleet import worker_link
 from router.fleet.kv_index import KvIndex
 from router.fleet.model_registry import ModelRegistry
@@ -46,7 +48,7 @@ class Silent(worker_pb2_grpc.WorkerServicer):
 class Answering(worker_pb2_grpc.WorkerServicer):
     """A worker that answers Hello with an incarnation and a revision, and every admission with one outcome."""
 
-    def __init__(self, incarnation: str = "i", outcome: int = 0, revision: int = wire.INTERNAL_REVISION) -> None:
+    def __init__(self, incarnation: str = "i", outcome: int = 0, revision: int = INTERNAL_REVISION) -> None:
         self.incarnation, self.outcome, self.revision = incarnation, outcome, revision
 
     async def Hello(self, request, context):
@@ -60,7 +62,7 @@ class Answering(worker_pb2_grpc.WorkerServicer):
 @asynccontextmanager
 async def linked(servicer: worker_pb2_grpc.WorkerServicer) -> AsyncIterator[WorkerLink]:
     """The link of a router to a worker with incarnation "i"."""
-    server = rpc.server(internal=True)
+    server = make_server(internal=True)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -132,9 +134,9 @@ async def test_a_process_that_still_loads_has_taken_the_place_of_a_worker_that_i
 @pytest.mark.parametrize(
     ("revision", "reason"),
     [
-        (wire.INTERNAL_REVISION - 1, "speaks internal revision 2, this router 3: upgrade the worker"),
-        (wire.INTERNAL_REVISION, ""),
-        (wire.INTERNAL_REVISION + 1, "speaks internal revision 4, this router 3: upgrade the router"),
+        (INTERNAL_REVISION - 1, "speaks internal revision 2, this router 3: upgrade the worker"),
+        (INTERNAL_REVISION, ""),
+        (INTERNAL_REVISION + 1, "speaks internal revision 4, this router 3: upgrade the router"),
     ],
 )
 async def test_a_router_uses_workers_of_its_own_revision(revision, reason):

@@ -7,8 +7,8 @@ import grpc
 import pytest
 from waiting import until
 
-from octavo.ids import Incarnation, SequenceId
 from octavo.internal.v1 import worker_pb2
+from octavo.request.ids import Incarnation, SequenceId
 from router.fleet.worker_streams import StepStream
 from router.session_registry import SessionRegistry
 

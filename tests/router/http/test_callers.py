@@ -10,9 +10,9 @@ import pytest
 from certificates import Certificates
 
 from octavo.client import AsyncClient
-from octavo.security.api_keys import line_of, new_key
-from octavo.security.client_credentials import ClientCredentials
-from octavo.security.tls import TlsFiles
+from octavo.net.security.api_keys import line_of, new_key
+from octavo.net.security.client_credentials import ClientCredentials
+from octavo.net.security.tls import TlsFiles
 
 PATHS = [
     ("POST", "/v1/completions"),

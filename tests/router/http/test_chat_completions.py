@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from hostile_templates import HOSTILE
 
-from octavo.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument
 from octavo.text import template_renderer
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.chat import ChatTemplate

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.sampling import SamplingParams
+from octavo.request.sampling import SamplingParams
 from octavo.text.byte_tokenizer import ByteTokenizer
 
 PROMPT = list(range(3, 40))

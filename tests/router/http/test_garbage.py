@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument
 from router.http.chat_completions import read_chat
 from router.http.completions import read_completion
 from router.http.json_body import parse_object

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from octavo.errors import DeadlineExceeded
+from octavo.request.errors import DeadlineExceeded
 from router.http.json_body import SMALL_BODY_BYTES, BodyReader
 
 SCOPE = {"headers": []}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from octavo.record import SequenceState
-from octavo.security.api_keys import line_of, new_key
+from octavo.net.security.api_keys import line_of, new_key
+from octavo.request.record import SequenceState
 
 BODY = {"prompt": [1, 2, 3], "temperature": 0, "max_tokens": 4}
 

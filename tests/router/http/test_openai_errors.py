@@ -2,10 +2,10 @@
 
 import pytest
 
-from octavo.errors import FieldViolation, InvalidArgument, MessageTooLarge, NotFound, QueueFull, all_classes
+from octavo.request.errors import FieldViolation, InvalidArgument, MessageTooLarge, NotFound, QueueFull, all_classes
 from router.http.openai_errors import content_of, headers_of, status_of
 
-TREE = [cls for cls in all_classes() if cls.__module__ == "octavo.errors"]
+TREE = [cls for cls in all_classes() if cls.__module__ == "octavo.request.errors"]
 
 
 @pytest.mark.parametrize("cls", TREE)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from octavo.record import SequenceState
-from octavo.sampling import SamplingParams
+from octavo.request.record import SequenceState
+from octavo.request.sampling import SamplingParams
 from octavo.text.byte_tokenizer import ByteTokenizer
 
 PROMPT = list(range(3, 40))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from octavo.security.api_keys import line_of, new_key
+from octavo.net.security.api_keys import line_of, new_key
 
 PATH = "/v1/completions"
 BODY = {"prompt": [4, 5, 6], "max_tokens": 3}

@@ -8,10 +8,10 @@ import pytest
 from accepted import accepted_sequence
 from worker_views import idle_view
 
-from octavo.errors import BadModel, OutOfBlocks, StoreUnavailable, TooLarge
-from octavo.ids import Incarnation, SequenceId
-from octavo.record import AdmissionAnswer, AdmissionOutcome, SequenceState
-from octavo.sampling import FinishReason
+from octavo.request.errors import BadModel, OutOfBlocks, StoreUnavailable, TooLarge
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import AdmissionAnswer, AdmissionOutcome, SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import (
     AppendItem,
     Finish,

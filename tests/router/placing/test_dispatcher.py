@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from octavo.ids import Incarnation
+from octavo.request.ids import Incarnation
 from router.background_tasks import BackgroundTasks
 from router.fleet.worker_view import WorkerView
 from router.placing.dispatcher import Dispatcher

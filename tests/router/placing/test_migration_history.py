@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from octavo.ids import Incarnation, SequenceId
+from octavo.request.ids import Incarnation, SequenceId
 from router.fleet.worker_snapshot import SequenceView
 from router.placing.migration_history import (
     MIN_EXPECTED_TOKENS,

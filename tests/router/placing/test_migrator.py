@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.errors import (
+from octavo.request.errors import (
     CannotMove,
     InvalidArgument,
     NotFound,
@@ -16,8 +16,8 @@ from octavo.errors import (
     TransferFailed,
     Unreachable,
 )
-from octavo.ids import Incarnation, SequenceId
-from octavo.sampling import SamplingParams
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
 from router.fleet.migration_report import MigrationReport, MoveOutcome
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worker_views import idle_view
 
-from octavo.ids import Incarnation
-from octavo.worker_role import WorkerRole
+from octavo.request.ids import Incarnation
+from octavo.request.worker_role import WorkerRole
 from router.fleet.pending_dispatches import PendingDispatches
 from router.fleet.worker_view import WorkerView
 from router.placing.placement import (

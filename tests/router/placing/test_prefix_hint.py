@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from worker_views import idle_view
 
-from octavo.ids import Incarnation
+from octavo.request.ids import Incarnation
 from router.fleet.worker_view import WorkerView
 from router.placing.prefix_hint import MIN_BLOCKS, PrefixHint, find_prefix_owner
 

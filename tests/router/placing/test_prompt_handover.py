@@ -6,10 +6,10 @@ import logging
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.errors import CannotMove, OutOfBlocks
 from octavo.internal.v1 import worker_pb2
-from octavo.sampling import SamplingParams
-from octavo.worker_role import WorkerRole
+from octavo.request.errors import CannotMove, OutOfBlocks
+from octavo.request.sampling import SamplingParams
+from octavo.request.worker_role import WorkerRole
 from router.fleet.migration_report import MigrationReport, MoveOutcome
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400)
@@ -148,7 +148,7 @@ async def test_a_stream_that_comes_later_finds_the_sequence_moved_and_asks_for_n
 
 
 def test_a_role_of_a_later_version_is_none():
-    from octavo import wire
+    from octavo.wire.internal import role_from_wire
 
-    assert wire.role_from_wire(99) is WorkerRole.BOTH
-    assert {wire.role_from_wire(value) for value in worker_pb2.WorkerRole.values()} == set(WorkerRole)
+    assert role_from_wire(99) is WorkerRole.BOTH
+    assert {role_from_wire(value) for value in worker_pb2.WorkerRole.values()} == set(WorkerRole)

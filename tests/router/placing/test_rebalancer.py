@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.errors import CannotMove
-from octavo.sampling import SamplingParams
+from octavo.request.errors import CannotMove
+from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
 from router.fleet.migration_report import MigrationReport, MoveOutcome
 from router.placing import rebalancer

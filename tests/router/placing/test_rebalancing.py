@@ -8,7 +8,7 @@ from fleet_model import FleetFigures, FleetModel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.ids import Incarnation, SequenceId
+from octavo.request.ids import Incarnation, SequenceId
 from router.fleet.worker_snapshot import SequenceView, WorkerSnapshot
 from router.fleet.worker_view import WorkerView
 from router.placing.migration_history import (

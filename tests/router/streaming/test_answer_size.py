@@ -1,8 +1,8 @@
 import pytest
 
-from octavo.errors import InvalidArgument
-from octavo.sampling import SamplingParams, TokenScore
-from octavo.wire import score_to_wire
+from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import SamplingParams, TokenScore
+from octavo.wire.public import score_to_wire
 from router.streaming.answer_size import SCORE_BYTES, check_answer_fits
 
 

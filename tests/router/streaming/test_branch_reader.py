@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.errors import HistoryLost
-from octavo.hashing import extend_chain, prompt_chain
-from octavo.sampling import FinishReason
+from octavo.request.errors import HistoryLost
+from octavo.request.hashing import extend_chain, prompt_chain
+from octavo.request.sampling import FinishReason
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
 from router.streaming.branch_reader import BranchPiece, BranchReader

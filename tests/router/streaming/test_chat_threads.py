@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from octavo.errors import InvalidArgument, TooManyStreams
+from octavo.request.errors import InvalidArgument, TooManyStreams
 from router.streaming import chat_threads
 from router.streaming.chat_threads import LARGE, MAX_BEHIND_SLOW, ChatThreads
 

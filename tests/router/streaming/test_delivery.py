@@ -7,12 +7,12 @@ from accepted import accepted_sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.errors import BadLogits, HistoryLost
-from octavo.hashing import extend_chain, prompt_chain
-from octavo.ids import SequenceId
-from octavo.record import Snapshot, first_record
-from octavo.sampling import FinishReason, SamplingParams, TokenScore
-from octavo.step_item import StepItem, WaitingItems
+from octavo.request.errors import BadLogits, HistoryLost
+from octavo.request.hashing import extend_chain, prompt_chain
+from octavo.request.ids import SequenceId
+from octavo.request.record import Snapshot, first_record
+from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.request.step_item import StepItem, WaitingItems
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
 from router.streaming.branch_reader import BranchPiece

@@ -3,15 +3,15 @@
 import pytest
 from accepted import accepted_sequence
 
-from octavo import wire
-from octavo.errors import BadLogits
-from octavo.hashing import extend_chain, prompt_chain
-from octavo.ids import SequenceId
-from octavo.record import first_record
-from octavo.sampling import FinishReason, SamplingParams, TokenScore
-from octavo.step_item import StepItem
+from octavo.request.errors import BadLogits
+from octavo.request.hashing import extend_chain, prompt_chain
+from octavo.request.ids import SequenceId
+from octavo.request.record import first_record
+from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.request.step_item import StepItem
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
+from octavo.wire.public import failure_from_wire, finish_from_wire, score_from_wire
 from router.streaming.delivery import Delivery
 from router.streaming.event_encoder import EventEncoder
 from router.streaming.resume_tokens import ResumeTokens, StreamPlace, StreamStart
@@ -62,10 +62,10 @@ def test_scores_go_out_as_they_came_and_those_of_the_prompt_once(stream):
     score, prompt_score = TokenScore(ord("x"), -0.5, ((ord("x"), -0.5), (7, -1.5))), TokenScore(2, -0.25)
     stream.add(0, b"x", scores=[score], prompt_scores=[prompt_score])
     prompt_event, event = stream.encoder.next_events()
-    assert [wire.score_from_wire(message) for message in prompt_event.prompt_logprobs] == [prompt_score]
+    assert [score_from_wire(message) for message in prompt_event.prompt_logprobs] == [prompt_score]
     assert (prompt_event.first_prompt_position, prompt_event.branch, prompt_event.first_index) == (1, 0, 0)
     assert not prompt_event.token_ids
-    assert [wire.score_from_wire(message) for message in event.logprobs] == [score]
+    assert [score_from_wire(message) for message in event.logprobs] == [score]
     stream.add(0, b"xy")
     (event,) = stream.encoder.next_events()
     assert not event.logprobs
@@ -78,7 +78,7 @@ def test_prompt_scores_span_events_and_a_client_that_leaves_between_them_loses_n
     stream.add(0, b"x", prompt_scores=scores)
     *events, last = stream.encoder.next_events()
     assert [(event.first_prompt_position, len(event.prompt_logprobs)) for event in events] == [(1, 2), (3, 2), (5, 1)]
-    sent = [wire.score_from_wire(message) for event in events for message in event.prompt_logprobs]
+    sent = [score_from_wire(message) for event in events for message in event.prompt_logprobs]
     assert sent == scores
     for event in events:
         assert TOKENS.read_token(event.resume_token).places[0] == StreamPlace(0, CHAIN, 0)
@@ -105,7 +105,7 @@ def test_the_last_event_says_how_the_request_ended(stream):
     assert not event.HasField("finished")
     stream.add(1, b"", FinishReason.ERROR, failure=failure)
     (event,) = stream.encoder.next_events()
-    assert wire.finish_from_wire(event.finish_reason) is FinishReason.ERROR
-    assert wire.failure_from_wire(event.finished.failure) == failure
+    assert finish_from_wire(event.finish_reason) is FinishReason.ERROR
+    assert failure_from_wire(event.finished.failure) == failure
     usage = event.finished.usage
     assert (usage.prompt_tokens, usage.output_tokens, usage.cached_tokens) == (2, 2, 1)

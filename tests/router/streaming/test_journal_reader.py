@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from accepted import accepted_sequence
 
-from octavo.errors import HistoryLost, NotFound, PoisonSuspected, StoreUnavailable
-from octavo.ids import Incarnation
-from octavo.record import Record, SequenceState, Snapshot, first_record
-from octavo.sampling import FinishReason, SamplingParams
+from octavo.request.errors import HistoryLost, NotFound, PoisonSuspected, StoreUnavailable
+from octavo.request.ids import Incarnation
+from octavo.request.record import Record, SequenceState, Snapshot, first_record
+from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
 from router.streaming import journal_reader

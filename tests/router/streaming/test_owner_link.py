@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from octavo.ids import Incarnation, SequenceId
-from octavo.record import SequenceState
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import SequenceState
 from router.streaming import owner_link as owner_link_module
 from router.streaming.owner_link import MAX_UNKNOWN_S, OwnerLink
 

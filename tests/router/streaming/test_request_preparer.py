@@ -2,11 +2,12 @@
 
 import pytest
 
-from octavo import hashing, wire
-from octavo.errors import InvalidArgument, NotFound, NoTokenizer, NoWorkers
-from octavo.ids import Incarnation, RequestId, sequence_id
-from octavo.sampling import SamplingParams
+from octavo.request import hashing
+from octavo.request.errors import InvalidArgument, NotFound, NoTokenizer, NoWorkers
+from octavo.request.ids import Incarnation, RequestId, sequence_id
+from octavo.request.sampling import SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
+from octavo.wire.public import request_hash, sampling_from_bytes, sampling_to_wire
 from router.fleet.model_registry import ModelRegistry
 from router.streaming import request_preparer as preparer_module
 from router.streaming.request_preparer import TENANT, RequestPreparer
@@ -27,7 +28,7 @@ def preparer(models) -> RequestPreparer:
 
 
 def message(**fields) -> inference_pb2.GenerateRequest:
-    sampling = wire.sampling_to_wire(SamplingParams(**fields.pop("sampling", {})))
+    sampling = sampling_to_wire(SamplingParams(**fields.pop("sampling", {})))
     return inference_pb2.GenerateRequest(**{"text": b"abc", "sampling": sampling, **fields})
 
 
@@ -38,7 +39,7 @@ async def test_everything_is_concrete(preparer):
     assert (list(new.prompt), new.prompt_chain) == (list(b"abc"), hashing.prompt_chain(list(b"abc")))
     assert (new.num_branches, new.max_tokens, new.priority, new.deadline_in_ms) == (2, 97, 3, 5000)
     assert (new.model, new.layout, new.router) == ("weights", "bfloat16", ROUTER)
-    params = wire.sampling_from_bytes(new.sampling)
+    params = sampling_from_bytes(new.sampling)
     assert params == prepared.params
     assert None not in (params.seed, params.max_tokens)
 
@@ -46,7 +47,7 @@ async def test_everything_is_concrete(preparer):
 @pytest.mark.parametrize("asked", [97, 98, 2**32 - 1])
 async def test_max_tokens_beyond_the_context_is_what_the_prompt_leaves(preparer, asked):
     prepared = await preparer.prepare(message(sampling={"max_tokens": asked, "min_tokens": asked}))
-    params = wire.sampling_from_bytes(prepared.new.sampling)
+    params = sampling_from_bytes(prepared.new.sampling)
     assert (prepared.new.max_tokens, params.max_tokens, params.min_tokens) == (97, 97, 97)
 
 
@@ -107,10 +108,10 @@ async def test_fields_left_out_are_what_the_model_recommends(hello):
     preparer = RequestPreparer(models, ROUTER)
     empty = inference_pb2.GenerateRequest(text="abc", request_id="r")
     prepared = await preparer.prepare(empty)
-    params = wire.sampling_from_bytes(prepared.new.sampling)
+    params = sampling_from_bytes(prepared.new.sampling)
     assert (params.temperature, params.top_k, params.top_p, params.max_tokens) == (0.5, 40, 1.0, 9)
     assert prepared.new.max_tokens == 9
-    assert prepared.new.body_hash == wire.request_hash(empty), "the hash is of what the client sent"
+    assert prepared.new.body_hash == request_hash(empty), "the hash is of what the client sent"
     own = inference_pb2.GenerateRequest(text="abc", sampling=types_pb2.SamplingParams(temperature=1.0, top_k=0))
     params = (await preparer.prepare(own)).params
     assert (params.temperature, params.top_k, params.max_tokens) == (1.0, 0, 9)

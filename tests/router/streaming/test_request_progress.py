@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo import telemetry
-from octavo.errors import InvalidArgument, RunnerFailed
-from octavo.sampling import SamplingParams
+from octavo.process import telemetry
+from octavo.request.errors import InvalidArgument, RunnerFailed
+from octavo.request.sampling import SamplingParams
 
 CANARY = "xyzzy-plugh-9081726354"
 PROMPT = list(range(3, 40))

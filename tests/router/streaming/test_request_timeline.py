@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.sampling import SamplingParams
+from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
 from router.streaming import request_progress
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.errors import ForeignToken, HistoryLost, InvalidArgument
+from octavo.request.errors import ForeignToken, HistoryLost, InvalidArgument
 from router.streaming.resume_tokens import (
     HEAD,
     MAC_BYTES,

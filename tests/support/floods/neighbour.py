@@ -14,7 +14,7 @@ from pathlib import Path
 from live.cluster import ROOT, Cluster
 
 from octavo.client import AsyncClient, SamplingParams
-from octavo.security.api_keys import line_of, new_key
+from octavo.net.security.api_keys import line_of, new_key
 
 MIB = 1 << 20
 

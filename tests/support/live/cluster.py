@@ -18,12 +18,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from guard.processes import exists, state_of
 from live.process import Process, wait_until
 
-from octavo import rpc
-from octavo.cli import ports
 from octavo.client import AsyncClient, ClientCredentials
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.security.roles import WORKER_NAME
-from octavo.store.embedded import EmbeddedStore
+from octavo.local import ports
+from octavo.local.embedded import EmbeddedStore
+from octavo.net.channel import channel_options
+from octavo.net.security.roles import WORKER_NAME
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -199,7 +199,7 @@ class Cluster:
         return self._channels[endpoint]
 
     def _open_channel(self, endpoint: str) -> grpc.Channel:
-        options = rpc.channel_options()
+        options = channel_options()
         if self.certificates is None:
             return grpc.insecure_channel(endpoint, options=options)
         if endpoint in self.worker_endpoints.values():

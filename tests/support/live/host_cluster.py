@@ -10,8 +10,8 @@ from guard.processes import lasting
 from live.cluster import Cluster, Shape, StoreProcess
 from live.network_hosts import NetworkHost, NetworkHosts, network_hosts
 
-from octavo.cli.programs import find_program
-from octavo.store.embedded import EmbeddedStore, find_server
+from octavo.local.embedded import EmbeddedStore, find_server
+from octavo.local.program_command import find_program
 
 STORE_PORT, ROUTER_PORT, ADMIN_PORT, HTTP_PORT, WORKER_PORT = 6379, 50051, 51051, 58051, 50061
 

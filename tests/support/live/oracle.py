@@ -10,8 +10,8 @@ from slow_beams import best_outputs
 
 from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
 from gpu_worker.testing.witness_runner import MASK, WitnessRunner, contribution, salt_of, settle
-from octavo import hashing
 from octavo.client import FinishReason, SamplingParams
+from octavo.request import hashing
 
 
 @dataclass(frozen=True, slots=True)

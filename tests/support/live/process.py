@@ -11,7 +11,7 @@ from pathlib import Path
 
 from guard.processes import exists, state_of
 
-from octavo.launcher import launched
+from octavo.process.launcher import launched
 
 TAIL_BYTES = 6000
 SPAWNER = ThreadPoolExecutor(1)  # a child dies with the thread that started it, so that is one that stays

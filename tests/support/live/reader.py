@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 
 from octavo.client import Event, FinishReason
-from octavo.sampling import TokenScore
+from octavo.request.sampling import TokenScore
 
 
 class Reader:

@@ -22,13 +22,13 @@ from pathlib import Path
 import torch
 from malformed.file_cases import FileCase, write_cases
 
-from gpu_worker.models import transformers_any
+from gpu_worker.models.decoders import transformers_any
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
-from gpu_worker.scheduling.sequence import Branch, Sequence
-from gpu_worker.scheduling.step import Chunk, StepPlan
-from octavo.errors import Code, ServingError
-from octavo.sampling import SamplingParams
+from gpu_worker.scheduling.state.sequence import Branch, Sequence
+from gpu_worker.scheduling.state.step import Chunk, StepPlan
+from octavo.request.errors import Code, ServingError
+from octavo.request.sampling import SamplingParams
 from octavo.text.tokenizer import open_tokenizer
 
 MEMORY = 768 << 20  # beside what the process has when it begins; the seeds need a hundredth of that

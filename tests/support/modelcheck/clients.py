@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from modelcheck.explorer import Step
 from modelcheck.world import PROMPT_CHAIN, World, chain_of, router_name
 
-from octavo.errors import HistoryLost
-from octavo.sampling import FinishReason
+from octavo.request.errors import HistoryLost
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import AcceptStatus
 from octavo.text.stop import TextDelta
 from router.streaming.branch_reader import BranchReader

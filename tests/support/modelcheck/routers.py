@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from modelcheck.explorer import Step
 from modelcheck.world import LEASE_MS, Task, World, router_name, worker_name
 
-from octavo.record import Record, SequenceState
-from octavo.sampling import FinishReason
+from octavo.request.record import Record, SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import TakeReason, TakeStatus
 
 if TYPE_CHECKING:

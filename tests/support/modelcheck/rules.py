@@ -9,8 +9,8 @@ from modelcheck.clients import LOST
 from modelcheck.stored import NOW_MS
 from modelcheck.world import LEASE_MS, Truth, Worker, World, gathered, worker_name
 
-from octavo.record import SequenceState
-from octavo.sampling import FinishReason
+from octavo.request.record import SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import MigrateStatus
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from modelcheck.world import (
     worker_name,
 )
 
-from octavo.ids import Incarnation, RequestId
-from octavo.record import NewSequence, Record
-from octavo.sampling import FinishReason
+from octavo.request.ids import Incarnation, RequestId
+from octavo.request.record import NewSequence, Record
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import AppendItem, Finish, Member, QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryState
 

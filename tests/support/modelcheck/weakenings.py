@@ -13,7 +13,7 @@ from unittest.mock import patch
 from modelcheck.configurations import ATTACHMENTS, CALLS, CONFIGURATIONS, MIGRATIONS, alone
 from modelcheck.world import Configuration
 
-from octavo.ids import Incarnation
+from octavo.request.ids import Incarnation
 from octavo.store.calls import AppendStatus, MigrateStatus, TakeReason
 from octavo.store.memory import MemoryState, MemoryStore, evidence, journal, migration, ownership, store
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from modelcheck.explorer import Step
 from modelcheck.world import Run, World, worker_name
 
-from octavo.record import SequenceState
-from octavo.sampling import FinishReason
+from octavo.request.record import SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import AppendStatus, MigrateStatus
 
 if TYPE_CHECKING:

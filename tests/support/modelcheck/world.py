@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from octavo.hashing import extend_chain, prompt_chain
-from octavo.ids import Incarnation, RequestId, sequence_id
+from octavo.request.hashing import extend_chain, prompt_chain
+from octavo.request.ids import Incarnation, RequestId, sequence_id
 
 SEQ = sequence_id("tenant", RequestId("a"))
 PROMPT = (1, 2, 3)

@@ -5,15 +5,16 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gpu_worker.migrating import connection_pool, migration_target
-from gpu_worker.moving.block_memory import BlockReader
-from gpu_worker.moving.checksum import BlockChecksum
-from gpu_worker.moving.frame_socket import STALL_S
-from gpu_worker.moving.frames import LAST, BlockFrame, FrameKind, checksum_seed
-from gpu_worker.moving.incoming_ticket import IncomingTicket
-from gpu_worker.moving.outgoing_ticket import OutgoingBlock
-from gpu_worker.moving.refusal import Refusal, failed
-from octavo.errors import InvalidArgument, TransferFailed
+from gpu_worker.migration.blocks.block_memory import BlockReader
+from gpu_worker.migration.blocks.checksum import BlockChecksum
+from gpu_worker.migration.blocks.frame_socket import STALL_S
+from gpu_worker.migration.blocks.frames import LAST, BlockFrame, FrameKind, checksum_seed
+from gpu_worker.migration.blocks.incoming_ticket import IncomingTicket
+from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
+from gpu_worker.migration.blocks.refusal import Refusal, failed
+from gpu_worker.migration.calls import connection_pool
+from gpu_worker.migration.target import migration_target
+from octavo.request.errors import InvalidArgument, TransferFailed
 from simulation.event_log import EventLog
 from simulation.loop import HOST, Host
 from simulation.network import Network, Pipe

@@ -8,9 +8,10 @@ from contextvars import Context
 from types import SimpleNamespace
 from typing import Any
 
-import gpu_worker.serving.program as worker_program
+import gpu_worker.serving.process.program as worker_program
 import router.program as router_program
-from octavo.settings import RouterSettings, WorkerSettings
+from octavo.settings.router import RouterSettings
+from octavo.settings.worker import WorkerSettings
 from simulation import engine
 from simulation.blocks import BlockLinks
 from simulation.clock import replace_sources

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from gpu_worker.engine.engine import Engine
-from gpu_worker.scheduling.step import StepOutput, StepPlan
+from gpu_worker.scheduling.state.step import StepOutput, StepPlan
 from gpu_worker.testing.witness_runner import WitnessRunner
 from simulation.loop import HOST
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from octavo.errors import ServingError
+from octavo.request.errors import ServingError
 from simulation.cluster import Cluster
 
 Fault = Callable[[], Awaitable[None]]

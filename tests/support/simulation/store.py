@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from octavo.errors import StoreUnavailable
-from octavo.ids import Incarnation
+from octavo.request.errors import StoreUnavailable
+from octavo.request.ids import Incarnation
 from octavo.store.calls import Notice
 from octavo.store.memory import MemoryState, MemoryStore
 from simulation.clock import wall_clock_s

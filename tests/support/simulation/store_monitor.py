@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from octavo.ids import Incarnation, SequenceId
+from octavo.request.ids import Incarnation, SequenceId
 from octavo.store.calls import AppendStatus
 from octavo.store.memory import MemoryState
 

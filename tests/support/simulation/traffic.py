@@ -9,9 +9,9 @@ from live.history import History
 from live.oracle import Expected, Oracle
 
 from octavo.client import AsyncClient, Event, FinishReason, RetryPolicy, SamplingParams
-from octavo.errors import DeadlineExceeded, HistoryLost, NotFound, PoisonSuspected, ServingError
-from octavo.ids import RequestId, sequence_id
-from octavo.record import Record, SequenceState
+from octavo.request.errors import DeadlineExceeded, HistoryLost, NotFound, PoisonSuspected, ServingError
+from octavo.request.ids import RequestId, sequence_id
+from octavo.request.record import Record, SequenceState
 from router.streaming.request_preparer import TENANT
 from simulation.cluster import GRACE_MS, Cluster
 from simulation.engine import FREE, MAX_TOKEN, POISON

@@ -15,10 +15,10 @@ import grpc.aio
 from storm.faults import WAYS, FaultMissed, Faults
 from storm.storm_cluster import StormCluster
 
-from octavo import rpc
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.statuses import error_from, status_in
+from octavo.net.channel import open_channel
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
+from octavo.wire.statuses import error_from, status_in
 
 Result = TypeVar("Result")
 WAVE = 16  # requests that are to move at once: a source moves four, and refuses the others
@@ -93,7 +93,7 @@ class MoveFaults:
         async with self._faults.one_of(self._cluster.workers) as name:
             endpoint, seconds = self._cluster.endpoints[name], self._random.uniform(0.2, 5.0)
             counts, was_draining = worker_pb2.DrainResponse(), False
-            async with rpc.channel(endpoint, internal=True) as channel:
+            async with open_channel(endpoint, internal=True) as channel:
                 worker = worker_pb2_grpc.WorkerStub(channel)
                 try:
                     drain = worker.Drain(worker_pb2.DrainRequest(grace_ms=60_000), timeout=MOVE_S)
@@ -198,7 +198,7 @@ class MoveFaults:
         call = worker_pb2.WorkerMigrateRequest(seq_id=request.seq_id, epoch=request.epoch, target=target)
         outcome, reason = worker_pb2.MIGRATION_OUTCOME_UNSPECIFIED, ""
         try:
-            async with rpc.channel(self._cluster.endpoints[source], internal=True) as channel:
+            async with open_channel(self._cluster.endpoints[source], internal=True) as channel:
                 async for message in worker_pb2_grpc.WorkerStub(channel).Migrate(call, timeout=MOVE_S):
                     outcome, reason = message.outcome, message.failure.reason
         except grpc.aio.AioRpcError as error:
@@ -230,7 +230,7 @@ class MoveFaults:
         if not router and not free:
             raise FaultMissed("no router is there to ask")
         name = router or self._random.choice(free)
-        async with rpc.channel(self._cluster.admin_endpoints[name]) as channel:
+        async with open_channel(self._cluster.admin_endpoints[name]) as channel:
             try:
                 yield admin_pb2_grpc.AdminStub(channel)
             except grpc.aio.AioRpcError as error:

@@ -69,7 +69,7 @@ COUNTED: dict[str, tuple[str, Any]] = {
 
 def tell_other_port(port: int, file: Path) -> None:
     """Has a worker name this port for blocks."""
-    from gpu_worker.moving.block_listener import BlockListener
+    from gpu_worker.migration.blocks.block_listener import BlockListener
 
     listen = BlockListener.__init__
 

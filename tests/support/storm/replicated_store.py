@@ -10,7 +10,7 @@ import redis.asyncio as redis
 from guard.processes import state_of
 from storm.fault_proxy import BLACK_HOLE, FaultProxy
 
-from octavo.store.embedded import EmbeddedStore
+from octavo.local.embedded import EmbeddedStore
 
 PATIENCE_S = 60.0
 DISK = "512m"

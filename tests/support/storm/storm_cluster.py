@@ -13,9 +13,9 @@ from live.process import Process
 from storm.fault_proxy import FaultProxy
 from storm.replicated_store import ReplicatedStore
 
-from octavo import rpc
-from octavo.cli import ports
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
+from octavo.local import ports
+from octavo.net.channel import open_channel
 
 PACKAGES = ("octavo", "router", "gpu_worker", "tests/support")
 # 32 blocks of 512 bytes: a prompt of 200 tokens with an output of 500 does not fit.
@@ -157,7 +157,7 @@ class StormCluster:
                 await asyncio.sleep(0.1)
 
     async def serves(self, name: str) -> bool:
-        async with rpc.channel(self.endpoints[name]) as channel:
+        async with open_channel(self.endpoints[name]) as channel:
             try:
                 check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2)
                 return bool((await check).status == health_pb2.HealthCheckResponse.SERVING)
@@ -166,7 +166,7 @@ class StormCluster:
 
     async def load(self, name: str) -> worker_pb2.Load:
         """What the worker says of itself."""
-        async with rpc.channel(self.endpoints[name], internal=True) as channel:
+        async with open_channel(self.endpoints[name], internal=True) as channel:
             watch = worker_pb2_grpc.WorkerStub(channel).Watch(worker_pb2.WatchRequest(interval_ms=50), timeout=10)
             async for message in watch:
                 watch.cancel()

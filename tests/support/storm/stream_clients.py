@@ -17,7 +17,7 @@ from live.oracle import Oracle
 from storm.stream_log import LoggedReceiver, StreamLine, params_of
 
 from octavo.client import AsyncClient, RetryPolicy, SamplingParams
-from octavo.errors import ServingError
+from octavo.request.errors import ServingError
 
 STREAMS_PER_CLIENT = 10
 LEAVERS, READERS = 0.05, 0.05  # shares of the streams that leave early, and that a second client reads, too

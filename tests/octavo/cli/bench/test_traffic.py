@@ -9,7 +9,7 @@ from octavo.cli.bench.dataset import read_dataset
 from octavo.cli.bench.lengths import parse_lengths
 from octavo.cli.bench.token_counter import TokenCounter
 from octavo.cli.bench.traffic import WORDS, DatasetTraffic, SyntheticTraffic
-from octavo.cli.command_error import CommandError
+from octavo.process.command_error import CommandError
 
 
 def traffic(**more):

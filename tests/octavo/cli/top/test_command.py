@@ -17,7 +17,7 @@ from cluster_views import view
 
 from octavo.cli import main
 from octavo.cli.top import command
-from octavo.message_json import message_values
+from octavo.wire.message_json import message_values
 
 
 def test_one_frame(endpoint, capsys):

@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from octavo.ids import Incarnation, RequestId, sequence_id
-from octavo.record import NewSequence
-from octavo.sampling import FinishReason
+from octavo.request.ids import Incarnation, RequestId, sequence_id
+from octavo.request.record import NewSequence
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import AcceptStatus, AppendItem, Finish, QueueBound, QueueDepth, QueueLimits, TakeReason
 
 W1 = Incarnation("worker1")

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from octavo.ids import Incarnation
-from octavo.record import NewSequence, SequenceState
-from octavo.sampling import FinishReason
+from octavo.request.ids import Incarnation
+from octavo.request.record import NewSequence, SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import AppendItem, AppendStatus, Finish
 
 W1, W2, W3, W4 = (Incarnation(f"worker{i}") for i in (1, 2, 3, 4))

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from octavo.ids import Incarnation, RequestId, sequence_id
-from octavo.record import NewSequence, SequenceState
-from octavo.sampling import FinishReason
+from octavo.request.ids import Incarnation, RequestId, sequence_id
+from octavo.request.record import NewSequence, SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import (
     AcceptStatus,
     QueueBound,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from octavo.ids import Incarnation
-from octavo.record import NewSequence, SequenceState
-from octavo.sampling import FinishReason
+from octavo.request.ids import Incarnation
+from octavo.request.record import NewSequence, SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import AppendItem, AppendStatus, Finish, MigrateStatus, TakeReason
 
 W1, W2, W3 = (Incarnation(f"worker{i}") for i in (1, 2, 3))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from octavo.ids import Incarnation
-from octavo.record import NewSequence, SequenceState
+from octavo.request.ids import Incarnation
+from octavo.request.record import NewSequence, SequenceState
 from octavo.store.calls import (
     AppendItem,
     AppendStatus,

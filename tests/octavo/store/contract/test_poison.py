@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from octavo.errors import PoisonSuspected
-from octavo.ids import Incarnation, SequenceId
-from octavo.record import NewSequence, SequenceState
-from octavo.sampling import FinishReason
+from octavo.request.errors import PoisonSuspected
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import NewSequence, SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import (
     MAX_PARDONS,
     AppendItem,

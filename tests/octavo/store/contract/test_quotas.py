@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from octavo.ids import Incarnation, RequestId, sequence_id
-from octavo.quota import TenantQuota
-from octavo.record import NewSequence
-from octavo.sampling import FinishReason
+from octavo.request.ids import Incarnation, RequestId, sequence_id
+from octavo.request.quota import TenantQuota
+from octavo.request.record import NewSequence
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import AcceptReply, AcceptStatus, AppendItem, Finish, QueueBound, QueueLimits, TakeReason
 
 W1 = Incarnation("worker1")

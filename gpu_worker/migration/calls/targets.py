@@ -1,0 +1,101 @@
+"""What a worker says of itself in the store, and which of the others may take a sequence."""
+
+import json
+from dataclasses import dataclass
+
+from octavo.process.endpoint import Endpoint, parse_endpoint
+from octavo.request.errors import NotFound
+from octavo.request.ids import Incarnation
+from octavo.request.worker_role import WorkerRole
+from octavo.store.base import Store
+from octavo.store.calls import Member
+
+
+@dataclass(frozen=True, slots=True)
+class TargetWorker:
+    """A worker that a sequence may move to, and where that worker is called."""
+
+    incarnation: Incarnation
+    endpoint: Endpoint
+    for_prompts: bool = False  # and for outputs only where there is no other
+
+
+class TargetPool:
+    """The other workers that serve the same model, as the store knows them."""
+
+    def __init__(self, store: Store, own: Incarnation, fingerprint: str, layout: str, numerics: str = "") -> None:
+        self._store = store
+        self._own = own
+        self._fingerprint, self._layout, self._numerics = fingerprint, layout, numerics
+        self._turns: dict[Incarnation, int] = {}  # when each was chosen last, counted in choices
+        self._num_choices = 0
+
+    async def find(self, incarnation: Incarnation) -> TargetWorker:
+        """The worker of this incarnation, whatever it serves: it says itself what it cannot take. Raises NotFound."""
+        for member in await self._store.members("worker"):
+            if member.id == incarnation and (target := target_of(member)):
+                return target
+        text = f"target: the store knows no live worker of the incarnation {incarnation}"
+        raise NotFound(text, resource="worker", name=incarnation)
+
+    async def candidates(self) -> list[TargetWorker]:
+        """Those of the same class of numerics, as far as they say. The one that was chosen longest ago comes first.
+
+        Those that are for prompts come last.
+        """
+        found = [
+            target
+            for member in await self._take_over()
+            if numerics_of(member) == self._numerics and (target := target_of(member))
+        ]
+        self._turns = {target.incarnation: self._turns.get(target.incarnation, 0) for target in found}
+        return sorted(found, key=lambda target: (target.for_prompts, self._turns[target.incarnation]))
+
+    async def count(self) -> int:
+        """How many other workers serve this model and do not drain, of whatever class."""
+        return len(await self._take_over())
+
+    def note_choice(self, target: TargetWorker) -> None:
+        """Puts a worker behind all others."""
+        self._num_choices += 1
+        self._turns[target.incarnation] = self._num_choices
+
+    async def _take_over(self) -> list[Member]:
+        members = await self._store.members("worker")
+        return [each for each in members if each.id != self._own and takes_over(each, self._fingerprint, self._layout)]
+
+
+def describe_worker(
+    base: dict[str, object], fingerprint: str, layout: str, numerics: str = "", *, draining: bool
+) -> bytes:
+    """What a worker whose model is loaded says of itself in the store."""
+    said = {"fingerprint": fingerprint, "layout": layout, "numerics": numerics, "draining": draining}
+    return json.dumps({**base, **said}).encode()
+
+
+def numerics_of(member: Member) -> str:
+    """The class of numerics of a worker; empty if it says nothing of it, as workers of the last release do."""
+    try:
+        return str(json.loads(member.info).get("numerics", ""))
+    except (AttributeError, ValueError):
+        return ""
+
+
+def takes_over(member: Member, fingerprint: str, layout: str) -> bool:
+    """Whether a worker can run sequences of a model, as far as it says. One that says nothing of its model may."""
+    try:
+        info = json.loads(member.info)
+        same = (info.get("fingerprint", fingerprint), info.get("layout", layout)) == (fingerprint, layout)
+        return same and not info.get("draining", False)
+    except (AttributeError, ValueError):
+        return False
+
+
+def target_of(member: Member) -> TargetWorker | None:
+    """A member as a target; None if it does not say where it is called."""
+    try:
+        info = json.loads(member.info)
+        for_prompts = info.get("role", WorkerRole.BOTH) == WorkerRole.PREFILL
+        return TargetWorker(member.id, parse_endpoint(str(info["endpoint"])), for_prompts)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return None

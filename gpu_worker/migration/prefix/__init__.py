@@ -1,0 +1,1 @@
+"""Blocks of prefixes that other workers have."""

@@ -1,0 +1,104 @@
+"""Sends blocks of the prefix cache to other workers that ask for them, and says which of them are worth asking for."""
+
+import asyncio
+from collections import Counter
+from typing import Protocol
+
+from gpu_worker.migration.calls.connection_pool import ConnectionPool
+from gpu_worker.migration.calls.targets import TargetPool
+from gpu_worker.migration.calls.transfer_calls import FetchRequest
+from gpu_worker.migration.source.migration_progress import MigrationProgress
+from gpu_worker.migration.source.source_worker import SendingEngine
+from gpu_worker.migration.source.ticket_sender import TicketSender
+from gpu_worker.scheduling.state.step import RunnerInfo
+from octavo.process.loop import end_tasks, shared
+from octavo.request.errors import Draining, Mismatch, TooManyMoves
+from octavo.request.ids import BlockHash, Incarnation, SequenceId
+
+MOST_SENDS = 4  # calls that are answered at once: a fetch that waits is no faster than computing
+MOST_WANTED = 65_536  # blocks of one call
+RETRY_MS = 100
+
+FetchKey = tuple[Incarnation, int, bytes]  # the worker that asks, its ticket, and the secret of that
+
+
+class SupplyEngine(SendingEngine, Protocol):
+    """What the engine does for blocks that others ask for (`EngineClient`)."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+
+    async def hottest_blocks(self, limit: int) -> list[BlockHash]: ...
+
+
+class BlockSupplier:
+    """Answers Fetch and ListHot. Blocks are pinned only while they are sent."""
+
+    def __init__(self, engine: SupplyEngine, targets: TargetPool, connections: ConnectionPool) -> None:
+        self._engine = engine
+        self._targets = targets
+        self._connections = connections
+        self._sending: dict[FetchKey, asyncio.Task[int]] = {}
+        self._num_callers: Counter[FetchKey] = Counter()  # that wait for each of these
+        self._closed = False
+
+    async def send_blocks(self, request: FetchRequest) -> int:
+        """Sends those of the blocks that are here. Returns how many leading ones the worker that asks has got.
+
+        A call that comes twice, while the first is answered, gets the same answer.
+
+        Raises Mismatch, NotFound, TooManyMoves, TransferFailed, or Draining.
+        """
+        self._require_model(request.fingerprint, request.layout, request.numerics)
+        key = (request.target, request.ticket, request.secret)
+        sending = self._sending.get(key)
+        if sending is None:
+            if len(self._sending) >= MOST_SENDS:
+                text = f"this worker sends blocks for {len(self._sending)} calls, of {MOST_SENDS} at once"
+                raise TooManyMoves(text, retry_after_ms=RETRY_MS)
+            self._sending[key] = sending = asyncio.create_task(self._send(request))
+            sending.add_done_callback(lambda _: self._sending.pop(key))
+        self._num_callers[key] += 1
+        try:
+            return await shared(sending)
+        except asyncio.CancelledError:
+            if self._closed:
+                raise Draining("this worker ends: compute the tokens") from None
+            raise
+        finally:
+            self._num_callers[key] -= 1
+            if not self._num_callers[key]:
+                del self._num_callers[key]
+                sending.cancel()  # nobody waits for it any more
+
+    async def list_hot(self, fingerprint: str, layout: str, numerics: str, limit: int) -> list[BlockHash]:
+        """The blocks that are worth most, each before those that continue it. Raises Mismatch or Draining."""
+        self._require_model(fingerprint, layout, numerics)
+        return await self._engine.hottest_blocks(min(limit, MOST_WANTED))
+
+    async def close(self) -> None:
+        """Refuses further calls, and ends those under way."""
+        self._closed = True
+        await end_tasks(list(self._sending.values()))
+
+    async def _send(self, request: FetchRequest) -> int:
+        target = await self._targets.find(request.target)
+        async with self._connections.connect(target) as connection:
+            progress = MigrationProgress(SequenceId(""), 0)  # of no sequence: nobody asks for it
+            sender = TicketSender(self._engine, connection, request, lambda: False, progress)
+            try:
+                lacking = await sender.send_found(request.wanted, 1)
+                return request.wanted.index(lacking[0]) if lacking else len(request.wanted)
+            finally:
+                sender.close()
+
+    def _require_model(self, fingerprint: str, layout: str, numerics: str) -> None:
+        if self._closed:
+            raise Draining("this worker ends: compute the tokens")
+        info = self._engine.info
+        if info.fingerprint != fingerprint:
+            raise Mismatch(f"this worker serves {info.fingerprint}, the one that asks {fingerprint}")
+        if info.layout != layout:
+            raise Mismatch(f"blocks here are laid out as {info.layout}, where they are asked for as {layout}")
+        if info.numerics != numerics:
+            raise Mismatch(f"tokens here are computed as {info.numerics!r}, where blocks are asked for as {numerics!r}")

@@ -1,0 +1,169 @@
+"""Gets blocks of prompts from the prefix caches of other workers."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from gpu_worker.migration.blocks.block_listener import BlockListener
+from gpu_worker.migration.calls.connection_pool import ConnectionPool, TargetConnection
+from gpu_worker.migration.calls.targets import TargetPool
+from gpu_worker.migration.calls.transfer_calls import FetchRequest
+from gpu_worker.migration.prefix.link_speeds import LinkSpeeds
+from gpu_worker.migration.target.incoming_blocks import IncomingBlocks, IntakeEngine
+from gpu_worker.scheduling.block_exchange import BlockImport
+from gpu_worker.scheduling.state.step import BlockMemory, RunnerInfo
+from octavo.request.errors import Draining, Mismatch, NotFound, ServingError, TooManyMoves, TransferFailed
+from octavo.request.ids import BlockHash, Incarnation
+
+log = logging.getLogger(__name__)
+
+MOST_FETCHES = 8
+TTL_S = 4.0  # after which a ticket ends whose end has got lost here
+
+
+class FetchEngine(IntakeEngine, Protocol):
+    """What the engine does for blocks that are fetched (`EngineClient`)."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+
+
+class PrefixFetcher:
+    """Fetches blocks, at most MOST_FETCHES times at once. What comes enters the prefix cache.
+
+    No failure of another worker is an error here: what has not come is computed. Lives on the event loop.
+    """
+
+    def __init__(
+        self,
+        incarnation: Incarnation,
+        engine: FetchEngine,
+        memory: BlockMemory,
+        listener: BlockListener,
+        targets: TargetPool,
+        connections: ConnectionPool,
+    ) -> None:
+        self.targets = targets
+        self.connections = connections
+        self.num_fetched = 0  # blocks
+        self._incarnation = incarnation
+        self._engine = engine
+        self._memory = memory
+        self._listener = listener
+        self._speeds = LinkSpeeds()
+        self._num_fetches = 0
+        self._coming: dict[BlockHash, asyncio.Event] = {}  # set when that fetch is over
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()  # the ends of tickets
+
+    def allowed_s(self, owner: Incarnation, num_blocks: int, tokens_per_s: float) -> float:
+        """How long a sequence may wait for so many blocks of another worker; 0.0: not at all. Any thread may ask."""
+        if not num_blocks or owner == self._incarnation or self._closed or self._num_fetches >= MOST_FETCHES:
+            return 0.0
+        num_bytes, num_tokens = num_blocks * self._memory.bytes_per_block, num_blocks * self._engine.info.block_size
+        return self._speeds.allowed_s(owner, num_bytes, num_tokens, tokens_per_s)
+
+    async def fetch(self, owner: Incarnation, hashes: Sequence[BlockHash], allowed_s: float) -> int:
+        """Gets those of the blocks that are lacking here, in their order, as far as they come in time.
+
+        Returns how many have come, if all went well. Blocks that are on their way already are waited for.
+        """
+        try:
+            return await self.fetch_from(owner, hashes, allowed_s)
+        except (ServingError, TimeoutError, OSError) as error:
+            log.info("blocks of worker %s have not all come: %s", owner, str(error) or "not in time")
+            return 0
+
+    async def fetch_from(self, owner: Incarnation, hashes: Sequence[BlockHash], allowed_s: float) -> int:
+        """The same. Raises ServingError, TimeoutError or OSError; what has come until then stays.
+
+        Whoever waits for blocks that are on their way already is no further fetch. Raises TooManyMoves for one more
+        than MOST_FETCHES: several may have been allowed before the first of them began.
+        """
+        if self._closed:
+            raise Draining("this worker ends")
+        async with asyncio.timeout(allowed_s):
+            while over := next((self._coming[each] for each in hashes if each in self._coming), None):
+                await over.wait()
+            if self._num_fetches >= MOST_FETCHES:
+                raise TooManyMoves(f"this worker fetches {self._num_fetches} prefixes already")
+            self._num_fetches += 1
+            try:
+                over = asyncio.Event()
+                self._coming.update((each, over) for each in hashes)
+                return await self._fetch_lacking(owner, hashes, allowed_s, over)
+            finally:
+                self._num_fetches -= 1
+
+    async def close(self) -> None:
+        """Fetches nothing more. Whoever waits for a fetch is to be cancelled before. Nothing is held after this."""
+        self._closed = True
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _fetch_lacking(
+        self, owner: Incarnation, hashes: Sequence[BlockHash], allowed_s: float, over: asyncio.Event
+    ) -> int:
+        blocks = IncomingBlocks(secrets.randbits(64), self._engine, self._memory, self._listener, TTL_S, note_loss)
+        try:
+            target = await self.targets.find(owner)
+            held = await blocks.hold([hashes])
+            if not held.wanted:
+                return 0
+            blocks.open_ticket()
+            async with self.connections.connect(target) as connection:
+                await self._ask(connection, blocks, held, allowed_s)
+            return len(held.sealed)
+        finally:
+            ending = asyncio.create_task(self._end(blocks, hashes, over))
+            self._tasks.add(ending)
+            ending.add_done_callback(self._tasks.discard)
+
+    async def _ask(
+        self, connection: TargetConnection, blocks: IncomingBlocks, held: BlockImport, allowed_s: float
+    ) -> None:
+        """Has the other worker send the blocks, and measures how fast they come."""
+        owner, info, began = connection.target.incarnation, self._engine.info, time.monotonic()
+        request = FetchRequest(
+            self._incarnation,
+            info.fingerprint,
+            info.layout,
+            blocks.number,
+            blocks.secret,
+            self._listener.port,
+            held.wanted,
+            info.numerics,
+        )
+        says_nothing = False  # of the link
+        try:
+            await connection.client.fetch(request, allowed_s)
+            blocks.close_ticket()
+            await blocks.wait_until_sealed()
+            says_nothing = not held.sealed
+        except (TooManyMoves, Mismatch, NotFound):
+            says_nothing = True
+            raise
+        finally:
+            if not (says_nothing or self._closed):
+                num_bytes, seconds = len(held.sealed) * self._memory.bytes_per_block, time.monotonic() - began
+                self._speeds.note_fetch(owner, num_bytes, seconds)
+                log.debug("%d blocks of worker %s came in %.0f ms", len(held.sealed), owner, 1000 * seconds)
+
+    async def _end(self, blocks: IncomingBlocks, hashes: Sequence[BlockHash], over: asyncio.Event) -> None:
+        """Lets go of what a fetch holds, which the sequence that waits for it need not wait for."""
+        try:
+            await blocks.end()
+        finally:
+            if blocks.held is not None:
+                self.num_fetched += len(blocks.held.sealed)
+            for each in hashes:
+                self._coming.pop(each, None)
+            over.set()
+
+
+def note_loss(error: TransferFailed) -> None:
+    """The other worker, which sends, hears of the loss as well, and its answer ends the fetch."""
+    log.info("blocks of another worker do not come any more: %s", error.message)

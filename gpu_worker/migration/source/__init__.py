@@ -1,0 +1,1 @@
+"""What the worker does that a sequence leaves."""

@@ -1,0 +1,138 @@
+"""The Transfer service: what other workers call when a sequence moves here, or when they lack blocks."""
+
+from typing import TYPE_CHECKING
+
+from gpu_worker.migration.blocks.frames import SECRET_BYTES
+from gpu_worker.migration.calls.transfer_calls import BranchEnd, FetchRequest, MigrationRequest
+from gpu_worker.migration.calls.transfer_client import HASH_BYTES, wanted_to_wire
+from gpu_worker.migration.prefix.block_supplier import MOST_WANTED, BlockSupplier
+from gpu_worker.migration.target.migration_target import MigrationTarget
+from gpu_worker.scheduling.block_exchange import WantedBlock
+from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc
+from octavo.request import limits, validation
+from octavo.request.errors import CannotMove, InvalidArgument, Loading
+from octavo.request.ids import BlockHash, Incarnation
+from octavo.wire.public import score_from_wire
+
+if TYPE_CHECKING:
+    import grpc
+
+    Context = grpc.aio.ServicerContext[object, object]
+
+LOADING_RETRY_MS = 1000
+
+
+class TransferService(transfer_pb2_grpc.TransferServicer):
+    """Calls are answered Loading until `serve_target` has been called."""
+
+    def __init__(self) -> None:
+        self._served: MigrationTarget | None = None
+        self._supplier: BlockSupplier | None = None
+
+    def serve_target(self, target: MigrationTarget, supplier: BlockSupplier | None = None) -> None:
+        """Lets this target answer calls from now on. Without a supplier, blocks come here and none is fetched."""
+        self._served, self._supplier = target, supplier
+
+    @property
+    def _target(self) -> MigrationTarget:
+        if self._served is None:
+            raise loading()
+        return self._served
+
+    async def Prepare(self, request: transfer_pb2.PrepareRequest, context: "Context") -> transfer_pb2.PrepareResponse:
+        reservation = await self._target.prepare(request_from_wire(request))
+        return transfer_pb2.PrepareResponse(
+            ticket=reservation.ticket,
+            secret=reservation.secret,
+            ttl_ms=reservation.ttl_ms,
+            port=reservation.port,
+            wanted=map(wanted_to_wire, reservation.wanted),
+            num_blocks=reservation.num_blocks,
+            tail_indexes=reservation.tail_indexes,
+        )
+
+    async def Extend(self, request: transfer_pb2.ExtendRequest, context: "Context") -> transfer_pb2.ExtendResponse:
+        wanted = await self._target.extend(request.ticket)
+        return transfer_pb2.ExtendResponse(wanted=map(wanted_to_wire, wanted))
+
+    async def Finish(self, request: transfer_pb2.FinishRequest, context: "Context") -> transfer_pb2.FinishResponse:
+        finished = await self._target.finish(request.ticket, [end_from_wire(end) for end in request.branches])
+        return transfer_pb2.FinishResponse(epoch=finished.epoch, num_blocks=finished.num_blocks)
+
+    async def Abort(self, request: transfer_pb2.AbortRequest, context: "Context") -> transfer_pb2.AbortResponse:
+        await self._target.abort(request.ticket)
+        return transfer_pb2.AbortResponse()
+
+    async def Fetch(self, request: transfer_pb2.FetchRequest, context: "Context") -> transfer_pb2.FetchResponse:
+        supplier = self._required_supplier()
+        return transfer_pb2.FetchResponse(num_blocks=await supplier.send_blocks(fetch_from_wire(request)))
+
+    async def ListHot(self, request: transfer_pb2.ListHotRequest, context: "Context") -> transfer_pb2.ListHotResponse:
+        supplier = self._required_supplier()
+        hashes = await supplier.list_hot(request.model_fingerprint, request.kv_layout, request.numerics, request.limit)
+        return transfer_pb2.ListHotResponse(hashes=b"".join(hashes))
+
+    def _required_supplier(self) -> BlockSupplier:
+        if self._served is None:
+            raise loading()
+        if self._supplier is None:
+            raise CannotMove("this worker sends no blocks to others: compute the tokens", cause="runner")
+        return self._supplier
+
+
+def loading() -> Loading:
+    return Loading("this worker has not started yet: ask it later", retry_after_ms=LOADING_RETRY_MS)
+
+
+def request_from_wire(message: transfer_pb2.PrepareRequest) -> MigrationRequest:
+    """The request. Raises InvalidArgument if a field cannot be right in any store."""
+    for field, value in (("epoch", message.epoch), ("number", message.number)):
+        if not 1 <= value <= limits.U64_MAX:
+            raise InvalidArgument(field, f"{value} is not a number from 1 on")
+    if not message.source:
+        raise InvalidArgument("source", "is empty: name the incarnation that owns the sequence")
+    return MigrationRequest(
+        validation.validate_sequence_id("seq_id", message.seq_id),
+        message.epoch,
+        message.number,
+        Incarnation(message.source),
+        message.model_fingerprint,
+        message.kv_layout,
+        message.numerics,
+    )
+
+
+def fetch_from_wire(message: transfer_pb2.FetchRequest) -> FetchRequest:
+    """The request. Raises InvalidArgument if it names no blocks, too many of them, or no ticket."""
+    if not 0 < len(message.wanted) <= MOST_WANTED:
+        raise InvalidArgument("wanted", f"has {len(message.wanted)} blocks, not 1 to {MOST_WANTED}")
+    wanted = [WantedBlock(each.index, BlockHash(each.hash)) for each in message.wanted]
+    if any(len(each.block_hash) != HASH_BYTES for each in wanted) or len({w.index for w in wanted}) != len(wanted):
+        raise InvalidArgument("wanted", f"each block has an index of its own and a hash of {HASH_BYTES} bytes")
+    if len(message.secret) != SECRET_BYTES:
+        raise InvalidArgument("secret", f"has {len(message.secret)} bytes, not {SECRET_BYTES}")
+    if not 0 < message.port < 2**16:
+        raise InvalidArgument("port", f"{message.port} is no port")
+    if not message.target:
+        raise InvalidArgument("target", "is empty: name the incarnation of the worker that asks")
+    return FetchRequest(
+        Incarnation(message.target),
+        message.model_fingerprint,
+        message.kv_layout,
+        message.ticket,
+        message.secret,
+        message.port,
+        wanted,
+        message.numerics,
+    )
+
+
+def end_from_wire(message: transfer_pb2.BranchEnd) -> BranchEnd:
+    return BranchEnd(
+        message.num_tokens,
+        message.chain,
+        message.cumulative_logprob,
+        tuple(map(score_from_wire, message.logprobs)),
+        message.num_computed,
+        tuple(map(score_from_wire, message.prompt_logprobs)),
+    )

@@ -1,0 +1,1 @@
+"""Where the weights of a model are, and how they are read."""

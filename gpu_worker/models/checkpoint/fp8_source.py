@@ -1,0 +1,126 @@
+"""Checkpoints whose matrices are stored in fp8 beside their scales, as weights in float32.
+
+A matrix `X.weight` in fp8 belongs to `X.weight_scale_inv` (quant_method fp8) or `X.weight_scale` (compressed-tensors):
+one number for the matrix, one for each row, or one for each tile of weight_block_size. Both names mean the factor that
+fp8 numbers are multiplied with. Scales of inputs and of the cache are left out: octavo does not round those.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models.checkpoint.weights import SafetensorsSource, WeightSource
+from octavo.request.errors import BadModel
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+SCALES = ("weight_scale_inv", "weight_scale")
+UNUSED_SCALES = ("input_scale", "activation_scale", "k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale")
+REMEDY = "use a checkpoint that is not quantized, or a GGUF file"
+# Of gpt-oss: its GGUF files are not read either.
+MXFP4_REMEDY = (
+    "write them in bfloat16 first: AutoModelForCausalLM.from_pretrained(MODEL, "
+    "quantization_config=Mxfp4Config(dequantize=True)).save_pretrained(DIR), both of the package transformers"
+)
+
+
+def find_obstacle(config: Mapping[str, Any]) -> str:
+    """Why the quantization that config.json tells of cannot be read; empty if this module reads it."""
+    content = config["quantization_config"]
+    if not isinstance(content, Mapping):
+        return f"quantization_config is no object; {REMEDY}"
+    method = content.get("quant_method")
+    if method == "fp8":
+        return ""
+    if method == "mxfp4":
+        return f"weights quantized by {method!r} (quantization_config) are not read; {MXFP4_REMEDY}"
+    if method != "compressed-tensors":
+        return f"weights quantized by {method!r} (quantization_config) are not read; {REMEDY}"
+    groups = content.get("config_groups")
+    weights = [group.get("weights") for group in groups.values()] if isinstance(groups, Mapping) else []
+    if not weights or not all(_is_fp8(part) for part in weights):
+        return f"compressed-tensors in the format {content.get('format')!r} is not read, only 8-bit float is; {REMEDY}"
+    return ""
+
+
+def _is_fp8(weights: object) -> bool:
+    return isinstance(weights, Mapping) and weights.get("type") == "float" and weights.get("num_bits") == 8
+
+
+def open_source(directory: Path, config: Mapping[str, Any]) -> WeightSource:
+    """The tensors of a directory. Those in fp8 are multiplied with their scales."""
+    source = SafetensorsSource(directory)
+    quantization = config.get("quantization_config")
+    return source if quantization is None else Fp8Source(source, _tile(quantization))
+
+
+class Fp8Source:
+    """A WeightSource around another one. It has no scales, and no tensor in fp8."""
+
+    def __init__(self, source: WeightSource, tile: tuple[int, int] | None) -> None:
+        self._source = source
+        self._tile = tile
+        self._stored = source.names()
+        self._names = {name for name in self._stored if not self._is_scale(name)}
+
+    def names(self) -> set[str]:
+        return set(self._names)
+
+    def get(self, name: str) -> Tensor:
+        """The tensor; one in fp8 as float32. BadModel if there is none, or if its scales are missing or do not fit."""
+        tensor = self._source.get(name)
+        scale_name = self._scale_of(name)
+        if tensor.dtype not in FP8:
+            if scale_name:
+                raise BadModel(f"tensor {scale_name!r} is a scale, but {name!r} is {tensor.dtype} and no fp8")
+            return tensor
+        if not scale_name:
+            raise BadModel(f"tensor {name!r} is fp8, but the checkpoint has no {name}_scale_inv and no {name}_scale")
+        return self._scaled(name, tensor, self._source.get(scale_name).float())
+
+    def _scale_of(self, name: str) -> str:
+        stem = name.removesuffix("weight")
+        found = [f"{stem}{scale}" for scale in SCALES if name.endswith(".weight") and f"{stem}{scale}" in self._stored]
+        return found[0] if found else ""
+
+    def _is_scale(self, name: str) -> bool:
+        """Whether the tensor is no weight: a scale of one that is there, or a scale that is not used."""
+        stem, _, last = name.rpartition(".")
+        return (last in SCALES and f"{stem}.weight" in self._stored) or last in UNUSED_SCALES
+
+    def _scaled(self, name: str, tensor: Tensor, scale: Tensor) -> Tensor:
+        values = tensor.float()
+        if scale.numel() == 1:
+            return values.mul_(scale.reshape(()))
+        rows = values.shape[0]
+        if scale.shape in ((rows,), (rows, 1)):
+            return values.mul_(scale.reshape(rows, 1))
+        if self._tile and values.dim() == 2 and tuple(scale.shape) == _num_tiles(tuple(values.shape), self._tile):
+            height, width = self._tile
+            wide = scale.repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)[:, : values.shape[1]]
+            return values.mul_(wide)
+        shape = tuple(scale.shape)
+        raise BadModel(f"the scales of tensor {name!r} are {shape}: neither one, nor one for a row or tile")
+
+
+def _num_tiles(shape: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, ...]:
+    return tuple(math.ceil(size / part) for size, part in zip(shape, tile, strict=True))
+
+
+def _tile(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Rows and columns of the tiles that have a scale of their own; None: there are none."""
+    size = quantization.get("weight_block_size")
+    for group in (quantization.get("config_groups") or {}).values():
+        size = size or group["weights"].get("block_structure")
+    if size is None:
+        return None
+    try:
+        height, width = (int(part) for part in size)
+    except (TypeError, ValueError) as error:
+        raise BadModel(f"config.json: the block size {size!r} of quantization_config is not two numbers") from error
+    if height < 1 or width < 1:
+        raise BadModel(f"config.json: the block size {size!r} of quantization_config is not two numbers above 0")
+    return height, width

@@ -1,0 +1,61 @@
+"""Finds the files of a model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_worker.models.checkpoint import demo
+from octavo.request.errors import NotFound
+from octavo.settings.common import DEMO_MODEL
+
+# The files that are fetched from a repository: no code, no pickles.
+HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt", "*.model"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A GGUF file, or a directory with config.json and safetensors."""
+
+    name: str  # what requests call it
+    path: Path
+
+
+def locate(model: str) -> ModelFiles:
+    """The files of `smollm2`, of a path, or of a name on the hub (`owner/name`); NotFound says what was tried."""
+    if model == DEMO_MODEL:
+        return ModelFiles(model, demo.demo_file())
+    path = Path(model).expanduser()
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise NotFound(f"model {model!r} is a file, but not a .gguf file")
+        return ModelFiles(path.stem, path.resolve())
+    if path.is_dir():
+        return _in_directory(path.resolve())
+    if model.count("/") == 1 and not model.startswith((".", "/", "~")):
+        return ModelFiles(model, _from_hub(model))
+    raise NotFound(f"model {model!r} is neither {DEMO_MODEL!r}, a .gguf file, a directory, nor a name like owner/name")
+
+
+def _in_directory(path: Path) -> ModelFiles:
+    if (path / "config.json").exists():
+        return ModelFiles(path.name, path)
+    files = sorted(path.glob("*.gguf"))
+    if len(files) == 1:
+        return ModelFiles(files[0].stem, files[0])
+    raise NotFound(f"directory {path.name!r} has neither a config.json nor exactly one .gguf file ({len(files)} found)")
+
+
+def _from_hub(name: str) -> Path:
+    """The local snapshot. It is fetched if there is none and the hub can be reached."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_PATTERNS, local_files_only=True))
+    except HFValidationError as error:
+        raise NotFound(f"model {name!r}: {error}") from error
+    except LocalEntryNotFoundError:
+        pass  # there is no snapshot yet
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_PATTERNS))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise NotFound(f"model {name!r} is not on this machine and could not be fetched: {error}") from error

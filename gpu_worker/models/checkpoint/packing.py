@@ -1,0 +1,157 @@
+"""Makes the matrices that the extension's kernels multiply with: as stored, or packed in 8 or 4 bits.
+
+| scheme | from a GGUF file | from safetensors |
+|---|---|---|
+| auto | the file's own bits, inputs rounded to 15 bits | as `none` |
+| none | the file's own bits, inputs in float32: the results of dequantized weights | as stored, inputs in float32 |
+| none, in bfloat16 | weights and inputs in bfloat16 | weights and inputs in bfloat16 |
+| q8, q4 | rounded again | rounded |
+
+Matrices in bfloat16 are packed, so that instructions that multiply it have their operands beside each other. Rounding
+to q8 and q4 is that of GGUF's Q8_0 and Q4_0. The embedding, which is also the output projection of many models, keeps
+8 bits. GGUF formats without a kernel (such as Q4_K) are rounded to 8 bits by `auto`, and become float32 by `none`.
+"""
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models.checkpoint.gguf_tensors import GgufSource
+from gpu_worker.models.checkpoint.huge_pages import HugePageAllocator
+from gpu_worker.models.checkpoint.weights import CheckpointReader, WeightSource
+from octavo.model_files.gguf import TensorType
+from octavo.model_files.gguf_support import FLOATS
+
+log = logging.getLogger(__name__)
+
+SCHEMES = ("auto", "none", "q8", "q4")
+BLOCK = 32
+FORMATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+OUTER = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeMatrix:
+    """A matrix [rows, cols]; `weight` refers to the memory of `data`."""
+
+    data: Tensor
+    weight: Any  # the extension's Weight
+
+
+class MatrixPacker:
+    """Packs the tensors of a source into matrices."""
+
+    def __init__(
+        self, extension: ModuleType, source: WeightSource, checkpoint: CheckpointReader, scheme: str, dtype: torch.dtype
+    ) -> None:
+        self._extension = extension
+        self._source = source
+        self._checkpoint = checkpoint
+        self._scheme = scheme
+        self._dtype = dtype
+        self._memory = HugePageAllocator()
+        self.formats: Counter[str] = Counter()
+
+    def stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> NativeMatrix:
+        """A matrix of tensors of two dimensions, one below the other."""
+        blocked = all(columns % BLOCK == 0 for _, columns in shapes)
+        if self._scheme in ("q8", "q4") and blocked:
+            format_ = "q8" if names[0] in OUTER else self._scheme
+            return self._round(names, shapes, format_)
+        if isinstance(self._source, GgufSource) and blocked:
+            kinds = {self._source.kind(name) for name in names}
+            if self._scheme == "none" and self._dtype == torch.bfloat16:
+                return self._plain(names, shapes)
+            if kinds == {TensorType.Q8_0}:
+                return self._repack(self._source, names, shapes, "q8")
+            if kinds == {TensorType.Q4_0}:
+                return self._repack(self._source, names, shapes, "q4")
+            if kinds <= {TensorType.Q4_0, TensorType.Q4_1}:
+                return self._repack(self._source, names, shapes, "q4_mins")
+            if self._scheme == "auto" and not kinds & set(FLOATS):
+                return self._round(names, shapes, "q8")
+        return self._plain(names, shapes)
+
+    def describe(self) -> str:
+        """The formats of the matrices, and what their inputs are rounded to."""
+        return f"{', '.join(sorted(self.formats))}; inputs {', '.join(sorted(self._roundings()))}"
+
+    def arithmetic(self) -> str:
+        """The same without spaces, for a class of numerics."""
+        return f"{'+'.join(sorted(self.formats))}/in={'+'.join(sorted(self._roundings())).replace(' ', '-')}"
+
+    def _roundings(self) -> set[str]:
+        return {
+            "bfloat16" if format_ == "halves" else "float32" if self._exact(format_) else "15 bits"
+            for format_ in self.formats
+        }
+
+    def _exact(self, format_: str) -> bool:
+        """Whether products with this format take inputs as they are."""
+        return format_ in FORMATS.values() or (self._scheme == "none" and format_ != "halves")
+
+    def _plain(self, names: list[str], shapes: list[tuple[int, ...]]) -> NativeMatrix:
+        """A plain matrix: in 16 bits if the tensors are stored so, which loses nothing and takes half the bytes."""
+        parts = [self._checkpoint.read_stored(name, shape) for name, shape in zip(names, shapes, strict=True)]
+        stored = {part.dtype for part in parts}
+        dtype = parts[0].dtype if len(stored) == 1 and parts[0].dtype in FORMATS else torch.float32
+        if self._dtype != torch.float32 and dtype == torch.float32:
+            dtype = self._dtype
+        if dtype == self._dtype == torch.bfloat16 and parts[0].shape[1] % BLOCK == 0:
+            return self._halves(torch.cat([part.to(dtype) for part in parts]))
+        if len(parts) == 1 and parts[0].dtype == dtype:
+            data = parts[0].contiguous()
+        else:
+            rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
+            data = self._memory.allocate(rows * columns * dtype.itemsize).view(dtype).view(rows, columns)
+            torch.cat([part.to(dtype) for part in parts], out=data)
+        return self._matrix(data, FORMATS[dtype], *data.shape)
+
+    def _halves(self, values: Tensor) -> NativeMatrix:
+        data = self._packed("halves", *values.shape)
+        self._extension.pack(data, values)
+        return self._matrix(data, "halves", *values.shape)
+
+    def _round(self, names: list[str], shapes: list[tuple[int, ...]], format_: str) -> NativeMatrix:
+        parts = [self._checkpoint.read_stored(name, shape).float() for name, shape in zip(names, shapes, strict=True)]
+        values = torch.cat(parts)
+        data = self._packed(format_, *values.shape)
+        self._extension.quantize(data, values, format_)
+        return self._matrix(data, format_, *values.shape)
+
+    def _repack(
+        self, source: GgufSource, names: list[str], shapes: list[tuple[int, ...]], format_: str
+    ) -> NativeMatrix:
+        rows, columns = sum(rows for rows, _ in shapes), shapes[0][1]
+        parts = []
+        for name, shape in zip(names, shapes, strict=True):
+            self._checkpoint.check_shape(name, source.shape(name), shape)
+            blocks = source.blocks(name)
+            if format_ == "q4_mins" and source.kind(name) == TensorType.Q4_0:
+                blocks = _with_minimums(blocks)
+            parts.append(blocks)
+            self._checkpoint.mark_read(name)
+        data = self._packed(format_, rows, columns)
+        self._extension.repack(data, torch.cat(parts), format_, rows, columns)
+        return self._matrix(data, format_, rows, columns)
+
+    def _packed(self, format_: str, rows: int, columns: int) -> Tensor:
+        return self._memory.allocate(self._extension.packed_bytes(format_, rows, columns))
+
+    def _matrix(self, data: Tensor, format_: str, rows: int, columns: int) -> NativeMatrix:
+        self.formats[format_] += 1
+        weight = self._extension.Weight(data, format_, rows, columns, exact=self._exact(format_))
+        return NativeMatrix(data, weight)
+
+
+def _with_minimums(blocks: Tensor) -> Tensor:
+    """Blocks of Q4_0 as blocks of Q4_1: d * (q - 8) is d * q + (-8 * d), and -8 * d is exact in float16."""
+    parts = blocks.view(blocks.shape[0], -1, 18)
+    scales = parts[:, :, :2].contiguous().view(torch.float16)
+    minimums = (scales * -8).view(torch.uint8)
+    return torch.cat((parts[:, :, :2], minimums, parts[:, :, 2:]), dim=2).view(blocks.shape[0], -1)

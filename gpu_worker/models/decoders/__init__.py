@@ -1,0 +1,1 @@
+"""Forward passes over one batch, with keys and values in pages."""

@@ -1,0 +1,172 @@
+"""The configuration of a Llama-like decoder, and how it is read from a Transformers configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpu_worker.models.decoders import rope
+from gpu_worker.models.decoders.rope import RopeParameters
+from gpu_worker.ops import BlockSparsePattern
+from octavo.request.errors import BadModel
+
+# More than any model has. What a configuration says is used before the tensors could contradict it.
+MOST = {
+    "num_layers": 4096,
+    "num_heads": 1 << 16,
+    "num_kv_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "context_tokens": 1 << 24,
+}
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3")
+ALWAYS_WINDOWED = ("mistral", "phi3", "gemma2")  # a window in the configuration counts without a switch
+
+
+def unreadable(error: Exception) -> BadModel:
+    """The error for a config.json in which a value is missing or of no use, with what to do about it."""
+    what = f"has no {error}" if isinstance(error, KeyError) else f"cannot be used: {type(error).__name__}: {error}"
+    return BadModel(f"config.json {what}: copy it again from where the model came from")
+
+
+def check_sizes(**sizes: int) -> None:
+    """BadModel unless each size, by its name in MOST, is one that a model can have."""
+    for name, size in sizes.items():
+        if not 1 <= size <= MOST[name]:
+            raise BadModel(f"config.json: {name} is {size}, and octavo runs models with 1 to {MOST[name]}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """Sizes and variations, as LlamaDecoder computes them."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_tokens: int
+    norm_eps: float
+    rope: RopeParameters
+    windows: tuple[int, ...]  # per layer: how many keys a query sees; 0: all
+    sparse: tuple[BlockSparsePattern | None, ...]  # per layer
+    rotated: tuple[bool, ...]  # per layer: whether positions are encoded at all
+    tied: bool  # the output projection is the embedding, unless the checkpoint has another one
+    biased: frozenset[str] = frozenset()  # which matrices of a layer have biases: qkv, out, gate_up, down
+    head_norms: bool = False  # whether queries and keys are normed head by head
+    activation: str = "silu"  # of the gate; or "gelu_tanh"
+    query_scalar: float = 0.0  # scores are divided by its square root; 0: by that of head_dim
+    attention_cap: float = 0.0  # soft caps of scores and logits, as in AttentionOptions; 0: none
+    logit_cap: float = 0.0
+    embedding_scale: float = 1.0
+    post_norms: bool = False  # what attention and MLP give is normed before it is added
+
+    @property
+    def attention_scale(self) -> float:
+        return float((self.query_scalar or self.head_dim) ** -0.5)
+
+    def limited_to(self, context_tokens: int | None) -> "LlamaConfig":
+        """This model, for sequences of at most so many tokens; None: as many as it was made for."""
+        return replace(self, context_tokens=min(self.context_tokens, context_tokens or self.context_tokens))
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> "LlamaConfig":
+        """Reads the content of config.json. BadModel if a value is missing or contradicts another."""
+        try:
+            return cls._read(config)
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise unreadable(error) from error
+
+    @classmethod
+    def _read(cls, config: Mapping[str, Any]) -> "LlamaConfig":
+        num_layers, num_heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
+        head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
+        num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
+        context_tokens = int(config["max_position_embeddings"])
+        check_sizes(num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        check_sizes(context_tokens=context_tokens)
+        if num_heads % num_kv_heads:
+            raise BadModel(f"config.json: {num_heads} heads do not share {num_kv_heads} key-value heads")
+        no_rope = config.get("no_rope_layers") or [1] * num_layers
+        windows = tuple(_window(config, layer) for layer in range(num_layers))
+        return cls(
+            vocab_size=int(config["vocab_size"]),
+            hidden_size=int(config["hidden_size"]),
+            intermediate_size=int(config["intermediate_size"]),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            context_tokens=context_tokens,
+            norm_eps=float(config["rms_norm_eps"]),
+            rope=RopeParameters.from_config(config, head_dim),
+            windows=windows,
+            sparse=tuple(_sparse(config, layer, num_heads) for layer in range(num_layers)),
+            rotated=tuple(bool(no_rope[layer]) for layer in range(num_layers)),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            **(_gemma2(config) if config.get("model_type") == "gemma2" else {}),
+            biased=_biased(config),
+            head_norms=config.get("model_type") == "qwen3",
+        )
+
+
+def is_llama_like(config: Mapping[str, Any]) -> bool:
+    """Whether LlamaDecoder computes what this configuration of Transformers means, with every setting in it."""
+    return (
+        config.get("model_type") in LLAMA_LIKE
+        and config.get("hidden_act", "silu") in ("silu", "swish")
+        and rope.kind(config) in rope.KINDS
+    )
+
+
+def _gemma2(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What Gemma 2 has beside the other models."""
+    return {
+        "activation": "gelu_tanh",
+        "query_scalar": float(config["query_pre_attn_scalar"]),
+        "attention_cap": float(config["attn_logit_softcapping"] or 0),
+        "logit_cap": float(config["final_logit_softcapping"] or 0),
+        "embedding_scale": float(int(config["hidden_size"]) ** 0.5),
+        "post_norms": True,
+    }
+
+
+def _biased(config: Mapping[str, Any]) -> frozenset[str]:
+    """The matrices of a layer that have biases. Each family of models has its own rule for it."""
+    family = config.get("model_type")
+    if family == "qwen2":
+        return frozenset({"qkv"})
+    attention = {"qkv", "out"} if family not in ("mistral", "phi3") and config.get("attention_bias") else set()
+    mlp = {"gate_up", "down"} if family in ("llama", "smollm3") and config.get("mlp_bias") else set()
+    return frozenset(attention | mlp)
+
+
+def _sparse(config: Mapping[str, Any], layer: int, num_heads: int) -> BlockSparsePattern | None:
+    """The block-sparse pattern of `layer`, by the names of Phi-3-small's configuration; None: it sees all keys."""
+    stride, dense_every = (
+        int(config.get(name) or 0) for name in ("blocksparse_vert_stride", "dense_attention_every_n_layers")
+    )
+    if stride <= 1 or (dense_every and (layer + 1) % dense_every == 0):
+        return None
+    local, size = (int(config.get(f"blocksparse_{name}") or 0) for name in ("num_local_blocks", "block_size"))
+    if local < 1 or size < 1:
+        raise BadModel(f"config.json: block-sparse attention to {local} blocks of {size} keys")
+    step = 0 if config.get("blocksparse_homo_head_pattern") else max(1, stride // num_heads)
+    return BlockSparsePattern(local_blocks=local, vert_stride=stride, block_size=size, head_step=step)
+
+
+def _window(config: Mapping[str, Any], layer: int) -> int:
+    """How many keys a query of `layer` sees; 0: all. Each family of models has its own switch for it."""
+    window = int(config.get("sliding_window") or 0)
+    family = config.get("model_type")
+    if family == "llama" or not config.get("use_sliding_window", family in ALWAYS_WINDOWED):
+        return 0
+    kinds = config.get("layer_types")
+    if family in ("mistral", "phi3"):
+        return window
+    if kinds:
+        return window if kinds[layer] == "sliding_attention" else 0
+    if family == "smollm3":
+        no_rope = config.get("no_rope_layers")
+        return window if no_rope and not no_rope[layer] else 0
+    return window if layer >= int(config.get("max_window_layers", 0)) else 0

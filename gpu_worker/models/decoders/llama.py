@@ -1,0 +1,207 @@
+"""Decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, SmolLM, Phi-3, and Gemma 2 of GGUF files).
+
+RMS norms, rotary positions, grouped heads, gated MLP.
+
+`prepare` brings a checkpoint into the form `LlamaDecoder` runs: query, key and value projections in one matrix, gate
+and up in another. models/weight_cache.py keeps that form, so that workers can map it from disk and share it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
+from gpu_worker.models.decoders.activation import gelu_tanh
+from gpu_worker.models.decoders.config import LlamaConfig
+from gpu_worker.models.decoders.decoder import common_window
+from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
+
+FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is made of
+    "qkv": "self_attn.q_proj",
+    "out": "self_attn.o_proj",
+    "gate_up": "mlp.gate_proj",
+    "down": "mlp.down_proj",
+}
+M = TypeVar("M")
+StackTensors = Callable[[list[str], list[tuple[int, ...]]], M]  # tensors by name and shape, one below the other
+
+
+def prepare(
+    source: WeightSource, config: LlamaConfig, dtype: torch.dtype, on_tensor: ProgressCallback
+) -> dict[str, Tensor]:
+    """The decoder's tensors by our names, in `dtype`. BadModel unless the checkpoint has exactly these tensors."""
+    checkpoint = CheckpointReader(source, dtype, on_tensor)
+    return collect(checkpoint, checkpoint.read_stacked, config)
+
+
+def collect(checkpoint: CheckpointReader, matrix: StackTensors[M], config: LlamaConfig) -> dict[str, Tensor | M]:
+    """The decoder's tensors by our names. `matrix` makes the embedding and each matrix of one or more tensors.
+
+    A configuration may say that the output projection is the embedding though the checkpoint has another one. Then the
+    checkpoint is right, as it is for Transformers.
+    """
+    hidden, vocab = config.hidden_size, config.vocab_size
+    tensors: dict[str, Tensor | M] = {
+        "embedding": matrix(["model.embed_tokens.weight"], [(vocab, hidden)]),
+        "norm": checkpoint.read_tensor("model.norm.weight", (hidden,)),
+    }
+    for layer in range(config.num_layers):
+        tensors |= {f"{layer}.{name}": tensor for name, tensor in _layer(checkpoint, matrix, config, layer).items()}
+    if not config.tied or checkpoint.differs("lm_head.weight", "model.embed_tokens.weight"):
+        tensors["head"] = matrix(["lm_head.weight"], [(vocab, hidden)])
+    checkpoint.check_all_read(lambda name: name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight")
+    return tensors
+
+
+def with_stored_parts(config: LlamaConfig, names: AbstractSet[str]) -> LlamaConfig:
+    """The configuration of a file that does not say which optional parts its layers have: those of the first layer."""
+    first = "model.layers.0."
+    biased = {part for part, source in FIRST_SOURCES.items() if f"{first}{source}.bias" in names}
+    normed = f"{first}self_attn.q_norm.weight" in names
+    return replace(config, biased=config.biased | biased, head_norms=config.head_norms or normed)
+
+
+def _layer(
+    checkpoint: CheckpointReader, matrix: StackTensors[M], config: LlamaConfig, layer: int
+) -> dict[str, Tensor | M]:
+    prefix = f"model.layers.{layer}."
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    parts = {
+        "qkv": ([f"self_attn.{x}_proj" for x in "qkv"], [queries, keys, keys], hidden),
+        "out": (["self_attn.o_proj"], [hidden], queries),
+        "gate_up": (["mlp.gate_proj", "mlp.up_proj"], [inner, inner], hidden),
+        "down": (["mlp.down_proj"], [hidden], inner),
+    }
+    fused = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}  # Phi-3's are one matrix already
+    for name, whole in fused.items():
+        if f"{prefix}{whole}.weight" in checkpoint:
+            parts[name] = ([whole], [sum(parts[name][1])], hidden)
+    tensors: dict[str, Tensor | M] = {}
+    for name, (sources, rows, columns) in parts.items():
+        tensors[name] = matrix([f"{prefix}{s}.weight" for s in sources], [(r, columns) for r in rows])
+        if name in config.biased:
+            tensors[f"{name}_bias"] = checkpoint.read_stacked(
+                [f"{prefix}{s}.bias" for s in sources], [(r,) for r in rows]
+            )
+    norms = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    if config.post_norms:
+        norms |= {
+            "attended_norm": "post_attention_layernorm",
+            "mlp_norm": "pre_feedforward_layernorm",
+            "output_norm": "post_feedforward_layernorm",
+        }
+    for name, norm in norms.items():
+        tensors[name] = checkpoint.read_tensor(f"{prefix}{norm}.weight", (hidden,))
+    if config.head_norms:
+        for name in ("q_norm", "k_norm"):
+            tensors[name] = checkpoint.read_tensor(f"{prefix}self_attn.{name}.weight", (config.head_dim,))
+    return tensors
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LlamaLayer:
+    """The tensors of one layer. Weights are [out, in]."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]
+    out: Tensor  # [hidden, num_heads * head_dim]
+    mlp_norm: Tensor  # [hidden]
+    gate_up: Tensor  # [2 * intermediate, hidden]
+    down: Tensor  # [hidden, intermediate]
+    qkv_bias: Tensor | None = None
+    out_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    q_norm: Tensor | None = None  # [head_dim]
+    k_norm: Tensor | None = None  # [head_dim]
+    attended_norm: Tensor | None = None  # [hidden], of what attention gives
+    output_norm: Tensor | None = None  # [hidden], of what the MLP gives
+
+
+class LlamaDecoder:
+    """A Decoder of the Llama family, on any device and any ops."""
+
+    name = "llama"
+    capturable = True
+    batch_invariant = True
+
+    def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:
+        on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.context_tokens = config.context_tokens
+        self.num_layers = config.num_layers
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.window = common_window(config.windows)
+        self._ops = ops
+        self._embedding = on_device["embedding"]
+        self._norm = on_device["norm"]
+        self._head = on_device.get("head", self._embedding)
+        self._layers = [_take_layer(on_device, layer) for layer in range(config.num_layers)]
+        cos, sin = config.rope.table(config.context_tokens)
+        self._cos, self._sin = cos.to(device, self._norm.dtype), sin.to(device, self._norm.dtype)
+        layers = list(zip(config.windows, config.sparse, strict=True))
+        kinds = {
+            (window, sparse): AttentionOptions(config.attention_scale, window, config.attention_cap, sparse=sparse)
+            for window, sparse in set(layers)
+        }
+        self._options = [kinds[kind] for kind in layers]
+        # Transformers rounds the scale to the model's dtype before it multiplies.
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self._norm.dtype).item()
+
+    def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+        ops, eps = self._ops, self.config.norm_eps
+        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        x = self._embedding[batch.token_ids]
+        if self._embedding_scale != 1.0:
+            x = x * self._embedding_scale
+        normed = ops.rms_norm(x, self._layers[0].input_norm, eps)
+        for index, layer in enumerate(self._layers):
+            attended = self._attend(index, normed, kv[index], batch, cos, sin)
+            normed, x = ops.add_rms_norm(attended, x, layer.mlp_norm, eps)
+            out = self._mlp(layer, normed)
+            if index + 1 < len(self._layers):
+                normed, x = ops.add_rms_norm(out, x, self._layers[index + 1].input_norm, eps)
+        return ops.add_rms_norm(out[rows], x[rows], self._norm, eps)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = self._ops.logits(hidden, self._head)
+        cap = self.config.logit_cap
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    def _attend(self, index: int, x: Tensor, kv: Tensor, batch: TokenBatch, cos: Tensor, sin: Tensor) -> Tensor:
+        layer, config, ops = self._layers[index], self.config, self._ops
+        heads = ops.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, config.head_dim)
+        queries, keys, values = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            queries = ops.rms_norm(queries, layer.q_norm, config.norm_eps)
+            keys = ops.rms_norm(keys, layer.k_norm, config.norm_eps)
+        if config.rotated[index]:
+            queries = ops.rotary_cache_write(kv, queries, keys, values, cos, sin, batch)
+        else:
+            ops.cache_write(kv, keys, values, batch)
+        attended = ops.paged_attention(queries, kv, batch, self._options[index])
+        out = ops.linear(attended.reshape(x.shape[0], -1), layer.out, layer.out_bias)
+        return out if layer.attended_norm is None else ops.rms_norm(out, layer.attended_norm, config.norm_eps)
+
+    def _mlp(self, layer: LlamaLayer, x: Tensor) -> Tensor:
+        both = self._ops.linear(x, layer.gate_up, layer.gate_up_bias)
+        inner = self._ops.silu_and_mul(both) if self.config.activation == "silu" else _gelu_and_mul(both)
+        out = self._ops.linear(inner, layer.down, layer.down_bias)
+        return out if layer.output_norm is None else self._ops.rms_norm(out, layer.output_norm, self.config.norm_eps)
+
+
+def _gelu_and_mul(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return gelu_tanh(gate) * up
+
+
+def _take_layer(tensors: Mapping[str, Tensor], layer: int) -> LlamaLayer:
+    prefix = f"{layer}."
+    return LlamaLayer(**{name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)})

@@ -1,0 +1,116 @@
+"""Decoders of the Llama family on a CPU: a whole step is one call into the extension (csrc/cpu/llama.cpp).
+
+`llama.LlamaDecoder` defines what a NativeLlamaDecoder computes.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models.checkpoint.packing import MatrixPacker, NativeMatrix
+from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
+from gpu_worker.models.decoders.config import LlamaConfig
+from gpu_worker.models.decoders.decoder import common_window
+from gpu_worker.models.decoders.llama import collect
+from gpu_worker.ops import TokenBatch
+
+MAX_HEAD_DIM = 256
+
+
+def supports(config: LlamaConfig) -> bool:
+    """Whether the extension computes this model: its heads fill the registers, and it has nothing of Gemma 2."""
+    gemma = config.post_norms or config.activation != "silu" or config.embedding_scale != 1.0
+    capped = config.attention_cap or config.logit_cap
+    return config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM and not gemma and not capped
+
+
+class NativeLlamaDecoder:
+    """A Decoder. Sums, norms and the states between layers are float32, whatever the types of weights and cache."""
+
+    capturable = False
+    batch_invariant = True
+
+    def __init__(
+        self, config: LlamaConfig, tensors: Mapping[str, Tensor | NativeMatrix], extension: ModuleType
+    ) -> None:
+        self.name = "llama in one call"
+        self.arithmetic = ""  # formats of weights, and what inputs are rounded to
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.context_tokens = config.context_tokens
+        self.num_layers = config.num_layers
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.window = common_window(config.windows)
+        self._extension = extension
+        self.rope = cos, sin = config.rope.table(config.context_tokens)
+        arguments = {name: x.weight if isinstance(x, NativeMatrix) else x for name, x in tensors.items()}
+        self._llama = extension.Llama(
+            sizes={
+                "vocab": config.vocab_size,
+                "hidden": config.hidden_size,
+                "inner": config.intermediate_size,
+                "heads": config.num_heads,
+                "kv_heads": config.num_kv_heads,
+                "head_dim": config.head_dim,
+                "eps": config.norm_eps,
+                "scale": config.attention_scale,
+            },
+            embedding=arguments["embedding"],
+            head=arguments.get("head", arguments["embedding"]),
+            norm=arguments["norm"],
+            cos=cos,
+            sin=sin,
+            layers=[self._layer(arguments, layer) for layer in range(config.num_layers)],
+        )
+        self._kv: tuple[Sequence[Tensor], Any] | None = None
+
+    @classmethod
+    def load(
+        cls,
+        source: WeightSource,
+        config: LlamaConfig,
+        dtype: torch.dtype,
+        scheme: str,
+        extension: ModuleType,
+        on_tensor: ProgressCallback,
+    ) -> "NativeLlamaDecoder":
+        """Loads a checkpoint. `scheme` is one of packing.SCHEMES."""
+        checkpoint = CheckpointReader(source, torch.float32, on_tensor)
+        packer = MatrixPacker(extension, source, checkpoint, scheme, dtype)
+        decoder = cls(config, collect(checkpoint, packer.stack, config), extension)
+        decoder.name = f"llama in one call ({packer.describe()})"
+        decoder.arithmetic = packer.arithmetic()
+        return decoder
+
+    def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+        hidden = torch.empty((rows.shape[0], self.config.hidden_size))
+        self._llama.forward(
+            *(hidden, batch.token_ids, batch.positions, batch.slots),
+            *(batch.cu_q, batch.seq_lens, batch.block_tables, rows, self._layers(kv)),
+        )
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = torch.empty((hidden.shape[0], self.vocab_size))
+        self._llama.logits(logits, hidden)
+        return logits
+
+    def _layer(self, arguments: Mapping[str, Any], layer: int) -> dict[str, Any]:
+        prefix = f"{layer}."
+        found = {name.removeprefix(prefix): x for name, x in arguments.items() if name.startswith(prefix)}
+        sparse = self.config.sparse[layer]
+        return found | {
+            "window": self.config.windows[layer],
+            "sparse": () if sparse is None else sparse.extension_arguments,
+            "rotated": self.config.rotated[layer],
+        }
+
+    def _layers(self, kv: Sequence[Tensor]) -> Any:
+        """The extension's handle of the arena. Every step passes the same list of tensors, so the handle is kept."""
+        if self._kv is None or self._kv[0] is not kv:
+            self._kv = (kv, self._extension.Kv(list(kv)))
+        return self._kv[1]

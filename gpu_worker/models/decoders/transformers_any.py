@@ -1,0 +1,226 @@
+"""Any other Transformers decoder: the model's own code, with our paged attention in place of its attention.
+
+Transformers calls the registered attention function with one sequence that holds all tokens of the step. The context of
+the running step says which pages each token belongs to. A model might keep something else between steps (a recurrence,
+a convolution, a mask of its own kind). So `verify` runs a prompt in pieces through the pages and compares the logits
+with those of the model's own attention.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers import logging as transformers_logging
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+from gpu_worker.models.decoders.decoder import common_window
+from gpu_worker.models.decoders.transformers_checks import check_weights, check_windows, find_context
+from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
+from gpu_worker.ops.kv_shape import KvShape
+from octavo.request.errors import BadModel
+
+IMPLEMENTATION = "octavo_paged"
+CHECK_PIECES = (7, 4, 1)  # how many tokens each piece of the prompt has that `verify` runs
+CHECK_TOLERANCE = 0.05  # of the largest logit: more than rounding explains in any dtype
+
+
+@dataclass(slots=True)
+class _StepContext:
+    """What the attention function needs beside its arguments."""
+
+    ops: Ops
+    batch: TokenBatch
+    kv: Sequence[Tensor]
+    options: dict[Any, AttentionOptions]
+    window: int = 0  # of the decoder: blocks behind it are not kept
+    windows: dict[int, int] = field(default_factory=dict)  # by layer: the window that the model asked for
+    masked: set[int] = field(default_factory=set)  # the windows of the masks that the model asked for
+    shapes: dict[int, tuple[int, int]] = field(default_factory=dict)  # by layer: (num_kv_heads, head_dim)
+
+
+_current: ContextVar[_StepContext | None] = ContextVar("octavo_step", default=None)  # a step per thread
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The attention function: [1, num_heads, num_tokens, head_dim] in, [1, num_tokens, num_heads, head_dim] out."""
+    step, layer = _current.get(), getattr(module, "layer_idx", None)
+    if step is None or layer is None:
+        raise BadModel("paged attention was called outside a step or by a module without layer_idx")
+    if attention_mask is not None:  # not one of _no_mask
+        raise BadModel(f"layer {layer} has a mask of its own, which pages do not know")
+    queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
+    if not step.kv:  # a probe: only the shapes count
+        step.shapes[layer] = (keys.shape[1], keys.shape[2])
+        step.windows[layer] = sliding_window or 0
+        return torch.zeros_like(queries).unsqueeze(0), None
+    scale = queries.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    kind = (scale, sliding_window or 0, softcap or 0.0, id(s_aux))
+    if kind not in step.options:
+        if step.window and not 0 < (sliding_window or 0) <= step.window:
+            raise BadModel(f"layer {layer} looks back {sliding_window or 'to the start'}, not {step.window} as it did")
+        step.options[kind] = AttentionOptions(scale, sliding_window or 0, softcap or 0.0, sinks=s_aux)
+    step.ops.cache_write(step.kv[layer], keys, values, step.batch)
+    attended = step.ops.paged_attention(queries.contiguous(), step.kv[layer], step.batch, step.options[kind])
+    return attended.unsqueeze(0), None
+
+
+def _no_mask(*_: Any, local_size: int | None = None, **__: Any) -> None:
+    """There is no mask, because pages need none. `local_size` is the window of the mask that there would be."""
+    step = _current.get()
+    if step is not None and local_size is not None:
+        step.masked.add(local_size)
+
+
+transformers_logging.set_verbosity_error()  # what it warns of when it loads weights refuses the model here
+transformers_logging.disable_progress_bar()  # a worker writes a log
+AttentionInterface.register(IMPLEMENTATION, _attend)
+AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
+
+
+class TransformersDecoder:
+    """A Decoder around a Transformers model whose attention goes through its attention interface."""
+
+    capturable = False  # the model's code may look at numbers, or remember them, where a graph would not
+    batch_invariant = False  # the model's matrix products are rounded by their shape
+
+    def __init__(self, model: nn.Module, ops: Ops, device: torch.device) -> None:
+        self._model = model
+        self._ops = ops
+        self._device = device
+        self._options: dict[Any, AttentionOptions] = {}
+        accepted = inspect.signature(model.forward).parameters
+        if "position_ids" not in accepted:
+            raise BadModel(f"{type(model).__name__} takes no positions (ALiBi models are not run this way)")
+        self._selects_rows = "logits_to_keep" in accepted
+        config = cast("Any", model).config.get_text_config()
+        self.name = f"transformers:{config.model_type}"
+        self.vocab_size = int(config.vocab_size)
+        self.context_tokens = find_context(self.name, config)
+        self.window = 0
+        self.num_layers, self.num_kv_heads, self.head_dim = self._probe(config)
+
+    @classmethod
+    def load(cls, directory: Path, dtype: torch.dtype, ops: Ops, device: torch.device) -> "TransformersDecoder":
+        """Loads safetensors from `directory`, without code from it, and verifies. BadModel says why it cannot run."""
+        try:
+            model, weights = AutoModelForCausalLM.from_pretrained(
+                directory,
+                output_loading_info=True,
+                dtype=dtype,
+                attn_implementation=IMPLEMENTATION,
+                trust_remote_code=False,
+                use_safetensors=True,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+            )
+        except KeyError as error:
+            raise BadModel(f"{directory.name}: this model's attention cannot be replaced ({error})") from error
+        except (ValueError, OSError, ImportError, NotImplementedError, RuntimeError) as error:
+            first_line = str(error).partition("\n")[0]  # more would be a list of everything that Transformers knows
+            raise BadModel(f"{directory.name}: {first_line}") from error
+        check_weights(directory.name, weights)
+        try:
+            decoder = cls(model.eval().to(device), ops, device)
+            decoder.verify()
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            reason = f"its own code failed on a short prompt ({type(error).__name__}: {error})"
+            raise BadModel(f"{directory.name}: {reason}") from error
+        return decoder
+
+    def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
+        with self._step(batch, kv):
+            return self._logits(batch.token_ids, batch.positions, rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    @torch.inference_mode()
+    def verify(self) -> None:
+        """Runs a prompt in pieces through pages. BadModel if the model's own attention gives other logits."""
+        num_tokens, block_size = sum(CHECK_PIECES), 8
+        tokens = [(i * 7919 + 13) % self.vocab_size for i in range(num_tokens)]
+        shape = KvShape(
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            block_size=block_size,
+            head_dim=self.head_dim,
+            dtype=next(self._model.parameters()).dtype,
+        )
+        table = list(range(-(-num_tokens // block_size)))[::-1]
+        kv = list(shape.allocate_arena(len(table), self._device).unbind(0))
+        start = 0
+        for length in CHECK_PIECES:
+            end = start + length
+            slots = [table[p // block_size] * block_size + p % block_size for p in range(start, end)]
+            positions = list(range(start, end))
+            batch = make_batch(tokens[start:end], positions, slots, [length], [end], [table], self._device)
+            last = self.forward(batch, kv, torch.tensor([length - 1], device=self._device))
+            start = end
+        expected = self._own_logits(tokens)
+        error = float((last.float() - expected).abs().max() / expected.abs().max())
+        if not error <= CHECK_TOLERANCE:
+            raise BadModel(
+                f"{self.name}: through pages its logits differ by {error:.3g} of the largest; it cannot be served"
+            )
+
+    def _own_logits(self, tokens: list[int]) -> Tensor:
+        """The logits of the last token, by the model's eager attention."""
+        ids = torch.tensor(tokens, device=self._device)
+        switch = cast("Any", self._model).set_attn_implementation  # nn.Module does not know it
+        switch("eager")
+        try:
+            rows = torch.tensor([len(tokens) - 1], device=self._device)
+            return self._logits(ids, torch.arange(len(tokens), device=self._device), rows).float()
+        finally:
+            switch(IMPLEMENTATION)
+
+    def _logits(self, token_ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        options: dict[str, Any] = {"logits_to_keep": rows} if self._selects_rows else {}
+        result = self._model(
+            input_ids=token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **options
+        )
+        logits: Tensor = result.logits[0]
+        return logits if self._selects_rows else logits[rows]
+
+    @contextmanager
+    def _step(self, batch: TokenBatch, kv: Sequence[Tensor]) -> Iterator[_StepContext]:
+        step = _StepContext(self._ops, batch, kv, self._options, self.window)
+        token = _current.set(step)
+        try:
+            yield step
+        finally:
+            _current.reset(token)
+
+    @torch.inference_mode()
+    def _probe(self, config: Any) -> tuple[int, int, int]:
+        """The number of layers, key-value heads and dimensions of a head that reach the attention function."""
+        batch = make_batch([0, 0], [0, 1], [-1, -1], [2], [2], [[0]], self._device)
+        with self._step(batch, []) as step:
+            self._logits(batch.token_ids, batch.positions, torch.tensor([1], device=self._device))
+        num_layers = int(config.num_hidden_layers)
+        if sorted(step.shapes) != list(range(num_layers)):
+            raise BadModel(f"{self.name}: {len(step.shapes)} of {num_layers} layers use the attention interface")
+        if len(set(step.shapes.values())) != 1:
+            raise BadModel(f"{self.name}: layers have keys of different shapes: {sorted(set(step.shapes.values()))}")
+        check_windows(self.name, config, step.windows, step.masked)
+        self.window = common_window(step.windows.values())
+        return num_layers, *step.shapes[0]

@@ -1,0 +1,64 @@
+"""What a Transformers model must fulfil that no run of a short prompt shows: its weights, context and windows."""
+
+import logging
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from octavo.request.errors import BadModel
+
+log = logging.getLogger(__name__)
+
+
+def check_weights(name: str, weights: Mapping[str, Any]) -> None:
+    """BadModel unless each weight came from the checkpoint and each tensor of it went into the model.
+
+    Transformers fills a weight that is missing with random numbers. It does not count as missing what is tied to
+    another weight, nor as unexpected the buffers that it has given up.
+    """
+    mismatched = [
+        f"{key} is {list(stored)} and should be {list(made)}" for key, stored, made in weights["mismatched_keys"]
+    ]
+    for what, found in (
+        ("the checkpoint lacks", weights["missing_keys"]),
+        ("of another shape than config.json says", mismatched),
+        ("the model has no place for", weights["unexpected_keys"]),
+        ("not loaded", weights["error_msgs"]),
+    ):
+        if found:
+            listed = sorted(map(str, found))
+            some = f"{', '.join(listed[:5])}{' …' if len(listed) > 5 else ''}"
+            raise BadModel(f"{name}: {len(listed)} weights {what}: {some}")
+
+
+def find_context(name: str, config: Any) -> int:
+    """The context of the configuration, or of the model before it was stretched by `longrope`.
+
+    Such a model turns all positions otherwise as soon as one of them lies past the original context. The sequences of
+    a step would change each other, and keys in the cache would be wrong.
+    """
+    context = int(config.max_position_embeddings)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for kind in (parameters, *parameters.values()):  # of all layers, or by kind of layer
+        if isinstance(kind, Mapping) and kind.get("rope_type") == "longrope":
+            original = int(kind["original_max_position_embeddings"])
+            log.warning("%s: longrope is not supported past the original context of %d tokens", name, original)
+            context = min(context, original)
+    return context
+
+
+def check_windows(name: str, config: Any, windows: Mapping[int, int], masked: AbstractSet[int]) -> None:
+    """BadModel unless every window that a mask would have is one that attention is told of, because masks are not used.
+
+    `windows` are those that attention is told of, by layer (0: none), and `masked` are those of masks.
+    """
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
+    strange = set(kinds) - {"full_attention", "sliding_attention"}
+    if strange:
+        raise BadModel(f"{name}: layers of kind {', '.join(sorted(strange))} cannot be paged")
+    for layer, kind in enumerate(kinds):
+        if kind == "sliding_attention" and not windows[layer]:
+            raise BadModel(f"{name}: layer {layer} is windowed, but its attention is not told so")
+    untold = {window for window in masked if window < config.max_position_embeddings} - set(windows.values())
+    if untold:
+        raise BadModel(f"{name}: masks have windows of {sorted(untold)} tokens, but attention is not told so")

@@ -1,0 +1,1 @@
+"""Blocks in the memory of a device and of its host, and copies between them."""

@@ -1,0 +1,1 @@
+"""Which sequences come in, run, or give up their blocks."""

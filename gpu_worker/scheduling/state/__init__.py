@@ -1,0 +1,1 @@
+"""Which sequences there are, and where each of them and its blocks are."""

@@ -1,0 +1,197 @@
+"""A sequence on this worker: what was asked, its branches, and which of their tokens are computed.
+
+A branch's tokens are the prompt and then its output. For each branch, half-open intervals over token positions:
+
+    [0, num_passed blocks)      out of every layer's window: no later token sees them; the branch gave them back
+    [passed, num_sealed blocks) full blocks that were offered to the prefix cache: perhaps shared, never written again
+    [sealed, num_computed)      keys and values written by earlier steps
+    [num_computed, end)         written by the step in flight, whose chunk ends there; lost if that step fails
+    [end, len(tokens))          known, still to be run
+
+A branch decodes when all but its last token are computed.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from gpu_worker.blocks.block_manager import Reservation
+from gpu_worker.scheduling.state.beam import BeamSearch
+from octavo.request.ids import BlockHash, BlockId, HostBlockId, SequenceId
+from octavo.request.record import Admission
+from octavo.request.sampling import SamplingParams, TokenScore
+from octavo.text.stop import TextStream
+
+
+class BranchState(IntEnum):
+    WAITING = 0  # has no blocks
+    RUNNING = 1  # has blocks on the device
+    SWAPPED = 2  # has blocks in the host pool
+    FINISHED = 3
+
+
+WAITING, RUNNING, SWAPPED, FINISHED = BranchState
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """One stream of tokens of a sequence."""
+
+    sequence: "Sequence"
+    index: int  # in the record; of a beam, its place among the live beams
+    tokens: list[int]  # prompt, then output
+    num_prompt: int
+    num_journalled_at_start: int = 0  # output tokens that came with the admission: the journal has them
+    state: BranchState = BranchState.WAITING
+    num_computed: int = 0
+    blocks: list[BlockId] = field(default_factory=list)
+    host_blocks: list[HostBlockId] = field(default_factory=list)
+    hashes: list[BlockHash] = field(default_factory=list)  # of the leading full blocks, as far as computed
+    cumulative_logprob: float = 0.0
+    num_sealed: int = 0  # leading blocks that have been offered to the prefix cache
+    # Leading blocks that are out of every layer's window: given back. Their places in `blocks` stay, and mean nothing.
+    num_passed: int = 0
+    first_unscored: int = sys.maxsize  # the first position that a prefill has still to score; maxsize: none
+    stops: frozenset[int] = frozenset()  # tokens that need a second look: stop tokens and BAD_LOGITS
+    last: int = sys.maxsize  # position of the last token it may have: max_tokens or the end of the context
+    slots_end: int = 0  # while num_computed is below it, the next token has a slot in a block that no other has
+    scores: list[TokenScore] | None = None  # beams only, when log probabilities are asked for
+    # Journalled tokens that its first delta repeats with their scores: the worker that had reported them is gone.
+    num_to_repeat: int = 0
+    repeated_scores: list[TokenScore] = field(default_factory=list)
+    text: TextStream | None = None  # beams only, when there are stop strings
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def prefill_end(self) -> int:
+        """Where its prefill ends. The last token of a beam is left to the next step of the search, with all beams."""
+        num_tokens = len(self.tokens)
+        return num_tokens - (self.sequence.search is not None and num_tokens > self.num_prompt)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Its order when blocks are short: of two branches, the one of the lower rank keeps its blocks."""
+        return (*self.sequence.rank, self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedTail:
+    """The last block of a branch, which is not full, as it came from the worker that ran the sequence."""
+
+    reservation: Reservation  # has the block until the branch gets it
+    num_computed: int  # tokens of the branch that are computed with this block; 0: it is of no use
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedScores:
+    """What a sequence brings from the worker that ran it, and no journal has: one entry for each branch.
+
+    `scores` has an entry per token of a branch if the request asks for log probabilities. `tails` has those blocks
+    that have come, by branch. `prompt_scores` are those of prompt[1:], if the request asks for them. `hashes` has those
+    of the full blocks of a branch, so that they are not computed again.
+    """
+
+    cumulative_logprobs: tuple[float, ...]
+    scores: tuple[tuple[TokenScore, ...], ...] = ()
+    tails: Mapping[int, CarriedTail] = field(default_factory=dict)
+    prompt_scores: tuple[TokenScore, ...] = ()
+    hashes: Mapping[int, list[BlockHash]] = field(default_factory=dict)
+
+    def fit(self, admission: Admission) -> bool:
+        """Whether these are the scores of all that the admission asks to run on."""
+        params = admission.sampling
+        if len(self.cumulative_logprobs) != params.num_branches:
+            return False
+        scored_prompt = [score.token_id for score in self.prompt_scores]
+        if params.prompt_logprobs is not None and scored_prompt != list(admission.prompt[1:]):
+            return False
+        if params.logprobs is None:
+            return True
+        going = [index for index in range(params.num_branches) if index not in admission.finished_branches]
+        outputs = {index: list(output) for index, output in enumerate(admission.outputs)}
+        scored = {index: [score.token_id for score in scores] for index, scores in enumerate(self.scores)}
+        return all(scored.get(index) == outputs.get(index) for index in going)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """What one admission asked for."""
+
+    seq_id: SequenceId
+    epoch: int
+    prompt: list[int]
+    params: SamplingParams  # validated, the seed concrete, max_tokens concrete
+    root: bytes  # key of its block hashes: model, layout, tenant salt
+    priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk: lower first
+    deadline: float | None = None  # of the worker's monotonic clock
+    alone: bool = False  # its owners have crashed: it runs in its trial, in which no other sequence does
+    carried: CarriedScores | None = None  # it has moved here: its tokens have these scores
+    beam_text: TextStream | None = None  # new, for beams with stop strings, which are found in it
+    branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
+    last_preempted: float = float("-inf")
+    # What the scheduler keeps of it:
+    order: int = 0  # counts admissions
+    rank: tuple[int, int] = (0, 0)  # by the scheduler's policy; never changes
+    queued: bool = False  # in the waiting queue: some branch is WAITING and to be started
+    swapped: bool = False  # in the queue of sequences whose blocks are in the host pool
+    fan_out: bool = False  # until branch 0 has computed the prompt: then the other branches fork from it
+    search: BeamSearch | None = None  # with beam search: its rules and complete outputs
+    starved: bool = False  # runs alone and has found no room: no other sequence starts before it
+    last_shed: float = float("-inf")  # when one of its branches last gave its blocks to an earlier branch
+    held: bool = False  # swapped out on request: it neither starts nor comes back before it is swapped in, or dropped
+    awaits_prefix: bool = False  # blocks of its prompt are on their way from another worker: it starts after that
+    frozen: bool = False  # it keeps its blocks and does not run, while another worker takes it over with these
+    isolated: bool = False  # was in a step that failed: runs alone until a step with it has not failed
+    cached_tokens: int | None = None  # prompt tokens found in the prefix cache when it first started
+    reported: bool = False  # its first delta has been sent
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return all(branch.state is FINISHED for branch in self.branches)
+
+    @property
+    def reports_scores(self) -> bool:
+        """Whether clients get scores of prompt or output, which only a worker has and no journal."""
+        return self.params.logprobs is not None or self.params.prompt_logprobs is not None
+
+    @property
+    def kept_back(self) -> bool:
+        """Whether it does not start or come back even if there is room, so that others overtake it."""
+        return self.held or self.awaits_prefix
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether no other sequence may be in its steps."""
+        return self.alone or self.isolated
+
+    @classmethod
+    def from_admission(cls, admission: Admission, *, root: bytes, now: float) -> "Sequence":
+        """A sequence with a branch for each branch of the record. Its deadline counts from `now`, in monotonic time."""
+        sequence = cls(
+            admission.seq_id,
+            admission.epoch,
+            list(admission.prompt),
+            admission.sampling,
+            root,
+            admission.priority,
+            now + admission.deadline_in_ms / 1000 if admission.deadline_in_ms else None,
+            admission.alone,
+        )
+        finished = frozenset(admission.finished_branches)
+        for index in range(admission.sampling.num_branches):
+            output = admission.outputs[index] if index < len(admission.outputs) else ()
+            tokens = [*admission.prompt, *output]
+            branch = Branch(sequence, index, tokens, len(admission.prompt), num_journalled_at_start=len(output))
+            if index in finished:
+                branch.state = FINISHED
+            sequence.branches.append(branch)
+        return sequence

@@ -1,0 +1,1 @@
+"""May a sequence begin here, and beside which others?"""

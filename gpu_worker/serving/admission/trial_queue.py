@@ -1,0 +1,99 @@
+"""Which suspect has the engine to itself now, and from when to when.
+
+The store blames a suspect that runs alone for the death of its worker. So nothing else may run on the worker while the
+store would do so: from before the suspect is announced, until the store knows that the suspect has proved itself or is
+not here any more. Other sequences pause meanwhile, and further suspects wait for their turn, unannounced.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from gpu_worker.engine.engine import Engine
+from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.state.sequence import Sequence
+from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
+from gpu_worker.serving.journal.sequence_log import SequenceLog
+from gpu_worker.serving.journal.step_publisher import StepPublisher
+from octavo.process.retry import until_answered
+from octavo.request.errors import Draining
+
+log = logging.getLogger(__name__)
+
+ABSENT_ROUND_S = 10.0  # a suspect that the engine has lost, and the store did not hear of, is waited for two rounds
+
+
+class TrialQueue:
+    """Gives the engine to one suspect after the other. Lives on the event loop."""
+
+    def __init__(self, engine: Engine, publisher: StepPublisher, announcer: OwnershipAnnouncer | None) -> None:
+        """Without an `announcer` no store knows of this worker, and suspects are not announced."""
+        self._engine = engine
+        self._publisher = publisher
+        self._announcer = announcer
+        self._turn = asyncio.Lock()  # whoever has it has the engine
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, sequence_log: SequenceLog) -> None:
+        """Puts a suspect at the end of the queue. It was admitted to run alone, and does not run before its turn."""
+        task = asyncio.create_task(self._hold_trial(sequence_log))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def stop(self) -> None:
+        """Ends all trials. The engine must have ended."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _hold_trial(self, sequence_log: SequenceLog) -> None:
+        async with self._turn:
+            if sequence_log.settled.is_set():
+                return
+            try:
+                await self._have_engine(sequence_log)
+            except Draining:
+                pass  # the engine has ended, and so has the trial
+            except Exception:
+                log.exception("sequence %s cannot run alone: others may have it", sequence_log.seq_id)
+                self._drop(sequence_log.sequence)
+                self._publisher.release_log(sequence_log)
+            finally:
+                self._engine.post_command(lambda scheduler: scheduler.end_trial(sequence_log.sequence))
+
+    async def _have_engine(self, sequence_log: SequenceLog) -> None:
+        """Returns when the suspect has proved itself, or is not here any more."""
+        sequence = sequence_log.sequence
+        if await self._ask_engine(lambda scheduler: scheduler.reserve_steps(sequence)):
+            if await self._announce(sequence):
+                await self._ask_engine(lambda scheduler: scheduler.begin_trial(sequence))
+            else:
+                log.warning("sequence %s: another worker owns it, or it has ended", sequence.seq_id)
+                self._drop(sequence)
+                self._publisher.forget_log(sequence_log)
+        await self._wait_until_settled(sequence, sequence_log.settled)
+
+    def _drop(self, sequence: Sequence) -> None:
+        self._engine.post_command(lambda scheduler: scheduler.drop(sequence))
+
+    async def _announce(self, sequence: Sequence) -> bool:
+        """Whether this worker owns the sequence, as the store says. While it is away, nothing could be journalled."""
+        announcer = self._announcer
+        if announcer is None:
+            return True
+        return await until_answered(lambda: announcer.announce(sequence.seq_id, sequence.epoch), what="a suspect")
+
+    async def _wait_until_settled(self, sequence: Sequence, settled: asyncio.Event) -> None:
+        was_here = True
+        while not settled.is_set():
+            try:
+                async with asyncio.timeout(ABSENT_ROUND_S):
+                    await settled.wait()
+            except TimeoutError:
+                is_here = await self._ask_engine(lambda scheduler: scheduler.is_here(sequence))
+                if not (is_here or was_here):
+                    log.warning("sequence %s: gone, and the store has not answered: others go on", sequence.seq_id)
+                    return
+                was_here = is_here
+
+    async def _ask_engine(self, command: Callable[[Scheduler], bool]) -> bool:
+        return await asyncio.wrap_future(self._engine.post_command(command))

@@ -1,0 +1,1 @@
+"""How each call of a router is answered."""

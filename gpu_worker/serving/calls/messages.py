@@ -1,0 +1,129 @@
+"""From plain values to the messages that only a worker sends. What routers send too is in octavo.wire."""
+
+from gpu_worker.blocks.prefix_cache import STORED
+from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress
+from gpu_worker.scheduling.state.step import SwapOperation
+from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch
+from gpu_worker.serving.engine_client import EngineClient, LoadReport
+from gpu_worker.serving.journal.step_subscription import StepMessage
+from octavo.internal.v1 import worker_pb2
+from octavo.request.ids import Incarnation
+from octavo.request.worker_role import WorkerRole
+from octavo.wire.internal import INTERNAL_REVISION, ROLES, item_to_wire
+from octavo.wire.public import failure_to_wire, recommended_to_wire
+
+OUTCOMES = {
+    MigrationOutcome.MOVED: worker_pb2.MIGRATION_OUTCOME_MOVED,
+    MigrationOutcome.STAYED: worker_pb2.MIGRATION_OUTCOME_STAYED,
+    MigrationOutcome.ENDED: worker_pb2.MIGRATION_OUTCOME_ENDED,
+}
+SWAP_OPERATIONS: dict[int, SwapOperation] = {
+    worker_pb2.SWAP_OPERATION_OUT: "out",
+    worker_pb2.SWAP_OPERATION_IN: "in",
+    worker_pb2.SWAP_OPERATION_DROP: "drop",
+}
+
+
+def hello_to_wire(
+    worker_id: str, incarnation: Incarnation, engine_client: EngineClient, role: WorkerRole
+) -> worker_pb2.HelloResponse:
+    info = engine_client.info
+    return worker_pb2.HelloResponse(
+        worker_id=worker_id,
+        incarnation=incarnation,
+        internal_revision=INTERNAL_REVISION,
+        model=info.model,
+        model_fingerprint=info.fingerprint,
+        block_size=info.block_size,
+        kv_dtype=info.kv_dtype,
+        kv_layout=info.layout,
+        num_blocks=info.num_blocks,
+        num_host_blocks=info.num_host_blocks,
+        context_tokens=info.context_tokens,
+        vocab_size=info.vocab_size,
+        tokenizer=info.tokenizer,
+        eos_token_ids=info.eos_token_ids,
+        max_batch_tokens=engine_client.max_batch_tokens,
+        max_batch_sequences=engine_client.max_batch_sequences,
+        device=info.device,
+        sampling_defaults=recommended_to_wire(info.sampling_defaults),
+        max_sequence_blocks=info.max_sequence_blocks,
+        role=ROLES[role],
+        numerics=info.numerics,
+    )
+
+
+def step_to_wire(message: StepMessage, incarnation: Incarnation) -> worker_pb2.StepResult:
+    return worker_pb2.StepResult(
+        step_id=message.step_id,
+        incarnation=incarnation,
+        items=[item_to_wire(item) for item in message.items],
+        unknown_seq_ids=message.unknown,
+        num_branches=message.num_branches,
+        num_tokens=message.num_tokens,
+        moved=[worker_pb2.MovedSequence(**moved._asdict()) for moved in message.moved],
+    )
+
+
+def migration_to_wire(progress: MigrationProgress) -> worker_pb2.WorkerMigrateResponse:
+    error = progress.error
+    return worker_pb2.WorkerMigrateResponse(
+        outcome=worker_pb2.MIGRATION_OUTCOME_UNSPECIFIED if progress.outcome is None else OUTCOMES[progress.outcome],
+        failure=None if error is None else failure_to_wire(error.failure()),
+        epoch=progress.epoch,
+        target=progress.target,
+        rounds=progress.rounds,
+        num_blocks=progress.num_blocks,
+        num_sent_blocks=progress.num_sent_blocks,
+        num_sent_bytes=progress.num_sent_bytes,
+        total_ms=progress.total_s * 1000,
+        stopped_ms=progress.stopped_s * 1000,
+    )
+
+
+def watch_to_wire(
+    incarnation: Incarnation, report: LoadReport, batch: CacheEventBatch, *, draining: bool
+) -> worker_pb2.WatchResponse:
+    return worker_pb2.WatchResponse(
+        incarnation=incarnation,
+        event_seq=batch.event_seq,
+        digest=batch.digest,
+        snapshot=None if batch.snapshot is None else worker_pb2.KvSnapshot(**batch.snapshot._asdict()),
+        events=[event_to_wire(event) for event in batch.events],
+        load=load_to_wire(report, draining=draining),
+    )
+
+
+def event_to_wire(event: CacheEvent) -> worker_pb2.KvEvent:
+    if event.kind == STORED:
+        return worker_pb2.KvEvent(stored=event.hashes)
+    return worker_pb2.KvEvent(removed=event.hashes)
+
+
+def load_to_wire(report: LoadReport, *, draining: bool) -> worker_pb2.Load:
+    load = report.load
+    plan_s, run_s, commit_s = report.phases_s
+    return worker_pb2.Load(
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        num_swapped=load.num_swapped,
+        num_free_blocks=load.num_free_blocks,
+        num_cached_blocks=load.num_cached_blocks,
+        num_used_blocks=load.num_used_blocks,
+        num_prefill_tokens=load.num_prefill_tokens,
+        step_ms=report.step_s * 1000,
+        num_steps=report.num_steps,
+        draining=draining,
+        num_sequences=load.num_sequences,
+        prefill_tokens_per_s=report.prefill_tokens_per_s,
+        num_free_host_blocks=load.num_free_host_blocks,
+        num_preempted_swap=load.num_preempted_swap,
+        num_preempted_recompute=load.num_preempted_recompute,
+        step_plan_s=plan_s,
+        step_run_s=run_s,
+        step_commit_s=commit_s,
+        num_step_tokens=report.num_step_tokens,
+        prefix_asked_tokens=report.prefix_asked_tokens,
+        prefix_hit_tokens=report.prefix_hit_tokens,
+        num_demoted_blocks=load.num_demoted_blocks,
+    )

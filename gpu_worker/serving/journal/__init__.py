@@ -1,0 +1,1 @@
+"""How tokens get into the store, and then to routers."""

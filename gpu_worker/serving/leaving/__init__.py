@@ -1,0 +1,1 @@
+"""How sequences leave a worker that ends or is emptied."""

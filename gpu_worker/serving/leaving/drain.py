@@ -1,0 +1,169 @@
+"""How a worker becomes empty: its sequences move to others with their blocks, or are given up and replayed there.
+
+Moves come first, a few at a time and the shortest sequences before the others. What cannot move is released, a few at a
+time as well. The others go on here meanwhile, and what ends meanwhile ends here. Some seconds before the time is over
+what has not moved is released, too, and at the end everything at once. Without another worker nothing is released
+before that: nobody could go on with it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from gpu_worker.migration.calls.targets import TargetPool
+from gpu_worker.migration.source.migration_registry import MigrationRegistry
+from gpu_worker.serving.engine_client import EngineClient
+from gpu_worker.serving.leaving.releaser import SequenceReleaser
+from gpu_worker.serving.leaving.sequence_mover import SequenceMover
+from octavo.process.loop import end_tasks
+from octavo.request.errors import StoreUnavailable
+from octavo.request.ids import SequenceId
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 0.05
+MEMBERS_EVERY_S = 0.5  # how often the other workers are counted
+
+
+class WorkerDrain:
+    """Refuses new sequences and gives away those that are here, between `begin` and `undo` or the end of the worker.
+
+    Lives on the event loop. `on_change` is told of the beginning, and of `undo`.
+    """
+
+    def __init__(
+        self,
+        engine_client: EngineClient,
+        releaser: SequenceReleaser,
+        targets: TargetPool,
+        migrations: MigrationRegistry | None,
+        on_change: Callable[[bool], None],
+    ) -> None:
+        """Without `migrations` no sequence moves with its blocks: all are released."""
+        self.active = False
+        self.num_begun = 0
+        self.releaser = releaser
+        self._engine_client = engine_client
+        self._publisher = engine_client.publisher
+        self._targets = targets
+        self._migrations = migrations
+        self._mover = SequenceMover(migrations, self._publisher) if migrations else None
+        self._on_change = on_change
+        self._ended = False
+        self._until = 0.0
+        self._late_from = 0.0  # when nothing is hoped for any more
+        self._done = asyncio.Event()
+        self._done.set()
+        self._task: asyncio.Task[None] | None = None
+        self._num_others = 0
+        self._counted_at = 0.0
+
+    @property
+    def num_left(self) -> int:
+        """The sequences that are here."""
+        return len(self._publisher.logs)
+
+    @property
+    def num_released(self) -> int:
+        """The sequences that this worker has given up."""
+        return self.releaser.num_released
+
+    @property
+    def num_migrated(self) -> int:
+        """The sequences that have left this worker with their blocks."""
+        return self._migrations.num_moved if self._migrations else 0
+
+    @property
+    def done(self) -> bool:
+        """Whether the worker is empty, or its drain has been undone."""
+        return self._done.is_set()
+
+    def begin(self, grace_s: float, late_s: float = 0.0) -> None:
+        """Refuses new sequences from now on; after `grace_s` none is here. While it drains: moves that time forward.
+
+        For the last `late_s` of that time nothing waits for its turn to move: it is released, a few at a time.
+        """
+        until = time.monotonic() + grace_s
+        self._until = until if self.done else min(self._until, until)
+        self._late_from = self._until - late_s
+        self._done.clear()
+        if not self.active:
+            self.active = True
+            self.num_begun += 1
+            self._engine_client.end_holds()
+            log.info("draining: no new sequences, %d to go", self.num_left)
+            self._on_change(True)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._keep_empty())
+            self._task.add_done_callback(log_failure)
+
+    def undo(self) -> None:
+        """Lets the worker have sequences again. Those that it has given away do not come back by that."""
+        if self.active:
+            self.active = False
+            self._done.set()
+            if self._mover is not None:
+                self._mover.forget_setbacks()
+            log.info("not draining any more")
+            self._on_change(False)
+
+    async def wait_until_done(self) -> None:
+        """Returns when the worker is empty, or the drain has been undone."""
+        await self._done.wait()
+
+    async def stop(self) -> None:
+        """Ends the task of the drain. What is left is not released by this."""
+        self._ended = True  # a cancellation can be lost: in a library, or where an error takes its place
+        if self._task is not None:
+            await end_tasks([self._task])
+
+    async def _keep_empty(self) -> None:
+        """Gives away what is here, and what was being admitted when the drain began, until the drain is undone.
+
+        What has been stopped is released in any case: it does not run here any more.
+        """
+        while not self._ended and (self.active or self.releaser.has_stopped):
+            if self.releaser.has_stopped:
+                await self.releaser.release_stopped()
+            elif not self.num_left:
+                if not self.done:
+                    log.info("drained: this worker has no sequences, and takes none")
+                self._done.set()
+            elif time.monotonic() >= self._until:
+                await self.releaser.release_all()
+            else:
+                await self._give_away_some()
+            if self._migrations is not None:
+                await self._migrations.wait_for_end(ROUND_S)  # the next one begins at once
+            else:
+                await asyncio.sleep(ROUND_S)
+
+    async def _give_away_some(self) -> None:
+        """Moves and releases what the other workers can be given now. An outage of the store is waited for."""
+        try:
+            num_others = await self._count_others()
+            if num_others:
+                await self.releaser.release_some(num_others, besides=self._move_some())
+        except StoreUnavailable:
+            return
+
+    def _move_some(self) -> Collection[SequenceId]:
+        """Begins moves. Returns what is not to be released now."""
+        if self._mover is None or self._migrations is None:
+            return ()
+        hoped = self._mover.move_some()
+        return hoped if time.monotonic() < self._late_from else list(self._migrations.moving)
+
+    async def _count_others(self) -> int:
+        """How many other workers serve this model and do not drain."""
+        now = time.monotonic()
+        if now - self._counted_at > MEMBERS_EVERY_S:
+            self._num_others = await self._targets.count()
+            self._counted_at = now
+        return self._num_others
+
+
+def log_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.error("the drain has ended: what is left is released when this worker ends", exc_info=error)

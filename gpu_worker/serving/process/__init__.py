@@ -1,0 +1,1 @@
+"""The life of a worker process, and what it tells of itself."""

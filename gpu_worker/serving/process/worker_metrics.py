@@ -1,0 +1,130 @@
+"""The metrics of a worker, read from what its parts have counted."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher
+from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress
+from gpu_worker.migration.source.migration_registry import MigrationRegistry
+from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.serving.engine_client import EngineClient
+from gpu_worker.serving.journal.journal_writer import JournalWriter
+from gpu_worker.serving.leaving.drain import WorkerDrain
+from octavo.metrics.aliases import ModelLoad, alias_values
+from octavo.metrics.histogram import Histogram
+from octavo.metrics.table import STALL_BOUNDS
+from octavo.metrics.value import MetricValue
+
+
+class MigrationTally:
+    """What became of the migrations from this worker."""
+
+    def __init__(self, migrations: MigrationRegistry | None) -> None:
+        self.outcomes = Counter(dict.fromkeys(MigrationOutcome, 0))
+        self.num_bytes = 0
+        self.stalls = Histogram(STALL_BOUNDS)
+        if migrations is not None:
+            migrations.on_over = self._note_over
+
+    def _note_over(self, progress: MigrationProgress) -> None:
+        if progress.outcome is None:
+            return  # it was cut off with the worker
+        self.outcomes[progress.outcome] += 1
+        self.num_bytes += progress.num_sent_bytes
+        if progress.outcome is MigrationOutcome.MOVED:
+            self.stalls.observe(progress.stopped_s)
+
+    def values(self) -> Iterator[MetricValue]:
+        for outcome, count in self.outcomes.items():
+            yield MetricValue("octavo_migrations_total", count, (outcome.value,))
+        yield MetricValue("octavo_migration_bytes_total", self.num_bytes)
+        yield MetricValue("octavo_migration_stall_seconds", self.stalls)
+
+
+class WorkerMetrics:
+    """A source of metric values. The engine's numbers are those of its last load report, or at most a step old."""
+
+    def __init__(
+        self,
+        engine_client: EngineClient,
+        workload: Workload,
+        journal_writer: JournalWriter,
+        drain: WorkerDrain,
+        migrations: MigrationRegistry | None,
+        fetcher: PrefixFetcher | None,
+    ) -> None:
+        self._engine_client = engine_client
+        self._workload = workload
+        self._journal_writer = journal_writer
+        self._drain = drain
+        self._migrations = MigrationTally(migrations)
+        self._fetcher = fetcher
+
+    def values(self) -> Iterator[MetricValue]:
+        """All values of now. It reads numbers alone, so the engine does not wait for it."""
+        yield from self._load()
+        yield from self._steps()
+        yield from self._blocks()
+        yield from self._prefixes()
+        journal, drain = self._journal_writer, self._drain
+        yield MetricValue("octavo_journal_seconds", journal.append_times)
+        yield MetricValue("octavo_journal_tokens_total", journal.num_tokens)
+        yield MetricValue("octavo_journal_fenced_total", journal.num_fenced)
+        yield from self._migrations.values()
+        yield MetricValue("octavo_drains_total", drain.num_begun)
+        yield MetricValue("octavo_released_total", drain.num_released)
+        yield MetricValue("octavo_draining", drain.active)
+
+    def alias_values(self) -> Iterator[MetricValue]:
+        """The values of now under the names that gateways know."""
+        load, info = self._engine_client.report.load, self._workload.info
+        yield from alias_values(
+            [
+                ModelLoad(
+                    model=info.model,
+                    num_waiting=load.num_waiting,
+                    num_running=max(0, load.num_sequences - load.num_waiting - load.num_swapped),
+                    num_used_blocks=load.num_used_blocks,
+                    num_blocks=self._workload.tables.device.num_blocks,
+                    block_size=info.block_size,
+                )
+            ]
+        )
+
+    def _load(self) -> Iterator[MetricValue]:
+        load = self._engine_client.report.load
+        yield MetricValue("octavo_branches_running", load.num_running)
+        yield MetricValue("octavo_sequences", load.num_sequences)
+        yield MetricValue("octavo_sequences_waiting", load.num_waiting)
+        yield MetricValue("octavo_sequences_swapped", load.num_swapped)
+        yield MetricValue("octavo_prefill_tokens_waiting", load.num_prefill_tokens)
+        yield MetricValue("octavo_preemptions_total", load.num_preempted_swap, ("swap",))
+        yield MetricValue("octavo_preemptions_total", load.num_preempted_recompute, ("recompute",))
+
+    def _steps(self) -> Iterator[MetricValue]:
+        times = self._engine_client.engine.times
+        yield MetricValue("octavo_steps_total", times.num_steps)
+        yield MetricValue("octavo_steps_failed_total", times.num_failed)
+        yield MetricValue("octavo_step_tokens_total", times.num_tokens)
+        for phase, seconds in (("plan", times.plan_s), ("run", times.run_s), ("commit", times.commit_s)):
+            yield MetricValue("octavo_step_phase_seconds_total", seconds, (phase,))
+        yield MetricValue("octavo_step_seconds", times.step_lengths)
+        yield MetricValue("octavo_step_branches", times.batch_sizes)
+
+    def _blocks(self) -> Iterator[MetricValue]:
+        load, info = self._engine_client.report.load, self._workload.info
+        states = (("free", load.num_free_blocks), ("cached", load.num_cached_blocks), ("used", load.num_used_blocks))
+        for state, count in states:
+            yield MetricValue("octavo_blocks", count, (state,))
+        yield MetricValue("octavo_blocks_all", self._workload.tables.device.num_blocks)
+        yield MetricValue("octavo_host_blocks", load.num_free_host_blocks, ("free",))
+        yield MetricValue("octavo_host_blocks", info.num_host_blocks - load.num_free_host_blocks, ("used",))
+        yield MetricValue("octavo_demoted_blocks", self._workload.tables.tier.num_demoted)
+
+    def _prefixes(self) -> Iterator[MetricValue]:
+        publisher, block_size = self._engine_client.publisher, self._workload.info.block_size
+        num_fetched = self._fetcher.num_fetched if self._fetcher is not None else 0
+        yield MetricValue("octavo_prefix_asked_tokens_total", publisher.num_prompt_tokens)
+        yield MetricValue("octavo_prefix_hit_tokens_total", publisher.num_hit_tokens)
+        yield MetricValue("octavo_prefix_promoted_tokens_total", self._workload.tables.tier.num_promoted * block_size)
+        yield MetricValue("octavo_prefix_fetched_tokens_total", num_fetched * block_size)

@@ -1,0 +1,1 @@
+"""What only `octavo up` uses: a store, certificates and processes on one machine."""

@@ -1,0 +1,1 @@
+"""What stands in the files of a model that a program reads without torch."""

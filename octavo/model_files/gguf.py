@@ -1,0 +1,251 @@
+"""Reads GGUF files (versions 2 and 3) with nothing but the standard library.
+
+The file is memory-mapped. Opening it walks the header once and decodes no arrays, so a vocabulary costs nothing until
+a caller asks for it. Every count, length and offset is checked against the file's size before it is used: a malformed
+file raises MalformedGguf, and never makes the reader allocate more than the file could hold.
+"""
+
+import mmap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from octavo.model_files.gguf_metadata import Cursor, Metadata, ValueType
+from octavo.request.errors import MalformedGguf
+
+MAGIC = b"GGUF"
+DEFAULT_ALIGNMENT = 32
+MAX_DIMENSIONS = 4
+
+
+class TensorType(IntEnum):
+    """How a tensor's numbers are stored. octavo.model_files.gguf_support says which types octavo serves."""
+
+    F32 = 0
+    F16 = 1
+    Q4_0 = 2
+    Q4_1 = 3
+    Q5_0 = 6
+    Q5_1 = 7
+    Q8_0 = 8
+    Q8_1 = 9
+    Q2_K = 10
+    Q3_K = 11
+    Q4_K = 12
+    Q5_K = 13
+    Q6_K = 14
+    Q8_K = 15
+    IQ2_XXS = 16
+    IQ2_XS = 17
+    IQ3_XXS = 18
+    IQ1_S = 19
+    IQ4_NL = 20
+    IQ3_S = 21
+    IQ2_S = 22
+    IQ4_XS = 23
+    I8 = 24
+    I16 = 25
+    I32 = 26
+    I64 = 27
+    F64 = 28
+    IQ1_M = 29
+    BF16 = 30
+    TQ1_0 = 34
+    TQ2_0 = 35
+    MXFP4 = 39
+    NVFP4 = 40
+    Q1_0 = 41
+
+
+# Types that llama.cpp has removed. Their numbers are not used again.
+REMOVED_TYPES: Mapping[int, str] = {
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
+
+# How many numbers one quantization block holds, and in how many bytes.
+BLOCK_SIZES: Mapping[TensorType, tuple[int, int]] = {
+    TensorType.F32: (1, 4),
+    TensorType.F16: (1, 2),
+    TensorType.BF16: (1, 2),
+    TensorType.F64: (1, 8),
+    TensorType.I8: (1, 1),
+    TensorType.I16: (1, 2),
+    TensorType.I32: (1, 4),
+    TensorType.I64: (1, 8),
+    TensorType.Q4_0: (32, 18),
+    TensorType.Q4_1: (32, 20),
+    TensorType.Q5_0: (32, 22),
+    TensorType.Q5_1: (32, 24),
+    TensorType.Q8_0: (32, 34),
+    TensorType.Q8_1: (32, 36),
+    TensorType.Q2_K: (256, 84),
+    TensorType.Q3_K: (256, 110),
+    TensorType.Q4_K: (256, 144),
+    TensorType.Q5_K: (256, 176),
+    TensorType.Q6_K: (256, 210),
+    TensorType.Q8_K: (256, 292),
+    TensorType.IQ1_S: (256, 50),
+    TensorType.IQ1_M: (256, 56),
+    TensorType.IQ2_XXS: (256, 66),
+    TensorType.IQ2_XS: (256, 74),
+    TensorType.IQ2_S: (256, 82),
+    TensorType.IQ3_XXS: (256, 98),
+    TensorType.IQ3_S: (256, 110),
+    TensorType.IQ4_NL: (32, 18),
+    TensorType.IQ4_XS: (256, 136),
+    TensorType.TQ1_0: (256, 54),
+    TensorType.TQ2_0: (256, 66),
+    TensorType.MXFP4: (32, 17),
+    TensorType.NVFP4: (64, 36),
+    TensorType.Q1_0: (128, 18),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies. `shape` is in the order of torch and numpy: the last dimension is contiguous."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: TensorType
+    offset: int  # from the start of the file
+    num_bytes: int
+
+
+class GgufFile:
+    """An open GGUF file: `metadata`, `tensors` by name, and the bytes of each tensor."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._map = _map_file(self.path)
+        cursor = Cursor(self._map, self.path.name)
+        self.version = _read_version(cursor)
+        num_tensors, num_values = cursor.u64(), cursor.u64()
+        self.metadata = _read_metadata(cursor, num_values)
+        header_end = cursor.pos
+        self.alignment = _alignment(self.metadata, cursor)
+        cursor.pos = header_end
+        self.tensors = _read_tensors(cursor, num_tensors, self.alignment)
+
+    def tensor_bytes(self, name: str) -> memoryview:
+        """A read-only view of the tensor's bytes; it stays valid after close()."""
+        info = self.tensors[name]
+        return memoryview(self._map)[info.offset : info.offset + info.num_bytes]
+
+    def close(self) -> None:
+        """Unmaps the file, as soon as no view of it is left."""
+        try:
+            self._map.close()
+        except BufferError:
+            pass  # a view is still in use: the file is unmapped with the last one
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _map_file(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        if file.tell() < 24:
+            raise MalformedGguf(f"{path.name}: {file.tell()} bytes are too few for a GGUF header")
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _read_version(cursor: Cursor) -> int:
+    start = cursor.advance(4)
+    if cursor.data[start : start + 4] != MAGIC:
+        raise cursor.fail("this is not a GGUF file")
+    version = cursor.u32()
+    if version & 0xFFFF == 0:
+        raise cursor.fail("big-endian GGUF files are not supported")
+    if version not in (2, 3):
+        raise cursor.fail(f"GGUF version {version} is not supported (2 and 3 are)")
+    return version
+
+
+def _read_metadata(cursor: Cursor, num_values: int) -> Metadata:
+    if num_values * 13 > cursor.end - cursor.pos:
+        raise cursor.fail(f"{num_values} metadata values do not fit the file")
+    spans: dict[str, tuple[ValueType, int]] = {}
+    for _ in range(num_values):
+        key = cursor.name_string("a metadata key")
+        if key in spans:
+            raise cursor.fail(f"metadata key {key!r} appears twice")
+        kind = cursor.value_type()
+        spans[key] = (kind, cursor.pos)
+        cursor.skip(kind)
+    return Metadata(cursor, spans)
+
+
+def _alignment(metadata: Metadata, cursor: Cursor) -> int:
+    alignment = metadata.integer("general.alignment", DEFAULT_ALIGNMENT)
+    if not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+        raise cursor.fail(f"general.alignment: {alignment} is not a power of two")
+    return alignment
+
+
+def _read_tensors(cursor: Cursor, num_tensors: int, alignment: int) -> dict[str, TensorInfo]:
+    if num_tensors * 32 > cursor.end - cursor.pos:
+        raise cursor.fail(f"{num_tensors} tensors do not fit the file")
+    relative = [_read_tensor(cursor) for _ in range(num_tensors)]
+    data_start = -(-cursor.pos // alignment) * alignment
+    tensors: dict[str, TensorInfo] = {}
+    for info in relative:
+        offset = data_start + info.offset
+        if info.name in tensors:
+            raise cursor.fail(f"tensor {info.name!r} appears twice")
+        if info.offset % alignment:
+            raise cursor.fail(f"tensor {info.name!r} is not aligned to {alignment} bytes")
+        if offset + info.num_bytes > cursor.end:
+            raise cursor.fail(f"tensor {info.name!r} ends at byte {offset + info.num_bytes}, after the file's end")
+        tensors[info.name] = TensorInfo(info.name, info.shape, info.type, offset, info.num_bytes)
+    _check_apart(tensors.values(), cursor)
+    return tensors
+
+
+def _check_apart(tensors: Iterable[TensorInfo], cursor: Cursor) -> None:
+    """No two tensors share bytes: a small file could otherwise hold a model of any size."""
+    end, before = 0, ""
+    for info in sorted((info for info in tensors if info.num_bytes), key=lambda info: info.offset):
+        if info.offset < end:
+            raise cursor.fail(f"tensors {before!r} and {info.name!r} overlap")
+        end, before = info.offset + info.num_bytes, info.name
+
+
+def _read_tensor(cursor: Cursor) -> TensorInfo:
+    name = cursor.name_string("a tensor's name")
+    num_dimensions = cursor.u32()
+    if num_dimensions > MAX_DIMENSIONS:
+        raise cursor.fail(f"tensor {name!r} has {num_dimensions} dimensions")
+    shape = tuple(cursor.u64() for _ in range(num_dimensions))[::-1]
+    number = cursor.u32()
+    try:
+        kind = TensorType(number)
+    except ValueError:
+        removed = REMOVED_TYPES.get(number)
+        what = f"type {removed}, which llama.cpp has removed" if removed else f"unknown type {number}"
+        raise cursor.fail(f"tensor {name!r} has {what}") from None
+    block, block_bytes = BLOCK_SIZES[kind]
+    num_values = prod(shape)
+    if num_values and shape and shape[-1] % block:
+        raise cursor.fail(
+            f"rows of tensor {name!r} are not whole {kind.name} blocks: {shape[-1]} is no multiple of {block}"
+        )
+    offset = cursor.u64()
+    return TensorInfo(name, shape, kind, offset, num_values // block * block_bytes)

@@ -1,0 +1,34 @@
+"""Which GGUF files octavo serves, as far as their headers tell. The command line asks it without loading torch."""
+
+from octavo.model_files.gguf import GgufFile, TensorType
+
+# Architectures whose query and key rows llama.cpp interleaves: its rotary embedding pairs neighbours there, ours pairs
+# halves.
+INTERLEAVED = ("llama", "smollm3")
+ARCHITECTURES = (*INTERLEAVED, "qwen2", "qwen3", "gemma2", "phi3")
+
+FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
+DECODED = (
+    *FLOATS,
+    *(TensorType.Q4_0, TensorType.Q4_1, TensorType.Q5_0, TensorType.Q5_1, TensorType.Q8_0),
+    *(TensorType.Q2_K, TensorType.Q3_K, TensorType.Q4_K, TensorType.Q5_K, TensorType.Q6_K),
+    *(TensorType.IQ1_S, TensorType.IQ1_M, TensorType.IQ2_XXS, TensorType.IQ2_XS, TensorType.IQ2_S),
+    *(TensorType.IQ3_XXS, TensorType.IQ3_S, TensorType.IQ4_NL, TensorType.IQ4_XS),
+    *(TensorType.TQ1_0, TensorType.TQ2_0, TensorType.MXFP4),
+)
+
+
+def find_obstacle(file: GgufFile) -> str:
+    """Why the file cannot be served; empty if nothing in its header is against it. MalformedGguf if it is broken."""
+    name = file.metadata.string("general.architecture")
+    if name not in ARCHITECTURES:
+        return f"GGUF files of architecture {name!r} are not read ({', '.join(ARCHITECTURES)} are)"
+    if file.metadata.integer("split.count", 1) > 1:
+        return "this is one of several parts of a model; join them with llama-gguf-split --merge"
+    if experts := file.metadata.integer(f"{name}.expert_count", 0):
+        return f"the model has {experts} experts: GGUF files of mixtures of experts are not read"
+    for tensor in file.tensors.values():
+        if tensor.type not in DECODED:
+            known = ", ".join(kind.name for kind in DECODED)
+            return f"tensor {tensor.name!r} is of type {tensor.type.name}, which is not read ({known} are)"
+    return ""

@@ -1,0 +1,1 @@
+"""Servers, channels, and what every connection has: health, reflection, TLS, traces."""

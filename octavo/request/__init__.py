@@ -1,0 +1,1 @@
+"""What is known of a request: ids, parameters, limits, errors, and the record of its sequence."""

@@ -1,0 +1,434 @@
+"""The one tree of errors. Each class names its status code, its reason, and whether trying again can help.
+
+`octavo.rpc` turns an error into a status with google.rpc.ErrorInfo, and such a status into an error of the same class.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from functools import cache
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Code(IntEnum):
+    """The values of google.rpc.Code, here so that this module needs no gRPC."""
+
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class ServingError(Exception):
+    """The root of the tree, and the class of an error that no other class names.
+
+    `message` says what is wrong, where, and what to do next.
+    """
+
+    code: ClassVar[Code] = Code.INTERNAL
+    reason: ClassVar[str] = "INTERNAL"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, retry_after_ms: int = 0, **metadata: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_ms = retry_after_ms
+        self.metadata = metadata
+
+    @classmethod
+    def restore(
+        cls, message: str, retry_after_ms: int = 0, metadata: Mapping[str, str] | None = None
+    ) -> "ServingError":
+        """Makes an error of this class from the parts that were sent or stored, without calling its constructor."""
+        error = cls.__new__(cls)
+        ServingError.__init__(error, message, retry_after_ms=retry_after_ms)
+        error.metadata = dict(metadata or {})
+        return error
+
+    def failure(self) -> "Failure":
+        return Failure(int(self.code), self.reason, self.message, self.retryable)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as data: in records, and in streams of requests that had been accepted before the error happened."""
+
+    code: int
+    reason: str
+    message: str
+    retryable: bool
+
+    def error(self) -> ServingError:
+        """The error that this failure was made from; a ServingError if no class here has its reason."""
+        return class_of(self.reason).restore(self.message)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Failure":
+        return cls(**json.loads(text))
+
+
+class FieldViolation(NamedTuple):
+    """One field of a request that is wrong."""
+
+    field: str  # its path from the request: chat.messages[2].content
+    description: str  # what is wrong, and what would be right
+
+
+class InvalidArgument(ServingError, ValueError):
+    """The request is wrong; `violations` say where, `field` names the first. Python callers may catch ValueError."""
+
+    code = Code.INVALID_ARGUMENT
+    reason = "INVALID_ARGUMENT"
+    violations: tuple[FieldViolation, ...] = ()  # none only if a status without them was restored
+
+    def __init__(self, field: str, message: str, *others: FieldViolation) -> None:
+        self.violations = (FieldViolation(field, message), *others)
+        super().__init__("; ".join(f"{path}: {what}" for path, what in self.violations), field=field)
+
+    @property
+    def field(self) -> str:
+        return self.metadata.get("field", "")
+
+    def inside(self, path: str) -> "InvalidArgument":
+        """The same error about the fields of a message that is itself a field: `n` inside `sampling` is sampling.n."""
+        first, *others = (FieldViolation(f"{path}.{field}", what) for field, what in self.violations)
+        return InvalidArgument(*first, *others)
+
+
+class ViolationCollector:
+    """Runs checks that raise InvalidArgument, and raises what all of them found as one error."""
+
+    def __init__(self) -> None:
+        self.found: list[FieldViolation] = []
+
+    def run(self, check: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
+        """The result of the check; None if it found something wrong."""
+        try:
+            return check(*arguments, **options)
+        except InvalidArgument as error:
+            self.found += error.violations
+            return None
+
+    def run_inside(self, path: str, check: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
+        """As `run`, for a check of a message that is itself the field `path`."""
+        try:
+            return check(*arguments, **options)
+        except InvalidArgument as error:
+            self.found += error.inside(path).violations
+            return None
+
+    def raise_found(self) -> None:
+        if self.found:
+            first, *others = self.found
+            raise InvalidArgument(*first, *others)
+
+
+class NotFound(ServingError):
+    """There is no such model, request or worker, or it belongs to another tenant; `resource` says which kind."""
+
+    code = Code.NOT_FOUND
+    reason = "NOT_FOUND"
+
+    def __init__(self, message: str, *, resource: str = "", name: str = "") -> None:
+        super().__init__(message)
+        if resource:
+            self.metadata = {"resource": resource, "name": name}
+
+    @property
+    def resource(self) -> str:
+        """The kind of thing that was not found: "model", "request", "sequence", "worker" or "service"."""
+        return self.metadata.get("resource", "")
+
+
+class Unauthenticated(ServingError):
+    """The call has no credentials, or none that are valid now. Send an API key of a tenant."""
+
+    code = Code.UNAUTHENTICATED
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(ServingError):
+    """The role in the caller's certificate does not allow this, or there is no certificate."""
+
+    code = Code.PERMISSION_DENIED
+    reason = "PERMISSION_DENIED"
+
+
+class RequestExists(ServingError):
+    """The request id was used with a different body."""
+
+    code = Code.ALREADY_EXISTS
+    reason = "REQUEST_EXISTS"
+
+
+class QueueFull(ServingError):
+    """The queue is full. Retry after the delay."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "QUEUE_FULL"
+    retryable = True
+
+
+class QuotaExceeded(ServingError):
+    """The tenant has as many requests under way, or has used as many tokens, as it may. Retry after the delay."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "QUOTA_EXCEEDED"
+    retryable = True
+
+    def __init__(self, message: str, *, quota: str, retry_after_ms: int) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms, quota=quota)
+
+    @property
+    def quota(self) -> str:
+        """Which one: "streams" or "tokens_per_minute"."""
+        return self.metadata.get("quota", "")
+
+
+class OutOfBlocks(ServingError):
+    """The worker cannot hold the sequence now; placing it elsewhere is safe."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "OUT_OF_BLOCKS"
+    retryable = True
+
+
+class StoreFull(ServingError):
+    """The store has no memory left for new requests; those that were accepted go on. Retry after the delay."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "STORE_FULL"
+    retryable = True
+
+
+class TooManyStreams(ServingError):
+    """This process has as many open streams as it accepts. Retry on another router."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "TOO_MANY_STREAMS"
+    retryable = True
+
+
+class MessageTooLarge(ServingError):
+    """One message is larger than the limit of the connection. Send a smaller one: the same message cannot succeed."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "MESSAGE_TOO_LARGE"
+
+
+class TooLarge(ServingError):
+    """No worker can ever hold the sequence. Ask for fewer tokens."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "TOO_LARGE"
+
+
+class NoWorkers(ServingError):
+    """No worker serves the model now."""
+
+    code = Code.UNAVAILABLE
+    reason = "NO_WORKERS"
+    retryable = True
+
+
+class StoreUnavailable(ServingError):
+    """The store does not answer. Retry: `octavo up` restarts a store that has died within a second."""
+
+    code = Code.UNAVAILABLE
+    reason = "STORE_UNAVAILABLE"
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_ms: int = 500, **metadata: str) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms, **metadata)
+
+
+class Draining(ServingError):
+    """This process is about to end. Retry on another one."""
+
+    code = Code.UNAVAILABLE
+    reason = "DRAINING"
+    retryable = True
+
+
+class Loading(ServingError):
+    """This process has only just started and cannot serve yet."""
+
+    code = Code.UNAVAILABLE
+    reason = "LOADING"
+    retryable = True
+
+
+class Unreachable(ServingError):
+    """The other process cannot be reached, or the connection to it was lost: it may have died."""
+
+    code = Code.UNAVAILABLE
+    reason = "UNREACHABLE"
+    retryable = True
+
+
+class StaleEpoch(ServingError):
+    """The sequence has a newer owner. Re-read the record; do not retry here."""
+
+    code = Code.ABORTED
+    reason = "STALE_EPOCH"
+
+
+class TransferFailed(ServingError):
+    """Blocks did not reach the worker that was to have them; `cause` names why. The sequence stays with its owner."""
+
+    code = Code.ABORTED
+    reason = "TRANSFER_FAILED"
+
+    def __init__(self, message: str, *, cause: str) -> None:
+        super().__init__(message, cause=cause)
+
+    @property
+    def cause(self) -> str:
+        """A name of gpu_worker.migration.blocks.refusal.Refusal."""
+        return self.metadata.get("cause", "")
+
+
+class CannotMove(ServingError):
+    """The sequence cannot move with its blocks now; `cause` says why. It goes on where it is, or is replayed."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "CANNOT_MOVE"
+
+    def __init__(self, message: str, *, cause: str) -> None:
+        super().__init__(message, cause=cause)
+
+    @property
+    def cause(self) -> str:
+        """One word, such as "beams" or "prefill"."""
+        return self.metadata.get("cause", "")
+
+
+class TooManyMoves(ServingError):
+    """The worker moves as many sequences to other workers as it may at once. Retry soon."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "TOO_MANY_MOVES"
+    retryable = True
+
+
+class Mismatch(ServingError):
+    """The model, the layout or the schema revision of two processes differ."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "MISMATCH"
+
+
+class DeadlineExceeded(ServingError):
+    """The deadline passed before the request was accepted."""
+
+    code = Code.DEADLINE_EXCEEDED
+    reason = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(ServingError):
+    """The request was cancelled."""
+
+    code = Code.CANCELLED
+    reason = "CANCELLED"
+
+
+class HistoryLost(ServingError):
+    """The history of a stream cannot be trusted. Start again with a new request id."""
+
+    code = Code.DATA_LOSS
+    reason = "HISTORY_LOST"
+
+
+class ForeignToken(ServingError):
+    """The resume token was made with another key than the store has now. Attach by request id and next indexes."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "FOREIGN_TOKEN"
+
+
+class PoisonSuspected(ServingError):
+    """Several workers died while running this request; it will not be tried again."""
+
+    code = Code.INTERNAL
+    reason = "POISON_SUSPECTED"
+
+
+class BadLogits(ServingError):
+    """The model produced no finite logit for this sequence."""
+
+    code = Code.INTERNAL
+    reason = "BAD_LOGITS"
+
+
+class RunnerFailed(ServingError):
+    """The model raised an error in a step that ran this sequence alone."""
+
+    code = Code.INTERNAL
+    reason = "RUNNER_FAILED"
+
+
+class BadModel(ServingError):
+    """The model's files are incomplete, contradictory, or of a kind that is not supported; the message says which."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "BAD_MODEL"
+
+
+class NoTokenizer(ServingError):
+    """The model has no tokenizer, so it takes no text and gives none. Send token ids."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "NO_TOKENIZER"
+
+
+class MalformedGguf(ServingError):
+    """The file is not a GGUF file that can be trusted; the message says where it is wrong."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "MALFORMED_GGUF"
+
+
+class Unimplemented(ServingError):
+    """The server does not have this method or option. A later version may."""
+
+    code = Code.UNIMPLEMENTED
+    reason = "UNIMPLEMENTED"
+
+
+def all_classes(root: type[ServingError] = ServingError) -> Iterator[type[ServingError]]:
+    """Every class of the tree, the root first."""
+    yield root
+    for child in root.__subclasses__():
+        yield from all_classes(child)
+
+
+@cache
+def _classes_by_reason() -> dict[str, type[ServingError]]:
+    return {cls.reason: cls for cls in all_classes() if cls.__module__ == __name__}
+
+
+def reasons() -> list[str]:
+    """Every reason that an error can have, in the order of the alphabet."""
+    return sorted(_classes_by_reason())
+
+
+def class_of(reason: str) -> type[ServingError]:
+    """The class with this reason; ServingError if there is none."""
+    return _classes_by_reason().get(reason, ServingError)

@@ -1,0 +1,228 @@
+"""Checks sampling parameters, by the rules of octavo.request.validation: each wrong field is named at once.
+
+Whatever the value, nothing is raised but InvalidArgument.
+"""
+
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from octavo.request import limits
+from octavo.request.errors import InvalidArgument, ViolationCollector
+from octavo.request.limits import NumberRange
+from octavo.request.sampling import SamplingParams
+
+
+def validate_sampling(params: SamplingParams, *, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
+    """Checks everything about `params` that does not depend on the prompt.
+
+    With `eos_token_ids` it also refuses parameters that allow no token at all before min_tokens is reached.
+    """
+    checks = ViolationCollector()
+    for field, allowed in limits.NUMBERS.items():
+        checks.run(check_number, field, getattr(params, field), allowed)
+    for field in limits.FLAGS:
+        checks.run(_check_flag, field, getattr(params, field))
+    if params.stop != ():
+        checks.run(_check_stop, params.stop)
+    for field in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
+        if getattr(params, field) != ():
+            checks.run(_check_listed_ids, field, getattr(params, field), vocab_size)
+    if params.banned_sequences != ():
+        checks.run(_check_sequences, params.banned_sequences, vocab_size)
+    checks.run(_check_logit_bias, params.logit_bias, vocab_size)
+    checks.raise_found()  # the checks below compare fields, and so need each of them to be right
+    for check in (_check_best_of, _check_greedy_branches, _check_min_tokens):
+        checks.run(check, params)
+    if params.beam_width:
+        checks.run(_check_beam_width, params)
+        for field, default in limits.WITHOUT_BEAMS.items():
+            if field == "temperature" and params.greedy:  # 0 means what a beam search does: it draws nothing
+                continue
+            checks.run(_check_left_out_beside_beams, field, getattr(params, field), default)
+    checks.run(_check_some_token_is_left, params, vocab_size, eos_token_ids)
+    checks.raise_found()
+
+
+def _check_flag(field: str, value: object) -> None:
+    if type(value) is not bool:
+        raise InvalidArgument(field, "must be true or false")
+
+
+def _check_listed_ids(field: str, values: object, vocab_size: int) -> None:
+    listed = require_list(field, values)
+    check_count(field, listed)
+    check_token_ids(field, listed, vocab_size)
+
+
+def _check_sequences(sequences: object, vocab_size: int) -> None:
+    field, most = "banned_sequences", limits.MAX_BANNED_SEQUENCE_TOKENS
+    listed = require_list(field, sequences)
+    check_count(field, listed)
+    for i, sequence in enumerate(listed):
+        if not isinstance(sequence, (tuple, list)) or not 1 <= len(sequence) <= most:
+            raise InvalidArgument(field, f"entry {i} must be a list of 1 to {most} token ids")
+        check_token_ids(field, sequence, vocab_size)
+
+
+def check_count(field: str, values: Collection[object]) -> None:
+    """Refuses a list that is longer than its limit. It is cheap, and so can run before the list is copied."""
+    if not len(values) <= limits.COUNTS[field]:
+        raise InvalidArgument(field, f"{len(values)} entries are too many; at most {limits.COUNTS[field]}")
+
+
+def check_number(field: str, value: object, allowed: NumberRange) -> None:
+    if value is None and allowed.optional:
+        return
+    if type(value) is int or (type(value) is float and not allowed.integer):
+        if value in allowed:
+            return
+        raise InvalidArgument(field, f"{_shown(value)} is out of range; allowed is {allowed}")
+    raise InvalidArgument(field, f"must be {'a whole number' if allowed.integer else 'a number'}, {allowed}")
+
+
+def _check_stop(stop: object) -> None:
+    values = require_list("stop", stop)
+    check_count("stop", values)
+    for i, text in enumerate(values):
+        if type(text) is not str or not text:
+            raise InvalidArgument("stop", f"entry {i} must be a string that is not empty")
+        try:
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError:
+            raise InvalidArgument("stop", f"entry {i} has no UTF-8 form") from None
+        if not num_bytes <= limits.MAX_STOP_BYTES:
+            raise InvalidArgument("stop", f"entry {i} has {num_bytes} bytes; at most {limits.MAX_STOP_BYTES}")
+
+
+def _check_logit_bias(bias: object, vocab_size: int) -> None:
+    if not isinstance(bias, (dict, MappingProxyType)):
+        raise InvalidArgument("logit_bias", "must map token ids to numbers")
+    if not bias:
+        return
+    check_count("logit_bias", bias)
+    check_token_ids("logit_bias", list(bias), vocab_size)
+    allowed = NumberRange(-limits.MAX_LOGIT_BIAS_VALUE, limits.MAX_LOGIT_BIAS_VALUE)
+    for token_id, value in bias.items():
+        if not (type(value) in (float, int) and value in allowed):
+            raise InvalidArgument("logit_bias", f"the value for token {token_id} must be a number, {allowed}")
+
+
+def _check_best_of(params: SamplingParams) -> None:
+    if params.beam_width:
+        if params.best_of not in (0, params.n):
+            raise InvalidArgument("best_of", "not allowed beside beam_width, which ranks already; leave it out")
+    elif params.best_of and not params.n <= params.best_of:
+        raise InvalidArgument("best_of", f"{params.best_of} is less than n ({params.n}); raise it or leave it out")
+
+
+def _check_greedy_branches(params: SamplingParams) -> None:
+    if params.greedy and not params.beam_width and max(params.n, params.best_of) > 1:
+        field = "n" if params.n > 1 else "best_of"
+        raise InvalidArgument(
+            field,
+            f"{getattr(params, field)} branches at temperature 0 would all be equal; "
+            "use beam_width, or a temperature above 0",
+        )
+
+
+def _check_min_tokens(params: SamplingParams) -> None:
+    if params.max_tokens is None and not params.min_tokens <= limits.DEFAULT_MAX_TOKENS:
+        raise InvalidArgument(
+            "min_tokens", f"{params.min_tokens} exceeds the default max_tokens of {limits.DEFAULT_MAX_TOKENS}; set both"
+        )
+    if params.max_tokens is not None and not params.min_tokens <= params.max_tokens:
+        raise InvalidArgument("min_tokens", f"{params.min_tokens} exceeds max_tokens of {params.max_tokens}")
+
+
+def _check_beam_width(params: SamplingParams) -> None:
+    if not params.beam_width >= limits.MIN_BEAM_WIDTH:
+        low, high = limits.MIN_BEAM_WIDTH, limits.MAX_BEAM_WIDTH
+        raise InvalidArgument(
+            "beam_width", f"{params.beam_width} is not a width; allowed is {low} to {high}, or 0 for none"
+        )
+    if not params.n <= params.beam_width:
+        raise InvalidArgument("beam_width", f"{params.beam_width} is less than n ({params.n}); raise it")
+
+
+def _check_left_out_beside_beams(field: str, value: object, default: object) -> None:
+    if value != default:
+        raise InvalidArgument(field, "not allowed beside beam_width, which does not sample; leave it out")
+
+
+def _check_some_token_is_left(params: SamplingParams, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+    """Refuses parameters that leave no token: a row of logits that are all minus infinity is an error in the engine."""
+    refused = set(params.banned_token_ids)
+    _check_not_all_refused(params, refused, vocab_size, "banned_token_ids", "leaves no token that may be generated")
+    if params.banned_sequences:  # after some output the last token of each may be refused at once
+        refused.update(sequence[-1] for sequence in params.banned_sequences)
+        _check_not_all_refused(params, refused, vocab_size, "banned_sequences", "may leave no token to generate")
+    if params.min_tokens:
+        refused.update(params.stop_token_ids)
+        if not params.ignore_eos:
+            refused.update(eos_token_ids)
+        _check_not_all_refused(params, refused, vocab_size, "min_tokens", "leaves no token that may come before it")
+
+
+def _check_not_all_refused(params: SamplingParams, refused: set[int], vocab_size: int, field: str, what: str) -> None:
+    if params.allowed_token_ids:
+        left = not refused.issuperset(params.allowed_token_ids)
+    else:
+        left = len(refused) < vocab_size
+    if not left:
+        raise InvalidArgument(field, f"{what}; allow others")
+
+
+def resolve(
+    params: SamplingParams, *, prompt_len: int, context_tokens: int, seed_source: Callable[[], int]
+) -> SamplingParams:
+    """`params`, validated as their prompt is, with concrete values for max_tokens, best_of and seed.
+
+    Beside a beam search the temperature is 1, whether it was 1 or 0: log probabilities are those before temperature.
+
+    A branch that fills the context ends with LENGTH. So max_tokens and min_tokens are at most what the prompt leaves.
+    """
+    asked = limits.DEFAULT_MAX_TOKENS if params.max_tokens is None else params.max_tokens
+    max_tokens = min(asked, context_tokens - prompt_len)
+    min_tokens = min(params.min_tokens, max_tokens)
+    seed = params.seed if params.seed is not None else seed_source() & limits.U64_MAX
+    temperature = 1.0 if params.beam_width else params.temperature
+    best_of = params.best_of or params.n
+    return replace(
+        params, temperature=temperature, max_tokens=max_tokens, min_tokens=min_tokens, best_of=best_of, seed=seed
+    )
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], below: int, *, what: str = "token id") -> None:
+    """Checks that all ids are in [0, below).
+
+    Prompts are long, so the check runs in C. Only if it fails, a loop looks for the id to name.
+    """
+    try:
+        if not token_ids or max(array("I", token_ids)) < below:
+            return
+    except (TypeError, OverflowError):
+        pass
+    for i, token_id in enumerate(token_ids):
+        if not isinstance(token_id, int):
+            raise InvalidArgument(field, f"a {type(token_id).__name__} at position {i} is no {what}")
+        if not 0 <= token_id < below:
+            raise InvalidArgument(field, f"{what} {_shown(token_id)} at position {i} is not below {below}")
+    raise InvalidArgument(field, f"must be a list of numbers below {below}")
+
+
+def require_list(field: str, values: object) -> Sequence[Any]:
+    if not isinstance(values, (tuple, list)):
+        raise InvalidArgument(field, "must be a list")
+    return values
+
+
+def _shown(value: object) -> str:
+    """A value as it may stand in a message: short, and never a text that a client sent."""
+    if type(value) is float:
+        return f"{value:g}"
+    if isinstance(value, int) and -(2**64) < value < 2**64:
+        return str(int(value))
+    return f"a {'huge ' if isinstance(value, int) else ''}{type(value).__name__}"

@@ -1,0 +1,1 @@
+"""What each program is told, by which flag, variable or file."""

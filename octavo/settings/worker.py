@@ -1,0 +1,183 @@
+"""The settings of a worker."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from octavo.process import listen_address, telemetry
+from octavo.process.endpoint import parse_advertised, parse_host, parse_listener
+from octavo.process.failpoints import require_texts
+from octavo.request.worker_role import WorkerRole
+from octavo.settings.common import (
+    CA_HELP,
+    CERT_HELP,
+    DEMO_MODEL,
+    HOST_HELP,
+    INSECURE_HELP,
+    KEY_HELP,
+    MODEL_HELP,
+    STORE_HELP,
+    require_device,
+    unless_empty,
+)
+from octavo.settings.options import AUTO, Settings, option
+from octavo.settings.store_url import require_store_url
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """The settings of a worker."""
+
+    program: ClassVar[str] = "worker"
+    started: ClassVar[tuple[type[Settings], ...]] = ()
+    headings: ClassVar[Mapping[str, str]] = {
+        "listen": "where it listens, who may call, and the store",
+        "model": "the model, and what it runs on",
+        "block_size": "blocks and memory",
+        "max_batch_tokens": "steps",
+        "stream_interval": "tokens on their way out",
+        "metric_aliases": "metrics, traces and logs",
+    }
+
+    listen: str = option("127.0.0.1:50061", "where routers call", check=parse_listener)
+    host: str = option("", HOST_HELP, check=unless_empty(parse_host))
+    advertise: str = option(
+        "",
+        "host, or host:port, that routers are told to call; empty: where it listens, or what the host's name means",
+        check=unless_empty(parse_advertised),
+    )
+    web_listen: str = option(
+        "127.0.0.1:52061",
+        "where /metrics and /health are, over HTTP; empty: nowhere",
+        check=unless_empty(parse_listener),
+    )
+    worker_id: str = option("", "stable name of this worker, such as its pod's; empty: made from host and port")
+    tls_cert: str = option("", CERT_HELP)
+    tls_key: str = option("", KEY_HELP)
+    tls_ca: str = option("", CA_HELP)
+    insecure: bool = option(False, INSECURE_HELP)
+    store: str = option("redis://127.0.0.1:6379/0", STORE_HELP, secret=True, check=require_store_url)
+    store_replicas: int = option(
+        0, "replicas of the store that must have what clients come to see; 0: its primary alone decides", low=0
+    )
+    store_replica_timeout_ms: int = option(
+        1000, "how long a write waits for the store's replicas, before it is repeated", low=10
+    )
+    model: str = option(DEMO_MODEL, MODEL_HELP)
+    model_name: str = option("", "name that requests use for the model; empty: made from `model`")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N", check=require_device)
+    dtype: str = option("auto", "data type of weights and cache", choices=("auto", "float32", "bfloat16", "float16"))
+    quantization: str = option(
+        "auto",
+        "weights on a CPU; auto: a GGUF file's own bits; none: the same, in float32; q8, q4: rounded to 8 or 4 bits",
+        choices=("auto", "none", "q8", "q4"),
+    )
+    threads: int = option(0, "CPU threads of the model; 0: one per core", low=0, high=1024)
+    isa: str = option(
+        "auto",
+        "instructions that products on a CPU use; auto: the best of the machine; a lesser one, so that all workers of a"
+        " mixed fleet compute the same bits",
+        choices=("auto", "generic", "avx2", "avx512", "avx512_bf16", "amx"),
+    )
+    block_size: int = option(16, "token slots of a block", choices=(8, 16, 32, 64, 128))
+    kv_cache_dtype: str = option(
+        "auto",
+        "data type of keys and values in blocks; auto: the model's; int8: with a scale for each token and head",
+        choices=("auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8"),
+    )
+    kv_cache_bytes: int = option(
+        0, "memory for blocks; 0: what the largest step leaves on a GPU, up to 1 GiB on a CPU", size=True, low=0
+    )
+    gpu_memory_utilization: float = option(
+        0.9, "share of a GPU's memory for weights, steps and blocks, unless kv_cache_bytes is given", low=0.01, high=1
+    )
+    swap_bytes: int = option(
+        AUTO,
+        "host memory for blocks that are swapped out; auto: a tenth of what is available, up to 4 GiB; 0: none",
+        size=True,
+        auto=True,
+        low=0,
+    )
+    watermark: float = option(
+        0.01, "share of the blocks that sequences leave free when they start beside others", low=0, high=0.99
+    )
+    context_tokens: int = option(0, "prompt and output together, at most; 0: what the model was made for", low=0)
+    generation_config: str = option(
+        "auto",
+        "auto: requests get the sampling that the model's generation_config.json recommends, where they say nothing",
+        choices=("auto", "off"),
+    )
+    max_batch_tokens: int = option(
+        0, "tokens one step may run; 0: 2048, fewer on a CPU that takes long for them", low=0
+    )
+    max_batch_sequences: int = option(64, "branches one step may run", low=1)
+    cuda_graphs: str = option(
+        "auto",
+        "captures steps of decodes as CUDA graphs, where there is a GPU and the model allows it; mixed: other steps of"
+        " up to 512 tokens as well",
+        choices=("auto", "mixed", "off"),
+    )
+    batch_invariant: bool = option(
+        False, "a step gives a sequence the same bits whatever runs beside it, on a GPU as well, where it costs speed"
+    )
+    prefix_caching: bool = option(True, "keeps full blocks for prompts with the same prefix")
+    host_tier: bool = option(True, "keeps blocks that leave the prefix cache in host memory, within swap_bytes")
+    chunked_prefill: bool = option(True, "mixes pieces of prompts with decoding; else prompts run first and whole")
+    max_partial_prefills: int = option(4, "prompts that may be in pieces at once", low=1)
+    max_long_partial_prefills: int = option(1, "long prompts that may be in pieces at once", low=1)
+    long_prefill_threshold: int = option(0, "tokens from which a prompt is long; 0: what a step may run", low=0)
+    preemption: str = option(
+        "auto",
+        "how a sequence gives up its blocks to another; auto: the cheaper",
+        choices=("auto", "swap", "recompute"),
+    )
+    policy: str = option("fcfs", "which sequence runs first", choices=("fcfs", "priority"))
+    stream_interval: int = option(1, "steps whose tokens are sent together; first ones and ends go at once", low=1)
+    append_tokens: int = option(
+        4, "tokens of a stream that gather for the journal, in steps of many branches; 1: none wait", low=1
+    )
+    append_delay_ms: int = option(50, "how long a token waits for others, at most", low=0)
+    append_branches: int = option(32, "branches in a step from which tokens gather", low=1)
+    journal: str = option(
+        "strict",
+        "strict: a token is delivered once the journal has it; off: at once, for benchmarks only",
+        choices=("strict", "off"),
+    )
+    lease_ms: int = option(3000, "how long the store believes this worker alive after its last step", low=100)
+    drain_ms: int = option(25_000, "how long it may take to give its sequences to others after SIGTERM", low=0)
+    role: str = option(
+        WorkerRole.BOTH,
+        "what it is for: prompts, whose sequences move to others after their first tokens, outputs, or both",
+        choices=tuple(WorkerRole),
+    )
+    move_limit: int = option(4, "sequences that move to other workers with their blocks at once; 0: none do", low=0)
+    move_mbytes_per_s: int = option(
+        0, "megabytes of blocks sent per second at most; 0: only what others who decode leave over", low=0
+    )
+    prefix_fetch: bool = option(True, "gets blocks of a prompt from another worker that has them, where that is faster")
+    warm_up_ms: int = option(
+        10_000, "how long it may fetch the prefixes that other workers use, before it serves; 0: not at all", low=0
+    )
+    metric_aliases: str = option(
+        "off", "vllm: /metrics also has what gateways read, under vLLM's names", choices=("off", "vllm")
+    )
+    traces_endpoint: str = option(
+        "", "URL of a collector that takes OTLP over gRPC, http://HOST:4317; empty: no traces"
+    )
+    traces_share: float = option(0.01, "share of the requests whose caller has no trace that are traced", low=0, high=1)
+    log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
+    log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
+
+    # For tests: runners without a model, from gpu_worker.testing, and places to fail at, from process.failpoints.
+    runner: str = option("model", "what computes tokens", choices=("model", "fake", "witness"), hidden=True)
+    numerics: str = option("", "the class of numerics that such a runner says it has", hidden=True)
+    step_delay_ms: float = option(0.0, "how much longer a step takes", low=0, high=60_000, hidden=True)
+    die_on_token: int = option(-1, "a token at which the fake runner kills its process", low=-1, hidden=True)
+    failpoints: tuple[str, ...] = option(
+        (), "places at which the worker fails, as name=action", check=require_texts, hidden=True
+    )
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT to listen on: `listen`, with the host of `host` if that is given."""
+        return listen_address.with_host(self.listen, self.host)

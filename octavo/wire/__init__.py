@@ -1,0 +1,1 @@
+"""How values and errors become messages and statuses, and back."""

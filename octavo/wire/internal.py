@@ -1,0 +1,173 @@
+"""Converts between the messages of routers and workers and plain values."""
+
+from octavo.internal.v1 import worker_pb2
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome, Snapshot
+from octavo.request.sampling import FinishReason
+from octavo.request.step_item import StepItem
+from octavo.request.worker_role import WorkerRole
+from octavo.v1 import types_pb2
+from octavo.wire.public import (
+    failure_from_wire,
+    failure_to_wire,
+    finish_from_wire,
+    finish_to_wire,
+    sampling_from_bytes,
+    sampling_from_wire,
+    sampling_to_wire,
+    score_from_wire,
+    score_to_wire,
+)
+
+# Grows by one with each change of protos/octavo/internal that a router or worker of the revision before cannot follow.
+INTERNAL_REVISION = 3
+
+ROLES = {
+    WorkerRole.BOTH: worker_pb2.WORKER_ROLE_UNSPECIFIED,
+    WorkerRole.PREFILL: worker_pb2.WORKER_ROLE_PREFILL,
+    WorkerRole.DECODE: worker_pb2.WORKER_ROLE_DECODE,
+}
+
+
+def revision_refusal(worker_revision: int) -> str:
+    """Why a router does not use a worker of this internal revision. Empty if it does."""
+    if worker_revision == INTERNAL_REVISION:
+        return ""
+    older = "router" if worker_revision > INTERNAL_REVISION else "worker"
+    return f"speaks internal revision {worker_revision}, this router {INTERNAL_REVISION}: upgrade the {older}"
+
+
+def role_from_wire(role: "worker_pb2.WorkerRole") -> WorkerRole:
+    """The role; one that this version does not know is BOTH."""
+    return next((known for known, value in ROLES.items() if value == role), WorkerRole.BOTH)
+
+
+def item_to_wire(item: StepItem) -> worker_pb2.StepItem:
+    message = worker_pb2.StepItem(
+        seq_id=item.seq_id,
+        epoch=item.epoch,
+        branch=item.branch,
+        first_index=item.first_index,
+        token_ids=item.token_ids,
+        chain=item.chain,
+    )
+    if item.finish:
+        message.finish_reason = finish_to_wire(item.finish)
+    if item.cumulative_logprob is not None:
+        message.cumulative_logprob = item.cumulative_logprob
+    if item.cached_tokens is not None:
+        message.cached_tokens = item.cached_tokens
+        if item.prefill_ms is not None:
+            message.prefill_ms = item.prefill_ms
+    if item.scores:
+        message.logprobs.extend(score_to_wire(score) for score in item.scores)
+    if item.prompt_scores:
+        message.prompt_logprobs.extend(score_to_wire(score) for score in item.prompt_scores)
+    if item.failure is not None:
+        message.failure.CopyFrom(failure_to_wire(item.failure))
+    return message
+
+
+def item_from_wire(message: worker_pb2.StepItem) -> StepItem:
+    """The item. A router converts one for every token that it relays, so rare fields are read only if they are set."""
+    item = StepItem(
+        SequenceId(message.seq_id),
+        message.epoch,
+        message.branch,
+        message.first_index,
+        message.token_ids[:],  # a list, for less than list() costs
+        message.chain,
+    )
+    if message.finish_reason:
+        item.finish = finish_from_wire(message.finish_reason)
+        if item.finish is FinishReason.ERROR:
+            item.failure = failure_from_wire(message.failure)
+    if message.HasField("cumulative_logprob"):
+        item.cumulative_logprob = message.cumulative_logprob
+    if message.HasField("cached_tokens"):
+        item.cached_tokens = message.cached_tokens
+        item.prefill_ms = message.prefill_ms if message.HasField("prefill_ms") else None
+    if message.logprobs:
+        item.scores = [score_from_wire(score) for score in message.logprobs]
+    if message.prompt_logprobs:
+        item.prompt_scores = [score_from_wire(score) for score in message.prompt_logprobs]
+    return item
+
+
+_OUTCOMES = {
+    AdmissionOutcome.ADMITTED: worker_pb2.ADMISSION_OUTCOME_ADMITTED,
+    AdmissionOutcome.LATER: worker_pb2.ADMISSION_OUTCOME_LATER,
+    AdmissionOutcome.NEVER: worker_pb2.ADMISSION_OUTCOME_NEVER,
+    AdmissionOutcome.REJECTED: worker_pb2.ADMISSION_OUTCOME_REJECTED,
+    AdmissionOutcome.STALE_EPOCH: worker_pb2.ADMISSION_OUTCOME_STALE_EPOCH,
+}
+_OUTCOMES_BY_VALUE = {int(value): outcome for outcome, value in _OUTCOMES.items()}
+
+
+def admission_to_wire(admission: Admission) -> worker_pb2.Admission:
+    return worker_pb2.Admission(
+        seq_id=admission.seq_id,
+        epoch=admission.epoch,
+        prompt=types_pb2.TokenIds(ids=admission.prompt),
+        outputs=[types_pb2.TokenIds(ids=output) for output in admission.outputs],
+        finished_branches=admission.finished_branches,
+        sampling=sampling_to_wire(admission.sampling),
+        salt=admission.salt,
+        priority=admission.priority,
+        deadline_in_ms=admission.deadline_in_ms,
+        alone=admission.alone,
+        prefix_owner=admission.prefix_owner or "",
+        prefix_owner_tokens=admission.prefix_owner_tokens,
+    )
+
+
+def admission_from_wire(message: worker_pb2.Admission) -> Admission:
+    """The admission. Raises InvalidArgument if a list of its sampling parameters is over its limit."""
+    return Admission(
+        seq_id=SequenceId(message.seq_id),
+        epoch=message.epoch,
+        prompt=list(message.prompt.ids),
+        outputs=[list(output.ids) for output in message.outputs],
+        finished_branches=tuple(message.finished_branches),
+        sampling=sampling_from_wire(message.sampling),
+        salt=message.salt,
+        priority=message.priority,
+        deadline_in_ms=message.deadline_in_ms,
+        alone=message.alone,
+        prefix_owner=Incarnation(message.prefix_owner) if message.prefix_owner else None,
+        prefix_owner_tokens=message.prefix_owner_tokens,
+    )
+
+
+def admission_of_record(snapshot: Snapshot, *, epoch: int, alone: bool = False, age_ms: int = 0) -> Admission:
+    """The admission by which the owner of that epoch runs what the snapshot has, with the prompt and whole journals.
+
+    `age_ms`: how long ago the snapshot was read. Its sequence has so much less time left.
+    """
+    record = snapshot.record
+    return Admission(
+        seq_id=record.seq_id,
+        epoch=epoch,
+        prompt=snapshot.prompt,
+        outputs=snapshot.outputs,
+        finished_branches=[branch for branch, finish in enumerate(record.finishes) if finish],
+        sampling=sampling_from_bytes(record.sampling),
+        salt=record.salt,
+        priority=record.priority,
+        deadline_in_ms=max(1, record.deadline_ms - snapshot.now_ms - age_ms) if record.deadline_ms else 0,
+        alone=alone,
+    )
+
+
+def answer_to_wire(seq_id: str, answer: AdmissionAnswer) -> worker_pb2.AdmissionResult:
+    return worker_pb2.AdmissionResult(
+        seq_id=seq_id,
+        outcome=_OUTCOMES[answer.outcome],
+        failure=failure_to_wire(answer.failure) if answer.failure else None,
+    )
+
+
+def answer_from_wire(message: worker_pb2.AdmissionResult) -> AdmissionAnswer:
+    """The answer. An outcome that only a newer worker knows becomes LATER: another worker may admit the sequence."""
+    outcome = _OUTCOMES_BY_VALUE.get(message.outcome, AdmissionOutcome.LATER)
+    return AdmissionAnswer(outcome, failure_from_wire(message.failure) if message.HasField("failure") else None)

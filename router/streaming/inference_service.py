@@ -1,0 +1,201 @@
+"""The Inference service: the wire side of what clients call."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+from octavo.request import limits, validation
+from octavo.request.errors import Failure, NoWorkers
+from octavo.request.record import Record
+from octavo.store.base import Store
+from octavo.text.ranking import rank
+from octavo.v1 import inference_pb2, inference_pb2_grpc
+from octavo.wire.public import (
+    SCHEMA_REVISION,
+    defaults_to_wire,
+    failure_from_wire,
+    failure_to_wire,
+    finish_to_wire,
+    limits_to_wire,
+    sampling_from_bytes,
+    state_to_wire,
+    usage_to_wire,
+)
+from router.fleet.model_registry import ModelRegistry
+from router.placing.dispatcher import Dispatcher
+from router.streaming.request_preparer import RequestPreparer
+from router.streaming.request_timeline import RequestTimeline
+from router.streaming.session_opener import SessionOpener, unknown_request
+
+if TYPE_CHECKING:
+    import grpc
+
+    Context = grpc.aio.ServicerContext[object, object]
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """The service that clients call. It keeps nothing from one call to the next."""
+
+    def __init__(
+        self,
+        opener: SessionOpener,
+        store: Store,
+        dispatcher: Dispatcher,
+        models: ModelRegistry,
+        preparer: RequestPreparer,
+        timeline: RequestTimeline,
+    ) -> None:
+        self._opener = opener
+        self._store = store
+        self._dispatcher = dispatcher
+        self._models = models
+        self._preparer = preparer
+        self._timeline = timeline
+
+    def serve_on(self, server: "grpc.aio.Server") -> None:
+        inference_pb2_grpc.add_InferenceServicer_to_server(self, server)
+
+    def close(self) -> None:
+        """Refuses new streams, and ends those that are open."""
+        self._opener.close()
+
+    # Streams
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: "Context"
+    ) -> AsyncIterator[inference_pb2.GenerateEvent]:
+        async with self._opener.open_new(request, remaining_s(context)) as session:
+            while events := await session.next_events():
+                for event in events:
+                    yield event
+
+    async def Complete(
+        self, request: inference_pb2.GenerateRequest, context: "Context"
+    ) -> inference_pb2.CompleteResponse:
+        response = inference_pb2.CompleteResponse()
+        outputs: dict[int, inference_pb2.Output] = {}
+        async with self._opener.open_new(request, remaining_s(context), whole_answer=True) as session:
+            while events := await session.next_events():
+                for event in events:
+                    add_event(event, outputs, response)
+            scores = session.returned_scores()
+        for returned, index in enumerate(sorted(outputs)):
+            if scores is not None and (score := scores[returned]) is not None:
+                outputs[index].score = score
+            response.outputs.append(outputs[index])
+        return response
+
+    async def Attach(
+        self, request: inference_pb2.AttachRequest, context: "Context"
+    ) -> AsyncIterator[inference_pb2.GenerateEvent]:
+        async with self._opener.open_accepted(request) as session:
+            while events := await session.next_events():
+                for event in events:
+                    yield event
+
+    # Requests
+
+    async def Cancel(
+        self, request: inference_pb2.CancelRequest, context: "Context | None" = None
+    ) -> inference_pb2.CancelResponse:
+        request_id = validation.validate_request_id(request.request_id)
+        if await self._dispatcher.cancel_sequence(self._opener.sequence_of(request_id)) is None:
+            raise unknown_request(request_id)
+        return inference_pb2.CancelResponse()
+
+    async def Get(
+        self, request: inference_pb2.GetRequest, context: "Context | None" = None
+    ) -> inference_pb2.GetResponse:
+        request_id = validation.validate_request_id(request.request_id)
+        snapshot = await self._store.read(self._opener.sequence_of(request_id))
+        if snapshot is None:
+            raise unknown_request(request_id)
+        record = snapshot.record
+        output_tokens = sum(record.final_lengths[branch] for branch in returned_branches(record))
+        response = inference_pb2.GetResponse(
+            request_id=record.request_id,
+            state=state_to_wire(record.state),
+            epoch=record.epoch,
+            owner=record.owner,
+            num_tokens=record.num_tokens,
+            finish_reasons=[finish_to_wire(finish) for finish in record.finishes],
+            usage=usage_to_wire(record.prompt_len, output_tokens, 0),
+            numerics=record.numerics,
+            numerics_changes=record.numerics_changes,
+            timeline=[
+                inference_pb2.TimelineEntry(
+                    after_ms=entry.after_ms, what=entry.what, detail=entry.detail, worker=entry.worker
+                )
+                for entry in self._timeline.entries(record)
+            ],
+        )
+        if record.failure:
+            response.failure.CopyFrom(failure_to_wire(Failure.from_json(record.failure)))
+        return response
+
+    # Text
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: "Context"
+    ) -> inference_pb2.TokenizeResponse:
+        prompt = await self._preparer.read_prompt(request, self._preparer.find_model(request))
+        return inference_pb2.TokenizeResponse(token_ids=prompt.token_ids)
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: "Context"
+    ) -> inference_pb2.DetokenizeResponse:
+        return inference_pb2.DetokenizeResponse(text=await self._preparer.detokenize(request))
+
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: "Context"
+    ) -> inference_pb2.ListModelsResponse:
+        models = [
+            inference_pb2.Model(
+                name=model.name,
+                fingerprint=model.fingerprint,
+                context_tokens=model.context_tokens,
+                vocab_size=model.vocab_size,
+                defaults=defaults_to_wire(model.sampling_defaults),
+                limits=limits_to_wire(),
+                has_chat_template=model.tokenizer.has_chat_template,
+                has_tokenizer=model.tokenizer.has_text,
+                num_workers=len(model.workers),
+                aliases=self._models.aliases_of(model),
+            )
+            for model in self._models.list_models()
+        ]
+        if not models:
+            raise NoWorkers("no worker has been met yet: retry, or start one", retry_after_ms=500)
+        return inference_pb2.ListModelsResponse(models=models, schema_revision=SCHEMA_REVISION)
+
+
+def remaining_s(context: "Context") -> float | None:
+    """The seconds until the call ends; None if it has no deadline, or one so late that the request needs none."""
+    remaining = context.time_remaining()
+    return None if remaining is None or remaining * 1000 > limits.MAX_DEADLINE_MS else remaining
+
+
+def returned_branches(record: Record) -> Sequence[int]:
+    """The branches that the client gets. Where branches compete: those that are the best so far."""
+    num_returned = sampling_from_bytes(record.sampling).n
+    branches = range(record.num_branches)
+    return branches if len(branches) == num_returned else rank(record.scores, num_returned)
+
+
+def add_event(
+    event: inference_pb2.GenerateEvent,
+    outputs: dict[int, inference_pb2.Output],
+    response: inference_pb2.CompleteResponse,
+) -> None:
+    """Adds an event to the response and its outputs (by branch). Raises the failure of a failed request."""
+    output = outputs.setdefault(event.branch, inference_pb2.Output(index=event.branch))
+    output.text += event.text
+    output.token_ids.extend(event.token_ids)
+    output.logprobs.extend(event.logprobs)
+    response.prompt_logprobs.extend(event.prompt_logprobs)
+    response.request_id = event.request_id
+    if event.finish_reason:
+        output.finish_reason = event.finish_reason
+    if event.HasField("finished"):
+        if event.finished.HasField("failure"):
+            raise failure_from_wire(event.finished.failure).error()
+        response.usage.CopyFrom(event.finished.usage)

@@ -1,0 +1,427 @@
+"""A target and a source that sends whatever it wants: right parts in any order, and every kind of wrong ones."""
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from moving_peers import PATIENCE_S, SECRET, BytesMemory, RawSource, Target, name_of, target_of, wait_until
+
+from gpu_worker.migration.blocks import block_listener, incoming_connection
+from gpu_worker.migration.blocks.checksum import BlockChecksum
+from gpu_worker.migration.blocks.frames import LAST, MOST_PART_BYTES, BlockFrame, FrameKind, checksum_seed
+from gpu_worker.migration.blocks.incoming_ticket import ExpectedBlock, IncomingTicket
+from gpu_worker.migration.blocks.refusal import Refusal
+from octavo.request.errors import InvalidArgument
+
+SIZE = 640
+CONTENT = random.Random(9).randbytes(SIZE)
+OPENED, FAILED, ACCEPTED, RESEND = FrameKind.OPENED, FrameKind.FAILED, FrameKind.ACCEPTED, FrameKind.RESEND
+
+
+def memory() -> BytesMemory:
+    return BytesMemory(4, 2, SIZE // 2)
+
+
+def checksum(index: int, block: int, content: bytes = CONTENT, ticket: int = 1) -> int:
+    found = BlockChecksum(checksum_seed(SECRET, ticket, index, name_of(block)))
+    found.add_part(0, [memoryview(content)])
+    return found.digest(len(content))
+
+
+def part(begin: int, end: int, index: int = 0, last: bool = False, ticket: int = 1, **changed: int) -> BlockFrame:
+    value = checksum(index, index, ticket=ticket) if last else 0
+    frame = BlockFrame(FrameKind.PART, LAST if last else 0, end - begin, ticket, index, begin, value)
+    return frame._replace(**changed)
+
+
+def send(source: RawSource, frame: BlockFrame, content: bytes = CONTENT) -> None:
+    body = content[frame.offset : frame.offset + frame.length]
+    source.send(frame, body + bytes(frame.length - len(body)))
+
+
+def opened(target: Target, number: int = 1, blocks: int = 2) -> tuple[RawSource, IncomingTicket]:
+    ticket = target.give_ticket(number, list(range(blocks)))
+    source = RawSource(target.listener.port)
+    assert source.open(number)[0].kind is OPENED
+    return source, ticket
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 10_000), damage=st.booleans())
+def test_parts_come_in_any_order(seed: int, damage: bool) -> None:
+    """Of two blocks at once. A block with a damaged part is refused, and accepted when all of it comes again."""
+    rng = random.Random(seed)
+    theirs = memory()
+    with target_of(theirs) as target:
+        source, ticket = opened(target)
+        frames = []
+        for index in range(2):
+            ends = sorted({0, SIZE, *(64 * rng.randrange(11) for _ in range(3))})
+            spans = list(pairwise(ends))
+            last = rng.randrange(len(spans))
+            frames += [part(*span, index=index, last=number == last) for number, span in enumerate(spans)]
+        rng.shuffle(frames)
+        hurt = rng.randrange(len(frames)) if damage else -1
+        for number, frame in enumerate(frames):
+            wrong = bytearray(CONTENT)
+            wrong[frame.offset + rng.randrange(frame.length)] ^= 1 << rng.randrange(8)
+            send(source, frame, bytes(wrong) if number == hurt else CONTENT)
+        answers = sorted((source.receive_kind(ACCEPTED, RESEND)[0] for _ in range(2)), key=lambda frame: frame.place)
+        bad = frames[hurt].place if damage else None
+        assert [frame.kind for frame in answers] == [RESEND if index == bad else ACCEPTED for index in range(2)]
+        assert bad not in target.blocks[1]
+        if bad is not None:
+            assert ticket.num_missing == 1
+            send(source, part(0, SIZE, index=bad, last=True))
+            assert source.receive_kind(ACCEPTED)[0].place == bad
+        assert theirs.content(0) == theirs.content(1) == CONTENT
+        ticket.end_ticket()
+        assert target.cause(1) is None
+        source.close()
+
+
+WRONG_PARTS = {
+    "an index that nobody expects": (part(0, SIZE, place=2), Refusal.WRONG_BLOCK),
+    "an index that is no number of a block": (part(0, SIZE, place=2**32 - 1), Refusal.WRONG_BLOCK),
+    "behind the end": (part(64, SIZE + 64), Refusal.PART_OUTSIDE),
+    "far behind the end": (part(0, 64, offset=2**32 - 64), Refusal.PART_OUTSIDE),
+    "begins anywhere": (part(32, SIZE), Refusal.PART_UNALIGNED),
+    "ends anywhere": (part(0, 100), Refusal.PART_UNALIGNED),
+    "empty": (part(64, 64), Refusal.PART_UNALIGNED),
+    "too large": (BlockFrame(FrameKind.PART, 0, MOST_PART_BYTES + 64, 1), Refusal.PART_TOO_LARGE),
+    "all at once, without a checksum": (part(0, SIZE), Refusal.NO_CHECKSUM),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PARTS)
+def test_a_wrong_part_ends_its_ticket_by_name_and_no_other(name: str) -> None:
+    frame, refusal = WRONG_PARTS[name]
+    theirs = memory()
+    with target_of(theirs) as target:
+        source, _ = opened(target)
+        other, _ = opened(target, number=2)
+        send(source, part(0, 64, index=1))  # memory of this block is open, and must be given back
+        if refusal is Refusal.PART_TOO_LARGE:
+            source.send(frame)
+        else:
+            send(source, frame)
+        told, message = source.receive_kind(FAILED)
+        assert (told.ticket, Refusal(told.place)) == (1, refusal)
+        assert b"ticket 1" in message
+        assert target.cause(1) == refusal.name
+        assert target.ends[2] == []
+        send(other, part(0, SIZE, last=True, ticket=2))
+        assert other.receive_kind(ACCEPTED)[0].ticket == 2
+        assert target.listener.tickets.find_ticket(1) is None or target.listener.tickets.find_ticket(1).has_ended
+        source.close()
+        other.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((0, 128), (64, 256)), ((0, 128), (0, 128)), ((64, 128), (0, 640)), ((0, 640), (128, 192)), ((0, 640), (0, 640))],
+)
+def test_bytes_that_are_there_are_not_written_again(first: tuple[int, int], second: tuple[int, int]) -> None:
+    """Also those of a block that is accepted: other sequences may read it."""
+    theirs = memory()
+    with target_of(theirs) as target:
+        source, _ = opened(target)
+        send(source, part(*first, last=first == (0, SIZE)))
+        wait_until(lambda: theirs.content(0)[first[0] : first[1]] == CONTENT[first[0] : first[1]])
+        send(source, part(*second), bytes(SIZE))
+        assert Refusal(source.receive_kind(FAILED)[0].place) is Refusal.PART_OVERLAPS
+        assert target.cause(1) == "PART_OVERLAPS"
+        assert theirs.content(0)[first[0] : first[1]] == CONTENT[first[0] : first[1]]
+        source.close()
+
+
+def test_parts_of_a_failed_ticket_are_thrown_away_and_credited() -> None:
+    theirs = memory()
+    with target_of(theirs) as target:
+        source, _ = opened(target)
+        send(source, part(0, SIZE, place=9))
+        for _ in range(5):
+            send(source, part(0, SIZE, last=True))
+        credit = failures = 0
+        while credit < 6 * SIZE:
+            frame, _ = source.receive()
+            credit += frame.value if frame.kind is not FAILED else 0
+            failures += frame.kind is FAILED
+        assert (credit, failures) == (6 * SIZE, 1)
+        assert theirs.content(0) == bytes(SIZE)
+        source.close()
+
+
+def test_a_ticket_that_was_not_opened_here_takes_nothing() -> None:
+    """A number alone is worth nothing: the ticket of another connection goes on."""
+    theirs = memory()
+    with target_of(theirs) as target:
+        source, _ = opened(target)
+        stranger = RawSource(target.listener.port)
+        for number in (1, 77):
+            send(stranger, part(0, SIZE, ticket=number))
+            told, _ = stranger.receive_kind(FAILED)
+            assert (told.ticket, Refusal(told.place)) == (number, Refusal.UNKNOWN_TICKET)
+        assert theirs.content(0) == bytes(SIZE)
+        send(source, part(0, SIZE, last=True))
+        assert source.receive_kind(ACCEPTED, FAILED)[0].kind is ACCEPTED
+        stranger.close()
+        source.close()
+
+
+def test_who_guesses_tickets_is_cut_off() -> None:
+    with target_of(memory()) as target:
+        target.give_ticket(1, [0])
+        stranger = RawSource(target.listener.port)
+        answers = [stranger.open(number % 3, bytes([number] * 32)) for number in range(16)]
+        assert {Refusal(frame.place) for frame, _ in answers} == {Refusal.WRONG_PROOF}
+        stranger.send(BlockFrame(FrameKind.OPEN, length=48, ticket=1), bytes(48))
+        assert stranger.is_cut_off()
+        assert target.ends[1] == []
+
+
+def test_who_shows_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming_connection, "GREETING_S", 0.2)
+    with target_of(memory()) as target:
+        assert RawSource(target.listener.port).is_cut_off()
+        source, _ = opened(target)
+        time.sleep(0.8)  # who has opened a ticket may be silent
+        send(source, part(0, SIZE, last=True))
+        assert source.receive_kind(ACCEPTED, FAILED)[0].kind is ACCEPTED
+        source.close()
+
+
+def test_strangers_do_not_keep_a_source_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all connections are taken, the oldest one ends that has shown nothing, and none that has."""
+    monkeypatch.setattr(block_listener, "MOST_CONNECTIONS", 4)
+    with target_of(memory()) as target:
+        known, _ = opened(target)
+        strangers = [RawSource(target.listener.port) for _ in range(3)]
+        target.give_ticket(2, [3])
+        source = RawSource(target.listener.port)
+        assert source.open(2)[0].kind is OPENED
+        assert strangers[0].is_cut_off()
+        assert target.listener.num_connections == 4
+        others = [RawSource(target.listener.port) for _ in range(8)]
+        send(known, part(0, SIZE, last=True))
+        assert known.receive_kind(ACCEPTED, FAILED)[0].kind is ACCEPTED
+        assert target.listener.num_connections == 4
+        for each in (known, source, *others, *strangers[1:]):
+            each.close()
+
+
+def test_where_all_have_shown_that_they_may_send_nobody_else_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_listener, "MOST_CONNECTIONS", 1)
+    with target_of(memory()) as target:
+        source, _ = opened(target)
+        with socket.create_connection(("127.0.0.1", target.listener.port), timeout=PATIENCE_S) as refused:
+            assert refused.recv(1) == b""
+        send(source, part(0, SIZE, last=True))
+        assert source.receive_kind(ACCEPTED, FAILED)[0].kind is ACCEPTED
+        source.close()
+
+
+def test_a_connection_does_not_remember_tickets_that_its_source_gave_up() -> None:
+    with target_of(memory()) as target:
+        source = RawSource(target.listener.port)
+        for number in range(1, 51):
+            target.give_ticket(number, [0])
+            assert source.open(number)[0].kind is OPENED
+            source.send(BlockFrame(FrameKind.CLOSE, ticket=number))
+            assert source.receive_kind(FAILED)[0].ticket == number
+            assert target.cause(number) == "GIVEN_UP"
+        [connection] = target.listener._connections
+        wait_until(lambda: not connection._ended)
+        assert not connection._open
+        source.close()
+
+
+def flipped(frame: BlockFrame) -> bytes:
+    data = bytearray(frame.encode())
+    data[9] ^= 4
+    return bytes(data)
+
+
+MALFORMED: dict[str, Callable[[], bytes]] = {
+    "zeros": lambda: bytes(64),
+    "another protocol": lambda: b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n",
+    "a header with one bit changed": lambda: flipped(part(0, 64)),
+    "a kind that only targets send": lambda: BlockFrame(FrameKind.CREDIT, value=5).encode(),
+    "a letter that is too long": lambda: BlockFrame(FrameKind.OPEN, length=5000, ticket=1).encode(),
+    "a proof that is too short": lambda: BlockFrame(FrameKind.OPEN, length=5, ticket=1).encode() + b"12345",
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_frames_that_mean_nothing_end_the_connection_and_its_tickets(name: str) -> None:
+    with target_of(memory()) as target:
+        source, _ = opened(target)
+        other, _ = opened(target, number=2)
+        source.socket.sendall(MALFORMED[name]())
+        assert source.is_cut_off()
+        assert target.cause(1) == "MALFORMED"
+        send(other, part(0, SIZE, last=True, ticket=2))
+        assert other.receive_kind(ACCEPTED, FAILED)[0].kind is ACCEPTED
+        wait_until(lambda: target.listener.num_connections == 1)
+        other.close()
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("sent", [0, 1, 20, 32, 33, 32 + 100])
+def test_a_connection_that_is_lost_ends_its_tickets(sent: int, reset: bool) -> None:
+    """Between two frames, within a header, within a part; ended or reset."""
+    theirs = memory()
+    with target_of(theirs) as target:
+        source, _ = opened(target)
+        source.socket.sendall((part(0, SIZE, last=True).encode() + CONTENT)[:sent])
+        if reset:
+            source.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        source.close()
+        assert target.cause(1) == "CONNECTION_LOST"
+        assert theirs.kept == []
+        wait_until(lambda: target.listener.num_connections == 0)
+
+
+def test_a_source_that_stops_within_a_part_is_given_up() -> None:
+    with target_of(memory(), stall_s=0.4) as target:
+        source, _ = opened(target)
+        source.socket.sendall(part(0, SIZE).encode() + CONTENT[:100])
+        assert target.cause(1) == "STALLED"
+        assert source.is_cut_off()
+
+
+def test_a_ticket_that_ends_within_a_part_is_freed_and_the_rest_thrown_away() -> None:
+    """Its owner is told when the writing has ended, and no byte comes after that."""
+    theirs = memory()
+    with target_of(theirs, stall_s=PATIENCE_S) as target:
+        source, ticket = opened(target)
+        other = target.give_ticket(2, [3])
+        assert source.open(2)[0].kind is OPENED
+        source.socket.sendall(part(0, SIZE).encode() + CONTENT[:320])
+        wait_until(lambda: theirs.opened)
+        began = time.monotonic()
+        ticket.end_ticket()
+        assert target.cause(1) is None
+        assert time.monotonic() - began < 5
+        before = theirs.content(0)
+        source.socket.sendall(bytes([255]) * 320)
+        frame = part(0, SIZE, ticket=2, last=True, value=checksum(0, 3, ticket=2))
+        send(source, frame)
+        assert source.receive_kind(ACCEPTED)[0].ticket == 2
+        assert theirs.content(0) == before
+        assert other.num_missing == 0
+        source.close()
+
+
+def test_a_ticket_that_ended_cannot_be_opened() -> None:
+    with target_of(memory()) as target:
+        ticket = target.give_ticket(1, [0])
+        ticket.end_ticket()
+        source = RawSource(target.listener.port)
+        frame, _ = source.open(1)
+        assert Refusal(frame.place) in (Refusal.EXPIRED, Refusal.WRONG_PROOF)
+        source.close()
+
+
+def test_a_number_is_given_out_once_and_secrets_have_a_length() -> None:
+    with target_of(memory()) as target:
+        target.give_ticket(1, [0])
+        with pytest.raises(InvalidArgument, match="in use"):
+            target.listener.tickets.add_ticket(IncomingTicket(1, SECRET, memory(), 0, print, print))
+        with pytest.raises(InvalidArgument, match="secret"):
+            IncomingTicket(3, b"short", memory(), 0, print, print)
+
+
+def test_a_listener_that_closes_ends_everything() -> None:
+    theirs = memory()
+    with target_of(theirs) as target:
+        source, _ = opened(target)
+        target.give_ticket(2, [3])
+        source.socket.sendall(part(0, SIZE).encode() + CONTENT[:100])
+        wait_until(lambda: theirs.opened)
+        target.listener.close()
+        assert target.cause(1) in ("CONNECTION_LOST", "GIVEN_UP")
+        assert target.cause(2) == "GIVEN_UP"
+        assert source.is_cut_off()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.binary(max_size=400))
+def test_no_bytes_whatever_harm_the_listener(data: bytes) -> None:
+    theirs = memory()
+    with target_of(theirs, stall_s=0.3) as target:
+        target.give_ticket(1, [0])
+        stranger = RawSource(target.listener.port)
+        stranger.socket.sendall(data)
+        stranger.close()
+        wait_until(lambda: target.listener.num_connections == 0)
+        assert (theirs.kept, target.ends[1]) == ([], [])
+
+
+@pytest.mark.parametrize("place", ["FrameSocket", "thread"])
+def test_a_connection_that_cannot_be_served_is_no_end_of_the_listener(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The source has left before it was looked at, or the system has no thread for it."""
+
+    def fail(*_: object) -> None:
+        raise OSError("Invalid argument") if place == "FrameSocket" else RuntimeError("can't start new thread")
+
+    with target_of(memory()) as target:
+        with monkeypatch.context() as broken:
+            if place == "FrameSocket":
+                broken.setattr(block_listener, "FrameSocket", fail)
+            else:
+                broken.setattr(threading.Thread, "start", fail)
+            with socket.create_connection(("127.0.0.1", target.listener.port), timeout=PATIENCE_S) as stranger:
+                assert stranger.recv(1) == b"", "it is not told"
+        source, _ = opened(target)
+        assert target.listener.num_connections == 1
+        source.close()
+
+
+def test_a_part_keeps_the_other_tickets_of_its_connection() -> None:
+    """Their turn comes later, and nobody else uses them meanwhile. A ticket that is open nowhere is not kept."""
+    theirs = memory()
+    with target_of(theirs) as target:
+        end = time.monotonic() + 100
+        tickets = [
+            IncomingTicket(number, SECRET, theirs, end, lambda _: None, lambda _: None, ttl_s=200)
+            for number in range(3)
+        ]
+        for ticket in tickets:
+            ticket.expect_blocks([ExpectedBlock(ticket.number, name_of(ticket.number))])
+            target.listener.tickets.add_ticket(ticket)
+        source = RawSource(target.listener.port)
+        for number in (0, 1):
+            assert source.open(number)[0].kind is OPENED
+        send(source, part(0, 64, ticket=0))
+        wait_until(lambda: theirs.opened)
+        assert [ticket.expires_at > end for ticket in tickets] == [True, True, False]
+        source.close()
+
+
+def test_a_part_keeps_its_ticket() -> None:
+    """A ticket whose source is slow lives on, although no block is whole yet."""
+    theirs = memory()
+    with target_of(theirs) as target:
+        ends: list[object] = []
+        soon = time.monotonic() + 0.5
+        ticket = IncomingTicket(1, SECRET, theirs, soon, lambda _: None, ends.append, ttl_s=PATIENCE_S)
+        ticket.expect_blocks([ExpectedBlock(0, name_of(0))])
+        target.listener.tickets.add_ticket(ticket)
+        source = RawSource(target.listener.port)
+        assert source.open(1)[0].kind is OPENED
+        send(source, part(0, 64))
+        wait_until(lambda: ticket.expires_at > soon)
+        wait_until(lambda: time.monotonic() > soon + 0.2)
+        send(source, part(64, SIZE, last=True))
+        assert source.receive_kind(ACCEPTED, FAILED)[0].kind is ACCEPTED
+        assert ends == []
+        source.close()

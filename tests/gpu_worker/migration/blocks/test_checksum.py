@@ -1,0 +1,128 @@
+"""The checksum of a block that travels in parts: of the extension, in NumPy, and as the golden vectors have it."""
+
+import json
+import random
+import runpy
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_worker.migration.blocks import checksum
+from gpu_worker.migration.blocks.checksum import BlockChecksum
+from gpu_worker.migration.blocks.frames import checksum_seed
+from gpu_worker.ops import native
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def built() -> ModuleType:
+    extension = native.load()
+    assert extension is not None, "the extension was not built: make extension"
+    return extension.part_sum
+
+
+@pytest.fixture(params=["numpy", "native"], scope="module")
+def sums(request: pytest.FixtureRequest) -> ModuleType:
+    return built() if request.param == "native" else checksum
+
+
+def of(sums: ModuleType, data: bytes, seed: int, cuts: Sequence[int] = ()) -> int:
+    lanes = bytearray(64)
+    ends = sorted({0, *(cut * 64 for cut in cuts if cut * 64 < len(data)), len(data)})
+    parts = list(pairwise(ends))
+    random.Random(len(cuts)).shuffle(parts)
+    for begin, end in parts:
+        middle = (begin + end) // 2
+        sums.add_part(lanes, seed, begin, [memoryview(data)[begin:middle], memoryview(data)[middle:end]])
+    return sums.digest(lanes, seed, len(data))
+
+
+def test_golden_checksums(sums: ModuleType) -> None:
+    content = runpy.run_path(str(GOLDEN / "make_block_checksums.py"))["content"]
+    rows = json.loads((GOLDEN / "block_checksums.json").read_text())["checksum"]
+    assert len(rows) > 40
+    for row in rows:
+        assert f"{of(sums, content(row['length']), int(row['seed'], 16)):016x}" == row["checksum"], row
+
+
+def test_golden_seeds() -> None:
+    for row in json.loads((GOLDEN / "block_checksums.json").read_text())["seed"]:
+        arguments = bytes.fromhex(row["secret"]), int(row["ticket"], 16), row["index"], bytes.fromhex(row["name"])
+        assert f"{checksum_seed(*arguments):016x}" == row["seed"]
+
+
+def test_the_golden_file_is_what_its_script_writes() -> None:
+    script = runpy.run_path(str(GOLDEN / "make_block_checksums.py"))
+    assert (GOLDEN / "block_checksums.json").read_text() == script["text"]()
+
+
+@given(length=st.integers(0, 3000), seed=st.integers(0, 2**64 - 1), cuts=st.lists(st.integers(0, 46), max_size=6))
+def test_parts_in_any_order_and_runs_of_any_length(length: int, seed: int, cuts: list[int]) -> None:
+    data = random.Random(seed).randbytes(length)
+    whole = of(checksum, data, seed)
+    assert of(checksum, data, seed, cuts) == of(built(), data, seed, cuts) == of(built(), data, seed) == whole
+
+
+@given(data=st.data(), length=st.integers(1, 2000), seed=st.integers(0, 2**64 - 1))
+def test_a_change_is_seen(data: st.DataObject, length: int, seed: int) -> None:
+    """One bit, two words that changed places, zeros in place of a word, another length, another seed."""
+    right = random.Random(seed).randbytes(length)
+    sums = built()
+    changed = bytearray(right)
+    bit = data.draw(st.integers(0, 8 * length - 1))
+    changed[bit // 8] ^= 1 << bit % 8
+    wrong = [bytes(changed), right + b"\0", right[:-1]]
+    if length >= 128:
+        first, second = data.draw(st.lists(st.integers(0, length // 8 - 1), min_size=2, max_size=2, unique=True))
+        words = [right[at : at + 8] for at in range(0, length, 8)]
+        words[first], words[second] = words[second], words[first]
+        wrong.append(b"".join(words))
+        words[first] = bytes(8)
+        wrong.append(b"".join(words))
+    wrong_sums = {of(sums, each, seed) for each in wrong}
+    assert of(sums, right, seed) not in wrong_sums | {of(sums, right, seed ^ 1 << 63)}
+
+
+def test_every_lane_counts_even_where_a_product_is_zero() -> None:
+    """A word whose half equals its key has the product 0, whatever the other half is."""
+    for lane in range(8):
+        key = checksum.mixed(5, lane)
+        blocks = []
+        for high in (1, 2):
+            word = (key & 0xFFFFFFFF) | high << 32
+            blocks.append(bytes(8 * lane) + word.to_bytes(8, "little") + bytes(56 - 8 * lane))
+        assert of(checksum, blocks[0], 5) != of(checksum, blocks[1], 5)
+
+
+def test_bad_arguments_are_refused(sums: ModuleType) -> None:
+    with pytest.raises(ValueError, match="offset"):
+        sums.add_part(bytearray(64), 0, 32, [])
+
+
+def test_the_extension_refuses_other_memory() -> None:
+    sums = built()
+    with pytest.raises(ValueError, match="lanes"):
+        sums.add_part(bytearray(63), 0, 0, [])
+    with pytest.raises(ValueError, match="lanes"):
+        sums.digest(bytes(65), 0, 0)
+    with pytest.raises(BufferError):
+        sums.add_part(bytearray(64), 0, 0, [memoryview(bytes(100))[::2]])
+    with pytest.raises((BufferError, ValueError, RuntimeError)):
+        sums.add_part(bytes(64), 0, 0, [])
+
+
+def test_without_the_extension_the_checksum_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = random.Random(3).randbytes(5000)
+    digests = []
+    for load in (native.load, lambda: None):
+        monkeypatch.setattr(native, "load", load)
+        block = BlockChecksum(77)
+        block.add_part(4096, [memoryview(data)[4096:]])
+        block.add_part(0, [memoryview(data)[:100], memoryview(data)[100:4096]])
+        digests.append(block.digest(len(data)))
+    assert digests[0] == digests[1]

@@ -1,0 +1,289 @@
+"""A sequence leaves the worker that computes its prompt with its first tokens: two whole workers, steps by the test."""
+
+import asyncio
+
+import pytest
+from waiting import until
+from worker_pair import Follower, WorkerPair, greedy, worker_pair
+
+from gpu_worker.migration.source import prompt_sender
+from octavo.internal.v1 import worker_pb2
+from octavo.process import failpoints
+from octavo.request.errors import CannotMove
+from octavo.request.record import SequenceState
+
+MOVED = worker_pb2.MIGRATION_OUTCOME_MOVED
+STAYED = worker_pb2.MIGRATION_OUTCOME_STAYED
+ENDED = worker_pb2.MIGRATION_OUTCOME_ENDED
+PROMPT = tuple(i % 250 + 1 for i in range(641))  # ten steps of 64 tokens, and one for the last token
+NUM_BLOCKS = 160
+STEP_BLOCKS = 16
+SIZES = {"context_tokens": 2048, "num_blocks": 1024, "max_batch_tokens": 64, "max_batch_sequences": 8}
+
+
+@pytest.fixture(autouse=True)
+def _disarmed():
+    yield
+    failpoints.disarm_all()
+
+
+class Scene:
+    """A pair of workers; `a` runs the steps that it is granted, and moves what it gets during the prompt."""
+
+    def __init__(self, pair: WorkerPair) -> None:
+        self.pair = pair
+        pair.a.worker.engine.pause()
+        self.moves: list[asyncio.Task] = []
+
+    async def admit(self, params, prompt=PROMPT, **changes) -> Follower:
+        follower = await self.pair.run(params, prompt=prompt, num_tokens=0, **changes)
+        self.moves.append(asyncio.create_task(self._move(follower)))
+        await until(lambda: follower.seq_id in self.registry._moving or self.moves[-1].done())
+        return follower
+
+    async def _move(self, follower):
+        answers = await self.pair.a.migrate(follower.seq_id, target=self.pair.b.incarnation, during_prefill=True)
+        return answers[-1]
+
+    @property
+    def registry(self):
+        return self.pair.a.worker.migrations
+
+    def progress(self, follower):
+        return self.registry._moving[follower.seq_id].progress
+
+    async def step(self, count=1):
+        engine = self.pair.a.worker.engine
+        first = engine_steps(self.pair.a)
+        engine.grant_steps(count)
+        await until(lambda: engine_steps(self.pair.a) >= first + count)
+
+    async def sent(self, follower, count, seconds=5.0):
+        await until(lambda: self.progress(follower).num_sent_blocks >= count, seconds)
+
+    def run_on(self):
+        self.pair.a.worker.engine.grant_steps(0)
+
+
+def engine_steps(worker):
+    return worker.worker.engine_client.report.num_steps
+
+
+@pytest.fixture
+async def scene():
+    async with worker_pair(**SIZES) as pair:
+        yield Scene(pair)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        greedy(60),
+        greedy(60, temperature=0.9, seed=7),
+        greedy(60, temperature=0.8, seed=3, presence_penalty=0.7, frequency_penalty=0.2, repetition_penalty=1.2),
+        greedy(40, temperature=0.9, n=3, best_of=3, seed=5),
+        greedy(60, temperature=0.7, logprobs=3, seed=9),
+    ],
+    ids=["greedy", "seeded", "penalties", "n=3", "logprobs"],
+)
+async def test_the_blocks_are_there_before_the_first_token_and_the_tokens_are_the_same(scene, params):
+    follower = await scene.admit(params)
+    for done in range(1, 10):
+        await scene.step()
+        await scene.sent(follower, done * STEP_BLOCKS - NUM_BLOCKS // prompt_sender.MOST_PARTS)
+    assert set((await scene.pair.record(follower.seq_id)).num_tokens) == {0}
+    sent_before = scene.progress(follower).num_sent_blocks
+    assert sent_before >= NUM_BLOCKS - 2 * STEP_BLOCKS
+    scene.run_on()
+    moved = await scene.moves[0]
+    assert (moved.outcome, moved.epoch) == (MOVED, 2)
+    assert moved.rounds <= prompt_sender.MOST_PARTS + 4
+    record = await scene.pair.check_end(follower, params, prompt=PROMPT)
+    assert (record.owner, record.epoch, record.crashes) == (scene.pair.b.incarnation, 2, 0)
+    assert follower.owners == [scene.pair.a.incarnation, scene.pair.b.incarnation]
+    if params.logprobs is not None:
+        scores = [score for items in follower.items[0] for score in items.scores]
+        assert [score.token_id for score in scores] == follower.outputs()[0]
+    await scene.pair.a.has_let_go()
+    await scene.pair.b.has_let_go()
+
+
+async def test_it_stops_at_the_source_after_few_tokens(scene):
+    """Most of its output is computed by the target: the source has no more than what the last round takes."""
+    params = greedy(400)
+    follower = await scene.admit(params)
+    scene.run_on()
+    assert (await scene.moves[0]).outcome == MOVED
+    items = [item for item in follower.items[0] if item.epoch == 1]
+    assert sum(len(item.token_ids) for item in items) < 200
+    await scene.pair.check_end(follower, params, prompt=PROMPT)
+
+
+async def test_a_ticket_outlives_a_prompt_that_takes_longer_than_it_would_live_unused(scene, monkeypatch):
+    monkeypatch.setattr("gpu_worker.migration.target.incoming_migration.TTL_S", 0.6)
+    monkeypatch.setattr(prompt_sender, "REFRESH_S", 0.1)
+    follower = await scene.admit(greedy(40))
+    await scene.step(2)
+    await scene.sent(follower, STEP_BLOCKS)
+    await asyncio.sleep(1.5)
+    scene.run_on()
+    assert (await scene.moves[0]).outcome == MOVED
+    await scene.pair.check_end(follower, greedy(40), prompt=PROMPT)
+
+
+async def test_a_prompt_that_is_cached_on_both_moves_without_a_block(scene):
+    first = await scene.admit(greedy(40))
+    scene.run_on()
+    assert (await scene.moves[0]).num_sent_blocks >= NUM_BLOCKS
+    second = await scene.admit(greedy(400))  # enough of them to move before its end
+    moved = await scene.moves[1]
+    assert moved.outcome == MOVED
+    assert moved.num_sent_blocks <= moved.num_blocks - NUM_BLOCKS  # of its output
+    for follower, params in ((first, greedy(40)), (second, greedy(400))):
+        await scene.pair.check_end(follower, params, prompt=PROMPT)
+
+
+async def test_a_short_prompt_moves_too(scene):
+    follower = await scene.admit(greedy(400), prompt=(1, 2, 3))
+    scene.run_on()
+    assert (await scene.moves[0]).outcome == MOVED
+    await scene.pair.check_end(follower, greedy(400), prompt=(1, 2, 3))
+
+
+# What comes between
+
+
+@pytest.mark.parametrize("step", ["target.seal", "target.extended", "target.finish", "target.prepare"])
+async def test_after_a_failure_of_the_target_the_sequence_runs_on_at_the_source(scene, step, monkeypatch):
+    monkeypatch.setattr(prompt_sender, "REFRESH_S", 0.02)
+    failpoints.arm(step, "error")
+    follower = await scene.admit(greedy(40))
+    await scene.step(5)
+    scene.run_on()
+    stayed = await scene.moves[0]
+    assert stayed.outcome == STAYED
+    record = await scene.pair.check_end(follower, greedy(40), prompt=PROMPT)
+    assert (record.owner, record.epoch) == (scene.pair.a.incarnation, 1)
+    await scene.pair.a.has_let_go()
+    await scene.pair.b.has_let_go()
+
+
+async def test_a_target_that_dies_in_the_middle_costs_nothing(scene):
+    third = await scene.pair.add("c", **SIZES)
+    follower = await scene.pair.run(greedy(40), prompt=PROMPT, num_tokens=0)
+    move = asyncio.create_task(scene.pair.a.migrate(follower.seq_id, target=third.incarnation, during_prefill=True))
+    await until(lambda: follower.seq_id in scene.registry._moving)
+    await scene.step(5)
+    await scene.sent(follower, 3 * STEP_BLOCKS)
+    await third.stop()
+    scene.pair.others.remove(third)
+    await scene.step()
+    assert (await move)[-1].outcome == STAYED
+    scene.run_on()
+    assert (await scene.pair.check_end(follower, greedy(40), prompt=PROMPT)).epoch == 1
+    await scene.pair.a.has_let_go()
+
+
+async def test_a_cancel_during_the_prompt_ends_its_migration(scene):
+    follower = await scene.admit(greedy(40))
+    await scene.step(3)
+    await scene.sent(follower, STEP_BLOCKS)
+    scene.pair.a.worker.engine_client.cancel([(follower.seq_id, 1)])
+    scene.run_on()
+    assert (await scene.moves[0]).outcome == ENDED
+    await until_ended(scene, follower)
+    await scene.pair.a.has_let_go()
+    await scene.pair.b.has_let_go()
+
+
+async def test_one_that_ends_with_its_first_token_has_ended(scene):
+    follower = await scene.admit(greedy(1))
+    scene.run_on()
+    assert (await scene.moves[0]).outcome == ENDED
+    assert (await scene.pair.check_end(follower, greedy(1), prompt=PROMPT)).state is SequenceState.DONE
+    await scene.pair.b.has_let_go()
+
+
+async def test_one_that_loses_its_blocks_during_the_prompt_stays(scene):
+    follower = await scene.admit(greedy(40))
+    await scene.step(5)
+    await scene.sent(follower, 3 * STEP_BLOCKS)
+    engine = scene.pair.a.worker.engine
+    await asyncio.wrap_future(engine.post_command(lambda scheduler: preempt(scheduler, follower.seq_id)))
+    stayed = await scene.moves[0]
+    assert (stayed.outcome, stayed.failure.reason) == (STAYED, "CANNOT_MOVE")
+    scene.run_on()
+    assert (await scene.pair.check_end(follower, greedy(40), prompt=PROMPT)).epoch == 1
+    await scene.pair.b.has_let_go()
+
+
+def preempt(scheduler, seq_id):
+    workload = scheduler._workload
+    workload.send_back(workload.sequences[seq_id])
+
+
+async def test_while_it_waits_no_other_worker_is_asked_and_a_drain_need_not_wait(scene):
+    """Steps are paused, so it is not started."""
+    follower = await scene.admit(greedy(40))
+    migration = scene.registry._moving[follower.seq_id]
+    assert migration.awaits_start
+    assert not scene.registry.moving
+    assert scene.registry.num_free == 4
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await asyncio.shield(scene.moves[0])
+    assert (await scene.pair.record(follower.seq_id)).mig_number == 0
+    assert scene.pair.b.worker.target.num_tickets == 0
+    scene.registry.begin(follower.seq_id, 1)  # as a drain does
+    stayed = await scene.moves[0]
+    assert stayed.outcome == STAYED
+    assert "waits to be started" in stayed.failure.message
+    scene.run_on()
+    await scene.pair.check_end(follower, greedy(40), prompt=PROMPT)
+
+
+async def test_a_drain_moves_what_has_begun_and_releases_what_waits():
+    """One branch runs at a time, so the second sequence waits."""
+    async with worker_pair(**{**SIZES, "max_batch_sequences": 1}) as pair:
+        scene = Scene(pair)
+        first, second = await scene.admit(greedy(40)), await scene.admit(greedy(40), prompt=PROMPT[::-1])
+        await scene.step(3)
+        await scene.sent(first, STEP_BLOCKS)
+        assert scene.registry._moving[second.seq_id].awaits_start
+        pair.a.worker.drain.begin(30.0)
+        assert (await scene.moves[1]).outcome in (STAYED, ENDED)
+        scene.run_on()
+        assert (await scene.moves[0]).outcome == MOVED
+        assert (await pair.check_end(first, greedy(40), prompt=PROMPT)).epoch == 2
+
+        async def released() -> bool:
+            return (await pair.record(second.seq_id)).state is SequenceState.QUEUED
+
+        await until(released)
+        await pair.a.has_let_go()
+        await pair.b.has_let_go()
+
+
+async def test_what_cannot_move_after_its_prompt_either_is_refused_at_once(scene):
+    follower = await scene.pair.run(greedy(40, beam_width=2, n=1, best_of=1), prompt=PROMPT, num_tokens=0)
+    stayed = (await scene.pair.a.migrate(follower.seq_id, during_prefill=True))[-1]
+    assert stayed.outcome == STAYED
+    assert "beams" in stayed.failure.message
+    assert follower.owners == [scene.pair.a.incarnation]
+    scene.run_on()
+
+
+async def test_without_the_flag_a_prompt_stays(scene):
+    follower = await scene.pair.run(greedy(40), prompt=PROMPT, num_tokens=0)
+    await scene.step(2)
+    stayed = (await scene.pair.a.migrate(follower.seq_id))[-1]
+    assert (stayed.outcome, stayed.failure.reason) == (STAYED, CannotMove.reason)
+    scene.run_on()
+    await scene.pair.check_end(follower, greedy(40), prompt=PROMPT)
+
+
+async def until_ended(scene, follower):
+    async def ended() -> bool:
+        return (await scene.pair.record(follower.seq_id)).state.ended
+
+    await until(ended)

@@ -1,0 +1,157 @@
+"""Sequences and prefixes move between workers whose blocks travel by way of staging areas, as those of GPUs do.
+
+The copies are made as late as can be, and the buffers are spoilt before. So the slots of a block that is read or used
+too early are not those that the WitnessRunner expects.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from connected_bench import ConnectedBench
+from late_copier import LateCopier, StagedWitness, check_buffers
+from prefixes import NUM_BLOCKS, PREFIX, PROMPT, compute, lets_go
+from tiny_llama import PROMPTS, Form, tiny_llama
+from worker_pair import PATIENCE_S, CountingRunner, Follower, PairedWorker, WorkerPair, greedy, worker_pair
+
+from gpu_worker.ops.reference import ReferenceOps
+from gpu_worker.running.memory.staged_blocks import StagingSize
+from octavo.internal.v1 import worker_pb2
+from octavo.request.sampling import SamplingParams
+
+MOVED = worker_pb2.MIGRATION_OUTCOME_MOVED
+STAYED = worker_pb2.MIGRATION_OUTCOME_STAYED
+
+
+class CountingWitness(StagedWitness, CountingRunner):
+    """Blocks by way of a staging area, and a count of the tokens of prompts that are computed."""
+
+
+@pytest.fixture(params=[StagingSize(8, 3), StagingSize(1, 1)], ids=["buffers", "a buffer"])
+async def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WorkerPair]:
+    monkeypatch.setattr(PairedWorker, "runner_kind", CountingWitness)
+    monkeypatch.setattr(CountingWitness, "size", request.param)
+    async with worker_pair() as made:
+        yield made
+        await let_go(made)
+
+
+async def let_go(pair: WorkerPair) -> None:
+    """Nothing is left on any worker: no pin, no ticket, no buffer, no copy."""
+    for worker in (pair.a, pair.b, *pair.others):
+        await worker.has_no_pins()
+        worker.runner.check_buffers()
+
+
+async def moved(
+    source: PairedWorker, follower: Follower, target: PairedWorker, epoch: int = 1
+) -> worker_pb2.WorkerMigrateResponse:
+    """Moves a sequence. On a busy machine it may take more than one attempt."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            last = (await source.migrate(follower.seq_id, epoch, target=target.incarnation))[-1]
+            if last.outcome == MOVED:
+                return last
+            assert last.outcome == STAYED
+
+
+@pytest.mark.parametrize(
+    "params",
+    [greedy(), greedy(temperature=0.9, seed=7), greedy(temperature=0.9, n=2, best_of=3, seed=5, max_tokens=80)],
+    ids=["greedy", "seeded", "best_of"],
+)
+async def test_a_sequence_that_moves_has_the_tokens_that_it_has_without_a_move(pair: WorkerPair, params) -> None:
+    follower = await pair.run(params)
+    assert (await moved(pair.a, follower, pair.b)).epoch == 2
+    await pair.check_end(follower, params)
+    assert follower.owners == [pair.a.incarnation, pair.b.incarnation]
+    assert not pair.b.runner.num_prefill, "its blocks were computed again"
+    assert pair.a.runner.copier.num_copies and pair.b.runner.copier.num_copies
+
+
+async def test_sequences_cross_and_come_back(pair: WorkerPair) -> None:
+    """Both workers read and write at once."""
+    params = [greedy(600, seed=seed, temperature=0.7) for seed in range(4)]
+    prompts = [tuple(range(1 + 50 * number, 60 + 50 * number)) for number in range(4)]
+    workers = [pair.a, pair.b] * 2
+    followers = [
+        await pair.run(param, prompt=prompt, on=worker)
+        for param, prompt, worker in zip(params, prompts, workers, strict=True)
+    ]
+    for epoch in (1, 2):
+        targets = workers[1:] + workers[:1]
+        pairs = zip(workers, followers, targets, strict=True)
+        await asyncio.gather(*(moved(worker, each, target, epoch) for worker, each, target in pairs))
+        workers = targets
+    for follower, param, prompt in zip(followers, params, prompts, strict=True):
+        await pair.check_end(follower, param, prompt=prompt)
+
+
+async def test_a_prefix_is_fetched(pair: WorkerPair) -> None:
+    await compute(pair, pair.a, PROMPT)
+    assert await compute(pair, pair.b, PROMPT, pair.a.incarnation) == len(PREFIX)
+    assert pair.b.worker.fetcher.num_fetched == NUM_BLOCKS
+    await lets_go(pair)
+
+
+async def test_a_new_worker_is_warmed(pair: WorkerPair) -> None:
+    await compute(pair, pair.a, PROMPT)
+    new = await pair.add("new", warms_up=True)
+    assert await compute(pair, new, (*PREFIX, 90, 91)) == len(PREFIX)
+    await lets_go(pair)
+
+
+@pytest.mark.parametrize("at_source", [True, False], ids=["source", "target"])
+async def test_a_copy_that_is_not_begun_leaves_the_sequence_where_it_is(pair: WorkerPair, at_source: bool) -> None:
+    params = greedy(200)
+    follower = await pair.run(params)
+    broken: LateCopier = (pair.a if at_source else pair.b).runner.copier
+    broken.fail_begin = True
+    assert (await pair.a.migrate(follower.seq_id, target=pair.b.incarnation))[-1].outcome == STAYED
+    broken.fail_begin = False
+    await moved(pair.a, follower, pair.b)
+    await pair.check_end(follower, params)
+
+
+async def test_a_worker_with_a_staging_area_and_one_without_understand_each_other(monkeypatch) -> None:
+    """So a GPU and a CPU could exchange blocks of the same layout."""
+    params = greedy(300)
+    async with worker_pair() as pair:
+        monkeypatch.setattr(PairedWorker, "runner_kind", CountingWitness)
+        staged = await pair.add("staged")
+        follower = await pair.run(params)
+        await moved(pair.a, follower, staged)
+        await moved(staged, follower, pair.b, 2)
+        await pair.check_end(follower, params)
+        assert not (staged.runner.num_prefill or pair.b.runner.num_prefill)
+        await staged.has_no_pins()
+        staged.runner.check_buffers()
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["in place", "staged"])
+@pytest.mark.parametrize("goes_on", [False, True], ids=["stopped", "goes on"])
+def test_sequences_of_a_real_model_move_away_and_back(staged: bool, goes_on: bool) -> None:
+    """As `make gpu-check` does it on a GPU. Freed blocks are filled with NaN."""
+    params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    alone, *sides = (
+        ConnectedBench(runner=tiny_llama(Form(), ReferenceOps(), staged=staged).runner, goes_on=goes_on)
+        for _ in range(3)
+    )
+    for name, prompt in zip(("s0", "s1"), PROMPTS, strict=False):
+        alone.admit(name, prompt, params)
+        sides[0].admit(name, prompt, params)
+    alone.finish()
+    sides[1].admit("other", list(range(1, 30)), params)
+    for side in sides:
+        side.run_steps(12)
+    for source, target in (sides, sides[::-1]):
+        source.move_to(target, "s0", between=[source.step])
+        target.step()
+        assert target.lengths["s0"] == 1, "it was computed again"
+    for side in sides:
+        side.finish()
+        side.close()
+        assert side.num_sent and side.num_steps_meanwhile <= goes_on * side.num_sent * 32
+        if staged:
+            check_buffers(side.runner.block_memory, StagingSize.of(side.runner.info.bytes_per_block))
+    assert {name: sides[0].tokens[name] for name in alone.tokens} == alone.tokens

@@ -1,0 +1,208 @@
+"""GPT-like decoders: what test_architectures.py does not show of GPT-2, GPT-J, BLOOM, Falcon, MPT and their like."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.falcon.modeling_falcon import build_alibi_tensor as build_falcon_alibi_tensor
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+from gpu_worker import LLM, SamplingParams
+from gpu_worker.models.decoders.gpt_config import alibi_slopes
+from gpu_worker.models.decoders.gpt_families import read_gpt_config
+from octavo.request.errors import BadModel
+
+KINDS = ["gpt2", "gptj", "codegen", "gpt-neo", "bloom", "falcon-7b", "falcon-40b", "falcon-rw", "mpt"]
+TOKENS = [(7 * i + 3) % 128 for i in range(50)]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_through_an_engine_in_pieces_and_together_tokens_are_those_of_transformers(name, tiny):
+    """Twelve tokens a step for five prompts, two of which begin alike: pieces, shared blocks, batches that change."""
+    model = tiny(name)
+    long = [(i * 29 + 5) % 128 for i in range(41)]
+    prompts = [long, [7], [3, 1, 2] * 5, [*long[:33], 9, 9], [64, 65]]
+    settings = {"kv_cache_bytes": "1MiB", "swap_bytes": "1MiB", "block_size": 8, "threads": 1, "device": "cpu"}
+    with LLM(str(model.directory), max_batch_tokens=12, **settings) as llm:
+        answers = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=24), use_tqdm=False)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        output = list(answer.outputs[0].token_ids)
+        expected = model.logits(prompt + output)[len(prompt) - 1 : -1].argmax(-1)
+        assert output == expected.tolist()
+
+
+@pytest.mark.parametrize("num_heads", [*range(1, 33), 40, 71, 112])
+def test_slopes_are_those_of_transformers(num_heads):
+    bloom = build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)[:, 0, 1]
+    torch.testing.assert_close(torch.tensor(alibi_slopes(num_heads)), bloom, rtol=1e-6, atol=0)
+    for bias_max in (8, 16):
+        mpt = -build_mpt_alibi_tensor(num_heads, 2, bias_max).view(num_heads, 2)[:, 0]
+        torch.testing.assert_close(torch.tensor(alibi_slopes(num_heads, bias_max)), mpt, rtol=1e-6, atol=0)
+
+
+def test_falcons_slopes_are_rounded_and_scaled_as_in_transformers():
+    """Twelve heads: without a power of two, slopes are no numbers of bfloat16."""
+    config = transformers.FalconConfig(hidden_size=96, num_attention_heads=12, alibi=True, multi_query=False)
+    theirs = build_falcon_alibi_tensor(torch.ones(1, 2), 12, torch.float32)[:, 0, 1] * 8**-0.5
+    assert torch.equal(torch.tensor(read_gpt_config(config.to_dict()).alibi), theirs)
+    assert not torch.equal(torch.tensor(alibi_slopes(12)) * 8**-0.5, theirs)
+
+
+@pytest.mark.usefixtures("on_ops")
+def test_seventy_one_heads_share_one_key_value_head(tmp_path, load, all_logits):
+    """The heads of Falcon 7B."""
+    torch.manual_seed(3)
+    config = transformers.FalconConfig(
+        vocab_size=128, hidden_size=71 * 8, num_attention_heads=71, num_hidden_layers=2, max_position_embeddings=128
+    )
+    model = transformers.FalconForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    runner = load(tmp_path / "model")
+    assert runner._decoder.num_kv_heads == 1
+    with torch.inference_mode():
+        expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0]
+    logits = all_logits(runner, TOKENS)
+    assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-4
+
+
+# Settings of MPT that Transformers reads and then ignores. The reference is its model with these parts put in.
+
+MPT = {"vocab_size": 128, "max_seq_len": 128, "d_model": 48, "n_layers": 2, "n_heads": 6}
+
+
+def add_biases(model):
+    for module in model.transformer.modules():
+        if isinstance(module, nn.Linear | nn.LayerNorm):
+            module.bias = nn.Parameter(0.2 * torch.randn(module.weight.shape[0]))
+
+
+def add_norms(model):
+    def norm(module, _, output):
+        queries, keys, values = output.chunk(3, dim=-1)
+        return torch.cat((module.norms[0](queries), module.norms[1](keys), values), dim=-1)
+
+    for block in model.transformer.blocks:
+        block.attn.q_ln, block.attn.k_ln = (nn.LayerNorm(48, bias=False) for _ in range(2))
+        for part in (block.attn.q_ln, block.attn.k_ln):
+            part.weight.data.uniform_(0.5, 1.5)
+        object.__setattr__(block.attn.Wqkv, "norms", (block.attn.q_ln, block.attn.k_ln))  # not parts of Wqkv
+        block.attn.Wqkv.register_forward_hook(norm)
+
+
+def steepen(model):
+    model.transformer.build_mpt_alibi_tensor = lambda heads, length, device: build_mpt_alibi_tensor(heads, length, 16)
+
+
+def learn_positions(model):
+    table = model.transformer.wpe = nn.Embedding(128, 48)
+    model.transformer.wte.register_forward_hook(lambda _, ids, found: found + table.weight[: found.shape[1]])
+    model.transformer.build_mpt_alibi_tensor = lambda heads, length, device: torch.zeros(heads, 1, length)
+
+
+@pytest.mark.parametrize(
+    ("settings", "change"),
+    [
+        ({"no_bias": False}, add_biases),
+        ({"attn_config": {"qk_ln": True}}, add_norms),
+        ({"attn_config": {"alibi_bias_max": 16}}, steepen),
+        ({"attn_config": {"alibi": False}}, learn_positions),
+    ],
+    ids=["biases", "norms of queries and keys", "alibi_bias_max", "learned positions"],
+)
+def test_an_mpt_is_what_its_configuration_says(settings, change, tmp_path, load, all_logits):
+    torch.manual_seed(5)
+    model = transformers.MptForCausalLM(transformers.MptConfig(**MPT, **settings)).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.3)
+    with torch.inference_mode():
+        plain = model(torch.tensor([TOKENS]), use_cache=False).logits[0]
+        change(model)
+        expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0]
+    model.save_pretrained(tmp_path / "model")
+    logits = all_logits(load(tmp_path / "model"), TOKENS)
+    assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-4
+    assert float((plain - expected).abs().max()) > 0.01, "the setting changes nothing"
+
+
+# Checkpoints
+
+
+@pytest.fixture
+def copied(tiny, tmp_path):
+    """A checkpoint of one's own, to be damaged: a function of the model's name."""
+    return lambda name: shutil.copytree(tiny(name).directory, tmp_path / name)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_tensor_too_few_or_too_many_is_refused(name, copied, load):
+    directory = copied(name)
+    weights = load_file(directory / "model.safetensors")
+    layer = next(stored for stored in sorted(weights) if ".1." in stored)
+    save_file({**weights, f"{layer}_extra": torch.zeros(2)}, directory / "model.safetensors")
+    with pytest.raises(BadModel, match=rf"have no place in the model: {layer}_extra"):
+        load(directory)
+    for missing in sorted(weights):
+        rest = {stored: tensor for stored, tensor in weights.items() if stored != missing}
+        save_file(rest, directory / "model.safetensors")
+        with pytest.raises(BadModel, match=missing.removeprefix("transformer.")):
+            load(directory)
+
+
+def test_a_base_model_without_a_head_runs(copied, load, greedy):
+    """As BLOOM and GPT-2 are published: without the name of the base model before each tensor."""
+    directory = copied("bloom")
+    expected = greedy(load(directory), [[1, 2, 3]], 8)
+    weights = load_file(directory / "model.safetensors")
+    weights = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
+    save_file(weights, directory / "model.safetensors")
+    assert greedy(load(directory), [[1, 2, 3]], 8) == expected
+
+
+def test_a_head_unlike_the_embedding_is_used_whatever_the_configuration_says(copied, load, greedy):
+    """Transformers takes two tensors for two, too."""
+    directory = copied("falcon-7b")
+    tied = greedy(load(directory), [[1, 2, 3]], 8)
+    weights = load_file(directory / "model.safetensors")
+    embedding = weights["transformer.word_embeddings.weight"]
+    save_file({**weights, "lm_head.weight": embedding.clone()}, directory / "model.safetensors")
+    assert greedy(load(directory), [[1, 2, 3]], 8) == tied
+    save_file({**weights, "lm_head.weight": embedding.flip(0).contiguous()}, directory / "model.safetensors")
+    assert greedy(load(directory), [[1, 2, 3]], 1) == [[127 - tied[0][0]]]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "reason"),
+    [
+        ("mpt", {"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type 'multiquery_attention'"),
+        ("mpt", {"attn_config": {"prefix_lm": True}}, "prefix_lm True is not supported"),
+        ("mpt", {"attn_config": {"rope": True}}, "rope True is not supported"),
+        ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale 'inv_sqrt_d_model'"),
+        ("mpt", {"norm_type": "rmsnorm"}, "norm_type 'rmsnorm'"),
+        ("mpt", {"ffn_config": {"ffn_type": "mptglu"}}, "ffn_type 'mptglu'"),
+        ("mpt", {"expansion_ratio": 2}, "the configuration says"),
+        ("falcon-7b", {"activation": "mish"}, "activation 'mish' is not one of"),
+        ("falcon-7b", {"rope_parameters": {"rope_type": "proportional"}}, "rope_type 'proportional' is not one of"),
+        ("falcon-7b", {"num_attention_heads": 3}, "3 heads and 1 key-value heads for 32 numbers"),
+        ("falcon-40b", {"num_kv_heads": 3}, "4 heads and 3 key-value heads"),
+        ("gptj", {"rotary_dim": None}, "TypeError"),
+        ("gptj", {"rotary_dim": 10}, "rotary_dim 10"),
+        ("codegen", {"n_head": 2, "rotary_dim": 8}, "2 heads are no multiple of 4"),
+        (
+            "gpt-neo",
+            {"attention_types": [[["global"], 3]]},
+            "attention_types lists global, global, global for 4 layers",
+        ),
+        ("gpt-neo", {"attention_types": None}, "TypeError"),
+        ("bloom", {"hidden_size": None}, "has no 'hidden_size or n_embd"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(name, fields, reason, copied, load):
+    path = copied(name) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with pytest.raises(BadModel, match=reason):
+        load(path.parent)

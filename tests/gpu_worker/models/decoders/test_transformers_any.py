@@ -1,0 +1,88 @@
+"""Decoders through Transformers: types beyond those of test_architectures.py, and what `verify` cannot see."""
+
+import json
+import shutil
+
+import pytest
+from transformers_types import TYPES
+
+from gpu_worker import LLM, SamplingParams
+from octavo.request.errors import BadModel
+
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "short_mscale": 1.1,
+    "long_mscale": 1.3,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TYPES)
+def test_through_an_engine_in_pieces_and_together_tokens_are_those_of_transformers(name, tiny):
+    """Twelve tokens a step for four prompts, so that pieces of prompts and decodes share steps."""
+    model = tiny(name)
+    prompts = [[(i * 37 + j * 11) % 128 for j in range(length)] for i, length in enumerate((41, 1, 9, 20))]
+    settings = {"kv_cache_bytes": "4MiB", "swap_bytes": "1MiB", "block_size": 8, "threads": 1, "device": "cpu"}
+    with LLM(str(model.directory), max_batch_tokens=12, **settings) as llm:
+        answers = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=48), use_tqdm=False)
+    outputs = [list(answer.outputs[0].token_ids) for answer in answers]
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = model.logits(prompt + output)[len(prompt) - 1 : -1].argmax(-1)
+        assert output == expected.tolist()
+    assert len({token for output in outputs for token in output}) > 8, "a model that repeats itself tests little"
+
+
+def test_longrope_runs_up_to_the_original_context(tiny, load, greedy, monkeypatch, caplog):
+    """Past it, every position would turn otherwise, those of other sequences and of cached keys, too."""
+    monkeypatch.setitem(TYPES, "phimoe-longrope", ("Phimoe", {**TYPES["phimoe"][1], "rope_parameters": LONG_ROPE}))
+    model = tiny("phimoe-longrope")
+    runner = load(model.directory)
+    assert runner.info.context_tokens == 64
+    assert "longrope is not supported past the original context of 64 tokens" in caplog.text
+    prompts = [[(j * 11) % 128 for j in range(40)], [5]]
+    for prompt, output in zip(prompts, greedy(runner, prompts, 24), strict=True):
+        assert output == model.logits(prompt + output)[len(prompt) - 1 : -1].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "reason"),
+    [
+        ("Phimoe", {"num_local_experts": 4, "sliding_window": 40}, r"masks have windows of \[40\] tokens"),
+        ("Qwen2Moe", {"use_sliding_window": True, "max_window_layers": 2, "sliding_window": 40}, "layer 0 is windowed"),
+    ],
+)
+def test_a_window_that_attention_is_not_told_of_is_refused(kind, fields, reason, tiny, load, monkeypatch):
+    """The window is longer than the prompt of `verify`, so that no difference would be seen."""
+    monkeypatch.setitem(TYPES, f"{kind}-untold", (kind, {**TYPES["olmoe"][1], **fields}))
+    with pytest.raises(BadModel, match=reason):
+        load(tiny(f"{kind}-untold").directory)
+
+
+def test_a_model_whose_code_fails_is_refused(tiny, load, monkeypatch):
+    from gpu_worker.models.decoders import transformers_any
+
+    def fail(*_):
+        raise TypeError("no such thing")
+
+    monkeypatch.setattr(transformers_any.TransformersDecoder, "_logits", fail)
+    with pytest.raises(BadModel, match=r"its own code failed on a short prompt \(TypeError: no such thing\)"):
+        load(tiny("opt").directory)
+
+
+def test_a_type_that_transformers_does_not_know_is_refused_in_one_line(tiny, load, tmp_path):
+    directory = shutil.copytree(tiny("opt").directory, tmp_path / "copied")
+    (directory / "config.json").write_text(json.dumps({"model_type": "of-nobody"}))
+    with pytest.raises(BadModel, match="model type `of-nobody` but Transformers does not recognize") as refused:
+        load(directory)
+    assert "\n" not in refused.value.message
+    assert "pip install" not in refused.value.message
+
+
+def test_a_model_with_a_mask_of_its_own_is_refused(tiny, load):
+    """Doge chooses the keys that a query sees: with a mask that attention would have to add to scores."""
+    with pytest.raises(BadModel, match="layer 0 has a mask of its own, which pages do not know"):
+        load(tiny("doge").directory)

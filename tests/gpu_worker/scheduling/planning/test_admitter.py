@@ -1,0 +1,80 @@
+"""Who is let in: what never fits, a full queue, epochs."""
+
+from dataclasses import replace
+
+from scheduler_bench import GREEDY, Bench
+
+from octavo.request.ids import SequenceId
+from octavo.request.record import AdmissionAnswer, AdmissionOutcome
+from octavo.request.sampling import SamplingParams
+
+ADMITTED, LATER, NEVER = AdmissionOutcome.ADMITTED, AdmissionOutcome.LATER, AdmissionOutcome.NEVER
+STALE_EPOCH = AdmissionOutcome.STALE_EPOCH
+
+
+def test_what_can_never_fit_is_refused_at_once_with_the_numbers() -> None:
+    bench = Bench(runner={"num_blocks": 4, "context_tokens": 100})
+    refused = bench.scheduler.admit(bench.new("a", 17))
+    assert refused.outcome is NEVER
+    assert refused.failure.reason == "TOO_LARGE"
+    assert "17 tokens need 5 blocks" in refused.failure.message and "has 4" in refused.failure.message
+    assert bench.scheduler.admit(bench.new("b", 100)).outcome is NEVER
+    wide = SamplingParams(temperature=0.0, beam_width=5, max_tokens=3)
+    assert bench.scheduler.admit(bench.new("c", 2, wide)).outcome is NEVER
+    assert bench.scheduler.admit(bench.new("d", 16)).admitted
+    assert set(bench.workload.sequences) == {"d"}
+
+
+def test_a_full_queue_answers_later() -> None:
+    bench = Bench(max_waiting=2)
+    answers = [bench.scheduler.admit(bench.new(name)) for name in "abc"]
+    assert [answer.outcome for answer in answers] == [ADMITTED, ADMITTED, LATER]
+    assert answers[2].failure.reason == "OUT_OF_BLOCKS"
+    assert SequenceId("c") not in bench.workload.sequences
+
+
+def test_epochs_replace_repeat_or_are_stale() -> None:
+    bench = Bench()
+    bench.admit("a", epoch=2)
+    bench.step()
+    running = bench.sequence("a")
+    assert bench.scheduler.admit(bench.new("a", epoch=2)) == AdmissionAnswer(ADMITTED)
+    stale = bench.scheduler.admit(bench.new("a", epoch=1))
+    assert (stale.outcome, stale.failure.reason) == (STALE_EPOCH, "STALE_EPOCH")
+    assert bench.sequence("a") is running
+    newer = bench.admit("a", epoch=3)
+    assert bench.sequence("a") is newer
+    bench.finish()
+    assert all(epoch == 3 for epoch in [newer.epoch])
+    assert bench.load().num_sequences == 0
+
+
+def test_a_newer_epoch_ends_the_older_one_even_if_it_is_refused_itself() -> None:
+    bench = Bench(max_waiting=1, runner={"num_blocks": 4, "context_tokens": 100})
+    for size, outcome in ((17, NEVER), (5, LATER)):
+        bench.admit("a", 4)
+        bench.step()
+        bench.admit("waits", 4)
+        assert bench.scheduler.admit(bench.new("a", size, epoch=2)).outcome is outcome
+        assert set(bench.workload.sequences) == {"waits"}
+        bench.finish()
+        assert "a.0" not in bench.finishes
+        bench.finishes.clear()
+
+
+def test_nothing_is_said_of_an_older_epoch_that_has_ended() -> None:
+    bench = Bench()
+    bench.admit("a")
+    bench.step()
+    bench.cancel("a")
+    newer = bench.admit("a", epoch=2)
+    deltas = bench.step()[1].deltas
+    assert {delta.sequence for delta in deltas} == {newer}
+
+
+def test_max_tokens_reserves_nothing() -> None:
+    bench = Bench(runner={"num_blocks": 8})
+    for name in "abcd":
+        bench.admit(name, 5, replace(GREEDY, max_tokens=24))
+    plan, _ = bench.step()
+    assert len(plan.chunks) == 4

@@ -1,0 +1,227 @@
+"""Who gives way, and who goes on, when blocks or rows are short."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_bench import GREEDY, Bench
+from sequences import crowd
+
+from gpu_worker.blocks.block_manager import Reservation
+from gpu_worker.scheduling.planning.preemption import choose_victim
+from gpu_worker.scheduling.state.sequence import Branch, Sequence
+from octavo.request.sampling import FinishReason, SamplingParams
+
+
+def test_priority_overtakes_and_displaces_fcfs_does_not() -> None:
+    order = {}
+    for policy in ("fcfs", "priority"):
+        bench = Bench(policy=policy, max_batch_sequences=2)
+        for name in "abcd":
+            bench.admit(name, priority=4)
+        bench.step()
+        bench.admit("urgent", priority=1)
+        bench.finish()
+        order[policy] = list(bench.finishes)
+        assert all(len(tokens) == 8 for tokens in bench.tokens.values())
+    assert order["fcfs"][-1] == "urgent.0"
+    assert order["priority"].index("urgent.0") <= 1
+
+
+def test_the_newest_of_the_lowest_class_gives_way() -> None:
+    bench = Bench(runner={"num_blocks": 9}, preemption="recompute", policy="priority")
+    for name, priority in {"old": 3, "low": 4, "new": 3}.items():
+        bench.admit(name, 8, replace(GREEDY, max_tokens=20), priority=priority)
+    while not bench.load().num_preempted_recompute:
+        bench.step()
+    assert [name for name, s in bench.workload.sequences.items() if s.last_preempted >= 0] == ["low"]
+    bench.now += 10
+    bench.finish()
+    assert all(len(tokens) == 20 for tokens in bench.tokens.values())
+
+
+def test_with_fcfs_who_came_last_gives_way_whatever_its_class() -> None:
+    bench = Bench(runner={"num_blocks": 9}, preemption="recompute", policy="fcfs")
+    for name, priority in {"bulk": 4, "default": 3, "system": 1}.items():
+        bench.admit(name, 8, replace(GREEDY, max_tokens=20), priority=priority)
+    while not bench.load().num_preempted_recompute:
+        bench.step()
+    assert [name for name, s in bench.workload.sequences.items() if s.last_preempted >= 0] == ["system"]
+    bench.finish()
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_who_comes_back_soon_runs_on_for_a_block(preemption: str) -> None:
+    bench = Bench(runner={"num_blocks": 12}, preemption=preemption, min_preempt_interval_s=2.0)
+    for number in range(8):
+        bench.admit(f"s{number}", 7, replace(GREEDY, max_tokens=30))
+    sequences = dict(bench.workload.sequences)
+    ran: dict[str, int] = {}  # steps since it came back
+    preempted: dict[str, float] = {}
+    num_preempted = 0
+    while bench.scheduler.has_work:
+        plan, _ = bench.step()
+        bench.now += 0.01
+        for chunk in plan.chunks:
+            ran[chunk.branch.sequence.seq_id] = ran.get(chunk.branch.sequence.seq_id, 0) + 1
+        for name, sequence in sequences.items():
+            if sequence.last_preempted != preempted.get(name, sequence.last_preempted):
+                soon = sequence.last_preempted - preempted[name] < 2.0
+                assert not soon or ran[name] >= bench.runner.info.block_size or len(bench.workload.active) == 1
+            if sequence.last_preempted != preempted.get(name, float("-inf")):
+                preempted[name], ran[name] = sequence.last_preempted, 0
+                num_preempted += 1
+    assert num_preempted > 5
+
+
+class RankRules:
+    """What ranks promise, compared with the workload after every plan. Call `note` before the plan."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._preempted: dict[Sequence, float] = {}
+        self._needy: set[Branch] = set()
+
+    def note(self) -> None:
+        self._needy = set(self._bench.workload.lists.needy)
+
+    def compare(self) -> None:
+        work = self._bench.workload
+        highest = max((sequence.rank for sequence in work.active), default=(0, 0))
+        for sequence in work.sequences.values():
+            if sequence.last_preempted != self._preempted.get(sequence, float("-inf")):
+                self._preempted[sequence] = sequence.last_preempted
+                assert sequence.rank > highest, "a sequence of a higher rank has kept its blocks"
+        for branch in self._needy.intersection(work.lists.needy):  # it has found no slot
+            spared = {sequence for sequence in work.active if sequence in work.tables.written}
+            later = {sequence for sequence in work.active if sequence.rank > branch.sequence.rank}
+            assert later <= spared, "a sequence stands still while one of a higher rank has blocks"
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@given(
+    requests=st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 20), st.integers(1, 40), st.integers(0, 12)),
+        min_size=4,
+        max_size=14,
+    ),
+    preemption=st.sampled_from(["swap", "recompute", "auto"]),
+    num_blocks=st.integers(10, 24),
+)
+def test_blocks_go_by_rank(policy: str, requests: list, preemption: str, num_blocks: int) -> None:
+    """No sequence is preempted, or waits for a block, while one that comes after it keeps blocks.
+
+    After it by arrival with fcfs, whatever the class; by class and then arrival with priority.
+    """
+    bench = Bench(runner={"num_blocks": num_blocks}, preemption=preemption, policy=policy)
+    rules = RankRules(bench)
+    arrivals = sorted(requests, key=lambda request: request[3])
+    step = 0
+    while arrivals or bench.scheduler.has_work:
+        while arrivals and arrivals[0][3] <= step:
+            priority, prompt, max_tokens, _ = arrivals.pop(0)
+            bench.admit(f"s{len(arrivals)}", prompt, replace(GREEDY, max_tokens=max_tokens), priority=priority)
+        rules.note()
+        plan = bench.scheduler.plan()
+        rules.compare()
+        bench.scheduler.commit(plan, bench.runner.run(plan))
+        bench.now += 0.05
+        step += 1
+        assert step < 3000
+
+
+def test_the_memory_of_the_worker_ends_a_lone_sequence_with_length() -> None:
+    bench = Bench(runner={"num_blocks": 5, "num_host_blocks": 8})
+    bench.admit("a", 6, replace(GREEDY, max_tokens=500))
+    bench.finish()
+    assert bench.finishes == {"a.0": FinishReason.LENGTH}
+    assert len(bench.tokens["a.0"]) == 20 - 6 + 1  # the last token needs no slot
+
+
+def test_branches_that_do_not_fit_together_run_one_after_the_other() -> None:
+    bench = Bench(runner={"num_blocks": 6})
+    params = SamplingParams(temperature=1.0, seed=4, n=4, max_tokens=14)
+    bench.admit("a", 8, params)
+    for _ in range(4000):
+        if not bench.scheduler.has_work:
+            break
+        bench.step()
+        bench.now += 0.1
+    assert [len(bench.tokens[f"a.{branch}"]) for branch in range(4)] == [14] * 4
+
+
+def test_the_lowest_class_newest_first_but_nobody_ranked_before_the_requester() -> None:
+    high, old, new, low = running = crowd((1, 9), (3, 1), (3, 2), (4, 0))
+    assert choose_victim(running, old, (), 0.0) is low
+    assert choose_victim([high, old, new], old, (), 0.0) is new
+    assert choose_victim([high, old, new], new, (), 0.0) is new  # it gives way itself
+    assert choose_victim([high, old, new], new, (), 0.0, forced=True) is None
+    assert choose_victim([new], new, (), 0.0) is None
+
+
+def test_by_arrival_alone_with_fcfs() -> None:
+    bulk, default, system = running = crowd((4, 0), (3, 1), (1, 2), policy="fcfs")
+    assert choose_victim(running, bulk, (), 0.0) is system
+    assert choose_victim(running, default, (), 0.0) is system
+    assert choose_victim([bulk, default], default, (), 0.0) is default
+
+
+def test_who_moves_in_this_step_is_waited_for_unless_forced() -> None:
+    old, new, low = running = crowd((3, 1), (3, 2), (4, 0))
+    assert choose_victim(running, old, {low}, 0.0) is None
+    assert choose_victim(running, low, {low}, 0.0) is None
+    assert choose_victim(running, old, {low}, 0.0, forced=True) is new
+
+
+def test_who_was_preempted_a_moment_ago_keeps_its_blocks_from_nobody_but_itself() -> None:
+    old, new, low = running = crowd((3, 1), (3, 2), (4, 0))
+    low.last_preempted = new.last_preempted = 5.0
+    assert choose_victim(running, old, (), 4.0) is low
+    assert choose_victim([old, new], old, (), 4.0) is new
+    assert choose_victim([old, new], new, (), 4.0) is None
+    assert choose_victim([old, new], new, (), 5.0) is new
+
+
+def three_of_which_one_is_out(num_taken: int) -> tuple[Bench, Reservation]:
+    """The first runs, the second waits to be computed again, the third is out, and some blocks are taken."""
+    bench = Bench(runner={"num_blocks": 20})
+    for name, prompt in {"first": 8, "second": 16, "third": 8}.items():
+        bench.admit(name, prompt, replace(GREEDY, max_tokens=12))
+    while len(bench.tokens) < 3:
+        bench.step()
+    assert bench.scheduler.swap(bench.sequence("third").seq_id, 1, "out")
+    bench.step()
+    assert bench.scheduler.swap(bench.sequence("second").seq_id, 1, "drop")
+    bench.scheduler.end_holds()
+    return bench, bench.workload.tables.device.reserve(num_taken)
+
+
+def test_a_sequence_that_comes_back_leaves_room_for_one_that_waits_before_it() -> None:
+    bench, taken = three_of_which_one_is_out(11)  # of the others the first has three, and the second needs five
+    with taken:
+        bench.step()
+        assert bench.sequence("third").swapped and not bench.sequence("second").queued
+        bench.finish()
+    assert all(len(tokens) == 12 for tokens in bench.tokens.values())
+
+
+def test_no_sequence_comes_back_before_one_that_runs_alone_and_finds_no_room() -> None:
+    bench, taken = three_of_which_one_is_out(13)
+    with taken:
+        second = bench.sequence("second")
+        bench.workload.isolate(second)
+        for _ in range(4):
+            bench.step()
+            assert bench.sequence("third").swapped and second.queued
+        assert second.starved and "first.0" not in bench.finishes
+    bench.finish()
+    assert all(len(tokens) == 12 for tokens in bench.tokens.values())
+
+
+def test_a_block_that_nobody_shares_any_more_needs_no_copy() -> None:
+    """Both branches have the prompt's three blocks, which are all. The second gives way, and the first writes on."""
+    bench = Bench(runner={"num_blocks": 3})
+    bench.admit("a", 10, SamplingParams(n=2, best_of=2, temperature=1.0, seed=1, max_tokens=8))
+    bench.finish()
+    assert len(bench.tokens["a.0"]) == 3 and bench.finishes["a.0"] is FinishReason.LENGTH

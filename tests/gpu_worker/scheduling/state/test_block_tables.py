@@ -1,0 +1,98 @@
+"""What branches of a model in which every layer has a window hold, on the device and in the host pool."""
+
+import pytest
+from scheduler_bench import Bench
+
+from gpu_worker.scheduling.state.sequence import Branch
+from gpu_worker.testing.fake_runner import new_runner_info
+from octavo.request.record import AdmissionOutcome
+from octavo.request.sampling import SamplingParams
+
+LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+
+
+def bench(window: int = 9, num_blocks: int = 8, **config) -> Bench:
+    """Blocks of four tokens."""
+    return Bench(runner={"window": window, "num_blocks": num_blocks, "context_tokens": 4096}, **config)
+
+
+def held(branch: Branch) -> int:
+    return len(branch.blocks) - branch.num_passed
+
+
+@pytest.mark.parametrize(
+    ("window", "at_once"), [(0, 0), (1, 2), (2, 2), (4, 2), (5, 2), (6, 3), (9, 3), (10, 4), (4096, 1025)]
+)
+def test_how_many_blocks_a_branch_of_any_length_needs(window: int, at_once: int) -> None:
+    info = new_runner_info("fake", "none", 1, False, block_size=4, window=window)
+    assert info.max_sequence_blocks == at_once
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_a_decode_holds_its_window_only(prefix_caching: bool) -> None:
+    world = bench(prefix_caching=prefix_caching)
+    branch = world.admit("a", 5, LONG).branches[0]
+    most = 0
+    while world.scheduler.has_work:
+        world.step()
+        most = max(most, held(branch))
+        seen = max(0, branch.num_computed + 1 - 9)  # the first token that the next one sees
+        assert branch.num_passed * 4 <= seen, "a block that is still seen was given back"
+        assert world.load().num_used_blocks == held(branch)
+    assert most == world.runner.info.max_sequence_blocks == 3
+    assert len(world.tokens["a.0"]) == 60
+
+
+@pytest.mark.parametrize("chunked_prefill", [True, False])
+def test_a_prompt_much_longer_than_the_memory_runs(chunked_prefill: bool) -> None:
+    world = bench(num_blocks=5, chunked_prefill=chunked_prefill)
+    world.admit("a", 500)
+    world.finish()
+    assert len(world.tokens["a.0"]) == 8
+    assert world.load().num_used_blocks == 0
+
+
+def test_without_a_window_such_a_prompt_is_too_large() -> None:
+    for window, num_blocks, outcome in ((0, 5, "NEVER"), (9, 2, "NEVER"), (9, 3, "ADMITTED")):
+        world = bench(window, num_blocks)
+        assert world.scheduler.admit(world.new("a", 500)).outcome is AdmissionOutcome[outcome]
+
+
+def test_blocks_that_were_passed_stay_cached() -> None:
+    """A second prompt shares them as far as its own window reaches, and holds no others."""
+    world = bench(num_blocks=40, max_batch_tokens=64)
+    prompt = [1 + i % 50 for i in range(64)]
+    world.admit("first", prompt)
+    world.finish()
+    second = world.admit("second", [*prompt, 7])
+    world.step()
+    assert second.cached_tokens == 64
+    assert (second.branches[0].num_passed, held(second.branches[0])) == (14, 3)
+    world.finish()
+    assert world.tokens["second.0"]
+
+
+def test_a_swap_moves_the_window_only() -> None:
+    world = bench(num_blocks=16, preemption="swap", min_preempt_interval_s=0.0)
+    sequence = world.admit("a", 40, LONG)
+    branch = sequence.branches[0]
+    while branch.num_computed < 46:
+        world.step()
+    passed, computed = branch.num_passed, branch.num_computed
+    assert world.scheduler.swap(sequence.seq_id, sequence.epoch, "out") == 3
+    assert (len(branch.host_blocks), branch.num_passed) == (3, passed)
+    assert passed == computed // 4 - 2 > 0
+    assert world.scheduler.swap(sequence.seq_id, sequence.epoch, "in") == 3
+    world.finish()
+    assert len(world.tokens["a.0"]) == 60
+    assert world.load().num_free_host_blocks == 16
+
+
+def test_branches_share_what_they_have_not_passed() -> None:
+    world = bench(num_blocks=24, max_batch_tokens=64)
+    sequence = world.admit("a", 41, SamplingParams(temperature=1.0, n=3, seed=1, max_tokens=30, ignore_eos=True))
+    world.step()
+    assert [(b.num_passed, held(b)) for b in sequence.branches] == [(8, 3)] * 3
+    assert world.load().num_used_blocks == 3
+    world.finish()
+    assert [len(world.tokens[f"a.{index}"]) for index in range(3)] == [30] * 3

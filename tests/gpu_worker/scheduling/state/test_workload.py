@@ -1,0 +1,95 @@
+"""A workload recounts itself: whatever is on a wrong list, or has a wrong block, is noticed."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from scheduler_bench import GREEDY, Bench
+
+from gpu_worker.scheduling.state.workload import Workload
+from octavo.request.sampling import FinishReason
+
+
+def busy() -> Bench:
+    """A bench with a branch that decodes, one that prefills, a search, one in the host pool, and one that waits."""
+    bench = Bench(max_batch_tokens=16, max_long_partial_prefills=1, runner={"context_tokens": 200})
+    bench.admit("swapped", 5, replace(GREEDY, max_tokens=50))
+    bench.step()
+    bench.scheduler.swap(bench.sequence("swapped").seq_id, 1, "out")
+    bench.admit("decodes", 5, replace(GREEDY, max_tokens=50))
+    bench.admit("searches", 5, replace(GREEDY, max_tokens=50, beam_width=2))
+    for _ in range(3):
+        bench.step()
+    bench.admit("prefills", 90)
+    bench.step()
+    bench.admit("waits", 90)
+    work = bench.workload
+    assert [chunk.branch.sequence.seq_id for chunk in work.lists.decodes] == ["decodes"]
+    assert [branch.sequence.seq_id for branch in work.lists.prefilling] == ["prefills"]
+    assert [sequence.seq_id for sequence in work.lists.searches] == ["searches"]
+    assert [sequence.seq_id for sequence in work.swapped] == ["swapped"]
+    assert [sequence.seq_id for sequence in work.waiting] == ["waits"]
+    bench.scheduler.check_state()
+    return bench
+
+
+def lose_chunk_place(work: Workload) -> None:
+    work.lists.decodes[0].start -= 1
+
+
+def lose_slot(work: Workload) -> None:
+    work.lists._needy.clear()
+    branch = work.lists.decodes[0].branch
+    branch.num_computed = work.lists.decodes[0].start = len(branch.blocks) * work.info.block_size
+    branch.tokens += [1] * (branch.num_computed + 1 - len(branch.tokens))
+
+
+def share_slot(work: Workload) -> None:
+    branch = work.lists.decodes[0].branch
+    work.lists._needy.clear()
+    work._sequences["twin"] = twin = replace(branch.sequence, branches=[], queued=True)
+    twin.branches.append(replace(branch, sequence=twin, blocks=work.tables.device.share(branch.blocks)))
+    work._active[twin] = None
+    work.lists._decodes.append(replace(work.lists.decodes[0], branch=twin.branches[0]))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda work: work.lists._decodes.clear(), "on no list"),
+        (lambda work: work.lists._prefilling.clear(), "on no list"),
+        (lambda work: work.lists._searches.clear(), "on no list"),
+        (lambda work: work._active.popitem(), "active is not"),
+        (lambda work: setattr(work.waiting[0], "queued", False), "not queued"),
+        (lambda work: work.lists.decodes[0].branch.blocks.pop(), "references"),
+        (lambda work: work.swapped[0].branches[0].host_blocks.pop(), "references"),
+        (lambda work: setattr(work.swapped[0].branches[0], "state", work.waiting[0].branches[0].state), "wrong place"),
+        (lose_chunk_place, "last token"),
+        (lose_slot, "slot of its own"),
+        (share_slot, "slot of its own"),
+    ],
+)
+def test_what_is_wrong_is_noticed(spoil: Callable[[Workload], object], problem: str) -> None:
+    bench = busy()
+    spoil(bench.workload)
+    with pytest.raises(AssertionError, match=problem):
+        bench.workload.check_places()
+
+
+def test_ending_everything_leaves_no_block_and_no_list() -> None:
+    bench = busy()
+    work = bench.workload
+    for sequence in list(work.sequences.values()):
+        assert bench.scheduler.cancel(sequence)
+        bench.scheduler.check_state()
+    assert not (
+        work.active
+        or work.waiting
+        or work.swapped
+        or work.lists.decodes
+        or work.lists.prefilling
+        or work.lists.searches
+    )
+    assert {delta.finish for delta in work.pending} == {FinishReason.CANCELLED}
+    load = bench.load()
+    assert (load.num_used_blocks, load.num_free_host_blocks) == (0, 16)

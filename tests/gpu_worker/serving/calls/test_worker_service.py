@@ -1,0 +1,336 @@
+"""The Worker service over real gRPC in one process: grants, half-closes, observers, streams that die or do not read."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from worker_service import ADMITTED, Service, StepCall, admission, tokens_of
+
+from gpu_worker.serving.calls import step_handler
+from gpu_worker.serving.journal import step_subscription
+from gpu_worker.testing.fake_runner import fake_oracle
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
+from octavo.request import errors
+from octavo.request.sampling import FinishReason
+from octavo.wire import statuses
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    made = Service()
+    await made.start()
+    made.service.serve_engine(made.engine_client)
+    yield made
+    await made.stop()
+
+
+# Before it is ready
+
+
+async def test_a_worker_that_still_loads_says_so_to_every_call():
+    made = Service()
+    await made.start()
+    for call in (
+        made.stub.Hello(worker_pb2.HelloRequest()),
+        made.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[admission()])),
+        made.stub.Swap(worker_pb2.SwapRequest()),
+        made.stub.Cancel(worker_pb2.WorkerCancelRequest()),
+        made.stub.Watch(worker_pb2.WatchRequest()).read(),
+        made.step().read(),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call
+        error = statuses.error_from(raised.value)
+        assert isinstance(error, errors.Loading)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert error.retry_after_ms > 0
+    made.service.serve_engine(made.engine_client)
+    assert (await made.stub.Hello(worker_pb2.HelloRequest())).model == "fake"
+    await made.stop()
+
+
+async def test_a_stopping_worker_takes_nothing_and_goes_on(service):
+    service.service.draining = True
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await service.schedule(admission())
+    assert isinstance(statuses.error_from(raised.value), errors.Draining)
+    assert len(await (await service.step().grant(1)).rest()) == 1
+
+
+# Grants
+
+
+async def test_finite_grants_of_several_streams_run_and_report_exactly_their_steps(service):
+    assert await service.schedule(admission(max_tokens=1000)) == [ADMITTED]
+    counts = {1: 1, 2: 3, 3: 7}
+    calls = {number: await service.step().open(f"r{number}") for number in counts}
+    for number, call in calls.items():
+        await call.grant(counts[number])
+    results = dict(zip(calls, await asyncio.gather(*(call.rest() for call in calls.values())), strict=True))
+    assert {number: len(found) for number, found in results.items()} == counts
+    step_ids = [result.step_id for found in results.values() for result in found]
+    assert len(set(step_ids)) == sum(counts.values())
+    assert service.engine.times.num_steps == sum(counts.values())
+
+
+async def test_a_half_closed_stream_shows_the_steps_it_granted_while_others_let_the_worker_run(service):
+    router = await (await service.step().open("r1")).grant(0)
+    assert await service.schedule(admission(max_tokens=4000), router_id="r1") == [ADMITTED]
+    await router.read()
+    single = await (await service.step().grant(3)).rest()
+    assert sum(result.num_tokens > 0 for result in single) >= 3
+    assert len(tokens_of_any(single)) >= 3
+    router.call.cancel()
+
+
+def tokens_of_any(results: list[worker_pb2.StepResult]) -> list[int]:
+    return [token for result in results for item in result.items for token in item.token_ids]
+
+
+async def test_a_half_close_without_finite_grants_ends_at_once(service):
+    assert await (await service.step().grant(0)).rest() == []
+    assert await service.step().rest() == []
+
+
+async def test_pause_ends_streams_that_wait_for_steps_which_will_not_come(service):
+    service.engine.hold_steps(True)  # as while the store is away
+    waiting = await (await service.step().open("r1")).grant(100)
+    end = asyncio.create_task(waiting.rest())
+    await service.until(lambda: any(stream.num_awaited == 100 for stream in service.publisher.subscriptions.values()))
+    assert not end.done()
+    await service.step().send(pause=worker_pb2.Pause())
+    assert await end == []
+    service.engine.hold_steps(False)
+    await service.schedule(admission())
+    await asyncio.sleep(0.05)
+    assert service.engine.times.num_steps == 0
+
+
+async def test_a_grant_outlives_its_stream(service):
+    assert await service.schedule(admission(max_tokens=5)) == [ADMITTED]
+    service.engine.hold_steps(True)
+    dying = await service.step().grant(6)
+    await service.until(lambda: any(stream.num_awaited for stream in service.publisher.subscriptions.values()))
+    dying.call.cancel()
+    await service.until(lambda: not service.publisher.subscriptions)
+    service.engine.hold_steps(False)
+    await service.until(lambda: service.engine.times.num_steps == 6)
+    assert not service.publisher.logs
+    assert len(await (await service.step().grant(1)).rest()) == 1  # and its steps are not taken for another's
+
+
+@pytest.mark.parametrize(
+    ("command", "field"),
+    [
+        ({}, "command"),
+        ({"grant": worker_pb2.Grant(steps=2**32 - 1)}, "grant.steps"),
+        ({"grant": worker_pb2.Grant(steps=2049)}, "grant.steps"),
+        ({"open": worker_pb2.Open()}, "open.router_id"),
+        ({"open": worker_pb2.Open(router_id="x" * 129)}, "open.router_id"),
+        ({"open": worker_pb2.Open(router_id="a\nb")}, "open.router_id"),
+    ],
+)
+async def test_a_bad_command_ends_its_stream_alone_and_names_the_field(service, command, field):
+    bystander = await service.step().open("bystander")
+    bad = service.step()
+    await bad.send(**command)
+    error = await bad.error()
+    assert isinstance(error, errors.InvalidArgument)
+    assert error.field == field
+    await bystander.grant(1)
+    assert (await bystander.read()).step_id
+    bystander.call.cancel()
+    await service.until(lambda: not service.publisher.subscriptions)
+
+
+async def test_a_stream_has_one_name(service):
+    call = await (await service.step().open("r1")).open("r1")
+    await call.open("r2")
+    assert isinstance(await call.error(), errors.InvalidArgument)
+    await service.until(lambda: not service.publisher._routers)
+
+
+# Who is told
+
+
+async def test_an_observer_sees_everything_and_a_router_what_it_scheduled_or_follows(service):
+    observer, first, second = service.step(), await service.step().open("r1"), await service.step().open("r2")
+    await observer.grant(0)
+    await service.until(lambda: len(service.publisher._routers) == 2 and len(service.publisher.subscriptions) == 3)
+    await service.schedule(admission(1), router_id="r1")
+    await service.schedule(admission(2, (7, 8)), router_id="r2")
+    oracle = {
+        1: fake_oracle([1, 2, 3], 8, info=service.runner.info),
+        2: fake_oracle([7, 8], 8, info=service.runner.info),
+    }
+    seen: dict[str, list[worker_pb2.StepResult]] = {"observer": [], "first": [], "second": []}
+
+    async def read(name: str, call: StepCall, ends: int) -> None:
+        while sum(item.finish_reason > 0 for result in seen[name] for item in result.items) < ends:
+            seen[name].append(await call.read())
+
+    await asyncio.gather(read("observer", observer, 2), read("first", first, 1), read("second", second, 1))
+    assert tokens_of(seen["observer"], 1) == tokens_of(seen["first"], 1) == oracle[1]
+    assert tokens_of(seen["observer"], 2, (7, 8)) == tokens_of(seen["second"], 2, (7, 8)) == oracle[2]
+    assert {item.seq_id for result in seen["first"] for item in result.items} == {f"{1:032x}"}
+    assert [item.finish_reason for item in seen["first"][-1].items] == [FinishReason.LENGTH]
+
+
+async def test_following_from_an_index_gives_the_rest_and_unfollowing_ends_it(service):
+    await service.schedule(admission(max_tokens=12))
+    await (await service.step().open("r0")).grant(5)
+    await service.until(
+        lambda: service.publisher.logs and len(service.publisher.logs[f"{1:032x}"].branches[0].tokens) == 5
+    )
+    follower = await service.step().open("r1")
+    await follower.send(follow=worker_pb2.Follow(seq_id=f"{1:032x}", next_indexes=[2]))
+    await follower.send(follow=worker_pb2.Follow(seq_id="f" * 32))
+    oracle = fake_oracle([1, 2, 3], 12, info=service.runner.info)
+    item = (await follower.read()).items[0]
+    assert (item.first_index, list(item.token_ids)) == (2, oracle[2:5])
+    assert list((await follower.read()).unknown_seq_ids) == ["f" * 32]
+    await follower.send(unfollow=worker_pb2.Unfollow(seq_id=f"{1:032x}"))
+    await follower.grant(2)
+    results = await follower.rest()
+    assert len(results) == 2
+    assert not any(result.items for result in results)
+
+
+async def test_a_router_that_comes_again_replaces_its_old_stream(service):
+    old = await service.step().open("r1")
+    await old.grant(0)
+    await service.until(lambda: "r1" in service.publisher._routers)
+    new = await service.step().open("r1")
+    assert await old.read() is grpc.aio.EOF
+    await service.schedule(admission(), router_id="r1")
+    assert (await new.read()).items
+    new.call.cancel()
+
+
+async def test_a_stream_that_is_not_read_is_cut_off_and_others_are_not(service, monkeypatch):
+    """The slow one's messages fill its connection's window first, then its bounded queue."""
+    monkeypatch.setattr(step_subscription, "MAX_PENDING_MESSAGES", 50)
+    service.runner.step_s = 0.003
+    apart = grpc.aio.insecure_channel(
+        service.endpoint, options=[("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+    )
+    slow = await StepCall(worker_pb2_grpc.WorkerStub(apart)).open("slow")  # as every router, on its own connection
+    fast = await service.step().open("fast")
+    await service.until(lambda: len(service.publisher._routers) == 2)
+    prompt = tuple(range(1, 10))
+    for number in range(8):
+        item = admission(number, prompt, max_tokens=4000)
+        item.sampling.logprobs = 20
+        await service.schedule(item, router_id="slow")
+        await fast.send(follow=worker_pb2.Follow(seq_id=f"{number:032x}"))
+    await fast.grant(0)
+    results: list[worker_pb2.StepResult] = []
+    while len(service.publisher.subscriptions) == 2:
+        results.append(await fast.read())
+        assert len(results) < 3900, "the slow one was never cut off"
+    assert isinstance(await slow.error(), errors.TooManyStreams)
+    results += [await fast.read() for _ in range(10)]
+    tokens = tokens_of(results, 3, prompt)
+    assert tokens == fake_oracle(prompt, len(tokens), info=service.runner.info)
+    assert len(tokens) >= len(results) - 10
+    fast.call.cancel()
+    await apart.close()
+
+
+async def test_streams_beyond_the_limit_are_refused(service, monkeypatch):
+    monkeypatch.setattr(step_handler, "MAX_STREAMS", 2)
+    calls = [await service.step().open(f"r{number}") for number in range(2)]
+    await service.until(lambda: len(service.publisher.subscriptions) == 2)
+    assert isinstance(await service.step().error(), errors.TooManyStreams)
+    calls[0].call.cancel()
+    await service.until(lambda: len(service.publisher.subscriptions) == 1)
+    assert len(await (await service.step().grant(1)).rest()) == 1
+
+
+async def test_nothing_is_left_of_streams_that_die_in_any_way(service):
+    await service.schedule(admission(max_tokens=4000))
+    for number in range(30):
+        call = await service.step().open(f"r{number % 3}")
+        await call.grant(1)
+        match number % 3:
+            case 0:
+                call.call.cancel()
+            case 1:
+                await call.rest()
+            case 2:
+                await call.send()
+                await call.error()
+    await service.until(lambda: not service.publisher.subscriptions)
+    assert not service.publisher._routers
+    assert not service.publisher._observers
+    assert not service.publisher.logs[f"{1:032x}"].followers
+
+
+# Calls
+
+
+async def test_one_bad_item_is_that_items_outcome(service):
+    bad = admission(2, prompt=(10**6,))
+    outcomes = await service.schedule(admission(1), bad, worker_pb2.Admission(seq_id="?"), admission(1))
+    rejected = worker_pb2.ADMISSION_OUTCOME_REJECTED
+    assert outcomes == [ADMITTED, rejected, rejected, ADMITTED]
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await service.schedule(*[admission()] * 1025)
+    assert isinstance(statuses.error_from(raised.value), errors.InvalidArgument)
+
+
+async def test_a_batch_of_swaps_takes_one_step_boundary(service):
+    await service.schedule(*(admission(number, (5,) * 6) for number in range(4)))
+    await (await service.step().grant(2)).rest()
+    items = [
+        worker_pb2.SwapItem(seq_id=f"{number:032x}", epoch=1, operation=worker_pb2.SWAP_OPERATION_OUT)
+        for number in range(4)
+    ]
+    items.append(worker_pb2.SwapItem(seq_id=f"{9:032x}", epoch=1, operation=worker_pb2.SWAP_OPERATION_OUT))
+    items.append(worker_pb2.SwapItem(seq_id=f"{0:032x}", epoch=1))
+    results = (await service.stub.Swap(worker_pb2.SwapRequest(items=items))).results
+    assert [bool(result.num_blocks) for result in results] == [True] * 4 + [False] * 2
+    assert [result.failure.reason for result in results[4:]] == ["NOT_FOUND", "INVALID_ARGUMENT"]
+
+
+async def test_a_worker_that_drains_holds_no_sequence_by_a_swap(service):
+    await service.schedule(*(admission(number, (5,) * 6) for number in range(2)))
+    await (await service.step().grant(2)).rest()
+
+    async def swap(number: int, operation: int) -> worker_pb2.SwapResult:
+        item = worker_pb2.SwapItem(seq_id=f"{number:032x}", epoch=1, operation=operation)
+        return (await service.stub.Swap(worker_pb2.SwapRequest(items=[item]))).results[0]
+
+    assert (await swap(0, worker_pb2.SWAP_OPERATION_OUT)).num_blocks
+    service.service.draining = True
+    assert (await swap(1, worker_pb2.SWAP_OPERATION_OUT)).failure.reason == "DRAINING"
+    assert (await swap(0, worker_pb2.SWAP_OPERATION_IN)).num_blocks
+    assert (await swap(1, worker_pb2.SWAP_OPERATION_DROP)).num_blocks
+
+
+async def test_watch_sends_a_snapshot_then_what_changes_and_the_load(service):
+    watch = service.stub.Watch(worker_pb2.WatchRequest(interval_ms=1))
+    first = await watch.read()
+    assert first.HasField("snapshot")
+    assert (first.load.num_steps, first.event_seq, first.digest) == (0, 0, 0)
+    await service.schedule(admission(max_tokens=20))
+    await (await service.step().grant(21)).rest()
+    hashes, number = set(), 0
+    async with asyncio.timeout(20):
+        while True:
+            message = await watch.read()
+            number += len(message.events)
+            assert message.event_seq == number
+            for event in message.events:
+                hashes |= {event.stored[start : start + 16] for start in range(0, len(event.stored), 16)}
+            digest = 0
+            for block_hash in hashes:
+                digest ^= int.from_bytes(block_hash[:8], "little")
+            assert digest == message.digest
+            if message.load.num_steps == 21:
+                break
+    assert len(hashes) == (3 + 20 - 1) // 4
+    assert message.load.step_ms > 0
+    watch.cancel()
+    await service.until(lambda: not service.engine_client.watchers._watchers)

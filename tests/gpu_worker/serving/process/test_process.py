@@ -1,0 +1,227 @@
+"""`python -m gpu_worker` as others see it: ports, signals, exit codes."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from accepted import accepted_sequence
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from waiting import until
+
+from gpu_worker.serving.process.progress_monitor import HANG_STATUS
+from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
+from octavo.local.embedded import EmbeddedStore
+from octavo.local.ports import pick
+from octavo.request.ids import SequenceId
+from octavo.request.record import Record, SequenceState
+from octavo.request.sampling import SamplingParams
+from octavo.store import open_store
+from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
+from octavo.wire.public import sampling_to_wire
+
+SEQ = SequenceId("a" * 32)
+
+
+class Process:
+    """`python -m gpu_worker` as `octavo up` starts it."""
+
+    def __init__(self, root: Path, log: Path, store: str, *arguments: str) -> None:
+        self.endpoint = f"127.0.0.1:{pick(1)[0]}"
+        self.log = log
+        command = [sys.executable, "-m", "gpu_worker", "--listen", self.endpoint, "--store", store, *arguments]
+        command += ["--web-listen", ""]
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(command, cwd=root, stdout=out, stderr=out)
+
+    async def health(self) -> int:
+        async with grpc.aio.insecure_channel(self.endpoint) as channel:
+            try:
+                return (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())).status
+            except grpc.aio.AioRpcError:
+                return -1
+
+    async def serving(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return await self.health() == health_pb2.HealthCheckResponse.SERVING
+
+    async def listening(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return await self.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+
+    async def exit_code(self, seconds: float = 20.0) -> int:
+        await until(lambda: self.process.poll() is not None, seconds)
+        return self.process.returncode
+
+
+@pytest.fixture
+def start(root: Path, tmp_path: Path):
+    started: list[Process] = []
+
+    def launch(store: str, *arguments: str) -> Process:
+        started.append(Process(root, tmp_path / f"worker{len(started)}.log", store, "--runner", "fake", *arguments))
+        return started[-1]
+
+    yield launch
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+
+
+async def test_a_worker_process_from_no_store_to_the_end(start, tmp_path):
+    """It waits for the store, serves, ends during a step on SIGTERM; a second one hangs, and gives up by itself."""
+    server = EmbeddedStore(tmp_path)
+    worker = start(server.url, "--step-delay-ms", "300")
+    hanging = start(server.url, "--step-delay-ms", "60000", "--lease-ms", "200")
+    early = start(server.url)
+    await until(worker.listening)
+    await until(early.listening)
+    early.process.send_signal(signal.SIGTERM)
+    assert await early.exit_code() == 0, early.log.read_text()
+    await server.start()
+    store = open_store(server.url)
+    await store.open()
+    await until(worker.serving)
+    await until(hanging.serving)
+    assert len(await store.members("worker")) == 2
+    for each in (worker, hanging):
+        async with grpc.aio.insecure_channel(each.endpoint) as channel:
+            call = worker_pb2_grpc.WorkerStub(channel).Step()
+            item = worker_pb2.Admission(seq_id=SEQ, epoch=1, priority=3)
+            item.sampling.CopyFrom(sampling_to_wire(SamplingParams(max_tokens=9, best_of=1, seed=0)))
+            item.prompt.ids.extend([1, 2, 3])
+            await worker_pb2_grpc.WorkerStub(channel).Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
+            await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
+            await asyncio.sleep(0.1)
+    worker.process.send_signal(signal.SIGTERM)
+    assert await worker.exit_code() == 0, worker.log.read_text()
+    await until(hanging.listening)  # not serving any more
+    assert await store.members("worker") == []
+    assert await hanging.exit_code() == HANG_STATUS
+    assert "gives up" in hanging.log.read_text()
+    await store.close()
+    await server.stop()
+
+
+@asynccontextmanager
+async def running(worker: Process, server: EmbeddedStore) -> AsyncIterator[Callable[[], Awaitable[Record]]]:
+    """A sequence that runs on the worker, until the context ends; what reads its record."""
+    async with AsyncExitStack() as stack:
+        store = open_store(server.url)
+        stack.push_async_callback(store.close)
+        await store.open()
+        (member,) = await store.members("worker")
+        new = accepted_sequence(max_tokens=4000)
+        await store.accept(new, QueueLimits())
+        taken = await store.take_ownership(TakeRequest(new.seq_id, 0, member.id, "take", TakeReason.QUEUED))
+
+        async def record() -> Record:
+            return (await store.read(new.seq_id)).record
+
+        stub = worker_pb2_grpc.WorkerStub(await stack.enter_async_context(grpc.aio.insecure_channel(worker.endpoint)))
+        item = worker_pb2.Admission(seq_id=new.seq_id, epoch=taken.epoch, priority=3)
+        item.sampling.CopyFrom(sampling_to_wire(SamplingParams(max_tokens=4000, best_of=1, seed=0, ignore_eos=True)))
+        item.prompt.ids.extend(new.prompt)
+        await stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
+        call = stub.Step()
+        await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
+        yield record
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT,)])
+async def test_a_second_sigterm_or_ctrl_c_ends_the_only_worker_at_once(start, server, signals):
+    """After the first one it goes on with its sequence, as nobody else could."""
+    worker = start(server.url, "--step-delay-ms", "50")
+    await until(worker.serving)
+    async with running(worker, server) as record:
+        for number in signals:
+            before = sum((await record()).num_tokens)
+            worker.process.send_signal(number)
+            if number != signals[-1]:
+                await until(worker.listening)
+
+                async def goes_on(before=before) -> bool:
+                    return sum((await record()).num_tokens) > before + 5
+
+                await until(goes_on)
+        assert await worker.exit_code(10) == 0, worker.log.read_text()
+        left = await record()
+    assert (left.state, left.epoch, left.crashes) == (SequenceState.QUEUED, 2, 0)
+
+
+async def test_ctrl_c_waits_for_no_long_step(start, server):
+    """What the step brings is fenced, and nobody counts a crash."""
+    worker = start(server.url, "--step-delay-ms", "60000", "--lease-ms", "60000")
+    await until(worker.serving)
+    async with running(worker, server) as record:
+        worker.process.send_signal(signal.SIGINT)
+        assert await worker.exit_code(20) == 0, worker.log.read_text()
+        left = await record()
+    assert (left.state, left.epoch, left.crashes) == (SequenceState.QUEUED, 2, 0)
+
+
+async def test_a_worker_process_says_why_it_cannot_start(start, root, tmp_path):
+    taken = start("memory://")
+    await until(taken.serving)
+    command = [
+        sys.executable,
+        "-m",
+        "gpu_worker",
+        "--listen",
+        taken.endpoint,
+        "--web-listen",
+        "",
+        "--store",
+        "memory://",
+        "--runner",
+        "fake",
+    ]
+    second = await asyncio.to_thread(
+        subprocess.run, command, cwd=root, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert second.returncode == 1
+    assert "cannot listen" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+@pytest.fixture
+async def server(tmp_path):
+    server = EmbeddedStore(tmp_path)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+async def test_of_two_workers_with_one_id_the_second_ends_and_says_why(start, server):
+    """A pod that is started again elsewhere waits for the lease of the killed one; one that finds a living one ends."""
+    named = ("--worker-id", "pod-0")
+    first = start(server.url, *named)
+    await until(first.serving)
+    second = start(server.url, *named)
+    assert await second.exit_code() == 1
+    last = second.log.read_text().splitlines()[-1]
+    assert f"worker_id pod-0: the worker at {first.endpoint} (" in last
+    assert last.endswith("end it, or give this one another --worker-id")
+    assert await first.serving()
+    first.process.kill()
+    moved = start(server.url, *named)
+    await until(moved.serving, 20)
+    first.process.wait()
+
+
+async def test_a_worker_that_slept_while_another_got_its_id_ends_and_says_why(start, server):
+    named = ("--worker-id", "pod-0")
+    sleeper = start(server.url, *named)
+    await until(sleeper.serving)
+    sleeper.process.send_signal(signal.SIGSTOP)
+    other = start(server.url, *named)
+    await until(other.serving, 20)
+    sleeper.process.send_signal(signal.SIGCONT)
+    assert await sleeper.exit_code() == 1
+    assert f"worker_id pod-0: the worker at {other.endpoint} (" in sleeper.log.read_text()
+    assert await other.serving()

@@ -1,0 +1,358 @@
+"""A worker's life: its lease and health follow the step loop, and it leaves when it ends."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from waiting import until
+
+from gpu_worker.scheduling.state.step import StepOutput, StepPlan
+from gpu_worker.serving.admission import reconciler
+from gpu_worker.serving.leaving import releaser
+from gpu_worker.serving.process import program, progress_monitor
+from gpu_worker.serving.process.listener import Listener
+from gpu_worker.serving.process.worker import Worker
+from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
+from octavo.net.channel import open_channel
+from octavo.request.errors import CannotMove, Draining, Loading, NotFound, StoreUnavailable
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import NewSequence, SequenceState
+from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.settings.worker import WorkerSettings
+from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
+from octavo.store.memory import MemoryStore
+from octavo.wire import statuses
+from octavo.wire.public import sampling_to_wire
+
+SEQ = SequenceId("a" * 32)
+LEASE_MS = 300
+
+
+class Stubborn(FakeRunner):
+    """A model whose steps can be made to hang."""
+
+    def __init__(self) -> None:
+        super().__init__(step_s=0.001)
+        self.go = threading.Event()
+        self.go.set()
+        self.hangs = threading.Event()
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        if not self.go.is_set():
+            self.hangs.set()
+        self.go.wait(30)
+        return super().run(plan)
+
+
+class Life:
+    """A worker in this process, on a store in this process."""
+
+    def __init__(self, **settings) -> None:
+        self.settings = WorkerSettings(
+            listen="127.0.0.1:0", web_listen="", lease_ms=LEASE_MS, runner="fake", **settings
+        )
+        self.store = MemoryStore()
+        self.runner = Stubborn()
+        self.ended: list[str] = []
+
+    async def begin(self) -> None:
+        self.listener = Listener(self.settings)
+        await self.listener.open()
+        self.channel = open_channel(self.listener.endpoint, internal=True)
+        self.stub = worker_pb2_grpc.WorkerStub(self.channel)
+        await self.store.open()
+        self.worker = Worker(self.settings, self.listener, self.store, self.runner)
+        self.worker.start()
+
+    async def end(self) -> None:
+        self.runner.go.set()
+        await self.worker.stop()
+        await self.channel.close()
+
+    async def serving(self) -> bool:
+        health = health_pb2_grpc.HealthStub(self.channel)
+        answer = await health.Check(health_pb2.HealthCheckRequest(service="octavo.internal.v1.Worker"))
+        return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    async def known(self) -> bool:
+        return bool(await self.store.members("worker"))
+
+    async def run_something(self, max_tokens: int = 5000, *, scheduled: bool = True, steps: int = 0) -> None:
+        """A sequence that runs for so many steps; 0: to its end."""
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, best_of=1, seed=0, ignore_eos=True)
+        new = NewSequence(
+            seq_id=SEQ, request_id="r", body_hash=b"", tenant="t", salt="", model="m", layout="l", sampling=b"",
+            prompt=[1, 2, 3], prompt_chain=0, num_branches=1, max_tokens=max_tokens, priority=3, deadline_in_ms=0,
+            keep_on_disconnect=True, router=Incarnation("r"),
+        )  # fmt: skip
+        await self.store.accept(new, QueueLimits())
+        taken = await self.store.take_ownership(TakeRequest(SEQ, 0, self.listener.incarnation, "t", TakeReason.QUEUED))
+        if not scheduled:
+            return
+        item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=sampling_to_wire(params))
+        item.prompt.ids.extend([1, 2, 3])
+        await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
+        self.worker.engine.grant_steps(steps)
+
+    async def tokens(self) -> int:
+        snapshot = await self.store.read(SEQ, from_indexes=[0])
+        return len(snapshot.outputs[0])
+
+    async def is_in_state(self, state: SequenceState) -> bool:
+        return (await self.store.read(SEQ)).record.state is state
+
+    async def has_journalled(self, num_tokens: int) -> bool:
+        return await self.tokens() > num_tokens
+
+
+@pytest.fixture
+async def life(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Life]:
+    made = Life()
+    monkeypatch.setattr(progress_monitor, "give_up", made.ended.append)
+    monkeypatch.setattr(progress_monitor, "HANG_LEASES", 4)
+    monkeypatch.setattr(releaser, "STORE_PATIENCE_S", 0.5)
+    await made.begin()
+    yield made
+    await made.end()
+
+
+async def not_(condition) -> bool:
+    return not await condition()
+
+
+async def test_it_serves_once_the_store_knows_it_and_leaves_at_the_end(life):
+    await until(life.serving)
+    assert await life.known()
+    await life.run_something()
+    await until(lambda: life.has_journalled(5))
+    assert await life.worker.stop()
+    assert not await life.known()
+    assert not life.ended
+
+
+async def test_what_was_generated_is_journalled_and_released_before_it_ends(life):
+    await life.run_something()
+    await until(lambda: life.has_journalled(20))
+    await life.worker.stop()
+    sequence = life.worker.workload.sequences[SEQ]
+    assert await life.tokens() == sequence.branches[0].num_output > 20
+    snapshot = await life.store.read(SEQ)
+    assert snapshot.record.state is SequenceState.QUEUED  # for others to take
+    assert snapshot.record.epoch == 2  # what this worker might still append is fenced
+    assert snapshot.record.crashes == 0
+    assert snapshot.record.finishes == (FinishReason.NONE,)
+
+
+async def test_whoever_waits_for_its_end_waits_neither_for_a_step_nor_for_the_store(life):
+    await life.run_something()
+    await until(lambda: life.has_journalled(5))
+    life.runner.go.clear()
+    await until(life.runner.hangs.is_set)
+    urgent = asyncio.Event()
+    urgent.set()
+    async with asyncio.timeout(20):
+        await life.worker.leave(urgent)
+        assert not await life.worker.stop()  # the step still runs
+    record = (await life.store.read(SEQ)).record
+    assert (record.state, record.epoch, record.crashes) == (SequenceState.QUEUED, 2, 0)
+
+
+async def test_a_store_that_hangs_keeps_no_worker_from_its_end(life):
+    await life.run_something()
+    await until(lambda: life.has_journalled(5))
+
+    async def hangs(*_) -> None:
+        await asyncio.Event().wait()
+
+    life.store.append_batch = life.store.requeue = life.store.heartbeat = life.store.leave = hangs
+    async with asyncio.timeout(20):
+        assert await life.worker.stop()
+
+
+async def test_tokens_gather_as_the_settings_say():
+    life = Life(append_branches=1, append_tokens=4, append_delay_ms=5000)
+    sizes = []
+    append_batch = life.store.append_batch
+
+    async def counted(owner, items):
+        sizes.extend(len(item.token_ids) for item in items)
+        return await append_batch(owner, items)
+
+    life.store.append_batch = counted
+    await life.begin()
+    try:
+        await life.run_something(max_tokens=41, steps=1)
+        await until(lambda: sizes)  # the first token does not wait for others
+        life.worker.engine.grant_steps(0)
+        await until(lambda: life.is_in_state(SequenceState.DONE))
+    finally:
+        await life.end()
+    assert sum(sizes) == 41
+    assert sizes[0] == 1
+    assert len(sizes) <= 12  # ten of four tokens, and the end; more in one where the store was slow
+
+
+async def test_a_sequence_whose_router_died_before_schedule_goes_back_to_the_queue(life, monkeypatch):
+    monkeypatch.setattr(reconciler, "ROUND_S", 0.05)
+    await life.run_something(scheduled=False)
+    await until(lambda: life.is_in_state(SequenceState.QUEUED))
+    assert not life.ended
+
+
+async def test_a_sequence_that_runs_stays_where_it_is(life, monkeypatch):
+    monkeypatch.setattr(reconciler, "ROUND_S", 0.01)
+    await life.run_something()
+    await until(lambda: life.has_journalled(50))
+    assert await life.is_in_state(SequenceState.RUNNING)
+
+
+async def test_a_loop_that_hangs_loses_lease_and_health_and_in_the_end_the_process(life):
+    await until(life.serving)
+    await life.run_something()
+    await until(lambda: life.has_journalled(5))
+    life.runner.go.clear()
+    began = time.monotonic()
+    await until(lambda: not_(life.known))
+    await until(lambda: not_(life.serving))
+    assert not life.ended  # not yet: others may go on meanwhile
+    await until(lambda: life.ended)
+    assert time.monotonic() - began >= progress_monitor.HANG_LEASES * LEASE_MS / 1000
+    assert "hangs" in life.ended[0]
+
+
+async def test_a_loop_that_goes_on_after_a_while_gets_lease_and_health_back(life):
+    await until(life.serving)
+    await life.run_something()
+    life.runner.go.clear()
+    await until(lambda: not_(life.serving))
+    life.runner.go.set()
+    await until(life.serving)
+    assert await life.known()
+    assert not life.ended
+
+
+async def test_an_idle_worker_keeps_its_lease(life):
+    await until(life.serving)
+    for _ in range(12):
+        await asyncio.sleep(LEASE_MS / 4000)
+        assert await life.known()
+        assert await life.serving()
+
+
+async def test_a_loop_that_ends_or_a_journal_that_ends_ends_the_process(life):
+    await until(life.serving)
+
+    async def broken(owner, items):
+        raise ValueError("the store says something nobody understands")
+
+    life.store.append_batch = broken
+    await life.run_something()
+    await until(lambda: life.ended)
+    assert "journal" in life.ended[0]
+    assert "nobody understands" in life.ended[0]
+
+
+async def test_a_watch_over_progress_that_ends_ends_the_process(life, monkeypatch):
+    await until(life.serving)
+
+    def broken(serving: bool) -> None:
+        raise ValueError("health has ended")
+
+    await life.run_something()
+    with monkeypatch.context() as patch:
+        patch.setattr(life.listener.health, "set_all", broken)
+        life.runner.go.clear()  # so that health changes
+        await until(lambda: life.ended)
+    assert "health has ended" in life.ended[0]
+
+
+async def test_a_runner_is_closed_after_its_last_step_only(life):
+    await life.run_something()
+    await until(lambda: life.has_journalled(5))
+    life.runner.go.clear()
+    await until(life.runner.hangs.is_set)
+    life.worker.step_timeout_s = 0.05
+    await program.end_worker(life.worker, life.store, life.runner)
+    assert not life.runner.closed
+    assert "step in flight" in life.ended[0]
+    life.runner.go.set()
+    life.worker.step_timeout_s = 10.0
+    await program.end_worker(life.worker, life.store, life.runner)
+    assert life.runner.closed
+    assert len(life.ended) == 1
+
+
+async def test_a_scheduler_that_fails_ends_the_process(life):
+    await until(life.serving)
+    life.worker.scheduler.plan = lambda: 1 // 0
+    life.worker.engine.grant_steps(1)
+    await until(lambda: life.ended)
+    assert "loop" in life.ended[0]
+
+
+async def test_a_store_that_is_away_costs_the_lease_and_nothing_else(life):
+    await until(life.serving)
+    await life.run_something()
+    await until(lambda: life.has_journalled(5))
+    heartbeat, append = life.store.heartbeat, life.store.append_batch
+
+    async def away(*_):
+        raise StoreUnavailable("away")
+
+    life.store.heartbeat = life.store.append_batch = away
+    await asyncio.sleep(2 * LEASE_MS / 1000)
+    assert not await life.serving()  # its loop goes round, but nobody gives it anything
+    count, steps = await life.tokens(), life.worker.engine.times.num_steps
+    await asyncio.sleep(0.1)
+    assert life.worker.engine.times.num_steps == steps  # held: no more than the window is not journalled
+    life.store.heartbeat, life.store.append_batch = heartbeat, append
+    await until(life.known)
+    await until(life.serving)
+    await until(lambda: life.worker.engine.times.num_steps > steps + 50)
+    assert await life.tokens() > count
+    assert not life.ended
+
+
+async def test_it_takes_sequences_from_others_while_it_lives_and_does_not_drain(life):
+    transfer = transfer_pb2_grpc.TransferStub(life.channel)
+    info = life.runner.info
+    request = transfer_pb2.PrepareRequest(
+        seq_id=SEQ, epoch=1, number=1, source="s", model_fingerprint=info.fingerprint, kv_layout=info.layout
+    )
+    with pytest.raises(NotFound), statuses.serving_errors():
+        await transfer.Prepare(request)
+    life.worker.drain.begin(10)
+    with pytest.raises(Draining), statuses.serving_errors():
+        await transfer.Prepare(request)
+    port = life.worker.target._listener.port
+    await life.worker.stop()
+    with pytest.raises(ConnectionError):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_it_answers_sources_while_it_loads():
+    listener = Listener(WorkerSettings(listen="127.0.0.1:0", web_listen=""))
+    await listener.open()
+    async with open_channel(listener.endpoint, internal=True) as channel:
+        with pytest.raises(Loading), statuses.serving_errors():
+            await transfer_pb2_grpc.TransferStub(channel).Abort(transfer_pb2.AbortRequest(ticket=1))
+    await listener.close(0)
+
+
+@pytest.mark.parametrize("settings", [{"prefix_caching": False}, {"journal": "off"}])
+async def test_without_prefix_cache_or_journal_it_takes_no_blocks(settings):
+    life = Life(**settings)
+    await life.begin()
+    with pytest.raises(CannotMove, match="takes no blocks"), statuses.serving_errors():
+        await transfer_pb2_grpc.TransferStub(life.channel).Prepare(
+            transfer_pb2.PrepareRequest(seq_id=SEQ, epoch=1, number=1, source="s")
+        )
+    await life.end()

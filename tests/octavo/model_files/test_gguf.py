@@ -1,0 +1,230 @@
+"""GGUF headers: what the gguf package writes is what we read; a malformed file is refused before it costs anything."""
+
+import random
+import struct
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.model_files.gguf import GgufFile, MalformedGguf, TensorType
+
+WORDS = ["", "a", "Ġthe", "\U0001f600", "x" * 300]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with every kind of value."""
+    path = tmp_path_factory.mktemp("gguf") / "good.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_uint8("n.u8", 200)
+    writer.add_int8("n.i8", -100)
+    writer.add_uint16("n.u16", 60000)
+    writer.add_int16("n.i16", -30000)
+    writer.add_uint32("n.u32", 4_000_000_000)
+    writer.add_int32("n.i32", -2_000_000_000)
+    writer.add_uint64("n.u64", 2**63)
+    writer.add_int64("n.i64", -(2**62))
+    writer.add_float32("n.f32", 0.5)
+    writer.add_float64("n.f64", 0.1)
+    writer.add_bool("yes", True)
+    writer.add_bool("no", False)
+    writer.add_string("word", "Ġthe")
+    writer.add_array("words", WORDS)
+    writer.add_array("numbers", list(range(-5, 1000)))
+    writer.add_array("floats", [0.5, -2.0])
+    writer.add_array("nested", [[1, 2], [3]])
+    writer.add_tensor("plain", np.arange(24, dtype=np.float32).reshape(2, 3, 4))
+    writer.add_tensor("half", np.arange(5, dtype=np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_what_was_written_is_read(written):
+    with GgufFile(written) as file:
+        data = file.metadata
+        assert {key: data[key] for key in data if key.startswith("n.")} == {
+            "n.u8": 200,
+            "n.i8": -100,
+            "n.u16": 60000,
+            "n.i16": -30000,
+            "n.u32": 4_000_000_000,
+            "n.i32": -2_000_000_000,
+            "n.u64": 2**63,
+            "n.i64": -(2**62),
+            "n.f32": 0.5,
+            "n.f64": 0.1,
+        }
+        assert (data["yes"], data["no"]) == (True, False)
+        assert data.string("word") == "Ġthe"
+        assert data.strings("words") == WORDS
+        assert data.integers("numbers") == list(range(-5, 1000))
+        assert data["floats"] == [0.5, -2.0]
+        assert data["nested"] == [[1, 2], [3]]
+        assert data.integer("absent", 7) == 7 and data.number("n.u8") == 200.0
+        assert "absent" not in data and len(data) == len(list(data))
+        plain = file.tensors["plain"]
+        assert (plain.shape, plain.type) == ((2, 3, 4), TensorType.F32)
+        view = file.tensor_bytes("plain")
+    assert np.frombuffer(view, np.float32).tolist() == list(range(24)), "a view outlives the file"
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda data: data.integer("word"), "word is str, not an integer"),
+        (lambda data: data.integer("yes"), "yes is bool, not an integer"),
+        (lambda data: data.string("n.u8"), "n.u8 is int, not a string"),
+        (lambda data: data.strings("numbers"), "numbers is not an array of strings"),
+        (lambda data: data.integers("words"), "words is not an array of integers"),
+        (lambda data: data.integers("word"), "word is str, not an array"),
+        (lambda data: data.integer("absent"), "absent is missing"),
+    ],
+)
+def test_a_value_of_another_type_is_named(written, ask, message):
+    with GgufFile(written) as file, pytest.raises(MalformedGguf, match=message):
+        ask(file.metadata)
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def header(
+    values: bytes = b"", num_values: int = 0, tensors: bytes = b"", num_tensors: int = 0, version: int = 3
+) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, num_tensors, num_values) + values + tensors
+
+
+def tensor(name: bytes = b"t", dims: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
+
+
+def one(value: bytes, count: int = 1) -> bytes:
+    return header(text(b"key") + value, count) + b"\0" * 64
+
+
+def array(kind: int, count: int, content: bytes = b"") -> bytes:
+    return struct.pack("<IIQ", 9, kind, count) + content
+
+
+HUGE = 2**62
+MALFORMED = {
+    "empty": (b"", "too few"),
+    "short": (b"GGUF", "too few"),
+    "other magic": (b"GGML" + b"\0" * 60, "not a GGUF file"),
+    "version 1": (header(version=1), "version 1 is not supported"),
+    "version 4": (header(version=4), "version 4 is not supported"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
+    "huge number of values": (header(num_values=HUGE), "values do not fit"),
+    "more values than there are": (header(text(b"k") + struct.pack("<II", 4, 1), 2), "values do not fit"),
+    "huge number of tensors": (header(num_tensors=HUGE) + b"\0" * 64, "tensors do not fit"),
+    "huge key": (header(struct.pack("<Q", HUGE), 1) + b"\0" * 64, "a metadata key of"),
+    "long key": (header(text(b"k" * 70000) + struct.pack("<II", 4, 1), 1), "a metadata key of 70000"),
+    "key is not UTF-8": (header(text(b"\xff") + struct.pack("<II", 4, 1), 1) + b"\0" * 64, "not UTF-8"),
+    "unknown value type": (one(struct.pack("<I", 13)), "unknown value type 13"),
+    "huge string": (one(struct.pack("<IQ", 8, HUGE)), "the file ends before"),
+    "huge array of bytes": (one(array(0, HUGE)), "does not fit"),
+    "huge array of strings": (one(array(8, HUGE)), "does not fit"),
+    "huge array of arrays": (one(array(9, HUGE)), "does not fit"),
+    "string in an array leaves the file": (one(array(8, 2, text(b"a") + struct.pack("<Q", HUGE))), "leaves the file"),
+    "array of unknown type": (one(array(77, 1)), "unknown value type 77"),
+    "arrays in arrays in arrays": (one(array(9, 1, array(9, 1, array(9, 1, array(0, 0))[4:])[4:])), "nested too deep"),
+    "key twice": (header((text(b"k") + struct.pack("<II", 4, 1)) * 2, 2) + b"\0" * 64, "appears twice"),
+    "alignment 0": (header(text(b"general.alignment") + struct.pack("<II", 4, 0), 1) + b"\0" * 64, "power of two"),
+    "alignment 24": (header(text(b"general.alignment") + struct.pack("<II", 4, 24), 1) + b"\0" * 64, "power of two"),
+    "alignment is a word": (
+        header(text(b"general.alignment") + struct.pack("<I", 8) + text(b"32"), 1) + b"\0" * 64,
+        "is str, not an integer",
+    ),
+    "5 dimensions": (header(tensors=tensor(dims=(1,) * 5), num_tensors=1) + b"\0" * 256, "has 5 dimensions"),
+    "huge number of dimensions": (
+        header(tensors=text(b"t") + struct.pack("<I", 2**31), num_tensors=1) + b"\0" * 64,
+        "has 2147483648 dimensions",
+    ),
+    "huge tensor": (
+        header(tensors=tensor(dims=(HUGE, HUGE, HUGE)), num_tensors=1) + b"\0" * 256,
+        "after the file's end",
+    ),
+    "tensor past the end": (header(tensors=tensor(dims=(65,)), num_tensors=1) + b"\0" * 256, "after the file's end"),
+    "tensor at a huge offset": (
+        header(tensors=tensor(offset=HUGE), num_tensors=1) + b"\0" * 256,
+        "after the file's end",
+    ),
+    "tensor not aligned": (header(tensors=tensor(offset=4), num_tensors=1) + b"\0" * 256, "not aligned"),
+    "tensor twice": (header(tensors=tensor() * 2, num_tensors=2) + b"\0" * 256, "appears twice"),
+    "tensors overlap": (
+        header(tensors=tensor(dims=(32,)) + tensor(b"u", dims=(32,), offset=96), num_tensors=2) + b"\0" * 512,
+        "'t' and 'u' overlap",
+    ),
+    "unknown tensor type": (header(tensors=tensor(kind=77), num_tensors=1) + b"\0" * 256, "unknown type 77"),
+    "removed tensor type": (
+        header(tensors=tensor(kind=31), num_tensors=1) + b"\0" * 256,
+        "type Q4_0_4_4, which llama.cpp has removed",
+    ),
+    "row of half a block": (
+        header(tensors=tensor(dims=(16, 2), kind=2), num_tensors=1) + b"\0" * 256,
+        "no multiple of 32",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "reason"), MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_file_is_refused_without_allocating(tmp_path, content, reason):
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedGguf, match=rf"bad\.gguf: .*{reason}"):
+            GgufFile(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_corpus_is_malformed_for_its_own_reason(tmp_path):
+    """The same files without what is wrong with them open."""
+    good = {
+        "value": one(struct.pack("<II", 4, 1)),
+        "array": one(array(8, 1, text(b"a"))),
+        "tensor": header(tensors=tensor(), num_tensors=1) + b"\0" * 256,
+        "quantized": header(tensors=tensor(dims=(32, 2), kind=2), num_tensors=1) + b"\0" * 256,
+    }
+    for name, content in good.items():
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(content)
+        GgufFile(path).close()
+
+
+def read_all(path: Path) -> None:
+    with GgufFile(path) as file:
+        for key in file.metadata:
+            file.metadata[key]
+        for name, info in file.tensors.items():
+            assert len(file.tensor_bytes(name)) == info.num_bytes
+
+
+@settings(max_examples=150)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_damage_is_refused_or_harmless(written, tmp_path_factory, seed):
+    """Cut anywhere, or with a few bytes changed: MalformedGguf or something well-formed, nothing else."""
+    rng = random.Random(seed)
+    content = bytearray(written.read_bytes())
+    if rng.random() < 0.3:
+        del content[rng.randrange(len(content)) :]
+    for _ in range(rng.randint(1, 4)):
+        if content:
+            content[rng.randrange(min(len(content), 3500))] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
+    path = tmp_path_factory.getbasetemp() / "damaged.gguf"
+    path.write_bytes(content)
+    try:
+        read_all(path)
+    except MalformedGguf:
+        pass

@@ -1,0 +1,139 @@
+"""The trail of refusals: every one is counted, few of a flood are logged, and what a peer says cannot forge a line."""
+
+import asyncio
+import logging
+import ssl
+
+import pytest
+from certificates import Certificates
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.net.http_server import HttpServer
+from octavo.net.security import trail
+from octavo.net.security.tls import TlsFiles
+from octavo.net.security.trail import (
+    AccessReason,
+    AccessTrail,
+    Caller,
+    LineLimiter,
+    ListenerKind,
+    is_admin_call,
+    printable,
+)
+from octavo.process import telemetry
+
+
+class Lines(logging.Handler):
+    """The lines of a program's log, as a person reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(telemetry.HumanFormatter("test"))
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(self.format(record))
+
+
+@pytest.fixture
+def lines() -> "list[str]":
+    handler = Lines()
+    trail.log.addHandler(handler)
+    trail.log.setLevel(logging.INFO)
+    yield handler.texts
+    trail.log.removeHandler(handler)
+    trail.log.setLevel(logging.NOTSET)
+
+
+def counts(found: AccessTrail) -> dict[tuple[str, ...], float]:
+    return {value.labels: value.value for value in found.values() if value.name == "octavo_calls_refused_total"}
+
+
+def test_every_reason_counts_from_zero_on() -> None:
+    found = counts(AccessTrail(ListenerKind.GRPC, ListenerKind.HTTP))
+    assert found == {(listener, reason.value): 0 for listener in ("grpc", "http") for reason in AccessReason}
+
+
+def test_a_flood_is_counted_whole_and_logged_in_part(lines: list[str]) -> None:
+    now = 0.0
+    found = AccessTrail(ListenerKind.GRPC, clock=lambda: now)
+    for _ in range(1000):
+        found.note_refusal(ListenerKind.GRPC, AccessReason.UNKNOWN_KEY, Caller("ipv4:10.0.0.7:1", "key:12"), "/x/Y")
+    assert counts(found)["grpc", "unknown_key"] == 1000
+    assert len(lines) == trail.BURST
+    found.note_refusal(ListenerKind.GRPC, AccessReason.NO_KEY, Caller(), "/x/Y")  # another reason is not drowned
+    assert len(lines) == trail.BURST + 1
+    now = 5.0
+    found.note_refusal(ListenerKind.GRPC, AccessReason.UNKNOWN_KEY, Caller("ipv4:10.0.0.7:1", "key:12"), "/x/Y")
+    words = ("call refused", "listener=grpc", "reason=unknown_key", "method=/x/Y", "peer=ipv4:10.0.0.7:1", "key:12")
+    assert all(word in lines[-1] for word in (*words, f"held_back={1000 - trail.BURST}"))
+
+
+@given(st.lists(st.floats(0, 100), max_size=200))
+def test_no_more_lines_than_the_burst_and_the_rate(gaps: list[float]) -> None:
+    limiter, now, logged, held_back = LineLimiter(0.0), 0.0, 0, 0
+    for gap in gaps:
+        now += gap
+        before = limiter.admit(now)
+        logged += before is not None
+        held_back += before or 0
+        assert logged <= trail.BURST + now * trail.LINES_PER_S + 1e-6
+    assert logged + held_back <= len(gaps)
+
+
+@given(st.text())
+def test_what_a_peer_says_is_one_short_line(text: str) -> None:
+    shown = printable(text)
+    assert shown.isascii()
+    assert shown.isprintable() or not shown
+    assert len(shown) <= trail.MAX_TEXT
+
+
+def test_changes_by_operators_are_always_logged(lines: list[str]) -> None:
+    found = AccessTrail(ListenerKind.ADMIN, clock=lambda: 0.0)
+    for _ in range(50):
+        found.note_admin_call("/octavo.v1.Admin/DrainWorker", Caller("unix:", "CN=ann"), object())
+        found.note_admin_call("/octavo.v1.Admin/ListWorkers", Caller("unix:", "CN=ann"), object())
+    assert [sum(name in line for line in lines) for name in ("DrainWorker", "ListWorkers")] == [50, trail.BURST]
+    calls = {value.labels: value.value for value in found.values() if value.name == "octavo_admin_calls_total"}
+    assert calls["Admin/DrainWorker",] == calls["Admin/ListWorkers",] == 50
+    assert calls["Admin/Migrate",] == 0
+
+
+def test_migrations_of_routers_are_not_those_of_operators() -> None:
+    worker = "/octavo.internal.v1.Worker"
+    assert is_admin_call(f"{worker}/Migrate", by_router=False)
+    assert not is_admin_call(f"{worker}/Migrate", by_router=True)
+    assert is_admin_call(f"{worker}/Drain", by_router=True)
+    assert not is_admin_call(f"{worker}/Step", by_router=False)
+    assert not is_admin_call("/octavo.v1.Inference/Generate", by_router=False)
+
+
+async def test_a_handshake_that_fails_is_counted(
+    certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of a stranger's certificate, and of a client that does not speak TLS."""
+    files, found = certificates.files("router"), AccessTrail(ListenerKind.HTTP)
+    files.trail = found
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        raise AssertionError("nobody gets here")
+
+    server = HttpServer(app, "127.0.0.1:0", "--http-listen", files.http_context())
+    port = int((await server.start()).rpartition(":")[2])
+    strangers = Certificates(tmp_path_factory.mktemp("strangers"))
+    context = TlsFiles(ca=certificates.settings("client")["tls_ca"]).client_context()
+    own = strangers.settings("client")
+    context.load_cert_chain(own["tls_cert"], own["tls_key"])
+    try:
+        with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+            reader, _ = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+            await reader.readexactly(1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await reader.read()
+        writer.close()
+    finally:
+        await server.stop(0)
+    assert counts(found)["http", "handshake"] == 2

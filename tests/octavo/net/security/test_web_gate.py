@@ -1,0 +1,189 @@
+"""What a browser says of the page that asks decides: by raw requests to a real server, as browsers write them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from octavo.net.http_server import HttpServer
+from octavo.net.security.trail import AccessTrail, ListenerKind
+from octavo.net.security.web_gate import WebGate, is_local_name
+
+LISTED = "https://chat.example.com"
+LOCAL = ["127.0.0.1", "127.0.0.1:52051", "localhost:8080", "LOCALHOST", "[::1]:52051", "[::1]", "10.0.0.7:80"]
+FOREIGN = [
+    "example.com",
+    "example.com:52051",
+    "localhost.example.com",
+    "",
+    "127.0.0.1.example.com",
+    "[::1].example.com",
+    "::1",
+]
+Ask = Callable[..., Awaitable[tuple[int, dict[str, str], bytes]]]
+
+
+@pytest.mark.parametrize("host", LOCAL)
+def test_addresses_and_localhost_are_local(host: str) -> None:
+    assert is_local_name(host)
+
+
+@pytest.mark.parametrize("host", FOREIGN)
+def test_other_names_are_not(host: str) -> None:
+    assert not is_local_name(host)
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    headers = [(b"content-length", b"6"), (b"x-request-id", b"one")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"secret"})
+
+
+@pytest.fixture(params=[True, False], ids=["loopback", "elsewhere"])
+def local_names_only(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def trail() -> AccessTrail:
+    return AccessTrail(ListenerKind.HTTP)
+
+
+@pytest.fixture
+async def ask(local_names_only: bool, trail: AccessTrail) -> AsyncIterator[Ask]:
+    """Sends one request of these headers, and returns status, headers and body of the answer."""
+    gate = WebGate(app, [LISTED], local_names_only=local_names_only, trail=trail)
+    server = HttpServer(gate, "127.0.0.1:0", "--http-listen")
+    host, _, port = (await server.start()).rpartition(":")
+
+    async def one(method: str, *lines: str, body: str = "", name: str = "localhost") -> Any:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = [f"{method} /v1/models HTTP/1.1", f"host: {name}", "connection: close", f"content-length: {len(body)}"]
+        writer.write("\r\n".join([*head, *lines, "", body]).encode())
+        async with asyncio.timeout(30):
+            answer = await reader.read()
+        writer.close()
+        begin, _, content = answer.partition(b"\r\n\r\n")
+        status, *fields = begin.decode().split("\r\n")
+        pairs = (field.split(": ", 1) for field in fields)
+        return int(status.split()[1]), {key.lower(): value for key, value in pairs}, content
+
+    yield one
+    await server.stop(0)
+
+
+JSON = "content-type: application/json"
+
+
+async def test_refused_pages_and_names_are_counted(ask: Ask, local_names_only: bool, trail: AccessTrail) -> None:
+    await ask("GET", "origin: http://evil.example")
+    await ask("GET", f"origin: {LISTED}")
+    await ask("GET", name="evil.example")
+    counts = {value.labels[1]: value.value for value in trail.values() if value.value}
+    assert counts == {"origin": 1} | ({"host": 1} if local_names_only else {})
+
+
+async def test_programs_are_let_in(ask: Ask) -> None:
+    for lines in [(), ("user-agent: curl/8",), ("sec-fetch-site: none",), ("sec-fetch-site: same-origin",)]:
+        assert (await ask("GET", *lines))[::2] == (200, b"secret")
+    for kind in ("application/json", "Application/JSON; charset=utf-8", "application/vnd.octavo+json"):
+        assert (await ask("POST", f"content-type: {kind}", body="{}"))[0] == 200
+
+
+async def test_a_page_under_another_name_reads_nothing(ask: Ask, local_names_only: bool) -> None:
+    """DNS rebinding: for the browser the page's own server answers, so it sends no foreign origin."""
+    for lines in [(), ("origin: http://evil.example",)]:
+        status, _, body = await ask("GET", *lines, name="evil.example")
+        assert (status == 421) == local_names_only
+        assert (b"secret" in body) == (not local_names_only)
+    assert (await ask("GET", "host: localhost"))[0] == (421 if local_names_only else 200)  # two of them
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "null",
+        "http://localhost:3000",
+        "http://chat.example.com",
+        "https://chat.example.com:8443",
+        "https://chat.example.com.evil.example",
+        "https://evil-chat.example.com",
+        "HTTPS://chat.example.com",
+        "https://chat.example.com, http://evil.example",
+        "https://chat.example.com\r\norigin: http://evil.example",
+        "://",
+        "http://",
+    ],
+)
+async def test_a_page_that_is_not_listed_is_refused(ask: Ask, origin: str) -> None:
+    for method, lines in [
+        ("GET", ()),
+        ("POST", (JSON,)),
+        ("POST", ("content-type: text/plain",)),
+        ("DELETE", ()),
+        ("OPTIONS", ("access-control-request-method: POST",)),
+    ]:
+        status, headers, body = await ask(method, f"origin: {origin}", *lines)
+        assert status == 403
+        assert not [name for name in headers if name.startswith("access-control")]
+        assert b"secret" not in body
+        assert json.loads(body)["error"]["param"] == "Origin"
+        assert "--http-origins" in json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_a_page_that_does_not_say_its_origin_is_refused(ask: Ask, site: str) -> None:
+    """As for a picture, a script or a link."""
+    assert (await ask("GET", f"sec-fetch-site: {site}"))[0] == 403
+    assert (await ask("GET", f"sec-fetch-site: {site}", f"origin: {LISTED}"))[0] == 200
+
+
+async def test_a_listed_page_is_served(ask: Ask) -> None:
+    status, headers, body = await ask(
+        "OPTIONS",
+        f"origin: {LISTED}",
+        "access-control-request-method: POST",
+        "access-control-request-headers: authorization,content-type,x-stainless-lang",
+        "access-control-request-private-network: true",
+    )
+    assert (status, body) == (204, b"")
+    assert headers["access-control-allow-origin"] == LISTED
+    assert "POST" in headers["access-control-allow-methods"]
+    assert headers["access-control-allow-headers"] == "authorization,content-type,x-stainless-lang"
+    assert headers["access-control-allow-private-network"] == "true"
+    status, headers, body = await ask("POST", f"origin: {LISTED}", JSON, body="{}")
+    assert (status, body) == (200, b"secret")
+    assert headers["access-control-allow-origin"] == LISTED
+    assert "x-request-id" in headers["access-control-expose-headers"]
+    assert "access-control-allow-credentials" not in headers
+
+
+async def test_the_page_of_the_listener_itself_is_served(ask: Ask) -> None:
+    for origin in ("http://localhost:7", "https://LOCALHOST:7"):
+        status, headers, _ = await ask("POST", f"origin: {origin}", JSON, body="{}", name="localhost:7")
+        assert status == 200
+        assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (),
+        ("content-type: text/plain",),
+        ("content-type: application/x-www-form-urlencoded",),
+        ("content-type: multipart/form-data; boundary=x",),
+        ("content-type: text/plain; application/json",),
+        ("content-type: application/jsonp",),
+        (JSON, "content-type: text/plain"),
+    ],
+)
+async def test_a_body_is_json_or_refused(ask: Ask, lines: tuple[str, ...]) -> None:
+    """What a form can send, a browser sends without asking."""
+    for origin in ((), (f"origin: {LISTED}",)):
+        status, headers, body = await ask("POST", *lines, *origin, body="{}")
+        assert status == 415
+        assert "Content-Type: application/json" in json.loads(body)["error"]["message"]
+        assert ("access-control-allow-origin" in headers) == bool(origin)

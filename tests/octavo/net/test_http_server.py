@@ -1,0 +1,246 @@
+"""The HTTP server that both programs start: errors, bounds, and how it ends."""
+
+import asyncio
+import json
+import logging
+from contextlib import suppress
+
+import pytest
+
+from octavo.net import http_server
+from octavo.net.http_server import HttpServer
+from octavo.process.listen_address import ListenError
+
+SECRET = "what neither a client nor the log may see"
+GET = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def application(scope, receive, send):
+    """Answers with its path, unless that is one of those below."""
+    path = scope["path"]
+    if path == "/fail":
+        raise RuntimeError(SECRET)
+    if path == "/wait":
+        scope["app"].waiting += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            scope["app"].waiting -= 1
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if path == "/halt":
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        raise RuntimeError(SECRET)
+    while path == "/flood":
+        await send({"type": "http.response.body", "body": b"." * 65536, "more_body": True})
+        scope["app"].sent += 1
+    await send({"type": "http.response.body", "body": path.encode()})
+
+
+class Application:
+    """The application, which counts what it could send."""
+
+    def __init__(self):
+        self.sent = self.waiting = 0
+
+    async def __call__(self, scope, receive, send):
+        scope["app"] = self
+        await application(scope, receive, send)
+
+
+@pytest.fixture
+async def app():
+    return Application()
+
+
+@pytest.fixture
+async def server(app):
+    server = HttpServer(app, "127.0.0.1:0", "--http-listen", max_connections=4)
+    server.endpoint = await server.start()
+    yield server
+    await server.stop(0)
+
+
+@pytest.fixture
+async def connect():
+    """Opens connections, and closes all of them in the end."""
+    writers = []
+
+    async def opened(server):
+        host, port = server.endpoint.rsplit(":", 1)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writers.append(writer)
+        return reader, writer
+
+    yield opened
+    for writer in writers:
+        writer.transport.abort()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def answer_to(connect, server, request):
+    reader, writer = await connect(server)
+    writer.write(request)
+    return await one_answer(reader)
+
+
+async def one_answer(reader):
+    head = await reader.readuntil(b"\r\n\r\n")
+    if b"chunked" in head:
+        return head + await reader.readuntil(b"0\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    return head + await reader.readexactly(length)
+
+
+async def until(condition):
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def error_in(answer):
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"application/json" in head.lower()
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+async def test_it_serves_an_application_on_the_port_that_it_names(server, connect):
+    answer = await answer_to(connect, server, GET % b"abc")
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"/abc" in answer
+    assert b"date: " in answer
+    assert b"uvicorn" not in answer
+
+
+async def test_a_connection_serves_one_request_after_the_other(server, connect):
+    reader, writer = await connect(server)
+    for path in (b"one", b"two"):
+        writer.write(GET % path)
+        assert path in await one_answer(reader)
+    assert server.num_connections == 1
+
+
+async def test_a_taken_port_is_an_error_that_names_the_setting(server, connect):
+    with pytest.raises(ListenError, match=r"cannot listen on 127\.0\.0\.1:\d+: .*choose with --web-listen"):
+        await HttpServer(application, server.endpoint, "--web-listen").start()
+
+
+async def test_an_exception_is_an_answer_with_an_id_that_the_log_has(server, connect, caplog):
+    with caplog.at_level(logging.ERROR):
+        status, error = error_in(await answer_to(connect, server, GET % b"fail"))
+    assert status == 500
+    assert error["type"] == "server_error"
+    assert error["message"].split()[2].rstrip(";") in caplog.text
+    assert SECRET not in error["message"]
+    assert SECRET not in caplog.text
+
+
+async def test_an_exception_in_mid_answer_breaks_the_answer_off(server, connect):
+    reader, writer = await connect(server)
+    writer.write(GET % b"halt")
+    answer = await reader.read()
+    assert b"half" in answer
+    assert not answer.endswith(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"\x00\xff\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET \xff HTTP/1.1\r\n\r\n", b"GET x HTTP/1.1\r\n\r\n"],
+)
+async def test_a_broken_request_is_answered_in_the_same_shape(server, connect, request_bytes):
+    status, error = error_in(await answer_to(connect, server, request_bytes))
+    assert status == 400
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])
+async def test_headers_are_bounded(server, connect, end):
+    many = b"".join(b"x-%d: %s\r\n" % (i, b"y" * 1000) for i in range(40))
+    status, error = error_in(await answer_to(connect, server, b"GET / HTTP/1.1\r\n" + many + end))
+    assert status == 431
+    assert str(http_server.MAX_HEADER_BYTES) in error["message"]
+
+
+async def test_connections_are_bounded(server, connect):
+    for _ in range(4):
+        await connect(server)
+    await until(lambda: server.num_connections == 4)
+    reader, _ = await connect(server)
+    status, error = error_in(await reader.read())
+    assert status == 503
+    assert "too many connections" in error["message"]
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nx: ", GET % b"one" + b"GET"])
+async def test_a_client_that_sends_no_whole_headers_is_left(server, connect, begun, monkeypatch):
+    monkeypatch.setattr(http_server, "HEADERS_S", 0.05)
+    reader, writer = await connect(server)
+    writer.write(begun)
+    await asyncio.wait_for(reader.read(), 20)
+
+
+async def test_a_client_that_reads_nothing_holds_the_application_back_and_is_left(server, connect, app, monkeypatch):
+    monkeypatch.setattr(http_server, "UNREAD_S", 1.0)
+    _, writer = await connect(server)
+    writer.transport.pause_reading()
+    writer.write(GET % b"flood")
+    await until(lambda: app.sent)
+    await until(lambda: not server.num_connections)
+    assert app.sent < 200  # 13 MiB: what the kernel and the two buffers hold
+
+
+async def test_a_request_whose_client_leaves_is_cancelled(server, connect, app):
+    _, writer = await connect(server)
+    writer.write(GET % b"wait")
+    await until(lambda: app.waiting)
+    writer.close()
+    await until(lambda: not app.waiting)
+
+
+async def test_the_end_lets_answers_end_for_a_while(app, connect):
+    server = HttpServer(app, "127.0.0.1:0", "--http-listen")
+    server.endpoint = await server.start()
+    (idle, _), (busy, busy_writer) = [await connect(server) for _ in range(2)]
+    busy_writer.write(GET % b"wait")
+    await until(lambda: app.waiting)
+    stopping = asyncio.create_task(server.stop(0.3))
+    assert await idle.read() == b""
+    assert not stopping.done()
+    with suppress(ConnectionResetError):
+        assert await busy.read() == b""
+    await stopping
+    assert server.num_connections == 0
+    with pytest.raises(OSError, match=r".+"):
+        await connect(server)
+
+
+async def test_headers_after_a_body_are_not_gathered(server, connect):
+    _, writer = await connect(server)
+    writer.write(b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n")
+    with suppress(ConnectionError):
+        for number in range(2000):
+            writer.write(b"x-%d: %b\r\n" % (number, b"y" * 200))
+            await asyncio.wait_for(writer.drain(), 20)
+        pytest.fail("400 kB of trailers were taken")
+
+
+async def test_a_connection_has_few_requests_that_wait(server, app, connect):
+    reader, writer = await connect(server)
+    writer.write(GET % b"wait" * 400)
+    assert await asyncio.wait_for(reader.read(), 20) == b"", "the connection ends"
+    await until(lambda: not app.waiting)
+
+
+async def test_clients_that_leave_leave_nothing_in_the_log(server, app, connect, caplog):
+    """Also with requests that wait for the answer to the first."""
+    writers = []
+    for _ in range(3):
+        _, writer = await connect(server)
+        writer.write(GET % b"wait" * 4)
+        writers.append(writer)
+    await until(lambda: app.waiting == 3)
+    for writer in writers:
+        writer.transport.abort()
+    await until(lambda: not app.waiting)
+    await asyncio.sleep(0.1)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

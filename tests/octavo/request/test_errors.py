@@ -1,0 +1,76 @@
+"""The tree: every class can be told from every other by its reason, and documents itself."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.request import errors
+from octavo.request.errors import Code, Failure, ServingError
+
+ALL = list(errors.all_classes())
+
+
+def test_reasons_are_unique():
+    assert len({cls.reason for cls in ALL}) == len(ALL)
+    assert len(ALL) > 15
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_every_class_says_what_it_is(cls):
+    assert isinstance(cls.code, Code)
+    assert cls.reason == cls.reason.upper()
+    assert isinstance(cls.retryable, bool)
+    assert cls.__doc__
+    assert cls.__doc__ != ServingError.__doc__ or cls is ServingError
+    assert errors.class_of(cls.reason) is cls
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_retrying_is_said_to_help_only_where_it_can(cls):
+    assert not cls.retryable or cls.code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
+    assert cls.retryable or cls.code is not Code.UNAVAILABLE
+
+
+def test_the_reasons_are_in_the_contract(root):
+    text = (root / "docs/protocol.md").read_text(encoding="utf-8").split("\n## Errors\n")[1].split("\n## ")[0]
+    files = [file for folder in ("octavo", "router", "gpu_worker") for file in (root / folder).rglob("*.py")]
+    code = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    code = re.sub(r"^class \w+\(.*\):$", "", code, flags=re.MULTILINE)
+    for cls in ALL:
+        row = next((line for line in text.splitlines() if line.startswith(f"| {cls.reason} |")), None)
+        assert row, cls.reason
+        assert row.split("|")[2].strip() == cls.code.name
+        assert row.split("|")[3].strip() == ("yes" if cls.retryable else "no")
+        assert row.split("|")[4].strip()
+        if cls is not ServingError:  # a reason in the tree is raised somewhere
+            assert re.search(rf"\b{cls.__name__}\(|\[{cls.__name__}\]|errors\.{cls.__name__}\b", code), cls.reason
+            assert "reserved" not in f"{row} {cls.__doc__}".lower()
+
+
+@given(st.text(), st.integers(0, 10**9), st.dictionaries(st.text(), st.text()), st.sampled_from(ALL))
+def test_an_error_is_restored_from_what_was_kept_of_it(message, retry_ms, metadata, cls):
+    error = cls.restore(message, retry_ms, metadata)
+    assert type(error) is cls
+    assert (error.message, error.retry_after_ms, error.metadata) == (message, retry_ms, metadata)
+    assert str(error) == message
+
+
+@given(st.text(), st.sampled_from(ALL))
+def test_a_failure_survives_the_record_and_becomes_its_error_again(message, cls):
+    failure = cls.restore(message).failure()
+    assert Failure.from_json(failure.to_json()) == failure
+    assert type(failure.error()) is cls
+    assert failure.error().message == message
+
+
+def test_a_reason_of_a_newer_version_is_the_root():
+    assert type(Failure(14, "FROM_THE_FUTURE", "m", True).error()) is ServingError
+
+
+def test_invalid_argument_names_its_field():
+    error = errors.InvalidArgument("top_p", "3 is out of range")
+    assert error.field == error.metadata["field"] == "top_p"
+    assert error.message == "top_p: 3 is out of range"
+    assert errors.InvalidArgument.restore(error.message, 0, error.metadata).field == "top_p"

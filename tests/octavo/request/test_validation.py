@@ -1,0 +1,211 @@
+"""Prompts, texts, chats, request ids, admissions: what is allowed, and which field an error names."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import refusal
+
+from octavo.request import sampling_validation, validation
+from octavo.request.errors import InvalidArgument
+from octavo.request.record import Admission
+from octavo.request.sampling import SamplingParams
+
+VOCAB, CONTEXT, EOS = 100, 64, (2,)
+NAN = math.nan
+DEFAULT = SamplingParams()
+
+tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=CONTEXT - 1)
+
+
+def check_sampling(params):
+    sampling_validation.validate_sampling(params, vocab_size=VOCAB, eos_token_ids=EOS)
+
+
+def check_prompt(ids, **changed):
+    validation.validate_prompt(ids, **{"vocab_size": VOCAB, "context_tokens": CONTEXT, **changed})
+
+
+@given(tokens, st.none() | st.integers(1, 2**32 - 1), st.integers(0, 300))
+def test_what_passes_resolves_to_what_fits_the_context(ids, max_tokens, min_tokens):
+    params = dataclasses.replace(DEFAULT, max_tokens=max_tokens, min_tokens=min_tokens)
+    if refusal(check_sampling, params):
+        return
+    check_prompt(ids)
+    room = CONTEXT - len(ids)
+    resolved = sampling_validation.resolve(
+        params, prompt_len=len(ids), context_tokens=CONTEXT, seed_source=lambda: 2**64 + 5
+    )
+    assert resolved.max_tokens == min(room, 256 if max_tokens is None else max_tokens)
+    assert resolved.min_tokens == min(min_tokens, resolved.max_tokens)
+    assert (resolved.seed, resolved.best_of) == (5, 1)
+    check_sampling(resolved)
+    assert (
+        sampling_validation.resolve(resolved, prompt_len=len(ids), context_tokens=CONTEXT, seed_source=int) == resolved
+    )
+
+
+def test_the_default_of_max_tokens_is_256_where_there_is_room():
+    resolved = sampling_validation.resolve(DEFAULT, prompt_len=3, context_tokens=10_000, seed_source=int)
+    assert resolved.max_tokens == 256
+    assert (
+        sampling_validation.resolve(DEFAULT, prompt_len=9_900, context_tokens=10_000, seed_source=int).max_tokens == 100
+    )
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        ([], "empty"),
+        ([1] * CONTEXT, "no room"),
+        ([1, VOCAB], "position 1"),
+        ([-1], "not below 100"),
+        ([2**40], "position 0"),
+        ([10**5000], "huge"),
+        ([1.0], "float"),
+        (["secret"], "str"),
+        ([None], "NoneType"),
+    ],
+)
+def test_bad_prompts(ids, says):
+    with pytest.raises(InvalidArgument, match=says) as caught:
+        check_prompt(ids)
+    assert caught.value.field == "token_ids"
+    assert "secret" not in str(caught.value)
+
+
+def test_a_prompt_that_is_too_long_says_the_numbers():
+    check_prompt([1] * 8191, context_tokens=8192)
+    with pytest.raises(InvalidArgument) as caught:
+        check_prompt([1] * 8192, context_tokens=8192)
+    told = "token_ids: a prompt of 8192 leaves no room in this model's context of 8192; shorten it"
+    assert str(caught.value) == told
+
+
+@given(st.binary(max_size=40))
+def test_text_is_the_text_or_refused(data):
+    error = refusal(validation.validate_text, data, "text", context_tokens=2)
+    if error is None:
+        assert validation.validate_text(data, "text", context_tokens=2).encode() == data
+    else:
+        assert error.field == "text"
+        assert not 0 < len(data) <= 32 or data.decode(errors="replace").encode() != data
+
+
+def test_text_may_be_a_string_or_utf8():
+    assert validation.validate_text("é", "text", context_tokens=1) == "é"
+    assert validation.validate_text("é".encode(), "text", context_tokens=1) == "é"
+    with pytest.raises(InvalidArgument, match="18 bytes"):  # limits count bytes of UTF-8
+        validation.validate_text("é" * 9, "text", context_tokens=1)
+
+
+@pytest.mark.parametrize("value", [None, bytearray(b"x"), 3, ["x"]])
+def test_text_is_nothing_else(value):
+    with pytest.raises(InvalidArgument):
+        validation.validate_text(value, "text", context_tokens=10)
+
+
+def test_the_place_where_text_stops_being_utf8_is_named():
+    with pytest.raises(InvalidArgument, match="byte 2"):
+        validation.validate_text(b"ab\xff", "text", context_tokens=10)
+
+
+def test_half_a_surrogate_pair_is_refused():
+    with pytest.raises(InvalidArgument, match="text: has no UTF-8 form at character 2"):
+        validation.validate_text("ab\ud800", "text", context_tokens=10)
+
+
+def test_chats():
+    turns = validation.validate_chat([("system", b"be brief"), ("user", b"")], context_tokens=10)
+    assert turns == [("system", "be brief"), ("user", "")]
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([], "chat.messages"),
+        ([("user", b"")] * 1025, "chat.messages"),
+        ([("user", b"x" * 100), ("user", b"x" * 61)], "chat.messages"),
+        ([("", b"x")], "chat.messages[0].role"),
+        ([("user", b"x"), ("r" * 65, b"x")], "chat.messages[1].role"),
+        ([("a\nb", b"x")], "chat.messages[0].role"),
+        ([("user", b"\xff")], "chat.messages[0].raw_content"),
+        ([("user", "x"), ("user", None)], "chat.messages[1].content"),
+    ],
+)
+def test_bad_chats(messages, field):
+    with pytest.raises(InvalidArgument) as caught:
+        validation.validate_chat(messages, context_tokens=10)
+    assert caught.value.field == field
+
+
+@given(st.text(max_size=140))
+def test_request_ids(text):
+    good = 1 <= len(text) <= 128 and all(" " <= character <= "~" for character in text)
+    assert (refusal(validation.validate_request_id, text) is None) == good
+
+
+@pytest.mark.parametrize(
+    ("text", "good"), [("a" * 128, True), ("a" * 129, False), ("a\n", False), (" ~", True), (None, False)]
+)
+def test_edges_of_request_ids(text, good):
+    assert (refusal(validation.validate_request_id, text) is None) == good
+
+
+# Admissions
+
+ADMISSION = {
+    "seq_id": "0123456789abcdef" * 2,
+    "epoch": 1,
+    "prompt": [1, 2, 3],
+    "sampling": dataclasses.replace(DEFAULT, max_tokens=4, seed=1, n=2, best_of=2),
+    "outputs": [[5], [6, 7]],
+    "finished_branches": [1],
+    "salt": "tenant",
+    "priority": 3,
+    "deadline_in_ms": 0,
+}
+
+
+def admit(**changed):
+    admission = Admission(**{**ADMISSION, **changed})
+    validation.validate_admission(admission, vocab_size=VOCAB, context_tokens=CONTEXT, eos_token_ids=EOS)
+
+
+def test_good_admissions():
+    admit()
+    admit(outputs=[], finished_branches=[])
+    admit(outputs=[[1] * 4, []], deadline_in_ms=1, epoch=2**64 - 1, priority=1, salt="")
+
+
+@pytest.mark.parametrize(
+    ("field", "changed"),
+    [
+        *[("seq_id", {"seq_id": value}) for value in ("", "x" * 32, "0" * 31, "0" * 33, "A" * 32, None)],
+        *[("epoch", {"epoch": value}) for value in (0, -1, 2**64, 1.0, None)],
+        *[("prompt", {"prompt": value}) for value in ([], [VOCAB], [1] * CONTEXT, [-1])],
+        *[("priority", {"priority": value}) for value in (0, 5, -1)],
+        *[("deadline_in_ms", {"deadline_in_ms": value}) for value in (-1, 2**63)],
+        *[("salt", {"salt": value}) for value in ("x" * 129, "é", None)],
+        *[("outputs", {"outputs": value}) for value in ([[]], [[], [], []])],
+        ("outputs[1]", {"outputs": [[], [1] * 5]}),
+        ("outputs[0]", {"outputs": [[VOCAB], []]}),
+        *[("finished_branches", {"finished_branches": value}) for value in ([2], [0, 0], [-1], None)],
+        ("sampling.seed", {"sampling": dataclasses.replace(ADMISSION["sampling"], seed=None)}),
+        ("sampling.max_tokens", {"sampling": dataclasses.replace(ADMISSION["sampling"], max_tokens=None)}),
+        (
+            "outputs[1]",
+            {
+                "sampling": dataclasses.replace(ADMISSION["sampling"], max_tokens=CONTEXT),
+                "outputs": [[1] * (CONTEXT - 3), [1] * (CONTEXT - 2)],
+            },
+        ),
+        ("temperature", {"sampling": dataclasses.replace(ADMISSION["sampling"], temperature=NAN)}),
+    ],
+)
+def test_bad_admissions(field, changed):
+    with pytest.raises(InvalidArgument) as caught:
+        admit(**changed)
+    assert caught.value.field == field

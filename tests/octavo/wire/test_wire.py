@@ -1,0 +1,272 @@
+"""Plain values cross the wire unchanged, and one value has one canonical form."""
+
+import dataclasses
+import math
+import os
+import subprocess
+import sys
+from types import MappingProxyType
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.request import errors, limits
+from octavo.request.errors import Failure
+from octavo.request.ids import RequestId, SequenceId
+from octavo.request.record import Record, SequenceState, Snapshot
+from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.v1 import inference_pb2, types_pb2
+from octavo.wire.internal import admission_of_record
+from octavo.wire.public import (
+    ChatPrompt,
+    chat_from_wire,
+    defaults_to_wire,
+    failure_from_wire,
+    failure_to_wire,
+    finish_from_wire,
+    finish_to_wire,
+    limits_to_wire,
+    recommended_from_wire,
+    recommended_to_wire,
+    request_hash,
+    sampling_bytes,
+    sampling_from_bytes,
+    sampling_from_wire,
+    sampling_to_wire,
+    score_from_wire,
+    score_to_wire,
+    state_to_wire,
+    usage_to_wire,
+)
+
+FIELDS = types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+U32 = st.integers(0, 2**32 - 1)
+
+
+def numbers(allowed):
+    if allowed.integer:
+        values = st.integers(int(allowed.low), int(allowed.high))
+    else:
+        values = st.floats(allowed.low, allowed.high, width=32, exclude_min=allowed.above)
+    return st.none() | values if allowed.optional else values
+
+
+params = st.builds(
+    SamplingParams,
+    **{name: numbers(allowed) for name, allowed in limits.NUMBERS.items()},
+    **dict.fromkeys(limits.FLAGS, st.booleans()),
+    stop=st.lists(st.text(min_size=1, max_size=9), max_size=4).map(tuple),
+    **{
+        name: st.lists(U32, max_size=5).map(tuple)
+        for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids")
+    },
+    banned_sequences=st.lists(st.lists(U32, max_size=3).map(tuple), max_size=3).map(tuple),
+    logit_bias=st.dictionaries(U32, st.floats(-100, 100, width=32), max_size=5).map(MappingProxyType),
+)
+
+
+@given(params)
+def test_parameters_come_back_as_they_went(value):
+    message = sampling_to_wire(value)
+    assert sampling_from_wire(message) == value
+    again = types_pb2.SamplingParams.FromString(message.SerializeToString())
+    assert sampling_from_wire(again) == value
+    assert sampling_from_bytes(sampling_bytes(value)) == value
+
+
+@given(params, params, st.randoms())
+def test_equal_parameters_have_equal_bytes_and_others_do_not(one, other, rng):
+    items = list(one.logit_bias.items())
+    rng.shuffle(items)
+    shuffled = dataclasses.replace(one, logit_bias=dict(items))
+    assert sampling_bytes(shuffled) == sampling_bytes(one)
+    assert (sampling_bytes(one) == sampling_bytes(other)) == (one == other)
+
+
+def test_zero_has_one_sign():
+    negative = SamplingParams(temperature=-0.0, presence_penalty=-0.0, logit_bias={1: -0.0})
+    assert sampling_bytes(negative) == sampling_bytes(SamplingParams(temperature=0.0, logit_bias={1: 0.0}))
+
+
+KNOWN = SamplingParams(temperature=0.5, max_tokens=7, seed=9, stop=("a",), logit_bias={5: 1.0, 2: -1.0})
+KNOWN_BYTES = (
+    "0d0000003f150000803f180025000000002801380740004a0161580060006d0000803f75000000007d00000000980109b00100bd010000803f"
+    "c00101820107080215000080bf8201070805150000803f"
+)
+
+
+def test_bytes_of_a_known_value():
+    """Records outlive processes: a change here is a change of the store's schema."""
+    assert sampling_bytes(KNOWN).hex() == KNOWN_BYTES
+
+
+def test_bytes_do_not_depend_on_the_implementation_of_protobuf(root):
+    """Its own deterministic mode does: one sorts maps downwards, the other upwards."""
+    script = (
+        "from google.protobuf.internal import api_implementation as a; from octavo import wire;"
+        f"from octavo.request.sampling import SamplingParams; print(a.Type(), wire.sampling_bytes({KNOWN!r}).hex())"
+    ).replace("mappingproxy(", "dict(")
+    environ = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True, cwd=root)
+    assert done.stdout.split() == ["python", KNOWN_BYTES]
+
+
+def test_every_field_of_the_message_is_a_field_of_the_parameters():
+    assert sorted(FIELDS) == sorted(field.name for field in dataclasses.fields(SamplingParams))
+
+
+@pytest.mark.parametrize("name", sorted(FIELDS))
+def test_every_field_is_carried_both_ways(name):
+    field = FIELDS[name]
+    message = types_pb2.SamplingParams()
+    if name == "logit_bias":
+        message.logit_bias[3] = 1.5
+    elif name == "banned_sequences":
+        message.banned_sequences.add(ids=[3, 4])
+    elif field.is_repeated:
+        getattr(message, name).extend(["x"] if field.type == FieldDescriptor.TYPE_STRING else [3])
+    else:
+        setattr(message, name, not getattr(SamplingParams(), name) if name in limits.FLAGS else 3)
+    value = getattr(sampling_from_wire(message), name)
+    assert value != getattr(SamplingParams(), name)
+    back = sampling_to_wire(dataclasses.replace(SamplingParams(), **{name: value}))
+    assert getattr(back, name) == getattr(message, name)
+
+
+def test_what_is_left_out_is_the_default_and_zero_is_zero():
+    assert sampling_from_wire(types_pb2.SamplingParams()) == SamplingParams()
+    zeros = sampling_from_wire(types_pb2.SamplingParams(temperature=0, max_tokens=0, seed=0, logprobs=0, top_p=0))
+    assert (zeros.temperature, zeros.max_tokens, zeros.seed, zeros.logprobs, zeros.top_p) == (0, 0, 0, 0, 0)
+
+
+RECOMMENDED = {"temperature": 0.5, "top_k": 40, "max_tokens": 512, "repetition_penalty": 1.5}
+
+
+def test_a_field_that_is_left_out_is_what_the_model_recommends():
+    assert sampling_from_wire(types_pb2.SamplingParams(), RECOMMENDED) == SamplingParams(**RECOMMENDED)
+    own = sampling_from_wire(types_pb2.SamplingParams(temperature=1.0, top_k=0, max_tokens=3), RECOMMENDED)
+    assert own == SamplingParams(temperature=1.0, top_k=0, max_tokens=3, repetition_penalty=1.5)
+
+
+def test_beside_a_beam_search_nothing_is_recommended_that_says_how_tokens_are_drawn():
+    beams = sampling_from_wire(types_pb2.SamplingParams(beam_width=4), RECOMMENDED)
+    assert beams == SamplingParams(beam_width=4, max_tokens=512)
+
+
+def test_recommended_values_cross_the_wire_alone():
+    assert recommended_from_wire(recommended_to_wire(RECOMMENDED)) == RECOMMENDED
+    assert recommended_from_wire(recommended_to_wire({})) == {}
+    assert sampling_from_wire(defaults_to_wire(RECOMMENDED)) == SamplingParams(**RECOMMENDED)
+
+
+def test_defaults_are_written_out():
+    """A receiver of another version may have other defaults."""
+    message = defaults_to_wire({})
+    unset = {name for name, field in FIELDS.items() if field.has_presence and not message.HasField(name)}
+    assert unset == {name for name, allowed in limits.NUMBERS.items() if allowed.optional} | {"best_of"}
+
+
+@pytest.mark.parametrize("name", sorted(limits.COUNTS))
+def test_a_list_over_its_limit_is_refused_before_it_is_copied(name):
+    message = types_pb2.SamplingParams()
+    for i in range(limits.COUNTS[name] + 1):
+        if name == "logit_bias":
+            message.logit_bias[i] = 1.0
+        elif name == "banned_sequences":
+            message.banned_sequences.add(ids=[i])
+        else:
+            getattr(message, name).append("x" if name == "stop" else i)
+    with pytest.raises(errors.InvalidArgument) as caught:
+        sampling_from_wire(message)
+    assert caught.value.field == name
+
+
+def test_parameters_in_a_record_that_cannot_be_read():
+    with pytest.raises(errors.HistoryLost):
+        sampling_from_bytes(b"\xff\xff")
+
+
+def test_a_retry_is_told_from_another_body():
+    def request(**values):
+        bias = values.pop("bias", {})
+        message = inference_pb2.GenerateRequest(**{"request_id": "r", "text": b"x", **values})
+        for token_id, value in bias.items():
+            message.sampling.logit_bias[token_id] = value
+        return message
+
+    same = request(bias={1: 1.0, 2: 2.0})
+    assert request_hash(same) == request_hash(request(bias={2: 2.0, 1: 1.0}))
+    assert request_hash(request()) == request_hash(request(sampling=types_pb2.SamplingParams(temperature=1)))
+    others = [request(), request(text="y"), request(priority=4), request(bias={1: 1.0}), request(model="m"), same]
+    assert len({request_hash(other) for other in others}) == len(others)
+
+
+@given(st.integers(0, 16), st.text(), st.text(), st.booleans())
+def test_failures(code, reason, message, retryable):
+    failure = Failure(code, reason, message, retryable)
+    assert failure_from_wire(failure_to_wire(failure)) == failure
+
+
+def test_finish_reasons_have_the_numbers_and_names_of_the_wire():
+    for name, number in types_pb2.FinishReason.items():
+        reason = finish_from_wire(number)
+        assert reason == number
+        assert finish_to_wire(reason) == number
+        assert name == f"FINISH_REASON_{'UNSPECIFIED' if reason is FinishReason.NONE else reason.name}"
+    assert len(FinishReason) == len(types_pb2.FinishReason.items())
+    assert finish_from_wire(99) is FinishReason.ERROR
+
+
+def test_every_state_has_its_name_on_the_wire():
+    states = {inference_pb2.RequestState.Name(state_to_wire(state)) for state in SequenceState}
+    assert states == {f"REQUEST_STATE_{state.name}" for state in SequenceState}
+
+
+logprobs = st.floats(max_value=0, width=32) | st.just(-math.inf)
+
+
+@given(U32, logprobs, st.lists(st.tuples(U32, logprobs), max_size=5).map(tuple))
+def test_scores(token_id, logprob, top):
+    score = TokenScore(token_id, logprob, top)
+    assert score_from_wire(score_to_wire(score)) == score
+
+
+def test_usage():
+    message = usage_to_wire(prompt_tokens=3, output_tokens=2, cached_tokens=1)
+    assert (message.prompt_tokens, message.output_tokens, message.cached_tokens) == (3, 2, 1)
+
+
+def test_chats():
+    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="hi")])
+    assert chat_from_wire(chat) == ChatPrompt([("user", "hi")], True, [], [])
+    chat.add_generation_prompt = False
+    assert chat_from_wire(chat).begin_answer is False
+
+
+def test_limits_are_all_reported():
+    assert len(limits_to_wire().ListFields()) == len(inference_pb2.Limits.DESCRIPTOR.fields)
+
+
+@pytest.mark.parametrize("deadline_ms", [0, 9_000, 900])
+def test_an_admission_has_what_the_record_says(deadline_ms):
+    params = SamplingParams(temperature=0.5, max_tokens=9, n=2, best_of=2, seed=7)
+    record = Record(
+        seq_id=SequenceId("a" * 32), request_id=RequestId("r"), body_hash=b"", state=SequenceState.RUNNING, epoch=4,
+        model="m", layout="l", sampling=sampling_bytes(params), prompt_len=2, prompt_chain=0, num_branches=2,
+        max_tokens=9, tenant="t", salt="s", priority=2, deadline_ms=deadline_ms, keep_on_disconnect=False, routers=(),
+        finishes=(FinishReason.NONE, FinishReason.STOP),
+    )  # fmt: skip
+    snapshot = Snapshot(record, (1, 2), ((3,), (4, 5)), now_ms=1_000)
+    admission = admission_of_record(snapshot, epoch=5, alone=True, age_ms=500)
+    assert (admission.seq_id, admission.epoch, admission.prompt) == ("a" * 32, 5, (1, 2))
+    assert (admission.outputs, admission.finished_branches) == (((3,), (4, 5)), [1])
+    assert (admission.sampling, admission.salt, admission.priority, admission.alone) == (
+        sampling_from_bytes(record.sampling),
+        "s",
+        2,
+        True,
+    )
+    assert admission.deadline_in_ms == {0: 0, 9_000: 7_500, 900: 1}[deadline_ms]
