@@ -2,11 +2,12 @@
 
 Steps of decodes alone have graphs of their own (`DecodeGraphs`); other steps of few tokens have some if they are asked
 for (`MixedGraphs`). A replay runs the captured operations on the captured addresses. So whatever differs from step to
-step is a number in DecodeInputs or MixedInputs, or in the plan that the ops keep in `TokenBatch.scratch`. All are
+step is a number in StepMemory, or in the plan that the ops keep in `TokenBatch.scratch`. All are
 written in place before each replay.
 """
 
 import logging
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -15,9 +16,8 @@ from torch import Tensor
 
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.ops import Ops, TokenBatch
-from gpu_worker.running.decode_inputs import DecodeInputs
-from gpu_worker.running.mixed_inputs import MixedInputs
-from gpu_worker.scheduling.state.step import StepPlan
+from gpu_worker.running.step_memory import StepMemory
+from gpu_worker.steps.step_input import StepInput
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class DecodeGraphs:
         decoder: Decoder,
         layers: Sequence[Tensor],
         ops: CapturableOps,
-        inputs: DecodeInputs,
+        inputs: StepMemory,
         sizes: Sequence[int],
         capture: Capturer,
     ) -> None:
@@ -95,7 +95,6 @@ class DecodeGraphs:
         self._inputs = inputs
         self._batches = {size: inputs.batch(size) for size in self.sizes}
         self._graphs: dict[int, StepFunction] = {}
-        inputs.fill([])
         for size in reversed(self.sizes):
             batch = self._batches[size]
 
@@ -105,19 +104,19 @@ class DecodeGraphs:
             self._graphs[size] = capture(step)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> Tensor | None:
-        """The logits of a step of decodes, one row for each chunk, valid until the next step.
+    def run(self, step: StepInput, tables: "Sequence[array[int]]") -> Tensor | None:
+        """The logits of a step of decodes, one row for each chunk, whose blocks are in `tables`; valid until the next.
 
-        None if the plan is not a step of decodes alone, or has too many or too long sequences.
+        None if it is not a step of decodes alone, or has too many or too long sequences.
         """
-        num_rows = len(plan.chunks)
-        if not 0 < num_rows == plan.num_decodes <= self.sizes[-1] or not self._inputs.holds(plan.chunks):
+        num_rows = len(step.seats)
+        if not 0 < num_rows == step.num_decodes <= self.sizes[-1] or not self._inputs.holds(step, num_rows):
             return None
-        if any(chunk.score_from >= 0 for chunk in plan.chunks):
+        if step.scored:
             return None
         size = next(size for size in self.sizes if size >= num_rows)
         batch = self._batches[size]
-        batch.kv_lens[:] = self._inputs.fill(plan.chunks)[:size]
+        batch.kv_lens[:] = self._inputs.fill(step, tables, range(num_rows))[1][:size]
         self._ops.refill(batch)
         return self._graphs[size]()[:num_rows]
 
@@ -130,7 +129,7 @@ class MixedGraphs:
         decoder: Decoder,
         layers: Sequence[Tensor],
         ops: CapturableOps,
-        inputs: MixedInputs,
+        inputs: StepMemory,
         capture: Capturer,
     ) -> None:
         """Captures a graph for each size, in tokens, the largest first. Capturing writes no block."""
@@ -139,7 +138,6 @@ class MixedGraphs:
         self._inputs = inputs
         self._batches = {size: inputs.batch(size) for size in self.sizes}
         self._graphs: dict[int, StepFunction] = {}
-        inputs.fill([], [])
         for size in reversed(self.sizes):
             batch = self._batches[size]
 
@@ -149,18 +147,17 @@ class MixedGraphs:
             self._graphs[size] = capture(step)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan, rows: Sequence[int]) -> Tensor | None:
+    def run(self, step: StepInput, tables: "Sequence[array[int]]", rows: Sequence[int]) -> Tensor | None:
         """The logits of a step, one row for each of the tokens `rows`, valid until the next step.
 
         None if the step scores tokens, or has too many tokens, or too many or too long sequences.
         """
-        num_tokens = sum(chunk.length for chunk in plan.chunks)
-        scored = any(chunk.score_from >= 0 for chunk in plan.chunks)
-        if not num_tokens or scored or not self._inputs.holds(plan.chunks, rows):
+        num_tokens = len(step.tokens)
+        if not num_tokens or step.scored or not self._inputs.holds(step, len(rows)):
             return None
         size = next(size for size in self.sizes if size >= num_tokens)
         batch = self._batches[size]
-        batch.q_lens[:], batch.kv_lens[:] = self._inputs.fill(plan.chunks, rows)
+        batch.q_lens[:], batch.kv_lens[:] = self._inputs.fill(step, tables, rows)
         self._ops.refill(batch)
         return self._graphs[size]()[: len(rows)]
 
@@ -188,7 +185,7 @@ def capture_mixed(
         return None
     block_size = layers[0].shape[3]
     tokens = min(max_tokens, MOST_MIXED_TOKENS)
-    inputs = MixedInputs(tokens, max_sequences, -(-context_tokens // block_size), block_size, device)
+    inputs = StepMemory(tokens, max_sequences, -(-context_tokens // block_size), block_size, device)
     try:
         with torch.inference_mode():
             return MixedGraphs(decoder, layers, ops, inputs, capture)
@@ -212,7 +209,9 @@ def capture_decodes(
         log.info("no CUDA graphs: %s and %s ops cannot be captured together, with a cache of %s", *what)
         return None
     block_size = layers[0].shape[3]
-    inputs = DecodeInputs(max_sequences, -(-context_tokens // block_size), block_size, device)
+    inputs = StepMemory(
+        *(max_sequences, max_sequences, -(-context_tokens // block_size), block_size, device), decodes=True
+    )
     sizes = padded_sizes(max_sequences)
     try:
         with torch.inference_mode():

@@ -28,7 +28,8 @@ from gpu_worker.running.sizing import (
 )
 from gpu_worker.running.worst_steps import worst_steps
 from gpu_worker.sampling.native_sampler import choose_sampler
-from gpu_worker.scheduling.state.step import RunnerInfo, StepPlan
+from gpu_worker.steps.runner import RunnerInfo
+from gpu_worker.steps.step_input import StepInput
 from octavo.process.host_memory import available_bytes
 from octavo.request.errors import InvalidArgument
 
@@ -123,8 +124,8 @@ def load_runner(
         kv_cache_bytes = max(shape.bytes_per_block, cpu_block_bytes(available_bytes()))
     elif kv_cache_bytes is None:
         trial = trial_runner(loaded, shape, ops, where, context)
-        plans = worst_steps(max_batch_tokens, max_batch_sequences, context, block_size, decoder.vocab_size)
-        kv_cache_bytes = measured_block_bytes(CudaMemory(where), gpu_memory_utilization, trial, plans, capture)
+        steps = worst_steps(max_batch_tokens, max_batch_sequences, context, block_size, decoder.vocab_size)
+        kv_cache_bytes = measured_block_bytes(CudaMemory(where), gpu_memory_utilization, trial, steps, capture)
         trial.close()
     num_blocks = kv_cache_bytes // shape.bytes_per_block
     if num_blocks < 1:
@@ -153,7 +154,7 @@ def load_runner(
 
 
 def trial_runner(loaded: LoadedModel, shape: KvShape, ops: Ops, device: torch.device, context: int) -> ModelRunner:
-    """A runner with one block and a sampler of its own, to run the plans of `worst_steps`."""
+    """A runner with one block and a sampler of its own, to run `worst_steps`."""
     arena = KvArena(shape, 1, 0, device, ops)
     sampler = choose_sampler(loaded.decoder.vocab_size, device, loaded.eos_token_ids)
     return ModelRunner(_info(loaded, arena, device, context, None), loaded.decoder, arena, sampler, device)
@@ -163,12 +164,12 @@ def measured_block_bytes(
     memory: DeviceMemory,
     utilization: float,
     trial: ModelRunner,
-    plans: Sequence[StepPlan],
+    steps: Sequence[StepInput],
     capture: Callable[[Sequence[Tensor]], object],
 ) -> int:
-    """How many bytes blocks may take beside the plans, which are run, and what `capture` makes of their blocks."""
-    steps = [partial(trial.run, plan) for plan in plans]
-    return gpu_block_bytes(memory, utilization, steps, lambda: capture(trial.layers))
+    """How many bytes blocks may take beside the steps, which are run, and what `capture` makes of their blocks."""
+    work = [partial(trial.run, step) for step in steps]
+    return gpu_block_bytes(memory, utilization, work, lambda: capture(trial.layers))
 
 
 def default_cache() -> Path | None:

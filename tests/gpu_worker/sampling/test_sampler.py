@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from gpu_worker.ops import native
 from gpu_worker.sampling.native_sampler import NativeSampler
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.scheduling.state.sequence import Branch, Sequence
-from gpu_worker.scheduling.state.step import BAD_LOGITS
-from octavo.request.ids import SequenceId
+from gpu_worker.steps.runner import BAD_LOGITS
+from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import SamplingParams
 
 torch.set_num_threads(1)
@@ -25,8 +24,7 @@ EOS = (2,)
 
 def branch_of(params, prompt=(), output=(), index=0):
     params = dataclasses.replace(params, seed=0 if params.seed is None else params.seed)
-    sequence = Sequence(SequenceId("0" * 32), 1, list(prompt), params, b"")
-    return Branch(sequence, index, [*prompt, *output], len(prompt))
+    return Seat(params, [*prompt, *output], len(prompt), index)
 
 
 def logits_of(num_rows, vocab_size, seed=0, scale=3.0):
@@ -207,7 +205,7 @@ def test_seed_branch_and_index_each_change_the_draw():
 
 def adjusted_logits(logits, branch):
     """What adjustments are, token by token."""
-    params, x = branch.sequence.params, logits.double().numpy().copy()
+    params, x = branch.params, logits.double().numpy().copy()
     for token in range(len(x)):
         x[token] += params.logit_bias.get(token, 0.0)
         if token in branch.tokens:
@@ -267,9 +265,11 @@ def test_adjustments_equal_the_reference_while_branches_change(requests, seed, d
             if change == "grow":
                 branch.tokens.append(data.draw(ids))
             elif change == "rewrite" and branch.num_output:  # same length, other content
-                branch.tokens[-1] = data.draw(ids)
+                branches[branches.index(branch)] = Seat(
+                    branch.params, [*branch.tokens[:-1], data.draw(ids)], branch.num_prompt
+                )
             elif change == "fork":
-                branches.append(Branch(branch.sequence, 1, list(branch.tokens), branch.num_prompt))
+                branches.append(Seat(branch.params, list(branch.tokens), branch.num_prompt, 1))
             elif change == "leave" and len(branches) > 1:
                 branches.remove(branch)
 
@@ -388,7 +388,7 @@ def test_output_is_scored_again_as_it_was_when_it_was_sampled(change):
         (token,), found = sampler.sample(logits[row : row + 1], [0], [branch])
         branch.tokens.append(token)
         scores.append(found[0])
-    again = KIND[0](40).score_output(logits[10:], branch, branch.num_prompt + 10)
+    again = KIND[0](40).score_output(logits[10:], branch, branch.num_prompt + 10, branch.output[10:])
     assert [score.token_id for score in again] == [score.token_id for score in scores[10:]]
     for new, old in zip(again, scores[10:], strict=True):
         assert new.logprob == pytest.approx(old.logprob, abs=1e-5)

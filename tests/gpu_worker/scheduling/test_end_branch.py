@@ -34,7 +34,7 @@ class Small:
     def step(self, between=lambda: None):
         plan = self.scheduler.plan()
         between()
-        result = self.scheduler.commit(plan, self.runner.run(plan))
+        result = self.scheduler.commit(plan, self.runner.run(plan.input))
         for delta in result.deltas:
             key = delta.sequence.seq_id, delta.branch_index
             assert key not in self.ended
@@ -113,7 +113,7 @@ def test_a_sibling_keeps_the_blocks_that_the_next_step_brings_back():
 
     def step():
         plan = scheduler.plan()
-        scheduler.commit(plan, runner.run(plan))
+        scheduler.commit(plan, runner.run(plan.input))
 
     for _ in range(4):
         step()

@@ -64,7 +64,7 @@ def test_alone_it_is_no_work() -> None:
     bench.step()
     freeze(bench, "a")
     assert not bench.scheduler.has_work
-    assert bench.scheduler.plan().empty
+    assert bench.scheduler.plan().input.empty
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline", "drop", "newer epoch", "end of branch"])
@@ -99,7 +99,7 @@ def test_nobody_takes_its_blocks() -> None:
     bench.run_steps(2)
     freeze(bench, "b")
     blocks = bench.sequence("b").branches[0].blocks[:]
-    while not bench.step()[0].empty:
+    while not bench.step()[0].input.empty:
         assert "a.0" not in bench.finishes
     bench.run_steps(3)
     load = bench.load()

@@ -6,7 +6,8 @@ import pytest
 from scheduler_bench import GREEDY, Bench
 
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.step import BAD_LOGITS, StepDeltas, StepOutput
+from gpu_worker.scheduling.state.step import StepDeltas
+from gpu_worker.steps.runner import BAD_LOGITS, StepOutput
 from octavo.request.errors import Failure, NotFound, StaleEpoch
 from octavo.request.ids import SequenceId
 from octavo.request.sampling import FinishReason, SamplingParams
@@ -41,7 +42,7 @@ def test_bad_logits_fail_one_sequence_alone() -> None:
         bench.admit(name, params=SamplingParams(temperature=1.0, seed=1, n=2, max_tokens=5))
     bench.step()
     plan = bench.scheduler.plan()
-    output = bench.runner.run(plan)
+    output = bench.runner.run(plan.input)
     output.token_ids[1] = BAD_LOGITS
     deltas = bench.scheduler.commit(plan, output).deltas
     failed = [delta for delta in deltas if delta.finish]
@@ -98,7 +99,7 @@ def test_cancel_and_drop_free_everything(in_flight: bool, drop: bool) -> None:
         assert bench.cancel("a")
     deltas = []
     if plan is not None:
-        deltas = bench.scheduler.commit(plan, bench.runner.run(plan)).deltas
+        deltas = bench.scheduler.commit(plan, bench.runner.run(plan.input)).deltas
     else:
         deltas = bench.step()[1].deltas
     ended = [(delta.branch_index, delta.finish, delta.token_ids) for delta in deltas if delta.sequence.seq_id == "a"]
@@ -120,7 +121,7 @@ def test_a_failing_step_loses_only_who_fails_alone() -> None:
         if any(chunk.branch.sequence.seq_id == "b" and chunk.start + chunk.length > 6 for chunk in plan.chunks):
             result = bench.scheduler.abort_step(plan, '{"reason": "TEST"}')
         else:
-            result = bench.scheduler.commit(plan, bench.runner.run(plan))
+            result = bench.scheduler.commit(plan, bench.runner.run(plan.input))
         for delta in result.deltas:
             name = delta.sequence.seq_id
             bench.tokens.setdefault(name, []).extend(delta.token_ids)
@@ -145,7 +146,7 @@ def test_swap_moves_out_in_and_drops() -> None:
     assert scheduler.swap(name, 1, "out") == 0
     assert bench.load().num_swapped == 1
     plan, _ = bench.step()
-    assert len(plan.swap_out) == 3 and not plan.chunks
+    assert len(plan.input.swap_out) == 3 and not plan.chunks
     assert not scheduler.has_work  # it is held
     assert scheduler.swap(name, 1, "in") == 3
     assert scheduler.swap(name, 1, "in") == 0

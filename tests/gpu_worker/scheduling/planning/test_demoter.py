@@ -25,7 +25,7 @@ def test_an_evicted_prefix_comes_back_by_a_copy_and_changes_no_output() -> None:
     bench = bench_with_a_demoted_prompt()
     again = bench.admit("again", prompt(1))
     plan, _ = bench.step()
-    assert len(plan.swap_in) == 8 and not plan.chunks, "no step waits for the copies"
+    assert len(plan.input.swap_in) == 8 and not plan.chunks, "no step waits for the copies"
     bench.step()
     assert bench.lengths == {"again": 1}
     bench.finish()
@@ -39,7 +39,7 @@ def test_others_run_on_while_a_prefix_comes_back() -> None:
     bench.step()
     bench.admit("again", prompt(1))
     plan, _ = bench.step()
-    assert plan.swap_in and bench.lengths == {"other": 1}
+    assert plan.input.swap_in and bench.lengths == {"other": 1}
     bench.finish()
     assert bench.tokens["again.0"] == bench.tokens["s1.0"]
 
@@ -49,7 +49,7 @@ def test_a_prefix_that_two_want_comes_back_once() -> None:
     one, two = bench.admit("one", [*prompt(1), 5]), bench.admit("two", [*prompt(1), 6])
     num_copied = 0
     while bench.scheduler.has_work:
-        num_copied += len(bench.step()[0].swap_in)
+        num_copied += len(bench.step()[0].input.swap_in)
     assert num_copied == 8
     assert one.cached_tokens == two.cached_tokens == 32
 
@@ -60,7 +60,7 @@ def test_what_the_device_has_is_shared_and_only_the_rest_is_copied() -> None:
     bench.finish()
     bench.admit("again", prompt(1))
     plan, _ = bench.step()
-    assert len(plan.swap_in) == 4
+    assert len(plan.input.swap_in) == 4
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_blocks_are_computed_where_the_tier_is_off_or_copies_are_slower(options:
         bench.admit(f"s{number}{len(bench.tokens)}", prompt(number))
         while bench.scheduler.has_work:
             plan, _ = bench.step()
-            assert not plan.demotions and not plan.swap_in
+            assert not plan.input.demotions and not plan.input.swap_in
     assert bench.tokens["s14.0"] == bench.tokens["s10.0"]
 
 
@@ -91,7 +91,7 @@ def test_a_step_demotes_no_more_than_it_takes() -> None:
         bench.admit(f"s{number}", prompt(number, 28))
         while bench.scheduler.has_work:
             plan, _ = bench.step()
-            assert len(plan.demotions) <= -(-plan.num_tokens // 4)
+            assert len(plan.input.demotions) <= -(-plan.num_tokens // 4)
     assert bench.workload.tables.tier.num_demoted > 0
 
 
@@ -114,7 +114,7 @@ def test_no_block_is_demoted_while_free_ones_suffice() -> None:
     for number in range(1, 8):
         bench.admit(f"s{number}", prompt(number))
     while bench.scheduler.has_work:
-        assert not bench.step()[0].demotions
+        assert not bench.step()[0].input.demotions
 
 
 def test_a_failed_step_leaves_no_copy_that_was_perhaps_not_made() -> None:
@@ -123,7 +123,7 @@ def test_a_failed_step_leaves_no_copy_that_was_perhaps_not_made() -> None:
     bench.admit("next", prompt(7))
     before = dict(bench.workload.tables.cache.on_host)
     plan = bench.scheduler.plan()
-    assert plan.demotions and tier.num_demoted == len(before) + len(plan.demotions)
+    assert plan.input.demotions and tier.num_demoted == len(before) + len(plan.input.demotions)
     bench.scheduler.abort_step(plan, "{}")
     assert dict(bench.workload.tables.cache.on_host) == before
     bench.finish()
@@ -134,11 +134,11 @@ def test_a_failed_step_takes_back_the_blocks_that_were_perhaps_not_promoted() ->
     bench = bench_with_a_demoted_prompt()
     again = bench.admit("again", prompt(1))
     plan = bench.scheduler.plan()
-    assert plan.swap_in and not plan.chunks and again.branches[0].num_computed == 32
+    assert plan.input.swap_in and not plan.chunks and again.branches[0].num_computed == 32
     bench.scheduler.abort_step(plan, "{}")
     assert again.branches[0].num_computed == 0 and not again.branches[0].blocks
     plan, _ = bench.step()
-    assert len(plan.swap_in) == 8, "the copies in the host pool are still there"
+    assert len(plan.input.swap_in) == 8, "the copies in the host pool are still there"
     bench.finish()
     assert bench.tokens["again.0"] == bench.tokens["s1.0"]
 
