@@ -181,10 +181,17 @@ Params = TypeVar("Params", bound=type[Any])
 
 
 def is_generating(runner: object) -> bool:
-    """Whether `runner` is None or vLLM's name of a model that generates text. Raises Unimplemented for other names."""
+    """Whether `runner` is None or vLLM's name of a model that generates text; not if it is a runner that exists.
+
+    Raises Unimplemented for another name, and TypeError for what is neither.
+    """
     if isinstance(runner, str) and runner not in ("auto", "generate"):
         raise Unimplemented(f"runner={_shown(runner)}: {_TEXT_ONLY}")
-    return runner is None or isinstance(runner, str)
+    if runner is None or isinstance(runner, str):
+        return True
+    if not hasattr(runner, "info"):
+        raise TypeError(f"runner={_shown(runner)}: is neither a name nor a runner; leave it out")
+    return False
 
 
 def refusing(owner: str, absent: Mapping[str, AbsentArgument]) -> Callable[[Params], Params]:
