@@ -385,6 +385,8 @@ def test_what_is_not_there_says_so_by_its_name(llm, model):
         LLM(model=model, runner=5)
     with pytest.raises(Unimplemented, match=r"^kv_transfer_config=<dict>: octavo has nothing"):
         LLM(model=model, kv_transfer_config={"kv_role": "both"})
+    with pytest.raises(Unimplemented, match=r"^max_num_scheduled_tokens=64: octavo has nothing[^?]*$"):
+        LLM(model=model, max_num_scheduled_tokens=64)
     with pytest.raises(TypeError, match=r"^LLM has no option 'frobnication_config'$"):
         LLM(model=model, frobnication_config={})
     with pytest.raises(Unimplemented, match=r"^lora_request=<object>: LoRA"):
