@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from gpu_worker import LLM, SamplingParams
-from gpu_worker.models import demo
+from gpu_worker.models.checkpoint import demo
 from octavo.cli import up
-from octavo.errors import NotFound
+from octavo.request.errors import NotFound
 
 README = Path(__file__).resolve().parents[3] / "README.md"
 

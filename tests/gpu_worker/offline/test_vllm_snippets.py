@@ -245,7 +245,7 @@ def test_chat_with_tools_and_variables(llm):
 
 def test_tools_that_a_template_lacks_are_refused(model, tmp_path):
     from gpu_worker import LLM
-    from octavo.errors import InvalidArgument
+    from octavo.request.errors import InvalidArgument
 
     shutil.copytree(model, tmp_path, dirs_exist_ok=True)
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
