@@ -44,6 +44,12 @@ def test_workers_scale_by_queued_tokens_and_by_what_runs():
     assert down["policies"][0]["periodSeconds"] == workers["template"]["spec"]["terminationGracePeriodSeconds"]
 
 
+def test_routers_can_be_replaced_all_at_once():
+    """Kubernetes takes no rollingUpdate beside Recreate, and Helm leaves the default's there."""
+    objects = by_name(template("--set=router.updateStrategy.type=Recreate"))
+    assert objects["Deployment", "trial-octavo-router"]["spec"]["strategy"] == {"type": "Recreate"}
+
+
 def test_numbers_of_pods_that_do_not_scale_are_those_of_the_values():
     objects = by_name(template(profile="gpu"))
     assert objects["StatefulSet", "trial-octavo-worker-prompts"]["spec"]["replicas"] == 2
