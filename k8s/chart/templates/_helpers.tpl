@@ -12,6 +12,17 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* Refuses a list whose items have one name twice: their objects would have it, too. Arguments: of, items. */ -}}
+{{- define "octavo.namesDiffer" -}}
+{{- $seen := dict -}}
+{{- range .items -}}
+{{- if hasKey $seen .name -}}
+{{- fail (printf "%s: two have the name %s" $.of .name) -}}
+{{- end -}}
+{{- $_ := set $seen .name true -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* A template for each cell, with the cell's own values in place; without cells, once. Arguments: root, template, script. */ -}}
 {{- define "octavo.eachCell" -}}
 {{- $root := .root -}}
@@ -20,6 +31,7 @@
 {{- if and $root.Values.cells (or $root.Values.store.url $root.Values.store.existingSecret) -}}
 {{- fail "store: a cell has a store of its own: give each cell its url or existingSecret, as cells[].store" -}}
 {{- end -}}
+{{- include "octavo.namesDiffer" (dict "of" "cells" "items" $root.Values.cells) -}}
 {{- range $root.Values.cells | default (list dict) -}}
 {{- $values := mergeOverwrite (deepCopy (merge dict $root.Values)) (omit . "name") -}}
 {{- $context := dict "Values" $values "Release" $root.Release "Chart" $root.Chart "Capabilities" $root.Capabilities "Files" $root.Files "cell" .name "script" $script }}
@@ -41,6 +53,7 @@
 {{- define "octavo.eachModel" -}}
 {{- $root := .root -}}
 {{- $template := .template -}}
+{{- include "octavo.namesDiffer" (dict "of" "models" "items" $root.Values.models) -}}
 {{- range $root.Values.models | default (list dict) -}}
 {{- $values := mergeOverwrite (deepCopy (merge dict $root.Values)) (dict "model" (.model | default dict) "worker" (.worker | default dict)) -}}
 {{- if and .name (not $values.model.name) -}}
@@ -187,8 +200,9 @@ initContainers:
   {{- range $found }}
   {{- $download := .model.download }}
   - name: download{{ trimPrefix "model" .name }}
-    image: {{ include "octavo.image" (dict "root" $root "image" (empty $download.image.repository | ternary $image $download.image)) }}
-    imagePullPolicy: {{ $download.image.pullPolicy }}
+    {{- $from := or (not (empty $download.hub)) (empty $download.image.repository) | ternary $image $download.image }}
+    image: {{ include "octavo.image" (dict "root" $root "image" $from) }}
+    imagePullPolicy: {{ $from.pullPolicy }}
     {{- if $download.hub }}
     command: ["python", "-c", {{ $root.Files.Get "files/download.py" | toJson }}]
     {{- else }}
