@@ -101,6 +101,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- /* How many pods: with autoscaling as many as the cluster has, since a number of one's own, or none, would set them back at each
 upgrade. At first it is `replicas` within the bounds. Arguments: root, kind, name, of (values with replicas and autoscaling). */ -}}
 {{- define "octavo.replicas" -}}
+{{- if and .of.autoscaling.enabled (gt (int .of.autoscaling.minReplicas) (int .of.autoscaling.maxReplicas)) -}}
+{{- fail (printf "%s: autoscaling.minReplicas is above autoscaling.maxReplicas" .name) -}}
+{{- end -}}
 {{- $there := .of.autoscaling.enabled | ternary (lookup "apps/v1" .kind .root.Release.Namespace .name) dict -}}
 {{- if $there -}}
 {{ dig "spec" "replicas" 1 $there | int }}
