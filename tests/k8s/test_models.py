@@ -122,7 +122,7 @@ def test_a_model_of_the_hub_is_fetched_once(tmp_path, program):
 
 
 def test_a_folder_with_another_model_is_not_used(tmp_path):
-    """A claim outlives the name in the values: the old files must not answer for a new one, nor be mixed with its own."""
+    """A claim outlives the name in the values: old files must not answer for a new one, nor be mixed with its own."""
     objects = by_name(template("--set", "model.download.hub=org/model"))
     (fetching,) = pods(objects)["worker"]["spec"]["initContainers"]
     folder = tmp_path / "files"
