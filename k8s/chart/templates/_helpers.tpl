@@ -63,6 +63,11 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* The name by which requests ask for a model. The argument is an item of `models`. */ -}}
+{{- define "octavo.nameOfModel" -}}
+{{ dig "model" "name" "" . | default .name }}
+{{- end -}}
+
 {{- /* Labels by which Services and controllers find pods. Arguments: root, component, pool. */ -}}
 {{- define "octavo.selector" -}}
 app.kubernetes.io/name: octavo
