@@ -63,6 +63,16 @@ def test_two_of_one_name_are_refused(items):
     assert f"{items}: two have the name a" in said
 
 
+def test_each_model_is_served_under_a_name_of_its_own():
+    """The name of a release of one model is not that of several, and routers refuse the second worker of one name."""
+    found = workers_of(by_name(template("--set", f"{TWO},model.name=one,models[1].model.name=org/large")))
+    containers = {name: each["spec"]["template"]["spec"]["containers"][0] for name, each in found.items()}
+    served = {name: settings_of("worker", container).model_name for name, container in containers.items()}
+    assert served == {"small": "small", "large": "org/large"}
+    said = template("--set", f"{TWO},models[1].model.name=small", ok=False)
+    assert "models: two have the name small" in said
+
+
 def test_routers_see_the_files_of_each_model_once():
     objects = by_name(template(profile="models"))
     router = pods(objects)["router"]["spec"]

@@ -55,6 +55,14 @@ def test_an_upgrade_keeps_what_autoscaling_has_chosen(routers, workers):
     assert numbers_of(upgraded(before, SCALING)) == {"router": routers, "worker": workers, "store": 1}
 
 
+def test_an_upgrade_starts_what_was_stopped_for_it():
+    """A HorizontalPodAutoscaler leaves a Deployment without pods alone."""
+    before = running(by_name(template(SCALING)), router=0, worker=0)
+    assert numbers_of(upgraded(before, SCALING)) == {"router": 2, "worker": 0, "store": 1}
+    always = (SCALING, "--set=worker.autoscaling.minReplicas=3")
+    assert numbers_of(upgraded(before, *always))["worker"] == 3
+
+
 def test_without_autoscaling_the_values_decide():
     before = running(by_name(template(SCALING)), router=7, worker=5)
     found = upgraded(before, "--set=router.replicas=3,worker.replicas=2")
@@ -138,3 +146,12 @@ def test_the_guide_deletes_all_that_a_release_leaves():
     claiming = [each for each in of_kind(objects, "StatefulSet").values() if "volumeClaimTemplates" in each["spec"]]
     assert (flag, len(claiming)) == ("-l", 2)
     assert {each["spec"]["selector"]["matchLabels"][label] for each in claiming} == {value}
+
+
+@pytest.mark.parametrize("helm", ["helm3", "helm4"])
+def test_the_guide_names_flags_that_helm_has(helm):
+    lines = re.findall(r"(?:^|`)helm (\w+)([^`\n#]*)", (ROOT / "docs/deployment.md").read_text(), flags=re.M)
+    used = {(command, flag) for command, rest in lines for flag in re.findall(r"--[a-z-]+", rest)}
+    assert len(used) > 3
+    known = {command: run(tool(helm), command, "--help") for command, _ in used}
+    assert [each for each in sorted(used) if f"{each[1]} " not in known[each[0]]] == []

@@ -54,10 +54,15 @@
 {{- $root := .root -}}
 {{- $template := .template -}}
 {{- include "octavo.namesDiffer" (dict "of" "models" "items" $root.Values.models) -}}
+{{- $served := list -}}
+{{- range $root.Values.models -}}
+{{- $served = append $served (dict "name" (include "octavo.nameOfModel" .)) -}}
+{{- end -}}
+{{- include "octavo.namesDiffer" (dict "of" "models" "items" $served) -}}
 {{- range $root.Values.models | default (list dict) -}}
 {{- $values := mergeOverwrite (deepCopy (merge dict $root.Values)) (dict "model" (.model | default dict) "worker" (.worker | default dict)) -}}
-{{- if and .name (not $values.model.name) -}}
-{{- $_ := set $values.model "name" .name -}}
+{{- if .name -}}
+{{- $_ := set $values.model "name" (include "octavo.nameOfModel" .) -}}
 {{- end }}
 {{ include $template (dict "Values" $values "Release" $root.Release "Chart" $root.Chart "Capabilities" $root.Capabilities "Files" $root.Files "cell" $root.cell "model" .name) }}
 {{- end -}}
@@ -104,14 +109,14 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
 {{- /* How many pods: with autoscaling as many as the cluster has, since a number of one's own, or none, would set them back at each
-upgrade. At first it is `replicas` within the bounds. Arguments: root, kind, name, of (values with replicas and autoscaling). */ -}}
+upgrade. None of a kind that should have some were stopped by hand, and no HorizontalPodAutoscaler starts them. At first it is `replicas` within the bounds. Arguments: root, kind, name, of (values with replicas and autoscaling). */ -}}
 {{- define "octavo.replicas" -}}
 {{- if and .of.autoscaling.enabled (gt (int .of.autoscaling.minReplicas) (int .of.autoscaling.maxReplicas)) -}}
 {{- fail (printf "%s: autoscaling.minReplicas is above autoscaling.maxReplicas" .name) -}}
 {{- end -}}
 {{- $there := .of.autoscaling.enabled | ternary (lookup "apps/v1" .kind .root.Release.Namespace .name) dict -}}
 {{- if $there -}}
-{{ dig "spec" "replicas" 1 $there | int }}
+{{ max (dig "spec" "replicas" 1 $there) .of.autoscaling.minReplicas }}
 {{- else if .of.autoscaling.enabled -}}
 {{ max (min .of.replicas .of.autoscaling.maxReplicas) .of.autoscaling.minReplicas }}
 {{- else -}}
