@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.ops import make_batch
-from gpu_worker.running.graphs import DecodeGraphs, MixedGraphs
+from gpu_worker.running.graphs import StepGraphs
 from gpu_worker.running.memory.arena import KvArena
 from gpu_worker.running.memory.arena_blocks import ArenaBlocks
 from gpu_worker.running.memory.block_mover import BlockMover
@@ -53,8 +53,7 @@ class ModelRunner:
         arena: KvArena,
         sampler: Sampler,
         device: torch.device,
-        graphs: DecodeGraphs | None = None,
-        mixed_graphs: MixedGraphs | None = None,
+        graphs: Sequence[StepGraphs] = (),
         *,
         staged: bool = False,
     ) -> None:
@@ -66,8 +65,7 @@ class ModelRunner:
         self._seats = Seats()
         self._sampler = sampler
         self._device = device
-        self._graphs = graphs
-        self._mixed_graphs = mixed_graphs
+        self.graphs = graphs  # in the order in which a step tries them
         self._mark = StepMark(device)
         self._staged = staged or device.type != "cpu"
         # The extension's kernels run on the current device, and each thread has one of its own.
@@ -109,9 +107,8 @@ class ModelRunner:
             return output
         wanted = _wanted_rows(step)
         tables = [seat.table for seat in seats]
-        logits = self._graphs.run(step, tables) if self._graphs is not None else None
-        if logits is None and self._mixed_graphs is not None:
-            logits = self._mixed_graphs.run(step, tables, wanted.rows)
+        replays = (graphs.run(step, tables, wanted.rows) for graphs in self.graphs)
+        logits = next((logits for logits in replays if logits is not None), None)
         if logits is None:
             batch = make_batch(
                 *(step.tokens, step.positions, step.slots, step.lengths.tolist(), step.ends.tolist()),
@@ -146,7 +143,7 @@ class ModelRunner:
         finally:
             self._arena.layers.clear()
             self.__dict__.pop("block_memory", None)
-            del self._block_mover, self._arena, self._decoder, self._graphs, self._mixed_graphs
+            del self._block_mover, self._arena, self._decoder, self.graphs
 
     def _score(
         self, hidden: Tensor, scored: Sequence[KnownTokens], seats: Sequence[Seat]

@@ -34,6 +34,7 @@ class StepMemory:
         self._most_keys = table_width * block_size
         self._width = table_width
         self._decodes = decodes
+        self.kind = "decodes" if decodes else "mixed steps"  # for logs
         token, sequence = ((max_tokens,), torch.int64), ((max_sequences,), torch.int32)
         self._layout = ArrayLayout(
             [
@@ -52,8 +53,7 @@ class StepMemory:
     def batch(self, size: int) -> TokenBatch:
         """The first `size` tokens, of all sequences or, with `decodes`, of the first `size` sequences.
 
-        All batches made here share their memory, so `fill` changes each of them; whoever runs one writes the lengths
-        that `fill` returns into its q_lens and kv_lens.
+        All batches made here share their memory, so `fill` changes each of them, but only one's lengths on the host.
         """
         ids, positions, slots, rows, cu_q, lens, tables = self._layout.views(self._there)
         count = size if self._decodes else self.max_sequences
@@ -71,18 +71,20 @@ class StepMemory:
         )
 
     def holds(self, step: StepInput, num_rows: int) -> bool:
-        """Whether there is room for the step, with so many rows of logits."""
+        """Whether there is room for the step, with so many rows of logits, and, with `decodes`, it has nothing else."""
         return (
-            max(len(step.seats), num_rows) <= self.max_sequences
+            0 < max(len(step.seats), num_rows) <= self.max_sequences
             and len(step.tokens) <= self.max_tokens
-            and max(step.ends, default=0) <= self._most_keys
+            and max(step.ends) <= self._most_keys
+            and (not self._decodes or len(step.seats) == step.num_decodes)
         )
 
-    def fill(self, step: StepInput, tables: "Sequence[array[int]]", rows: Sequence[int]) -> tuple[list[int], list[int]]:
+    def fill(
+        self, step: StepInput, tables: "Sequence[array[int]]", rows: Sequence[int], batch: TokenBatch | None = None
+    ) -> None:
         """Makes sequence i the inputs of chunk i, whose blocks are tables[i], and empties the other ones.
 
-        `rows`: the tokens that logits are wanted for. Returns how many tokens and how many keys each sequence has.
-        Queues one copy to the device.
+        `rows`: the tokens that logits are wanted for. `batch` is told the lengths. Queues one copy to the device.
         """
         if self._copied is not None:
             self._copied.synchronize()  # waits for the last step's copy, which has ended long ago
@@ -105,4 +107,6 @@ class StepMemory:
         if self._copied is not None:
             self._copied.record()
         self._kept |= changed
-        return lengths.tolist(), self._lens.tolist()
+        if batch is not None:
+            count = len(batch.q_lens)
+            batch.q_lens[:], batch.kv_lens[:] = lengths[:count].tolist(), self._lens[:count].tolist()

@@ -169,16 +169,18 @@ class StepInput:
         for name in _PAIRS:
             numbers = iter(take("i"))
             setattr(step, name, list(zip(numbers, numbers, strict=True)))
-        step.poison = take("i").tolist()
+        step.poison = list(map(BlockId, take("i")))
         step.masks = {sample: take("B").tobytes() for sample in take("i")}
         for _ in range(num_opened):
             seat, num_prompt, adapter = take("i")
             tokens, root, params = take("q"), take("B").tobytes(), params_from_bytes(take("B").tobytes())
             step.opened.append(OpenedSeat(seat, params, num_prompt, tokens, root, adapter))
         for _ in range(num_tables):
-            step.tables.append(TableChange(*take("i"), take("i")))
+            seat, first = take("i")
+            step.tables.append(TableChange(seat, first, take("i")))
         for _ in range(num_scored):
-            step.scored.append(KnownTokens(*take("i"), take("q")))
+            chunk, first = take("i")
+            step.scored.append(KnownTokens(chunk, first, take("q")))
         return step
 
 

@@ -52,9 +52,8 @@ def replays_equal_eager_steps(t: Target, form: Form, tolerance: float) -> tuple[
                 )
             ]
             step = step_of(these, form.block_size)
-            graphs = captured.runner._graphs
-            assert graphs is not None
-            replayed = graphs.run(step, tables_of(step))
+            graphs = captured.runner.graphs[0]
+            replayed = graphs.run(step, tables_of(step), step.sample_tokens)
             assert replayed is not None
             replayed = replayed.clone()
             with torch.inference_mode():
@@ -78,8 +77,7 @@ def mixed_replays_equal_eager_steps(t: Target, form: Form, tolerance: float) -> 
     eager = tiny_llama(form, NativeCudaOps(t.extension, t.device), t.device, None, blocks, 8)
     for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
         other.copy_(mine.normal_())
-    graphs = captured.runner._mixed_graphs
-    assert graphs is not None
+    graphs = captured.runner.graphs[1]
     steps = 0
     for size in graphs.sizes:
         for tokens in (size, size - 3)[: t.pick(2, 1)]:

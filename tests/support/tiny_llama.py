@@ -13,7 +13,7 @@ from gpu_worker.models.decoders.llama import LlamaDecoder
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import Ops
 from gpu_worker.ops.kv_shape import KvShape
-from gpu_worker.running.graphs import Capturer, capture_decodes, capture_mixed
+from gpu_worker.running.graphs import Capturer, capture_graphs
 from gpu_worker.running.memory.arena import KvArena
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.sampling.sampler import Sampler
@@ -139,15 +139,12 @@ def tiny_llama(
         bytes_per_block=form.blocks.bytes_per_block,
         tokenizer="",
     )
-    graphs = mixed = None
-    if capture is not None and mixed_tokens:
-        sizes = max_sequences, mixed_tokens, info.context_tokens
-        mixed = capture_mixed(decoder, arena.layers, ops, *sizes, device, capture)
-        assert mixed is not None
+    graphs = []
     if capture is not None:
-        graphs = capture_decodes(decoder, arena.layers, ops, max_sequences, info.context_tokens, device, capture)
-        assert graphs is not None
-    runner = ModelRunner(info, decoder, arena, Sampler(form.vocab, device), device, graphs, mixed, staged=staged)
+        sizes = max_sequences, info.context_tokens
+        graphs = capture_graphs(decoder, arena.layers, ops, *sizes, device, capture, mixed_tokens)
+        assert len(graphs) == 1 + bool(mixed_tokens)
+    runner = ModelRunner(info, decoder, arena, Sampler(form.vocab, device), device, graphs, staged=staged)
     return Tiny(runner=runner, decoder=decoder, arena=arena)
 
 

@@ -27,11 +27,11 @@ def graph_case(rng: Any) -> None:
         lens = [int(rng.choice([1, 7, 8, 9, 40, 150])) for _ in range(int(rng.integers(1, 5)))]
         if number < 3:
             step = decodes(lens, rng, form.block_size, 60)
-            logits = captured.runner._graphs.run(step, tables_of(step))
+            logits = captured.runner.graphs[0].run(step, tables_of(step), step.sample_tokens)
         else:  # decodes, drafts of a few tokens, and longer chunks
             shape = [(n, min(n, int(rng.choice([1, 2, 3, 9])))) for n in lens]
             step = mixed_step(shape, rng, form.block_size, 60)
-            logits = captured.runner._mixed_graphs.run(step, tables_of(step), step.sample_tokens)
+            logits = captured.runner.graphs[1].run(step, tables_of(step), step.sample_tokens)
         got = logits.double().numpy().copy()
         want = logits_of(eager, step).double().numpy()
         close(got, want, TOLERANCE[F32 if dtype == torch.float32 else BF16] * 4, f"graphs {form=} {lens=} {number=}")

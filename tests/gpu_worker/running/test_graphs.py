@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny_llama
 import torch
-from steps import Piece, decodes, mixed_step, pieces, step_of, tables_of
+from steps import decodes, mixed_step, pieces, step_of, tables_of
 from stream_capture import StreamCapture, launch
 from tiny_llama import Form, drive, logits_of, request, requests
 from torch import Tensor
@@ -18,8 +18,7 @@ from torch import Tensor
 from gpu_worker.ops import AttentionOptions, TokenBatch
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.ops.upload import packed
-from gpu_worker.running.graphs import CapturableOps, capture_decodes, mixed_sizes, padded_sizes
-from gpu_worker.running.step_memory import StepMemory
+from gpu_worker.running.graphs import CapturableOps, capture_graphs, doubling
 from gpu_worker.steps.step_input import KnownTokens, StepInput, longs
 
 torch.set_num_threads(1)
@@ -89,11 +88,11 @@ def test_a_replay_is_the_step_run_eagerly(count):
         lens = [int(rng.choice([1, 2, SIZE - 1, SIZE, SIZE + 1, 26, 27, 28, 60, 90])) for _ in range(count)]
         if number == 1:
             other_step = decodes([5] * (17 - count), rng, SIZE, 200)
-            captured.runner._graphs.run(other_step, tables_of(other_step))
+            captured.runner.graphs[0].run(other_step, tables_of(other_step), other_step.sample_tokens)
             for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
                 other.copy_(mine)
         step = decodes(lens, rng, SIZE, 200)
-        logits = captured.runner._graphs.run(step, tables_of(step)).clone()
+        logits = captured.runner.graphs[0].run(step, tables_of(step), step.sample_tokens).clone()
         assert torch.isfinite(logits).all()
         expected = logits_of(eager, step)
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
@@ -119,7 +118,7 @@ def test_nothing_but_the_steps_own_slots_is_written_or_read(count):
                 layer[piece.blocks[position // SIZE], :, :, position % SIZE] = 0.5
     written.view(-1)[step.slots.tolist()] = True
     before = [layer.clone() for layer in tiny.arena.layers]
-    assert torch.isfinite(tiny.runner._graphs.run(step, tables_of(step))).all()
+    assert torch.isfinite(tiny.runner.graphs[0].run(step, tables_of(step), step.sample_tokens)).all()
     for layer, old in zip(tiny.arena.layers, before, strict=True):
         same = (layer == old) | (layer.isnan() & old.isnan())
         assert same.all(dim=(1, 2, 4))[~written].all()
@@ -143,7 +142,7 @@ def test_a_replayed_mixed_step_is_the_step_run_eagerly(tokens):
     rng = np.random.default_rng(tokens)
     captured, capture = make(num_blocks=200, mixed_tokens=40)
     eager = tiny_llama.tiny_llama(FORM, TorchKernels(), num_blocks=200)
-    graphs = captured.runner._mixed_graphs
+    graphs = captured.runner.graphs[1]
     for mine in captured.arena.layers:
         mine.normal_()
     before = mixed_step([(20, 20), (9, 9)], rng, SIZE, 200)
@@ -169,7 +168,7 @@ def test_a_mixed_step_writes_nothing_but_its_own_slots():
     step = mixed_step([(1, 1), (13, 13), (5, 5)], rng, SIZE, 100)  # fewer tokens than the graph has
     for layer in tiny.arena.layers:
         layer.fill_(float("nan"))
-    assert torch.isfinite(tiny.runner._mixed_graphs.run(step, tables_of(step), step.sample_tokens)).all()
+    assert torch.isfinite(tiny.runner.graphs[1].run(step, tables_of(step), step.sample_tokens)).all()
     written = torch.zeros(100, SIZE, dtype=torch.bool)
     written.view(-1)[step.slots.tolist()] = True
     for layer in tiny.arena.layers:
@@ -227,22 +226,22 @@ def test_branches_that_copy_on_write_are_those_of_eager_steps():
 def test_other_steps_are_not_replayed():
     rng = np.random.default_rng(0)
     tiny, capture = make(num_blocks=100, max_sequences=4)
-    run = tiny.runner._graphs.run
+    run = tiny.runner.graphs[0].run
     prompt, long = mixed_step([(20, 20)], rng, SIZE, 100), decodes([FORM.context + 1], rng, SIZE, 100)
     mixed = mixed_step([(5, 1), (20, 20)], rng, SIZE, 100)
     scored = decodes([20], rng, SIZE, 100)
     scored.scored.append(KnownTokens(0, 20, longs([1])))
     for step in (StepInput(1), decodes([3] * 5, rng, SIZE, 100), prompt, mixed, scored, long):
-        assert run(step, tables_of(step)) is None
+        assert run(step, tables_of(step), step.sample_tokens) is None
     assert not capture.replays
     for step in (decodes([3] * 4, rng, SIZE, 100), decodes([FORM.context], rng, SIZE, 100)):
-        assert run(step, tables_of(step)) is not None
+        assert run(step, tables_of(step), step.sample_tokens) is not None
 
 
 def test_mixed_steps_that_do_not_fit_are_not_replayed():
     rng = np.random.default_rng(0)
     tiny, capture = make(num_blocks=100, max_sequences=4, mixed_tokens=24)
-    run = tiny.runner._mixed_graphs.run
+    run = tiny.runner.graphs[1].run
     scored = mixed_step([(20, 20)], rng, SIZE, 100)
     scored.scored.append(KnownTokens(0, 5, longs([1] * 15)))
     long, many = mixed_step([(FORM.context + 1, 20)], rng, SIZE, 100), mixed_step([(3, 3)] * 5, rng, SIZE, 100)
@@ -259,16 +258,16 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so(caplog):
             if batch.slots.max().item() >= 0:
                 super().cache_write(kv, keys, values, batch)
 
-    def captured(ops: ReferenceOps) -> object:
+    def captured(ops: ReferenceOps) -> int:
         tiny = tiny_llama.tiny_llama(FORM, ops)
-        return capture_decodes(tiny.decoder, tiny.arena.layers, ops, 4, 64, tiny_llama.CPU, StreamCapture())
+        return len(capture_graphs(tiny.decoder, tiny.arena.layers, ops, 4, 64, tiny_llama.CPU, StreamCapture(), 16))
 
     caplog.set_level(logging.INFO)
-    assert captured(ReferenceOps()) is None
+    assert captured(ReferenceOps()) == 0
     assert "no CUDA graphs: llama and reference ops cannot be captured together" in caplog.text
-    assert captured(Looks()) is None
+    assert captured(Looks()) == 0
     assert "capturing failed: operation not permitted when stream is capturing" in caplog.text
-    assert captured(TorchKernels()) is not None
+    assert captured(TorchKernels()) == 2
 
 
 class Forgets(TorchKernels):
@@ -299,42 +298,19 @@ def test_the_fake_sees_what_a_device_would_trip_over(ops):
     step = decodes([3, 9], np.random.default_rng(0), SIZE, 16)
     with pytest.raises(AssertionError):  # the kernel's own, or this one
         torch.testing.assert_close(
-            tiny.runner._graphs.run(step, tables_of(step)), logits_of(eager, step), rtol=1e-4, atol=1e-4
+            tiny.runner.graphs[0].run(step, tables_of(step), step.sample_tokens),
+            logits_of(eager, step),
+            rtol=1e-4,
+            atol=1e-4,
         )
 
 
-def test_a_table_that_changed_anywhere_is_copied():
-    memory = StepMemory(4, 4, 8, SIZE, tiny_llama.CPU, decodes=True)
-    batch = memory.batch(4)
-    tables = [[10 * i + k for k in range(4)] for i in range(3)]
-
-    def fill(some: list[list[int]]) -> list[int]:
-        step = step_of([Piece([5] * 21, 1, table) for table in some], SIZE)
-        return memory.fill(step, tables_of(step), range(len(some)))[1]
-
-    assert fill(tables) == [21, 21, 21, 0]
-    tables[2][1] = 99  # swapped out and in again
-    tables[0][2] = 77  # copied on write
-    fill(tables)
-    assert batch.block_tables[:3, :3].tolist() == [[0, 1, 77], [10, 11, 12], [20, 99, 22]]
-    assert batch.slots.tolist() == [77 * SIZE + 4, 12 * SIZE + 4, 22 * SIZE + 4, -1]
-    fill(tables[1:])
-    assert batch.block_tables[:2, :3].tolist() == [[10, 11, 12], [20, 99, 22]]
-    assert batch.positions.tolist() == [20, 20, 0, 0] and batch.seq_lens.tolist() == [21, 21, 0, 0]
-
-
-def test_sizes_double_up_to_the_largest_batch():
-    assert padded_sizes(1) == (1,)
-    assert padded_sizes(2) == (1, 2)
-    assert padded_sizes(48) == (1, 2, 4, 8, 16, 32, 48)
-    assert padded_sizes(64) == (1, 2, 4, 8, 16, 32, 64)
-
-
-def test_mixed_sizes_double_up_to_the_most_tokens():
-    assert mixed_sizes(5) == (5,)
-    assert mixed_sizes(16) == (16,)
-    assert mixed_sizes(40) == (16, 32, 40)
-    assert mixed_sizes(512) == (16, 32, 64, 128, 256, 512)
+def test_sizes_double_up_to_the_most():
+    assert doubling(1, 1) == (1,)
+    assert doubling(1, 48) == (1, 2, 4, 8, 16, 32, 48)
+    assert doubling(1, 64) == (1, 2, 4, 8, 16, 32, 64)
+    assert doubling(16, 5) == (5,)
+    assert doubling(16, 40) == (16, 32, 40)
 
 
 def test_arrays_in_one_piece_are_what_they_were():

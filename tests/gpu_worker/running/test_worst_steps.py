@@ -63,7 +63,7 @@ def test_no_step_of_the_scheduler_is_larger():
         prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, CONTEXT - 21))]
         assert scheduler.admit(new_sequence(f"{number:032}", prompt, params)).admitted
         plan = scheduler.plan()
-        seen = [max(pair) for pair in zip(seen, sizes(plan), strict=True)]
+        seen = [max(pair) for pair in zip(seen, sizes(plan.input), strict=True)]
         scheduler.commit(plan, runner.run(plan.input))
     assert all(found <= worst for found, worst in zip(seen, most, strict=True)), (seen, most)
     assert seen[1] == most[1]

@@ -274,47 +274,6 @@ def test_adjustments_equal_the_reference_while_branches_change(requests, seed, d
                 branches.remove(branch)
 
 
-def test_bias_comes_before_penalties():
-    """0 + 4 is divided by 2, to 2; 0 divided by 2 and biased would be 4, and above the other token's 3."""
-    logits = torch.tensor([[0.0, 3.0]])
-    params = SamplingParams(temperature=0.0, repetition_penalty=2.0, logit_bias={0: 4.0}, logprobs=2)
-    (token,), scores = sample(logits, [branch_of(params, [0])])
-    assert token == 1
-    assert scores[0].logprob - dict(scores[0].top)[0] == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(
-    ("output", "banned"),
-    [([], False), ([5], False), ([5, 6], True), ([6], False), ([1, 5, 6], True), ([5, 6, 1], False), ([9], True)],
-)
-@pytest.mark.parametrize("bias", [{}, {3: 5.0}])
-def test_a_banned_sequence_is_not_completed(output, banned, bias):
-    """The prompt does not count: a word may begin there."""
-    logits = torch.zeros(1, 10)
-    logits[0, 3], logits[0, 4] = 2.0, 1.0
-    params = SamplingParams(temperature=0.0, logit_bias=bias, banned_sequences=((5, 6, 3), (9, 3), (8, 77)))
-    branch = branch_of(params, [5, 6], output)
-    assert sample(logits, [branch])[0] == [4 if banned else 3]
-    assert logits[0, 3] == 2.0
-
-
-@pytest.mark.parametrize(("prompt", "output"), [([1, 0], []), ([0], [1]), ([2], [0, 1])])
-def test_the_repetition_penalty_counts_prompt_and_output(prompt, output):
-    """Also after a replay, whose first step computes tokens of the output like those of a prompt."""
-    logits = torch.tensor([[5.0, 4.0, 3.0, 2.9]])
-    branch = branch_of(SamplingParams(temperature=0.0, repetition_penalty=9.0), prompt, output)
-    assert sample(logits, [branch])[0] == [2 if 2 not in prompt else 3]
-
-
-def test_min_tokens_bans_what_would_end_the_branch():
-    logits = torch.tensor([[0.0, 1.0, 9.0, 8.0, 5.0]])
-    params = SamplingParams(temperature=0.0, min_tokens=2, stop_token_ids=(3,))
-    assert sample(logits, [branch_of(params, [1], [0])])[0] == [4]
-    assert sample(logits, [branch_of(params, [1], [0, 0])])[0] == [2]
-    ignoring = dataclasses.replace(params, ignore_eos=True)  # then the end token ends nothing
-    assert sample(logits, [branch_of(ignoring, [1])])[0] == [2]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
 def test_logprobs_are_those_before_temperature_and_filters(temperature):
     logits = logits_of(1, 1000)
