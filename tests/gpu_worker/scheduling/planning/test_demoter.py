@@ -98,7 +98,7 @@ def test_a_step_demotes_no_more_than_it_takes() -> None:
 def test_nothing_is_demoted_while_copies_are_under_way() -> None:
     bench = Bench(runner={"num_blocks": 64, "num_host_blocks": 64})
     run, busy = bench.runner.run, True
-    bench.runner.run = lambda plan: replace(run(plan), is_copying=busy)
+    bench.runner.run = lambda step: replace(run(step), is_copying=busy)
     for number in range(1, 12):
         bench.admit(f"s{number}", prompt(number, 28))
         bench.finish()
