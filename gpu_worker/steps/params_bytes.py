@@ -49,16 +49,16 @@ def params_from_bytes(data: bytes) -> SamplingParams:
     """The parameters that `params_to_bytes` was given, without their texts."""
     place = 0
 
-    def take(form: str) -> tuple[Any, ...]:
+    def take_numbers(form: str) -> tuple[Any, ...]:
         nonlocal place
         numbers = struct.unpack_from(f"={form}", data, place)
         place += struct.calcsize(f"={form}")
         return numbers
 
     def take_list() -> tuple[int, ...]:
-        return take(f"{take('q')[0]}q")
+        return take_numbers(f"{take_numbers('q')[0]}q")
 
-    numbers = iter(take("".join(_CODES.values())))
+    numbers = iter(take_numbers("".join(_CODES.values())))
     values: dict[str, Any] = {}
     for name, code in _CODES.items():
         there = next(numbers) if len(code) == 2 else True
@@ -67,12 +67,12 @@ def params_from_bytes(data: bytes) -> SamplingParams:
     if values["seed"] is not None:
         values["seed"] %= 2**64
     for name in _MAPPINGS:
-        pairs = iter(take("qd" * take("q")[0]))
+        pairs = iter(take_numbers("qd" * take_numbers("q")[0]))
         values[name] = MappingProxyType(dict(zip(pairs, pairs, strict=True)))
     for name in _LISTS:
         values[name] = take_list()
     for name in _NESTED:
-        values[name] = tuple(take_list() for _ in range(take("q")[0]))
+        values[name] = tuple(take_list() for _ in range(take_numbers("q")[0]))
     return SamplingParams(**values)
 
 

@@ -159,7 +159,7 @@ class StepInput:
         body = view[_HEADER.size :]
         if size != len(view) or crc32(body) != checksum:
             raise InvalidStepInput(f"a step input of {size} bytes is damaged or incomplete: here are {len(view)} bytes")
-        take = _Reader(body).take
+        take = _Reader(body).take_array
         step_id, timed, num_decodes, num_opened, num_tables, num_scored = take("q")
         step = cls(step_id, timed=bool(timed), num_decodes=num_decodes)
         for name in _LONGS:
@@ -197,7 +197,7 @@ class _Reader:
     def __init__(self, body: memoryview) -> None:
         self._body, self._place = body, 0
 
-    def take(self, kind: str) -> "array[int]":
+    def take_array(self, kind: str) -> "array[int]":
         (count,) = _COUNT.unpack_from(self._body, self._place)
         values = array(kind)
         begin = self._place + _COUNT.size
