@@ -45,17 +45,6 @@ def test_only_so_many_prompts_are_under_way() -> None:
     assert most >= 2 and len(seen) == 6
 
 
-def test_decodes_come_first_and_prompts_get_what_is_left() -> None:
-    bench = Bench(max_batch_tokens=16)
-    for name in "abc":
-        bench.admit(name, 4, replace(GREEDY, max_tokens=50))
-    bench.step()
-    bench.admit("p", 40)
-    plan, _ = bench.step()
-    assert [chunk.length for chunk in plan.chunks] == [1, 1, 1, 13]
-    assert plan.num_decodes == 3
-
-
 def test_unchunked_prompts_run_whole_and_never_beside_decodes() -> None:
     bench = Bench(chunked_prefill=False, max_batch_tokens=24)
     sizes = {"a": 20, "b": 8, "c": 12, "d": 23}
@@ -121,7 +110,7 @@ def test_others_pause_until_the_end_of_the_trial_is_told(how: str) -> None:
     bench.scheduler.end_trial(suspect)
     assert names_in(bench) >= {"a", "b"}
     bench.finish()
-    assert not bench.workload.loners
+    assert not bench.workload.suspects
 
 
 def test_steps_are_reserved_for_those_alone_that_are_here() -> None:
