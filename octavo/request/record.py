@@ -63,7 +63,7 @@ class TimelineEntry(NamedTuple):
 class Record:
     """What the store holds of one sequence beside prompt and journals. Times are by the store's clock, in milliseconds.
 
-    docs/protocol.md explains each field, and which function of the store writes it.
+    docs/protocol-reference.md explains each field, and which function of the store writes it.
     """
 
     seq_id: SequenceId

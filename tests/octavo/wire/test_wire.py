@@ -105,8 +105,8 @@ def test_bytes_of_a_known_value():
 def test_bytes_do_not_depend_on_the_implementation_of_protobuf(root):
     """Its own deterministic mode does: one sorts maps downwards, the other upwards."""
     script = (
-        "from google.protobuf.internal import api_implementation as a; from octavo import wire;"
-        f"from octavo.request.sampling import SamplingParams; print(a.Type(), wire.sampling_bytes({KNOWN!r}).hex())"
+        "from google.protobuf.internal import api_implementation as a; from octavo.wire.public import sampling_bytes;"
+        f"from octavo.request.sampling import SamplingParams; print(a.Type(), sampling_bytes({KNOWN!r}).hex())"
     ).replace("mappingproxy(", "dict(")
     environ = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
     command = [sys.executable, "-c", script]
