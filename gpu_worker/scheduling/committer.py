@@ -6,8 +6,9 @@ from gpu_worker.scheduling.state.beam import BeamCandidate, Hypothesis, expand
 from gpu_worker.scheduling.state.deltas import branch_delta
 from gpu_worker.scheduling.state.place import Hold
 from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Sequence
-from gpu_worker.scheduling.state.step import BAD_LOGITS, BeamProgress, Chunk, Delta, StepDeltas, StepOutput, StepPlan
+from gpu_worker.scheduling.state.step import BeamProgress, Chunk, Delta, StepDeltas, StepPlan
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.runner import BAD_LOGITS, StepOutput
 from octavo.request.errors import BadLogits
 from octavo.request.sampling import FinishReason, TokenScore
 

@@ -23,8 +23,11 @@ from gpu_worker.scheduling.planning.starter import Starter
 from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.state.place import QUEUED, Hold, Place
 from gpu_worker.scheduling.state.sequence import FINISHED, Branch, Sequence
-from gpu_worker.scheduling.state.step import StepDeltas, StepOutput, StepPlan, SwapOperation
+from gpu_worker.scheduling.state.step import StepDeltas, StepPlan, SwapOperation
 from gpu_worker.scheduling.state.workload import Workload, stale_epoch
+from gpu_worker.scheduling.step_inputs import StepInputs
+from gpu_worker.steps.runner import StepOutput
+from gpu_worker.steps.step_input import StepInput
 from octavo.request.errors import CannotMove, InvalidArgument
 from octavo.request.ids import SequenceId
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome
@@ -50,6 +53,7 @@ class Scheduler:
         self._starter = Starter(workload, preemption, slots, costs, budget)
         self._demoter = Demoter(workload, costs)
         self._planner = Planner(workload, preemption, slots, self._starter, self._demoter, budget)
+        self._inputs = StepInputs(workload)
         self._committer = Committer(workload)
         self._admitter = Admitter(workload)
         self._clock = clock
@@ -177,7 +181,7 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Decides what the next step runs, and takes the blocks for it."""
         if self._in_flight is not None:
-            raise RuntimeError(f"step {self._in_flight.step_id} has not been committed")
+            raise RuntimeError(f"step {self._in_flight.input.step_id} has not been committed")
         work = self._workload
         work.now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= work.now:
@@ -185,8 +189,10 @@ class Scheduler:
             if self.is_here(sequence):
                 work.report(work.end(sequence, FinishReason.DEADLINE))
         self._num_steps += 1
-        plan = StepPlan(self._num_steps)
+        plan = StepPlan(StepInput(self._num_steps))
         self._planner.fill(plan)
+        if plan.chunks:
+            self._inputs.fill(plan)
         self._check()
         self._in_flight = plan
         return plan
@@ -227,11 +233,11 @@ class Scheduler:
     def _settle(self, plan: StepPlan, *, done: bool) -> StepDeltas:
         """Ends the step in flight, then the branches and sequences whose end has waited for that."""
         if self._in_flight is not plan:
-            raise RuntimeError(f"step {plan.step_id} is not the one in flight")
+            raise RuntimeError(f"step {plan.input.step_id} is not the one in flight")
         self._in_flight = None
         work = self._workload
         work.tables.end_step(done=done)
-        result = StepDeltas(plan.step_id, work.take_pending(), plan.num_branches, plan.num_tokens)
+        result = StepDeltas(plan.input.step_id, work.take_pending(), plan.num_branches, plan.num_tokens)
         branches, self._ending_branches = self._ending_branches, []
         for branch in branches:
             if branch.state is not FINISHED:
@@ -288,7 +294,7 @@ class Scheduler:
             raise RuntimeError("blocks move between steps only")
         if not self._workload.tables.moves:
             return None
-        plan = StepPlan(self._num_steps, timed=True)
+        plan = StepPlan(StepInput(self._num_steps, timed=True))
         self._workload.tables.add_moves(plan)
         self._in_flight = plan
         return plan

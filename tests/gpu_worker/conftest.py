@@ -14,7 +14,8 @@ from gpu_worker.ops import native
 from gpu_worker.scheduling.state.place import Hold, Place
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import StepDeltas, StepOutput, StepPlan
+from gpu_worker.scheduling.state.step import StepDeltas, StepPlan
+from gpu_worker.steps.runner import StepOutput
 from gpu_worker.testing.fake_runner import Chooser
 from gpu_worker.testing.witness_runner import WitnessContext, WitnessRunner, salt_of
 from octavo.request.errors import CannotMove, InvalidArgument, NotFound, OutOfBlocks
@@ -254,7 +255,7 @@ class World:
         self.lend(plan)
         self.end_something()
         if fail:
-            self.runner.run(plan) if self.rng.random() < 0.5 else None
+            self.runner.run(plan.input) if self.rng.random() < 0.5 else None
             self.lend(plan)
             result = self.scheduler.abort_step(plan, '{"reason": "TEST"}')
             self.counts["failed step"] += 1
@@ -274,7 +275,7 @@ class World:
 
     def lend(self, plan: StepPlan) -> None:
         """Lets blocks be pinned, held and given back while the step is in flight, as the engine does it."""
-        if self.traffic is not None and not plan.touches_other_blocks and self.traffic.rng.random() < 0.3:
+        if self.traffic is not None and not plan.input.touches_other_blocks and self.traffic.rng.random() < 0.3:
             self.traffic.operate(BLOCK_OPERATIONS)
             self.counts["during a step"] += 1
 
@@ -310,7 +311,7 @@ class World:
         return suspect
 
     def output(self, plan) -> StepOutput:
-        return self.runner.run(plan)
+        return self.runner.run(plan.input)
 
     def deliver(self, delta) -> None:
         """The journal: indexes without gap, one end per branch, every token as the oracle says."""
@@ -407,7 +408,7 @@ class World:
         if self.counts["step"] % 2 and (plan := self.scheduler.plan_moves()) is not None:  # else the next step copies
             failed = self.counts["step"] % 16 == 1
             if not failed:
-                self.runner.run(plan)
+                self.runner.run(plan.input)
             self.scheduler.end_moves(plan, failed=failed)
             self.counts["moves failed" if failed else "moves"] += 1
         self.scheduler.check_state()

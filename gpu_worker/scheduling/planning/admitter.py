@@ -4,8 +4,8 @@ from gpu_worker.scheduling.state.beam import BeamSearch
 from gpu_worker.scheduling.state.deltas import branch_delta
 from gpu_worker.scheduling.state.place import Hold
 from gpu_worker.scheduling.state.sequence import FINISHED, WAITING, Branch, Sequence
-from gpu_worker.scheduling.state.step import BAD_LOGITS, RunnerInfo
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.runner import BAD_LOGITS, RunnerInfo
 from octavo.request.errors import OutOfBlocks, TooLarge
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome
 from octavo.request.sampling import FinishReason

@@ -62,6 +62,10 @@ class Branch:
     num_to_repeat: int = 0
     repeated_scores: list[TokenScore] = field(default_factory=list)
     text: TextStream | None = None  # beams only, when there are stop strings
+    # What the runner knows of it; `StepInputs` and `BlockTables` write this.
+    seat: int = -1  # under which number; -1: under none
+    told_tokens: int = -1  # how many of its tokens; -1: nothing
+    told_blocks: int = 0  # how many entries of `blocks`
 
     @property
     def num_output(self) -> int:

@@ -20,7 +20,8 @@ from gpu_worker.scheduling.state.deltas import beam_deltas, branch_delta
 from gpu_worker.scheduling.state.place import ON_DEVICE, QUEUED, Hold, Place, check_holds
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Branch, BranchState, Sequence
-from gpu_worker.scheduling.state.step import Delta, RunnerInfo
+from gpu_worker.scheduling.state.step import Delta
+from gpu_worker.steps.runner import RunnerInfo
 from octavo.request.errors import NotFound, StaleEpoch
 from octavo.request.ids import BlockId, HostBlockId, SequenceId
 from octavo.request.sampling import FinishReason

@@ -76,7 +76,7 @@ def test_nobody_takes_its_blocks() -> None:
     bench.run_steps(2)
     freeze(bench, "b")
     blocks = bench.sequence("b").branches[0].blocks[:]
-    while not bench.step()[0].empty:
+    while not bench.step()[0].input.empty:
         assert "a.0" not in bench.finishes
     bench.run_steps(3)
     load = bench.load()

@@ -6,7 +6,8 @@ import pytest
 from scheduler_bench import GREEDY, Bench
 
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.step import BAD_LOGITS, StepDeltas, StepOutput
+from gpu_worker.scheduling.state.step import StepDeltas
+from gpu_worker.steps.runner import BAD_LOGITS, StepOutput
 from octavo.request.errors import Failure
 from octavo.request.sampling import FinishReason, SamplingParams
 
@@ -33,7 +34,7 @@ def test_bad_logits_fail_one_sequence_alone() -> None:
         bench.admit(name, params=SamplingParams(temperature=1.0, seed=1, n=2, max_tokens=5))
     bench.step()
     plan = bench.scheduler.plan()
-    output = bench.runner.run(plan)
+    output = bench.runner.run(plan.input)
     output.token_ids[1] = BAD_LOGITS
     deltas = bench.scheduler.commit(plan, output).deltas
     failed = [delta for delta in deltas if delta.finish]
@@ -73,7 +74,7 @@ def test_a_failing_step_loses_only_who_fails_alone() -> None:
         if any(chunk.branch.sequence.seq_id == "b" and chunk.start + chunk.length > 6 for chunk in plan.chunks):
             result = bench.scheduler.abort_step(plan, '{"reason": "TEST"}')
         else:
-            result = bench.scheduler.commit(plan, bench.runner.run(plan))
+            result = bench.scheduler.commit(plan, bench.runner.run(plan.input))
         for delta in result.deltas:
             name = delta.sequence.seq_id
             bench.tokens.setdefault(name, []).extend(delta.token_ids)
@@ -112,6 +113,6 @@ def test_a_step_that_failed_once_ends_nobody() -> None:
     bench.admit("a", params=SamplingParams(temperature=1.0, n=2, seed=1, max_tokens=9))
     bench.step()
     plan = bench.scheduler.plan()
-    assert plan.copies and not bench.scheduler.abort_step(plan, "{}").deltas
+    assert plan.input.copies and not bench.scheduler.abort_step(plan, "{}").deltas
     bench.finish()
     assert set(bench.finishes.values()) == {FinishReason.LENGTH}

@@ -177,7 +177,7 @@ def test_twenty_thousand_steps_leave_nothing_behind() -> None:
             scheduler.cancel(rng.choice(list(sequences.values())))
         plan = scheduler.plan()
         clock[0] += 0.01
-        for delta in scheduler.commit(plan, runner.run(plan)).deltas:
+        for delta in scheduler.commit(plan, runner.run(plan.input)).deltas:
             name = delta.sequence.seq_id
             assert delta.first_index == len(outputs[name])
             outputs[name] += delta.token_ids
@@ -209,8 +209,8 @@ def test_the_host_tier_saves_prefill_and_holds_what_it_says(make_world, seed: in
 
         def run(plan, runner=world.runner, counts=counts):
             counts["prefill"] += plan.num_tokens - plan.num_decodes
-            counts["demoted"] += len(plan.demotions)
-            return runner.run(plan)
+            counts["demoted"] += len(plan.input.demotions)
+            return runner.run(plan.input)
 
         world.output = run
         rng = random.Random(seed)

@@ -30,8 +30,8 @@ class SwapBench(Bench):
         num_blocks = self.scheduler.swap(self.sequence(name).seq_id, 1, operation)
         plan = self.scheduler.plan_moves()
         if plan is not None:
-            assert not plan.chunks and plan.timed
-            self.runner.run(plan)
+            assert not plan.chunks and plan.input.timed
+            self.runner.run(plan.input)
             self.scheduler.end_moves(plan)
         self.scheduler.check_state()
         return num_blocks

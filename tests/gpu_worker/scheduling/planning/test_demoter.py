@@ -25,7 +25,7 @@ def test_an_evicted_prefix_comes_back_by_a_copy_and_changes_no_output() -> None:
     bench = bench_with_a_demoted_prompt()
     again = bench.admit("again", prompt(1))
     plan, _ = bench.step()
-    assert len(plan.swap_in) == 8 and not plan.chunks, "no step waits for the copies"
+    assert len(plan.input.swap_in) == 8 and not plan.chunks, "no step waits for the copies"
     bench.step()
     assert bench.lengths == {"again": 1}
     bench.finish()
@@ -43,7 +43,7 @@ def test_blocks_are_computed_where_the_tier_is_off_or_copies_are_slower(options:
         bench.admit(f"s{number}{len(bench.tokens)}", prompt(number))
         while bench.scheduler.has_work:
             plan, _ = bench.step()
-            assert not plan.demotions and not plan.swap_in
+            assert not plan.input.demotions and not plan.input.swap_in
     assert bench.tokens["s14.0"] == bench.tokens["s10.0"]
 
 
@@ -53,7 +53,7 @@ def test_a_step_demotes_no_more_than_it_takes() -> None:
         bench.admit(f"s{number}", prompt(number, 28))
         while bench.scheduler.has_work:
             plan, _ = bench.step()
-            assert len(plan.demotions) <= -(-plan.num_tokens // 4)
+            assert len(plan.input.demotions) <= -(-plan.num_tokens // 4)
     assert bench.workload.tables.tier.num_demoted > 0
 
 

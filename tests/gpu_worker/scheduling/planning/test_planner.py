@@ -37,7 +37,7 @@ def test_only_so_many_prompts_are_under_way() -> None:
     for _ in range(25):
         plan = bench.scheduler.plan()
         seen |= {chunk.branch.sequence.seq_id for chunk in plan.chunks}
-        bench.scheduler.commit(plan, bench.runner.run(plan))
+        bench.scheduler.commit(plan, bench.runner.run(plan.input))
         left = [len(branch.tokens) - branch.num_computed for branch in bench.workload.lists.prefilling]
         assert len(left) <= 3
         assert sum(num_tokens > 32 for num_tokens in left) <= 2

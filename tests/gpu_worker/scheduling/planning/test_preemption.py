@@ -102,7 +102,7 @@ def test_blocks_go_by_rank(policy: str, requests: list, preemption: str, num_blo
         rules.note()
         plan = bench.scheduler.plan()
         rules.compare()
-        bench.scheduler.commit(plan, bench.runner.run(plan))
+        bench.scheduler.commit(plan, bench.runner.run(plan.input))
         bench.now += 0.05
         step += 1
         assert step < 3000
