@@ -203,7 +203,7 @@ class EngineClient:
     def _offered_prefix(self, sequence: Sequence, admission: Admission) -> OfferedPrefix | None:
         """The blocks of its prompt that another worker is said to have, if the sequence can use them."""
         owner, params = admission.prefix_owner, admission.sampling
-        if not (self.fetcher and owner) or admission.alone or sequence.carried or params.prompt_logprobs is not None:
+        if not (self.fetcher and owner) or admission.suspect or sequence.carried or params.prompt_logprobs is not None:
             return None
         num_tokens = min(admission.prefix_owner_tokens, len(sequence.prompt) - 1)
         return OfferedPrefix(

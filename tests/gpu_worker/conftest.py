@@ -110,7 +110,7 @@ class Request:
     params: SamplingParams
     root: bytes
     priority: int
-    alone: bool
+    suspect: bool
     epoch: int = 1
     outputs: list[list[int]] = field(default_factory=list)
     finishes: dict[int, FinishReason] = field(default_factory=dict)
@@ -214,12 +214,12 @@ class World:
             outputs=request.outputs,
             finished_branches=tuple(request.finishes),
             priority=request.priority,
-            alone=request.alone,
+            suspect=request.suspect,
             deadline_in_ms=deadline_in_ms,
             now=self.now,
             beam_text=beam_text(request.params, self.runner.info.eos_token_ids),
         )
-        if self.ending_rng and not request.alone and self.ending_rng.random() < 0.1:
+        if self.ending_rng and not request.suspect and self.ending_rng.random() < 0.1:
             sequence.holds.add(Hold.AWAITS_PREFIX)
         answer = self.scheduler.admit(sequence)
         self.admitted[request.seq_id] = sequence

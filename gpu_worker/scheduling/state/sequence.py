@@ -198,7 +198,7 @@ class Sequence:
             admission.priority,
             now + admission.deadline_in_ms / 1000 if admission.deadline_in_ms else None,
         )
-        if admission.alone:
+        if admission.suspect:
             sequence.holds.add(Hold.CRASHED)
         finished = frozenset(admission.finished_branches)
         for index in range(admission.sampling.num_branches):

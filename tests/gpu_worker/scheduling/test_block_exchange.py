@@ -180,7 +180,7 @@ def test_one_that_cannot_start_at_once_waits_in_its_turn(lost: str) -> None:
     held = target.exchange.hold(hashes_of(sequence, 4))
     if lost != "blocks":
         copy_blocks(source, target, held)
-    fields = {"epoch": 2, "outputs": [source.tokens["a.0"]], "alone": lost == "company"}
+    fields = {"epoch": 2, "outputs": [source.tokens["a.0"]], "suspect": lost == "company"}
     moved = target.new("a", sequence.prompt, params, **fields)
     moved.carried = None if lost == "scores" else CarriedScores((0.0,), (tuple(source.scores["a.0"]),))
     others = {"rows": [5, 5], "room": [57], "turn": [5]}.get(lost, [])

@@ -138,7 +138,7 @@ def coming_back(bench: MovingBench) -> None:
 
 
 def suspected(bench: MovingBench) -> None:
-    suspect = bench.admit("a", 9, LONG, alone=True)
+    suspect = bench.admit("a", 9, LONG, suspect=True)
     bench.scheduler.reserve_steps(suspect)
     bench.scheduler.begin_trial(suspect)
     bench.step()

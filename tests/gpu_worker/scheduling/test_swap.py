@@ -112,7 +112,7 @@ def test_a_sequence_that_waits_is_held_where_it_waits() -> None:
 
 def test_a_suspect_is_not_held_because_others_wait_for_it() -> None:
     bench = SwapBench()
-    suspect = bench.admit("suspect", 12, LONG, alone=True)
+    suspect = bench.admit("suspect", 12, LONG, suspect=True)
     bench.admit("a")
     bench.scheduler.reserve_steps(suspect)
     bench.scheduler.begin_trial(suspect)

@@ -77,7 +77,7 @@ def test_a_suspect_on_trial_has_the_steps_to_itself() -> None:
     long = replace(GREEDY, max_tokens=40)
     for name in "abc":
         bench.admit(name, params=long)
-    suspect = bench.admit("x", params=long, alone=True)
+    suspect = bench.admit("x", params=long, suspect=True)
     assert [names_in(bench) for _ in range(3)] == [{"a", "b", "c"}] * 3, "before its trial it does not run"
     assert bench.scheduler.reserve_steps(suspect)
     bench.admit("d", params=long)
@@ -96,7 +96,7 @@ def test_others_pause_until_the_end_of_the_trial_is_told(how: str) -> None:
     bench = Bench()
     for name in "ab":
         bench.admit(name, params=replace(GREEDY, max_tokens=40))
-    suspect = bench.admit("x", params=replace(GREEDY, max_tokens=2), alone=True)
+    suspect = bench.admit("x", params=replace(GREEDY, max_tokens=2), suspect=True)
     bench.step()
     bench.scheduler.reserve_steps(suspect)
     if how == "is cancelled" or how == "is dropped":
@@ -116,7 +116,7 @@ def test_others_pause_until_the_end_of_the_trial_is_told(how: str) -> None:
 def test_steps_are_reserved_for_those_alone_that_are_here() -> None:
     bench = Bench()
     bench.admit("a")
-    suspect, other = bench.admit("x", alone=True), bench.admit("y", alone=True)
+    suspect, other = bench.admit("x", suspect=True), bench.admit("y", suspect=True)
     bench.drop("x")
     assert not bench.scheduler.reserve_steps(suspect)
     assert names_in(bench) == {"a"}
@@ -139,7 +139,7 @@ def test_a_suspect_gets_room_from_others_that_cannot_go_on(policy: str, preempti
     bench.admit("a", 5, long, priority=1)
     bench.step()
     bench.admit("b", prompt, long, priority=1)
-    suspect = bench.admit("x", prompt, long, priority=4, alone=True)
+    suspect = bench.admit("x", prompt, long, priority=4, suspect=True)
     bench.step()
     bench.scheduler.reserve_steps(suspect)
     bench.scheduler.begin_trial(suspect)
