@@ -23,15 +23,12 @@ class SlotAllocator:
         tables, blocks = self._tables, self._tables.device
         index = branch.num_computed // blocks.block_size
 
-        def is_shared() -> bool:
-            return index < len(branch.blocks) and not blocks.is_writable(branch.blocks[index])
-
         def num_missing() -> int:
-            return (index >= len(branch.blocks)) + is_shared()
+            return index >= len(branch.blocks) or not blocks.is_writable(branch.blocks[index])
 
         if not self._preemption.make_room(branch, num_missing, forced=forced):
             return False
-        if is_shared():
+        if index < len(branch.blocks) and not blocks.is_writable(branch.blocks[index]):
             tables.make_writable(branch, index)
         tables.grow_table(branch, branch.num_computed + 1)
         return True

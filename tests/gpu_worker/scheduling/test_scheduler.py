@@ -6,26 +6,9 @@ import pytest
 from scheduler_bench import GREEDY, Bench
 
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.step import StepDeltas
-from gpu_worker.steps.runner import BAD_LOGITS, StepOutput
+from gpu_worker.steps.runner import BAD_LOGITS
 from octavo.request.errors import Failure
 from octavo.request.sampling import FinishReason, SamplingParams
-
-
-@pytest.mark.parametrize(("ignore_eos", "min_tokens", "expected"), [(False, 0, 3), (True, 0, 9), (False, 4, 6)])
-def test_stop_tokens_eos_and_min_tokens(ignore_eos: bool, min_tokens: int, expected: int) -> None:
-    bench = Bench(runner={"eos_token_ids": (2,)})
-    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=ignore_eos, min_tokens=min_tokens)
-    sequence = bench.admit("a", 5, params)
-    script = iter([5, 6, 2, 5, 6, 2, 7, 7, 7])
-    result = StepDeltas(0)
-    while bench.scheduler.has_work:
-        plan = bench.scheduler.plan()
-        result = bench.scheduler.commit(plan, StepOutput([next(script)]))
-    assert sequence.branches[0].num_output == expected
-    (delta,) = result.deltas
-    assert delta.finish == (FinishReason.STOP if delta.token_ids == (2,) else FinishReason.LENGTH)
-    assert delta.token_ids == ((2,) if expected < 9 else (7,))
 
 
 def test_bad_logits_fail_one_sequence_alone() -> None:

@@ -95,21 +95,6 @@ def test_a_swap_that_cannot_be_is_an_answer() -> None:
     assert len(bench.tokens["a.0"]) == 20
 
 
-def test_a_sequence_that_waits_is_held_where_it_waits() -> None:
-    bench = SwapBench(max_batch_sequences=1)
-    bench.admit("a")
-    bench.admit("held")
-    bench.admit("c")
-    bench.step()
-    assert bench.swap("held", "out") == 0
-    bench.finish()
-    assert list(bench.finishes) == ["a.0", "c.0"] and not bench.scheduler.has_work
-    assert bench.load().num_waiting == 1
-    assert bench.swap("held", "in") == 0
-    bench.finish()
-    assert "held.0" in bench.finishes
-
-
 def test_a_suspect_is_not_held_because_others_wait_for_it() -> None:
     bench = SwapBench()
     suspect = bench.admit("suspect", 12, LONG, suspect=True)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_bench import GREEDY, Bench
 
-from gpu_worker.blocks.block_manager import Reservation
 from gpu_worker.scheduling.state.place import Hold, Place
 from gpu_worker.scheduling.state.sequence import Branch, Sequence
 from octavo.request.sampling import FinishReason, SamplingParams
@@ -108,38 +107,23 @@ def test_blocks_go_by_rank(policy: str, requests: list, preemption: str, num_blo
         assert step < 3000
 
 
-def three_of_which_one_is_out(num_taken: int) -> tuple[Bench, Reservation]:
-    """The first runs, the second waits to be computed again, the third is out, and some blocks are taken."""
+def test_nobody_comes_back_before_a_starved_suspect() -> None:
     bench = Bench(runner={"num_blocks": 20})
-    for name, prompt in {"first": 8, "second": 16, "third": 8}.items():
+    for name, prompt in {"runs": 8, "suspect": 16, "out": 8}.items():
         bench.admit(name, prompt, replace(GREEDY, max_tokens=12))
     while len(bench.tokens) < 3:
         bench.step()
-    assert bench.scheduler.swap(bench.sequence("third").seq_id, 1, "out")
+    out, suspect = bench.sequence("out"), bench.sequence("suspect")
+    assert bench.scheduler.swap(out.seq_id, 1, "out")
     bench.step()
-    assert bench.scheduler.swap(bench.sequence("second").seq_id, 1, "drop")
+    assert bench.scheduler.swap(suspect.seq_id, 1, "drop")
     bench.scheduler.end_holds()
-    return bench, bench.workload.tables.device.reserve(num_taken)
-
-
-def test_a_sequence_that_comes_back_leaves_room_for_one_that_waits_before_it() -> None:
-    bench, taken = three_of_which_one_is_out(11)  # of the others the first has three, and the second needs five
-    with taken:
-        bench.step()
-        assert bench.sequence("third").place is Place.SWAPPED and bench.sequence("second").place is Place.RUNNING
-        bench.finish()
-    assert all(len(tokens) == 12 for tokens in bench.tokens.values())
-
-
-def test_no_sequence_comes_back_before_one_that_runs_alone_and_finds_no_room() -> None:
-    bench, taken = three_of_which_one_is_out(13)
-    with taken:
-        second = bench.sequence("second")
-        bench.workload.hold(second, Hold.FAILED)
+    with bench.workload.tables.device.reserve(13):  # "runs" has three blocks of the others, and the suspect needs five
+        bench.workload.hold(suspect, Hold.FAILED)
         for _ in range(4):
             bench.step()
-            assert bench.sequence("third").place is Place.SWAPPED and second.place is Place.WAITING
-        assert Hold.STARVED in second.holds and "first.0" not in bench.finishes
+            assert out.place is Place.SWAPPED and suspect.place is Place.WAITING
+        assert Hold.STARVED in suspect.holds and "runs.0" not in bench.finishes
     bench.finish()
     assert all(len(tokens) == 12 for tokens in bench.tokens.values())
 
