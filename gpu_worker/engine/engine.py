@@ -234,7 +234,7 @@ class Engine:
     def step(self) -> StepDeltas:
         """Runs one step. The caller must be the only thread that runs steps.
 
-        If the runner raises, the step is aborted: its sequences are computed again, each alone, and one that fails
+        If the runner raises, the step is aborted: its sequences are computed again, each by itself, and one that fails
         alone ends with RUNNER_FAILED. If the device is broken, that is no sequence's fault: then this raises.
         """
         with self._using_scheduler():

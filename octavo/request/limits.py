@@ -1,4 +1,5 @@
-"""The limits of every field a client can set: one table, checked by `validation`, printed in docs/protocol.md.
+"""The limits of every field a client can set: one table, which `validation` checks and docs/protocol-reference.md
+prints.
 
 No limit here depends on a model. Callers give the limits of the model (vocabulary, context) to the validator.
 """

@@ -1,4 +1,4 @@
-"""docs/protocol.md and protos/README.md say what the code does: limits, hashes, the resume token, the revision."""
+"""docs/protocol-reference.md and protos/README.md say what the code does: limits, hashes, resume token, revision."""
 
 import hashlib
 import re
@@ -23,7 +23,7 @@ MEANINGS |= {
 
 @pytest.fixture(scope="module")
 def text(root):
-    return (root / "docs/protocol.md").read_text(encoding="utf-8")
+    return (root / "docs/protocol-reference.md").read_text(encoding="utf-8")
 
 
 def limits_table():

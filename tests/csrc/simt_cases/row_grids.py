@@ -1,6 +1,6 @@
 """Norms, the activation and draws in the sizes, types and tolerances of the tests that FlashInfer publishes.
 
-tests/utils/test_{norm,activation,sampling}.py. tests/csrc/README.md says what of them is left out, and why.
+tests/utils/test_{norm,activation,sampling}.py. README.md says what of them is left out, and why.
 """
 
 from typing import Any

@@ -101,7 +101,7 @@ class Bench:
         return (await self.engine_client.admit(Admission(**fields), "")).outcome
 
     async def suspect(self, name: str, **more) -> AdmissionOutcome:
-        return await self.admit(name, alone=True, epoch=4, **more)
+        return await self.admit(name, suspect=True, epoch=4, **more)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):

@@ -1,4 +1,4 @@
-"""The tables of csrc/README.md: a row for each op, files that are there and know it, tables that have its figures."""
+"""The tables of docs/native.md: a row for each op, files that are there and know it, tables that have its figures."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ Rows = dict[str, list[str]]  # by op: the other cells of its row
 
 def rows_below(head: str) -> Rows:
     """The rows of the table that begins with `head`. A row that several ops share is a row of each of them."""
-    lines = (ROOT / "csrc" / "README.md").read_text().splitlines()
+    lines = (ROOT / "docs" / "native.md").read_text().splitlines()
     [start] = [number for number, line in enumerate(lines) if line.startswith(head)]
     found: Rows = {}
     for line in lines[start + 2 :]:
