@@ -8,13 +8,13 @@ from typing import TypeVar
 import grpc
 
 from octavo.cli import connection, deployment
-from octavo.net.channel import open_channel
-from octavo.net.security.client_credentials import ClientCredentials
 from octavo.net.security.roles import PeerRole
 from octavo.process.command_error import CommandError
 from octavo.request.errors import NotFound
 from octavo.v1 import admin_pb2_grpc
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel
+from octavo.wire.tls import ClientCredentials
 
 Answer = TypeVar("Answer")
 

@@ -13,9 +13,9 @@ from octavo.local import ports, state
 from octavo.local.cluster import router_ports
 from octavo.local.program_command import find_program
 from octavo.process.cores import usable_cores
-from octavo.process.endpoint import parse_endpoint
 from octavo.process.host_memory import available_bytes, total_bytes
 from octavo.settings.up import UpSettings
+from octavo.wire.endpoint import parse_endpoint
 
 MIN_MEMORY_BYTES = 2 * 2**30
 ISA = (

@@ -6,15 +6,14 @@ from pathlib import Path
 
 from octavo.local import state
 from octavo.local.development_ca import certificate_files
-from octavo.net.security.client_credentials import ClientCredentials, credentials_of
 from octavo.net.security.roles import PeerRole
-from octavo.net.security.tls import TlsError
 from octavo.process.command_error import CommandError
-from octavo.process.endpoint import parse_cells, parse_targets
 from octavo.request.errors import InvalidArgument
 from octavo.settings.client import ClientSettings
 from octavo.settings.loading import from_args
 from octavo.settings.setting_sources import add_arguments as add_setting_arguments
+from octavo.wire.endpoint import parse_cells, parse_targets
+from octavo.wire.tls import ClientCredentials, TlsError, TlsFiles
 
 
 class NoDeploymentError(CommandError):
@@ -75,6 +74,26 @@ def credentials(args: argparse.Namespace, role: PeerRole) -> ClientCredentials:
     except TlsError as error:
         raise CredentialsError(str(error)) from None
     return found
+
+
+def credentials_of(settings: ClientSettings) -> ClientCredentials:
+    """What the settings say. Raises TlsError."""
+    key = _read_key(settings.api_key_file) if settings.api_key_file else ""
+    tls = None
+    if settings.tls_cert or settings.tls_key or settings.tls_ca:
+        tls = TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_ca)
+    return ClientCredentials(tls, settings.tls_server_name, key)
+
+
+def _read_key(file: str) -> str:
+    try:
+        key = Path(file).expanduser().read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not ASCII"
+        raise TlsError(f"--api-key-file {file}: {reason}") from None
+    if not key or any(each.isspace() for each in key):
+        raise TlsError(f"--api-key-file {file}: must hold one key, and nothing else")
+    return key
 
 
 def endpoints(args: argparse.Namespace) -> tuple[tuple[str, ...], ...]:

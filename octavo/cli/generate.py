@@ -8,7 +8,7 @@ from typing import Any
 from octavo.cli import answer_notes, connection, deployment, output, sampling, token_table
 from octavo.cli.queue_notice import queue_notice
 from octavo.client import Output, Stream
-from octavo.client.convert import PRIORITIES, Prompt
+from octavo.client.arguments import PRIORITIES, Prompt
 from octavo.request.errors import InvalidArgument
 from octavo.request.ids import new_request_id
 

@@ -13,14 +13,14 @@ import grpc
 
 from octavo.cli import connection
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.net.channel import open_worker_channel
 from octavo.net.security.protection import tls_of
-from octavo.net.security.tls import TlsError
 from octavo.process import listen_address
 from octavo.process.command_error import CommandError
 from octavo.settings.loading import from_args
 from octavo.settings.worker import WorkerSettings
 from octavo.wire import statuses
+from octavo.wire.channel import open_worker_channel
+from octavo.wire.tls import TlsError
 
 
 class SelfDrainError(CommandError):

@@ -12,13 +12,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.cli import connection, deployment, output
 from octavo.local.state import ClusterState, ExitHistory, RouterState
-from octavo.net.channel import open_channel
-from octavo.net.security.client_credentials import PLAIN, ClientCredentials
 from octavo.net.security.roles import PeerRole
 from octavo.request.errors import StoreUnavailable
 from octavo.settings.options import masked
 from octavo.store import open_store
 from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.wire.channel import open_channel
+from octavo.wire.tls import PLAIN, ClientCredentials
 
 STORE_TIMEOUT_S = 2.0
 NO_ANSWER = "no answer within"

@@ -16,7 +16,6 @@ from octavo.local.development_ca import CertificateError, certificate_files, is_
 from octavo.local.program_command import find_program
 from octavo.local.supervisor import StartError, Supervisor
 from octavo.net.security.roles import PeerRole
-from octavo.net.security.tls import TlsError
 from octavo.process.command_error import CommandError
 from octavo.process.listen_address import EVERY_INTERFACE, exposure_refusal, exposure_warning, with_host
 from octavo.request.errors import ServingError
@@ -27,6 +26,7 @@ from octavo.settings.router import RouterSettings
 from octavo.settings.setting_sources import add_arguments
 from octavo.settings.up import UP_DECIDES, UpSettings
 from octavo.settings.worker import WorkerSettings
+from octavo.wire.tls import TlsError
 
 START_TIMEOUT_S = 600.0  # for loading a large model; a process that ends is noticed at once
 GRACE_S = 2.5  # a person waits; what is killed after it loses nothing but the time of a lease

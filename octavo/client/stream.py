@@ -8,11 +8,9 @@ from typing import Self, TypeAlias, cast
 
 import grpc
 
-from octavo.client import convert
-from octavo.client.endpoint_pool import EndpointPool
-from octavo.client.events import Completion, Event, Logprobs, Output, StreamEnd
+from octavo.client.events import Completion, Event, Logprobs, Output, StreamEnd, event_of
 from octavo.client.receiver import BrokenStreamError, StreamReceiver
-from octavo.client.retry import Recovery
+from octavo.client.routing import EndpointPool, Recovery
 from octavo.request import errors
 from octavo.request.sampling import FinishReason
 from octavo.v1 import inference_pb2
@@ -89,7 +87,7 @@ class AsyncStream(AsyncIterator[Event]):
                 if self._broken:
                     self.num_reattaches += 1
                     self._broken = False
-                yield convert.event(message)
+                yield event_of(message)
         except grpc.RpcError as error:
             raise self._endpoints.error_of(self._endpoint, error) from None
         finally:

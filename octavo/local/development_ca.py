@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.net.security.roles import WORKER_NAME, PeerRole
+from octavo.net.security.roles import PeerRole
+from octavo.wire.tls import WORKER_NAME
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -3,7 +3,10 @@
 No limit here depends on a model. Callers give the limits of the model (vocabulary, context) to the validator.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
+
+from octavo.request.errors import InvalidArgument
 
 MIB = 1024 * 1024
 U32_MAX = 2**32 - 1
@@ -104,3 +107,9 @@ WITHOUT_BEAMS: dict[str, float] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
+
+
+def check_count(field: str, values: Collection[object]) -> None:
+    """Refuses a list that is longer than its limit. It is cheap, and so can run before the list is copied."""
+    if not len(values) <= COUNTS[field]:
+        raise InvalidArgument(field, f"{len(values)} entries are too many; at most {COUNTS[field]}")

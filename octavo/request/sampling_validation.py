@@ -53,24 +53,18 @@ def _check_flag(field: str, value: object) -> None:
 
 def _check_listed_ids(field: str, values: object, vocab_size: int) -> None:
     listed = require_list(field, values)
-    check_count(field, listed)
+    limits.check_count(field, listed)
     check_token_ids(field, listed, vocab_size)
 
 
 def _check_sequences(sequences: object, vocab_size: int) -> None:
     field, most = "banned_sequences", limits.MAX_BANNED_SEQUENCE_TOKENS
     listed = require_list(field, sequences)
-    check_count(field, listed)
+    limits.check_count(field, listed)
     for i, sequence in enumerate(listed):
         if not isinstance(sequence, (tuple, list)) or not 1 <= len(sequence) <= most:
             raise InvalidArgument(field, f"entry {i} must be a list of 1 to {most} token ids")
         check_token_ids(field, sequence, vocab_size)
-
-
-def check_count(field: str, values: Collection[object]) -> None:
-    """Refuses a list that is longer than its limit. It is cheap, and so can run before the list is copied."""
-    if not len(values) <= limits.COUNTS[field]:
-        raise InvalidArgument(field, f"{len(values)} entries are too many; at most {limits.COUNTS[field]}")
 
 
 def check_number(field: str, value: object, allowed: NumberRange) -> None:
@@ -85,7 +79,7 @@ def check_number(field: str, value: object, allowed: NumberRange) -> None:
 
 def _check_stop(stop: object) -> None:
     values = require_list("stop", stop)
-    check_count("stop", values)
+    limits.check_count("stop", values)
     for i, text in enumerate(values):
         if type(text) is not str or not text:
             raise InvalidArgument("stop", f"entry {i} must be a string that is not empty")
@@ -102,7 +96,7 @@ def _check_logit_bias(bias: object, vocab_size: int) -> None:
         raise InvalidArgument("logit_bias", "must map token ids to numbers")
     if not bias:
         return
-    check_count("logit_bias", bias)
+    limits.check_count("logit_bias", bias)
     check_token_ids("logit_bias", list(bias), vocab_size)
     allowed = NumberRange(-limits.MAX_LOGIT_BIAS_VALUE, limits.MAX_LOGIT_BIAS_VALUE)
     for token_id, value in bias.items():

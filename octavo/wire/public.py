@@ -1,26 +1,19 @@
-"""Converts between the messages of clients and plain values. Inside the programs there are only plain values.
+"""Converts between plain values and the messages of clients that both a client and a program read or write.
 
 A float on the wire has 32 bits, so `sampling_from_wire(sampling_to_wire(params))` equals `params` rounded to float32.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 
 from octavo.request import limits
-from octavo.request.chat_tools import MessageDetails, Tool, ToolCall
 from octavo.request.errors import Failure, HistoryLost
-from octavo.request.record import SequenceState
 from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
-from octavo.request.sampling_validation import check_count
-from octavo.v1 import inference_pb2, types_pb2
-
-# Grows by one with each change of protos/octavo/v1 that a client could notice.
-SCHEMA_REVISION = 4
+from octavo.v1 import types_pb2
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
 _DEFAULTS = SamplingParams()
@@ -44,7 +37,7 @@ def sampling_from_wire(message: types_pb2.SamplingParams, recommended: Mapping[s
     for descriptor, value in message.ListFields():
         name = descriptor.name
         if name in limits.COUNTS:
-            check_count(name, value)
+            limits.check_count(name, value)
             value = _PLAIN_LISTS.get(name, tuple)(value)
         values[name] = value
     return SamplingParams(**values)
@@ -96,19 +89,6 @@ def sampling_from_bytes(data: bytes) -> SamplingParams:
         ) from error
 
 
-def request_hash(request: inference_pb2.GenerateRequest) -> bytes:
-    """A hash of the request, equal on every router, that tells a retry from another body under the same request id.
-
-    The request must be valid.
-    """
-    rest = inference_pb2.GenerateRequest()
-    rest.CopyFrom(request)
-    rest.ClearField("sampling")
-    sampling = sampling_bytes(sampling_from_wire(request.sampling))
-    body = len(sampling).to_bytes(4, "little") + sampling + rest.SerializeToString(deterministic=True)
-    return hashlib.blake2b(body, digest_size=16).digest()
-
-
 def failure_to_wire(failure: Failure) -> types_pb2.Failure:
     return types_pb2.Failure(
         code=failure.code, reason=failure.reason, message=failure.message, retryable=failure.retryable
@@ -145,57 +125,8 @@ def score_from_wire(message: types_pb2.Logprobs) -> TokenScore:
     return TokenScore(message.chosen.token_id, message.chosen.logprob, top)
 
 
-_STATES = {
-    SequenceState.QUEUED: inference_pb2.REQUEST_STATE_QUEUED,
-    SequenceState.RUNNING: inference_pb2.REQUEST_STATE_RUNNING,
-    SequenceState.DONE: inference_pb2.REQUEST_STATE_DONE,
-    SequenceState.FAILED: inference_pb2.REQUEST_STATE_FAILED,
-    SequenceState.CANCELLED: inference_pb2.REQUEST_STATE_CANCELLED,
-}
-
-
-def state_to_wire(state: SequenceState) -> inference_pb2.RequestState:
-    return _STATES[state]
-
-
 def usage_to_wire(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> types_pb2.Usage:
     return types_pb2.Usage(prompt_tokens=prompt_tokens, output_tokens=output_tokens, cached_tokens=cached_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A prompt of chat messages, as a client sent it."""
-
-    messages: list[tuple[str, str | bytes]]  # role and content, for octavo.request.validation.validate_chat
-    begin_answer: bool  # whether the prompt ends where the assistant begins
-    tools: list[Tool]
-    details: list[MessageDetails]  # of each message; empty if no message has any
-
-
-def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
-    begin_answer = message.add_generation_prompt if message.HasField("add_generation_prompt") else True
-    turns = [(turn.role, turn.raw_content or turn.content) for turn in message.messages]
-    tools = [Tool(tool.name, tool.description, tool.parameters_json) for tool in message.tools]
-    details = [
-        MessageDetails(
-            turn.name,
-            turn.tool_call_id,
-            [ToolCall(call.id, call.name, call.arguments_json) for call in turn.tool_calls],
-        )
-        for turn in message.messages
-    ]
-    return ChatPrompt(turns, begin_answer, tools, details if any(each != MessageDetails() for each in details) else [])
-
-
-def limits_to_wire() -> inference_pb2.Limits:
-    return inference_pb2.Limits(
-        max_message_bytes=limits.MAX_MESSAGE_BYTES,
-        max_n=limits.MAX_N,
-        max_logprobs=limits.MAX_LOGPROBS,
-        max_stop=limits.MAX_STOP,
-        max_stop_bytes=limits.MAX_STOP_BYTES,
-        max_logit_bias=limits.MAX_LOGIT_BIAS,
-    )
 
 
 def defaults_to_wire(recommended: Mapping[str, float]) -> types_pb2.SamplingParams:

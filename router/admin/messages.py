@@ -9,7 +9,7 @@ from octavo.request.worker_role import WorkerRole
 from octavo.store.calls import QueueDepths
 from octavo.v1 import admin_pb2, inference_pb2
 from octavo.wire.internal import role_from_wire
-from octavo.wire.public import state_to_wire
+from octavo.wire.requests import state_to_wire
 from router.admin.move_log import MoveReason, SeenMove
 from router.fleet.worker_link import WorkerLink
 from router.placing.placement import PlacementCandidate, PlacementDecision

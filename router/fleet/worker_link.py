@@ -16,14 +16,13 @@ from typing import TypeVar
 import grpc
 
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.net.channel import open_worker_channel
-from octavo.net.security.tls import TlsFiles
 from octavo.net.traces import TRACEPARENT
-from octavo.process.endpoint import parse_endpoint
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome
 from octavo.request.worker_role import WorkerRole
 from octavo.store.calls import Member
+from octavo.wire.channel import open_worker_channel
+from octavo.wire.endpoint import parse_endpoint
 from octavo.wire.internal import (
     INTERNAL_REVISION,
     admission_to_wire,
@@ -32,6 +31,7 @@ from octavo.wire.internal import (
     role_from_wire,
 )
 from octavo.wire.public import recommended_from_wire
+from octavo.wire.tls import TlsFiles
 from router.fleet import progress_calls
 from router.fleet.kv_index import KvIndex
 from router.fleet.migration_report import MigrationReport

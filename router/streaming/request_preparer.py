@@ -16,7 +16,8 @@ from octavo.request.record import NewSequence
 from octavo.request.sampling import SamplingParams
 from octavo.text.absent_tokenizer import no_tokenizer
 from octavo.v1 import inference_pb2, types_pb2
-from octavo.wire.public import ChatPrompt, chat_from_wire, request_hash, sampling_bytes, sampling_from_wire
+from octavo.wire.public import sampling_bytes, sampling_from_wire
+from octavo.wire.requests import ChatPrompt, chat_from_wire, request_hash
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.streaming.chat_threads import LARGE, ChatThreads
 

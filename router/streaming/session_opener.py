@@ -25,7 +25,8 @@ from octavo.request.quota import TenantQuota
 from octavo.request.record import NewSequence, Record, first_record
 from octavo.store.calls import RETAIN_MS, AcceptReply, AcceptStatus, QueueBound, QueueLimits
 from octavo.v1 import inference_pb2
-from octavo.wire.public import request_hash, sampling_from_bytes
+from octavo.wire.public import sampling_from_bytes
+from octavo.wire.requests import request_hash
 from router.fleet.model_registry import ModelRegistry
 from router.streaming.answer_size import check_answer_fits
 from router.streaming.genai_attributes import operation_of

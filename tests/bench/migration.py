@@ -29,7 +29,6 @@ from _service import describe_machine, free_port, start, until_ready
 from octavo.client import AsyncClient
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.local.embedded import EmbeddedStore
-from octavo.net.channel import open_channel
 from octavo.request.ids import Incarnation, SequenceId, new_operation_id
 from octavo.request.limits import MAX_N
 from octavo.request.sampling import SamplingParams
@@ -37,6 +36,7 @@ from octavo.store import open_store
 from octavo.store.base import Store
 from octavo.store.calls import TakeReason, TakeRequest, TakeStatus
 from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.wire.channel import open_channel
 from octavo.wire.internal import admission_of_record, admission_to_wire, answer_from_wire
 
 BEFORE, AFTER = 24, 24  # tokens of the stream before the call, and after its answer

@@ -27,7 +27,6 @@ from gpu_worker.serving.process.worker import Worker
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.local.embedded import EmbeddedStore
-from octavo.net.channel import open_channel
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import NewSequence
 from octavo.request.sampling import SamplingParams
@@ -35,6 +34,7 @@ from octavo.settings.worker import WorkerSettings
 from octavo.store import open_store
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
+from octavo.wire.channel import open_channel
 from octavo.wire.public import sampling_to_wire
 
 PROMPT = list(range(1, 101))

@@ -9,7 +9,7 @@ from octavo.request import hashing, limits
 from octavo.request.sampling import SamplingParams
 from octavo.store.base import Store
 from octavo.wire.internal import INTERNAL_REVISION
-from octavo.wire.public import SCHEMA_REVISION
+from octavo.wire.requests import SCHEMA_REVISION
 from router.streaming import resume_tokens
 
 MEANINGS = {"best_of": "n", "max_tokens": f"what is left of the context, at most {limits.DEFAULT_MAX_TOKENS}"}

@@ -17,8 +17,8 @@ from effort import draws
 
 from octavo.client import SamplingParams
 from octavo.internal.v1 import worker_pb2
-from octavo.net.channel import open_channel
 from octavo.v1 import inference_pb2, types_pb2
+from octavo.wire.channel import open_channel
 from octavo.wire.public import sampling_to_wire
 
 NUM_REQUESTS = int(os.environ.get("OCTAVO_TEST_FUZZ", draws(3000, 30_000)))

@@ -16,7 +16,6 @@ from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.worker import Worker, member_of
 from gpu_worker.testing.witness_runner import WitnessRunner, witness_oracle
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.net.channel import open_channel
 from octavo.request import hashing
 from octavo.request.ids import SequenceId
 from octavo.request.record import Record
@@ -26,6 +25,7 @@ from octavo.settings.worker import WorkerSettings
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel
 from octavo.wire.internal import admission_of_record, admission_to_wire, item_from_wire
 
 PROMPT = tuple(range(1, 40))

@@ -15,12 +15,12 @@ from gpu_worker.serving.journal.journal_writer import JournalWriter
 from gpu_worker.serving.journal.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.net.channel import open_channel
 from octavo.net.server import make_server
 from octavo.request import errors, hashing
 from octavo.request.ids import Incarnation
 from octavo.request.sampling import SamplingParams
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel
 from octavo.wire.public import sampling_to_wire
 
 ADMITTED = worker_pb2.ADMISSION_OUTCOME_ADMITTED

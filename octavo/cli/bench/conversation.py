@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.cli.bench.endpoint_base import BenchRequest
-from octavo.client.convert import Messages
+from octavo.client.arguments import Messages
 
 Content = str | Sequence[int]
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.client.convert import Prompt
+from octavo.client.arguments import Prompt
 
 
 @dataclass(frozen=True, slots=True)

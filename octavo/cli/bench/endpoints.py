@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 from octavo.cli.bench.endpoint_base import BenchEndpoint, RequestOptions
 from octavo.cli.bench.grpc_endpoint import GrpcEndpoint
 from octavo.cli.bench.openai_endpoint import OpenAiEndpoint
-from octavo.net.security.client_credentials import PLAIN, ClientCredentials
-from octavo.process.endpoint import parse_cells
 from octavo.request.errors import InvalidArgument
+from octavo.wire.endpoint import parse_cells
+from octavo.wire.tls import PLAIN, ClientCredentials
 
 GRPC = "grpc://"
 EXAMPLES = "grpc://127.0.0.1:50051, or http://127.0.0.1:8000 for an OpenAI-compatible server"

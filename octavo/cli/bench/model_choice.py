@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from octavo.process.command_error import CommandError
-from octavo.settings.options import closest
+from octavo.request.errors import closest
 
 LISTED = 12  # at most so many names in a message
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from octavo.cli.bench.endpoint_base import BenchRequest, RequestFailed, RequestOptions, StreamPart, StreamTotals
 from octavo.cli.bench.model_choice import chosen_model
 from octavo.cli.bench.sse import EventTooLarge, ServerSentEvents
-from octavo.net.security.client_credentials import PLAIN, ClientCredentials
 from octavo.process.command_error import CommandError
+from octavo.wire.tls import PLAIN, ClientCredentials
 
 if TYPE_CHECKING:
     import aiohttp

@@ -20,26 +20,22 @@ from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.internal import admission_of_record
 from octavo.wire.public import (
-    ChatPrompt,
-    chat_from_wire,
     defaults_to_wire,
     failure_from_wire,
     failure_to_wire,
     finish_from_wire,
     finish_to_wire,
-    limits_to_wire,
     recommended_from_wire,
     recommended_to_wire,
-    request_hash,
     sampling_bytes,
     sampling_from_bytes,
     sampling_from_wire,
     sampling_to_wire,
     score_from_wire,
     score_to_wire,
-    state_to_wire,
     usage_to_wire,
 )
+from octavo.wire.requests import ChatPrompt, chat_from_wire, limits_to_wire, request_hash, state_to_wire
 
 FIELDS = types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
 U32 = st.integers(0, 2**32 - 1)

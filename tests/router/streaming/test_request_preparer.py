@@ -7,7 +7,8 @@ from octavo.request.errors import InvalidArgument, NotFound, NoTokenizer, NoWork
 from octavo.request.ids import Incarnation, RequestId, sequence_id
 from octavo.request.sampling import SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
-from octavo.wire.public import request_hash, sampling_from_bytes, sampling_to_wire
+from octavo.wire.public import sampling_from_bytes, sampling_to_wire
+from octavo.wire.requests import request_hash
 from router.fleet.model_registry import ModelRegistry
 from router.streaming import request_preparer as preparer_module
 from router.streaming.request_preparer import TENANT, RequestPreparer

@@ -22,9 +22,9 @@ from octavo.client import AsyncClient, ClientCredentials
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.local import ports
 from octavo.local.embedded import EmbeddedStore
-from octavo.net.channel import channel_options
-from octavo.net.security.roles import WORKER_NAME
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
+from octavo.wire.channel import channel_options
+from octavo.wire.tls import WORKER_NAME
 
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 90.0

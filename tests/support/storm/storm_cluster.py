@@ -15,7 +15,7 @@ from storm.replicated_store import ReplicatedStore
 
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.local import ports
-from octavo.net.channel import open_channel
+from octavo.wire.channel import open_channel
 
 PACKAGES = ("octavo", "router", "gpu_worker", "tests/support")
 # 32 blocks of 512 bytes: a prompt of 200 tokens with an output of 500 does not fit.

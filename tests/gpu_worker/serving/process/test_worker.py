@@ -17,7 +17,6 @@ from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.worker import Worker
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
-from octavo.net.channel import open_channel
 from octavo.request.errors import CannotMove, Draining, Loading, NotFound, StoreUnavailable
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import NewSequence, SequenceState
@@ -26,6 +25,7 @@ from octavo.settings.worker import WorkerSettings
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel
 from octavo.wire.public import sampling_to_wire
 
 SEQ = SequenceId("a" * 32)
