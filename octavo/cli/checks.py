@@ -34,10 +34,10 @@ ISA = (
 PACKAGES = {  # what must be installed, and the extra that brings it
     "grpcio": "",
     "grpcio-status": "",
+    "grpcio-health-checking": "",
     "protobuf": "",
-    "redis": "",
-    "grpcio-health-checking": "router",
     "grpcio-reflection": "router",
+    "redis": "router",
     "tokenizers": "router",
     "torch": "worker",
     "safetensors": "worker",

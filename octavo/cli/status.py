@@ -15,7 +15,7 @@ from octavo.local.state import ClusterState, ExitHistory, RouterState
 from octavo.net.security.roles import PeerRole
 from octavo.request.errors import StoreUnavailable
 from octavo.settings.options import masked
-from octavo.store import open_store
+from octavo.store import connected_store
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from octavo.wire.channel import open_channel
 from octavo.wire.tls import PLAIN, ClientCredentials
@@ -120,19 +120,15 @@ async def _serves(channel: grpc.aio.Channel, timeout_s: float) -> bool:
 
 
 async def _store(state: ClusterState) -> dict[str, Any]:
-    store = open_store(state.store.url)
     try:
-        await asyncio.wait_for(store.open(), STORE_TIMEOUT_S)
-        depth = await asyncio.wait_for(store.queue_depth(), STORE_TIMEOUT_S)
-        serving = await asyncio.wait_for(store.accepting(), STORE_TIMEOUT_S)
+        async with asyncio.timeout(STORE_TIMEOUT_S), connected_store(state.store.url) as store:
+            depth, serving = await store.queue_depth(), await store.accepting()
         trouble = "" if serving else "it is full, and takes no new requests: see --store-memory-bytes"
         found: dict[str, Any] = {"serving": serving, "trouble": trouble, **asdict(depth)}
     except TimeoutError:
         found = {"serving": False, "trouble": f"no answer within {STORE_TIMEOUT_S:g} s"}
     except StoreUnavailable as error:
         found = {"serving": False, "trouble": error.message}
-    finally:
-        await store.close()
     return {**asdict(state.store), "url": masked(state.store.url), **found}
 
 
