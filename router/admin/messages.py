@@ -42,7 +42,7 @@ def worker_to_wire(link: WorkerLink) -> admin_pb2.WorkerStatus:
     return admin_pb2.WorkerStatus(
         **said,
         endpoint=link.endpoint,
-        load=admin_pb2.WorkerLoad(**shared_fields(link.load, admin_pb2.WorkerLoad)),
+        load=link.load,
         load_age_ms=int((time.monotonic() - link.load_at) * 1000) if link.load_at else 0,
         available=view.available,
         reason=view.reason_unavailable,

@@ -21,6 +21,7 @@ from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome
 from octavo.request.worker_role import WorkerRole
 from octavo.store.calls import Member
+from octavo.v1 import admin_pb2
 from octavo.wire.channel import open_worker_channel
 from octavo.wire.endpoint import parse_endpoint
 from octavo.wire.internal import (
@@ -95,7 +96,7 @@ class WorkerLink:
         self.lease_s: float = described.get("lease_ms", 0) / 1000
         self.hello: worker_pb2.HelloResponse | None = None
         self.facts: WorkerFacts | None = None
-        self.load = worker_pb2.Load()
+        self.load = admin_pb2.WorkerLoad()
         self.load_at = 0.0
         # Why this router does not use the worker, as Hello and Watch told. Empty: it does.
         self.unusable_reason = "not met yet"
@@ -338,7 +339,7 @@ class WorkerLink:
                 if isinstance(outcome, Exception) and not isinstance(outcome, grpc.aio.AioRpcError):
                     log.error("worker %s: stream failed", self.worker_id, exc_info=outcome)
 
-    def _note_load(self, load: worker_pb2.Load) -> None:
+    def _note_load(self, load: admin_pb2.WorkerLoad) -> None:
         self.load, self.load_at = load, time.monotonic()
         self.pending_dispatches.remove_reported()
         self.unusable_reason = "draining" if load.draining else ""

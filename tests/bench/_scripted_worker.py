@@ -14,6 +14,7 @@ from octavo.request.hashing import extend_chain, prompt_chain
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.sampling import FinishReason
 from octavo.request.step_item import StepItem
+from octavo.v1 import admin_pb2
 from octavo.wire.internal import INTERNAL_REVISION
 
 REPORT_S = 0.25
@@ -84,7 +85,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.WatchResponse]:
         while True:
-            load = worker_pb2.Load(num_running=len(self.sequences), num_free_blocks=1 << 20)
+            load = admin_pb2.WorkerLoad(num_running=len(self.sequences), num_free_blocks=1 << 20)
             yield worker_pb2.WatchResponse(
                 incarnation=self.incarnation, snapshot=worker_pb2.KvSnapshot(), load=load, event_seq=1
             )
