@@ -190,8 +190,16 @@ def requirements(*extras: str) -> set[str]:
         (
             "octavo/",
             (),
-            ("octavo/text/", "octavo/net/", "octavo/metrics/", "octavo/store/redis", "octavo/cli/top/screen.py"),
+            (
+                "octavo/text/",
+                "octavo/net/",
+                "octavo/metrics/",
+                "octavo/store/redis",
+                "octavo/cli/top/screen.py",
+                "octavo/local/development_ca.py",
+            ),
         ),  # for the programs, not for clients
+        ("octavo/local/development_ca.py", ("certificates",), ()),
         ("octavo/cli/top/screen.py", ("top",), ()),
         ("octavo/text/", ("router",), ()),
         ("octavo/text/", ("worker",), ()),

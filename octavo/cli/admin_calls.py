@@ -19,15 +19,11 @@ from octavo.wire.tls import ClientCredentials
 Answer = TypeVar("Answer")
 
 
-class AdminCallError(CommandError):
-    """No router has answered. The message says why, and what to do."""
-
-
 def ask_routers(args: argparse.Namespace, call: Callable[[admin_pb2_grpc.AdminStub], Awaitable[Answer]]) -> Answer:
     """The answer of the first router of the deployment that gives one.
 
     A router that is not reached, or that finds that it does not know the worker or the request, is followed by the
-    next one. Any other refusal counts. Raises ServingError, AdminCallError or NoDeploymentError.
+    next one. Any other refusal counts. Raises ServingError, CommandError or CommandError.
     """
     if args.admin_endpoint:
         addresses = deployment.split_endpoints("--admin-endpoint", args.admin_endpoint)
@@ -62,7 +58,7 @@ async def _ask(
                 reasons.append(f"{address}: {_reason(error)}")
     if unknown is not None:
         raise unknown
-    raise AdminCallError("; ".join(reasons))
+    raise CommandError("; ".join(reasons))
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:

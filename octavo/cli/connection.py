@@ -18,10 +18,6 @@ MAX_SECONDS = 1e6
 CLOSED = ("Socket closed", "Connection reset", "Broken pipe")  # how gRPC tells of a server that expected TLS
 
 
-class NotConnectedError(CommandError):
-    """No router has answered in time."""
-
-
 def add_timeout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
@@ -47,7 +43,7 @@ def seconds(text: str) -> float:
 def connected(args: argparse.Namespace) -> Iterator[Client]:
     """A client that is connected to a router. After a second it says on stderr that it still tries.
 
-    Raises NotConnectedError after --timeout. A connection that breaks later is tried again for minutes, which stderr
+    Raises CommandError after --timeout. A connection that breaks later is tried again for minutes, which stderr
     tells, too.
     """
     cells = deployment.endpoints(args)
@@ -61,7 +57,7 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
                 remedy = "correct --endpoint, or wait longer with --timeout"
                 if credentials.tls is None and any(text in error.message for text in CLOSED):
                     remedy = f"give --tls-ca if routers use TLS, {remedy}"
-                raise NotConnectedError(f"{error.message}: {remedy}") from None
+                raise CommandError(f"{error.message}: {remedy}") from None
         yield client
 
 

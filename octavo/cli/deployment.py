@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from octavo.local import state
-from octavo.local.development_ca import certificate_files
+from octavo.local.certificate_files import certificate_files
 from octavo.net.security.roles import PeerRole
 from octavo.process.command_error import CommandError
 from octavo.request.errors import InvalidArgument
@@ -14,10 +14,6 @@ from octavo.settings.loading import from_args
 from octavo.settings.setting_sources import add_arguments as add_setting_arguments
 from octavo.wire.endpoint import parse_cells, parse_targets
 from octavo.wire.tls import ClientCredentials, TlsError, TlsFiles
-
-
-class NoDeploymentError(CommandError):
-    """There is no deployment to call. The message says what to do."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,22 +41,18 @@ def directory(args: argparse.Namespace) -> Path:
 
 
 def running(args: argparse.Namespace, other_flag: str) -> state.ClusterState:
-    """The `octavo up` on the state directory. Raises NoDeploymentError, which names the flag that does without one."""
+    """The `octavo up` on the state directory. Raises CommandError, which names the flag that does without one."""
     found = state.read(directory(args))
     if found is None:
         text = f"no `octavo up` runs on {directory(args)}: start one, or say where with --state-dir"
-        raise NoDeploymentError(f"{text}, or name routers with {other_flag}")
+        raise CommandError(f"{text}, or name routers with {other_flag}")
     return found
-
-
-class CredentialsError(CommandError):
-    """The files of certificates or keys cannot be used. The message names the flag and the file."""
 
 
 def credentials(args: argparse.Namespace, role: PeerRole) -> ClientCredentials:
     """How the command shows who it is. Where the flags say nothing: by the certificate that `octavo up --secure` made.
 
-    Raises CredentialsError.
+    Raises CommandError.
     """
     given = from_args(ClientSettings, args)
     try:
@@ -72,7 +64,7 @@ def credentials(args: argparse.Namespace, role: PeerRole) -> ClientCredentials:
                 given = replace(given, **dict(zip(("tls_cert", "tls_key", "tls_ca"), named, strict=True)))
                 found = credentials_of(given)
     except TlsError as error:
-        raise CredentialsError(str(error)) from None
+        raise CommandError(str(error)) from None
     return found
 
 

@@ -23,10 +23,6 @@ from octavo.wire.channel import open_worker_channel
 from octavo.wire.tls import TlsError
 
 
-class SelfDrainError(CommandError):
-    """The worker of this machine was not reached. The message says where it was looked for."""
-
-
 class DrainTally(NamedTuple):
     """Sequences that a drain has left on the worker, moved with their blocks, and released."""
 
@@ -42,7 +38,7 @@ def own_settings(args: argparse.Namespace) -> WorkerSettings:
 
 def drain_worker(args: argparse.Namespace, worker: WorkerSettings, tell: Callable[[int], None]) -> DrainTally:
     """The last progress that the worker reports; `tell` gets what is left, each time. Raises ServingError or
-    SelfDrainError.
+    CommandError.
     """
     return asyncio.run(_drain(args, worker, tell))
 
@@ -61,10 +57,10 @@ async def _drain(args: argparse.Namespace, worker: WorkerSettings, tell: Callabl
             async for progress in worker_pb2_grpc.WorkerStub(channel).Drain(request):
                 tell(progress.num_left)
     except TlsError as error:
-        raise SelfDrainError(str(error)) from None
+        raise CommandError(str(error)) from None
     except grpc.aio.AioRpcError as error:
         if statuses.status_in(error) is not None:
             raise statuses.error_from(error) from None
         said = error.details() or error.code().name
-        raise SelfDrainError(f"{address}: {said}: this is where OCTAVO_WORKER_* say that a worker listens") from None
+        raise CommandError(f"{address}: {said}: this is where OCTAVO_WORKER_* say that a worker listens") from None
     return DrainTally(progress.num_left, progress.num_migrated, progress.num_released)

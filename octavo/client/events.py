@@ -1,6 +1,6 @@
 """The values that the SDK returns: frozen dataclasses, and how messages become them. No protobuf class leaves it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -99,6 +99,17 @@ class Completion:
     def finish_reason(self) -> FinishReason:
         """Why the first branch ended."""
         return self.outputs[0].finish_reason
+
+
+def output_of(index: int, events: Sequence[Event]) -> Output:
+    """The branch of these events."""
+    return Output(
+        index=index,
+        text="".join(event.text for event in events),
+        token_ids=tuple(token for event in events for token in event.token_ids),
+        finish_reason=next((event.finish_reason for event in events if event.finish_reason), FinishReason.NONE),
+        logprobs=tuple(item for event in events for item in event.logprobs),
+    )
 
 
 class RequestEntry(NamedTuple):

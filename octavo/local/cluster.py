@@ -12,7 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.local import ports
-from octavo.local.development_ca import certificate_files
+from octavo.local.certificate_files import certificate_files
 from octavo.local.embedded import MAX_SOCKET_PATH, EmbeddedStore
 from octavo.local.program_command import program_command
 from octavo.local.state import ClusterState, ExitHistory, RouterState, StoreState, WorkerState

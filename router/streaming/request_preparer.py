@@ -160,7 +160,7 @@ def checked_sampling(message: types_pb2.SamplingParams, model: ServedModel) -> S
     """The sampling parameters in the message. Raises InvalidArgument with all that is wrong."""
     checks = ViolationCollector()
     for field in limits.COUNTS:
-        checks.run(sampling_validation.check_count, field, getattr(message, field))
+        checks.run(limits.check_count, field, getattr(message, field))
     if checks.found:  # what is wrong beside lists that are too long is found without them
         long_lists, whole = checks.found, message
         message = types_pb2.SamplingParams()

@@ -8,7 +8,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from octavo.local.development_ca import certificate_files, make_certificates
+from octavo.local.certificate_files import certificate_files
+from octavo.local.development_ca import make_certificates
 from octavo.net.security.listener_tls import ListenerTls
 from octavo.net.security.roles import PeerRole
 from octavo.wire.tls import WORKER_NAME, ClientCredentials, TlsFiles

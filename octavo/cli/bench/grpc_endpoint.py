@@ -6,8 +6,14 @@ refused call here, so that refusals are seen; streams that break go on, as they 
 
 from collections.abc import AsyncGenerator
 
-from octavo.cli.bench.endpoint_base import BenchRequest, RequestFailed, RequestOptions, StreamPart, StreamTotals
-from octavo.cli.bench.model_choice import chosen_model
+from octavo.cli.bench.endpoint_base import (
+    BenchRequest,
+    RequestFailed,
+    RequestOptions,
+    StreamPart,
+    StreamTotals,
+    chosen_model,
+)
 from octavo.client import AsyncClient, RetryPolicy
 from octavo.process.command_error import CommandError
 from octavo.request.errors import ServingError, Unreachable
