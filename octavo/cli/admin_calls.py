@@ -23,13 +23,11 @@ def ask_routers(args: argparse.Namespace, call: Callable[[admin_pb2_grpc.AdminSt
     """The answer of the first router of the deployment that gives one.
 
     A router that is not reached, or that finds that it does not know the worker or the request, is followed by the
-    next one. Any other refusal counts. Raises ServingError, CommandError or CommandError.
+    next one. Any other refusal counts. Raises ServingError or CommandError.
     """
-    if args.admin_endpoint:
-        addresses = deployment.split_endpoints("--admin-endpoint", args.admin_endpoint)
-    else:
-        addresses = [router.admin_endpoint for router in deployment.running(args, "--admin-endpoint").routers]
-    return asyncio.run(_ask(args, addresses, deployment.credentials(args, PeerRole.OPERATOR), call))
+    return asyncio.run(
+        _ask(args, deployment.admin_endpoints(args), deployment.credentials(args, PeerRole.OPERATOR), call)
+    )
 
 
 async def _ask(
@@ -42,11 +40,7 @@ async def _ask(
     for address in addresses:
         try:
             async with open_channel(address, credentials=credentials) as channel:
-                with connection.delayed_notice(args.command, [address], args.timeout):
-                    try:
-                        await asyncio.wait_for(channel.channel_ready(), args.timeout)
-                    except TimeoutError:
-                        pass  # the call says why
+                await connection.await_ready(args, channel, address)
                 return await call(admin_pb2_grpc.AdminStub(channel))
         except grpc.aio.AioRpcError as error:
             if statuses.status_in(error) is not None:

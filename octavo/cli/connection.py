@@ -1,9 +1,12 @@
 """Calls routers for a command: nothing waits in silence, and a wrong endpoint fails within seconds."""
 
 import argparse
+import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+import grpc.aio
 
 from octavo.cli import deployment
 from octavo.cli.output import print_error
@@ -59,6 +62,12 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
                     remedy = f"give --tls-ca if routers use TLS, {remedy}"
                 raise CommandError(f"{error.message}: {remedy}") from None
         yield client
+
+
+async def await_ready(args: argparse.Namespace, channel: grpc.aio.Channel, address: str) -> None:
+    """Returns once the channel is connected, or after --timeout: the call that follows says why it is not."""
+    with delayed_notice(args.command, [address], args.timeout), suppress(TimeoutError):
+        await asyncio.wait_for(channel.channel_ready(), args.timeout)
 
 
 @contextmanager

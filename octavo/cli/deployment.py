@@ -36,6 +36,13 @@ def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
     add_setting_arguments(parser, ClientSettings)
 
 
+def admin_endpoints(args: argparse.Namespace) -> list[str]:
+    """The admin listeners of --admin-endpoint, or of the `octavo up` that runs here."""
+    if args.admin_endpoint:
+        return split_endpoints("--admin-endpoint", args.admin_endpoint)
+    return [router.admin_endpoint for router in running(args, "--admin-endpoint").routers]
+
+
 def directory(args: argparse.Namespace) -> Path:
     return state.directory_of(args.state_dir)
 

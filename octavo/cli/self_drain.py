@@ -49,11 +49,7 @@ async def _drain(args: argparse.Namespace, worker: WorkerSettings, tell: Callabl
     progress = worker_pb2.DrainResponse()
     try:
         async with open_worker_channel(address, tls_of(worker)) as channel:
-            with connection.delayed_notice(args.command, [address], args.timeout):
-                try:
-                    await asyncio.wait_for(channel.channel_ready(), args.timeout)
-                except TimeoutError:
-                    pass  # the call says why
+            await connection.await_ready(args, channel, address)
             async for progress in worker_pb2_grpc.WorkerStub(channel).Drain(request):
                 tell(progress.num_left)
     except TlsError as error:

@@ -83,52 +83,54 @@ def _wrapped(handler: Any, method: str, authorizer: Authorizer | None) -> Any:
     behaviour = getattr(handler, name)
     parse = None if handler.request_streaming else handler.request_deserializer
     if isasyncgenfunction(behaviour):
-        behaviour = _guarded_generator(behaviour, method, parse, authorizer)
+        guarded = _guarded_generator
     elif iscoroutinefunction(behaviour):
-        behaviour = _guarded_coroutine(behaviour, method, parse, authorizer)
+        guarded = _guarded_coroutine
     elif authorizer is None:  # a blocking handler, which gRPC runs in a thread; octavo has none
         return handler
     else:
         raise TypeError(f"{method} blocks: nothing would ask who calls it")
+
+    def admit(request: Any, context: Any) -> Any:
+        """The request, parsed, of a call that is let in. Raises ServingError."""
+        if authorizer is None:
+            return _parsed(parse, request)
+        authorizer.authorize_call(method, context)
+        request = _parsed(parse, request)
+        authorizer.note_call(method, context, request)
+        return request
+
     make = getattr(grpc, f"{name}_rpc_method_handler")
     deserializer = None if parse else handler.request_deserializer
-    return make(behaviour, request_deserializer=deserializer, response_serializer=handler.response_serializer)
+    return make(
+        guarded(behaviour, admit, method, streams=parse is None),
+        request_deserializer=deserializer,
+        response_serializer=handler.response_serializer,
+    )
 
 
-def _guarded_coroutine(
-    behaviour: Callable[..., Awaitable[Any]], method: str, parse: Any, authorizer: Authorizer | None
-) -> Any:
+def _guarded_coroutine(behaviour: Any, admit: Callable[[Any, Any], Any], method: str, *, streams: bool) -> Any:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            if authorizer is not None:
-                authorizer.authorize_call(method, context)
-            request = _parsed(parse, request)
-            if authorizer is not None:
-                authorizer.note_call(method, context, request)
-            return await behaviour(request, context)
+            return await behaviour(admit(request, context), context)
         except Exception as error:
-            if parse is None:
+            if streams:
                 await _hear_out(request)
             await _end(context, method, error)
 
     return guarded
 
 
-def _guarded_generator(behaviour: Callable[..., Any], method: str, parse: Any, authorizer: Authorizer | None) -> Any:
+def _guarded_generator(behaviour: Any, admit: Callable[[Any, Any], Any], method: str, *, streams: bool) -> Any:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         replied = False
         try:
-            if authorizer is not None:
-                authorizer.authorize_call(method, context)
-            request = _parsed(parse, request)
-            if authorizer is not None:
-                authorizer.note_call(method, context, request)
-            async with aclosing(behaviour(request, context)) as replies:
+            async with aclosing(behaviour(admit(request, context), context)) as replies:
                 async for reply in replies:
                     replied = True
                     yield reply
         except Exception as error:
-            if parse is None and not replied:
+            if streams and not replied:
                 await _hear_out(request)
             await _end(context, method, error)
 

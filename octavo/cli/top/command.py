@@ -47,10 +47,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     if not args.json:
         require_screen(once=args.once)
-    if args.admin_endpoint:
-        endpoints = deployment.split_endpoints("--admin-endpoint", args.admin_endpoint)
-    else:
-        endpoints = [router.admin_endpoint for router in deployment.running(args, "--admin-endpoint").routers]
+    endpoints = deployment.admin_endpoints(args)
     credentials = deployment.credentials(args, PeerRole.OPERATOR)
     reader = ClusterReader(endpoints, args.timeout, args.interval, credentials)
     with connection.delayed_notice(args.command, endpoints, args.timeout) as notice:
