@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar, Unpack
 import grpc
 
 from octavo.client import convert
-from octavo.client.arguments import PriorityName, RequestArguments, SamplingArguments, make_sampling
+from octavo.client.arguments import PriorityName, RequestArguments, make_sampling
 from octavo.client.cell_pools import CellPools
 from octavo.client.convert import Messages, Prompt
 from octavo.client.endpoint_pool import EndpointPool
@@ -19,7 +19,7 @@ from octavo.client.stream import AsyncStream, collect
 from octavo.net.security.client_credentials import PLAIN, ClientCredentials
 from octavo.process.endpoint import Endpoints
 from octavo.request import errors, ids
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import SamplingArguments, SamplingParams
 from octavo.v1 import inference_pb2
 
 UNARY_TIMEOUT_S = 30.0

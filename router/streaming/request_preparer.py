@@ -13,7 +13,7 @@ from octavo.request.chat_tools import details_for_template, tools_for_template
 from octavo.request.errors import InvalidArgument, NoWorkers, ViolationCollector
 from octavo.request.ids import Incarnation, RequestId, new_request_id, sequence_id
 from octavo.request.record import NewSequence
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import PARAMETERS, SamplingParams
 from octavo.text.absent_tokenizer import no_tokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import ChatPrompt, chat_from_wire, request_hash, sampling_bytes, sampling_from_wire
@@ -158,8 +158,9 @@ def check_request(request: inference_pb2.GenerateRequest, model: ServedModel) ->
 def checked_sampling(message: types_pb2.SamplingParams, model: ServedModel) -> SamplingParams:
     """The sampling parameters in the message. Raises InvalidArgument with all that is wrong."""
     checks = ViolationCollector()
-    for field in limits.COUNTS:
-        checks.run(sampling_validation.check_count, field, getattr(message, field))
+    for row in PARAMETERS.values():
+        if row.most is not None:
+            checks.run(sampling_validation.check_count, row, getattr(message, row.name))
     if checks.found:  # what is wrong beside lists that are too long is found without them
         long_lists, whole = checks.found, message
         message = types_pb2.SamplingParams()

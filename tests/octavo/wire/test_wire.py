@@ -5,18 +5,17 @@ import math
 import os
 import subprocess
 import sys
-from types import MappingProxyType
 
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
+from parameter_values import U32, strategy
 
-from octavo.request import errors, limits
+from octavo.request import errors
 from octavo.request.errors import Failure
 from octavo.request.ids import RequestId, SequenceId
 from octavo.request.record import Record, SequenceState, Snapshot
-from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.request.sampling import PARAMETERS, FinishReason, SamplingParams, TokenScore
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.internal import admission_of_record
 from octavo.wire.public import (
@@ -42,29 +41,9 @@ from octavo.wire.public import (
 )
 
 FIELDS = types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
-U32 = st.integers(0, 2**32 - 1)
 
 
-def numbers(allowed):
-    if allowed.integer:
-        values = st.integers(int(allowed.low), int(allowed.high))
-    else:
-        values = st.floats(allowed.low, allowed.high, width=32, exclude_min=allowed.above)
-    return st.none() | values if allowed.optional else values
-
-
-params = st.builds(
-    SamplingParams,
-    **{name: numbers(allowed) for name, allowed in limits.NUMBERS.items()},
-    **dict.fromkeys(limits.FLAGS, st.booleans()),
-    stop=st.lists(st.text(min_size=1, max_size=9), max_size=4).map(tuple),
-    **{
-        name: st.lists(U32, max_size=5).map(tuple)
-        for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids")
-    },
-    banned_sequences=st.lists(st.lists(U32, max_size=3).map(tuple), max_size=3).map(tuple),
-    logit_bias=st.dictionaries(U32, st.floats(-100, 100, width=32), max_size=5).map(MappingProxyType),
-)
+params = st.builds(SamplingParams, **{name: strategy(row) for name, row in PARAMETERS.items()})
 
 
 @given(params)
@@ -105,8 +84,8 @@ def test_bytes_of_a_known_value():
 def test_bytes_do_not_depend_on_the_implementation_of_protobuf(root):
     """Its own deterministic mode does: one sorts maps downwards, the other upwards."""
     script = (
-        "from google.protobuf.internal import api_implementation as a; from octavo import wire;"
-        f"from octavo.request.sampling import SamplingParams; print(a.Type(), wire.sampling_bytes({KNOWN!r}).hex())"
+        "from google.protobuf.internal import api_implementation as a; from octavo.wire.public import sampling_bytes;"
+        f"from octavo.request.sampling import SamplingParams; print(a.Type(), sampling_bytes({KNOWN!r}).hex())"
     ).replace("mappingproxy(", "dict(")
     environ = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
     command = [sys.executable, "-c", script]
@@ -115,25 +94,7 @@ def test_bytes_do_not_depend_on_the_implementation_of_protobuf(root):
 
 
 def test_every_field_of_the_message_is_a_field_of_the_parameters():
-    assert sorted(FIELDS) == sorted(field.name for field in dataclasses.fields(SamplingParams))
-
-
-@pytest.mark.parametrize("name", sorted(FIELDS))
-def test_every_field_is_carried_both_ways(name):
-    field = FIELDS[name]
-    message = types_pb2.SamplingParams()
-    if name == "logit_bias":
-        message.logit_bias[3] = 1.5
-    elif name == "banned_sequences":
-        message.banned_sequences.add(ids=[3, 4])
-    elif field.is_repeated:
-        getattr(message, name).extend(["x"] if field.type == FieldDescriptor.TYPE_STRING else [3])
-    else:
-        setattr(message, name, not getattr(SamplingParams(), name) if name in limits.FLAGS else 3)
-    value = getattr(sampling_from_wire(message), name)
-    assert value != getattr(SamplingParams(), name)
-    back = sampling_to_wire(dataclasses.replace(SamplingParams(), **{name: value}))
-    assert getattr(back, name) == getattr(message, name)
+    assert sorted(FIELDS) == sorted(PARAMETERS)
 
 
 def test_what_is_left_out_is_the_default_and_zero_is_zero():
@@ -166,22 +127,22 @@ def test_defaults_are_written_out():
     """A receiver of another version may have other defaults."""
     message = defaults_to_wire({})
     unset = {name for name, field in FIELDS.items() if field.has_presence and not message.HasField(name)}
-    assert unset == {name for name, allowed in limits.NUMBERS.items() if allowed.optional} | {"best_of"}
+    assert unset == {row.name for row in PARAMETERS.values() if row.default is None or row.is_late} | {"best_of"}
 
 
-@pytest.mark.parametrize("name", sorted(limits.COUNTS))
-def test_a_list_over_its_limit_is_refused_before_it_is_copied(name):
+@pytest.mark.parametrize("row", [row for row in PARAMETERS.values() if row.most is not None], ids=lambda row: row.name)
+def test_a_list_over_its_limit_is_refused_before_it_is_copied(row):
     message = types_pb2.SamplingParams()
-    for i in range(limits.COUNTS[name] + 1):
-        if name == "logit_bias":
+    for i in range(row.most + 1):
+        if row.name == "logit_bias":
             message.logit_bias[i] = 1.0
-        elif name == "banned_sequences":
+        elif row.name == "banned_sequences":
             message.banned_sequences.add(ids=[i])
         else:
-            getattr(message, name).append("x" if name == "stop" else i)
+            getattr(message, row.name).append("x" if row.name == "stop" else i)
     with pytest.raises(errors.InvalidArgument) as caught:
         sampling_from_wire(message)
-    assert caught.value.field == name
+    assert caught.value.field == row.name
 
 
 def test_parameters_in_a_record_that_cannot_be_read():
