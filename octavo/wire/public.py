@@ -22,7 +22,6 @@ from octavo.v1 import inference_pb2, types_pb2
 # Grows by one with each change of protos/octavo/v1 that a client could notice, such as a new sampling parameter.
 SCHEMA_REVISION = max(row.since for row in PARAMETERS.values())
 
-NOTHING: Mapping[str, float] = MappingProxyType({})
 _DEFAULTS = SamplingParams()
 _PLAIN_LISTS: dict[str, Callable[[Any], Any]] = {  # lists on the wire as plain values; the others are tuples
     "logit_bias": lambda entries: MappingProxyType(dict(entries)),
@@ -30,15 +29,9 @@ _PLAIN_LISTS: dict[str, Callable[[Any], Any]] = {  # lists on the wire as plain 
 }
 
 
-def sampling_from_wire(message: types_pb2.SamplingParams, recommended: Mapping[str, float] = NOTHING) -> SamplingParams:
-    """The parameters. A field left out gets the value that the model recommends for it, or else its default.
-
-    Beside a beam search, nothing is recommended that says how tokens are drawn. A list over its limit is refused before
-    it is copied.
-    """
-    values: dict[str, Any] = dict(recommended)
-    if message.beam_width:
-        values = {name: value for name, value in values.items() if PARAMETERS[name].beside_beams}
+def sampling_from_wire(message: types_pb2.SamplingParams) -> SamplingParams:
+    """The parameters. A field left out gets its default. A list over its limit is refused before it is copied."""
+    values: dict[str, Any] = {}
     for descriptor, value in message.ListFields():
         name = descriptor.name
         if (row := PARAMETERS[name]).most is not None:
@@ -46,6 +39,22 @@ def sampling_from_wire(message: types_pb2.SamplingParams, recommended: Mapping[s
             value = _PLAIN_LISTS.get(name, tuple)(value)
         values[name] = value
     return SamplingParams(**values)
+
+
+def with_recommended(
+    params: SamplingParams, message: types_pb2.SamplingParams, recommended: Mapping[str, float]
+) -> SamplingParams:
+    """`params`, read from `message`, with what the model recommends for each field that the message leaves out.
+
+    Beside a beam search, nothing is recommended that says how tokens are drawn.
+    """
+    named = {descriptor.name for descriptor, _ in message.ListFields()}
+    values: dict[str, Any] = {
+        name: value
+        for name, value in recommended.items()
+        if name not in named and (PARAMETERS[name].beside_beams or not params.beam_width)
+    }
+    return replace(params, **values)
 
 
 def sampling_to_wire(params: SamplingParams) -> types_pb2.SamplingParams:
@@ -96,15 +105,15 @@ def sampling_from_bytes(data: bytes) -> SamplingParams:
         ) from error
 
 
-def request_hash(request: inference_pb2.GenerateRequest) -> bytes:
+def request_hash(request: inference_pb2.GenerateRequest, params: SamplingParams) -> bytes:
     """A hash of the request, equal on every router, that tells a retry from another body under the same request id.
 
-    The request must be valid.
+    The request must be valid, and `params` what it says of sampling, without what the model recommends.
     """
     rest = inference_pb2.GenerateRequest()
     rest.CopyFrom(request)
     rest.ClearField("sampling")
-    sampling = sampling_bytes(sampling_from_wire(request.sampling))
+    sampling = sampling_bytes(params)
     body = len(sampling).to_bytes(4, "little") + sampling + rest.SerializeToString(deterministic=True)
     return hashlib.blake2b(body, digest_size=16).digest()
 

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parameter_values import U32, strategy
 
+from octavo.internal.v1 import worker_pb2
 from octavo.request import errors
 from octavo.request.errors import Failure
 from octavo.request.ids import RequestId, SequenceId
 from octavo.request.record import Record, SequenceState, Snapshot
 from octavo.request.sampling import PARAMETERS, FinishReason, SamplingParams, TokenScore
 from octavo.v1 import inference_pb2, types_pb2
-from octavo.wire.internal import admission_of_record
+from octavo.wire.internal import admission_from_wire, admission_of_record, admission_to_wire
 from octavo.wire.public import (
     ChatPrompt,
     chat_from_wire,
@@ -38,6 +39,7 @@ from octavo.wire.public import (
     score_to_wire,
     state_to_wire,
     usage_to_wire,
+    with_recommended,
 )
 
 FIELDS = types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
@@ -106,15 +108,19 @@ def test_what_is_left_out_is_the_default_and_zero_is_zero():
 RECOMMENDED = {"temperature": 0.5, "top_k": 40, "max_tokens": 512, "repetition_penalty": 1.5}
 
 
+def recommended(**fields):
+    message = types_pb2.SamplingParams(**fields)
+    return with_recommended(sampling_from_wire(message), message, RECOMMENDED)
+
+
 def test_a_field_that_is_left_out_is_what_the_model_recommends():
-    assert sampling_from_wire(types_pb2.SamplingParams(), RECOMMENDED) == SamplingParams(**RECOMMENDED)
-    own = sampling_from_wire(types_pb2.SamplingParams(temperature=1.0, top_k=0, max_tokens=3), RECOMMENDED)
+    assert recommended() == SamplingParams(**RECOMMENDED)
+    own = recommended(temperature=1.0, top_k=0, max_tokens=3)
     assert own == SamplingParams(temperature=1.0, top_k=0, max_tokens=3, repetition_penalty=1.5)
 
 
 def test_beside_a_beam_search_nothing_is_recommended_that_says_how_tokens_are_drawn():
-    beams = sampling_from_wire(types_pb2.SamplingParams(beam_width=4), RECOMMENDED)
-    assert beams == SamplingParams(beam_width=4, max_tokens=512)
+    assert recommended(beam_width=4) == SamplingParams(beam_width=4, max_tokens=512)
 
 
 def test_recommended_values_cross_the_wire_alone():
@@ -148,6 +154,8 @@ def test_a_list_over_its_limit_is_refused_before_it_is_copied(row):
 def test_parameters_in_a_record_that_cannot_be_read():
     with pytest.raises(errors.HistoryLost):
         sampling_from_bytes(b"\xff\xff")
+    with pytest.raises(errors.InvalidArgument, match=r"^sampling: cannot be read"):
+        admission_from_wire(worker_pb2.Admission(sampling=b"\xff\xff"))
 
 
 def test_a_retry_is_told_from_another_body():
@@ -158,11 +166,14 @@ def test_a_retry_is_told_from_another_body():
             message.sampling.logit_bias[token_id] = value
         return message
 
+    def hash_of(message):
+        return request_hash(message, sampling_from_wire(message.sampling))
+
     same = request(bias={1: 1.0, 2: 2.0})
-    assert request_hash(same) == request_hash(request(bias={2: 2.0, 1: 1.0}))
-    assert request_hash(request()) == request_hash(request(sampling=types_pb2.SamplingParams(temperature=1)))
+    assert hash_of(same) == hash_of(request(bias={2: 2.0, 1: 1.0}))
+    assert hash_of(request()) == hash_of(request(sampling=types_pb2.SamplingParams(temperature=1)))
     others = [request(), request(text="y"), request(priority=4), request(bias={1: 1.0}), request(model="m"), same]
-    assert len({request_hash(other) for other in others}) == len(others)
+    assert len({hash_of(other) for other in others}) == len(others)
 
 
 @given(st.integers(0, 16), st.text(), st.text(), st.booleans())
@@ -221,9 +232,15 @@ def test_an_admission_has_what_the_record_says(deadline_ms):
         finishes=(FinishReason.NONE, FinishReason.STOP),
     )  # fmt: skip
     snapshot = Snapshot(record, (1, 2), ((3,), (4, 5)), now_ms=1_000)
-    admission = admission_of_record(snapshot, epoch=5, alone=True, age_ms=500)
-    assert (admission.seq_id, admission.epoch, admission.prompt) == ("a" * 32, 5, (1, 2))
-    assert (admission.outputs, admission.finished_branches) == (((3,), (4, 5)), [1])
+    message = admission_to_wire(snapshot, epoch=5, alone=True, age_ms=500, hint=("o", 1))
+    assert message.sampling == record.sampling, "it travels unread"
+    admission = admission_from_wire(message)
+    own = admission_of_record(snapshot, epoch=5, age_ms=500)
+    assert dataclasses.replace(own, alone=True, prefix_owner="o", prefix_owner_tokens=1) == dataclasses.replace(
+        admission, prompt=(1, 2), outputs=((3,), (4, 5)), finished_branches=[1]
+    )
+    assert (admission.seq_id, admission.epoch, admission.prompt) == ("a" * 32, 5, [1, 2])
+    assert (admission.outputs, admission.finished_branches) == ([[3], [4, 5]], (1,))
     assert (admission.sampling, admission.salt, admission.priority, admission.alone) == (
         sampling_from_bytes(record.sampling),
         "s",
