@@ -59,6 +59,7 @@ class Parameter:
     vllm: str | None = None  # the name in gpu_worker.LLM, where vLLM has another
     transformers: str | None = None  # the name in generation_config.json; None: no model recommends it
     flag: str | None = None  # how the command line shows the value; empty for a flag without one; None: no flag
+    is_filter: bool = False  # whether it is of a further filter, and so a column of csrc/include/octavo/filters.h
     left_out: str = ""  # what a request gets that leaves it out, if the default does not say it
     since: int = 4  # the revision of octavo.v1 in which it came, at the latest
 
@@ -88,6 +89,7 @@ def _row(default: Any, kind: ParameterKind, what: str, allowed: NumberRange | No
 _EMPTY: Mapping[int, float] = MappingProxyType({})
 _DRAWS, _ADJUSTS, _BRANCHES, _ENDS, _REPORTS = ParameterKind
 _DRAWN: dict[str, Any] = {"http": SAME, "transformers": SAME, "beside_beams": False}
+_FILTER: dict[str, Any] = {"http": SAME, "beside_beams": False, "is_filter": True}
 _PENALTY: dict[str, Any] = {"http": SAME, "history": True, "beside_beams": False}
 _IDS: dict[str, Any] = {"entries": "token ids", "http": SAME}
 _BIASES = f"values {-limits.MAX_LOGIT_BIAS_VALUE:g} to {limits.MAX_LOGIT_BIAS_VALUE:g}"
