@@ -40,4 +40,21 @@ def kept_tokens(powers: Floats, weights: Weights, columns: Floats, chance: Chanc
     return stays
 
 
-FILTERS: tuple[Callable[[Floats, Weights, dict[str, np.float32], Chance], Mask], ...] = ()
+def _typical(powers: Floats, weights: Weights, values: dict[str, np.float32], chance: Chance) -> Mask:
+    """Locally typical sampling (Meister et al., 2022).
+
+    Keeps the tokens whose surprise is nearest to the expected one, as many as have `typical_p` of the mass; of equally
+    near ones all. Surprise is minus the power, but for a constant. Its expectation is a quotient of whole numbers.
+    """
+    if values["typical_p"] >= 1:
+        return np.ones(len(powers), dtype=bool)
+    mass, moment = int(weights.sum()), int(np.rint(weights.astype(np.float32) * -powers).astype(np.int64).sum())
+    distance = np.abs(-powers - np.float32(float(moment) / float(mass)))
+    order = np.argsort(distance, kind="stable")
+    target = max(1, int(float(values["typical_p"]) * float(mass)))
+    last = int(np.searchsorted(np.cumsum(weights[order]), target))
+    mask: Mask = distance <= distance[order[last]]
+    return mask
+
+
+FILTERS = (_typical,)

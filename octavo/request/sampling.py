@@ -147,6 +147,8 @@ class SamplingParams:
     length_penalty: float = _row(1.0, _BRANCHES, "the score of a beam is divided by its length to this power",
         NumberRange(0, 4), http=SAME)
     skip_special_tokens: bool = _row(True, _REPORTS, "leaves special tokens out of the text", http=SAME)
+    typical_p: float = _row(1.0, _DRAWS, "draws from the tokens, neither too likely nor too surprising, that make"
+        " up this probability", NumberRange(0, 1, above=True), **_FILTER, transformers=SAME, flag="P", since=5)
     # fmt: on
 
     @property
@@ -192,6 +194,7 @@ class SamplingArguments(TypedDict, total=False):
     beam_width: int | None
     length_penalty: float | None
     skip_special_tokens: bool | None
+    typical_p: float | None
 
 
 def _parameters() -> dict[str, Parameter]:

@@ -20,8 +20,8 @@
 namespace octavo::filters {
 
 // The columns of a row's parameters, in the order of the table in octavo/request/sampling.py.
-enum Column { kColumns };
-static constexpr float kOff[kColumns + 1] = {};  // with these parameters nothing is left out
+enum Column { kTypicalP, kColumns };
+static constexpr float kOff[] = {1.0F};  // with these parameters nothing is left out
 
 // What is kept: the powers from `low` to `high`.
 struct Band {
@@ -51,6 +51,34 @@ static OCTAVO_FILTER float size_of_bits(std::uint32_t bits) {
 }
 static OCTAVO_FILTER std::uint64_t whole_of(float weight) { return static_cast<std::uint64_t>(weight); }
 
+// Locally typical sampling (Meister et al., 2022): keeps the tokens whose surprise is nearest to the expected one, as
+// many as have `share` of the mass; of equally near ones all. Surprise is -power but for a constant.
+template <typename Tokens>
+OCTAVO_FILTER Band typical(const Tokens& tokens, float share) {
+    const std::uint64_t mass = tokens.sum([](float, float weight) { return whole_of(weight); });
+    const std::uint64_t moment =
+        tokens.sum([](float power, float weight) { return whole_of(draw::to_whole(draw::times(weight, -power))); });
+    const auto expected = static_cast<float>(static_cast<double>(moment) / static_cast<double>(mass));
+    const std::uint64_t target = draw::share_of(share, mass);
+    std::uint32_t reach = 0;  // the largest distance such that what is nearer does not come to the target
+    for (std::uint32_t bit = 1U << 30; bit > 0; bit >>= 1) {
+        const std::uint32_t tried = reach | bit;
+        const std::uint64_t nearer = tokens.sum([expected, tried](float power, float weight) {
+            return bits_of_size(draw::plus(-power, -expected)) < tried ? whole_of(weight) : 0;
+        });
+        reach = nearer < target ? tried : reach;
+    }
+    const auto within = [expected, reach](float power, float weight) {
+        return weight > 0 && bits_of_size(draw::plus(-power, -expected)) <= reach;
+    };
+    const std::uint64_t lowest = tokens.largest(
+        [within](float power, float weight) { return within(power, weight) ? std::uint64_t{bits_of_size(power)} : 0; });
+    const std::uint64_t highest = tokens.largest([within](float power, float weight) {
+        return within(power, weight) ? std::uint64_t{~bits_of_size(power)} : 0;
+    });
+    return {-size_of_bits(static_cast<std::uint32_t>(lowest)), -size_of_bits(~static_cast<std::uint32_t>(highest))};
+}
+
 static OCTAVO_FILTER bool any(const float* columns) {
     bool found = false;
     for (int i = 0; i < kColumns; ++i) {
@@ -62,7 +90,10 @@ static OCTAVO_FILTER bool any(const float* columns) {
 // `narrow(band)`: keeps what the band has, so that the next filter sees it alone.
 template <typename Tokens>
 OCTAVO_FILTER void apply(Tokens& tokens, const float* columns, const Chance& chance) {
-    static_cast<void>(tokens), static_cast<void>(columns), static_cast<void>(chance);
+    static_cast<void>(chance);
+    if (columns[kTypicalP] < 1) {
+        tokens.narrow(typical(tokens, columns[kTypicalP]));
+    }
 }
 
 }  // namespace octavo::filters

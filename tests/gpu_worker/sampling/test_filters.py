@@ -18,7 +18,16 @@ NEAR = 1e-5  # a share that falls on a sum of probabilities may be rounded eithe
 VOCABULARY = 300
 
 
-CASES = {}
+def by_typical(probabilities, params, _, error):
+    """The tokens nearest to the entropy in surprise, until they come to typical_p."""
+    surprise = -np.log(probabilities, where=probabilities > 0, out=np.full(len(probabilities), -np.inf))
+    distance = np.abs(surprise - (probabilities * np.where(probabilities > 0, surprise, 0)).sum())
+    order = sorted(np.flatnonzero(probabilities), key=lambda i: distance[i])
+    count = 1 + int((np.cumsum(probabilities[order])[:-1] < params.typical_p * (1 + error)).sum())
+    return {i for i in order if distance[i] <= distance[order[count - 1]] + 1e-6}
+
+
+CASES = {"typical": (by_typical, [{"typical_p": p} for p in (1e-6, 0.2, 0.5, 0.9, 0.999)])}
 CHOSEN = [(define, values) for define, listed in CASES.values() for values in listed]
 BEFORE = [{}, {"temperature": 0.7, "top_k": 50}, {"temperature": 1.5, "top_p": 0.8}, {"min_p": 0.05}]
 
