@@ -9,10 +9,10 @@ import sys
 from octavo.cli import answer_notes, connection, deployment, output, sampling
 from octavo.cli.queue_notice import queue_notice
 from octavo.client import Client
-from octavo.client.arguments import SamplingArguments
 from octavo.client.events import output_of
 from octavo.request.errors import ServingError
 from octavo.request.ids import new_request_id
+from octavo.request.sampling import SamplingArguments
 
 Turns = list[tuple[str, str]]
 

@@ -12,7 +12,6 @@ from octavo.client.arguments import (
     PriorityName,
     Prompt,
     RequestArguments,
-    SamplingArguments,
     detokenize_request,
     fill_prompt,
     generate_request,
@@ -24,7 +23,7 @@ from octavo.client.receiver import StreamReceiver
 from octavo.client.routing import CellPools, EndpointPool, Recovery, RetryBudget, RetryPolicy
 from octavo.client.stream import AsyncStream, collect
 from octavo.request import errors, ids
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import SamplingArguments, SamplingParams
 from octavo.v1 import inference_pb2
 from octavo.wire.endpoint import Endpoints
 from octavo.wire.tls import PLAIN, ClientCredentials

@@ -4,12 +4,12 @@ They have types, so that a type checker refuses a misspelt one.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
 
 from octavo.request import errors
 from octavo.request.chat_messages import ChatTurn, is_conversation, message_pairs
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import PARAMETERS, SamplingArguments, SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_to_wire
 
@@ -21,36 +21,6 @@ Messages = Sequence[ChatTurn]
 Prompt = str | bytes | Sequence[int] | Messages
 
 PriorityName: TypeAlias = Literal["", "system", "interactive", "default", "bulk"]
-
-
-class SamplingArguments(TypedDict, total=False):
-    """The fields of SamplingParams, as a caller may write them. None means the default."""
-
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    n: int | None
-    best_of: int | None
-    max_tokens: int | None
-    min_tokens: int | None
-    stop: str | Sequence[str] | None
-    stop_token_ids: Sequence[int] | None
-    include_stop: bool | None
-    ignore_eos: bool | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | None
-    allowed_token_ids: Sequence[int] | None
-    banned_token_ids: Sequence[int] | None
-    banned_sequences: Sequence[Sequence[int]] | None
-    seed: int | None
-    logprobs: int | None
-    prompt_logprobs: int | None
-    beam_width: int | None
-    length_penalty: float | None
-    skip_special_tokens: bool | None
 
 
 class RequestArguments(SamplingArguments, total=False):
@@ -84,7 +54,7 @@ def make_sampling(sampling: SamplingParams | None, arguments: Mapping[str, Any])
     Raises InvalidArgument, with the closest name, for an argument that does not exist.
     """
     for name in arguments:
-        if name not in _DEFAULTS:
+        if name not in PARAMETERS:
             hint = errors.closest(name, RequestArguments.__annotations__)
             raise errors.InvalidArgument(name, f"there is no such argument{hint}")
     base = sampling or SamplingParams()
@@ -94,16 +64,11 @@ def make_sampling(sampling: SamplingParams | None, arguments: Mapping[str, Any])
 
 def _plain(name: str, value: Any) -> Any:
     if value is None:
-        return _DEFAULTS[name]
+        return PARAMETERS[name].default
     return (value,) if name == "stop" and isinstance(value, str) else value
 
 
-_DEFAULTS: dict[str, Any] = {
-    field.name: field.default if field.default_factory is MISSING else field.default_factory()
-    for field in fields(SamplingParams)
-}
-_LISTS = tuple(name for name, default in _DEFAULTS.items() if isinstance(default, (tuple, Mapping)))
-
+_LISTS = tuple(name for name, row in PARAMETERS.items() if row.most is not None)
 
 PRIORITIES = {
     "": inference_pb2.PRIORITY_UNSPECIFIED,

@@ -10,41 +10,47 @@ from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 
-from octavo.request import limits
 from octavo.request.errors import Failure, HistoryLost
-from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.request.sampling import PARAMETERS, FinishReason, SamplingParams, TokenScore
 from octavo.v1 import types_pb2
 
-NOTHING: Mapping[str, float] = MappingProxyType({})
 _DEFAULTS = SamplingParams()
-_LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids")
 _PLAIN_LISTS: dict[str, Callable[[Any], Any]] = {  # lists on the wire as plain values; the others are tuples
     "logit_bias": lambda entries: MappingProxyType(dict(entries)),
     "banned_sequences": lambda sequences: tuple(tuple(sequence.ids) for sequence in sequences),
 }
-_SCALARS = tuple(name for name in SamplingParams.__dataclass_fields__ if name not in limits.COUNTS)
 
 
-def sampling_from_wire(message: types_pb2.SamplingParams, recommended: Mapping[str, float] = NOTHING) -> SamplingParams:
-    """The parameters. A field left out gets the value that the model recommends for it, or else its default.
-
-    Beside a beam search, nothing is recommended that says how tokens are drawn. A list over its limit is refused before
-    it is copied.
-    """
-    values: dict[str, Any] = dict(recommended)
-    if message.beam_width:
-        values = {name: value for name, value in values.items() if name not in limits.WITHOUT_BEAMS}
+def sampling_from_wire(message: types_pb2.SamplingParams) -> SamplingParams:
+    """The parameters. A field left out gets its default. A list over its limit is refused before it is copied."""
+    values: dict[str, Any] = {}
     for descriptor, value in message.ListFields():
         name = descriptor.name
-        if name in limits.COUNTS:
-            limits.check_count(name, value)
+        if (row := PARAMETERS[name]).most is not None:
+            row.check_count(value)
             value = _PLAIN_LISTS.get(name, tuple)(value)
         values[name] = value
     return SamplingParams(**values)
 
 
+def with_recommended(
+    params: SamplingParams, message: types_pb2.SamplingParams, recommended: Mapping[str, float]
+) -> SamplingParams:
+    """`params`, read from `message`, with what the model recommends for each field that the message leaves out.
+
+    Beside a beam search, nothing is recommended that says how tokens are drawn.
+    """
+    named = {descriptor.name for descriptor, _ in message.ListFields()}
+    values: dict[str, Any] = {
+        name: value
+        for name, value in recommended.items()
+        if name not in named and (PARAMETERS[name].beside_beams or not params.beam_width)
+    }
+    return replace(params, **values)
+
+
 def sampling_to_wire(params: SamplingParams) -> types_pb2.SamplingParams:
-    """The message with every value, defaults, too: the receiver may be of another version, with other defaults."""
+    """The message with every value, defaults, too, but those of parameters that came late."""
     message = _without_bias(params)
     for token_id, bias in params.logit_bias.items():
         message.logit_bias[token_id] = bias + 0.0
@@ -68,14 +74,16 @@ def sampling_bytes(params: SamplingParams) -> bytes:
 
 def _without_bias(params: SamplingParams) -> types_pb2.SamplingParams:
     message = types_pb2.SamplingParams()
-    for name in _SCALARS:
+    for name, row in PARAMETERS.items():
         value = getattr(params, name)
-        if value is None or (name == "best_of" and not value):
-            continue
-        setattr(message, name, value + 0.0 if type(value) is float else value)  # + 0.0 makes -0.0 plain 0.0
-    for name in _LISTS:
-        getattr(message, name).extend(getattr(params, name))
-    message.banned_sequences.extend(types_pb2.TokenIds(ids=sequence) for sequence in params.banned_sequences)
+        if name == "banned_sequences":
+            message.banned_sequences.extend(types_pb2.TokenIds(ids=sequence) for sequence in value)
+        elif row.most is not None and name != "logit_bias":
+            getattr(message, name).extend(value)
+        elif not (
+            value is None or name == "logit_bias" or (value == row.default and (row.is_late or name == "best_of"))
+        ):
+            setattr(message, name, value + 0.0 if type(value) is float else value)  # + 0.0 makes -0.0 plain 0.0
     return message
 
 

@@ -6,22 +6,23 @@ from dataclasses import dataclass
 from octavo.request import limits
 from octavo.request.chat_tools import MessageDetails, Tool, ToolCall
 from octavo.request.record import SequenceState
+from octavo.request.sampling import PARAMETERS, SamplingParams
 from octavo.v1 import inference_pb2
-from octavo.wire.public import sampling_bytes, sampling_from_wire
+from octavo.wire.public import sampling_bytes
 
-# Grows by one with each change of protos/octavo/v1 that a client could notice.
-SCHEMA_REVISION = 4
+# Grows by one with each change of protos/octavo/v1 that a client could notice, such as a new sampling parameter.
+SCHEMA_REVISION = max(row.since for row in PARAMETERS.values())
 
 
-def request_hash(request: inference_pb2.GenerateRequest) -> bytes:
+def request_hash(request: inference_pb2.GenerateRequest, params: SamplingParams) -> bytes:
     """A hash of the request, equal on every router, that tells a retry from another body under the same request id.
 
-    The request must be valid.
+    The request must be valid, and `params` what it says of sampling, without what the model recommends.
     """
     rest = inference_pb2.GenerateRequest()
     rest.CopyFrom(request)
     rest.ClearField("sampling")
-    sampling = sampling_bytes(sampling_from_wire(request.sampling))
+    sampling = sampling_bytes(params)
     body = len(sampling).to_bytes(4, "little") + sampling + rest.SerializeToString(deterministic=True)
     return hashlib.blake2b(body, digest_size=16).digest()
 

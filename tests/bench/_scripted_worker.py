@@ -16,6 +16,7 @@ from octavo.request.sampling import FinishReason
 from octavo.request.step_item import StepItem
 from octavo.v1 import admin_pb2
 from octavo.wire.internal import INTERNAL_REVISION
+from octavo.wire.public import sampling_from_bytes
 
 REPORT_S = 0.25
 MAX_LATE_S = 0.1  # what a machine that is too busy delays longer is left out
@@ -94,7 +95,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     async def Schedule(self, request: Any, context: Any) -> worker_pb2.ScheduleResponse:
         for admission in request.admissions:
             sequence = ScriptedSequence(
-                admission.epoch, prompt_chain(admission.prompt.ids), admission.sampling.max_tokens
+                admission.epoch, prompt_chain(admission.prompt.ids), sampling_from_bytes(admission.sampling).max_tokens
             )
             self.sequences[admission.seq_id] = sequence
         outcome = worker_pb2.ADMISSION_OUTCOME_ADMITTED

@@ -329,7 +329,7 @@ async def moving_workers(
         taken = await store.take_ownership(take)
         snapshot = await MemoryStore.read(store, new.seq_id, prompt=True, from_indexes=[0] * new.num_branches)
         assert snapshot is not None
-        answer = await source.engine_client.admit(admission_of_record(snapshot, epoch=taken.epoch), "")
+        answer = await source.engine_client.admit(admission_of_record(snapshot, epoch=taken.epoch, age_ms=0), "")
         assert answer.admitted
         source.engine.grant_steps(num_tokens)
 
