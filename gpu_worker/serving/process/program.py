@@ -25,6 +25,7 @@ from octavo.settings.worker import WorkerSettings
 from octavo.store import open_store
 from octavo.store.base import Store
 from octavo.store.store_tally import StoreTally
+from octavo.wire.tls import TlsError
 
 log = logging.getLogger(__name__)
 
