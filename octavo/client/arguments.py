@@ -42,7 +42,7 @@ class SamplingArguments(TypedDict, total=False):
 
 
 class RequestArguments(SamplingArguments, total=False):
-    """The keyword arguments of `generate` and `complete`: those of the request, and those of its sampling."""
+    """The keyword arguments of `generate` and `complete`: fields of the request, and its sampling parameters."""
 
     model: str | None
     request_id: str | None

@@ -73,8 +73,9 @@ class EndpointPool:
     def error_of(self, name: str, failed: grpc.RpcError) -> errors.ServingError:
         """The error of a call that has failed on the endpoint `name`.
 
-        Where no router answers, but another program, the endpoint is Unreachable, so that the call goes on at the next
-        one. If that is so of all endpoints, no further try helps: the error is that of the status, and names them.
+        An endpoint at which another program than a router answers is Unreachable, so the call goes on at the next
+        endpoint. If no endpoint is a router, trying again does not help: the error is then made of the status, and
+        names the endpoints.
         """
         if not _is_foreign(failed):
             self._foreign.discard(name)

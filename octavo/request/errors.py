@@ -1,6 +1,7 @@
 """The one tree of errors. Each class names its status code, its reason, and whether trying again can help.
 
-`octavo.rpc` turns an error into a status with google.rpc.ErrorInfo, and such a status into an error of the same class.
+`octavo.wire.statuses` turns an error into a status with google.rpc.ErrorInfo, and such a status into an error of the
+same class.
 """
 
 import json
@@ -107,7 +108,9 @@ class InvalidArgument(ServingError, ValueError):
         return self.metadata.get("field", "")
 
     def inside(self, path: str) -> "InvalidArgument":
-        """The same error about the fields of a message that is itself a field: `n` inside `sampling` is sampling.n."""
+        """This error with longer paths: the message stands in the field `path`, so `n` inside `sampling` becomes
+        sampling.n.
+        """
         first, *others = (FieldViolation(f"{path}.{field}", what) for field, what in self.violations)
         return InvalidArgument(*first, *others)
 
@@ -127,7 +130,7 @@ class ViolationCollector:
             return None
 
     def run_inside(self, path: str, check: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
-        """As `run`, for a check of a message that is itself the field `path`."""
+        """Runs a check of the message in the field `path`; the fields that it names begin with that path."""
         try:
             return check(*arguments, **options)
         except InvalidArgument as error:

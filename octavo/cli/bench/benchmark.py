@@ -83,7 +83,7 @@ class Benchmark:
         return made if load.num_conversations is None else iter(list(islice(made, load.num_conversations)))
 
     def _offsets(self, number: int) -> Iterator[float] | None:
-        """The arrival times of a round, the same for both endpoints."""
+        """The arrival times of a round. Both endpoints get the same."""
         arrivals = self.settings.arrivals
         return arrivals.offsets(random.Random(f"{self.settings.seed}/arrivals/{number}")) if arrivals else None
 

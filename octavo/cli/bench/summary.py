@@ -58,7 +58,7 @@ def rate(amount: float, seconds: float) -> float:
 
 
 def failures(requests: Sequence[RequestMeasurement]) -> dict[str, dict[str, Any]]:
-    """By reason, the most frequent first: how many requests failed so, and what the first of them was told."""
+    """How many requests failed for each reason, the most frequent first, with the message of the first one."""
     failed = [request for request in requests if request.reason not in ("", INTERRUPTED)]
     examples = {request.reason: request.message for request in reversed(failed)}
     counts = Counter(request.reason for request in failed)
@@ -66,7 +66,7 @@ def failures(requests: Sequence[RequestMeasurement]) -> dict[str, dict[str, Any]
 
 
 def _told(requests: Sequence[RequestMeasurement], name: str) -> int | None:
-    """A sum over what the endpoint told of each request; None if it told nothing."""
+    """The sum of a number that the endpoint reported for each request; None if it reported none."""
     told = [getattr(request.totals, name) for request in requests if request.totals is not None]
     known = [value for value in told if value is not None]
     return sum(known) if known else None

@@ -98,7 +98,7 @@ class TlsFiles:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """The context of a connection that is made now."""
+        """The context for a new connection, with the certificates that the files hold now."""
         return self.current().client_context
 
     def http_context(self, listener: ListenerKind = ListenerKind.HTTP) -> ssl.SSLContext:
@@ -164,7 +164,7 @@ def roles_of_peer(certificate: Mapping[str, Any] | None) -> frozenset[PeerRole]:
 
 
 def roles_of_context(found: AuthContext) -> frozenset[PeerRole]:
-    """The same, as gRPC gives it in the context of a call."""
+    """The roles of the peer, from the context of a gRPC call."""
     return roles_in(uris_of_context(found))
 
 

@@ -77,7 +77,7 @@ def count_crash(state: MemoryState, record: Record) -> None:
 
 
 def num_own_deaths(state: MemoryState, record: Record) -> int:
-    """How many crashes count against the sequence: those that no poison request has explained."""
+    """How many crashes count against the sequence: the crashes that no other poison request explains."""
     return sum(state.deaths.get(owner, 0) >= 0 for owner in record.suspects)
 
 
@@ -135,9 +135,8 @@ def count_proof(state: MemoryState, stored: StoredSequence, num_tokens: int) -> 
 
 
 def note_progress(state: MemoryState, stored: StoredSequence, num_tokens: int) -> None:
-    """Takes in how many tokens the owner has computed since the take that no journal shows.
-
-    They prove the sequence like tokens in a journal. But what is in no journal is computed again by the next owner: a
+    """Takes in how many tokens that no journal shows the owner has computed since the take. They prove the sequence
+    like tokens in a journal. But the next owner computes them again: a
     poison request might be proved again and again, and kill at the same place. So only some owners may prove it without
     getting further than the others.
     """
