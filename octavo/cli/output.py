@@ -17,8 +17,9 @@ def print_json(data: Any, indent: int | None = None) -> None:
 
 
 def prepare_streams() -> None:
-    """Makes stdin accept any bytes and stdout any text, by escapes. A closed stream is replaced by one that leads
-    nowhere.
+    """Makes stdin accept any bytes and stdout any text, by escapes.
+
+    A closed stream is replaced by one that leads nowhere.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

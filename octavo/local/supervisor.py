@@ -105,8 +105,10 @@ class Supervisor:
         await asyncio.Event().wait()
 
     async def stop(self, grace_s: float) -> None:
-        """Ends all processes within the grace time, and kills those that have not ended by then. Processes that were
-        started together end together. They end before the processes that were started earlier, because they use those.
+        """Ends all processes within the grace time, and kills those that have not ended by then.
+
+        Processes that were started together end together. They end before the processes that were started earlier,
+        because they use those.
         """
         until = time.monotonic() + grace_s
         tasks = [*self._keepers, *([self._trimmer] if self._trimmer else [])]

@@ -108,9 +108,7 @@ class InvalidArgument(ServingError, ValueError):
         return self.metadata.get("field", "")
 
     def inside(self, path: str) -> "InvalidArgument":
-        """This error with longer paths: the message stands in the field `path`, so `n` inside `sampling` becomes
-        sampling.n.
-        """
+        """This error for a message that is the field `path` of another one: `n` becomes sampling.n."""
         first, *others = (FieldViolation(f"{path}.{field}", what) for field, what in self.violations)
         return InvalidArgument(*first, *others)
 

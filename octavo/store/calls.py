@@ -85,8 +85,7 @@ class QueueLimits:
 
     @property
     def head_start(self) -> int:
-        """How many tokens of each tenant may overtake a waiting sequence, for each class above its own: a 64th of a
-        queue. All routers of a store must use the same number.
+        """How many tokens of each tenant may overtake a waiting sequence per class above its own. Alike on all routers.
         """
         return self.max_tokens // 64
 

@@ -110,8 +110,9 @@ class StopMatcher:
         return held
 
     def _scan(self, automaton: _Automaton, text: str, armed: bool) -> int | None:
-        """Follows the text to its end, or to the character that completes a stop string. Returns the position
-        reached.
+        """Follows the text to its end, or to the character that completes a stop string.
+
+        Returns the position reached.
         """
         state, position, length = self._state, 0, len(text)
         end = None

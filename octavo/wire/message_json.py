@@ -34,9 +34,7 @@ def message_values(message: Message) -> dict[str, Any]:
 
 @cache
 def _fields(descriptor: Descriptor) -> tuple[tuple[str, Convert | None, bool], ...]:
-    """The fields of a message: for each its name, the function that makes a plain value of it, and whether it may be
-    absent.
-    """
+    """Each field: its name, the function that makes a plain value of it, and whether it may be absent."""
     return tuple((field.name, _conversion(field), field.has_presence) for field in descriptor.fields)
 
 

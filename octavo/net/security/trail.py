@@ -159,8 +159,9 @@ def is_admin_call(method: str, *, by_router: bool) -> bool:
 
 
 def printable(text: str) -> str:
-    """The text as one word of ASCII, cut where it is long. A peer may have sent anything, such as a path that looks
-    like further fields of the log line.
+    """The text as one word of ASCII, cut where it is long.
+
+    A peer may have sent anything, such as a path that looks like further fields of the log line.
     """
     return ascii(text)[1:-1].replace(" ", r"\x20")[:MAX_TEXT]
 
