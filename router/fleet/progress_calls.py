@@ -48,9 +48,9 @@ async def migrate_sequence(
     *,
     during_prefill: bool,
 ) -> MigrationReport:
-    """Has the worker move a sequence to the target, and waits until the migration is over.
+    """Asks the worker to migrate a sequence to the target, and waits for the end of the migration.
 
-    For a sequence that is moving already, this waits for that migration, whichever its target is.
+    If the sequence is migrating already, the call waits for that migration, whichever its target is.
     """
     request = worker_pb2.WorkerMigrateRequest(seq_id=seq_id, epoch=epoch, target=target, during_prefill=during_prefill)
     async with aclosing(_read_progress(stub.Migrate, request, worker_id)) as messages:

@@ -1,4 +1,4 @@
-"""Has single running sequences move to other workers with their blocks.
+"""Has single running sequences migrate to other workers with their blocks.
 
 The owner does the work, and the store decides who owns. Where a sequence changes its owner meanwhile, its record is
 read again.
