@@ -116,7 +116,7 @@ class OfflineParams:
 
     @classmethod
     def of(cls, params: SamplingParams) -> "OfflineParams":
-        """The same parameters, as an object that a program may change."""
+        """A copy of the parameters that a program may change."""
         values = {field.name: getattr(params, field.name) for field in fields(params)}
         if params.max_tokens is None:
             del values["max_tokens"]  # there None means the default

@@ -21,7 +21,7 @@ RETRY_MS = 200
 
 
 class MigrationRegistry:
-    """Begins migrations, at most `limit` at once. One that is under way is joined by every further call for it."""
+    """Begins migrations, at most `limit` at once. A further call for a migration under way joins it."""
 
     def __init__(self, worker: SourceWorker, targets: TargetPool, limit: int) -> None:
         self.targets = targets

@@ -89,7 +89,7 @@ class IncomingMigration:
 
     @property
     def num_wanted(self) -> int:
-        """How many blocks were taken for what is to come."""
+        """How many blocks were taken for the blocks that are to come."""
         held = self._blocks.held
         return len(held.wanted) + len(held.tails) if held else 0
 
@@ -122,7 +122,10 @@ class IncomingMigration:
             return MigrationReservation(self.number, secret, ttl_ms, port, wanted, held.num_blocks, tails)
 
     async def extend(self) -> list[WantedBlock]:
-        """Holds blocks for what the journals have got meanwhile. OutOfBlocks changes nothing; other errors end it."""
+        """Holds blocks for the tokens that the journals have got meanwhile.
+
+        OutOfBlocks changes nothing; other errors end the migration.
+        """
         async with self._call():
             self._open_import()
             await failpoints.reach("target.extend")

@@ -69,7 +69,7 @@ class MigrationTarget:
 
     @property
     def listener(self) -> BlockListener | None:
-        """Where blocks come in, also those that no sequence brings."""
+        """The listener by which blocks come in, also blocks that no sequence brings."""
         return self._listener
 
     @property
