@@ -85,7 +85,7 @@ class QueueLimits:
 
     @property
     def head_start(self) -> int:
-        """How many tokens of each tenant may overtake a waiting sequence per class above its own. Alike on all routers."""
+        """How many tokens of each tenant may overtake a sequence per class above its own. Alike on all routers."""
         return self.max_tokens // 64
 
     def exceeded_bound(self, all_tenants: QueueDepth, tenant: QueueDepth, cost: int) -> QueueBound:

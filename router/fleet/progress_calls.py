@@ -15,12 +15,12 @@ from octavo.request.errors import Unreachable
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.wire import statuses
 from octavo.wire.public import failure_from_wire
-from router.fleet.migration_report import MigrationReport, MoveOutcome
+from router.fleet.migration_report import MigrationEnd, MigrationReport
 
 OUTCOMES = {
-    worker_pb2.MIGRATION_OUTCOME_MOVED: MoveOutcome.MOVED,
-    worker_pb2.MIGRATION_OUTCOME_STAYED: MoveOutcome.STAYED,
-    worker_pb2.MIGRATION_OUTCOME_ENDED: MoveOutcome.ENDED,
+    worker_pb2.MIGRATION_OUTCOME_MOVED: MigrationEnd.MOVED,
+    worker_pb2.MIGRATION_OUTCOME_STAYED: MigrationEnd.STAYED,
+    worker_pb2.MIGRATION_OUTCOME_ENDED: MigrationEnd.ENDED,
 }
 
 

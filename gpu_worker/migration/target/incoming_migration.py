@@ -22,7 +22,7 @@ from gpu_worker.migration.calls.transfer_calls import (
     MigrationReservation,
 )
 from gpu_worker.migration.target.incoming_blocks import IncomingBlocks, IntakeEngine
-from gpu_worker.migration.target.moving_history import MovingHistory
+from gpu_worker.migration.target.incoming_history import IncomingHistory
 from gpu_worker.scheduling.block_exchange import BlockImport, WantedBlock
 from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail
 from gpu_worker.scheduling.state.step import BlockMemory, RunnerInfo
@@ -81,7 +81,7 @@ class IncomingMigration:
         self._listener = listener
         self._blocks = IncomingBlocks(self.number, engine, memory, listener, TTL_S, self._note_loss)
         self._on_ending = on_ending
-        self._history = MovingHistory(store, request, incarnation)
+        self._history = IncomingHistory(store, request, incarnation)
         self._hashes: list[list[BlockHash]] = []  # of each branch that goes on, as far as the journals were read
         self._lock = asyncio.Lock()
         self._calls: set[asyncio.Task[object]] = set()  # under way, and harmless to cancel

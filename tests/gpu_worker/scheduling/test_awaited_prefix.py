@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from moving_benches import MovingBench
+from migration_benches import MigrationBench
 from scheduler_bench import GREEDY
 
 from octavo.request.sampling import FinishReason
@@ -10,13 +10,13 @@ from octavo.request.sampling import FinishReason
 LONG = replace(GREEDY, max_tokens=30)
 
 
-def admit_waiting(bench: MovingBench, name: str, prompt: int = 9) -> None:
+def admit_waiting(bench: MigrationBench, name: str, prompt: int = 9) -> None:
     bench.admit(name, prompt, LONG)
     bench.sequence(name).awaits_prefix = True
 
 
 def test_it_does_not_start_and_others_overtake_it() -> None:
-    bench = MovingBench()
+    bench = MigrationBench()
     admit_waiting(bench, "a")
     assert not bench.scheduler.has_work, "a step would bring nothing"
     bench.admit("b", 9, LONG)
@@ -29,7 +29,7 @@ def test_it_does_not_start_and_others_overtake_it() -> None:
 
 
 def test_nobody_gives_up_blocks_for_it() -> None:
-    bench = MovingBench(sizes={"num_blocks": 12})
+    bench = MigrationBench(sizes={"num_blocks": 12})
     admit_waiting(bench, "a", 16)
     bench.admit("b", 16, LONG)
     bench.finish()
@@ -38,7 +38,7 @@ def test_nobody_gives_up_blocks_for_it() -> None:
 
 
 def test_it_ends_by_a_cancel_and_by_its_drop() -> None:
-    bench = MovingBench()
+    bench = MigrationBench()
     for name in ("a", "b"):
         admit_waiting(bench, name)
     bench.cancel("a")
