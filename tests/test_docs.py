@@ -215,7 +215,7 @@ def test_lines_of_prose_are_short() -> None:
 
 
 def test_wrapping_changes_only_prose() -> None:
-    prose, row, code = "- " + "a word, `a span of code`, " * 9, "| cell |" * 20, "x" * 150
+    prose, row, code = "a word, `a span of code`, " * 9, "| cell |" * 20, "x" * 150
     text = f"# A heading\n\n{prose}\n\n{row}\n\n    {code}\n\n```\n{code}\n```\n"
     assert wrap_prose.long_lines(text) == [prose]
     wrapped = wrap_prose.wrap(text)
