@@ -115,7 +115,7 @@ def admission_to_wire(admission: Admission) -> worker_pb2.Admission:
         salt=admission.salt,
         priority=admission.priority,
         deadline_in_ms=admission.deadline_in_ms,
-        alone=admission.alone,
+        alone=admission.suspect,
         prefix_owner=admission.prefix_owner or "",
         prefix_owner_tokens=admission.prefix_owner_tokens,
     )
@@ -133,13 +133,13 @@ def admission_from_wire(message: worker_pb2.Admission) -> Admission:
         salt=message.salt,
         priority=message.priority,
         deadline_in_ms=message.deadline_in_ms,
-        alone=message.alone,
+        suspect=message.alone,
         prefix_owner=Incarnation(message.prefix_owner) if message.prefix_owner else None,
         prefix_owner_tokens=message.prefix_owner_tokens,
     )
 
 
-def admission_of_record(snapshot: Snapshot, *, epoch: int, alone: bool = False, age_ms: int = 0) -> Admission:
+def admission_of_record(snapshot: Snapshot, *, epoch: int, suspect: bool = False, age_ms: int = 0) -> Admission:
     """The admission by which the owner of that epoch runs what the snapshot has, with the prompt and whole journals.
 
     `age_ms`: how long ago the snapshot was read. Its sequence has so much less time left.
@@ -155,7 +155,7 @@ def admission_of_record(snapshot: Snapshot, *, epoch: int, alone: bool = False, 
         salt=record.salt,
         priority=record.priority,
         deadline_in_ms=max(1, record.deadline_ms - snapshot.now_ms - age_ms) if record.deadline_ms else 0,
-        alone=alone,
+        suspect=suspect,
     )
 
 

@@ -21,9 +21,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpu_worker.scheduling.state.step import StepOutput, StepPlan
 from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.worker import Worker
+from gpu_worker.steps.runner import StepOutput
+from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.local.embedded import EmbeddedStore
@@ -45,10 +46,10 @@ WARM_S = 1.0
 class Waiting(FakeRunner):
     """The same token again and again, each step after `step_s`: a device computes, the process has nothing to do."""
 
-    def run(self, plan: StepPlan) -> StepOutput:
+    def run(self, step: StepInput) -> StepOutput:
         if self.step_s:
             time.sleep(self.step_s)
-        return StepOutput([7] * plan.num_branches)
+        return StepOutput([7] * len(step.sample_tokens))
 
 
 def read_steps(endpoint: str, count: Any, stop: Any, p99_ms: Any) -> None:

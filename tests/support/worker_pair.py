@@ -10,10 +10,11 @@ from typing import Any
 from accepted import accepted_sequence
 from waiting import until
 
-from gpu_worker.scheduling.state.step import StepOutput, StepPlan
 from gpu_worker.serving.process.lease import register_worker
 from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.worker import Worker, member_of
+from gpu_worker.steps.runner import StepOutput
+from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.witness_runner import WitnessRunner, witness_oracle
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.net.channel import open_channel
@@ -44,15 +45,15 @@ class CountingRunner(WitnessRunner):
         super().__init__(**options)
         self.turns = threading.Semaphore(0)
 
-    def run(self, plan: StepPlan) -> StepOutput:
-        self.num_prefill += plan.num_tokens - plan.num_decodes
-        if plan.chunks and self.gated:
+    def run(self, step: StepInput) -> StepOutput:
+        self.num_prefill += len(step.tokens) - step.num_decodes
+        if step.seats and self.gated:
             self.waits = True
             if not self.turns.acquire(timeout=PATIENCE_S):
                 raise TimeoutError("the test gives this step no turn")
             self.waits = False
-        output = super().run(plan)
-        self.num_steps += bool(plan.chunks)
+        output = super().run(step)
+        self.num_steps += bool(step.seats)
         return output
 
     def let_go(self) -> None:

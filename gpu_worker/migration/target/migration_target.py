@@ -20,7 +20,7 @@ from gpu_worker.migration.calls.transfer_calls import (
 )
 from gpu_worker.migration.target.incoming_migration import ImportEngine, IncomingMigration, unknown_ticket
 from gpu_worker.scheduling.block_exchange import WantedBlock
-from gpu_worker.scheduling.state.step import BlockMemory
+from gpu_worker.steps.runner import BlockMemory
 from octavo.net.security.tls import TlsFiles
 from octavo.process import failpoints
 from octavo.process.loop import shared

@@ -9,9 +9,8 @@ import torch
 from gpu_worker.ops import native
 from gpu_worker.sampling.native_sampler import NativeSampler
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.scheduling.state.sequence import Branch, Sequence
-from gpu_worker.scheduling.state.step import BAD_LOGITS
-from octavo.request.ids import SequenceId
+from gpu_worker.steps.runner import BAD_LOGITS
+from gpu_worker.steps.seats import Seat
 from octavo.request.limits import NUMBERS
 from octavo.request.sampling import SamplingParams
 
@@ -21,8 +20,7 @@ VOCABULARY = 300
 
 def branch_of(params):
     params = dataclasses.replace(params, seed=params.seed or 0)
-    sequence = Sequence(SequenceId("0" * 32), 1, [3, 5], params, b"")
-    return Branch(sequence, 0, [3, 5, 7, 7], 2)
+    return Seat(params, [3, 5, 7, 7], 2)
 
 
 def both(logits, branches):

@@ -260,10 +260,10 @@ def test_an_admission_has_what_the_record_says(deadline_ms):
         finishes=(FinishReason.NONE, FinishReason.STOP),
     )  # fmt: skip
     snapshot = Snapshot(record, (1, 2), ((3,), (4, 5)), now_ms=1_000)
-    admission = admission_of_record(snapshot, epoch=5, alone=True, age_ms=500)
+    admission = admission_of_record(snapshot, epoch=5, suspect=True, age_ms=500)
     assert (admission.seq_id, admission.epoch, admission.prompt) == ("a" * 32, 5, (1, 2))
     assert (admission.outputs, admission.finished_branches) == (((3,), (4, 5)), [1])
-    assert (admission.sampling, admission.salt, admission.priority, admission.alone) == (
+    assert (admission.sampling, admission.salt, admission.priority, admission.suspect) == (
         sampling_from_bytes(record.sampling),
         "s",
         2,

@@ -9,12 +9,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from waiting import until
 
-from gpu_worker.scheduling.state.step import StepOutput, StepPlan
 from gpu_worker.serving.admission import reconciler
 from gpu_worker.serving.leaving import releaser
 from gpu_worker.serving.process import program, progress_monitor
 from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.worker import Worker
+from gpu_worker.steps.runner import StepOutput
+from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from octavo.net.channel import open_channel
@@ -45,11 +46,11 @@ class Stubborn(FakeRunner):
     def close(self) -> None:
         self.closed = True
 
-    def run(self, plan: StepPlan) -> StepOutput:
+    def run(self, step: StepInput) -> StepOutput:
         if not self.go.is_set():
             self.hangs.set()
         self.go.wait(30)
-        return super().run(plan)
+        return super().run(step)
 
 
 class Life:

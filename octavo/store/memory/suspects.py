@@ -10,7 +10,7 @@ from math import ceil
 from octavo.request.ids import Incarnation
 from octavo.request.record import Record
 from octavo.store.calls import MAX_PARDONS, PROOF_TOKENS
-from octavo.store.memory.state import QUARANTINE_MS, MemoryState, Quarantine, StoredSequence
+from octavo.store.memory.state import TRIAL_MS, MemoryState, StoredSequence, Trial
 
 MIN_CRASHES = 3  # so many crashes fail a sequence where no other worker dies
 MAX_CRASHES = 12  # and so many wherever
@@ -24,7 +24,7 @@ MAX_OCCUPIED_MS = 10_000  # how long a suspect waits, in all, for workers that r
 def judge_death(state: MemoryState, record: Record) -> bool:
     """Judges the death of the owner, once. Returns whether it was the one too many for this sequence.
 
-    It never is where the owner was not told to run the sequence alone: another sequence may have killed the owner. How
+    It never is where the owner was not told to run the sequence in a trial: another one may have killed the owner. How
     many crashes fail a sequence may have become fewer since the owner was told.
     """
     if record.owner in record.suspects:
@@ -33,7 +33,7 @@ def judge_death(state: MemoryState, record: Record) -> bool:
     if not is_blamed(state, record):
         return False
     count_crash(state, record)
-    if not (record.alone and is_poison(state, record)):
+    if not (record.alone and is_to_blame(state, record)):
         return False
     explain_deaths(state, record)
     return True
@@ -61,11 +61,11 @@ def explain_deaths(state: MemoryState, record: Record) -> None:
 def is_blamed(state: MemoryState, record: Record) -> bool:
     """Whether the death of its owner counts against the sequence.
 
-    It does not if another suspect had begun to run alone there. Of a suspect, it counts only if the owner announced
+    It does not if the trial of another suspect had begun there. Of a suspect, it counts only if the owner announced
     that it begins to run the sequence: an owner that was dead when it was given the sequence proves nothing.
     """
     announced = record.crashes == 0 or record.announced == record.epoch
-    other = quarantine_of_another(state, record.owner, record)
+    other = trial_of_another(state, record.owner, record)
     return announced and not (other and other.begun)
 
 
@@ -77,7 +77,7 @@ def count_crash(state: MemoryState, record: Record) -> None:
 
 
 def num_own_deaths(state: MemoryState, record: Record) -> int:
-    """How many crashes count against the sequence: the crashes that no other poison request explains."""
+    """How many crashes count against the sequence: those that no suspect has explained."""
     return sum(state.deaths.get(owner, 0) >= 0 for owner in record.suspects)
 
 
@@ -92,39 +92,39 @@ def crashes_needed(state: MemoryState, record: Record) -> int:
     return min(MAX_CRASHES, MIN_CRASHES + ceil(num_other_deaths(state, record) / OTHERS_PER_CRASH))
 
 
-def is_poison(state: MemoryState, record: Record) -> bool:
+def is_to_blame(state: MemoryState, record: Record) -> bool:
     return num_own_deaths(state, record) >= crashes_needed(state, record)
 
 
-def runs_alone(state: MemoryState, record: Record) -> bool:
-    """Whether the next crash would fail the sequence: it runs alone, so that it alone can be blamed."""
+def needs_trial(state: MemoryState, record: Record) -> bool:
+    """Whether the next crash would fail the sequence: it runs in a trial, so that no other one can be blamed."""
     return num_own_deaths(state, record) >= crashes_needed(state, record) - 1
 
 
 def is_occupied(state: MemoryState, record: Record, worker: Incarnation, waited_ms: int) -> bool:
-    """Whether a sequence that is to run alone must look for another worker, because this one runs another suspect.
+    """Whether a suspect must look for another worker, because this one has the trial of another.
 
     No sequence waits longer than MAX_OCCUPIED_MS for that.
     """
-    must_not_share = runs_alone(state, record) and runs_another_suspect(state, worker, record)
+    must_not_share = needs_trial(state, record) and runs_another_suspect(state, worker, record)
     return must_not_share and waited_ms < MAX_OCCUPIED_MS
 
 
 def runs_another_suspect(state: MemoryState, worker: Incarnation, record: Record) -> bool:
-    """Whether this worker is to run another suspect alone."""
-    return quarantine_of_another(state, worker, record) is not None
+    """Whether this worker has the trial of another suspect."""
+    return trial_of_another(state, worker, record) is not None
 
 
-def quarantine_of_another(state: MemoryState, worker: Incarnation, record: Record) -> Quarantine | None:
-    """The quarantine of another suspect on this worker. If the worker dies once it has begun, that one is blamed."""
-    other = state.quarantine.get(worker)
+def trial_of_another(state: MemoryState, worker: Incarnation, record: Record) -> Trial | None:
+    """The trial of another suspect on this worker. If the worker dies once it has begun, that one is blamed."""
+    other = state.trials.get(worker)
     return other if other and other.seq_id != record.seq_id and other.until_ms > state.now_ms() else None
 
 
-def begin_quarantine(state: MemoryState, record: Record, *, begun: bool) -> None:
-    """Notes that the owner is to run the sequence alone, if it is; `begun`: the owner has announced that it does."""
+def begin_trial(state: MemoryState, record: Record, *, begun: bool) -> None:
+    """Notes that the owner has the trial of the sequence, if it has; `begun`: the owner has announced that it runs."""
     if record.alone:
-        state.quarantine[record.owner] = Quarantine(record.seq_id, state.now_ms() + QUARANTINE_MS, begun)
+        state.trials[record.owner] = Trial(record.seq_id, state.now_ms() + TRIAL_MS, begun)
 
 
 def count_proof(state: MemoryState, stored: StoredSequence, num_tokens: int) -> None:
@@ -137,9 +137,9 @@ def count_proof(state: MemoryState, stored: StoredSequence, num_tokens: int) -> 
 def note_progress(state: MemoryState, stored: StoredSequence, num_tokens: int) -> None:
     """Takes in how many tokens that no journal shows the owner has computed since the take.
 
-    They prove the sequence like tokens in a journal. But the next owner computes them again: a poison request might be
-    proved again and again, and kill at the same place. So only some owners may prove it without getting further than
-    the others.
+    They prove the sequence like tokens in a journal. But the next owner computes them again: a suspect might be proved
+    again and again, and kill at the same place. So only some owners may prove it without getting further than the
+    others.
     """
     proves = stored.record.crashes > 0 and num_tokens >= PROOF_TOKENS
     if num_tokens >= stored.best + PROOF_TOKENS:
@@ -152,7 +152,7 @@ def note_progress(state: MemoryState, stored: StoredSequence, num_tokens: int) -
 
 
 def clear_crashes(state: MemoryState, stored: StoredSequence) -> None:
-    state.release_quarantine(stored)
+    state.end_trial(stored)
     record = stored.record
     record.crashes, record.suspects, record.first_crash_ms = 0, (), 0
     state.note(stored, "proved", record.owner)
