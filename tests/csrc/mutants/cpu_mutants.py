@@ -58,13 +58,13 @@ MUTANTS = {
         ATTENTION,
     ),
     "pairs of values the wrong way round": Mutant(
-        "cpu/attention/halves.inl", "to[2 * i] = first.x[i];", "to[2 * i] = second.x[i];", EMULATED, TILES
+        "cpu/attention/bf16_pairs.inl", "to[2 * i] = first.x[i];", "to[2 * i] = second.x[i];", EMULATED, TILES
     ),
     "tiles of the lower rows forgotten": Mutant(
-        "cpu/attention/halves.inl", "f.rows > 16 ?", "f.rows > 31 ?", EMULATED, TILES
+        "cpu/attention/bf16_pairs.inl", "f.rows > 16 ?", "f.rows > 31 ?", EMULATED, TILES
     ),
     "tiles that do not go on from what is there": Mutant(
-        "cpu/attention/halves.inl", "if (kHigh && f.add) {", "if (kHigh && false) {", EMULATED, TILES
+        "cpu/attention/bf16_pairs.inl", "if (kHigh && f.add) {", "if (kHigh && false) {", EMULATED, TILES
     ),
     "row sum not rescaled": Mutant(
         "cpu/attention/scores.inl",
