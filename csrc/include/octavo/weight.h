@@ -20,7 +20,7 @@ namespace octavo {
 enum class Format : std::uint8_t { kF32, kF16, kBF16, kQ8, kQ4, kQ4Mins, kBf16Pairs };
 
 // What a product rounds its inputs to: nothing, 15 bits of the largest of 32 neighbours, or bfloat16.
-enum class Rounding : std::uint8_t { kNone, kDigits, kBf16Pairs };
+enum class Rounding : std::uint8_t { kNone, kDigits, kBf16 };
 
 constexpr std::int64_t kGroupRows = 16;
 constexpr std::int64_t kBlock = 32;

@@ -68,8 +68,8 @@ MUTANTS = {
     ),
     "row sum not rescaled": Mutant(
         "cpu/attention/scores.inl",
-        "multiply_row(totals, Lanes::kCount, drop)",
-        "multiply_row(totals, Lanes::kCount, Lanes::set(1.0F))",
+        "store8(totals, mul8(load8(totals), Lanes::low(drop)))",
+        "store8(totals, load8(totals))",
         GENERIC,
         ATTENTION,
     ),
@@ -114,7 +114,7 @@ MUTANTS = {
         LINEAR,
     ),
     "repacked into the wrong row": Mutant(
-        "cpu/weight.cpp", "numbers + lane * 4}", "numbers + (kGroupRows - 1 - lane) * 4}", ("cpu/weight.cpp",), LINEAR
+        "cpu/weight.cpp", "numbers + place * 4}", "numbers + (kGroupRows - 1 - place) * 4}", ("cpu/weight.cpp",), LINEAR
     ),
     "bfloat16 truncated, not rounded": Mutant(
         "cpu/half.h", "(bits + 0x7fffU + (bits >> 16 & 1U)) >> 16", "bits >> 16", GENERIC, "test_rows.py -k generic"
