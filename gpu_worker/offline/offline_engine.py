@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from tqdm import tqdm
 
 from gpu_worker.blocks.cost_model import CostModel
+from gpu_worker.engine.command_port import CommandPort
 from gpu_worker.engine.engine import BLOCKED_ROUND_S, Engine
+from gpu_worker.engine.loop_control import LoopControl
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.offline.interrupt_guard import InterruptGuard
 from gpu_worker.offline.offline_request import OfflineRequest
@@ -41,7 +43,8 @@ class OfflineEngine:
         self.scheduler = Scheduler(self.workload, costs, budget)
         times = StepTimes(costs, budget, self._info.bytes_per_block)
         # It is never started: its steps run in the caller's thread.
-        self.loop = Engine(self.scheduler, self._runner, times, on_deltas=lambda _: None)
+        port = CommandPort(self.scheduler)
+        self.loop = Engine(port, LoopControl(port), self.scheduler, self._runner, times, on_deltas=lambda _: None)
 
     def run(self, requests: Sequence[OfflineRequest], bar: tqdm, guard: InterruptGuard) -> None:
         """Runs all requests to their ends, and shows it on the bar. After an exception, it has started anew.

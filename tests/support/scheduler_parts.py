@@ -4,7 +4,9 @@ import time
 from collections.abc import Callable
 
 from gpu_worker.blocks.cost_model import CostModel
+from gpu_worker.engine.command_port import CommandPort
 from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.loop_control import LoopControl
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
@@ -24,6 +26,8 @@ class SchedulerParts:
         self.costs, self.budget = CostModel(), StepBudget(config, info.block_size)
         self.scheduler = Scheduler(self.workload, self.costs, self.budget, clock)
         self.times = StepTimes(self.costs, self.budget, info.bytes_per_block)
+        self.port = CommandPort(self.scheduler)
+        self.control = LoopControl(self.port)
 
     def load(self) -> Load:
         return Load.of(self.workload)
@@ -33,4 +37,4 @@ class SchedulerParts:
 
     def engine(self, runner: Runner, on_deltas: Callable[[StepDeltas], None], **options: object) -> Engine:
         """An engine that drives the scheduler; it has not started."""
-        return Engine(self.scheduler, runner, self.times, on_deltas, **options)  # type: ignore[arg-type]
+        return Engine(self.port, self.control, self.scheduler, runner, self.times, on_deltas, **options)  # type: ignore[arg-type]

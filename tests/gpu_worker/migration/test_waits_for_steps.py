@@ -33,7 +33,9 @@ class GatedPair:
 
     def __init__(self, pair: WorkerPair) -> None:
         self.pair, self.a, self.b = pair, pair.a, pair.b
-        self.freezes = CallCount(pair.a.worker.engine_client, "freeze_and_pin")  # each posts its command at once
+        self.freezes = CallCount(
+            pair.a.worker.migrations._worker.blocks, "freeze_and_pin"
+        )  # each posts its command at once
         self.followers: list[tuple[Follower, tuple[int, ...]]] = []
 
     async def begin(self, count: int) -> None:

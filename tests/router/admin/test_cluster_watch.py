@@ -62,7 +62,7 @@ async def test_a_worker_tells_where_its_time_and_its_prefixes_went(world):
     await world.start()
     for _ in range(2):
         await world.client().complete(PROMPT, GREEDY)
-    report = world.workers[0].engine_client.report
+    report = world.workers[0].watch.report
     link = next(iter(world.routers[0].pool.links.values()))
     await world.until(lambda: link.load.num_steps == 20)
     [worker] = (await view_of(world.routers[0])).workers

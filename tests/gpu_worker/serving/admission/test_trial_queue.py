@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from scheduler_parts import SchedulerParts
+from served_worker import admissions_of
 
+from gpu_worker.journal.journal_writer import JournalWriter
+from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.step import StepDeltas, StepOutput, StepPlan
+from gpu_worker.scheduling.state.step import StepOutput, StepPlan
 from gpu_worker.serving.admission import trial_queue
 from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
-from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.journal.journal_writer import JournalWriter
-from gpu_worker.serving.journal.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation, SequenceId
@@ -73,20 +73,14 @@ class Bench:
     def __init__(self) -> None:
         self.runner, self.store = NotingRunner(), SlowStore()
         self.parts = SchedulerParts(SchedulerConfig(max_batch_tokens=64, max_batch_sequences=8), self.runner.info)
-        loop = asyncio.get_running_loop()
-
-        def on_deltas(result: StepDeltas) -> None:
-            loop.call_soon_threadsafe(self.journal_writer.submit_deltas, result)
-
-        self.engine = self.parts.engine(self.runner, on_deltas, idle_round_s=0.01)
-        self.publisher = StepPublisher()
-        self.engine_client = EngineClient(
-            self.engine, self.parts.workload, self.parts.budget, self.publisher, OwnershipAnnouncer(self.store, OWNER)
-        )
-        self.journal_writer = JournalWriter(self.store, OWNER, self.publisher, self.engine_client)
+        self.publisher, self.port = StepPublisher(), self.parts.port
+        self.journal_writer = JournalWriter(self.store, OWNER, self.publisher, self.port, self.parts.control)
+        self.engine = self.parts.engine(self.runner, self.journal_writer.submit_soon, idle_round_s=0.01)
+        self.admissions = admissions_of(self.parts, self.publisher, OwnershipAnnouncer(self.store, OWNER))
+        self.trials = self.admissions._trials
         self.task = asyncio.create_task(self.journal_writer.run())
         self.engine.start()
-        self.engine.grant_steps(0)
+        self.engine.control.grant_steps(0)
 
     @property
     def steps(self) -> list[set[str]]:
@@ -95,7 +89,7 @@ class Bench:
     async def admit(self, name: str, max_tokens: int = 15_000, **more) -> AdmissionOutcome:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, seed=1, best_of=1, ignore_eos=True)
         fields = {"seq_id": id_of(name), "epoch": 1, "prompt": [ord(name[0])] * 5, "sampling": params, **more}
-        return (await self.engine_client.admit(Admission(**fields), "")).outcome
+        return (await self.admissions.admit(Admission(**fields), "")).outcome
 
     async def suspect(self, name: str, **more) -> AdmissionOutcome:
         return await self.admit(name, alone=True, epoch=4, **more)
@@ -117,7 +111,7 @@ class Bench:
 
     async def close(self) -> None:
         await asyncio.to_thread(self.engine.stop)
-        self.engine_client.trials.stop()
+        self.trials.stop()
         self.task.cancel()
 
 
@@ -224,7 +218,7 @@ async def test_a_suspect_that_is_cancelled_before_its_turn_is_not_announced(benc
     await bench.suspect("first")
     await bench.until_announced("first")
     await bench.suspect("second")
-    bench.engine_client.cancel([(id_of("second"), 4)])
+    bench.admissions.cancel([(id_of("second"), 4)])
     bench.store.may_announce.set()
     await bench.until_in_step("first", "other")
     assert bench.store.announced == ["first"]
@@ -237,7 +231,7 @@ async def test_others_go_on_after_a_suspect_that_has_another_owner(bench: Bench,
     await bench.until_in_step("suspect")
     if how == "released":
         sequence_log = bench.publisher.logs[id_of("suspect")]
-        bench.engine_client.drop(sequence_log.sequence)
+        bench.port.tell(lambda scheduler: scheduler.drop(sequence_log.sequence))
         bench.publisher.release_log(sequence_log)
     else:
         await bench.admit("suspect", epoch=6)
@@ -252,13 +246,14 @@ async def test_a_suspect_that_was_lost_without_a_word_stops_nobody_for_ever(
     bench.store.may_append.clear()
     await bench.suspect("suspect")
     await bench.until_in_step("suspect")
-    bench.engine_client.drop(bench.publisher.logs[id_of("suspect")].sequence)
+    suspect = bench.publisher.logs[id_of("suspect")].sequence
+    bench.port.tell(lambda scheduler: scheduler.drop(suspect))
     await bench.until_in_step("other")
 
 
 async def test_without_a_store_a_suspect_runs_alone_all_the_same() -> None:
     bench = Bench()
-    bench.engine_client.trials._announcer = None
+    bench.trials._announcer = None
     await bench.admit("other")
     await bench.suspect("suspect")
     await bench.until_in_step("suspect")

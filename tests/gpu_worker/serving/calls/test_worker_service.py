@@ -7,8 +7,8 @@ import grpc
 import pytest
 from worker_service import ADMITTED, Service, StepCall, admission, tokens_of
 
+from gpu_worker.journal import step_subscription
 from gpu_worker.serving.calls import step_handler
-from gpu_worker.serving.journal import step_subscription
 from gpu_worker.testing.fake_runner import fake_oracle
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.request import errors
@@ -20,7 +20,7 @@ from octavo.wire import statuses
 async def service() -> AsyncIterator[Service]:
     made = Service()
     await made.start()
-    made.service.serve_engine(made.engine_client)
+    made.service.serve(made.served)
     yield made
     await made.stop()
 
@@ -45,13 +45,13 @@ async def test_a_worker_that_still_loads_says_so_to_every_call():
         assert isinstance(error, errors.Loading)
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert error.retry_after_ms > 0
-    made.service.serve_engine(made.engine_client)
+    made.service.serve(made.served)
     assert (await made.stub.Hello(worker_pb2.HelloRequest())).model == "fake"
     await made.stop()
 
 
 async def test_a_stopping_worker_takes_nothing_and_goes_on(service):
-    service.service.draining = True
+    service.watch.draining = True
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await service.schedule(admission())
     assert isinstance(statuses.error_from(raised.value), errors.Draining)
@@ -94,14 +94,14 @@ async def test_a_half_close_without_finite_grants_ends_at_once(service):
 
 
 async def test_pause_ends_streams_that_wait_for_steps_which_will_not_come(service):
-    service.engine.hold_steps(True)  # as while the store is away
+    service.engine.control.hold_steps(True)  # as while the store is away
     waiting = await (await service.step().open("r1")).grant(100)
     end = asyncio.create_task(waiting.rest())
     await service.until(lambda: any(stream.num_awaited == 100 for stream in service.publisher.subscriptions.values()))
     assert not end.done()
     await service.step().send(pause=worker_pb2.Pause())
     assert await end == []
-    service.engine.hold_steps(False)
+    service.engine.control.hold_steps(False)
     await service.schedule(admission())
     await asyncio.sleep(0.05)
     assert service.engine.times.num_steps == 0
@@ -109,12 +109,12 @@ async def test_pause_ends_streams_that_wait_for_steps_which_will_not_come(servic
 
 async def test_a_grant_outlives_its_stream(service):
     assert await service.schedule(admission(max_tokens=5)) == [ADMITTED]
-    service.engine.hold_steps(True)
+    service.engine.control.hold_steps(True)
     dying = await service.step().grant(6)
     await service.until(lambda: any(stream.num_awaited for stream in service.publisher.subscriptions.values()))
     dying.call.cancel()
     await service.until(lambda: not service.publisher.subscriptions)
-    service.engine.hold_steps(False)
+    service.engine.control.hold_steps(False)
     await service.until(lambda: service.engine.times.num_steps == 6)
     assert not service.publisher.logs
     assert len(await (await service.step().grant(1)).rest()) == 1  # and its steps are not taken for another's
@@ -303,7 +303,7 @@ async def test_a_worker_that_drains_holds_no_sequence_by_a_swap(service):
         return (await service.stub.Swap(worker_pb2.SwapRequest(items=[item]))).results[0]
 
     assert (await swap(0, worker_pb2.SWAP_OPERATION_OUT)).num_blocks
-    service.service.draining = True
+    service.watch.draining = True
     assert (await swap(1, worker_pb2.SWAP_OPERATION_OUT)).failure.reason == "DRAINING"
     assert (await swap(0, worker_pb2.SWAP_OPERATION_IN)).num_blocks
     assert (await swap(1, worker_pb2.SWAP_OPERATION_DROP)).num_blocks
@@ -333,4 +333,4 @@ async def test_watch_sends_a_snapshot_then_what_changes_and_the_load(service):
     assert len(hashes) == (3 + 20 - 1) // 4
     assert message.load.step_ms > 0
     watch.cancel()
-    await service.until(lambda: not service.engine_client.watchers._watchers)
+    await service.until(lambda: not service.watch.watchers._watchers)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from waiting import until
 
+from gpu_worker.migration.source.departures import Departures
 from gpu_worker.migration.source.migration_progress import MigrationOutcome
 from gpu_worker.migration.source.migration_registry import MigrationRegistry
 from gpu_worker.scheduling.freezer import PromptProgress
@@ -44,9 +45,9 @@ class Scene:
             return None
 
         worker = SimpleNamespace(
-            publisher=self.publisher, engine=self.engine, connections=SimpleNamespace(close=close), incarnation="a"
+            publisher=self.publisher, blocks=self.engine, connections=SimpleNamespace(close=close), incarnation="a"
         )
-        self.registry = MigrationRegistry(worker, SimpleNamespace(), 4)
+        self.registry = MigrationRegistry(worker, SimpleNamespace(), Departures(SimpleNamespace()), 4)
         self.mover = SequenceMover(self.registry, self.publisher)
 
     def admit(self, epoch: int) -> None:

@@ -100,7 +100,7 @@ class Life:
         item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=sampling_to_wire(params))
         item.prompt.ids.extend([1, 2, 3])
         await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
-        self.worker.engine.grant_steps(steps)
+        self.worker.engine.control.grant_steps(steps)
 
     async def tokens(self) -> int:
         snapshot = await self.store.read(SEQ, from_indexes=[0])
@@ -191,7 +191,7 @@ async def test_tokens_gather_as_the_settings_say():
     try:
         await life.run_something(max_tokens=41, steps=1)
         await until(lambda: sizes)  # the first token does not wait for others
-        life.worker.engine.grant_steps(0)
+        life.worker.engine.control.grant_steps(0)
         await until(lambda: life.is_in_state(SequenceState.DONE))
     finally:
         await life.end()
@@ -293,7 +293,7 @@ async def test_a_runner_is_closed_after_its_last_step_only(life):
 async def test_a_scheduler_that_fails_ends_the_process(life):
     await until(life.serving)
     life.worker.scheduler.plan = lambda: 1 // 0
-    life.worker.engine.grant_steps(1)
+    life.worker.engine.control.grant_steps(1)
     await until(lambda: life.ended)
     assert "loop" in life.ended[0]
 

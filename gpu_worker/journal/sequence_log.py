@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from gpu_worker.journal.step_subscription import StepSubscription
 from gpu_worker.scheduling.state.sequence import Sequence
 from gpu_worker.scheduling.state.step import Delta
-from gpu_worker.serving.journal.step_subscription import StepSubscription
 from octavo.request.errors import Failure
 from octavo.request.hashing import extend_chain
 from octavo.request.ids import SequenceId

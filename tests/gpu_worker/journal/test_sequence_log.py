@@ -2,9 +2,9 @@
 
 from sequences import new_sequence
 
+from gpu_worker.journal.sequence_log import SequenceLog
 from gpu_worker.scheduling.state.sequence import CarriedScores
 from gpu_worker.scheduling.state.step import Delta
-from gpu_worker.serving.journal.sequence_log import SequenceLog
 from octavo.request.errors import HistoryLost, RunnerFailed
 from octavo.request.hashing import extend_chain, prompt_chain
 from octavo.request.sampling import FinishReason, SamplingParams, TokenScore

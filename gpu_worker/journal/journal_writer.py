@@ -9,13 +9,14 @@ the store answers, so that a worker that dies costs at most about that many comp
 import asyncio
 import logging
 import time
-from typing import Protocol
 
+from gpu_worker.engine.command_port import CommandPort
+from gpu_worker.engine.loop_control import LoopControl
+from gpu_worker.journal.pending_items import AppendPolicy, BranchRun, DeltaBatch, PendingDeltas, join_runs
+from gpu_worker.journal.sequence_log import SequenceLog
+from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.scheduling.state.sequence import Sequence
 from gpu_worker.scheduling.state.step import StepDeltas
-from gpu_worker.serving.journal.pending_deltas import AppendPolicy, BranchRun, DeltaBatch, PendingDeltas, join_runs
-from gpu_worker.serving.journal.sequence_log import SequenceLog
-from gpu_worker.serving.journal.step_publisher import StepPublisher
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import CALL_BOUNDS
 from octavo.process.retry import until_answered
@@ -39,15 +40,6 @@ REFUSALS = {
 }
 
 
-class EngineControl(Protocol):
-    """What the journal writer asks of the engine, by its client. A sequence that was replaced is left alone."""
-
-    def hold_steps(self, held: bool) -> None: ...
-    def drop(self, sequence: Sequence) -> None: ...
-    def cancel_one(self, sequence: Sequence) -> None: ...
-    def end_branch(self, sequence: Sequence, branch: int) -> None: ...
-
-
 class JournalWriter:
     """Appends the tokens of each step to the store, in order, and publishes those that the store has accepted."""
 
@@ -56,7 +48,8 @@ class JournalWriter:
         store: Store | None,
         owner: Incarnation,
         publisher: StepPublisher,
-        control: EngineControl,
+        port: CommandPort,
+        control: LoopControl,
         policy: AppendPolicy = AppendPolicy(),  # noqa: B008  frozen: one for all
         window_steps: int = WINDOW_STEPS,
     ) -> None:
@@ -67,9 +60,11 @@ class JournalWriter:
         self._store = store
         self._owner = owner
         self._publisher = publisher
+        self._port = port
         self._control = control
         self._window = window_steps
         self._pending = PendingDeltas(policy)
+        self._loop = asyncio.get_running_loop()
         self._progress: dict[Sequence, int] = {}  # of beam searches, which the store is to be told
         self._wake = asyncio.Event()
         self._num_submitted = self._num_settled = 0  # StepDeltas so far
@@ -78,6 +73,10 @@ class JournalWriter:
         self.append_times = Histogram(CALL_BOUNDS)  # in seconds, until the store has answered
         self.num_tokens = 0  # that the journal has accepted
         self.num_fenced = 0  # appends that the store has refused
+
+    def submit_soon(self, result: StepDeltas) -> None:
+        """What the engine's thread does with each result."""
+        self._loop.call_soon_threadsafe(self.submit_deltas, result)
 
     def submit_deltas(self, result: StepDeltas) -> None:
         """Adds the deltas of a step to those that wait for the store. Only the event loop may call this."""
@@ -138,7 +137,7 @@ class JournalWriter:
         if sequence_log.gone:
             return
         if status is AppendStatus.OK_CANCEL:
-            self._control.cancel_one(sequence)
+            self._port.tell(lambda scheduler: scheduler.cancel(sequence))
         elif status is not AppendStatus.OK:
             self._drop(sequence_log, status)
         sequence_log.note_progress(num_tokens)
@@ -171,9 +170,9 @@ class JournalWriter:
                 self.num_tokens += len(delta.token_ids)
                 self._publisher.publish_delta(sequence_log, delta)
             if reply.status == AppendStatus.OK_CANCEL and not run.deltas[-1].finish:
-                self._control.cancel_one(sequence_log.sequence)
+                self._port.tell(lambda scheduler: scheduler.cancel(sequence_log.sequence))
         elif reply.status == AppendStatus.CLOSED:
-            self._control.end_branch(sequence_log.sequence, run.branch_index)
+            self._port.tell(lambda scheduler: scheduler.end_branch(sequence_log.sequence, run.branch_index))
             self._publisher.end_branch(sequence_log, run.branch_index)
         elif reply.status in BROKEN:
             await self._give_up(sequence_log, reply.status)
@@ -184,7 +183,7 @@ class JournalWriter:
         """Runs a sequence no further: the store has given it to another worker, or has ended or lost it."""
         self.num_fenced += status is AppendStatus.FENCED
         log.warning("sequence %s: refused at epoch %d: %s", sequence_log.seq_id, sequence_log.epoch, REFUSALS[status])
-        self._control.drop(sequence_log.sequence)
+        self._port.tell(lambda scheduler: scheduler.drop(sequence_log.sequence))
         self._publisher.forget_log(sequence_log)
 
     async def _mend(self, run: BranchRun, length: int) -> AppendReply:
@@ -201,7 +200,7 @@ class JournalWriter:
         seq_id = sequence_log.seq_id
         log.error("journal of %s says %s: history cannot be trusted", seq_id, status)
         failure = HistoryLost("the journal does not continue what this worker computed").failure()
-        self._control.drop(sequence_log.sequence)
+        self._port.tell(lambda scheduler: scheduler.drop(sequence_log.sequence))
         ended = True
         if (store := self._store) is not None:
             end = Finish(seq_id, FinishReason.ERROR, failure=failure.to_json(), epoch=sequence_log.epoch)

@@ -6,14 +6,16 @@ A StepPublisher lives on the event loop.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import TypeVar
 
+from gpu_worker.engine.step_times import StepTimes
+from gpu_worker.journal.sequence_log import SequenceLog
+from gpu_worker.journal.sequence_tracer import SequenceTracer
+from gpu_worker.journal.step_subscription import MovedSequence, StepMessage, StepSubscription
 from gpu_worker.scheduling.state.sequence import Sequence
 from gpu_worker.scheduling.state.step import Delta, StepDeltas, SubscriptionId
-from gpu_worker.serving.journal.sequence_log import SequenceLog
-from gpu_worker.serving.journal.step_subscription import MovedSequence, StepMessage, StepSubscription
 from octavo.request.errors import Failure
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.step_item import StepItem
@@ -31,14 +33,15 @@ class StepPublisher:
     The tokens of `interval` steps are sent together. First tokens and ends are sent at once.
     """
 
-    def __init__(self, interval: int = 1) -> None:
+    def __init__(self, interval: int = 1, times: StepTimes | None = None, tracer: SequenceTracer | None = None) -> None:
+        """`times` know when the first step of a sequence began, and `tracer` is told where its log ends."""
         self.logs: dict[SequenceId, SequenceLog] = {}
         self.num_prompt_tokens = 0  # of the sequences that have brought their first token here; histories count, too
-        self.start_of: Callable[[SequenceId, int], float | None] = lambda seq_id, epoch: None  # by time.perf_counter
         self.num_hit_tokens = 0  # of these, what the prefix cache had
         self.subscriptions: dict[SubscriptionId, StepSubscription] = {}
-        self.on_forgotten: Callable[[SequenceLog], None] = lambda sequence_log: None  # nothing more is published of it
         self._interval = interval
+        self._times = times
+        self._tracer = tracer
         self._routers: dict[str, StepSubscription] = {}
         self._observers: set[StepSubscription] = set()
         self._ended_epochs: OrderedDict[SequenceId, int] = OrderedDict()
@@ -123,7 +126,7 @@ class StepPublisher:
     ) -> SequenceLog:
         """Opens the log of an admitted sequence, which the given router follows.
 
-        Another log of this sequence, of the same or an older epoch, is forgotten. (EngineClient admits a sequence
+        Another log of this sequence, of the same or an older epoch, is forgotten. (`Admissions` admits a sequence
         anew at the same epoch only after the older log is gone.)
         """
         self.forget_before(sequence.seq_id, sequence.epoch + 1)
@@ -154,8 +157,8 @@ class StepPublisher:
 
     def forget_log(self, sequence_log: SequenceLog) -> None:
         """Publishes nothing more of this log. Its followers are told nothing: they learn the reason from the store."""
-        if not sequence_log.gone:
-            self.on_forgotten(sequence_log)
+        if self._tracer is not None and not sequence_log.gone:
+            self._tracer.end(sequence_log)
         sequence_log.forget()
         if self.logs.get(sequence_log.seq_id) is sequence_log:
             del self.logs[sequence_log.seq_id]
@@ -210,7 +213,8 @@ class StepPublisher:
         if delta.cached_tokens is not None:
             self.num_prompt_tokens += len(delta.sequence.prompt)
             self.num_hit_tokens += delta.cached_tokens
-            start = self.start_of(sequence_log.seq_id, sequence_log.epoch)
+            times, key = self._times, (sequence_log.seq_id, sequence_log.epoch)
+            start = times.forget_start(*key) if times is not None else None
             item.prefill_ms = None if start is None else round(1000 * (time.perf_counter() - start))
         self._add_item(sequence_log, item)
         if delta.finish:

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from gpu_worker.journal.sequence_log import SequenceLog
 from gpu_worker.scheduling.state.sequence import Sequence
 from gpu_worker.scheduling.state.step import Delta, StepDeltas
-from gpu_worker.serving.journal.sequence_log import SequenceLog
 from octavo.store.calls import AppendItem
 
 TIMER_S = 0.001  # nothing waits for less than this: a timer may end too early by a rounding error

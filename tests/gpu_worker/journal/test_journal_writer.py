@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 import pytest
 from sequences import new_sequence
 
+from gpu_worker.journal.journal_writer import JournalWriter
+from gpu_worker.journal.pending_items import AppendPolicy, PendingDeltas
+from gpu_worker.journal.step_publisher import StepPublisher
+from gpu_worker.journal.step_subscription import StepSubscription
 from gpu_worker.scheduling.state.sequence import CarriedScores, Sequence
 from gpu_worker.scheduling.state.step import BeamProgress, Delta, StepDeltas, SubscriptionId
-from gpu_worker.serving.journal.journal_writer import JournalWriter
-from gpu_worker.serving.journal.pending_deltas import AppendPolicy, PendingDeltas
-from gpu_worker.serving.journal.step_publisher import StepPublisher
-from gpu_worker.serving.journal.step_subscription import StepSubscription
 from octavo.request.errors import StoreUnavailable
 from octavo.request.hashing import extend_chain, prompt_chain
 from octavo.request.ids import Incarnation, SequenceId

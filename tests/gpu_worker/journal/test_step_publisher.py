@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sequences import new_sequence
 
-from gpu_worker.scheduling.state.step import Delta, StepDeltas
-from gpu_worker.serving.journal.step_publisher import MAX_STEP_ITEMS, StepPublisher
-from gpu_worker.serving.journal.step_subscription import (
+from gpu_worker.journal.step_publisher import MAX_STEP_ITEMS, StepPublisher
+from gpu_worker.journal.step_subscription import (
     MAX_JOINED_ITEMS,
     MAX_JOINED_MESSAGES,
     MAX_PENDING_MESSAGES,
@@ -17,6 +16,7 @@ from gpu_worker.serving.journal.step_subscription import (
     StepMessage,
     StepSubscription,
 )
+from gpu_worker.scheduling.state.step import Delta, StepDeltas
 from octavo.request.errors import HistoryLost
 from octavo.request.hashing import extend_chain, prompt_chain
 from octavo.request.ids import Incarnation, SequenceId
