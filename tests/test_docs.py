@@ -213,7 +213,7 @@ def test_no_noun_is_defined_twice() -> None:
 @pytest.mark.parametrize(
     ("name", "noun", "known"),
     [
-        ("EngineClient", "client", True),
+        ("TransferClient", "client", True),
         ("PendingDispatches", "dispatches", True),
         ("GptConfig2", "config2", False),
         ("FrontDesk", "desk", False),

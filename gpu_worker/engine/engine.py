@@ -14,7 +14,7 @@ from gpu_worker.engine.command_port import CommandPort
 from gpu_worker.engine.loop_control import UNLIMITED, LoopControl
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.state.step import Runner, StepDeltas, StepOutput, StepPlan, SwapAnswer, SwapOperation
+from gpu_worker.scheduling.state.step import Runner, StepItems, StepOutput, StepPlan, SwapAnswer, SwapOperation
 from octavo.request.errors import RunnerFailed
 from octavo.request.ids import SequenceId
 
@@ -36,17 +36,17 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         times: StepTimes,
-        on_deltas: Callable[[StepDeltas], None],
+        on_items: Callable[[StepItems], None],
         on_progress: Iterable[Callable[[], None]] = (),
         idle_round_s: float = IDLE_ROUND_S,
     ) -> None:
-        """On its thread `on_deltas` gets what a step has brought, and each `on_progress` is called after each round."""
+        """On its thread `on_items` gets what a step has brought, and each `on_progress` is called after each round."""
         self.port = port
         self.control = control
         self.times = times
         self._scheduler = scheduler
         self._runner = runner
-        self._on_deltas = on_deltas
+        self._on_items = on_items
         self._on_progress = tuple(on_progress)
         self._idle_round_s = idle_round_s
         self._stopping = False
@@ -100,7 +100,7 @@ class Engine:
         num_bytes = (len(plan.swap_out) + len(plan.swap_in)) * self._runner.info.bytes_per_block
         return SwapAnswer(num_blocks, num_bytes, copy_s)
 
-    def step(self) -> StepDeltas:
+    def step(self) -> StepItems:
         """Runs one step. The caller must be the only thread that runs steps.
 
         If the runner raises, the step is aborted: its sequences are computed again, each alone, and one that fails
@@ -109,7 +109,7 @@ class Engine:
         with self.port.using_scheduler():
             return self._step()
 
-    def _step(self) -> StepDeltas:
+    def _step(self) -> StepItems:
         began = time.perf_counter()
         plan = self._scheduler.plan()
         planned = time.perf_counter()
@@ -122,7 +122,7 @@ class Engine:
             self.times.count_failure()
             self._runner.check_device()
             failure = RunnerFailed(f"the model failed in a step: {type(error).__name__}: {error}").failure()
-            return self._scheduler.abort_step(plan, failure.to_json())
+            return self._scheduler.abort_step(plan, failure)
         ran = time.perf_counter()
         self.times.observe_costs(plan, output, ran - planned)
         result = self._scheduler.commit(plan, output)
@@ -166,10 +166,10 @@ class Engine:
         result = self._step()
         result.granted_by = grant.subscription_id
         if (
-            result.deltas or result.progress or grant is not UNLIMITED
+            result.items or result.progress or grant is not UNLIMITED
         ):  # a finite grant's steps are reported even if they are empty
-            self._on_deltas(result)
-        return BLOCKED_ROUND_S if self._blocked and not result.deltas else 0.0
+            self._on_items(result)
+        return BLOCKED_ROUND_S if self._blocked and not result.items else 0.0
 
     def _check_idle(self) -> None:
         now = time.monotonic()

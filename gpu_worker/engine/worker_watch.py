@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from gpu_worker.blocks.prefix_cache import DEMOTED
 from gpu_worker.engine.cache_watchers import (
@@ -23,20 +22,8 @@ from gpu_worker.scheduling.state.workload import Workload
 REFRESH_EVERY_S = 0.05  # how often load and cache events are brought from a busy engine to the event loop
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """How busy the worker was at one moment between two steps, how fast it has been, and what it has done so far."""
-
-    load: Load
-    num_steps: int
-    step_s: float
-    prefill_tokens_per_s: float
-    phases_s: tuple[float, float, float]  # of all steps: plan, run, commit
-    num_step_tokens: int
-
-
 class WorkerWatch:
-    """The latest report, and the open Watch streams. Lives on the event loop; the engine's thread refreshes it."""
+    """The latest load, and the open Watch streams. Lives on the event loop; the engine's thread refreshes it."""
 
     def __init__(self, port: CommandPort, scheduler: Scheduler, workload: Workload, times: StepTimes) -> None:
         """After construction the workload is read in commands and in `refresh` only."""
@@ -45,11 +32,11 @@ class WorkerWatch:
         self._port = port
         self._scheduler = scheduler
         self._workload = workload
-        self._times = times
+        self.times = times  # of all steps until now
         self._loop = asyncio.get_running_loop()
         self._refreshed = 0.0  # the engine's thread alone uses this and _busy
         self._busy = False
-        self.report = self.measure_load()
+        self.load = Load.of(workload)
 
     def note_draining(self, draining: bool) -> None:
         """Refuses new sequences from now on, or not any more. Each Watch stream says so now."""
@@ -89,21 +76,9 @@ class WorkerWatch:
         # on the device until it is in neither, or until their next snapshot.
         cache = self._workload.tables.cache
         events = join_events(change for change in cache.take_events() if change[0] != DEMOTED)
-        self._loop.call_soon_threadsafe(self._publish, self.measure_load(), events, cache.digest)
+        self._loop.call_soon_threadsafe(self._publish, Load.of(self._workload), events, cache.digest)
 
-    def measure_load(self) -> LoadReport:
-        """The report of this moment."""
-        times = self._times
-        return LoadReport(
-            Load.of(self._workload),
-            times.num_steps,
-            times.step_s,
-            times.prefill_tokens_per_s,
-            (times.plan_s, times.run_s, times.commit_s),
-            times.num_tokens,
-        )
-
-    def _publish(self, report: LoadReport, events: Seq[CacheEvent], digest: int) -> None:
-        self.report = report
+    def _publish(self, load: Load, events: Seq[CacheEvent], digest: int) -> None:
+        self.load = load
         if events:
             self.watchers.publish_events(events, digest)

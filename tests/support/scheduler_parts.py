@@ -13,7 +13,7 @@ from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.load import Load
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import Runner, RunnerInfo, StepDeltas
+from gpu_worker.scheduling.state.step import Runner, RunnerInfo, StepItems
 from gpu_worker.scheduling.state.workload import Workload
 from octavo.request.ids import SequenceId
 
@@ -35,6 +35,6 @@ class SchedulerParts:
     def sequence(self, name: str) -> Sequence:
         return self.workload.sequences[SequenceId(name)]
 
-    def engine(self, runner: Runner, on_deltas: Callable[[StepDeltas], None], **options: object) -> Engine:
+    def engine(self, runner: Runner, on_items: Callable[[StepItems], None], **options: object) -> Engine:
         """An engine that drives the scheduler; it has not started."""
-        return Engine(self.port, self.control, self.scheduler, runner, self.times, on_deltas, **options)  # type: ignore[arg-type]
+        return Engine(self.port, self.control, self.scheduler, runner, self.times, on_items, **options)  # type: ignore[arg-type]

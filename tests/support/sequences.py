@@ -8,6 +8,7 @@ from gpu_worker.scheduling.state.wait_queue import rank_of
 from octavo.request.ids import SequenceId
 from octavo.request.record import Admission
 from octavo.request.sampling import SamplingParams
+from octavo.request.step_item import StepItem
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
 
@@ -44,3 +45,8 @@ def crowd(*ranks: tuple[int, int], policy: str = "priority") -> list[Sequence]:
         sequences[-1].order = order
         sequences[-1].rank = rank_of(sequences[-1], policy)
     return sequences
+
+
+def item_of(sequence: Sequence, branch: int, first_index: int, token_ids: SequenceOf[int], **fields: Any) -> StepItem:
+    """What a step brings of a sequence: an item that the journal does not have yet."""
+    return StepItem(sequence.seq_id, sequence.epoch, branch, first_index, tuple(token_ids), **fields)

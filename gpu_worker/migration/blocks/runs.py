@@ -1,4 +1,4 @@
-"""Where the bytes of blocks come from and go to, as the connection between two workers sees it.
+"""The bytes of blocks as runs of memory, as the connection between two workers sees them.
 
 The bytes of a block are its layers, one after another (`KvShape`): on a CPU one run of memory per layer, where the
 arena has them; from a GPU one run of pinned memory, into which the block was gathered. So there is no copy in Python.

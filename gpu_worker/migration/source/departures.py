@@ -28,4 +28,4 @@ class Departures:
         if self._watch.draining:
             return False
         leaving = sum(each.num_branches for each in self.migrations.values() if not each.awaits_start)
-        return self._watch.report.load.num_running > leaving
+        return self._watch.load.num_running > leaving

@@ -49,7 +49,7 @@ class BranchLists:
         """Puts a branch that has got its blocks on the list from which its next step is planned."""
         sequence = branch.sequence
         computed = branch.num_computed == len(branch.tokens) - 1
-        told = sequence.reported and not branch.num_to_repeat  # else a prefill has to make its first delta
+        told = sequence.reported and not branch.num_to_repeat  # else a prefill has to make its first item
         if computed and branch.num_output and told and sequence.search is None:
             self.add_decode(branch)
         elif branch.num_computed < branch.prefill_end:

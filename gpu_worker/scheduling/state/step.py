@@ -1,4 +1,4 @@
-"""What a step runs (`StepPlan`), what it brings (`StepOutput`, `StepDeltas`), and what a runner is (`Runner`).
+"""What a step runs (`StepPlan`), what it brings (`StepOutput`, `StepItems`), and what a runner is (`Runner`).
 
 ModelRunner, FakeRunner and WitnessRunner run plans; nothing else touches the device.
 """
@@ -12,7 +12,8 @@ from typing import Literal, NewType, Protocol
 
 from gpu_worker.scheduling.state.sequence import Branch, Sequence
 from octavo.request.ids import BlockId, HostBlockId
-from octavo.request.sampling import FinishReason, TokenScore
+from octavo.request.sampling import TokenScore
+from octavo.request.step_item import StepItem
 
 
 @dataclass(slots=True, eq=False)
@@ -89,25 +90,9 @@ class StepOutput:
     is_copying: bool = False  # whether some copies were still under way when the step had run
 
 
-@dataclass(slots=True, eq=False)
-class Delta:
-    """New tokens of one branch of the record, and its end if it has ended."""
-
-    sequence: Sequence
-    branch_index: int
-    first_index: int  # of token_ids in the branch's output
-    token_ids: tuple[int, ...]
-    finish: FinishReason = FinishReason.NONE
-    failure: str = ""  # JSON of octavo.request.errors.Failure, with FinishReason.ERROR
-    scores: tuple[TokenScore, ...] = ()  # one per token, if log probabilities are asked for
-    prompt_scores: tuple[TokenScore, ...] = ()  # of prompt[1:], with branch 0's first delta, if asked for
-    cumulative_logprob: float | None = None  # where branches are ranked
-    cached_tokens: int | None = None  # with the sequence's first delta
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class BeamProgress:
-    """How many tokens the beams of a search have by now: none of them is in a delta before the search ends."""
+    """How many tokens the beams of a search have by now: none of them is in an item before the search ends."""
 
     sequence: Sequence
     num_tokens: int
@@ -129,11 +114,11 @@ SubscriptionId = NewType("SubscriptionId", int)  # of one open Step stream, with
 
 
 @dataclass(slots=True, eq=False)
-class StepDeltas:
+class StepItems:
     """What a step that is over added to branches, in the order it happened. It is not the wire's `StepResult`."""
 
     step_id: int
-    deltas: list[Delta] = field(default_factory=list)
+    items: list[StepItem] = field(default_factory=list)
     num_branches: int = 0
     num_tokens: int = 0
     granted_by: SubscriptionId | None = None  # whose finite grant the step used up; None: an unlimited grant

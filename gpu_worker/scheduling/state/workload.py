@@ -14,14 +14,15 @@ from collections.abc import Set as AbstractSet
 
 from gpu_worker.scheduling.state.block_tables import BlockTables
 from gpu_worker.scheduling.state.branch_lists import BranchLists
-from gpu_worker.scheduling.state.deltas import beam_deltas, branch_delta
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Branch, BranchState, Sequence
-from gpu_worker.scheduling.state.step import Delta, RunnerInfo
+from gpu_worker.scheduling.state.step import RunnerInfo
+from gpu_worker.scheduling.state.step_items import beam_items, branch_item
 from gpu_worker.scheduling.state.wait_queue import WaitQueue, rank_of
-from octavo.request.errors import NotFound, StaleEpoch
+from octavo.request.errors import Failure, NotFound, StaleEpoch
 from octavo.request.ids import BlockId, HostBlockId, SequenceId
 from octavo.request.sampling import FinishReason
+from octavo.request.step_item import StepItem
 
 
 class Workload:
@@ -41,7 +42,7 @@ class Workload:
         self._frozen: set[Sequence] = set()
         self._reserved_for: Sequence | None = None
         self._trial_begun = False
-        self._pending: list[Delta] = []
+        self._pending: list[StepItem] = []
         self._num_preempted_swap = 0
         self._num_preempted_recompute = 0
 
@@ -93,8 +94,8 @@ class Workload:
         return self._reserved_for if self._trial_begun else None
 
     @property
-    def pending(self) -> SequenceOf[Delta]:
-        """The deltas of what happened between steps. The result of the next step has them."""
+    def pending(self) -> SequenceOf[StepItem]:
+        """The items of what happened between steps. The result of the next step has them."""
         return self._pending
 
     @property
@@ -130,25 +131,25 @@ class Workload:
         del self._sequences[sequence.seq_id]
 
     def drop(self, sequence: Sequence) -> None:
-        """Takes a sequence and its blocks out of everything, without a delta."""
+        """Takes a sequence and its blocks out of everything, without an item."""
         for branch in sequence.branches:
             if branch.state is not FINISHED:
                 self.stop(branch, FINISHED)
         self._forget(sequence)
         self.lists.tidy()
 
-    def end(self, sequence: Sequence, reason: FinishReason, failure: str = "") -> list[Delta]:
-        """Ends all branches that have not finished, with the tokens they have. Returns the sequence's last deltas."""
+    def end(self, sequence: Sequence, reason: FinishReason, failure: Failure | None = None) -> list[StepItem]:
+        """Ends all branches that have not finished, with the tokens they have. Returns the sequence's last items."""
         if sequence.search is not None:
-            deltas = beam_deltas(sequence, reason, failure)
+            items = beam_items(sequence, reason, failure)
         else:
             going = [branch for branch in sequence.branches if branch.state is not FINISHED]
-            deltas = [branch_delta(branch, (), reason, failure) for branch in going]
+            items = [branch_item(branch, (), reason, failure) for branch in going]
         for branch in sequence.branches:
             if branch.state is not FINISHED:
                 self.finish(branch)
         self.lists.tidy()
-        return deltas
+        return items
 
     def isolate(self, sequence: Sequence) -> None:
         """Has a sequence of a failed step run alone, until a step with it has not failed."""
@@ -281,25 +282,25 @@ class Workload:
             self._active.pop(branch.sequence, None)
 
     def finish(self, branch: Branch) -> None:
-        """Ends a branch and, with the last one, its sequence. The caller makes the delta, and tidies the lists."""
+        """Ends a branch and, with the last one, its sequence. The caller makes the item, and tidies the lists."""
         self.stop(branch, FINISHED)
         if branch.sequence.finished:
             self._forget(branch.sequence)
 
     # Between steps
 
-    def report(self, deltas: Iterable[Delta]) -> None:
-        """Keeps deltas of what happened between steps for the next step's result."""
-        self._pending += deltas
+    def report(self, items: Iterable[StepItem]) -> None:
+        """Keeps items of what happened between steps for the next step's result."""
+        self._pending += items
 
-    def take_pending(self) -> list[Delta]:
-        """The deltas reported since the last call."""
+    def take_pending(self) -> list[StepItem]:
+        """The items reported since the last call."""
         pending, self._pending = self._pending, []
         return pending
 
     def discard_pending(self, seq_id: SequenceId) -> None:
-        """Forgets the pending deltas of a sequence that has another owner."""
-        self._pending = [delta for delta in self._pending if delta.sequence.seq_id != seq_id]
+        """Forgets the pending items of a sequence that has another owner."""
+        self._pending = [item for item in self._pending if item.seq_id != seq_id]
 
     def check_places(self) -> None:
         """Recounts blocks, lists and queues from the sequences; raises AssertionError with what is wrong."""

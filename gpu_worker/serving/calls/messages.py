@@ -1,5 +1,7 @@
 """From plain values to the messages that only a worker sends. What routers send too is in octavo.wire."""
 
+from dataclasses import asdict
+
 from gpu_worker.blocks.prefix_cache import STORED
 from gpu_worker.engine.cache_watchers import CacheEvent, CacheEventBatch
 from gpu_worker.engine.worker_watch import WorkerWatch
@@ -103,29 +105,17 @@ def event_to_wire(event: CacheEvent) -> worker_pb2.KvEvent:
 
 
 def load_to_wire(watch: WorkerWatch, publisher: StepPublisher) -> worker_pb2.Load:
-    report, load = watch.report, watch.report.load
-    plan_s, run_s, commit_s = report.phases_s
+    times = watch.times
     return worker_pb2.Load(
-        num_running=load.num_running,
-        num_waiting=load.num_waiting,
-        num_swapped=load.num_swapped,
-        num_free_blocks=load.num_free_blocks,
-        num_cached_blocks=load.num_cached_blocks,
-        num_used_blocks=load.num_used_blocks,
-        num_prefill_tokens=load.num_prefill_tokens,
-        step_ms=report.step_s * 1000,
-        num_steps=report.num_steps,
+        **asdict(watch.load),
+        step_ms=times.step_s * 1000,
+        num_steps=times.num_steps,
         draining=watch.draining,
-        num_sequences=load.num_sequences,
-        prefill_tokens_per_s=report.prefill_tokens_per_s,
-        num_free_host_blocks=load.num_free_host_blocks,
-        num_preempted_swap=load.num_preempted_swap,
-        num_preempted_recompute=load.num_preempted_recompute,
-        step_plan_s=plan_s,
-        step_run_s=run_s,
-        step_commit_s=commit_s,
-        num_step_tokens=report.num_step_tokens,
+        prefill_tokens_per_s=times.prefill_tokens_per_s,
+        step_plan_s=times.plan_s,
+        step_run_s=times.run_s,
+        step_commit_s=times.commit_s,
+        num_step_tokens=times.num_tokens,
         prefix_asked_tokens=publisher.num_prompt_tokens,
         prefix_hit_tokens=publisher.num_hit_tokens,
-        num_demoted_blocks=load.num_demoted_blocks,
     )

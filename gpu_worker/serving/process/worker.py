@@ -149,7 +149,7 @@ class Worker:
         self.reconciler = Reconciler(store, incarnation, self.publisher.logs.keys, self.admissions.runs)
         tally = self.migrations.tally if self.migrations is not None else MigrationTally()
         self.metrics = WorkerMetrics(
-            self.watch, times, self.workload, self.publisher, self.journal_writer, self.drain, tally, self.fetcher
+            self.watch, self.workload, self.publisher, self.journal_writer, self.drain, tally, self.fetcher
         )
         exporter = listener.web_app.exporter
         exporter.add_source(self.metrics.values)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
@@ -20,7 +19,6 @@ class WorkerMetrics:
     def __init__(
         self,
         watch: WorkerWatch,
-        times: StepTimes,
         workload: Workload,
         publisher: StepPublisher,
         journal_writer: JournalWriter,
@@ -29,7 +27,6 @@ class WorkerMetrics:
         fetcher: PrefixFetcher | None,
     ) -> None:
         self._watch = watch
-        self._times = times
         self._publisher = publisher
         self._workload = workload
         self._journal_writer = journal_writer
@@ -54,7 +51,7 @@ class WorkerMetrics:
 
     def alias_values(self) -> Iterator[MetricValue]:
         """The values of now under the names that gateways know."""
-        load, info = self._watch.report.load, self._workload.info
+        load, info = self._watch.load, self._workload.info
         yield from alias_values(
             [
                 ModelLoad(
@@ -69,17 +66,17 @@ class WorkerMetrics:
         )
 
     def _load(self) -> Iterator[MetricValue]:
-        load = self._watch.report.load
+        load = self._watch.load
         yield MetricValue("octavo_branches_running", load.num_running)
         yield MetricValue("octavo_sequences", load.num_sequences)
         yield MetricValue("octavo_sequences_waiting", load.num_waiting)
         yield MetricValue("octavo_sequences_swapped", load.num_swapped)
         yield MetricValue("octavo_prefill_tokens_waiting", load.num_prefill_tokens)
-        yield MetricValue("octavo_preemptions_total", load.num_preempted_swap, ("swap",))
-        yield MetricValue("octavo_preemptions_total", load.num_preempted_recompute, ("recompute",))
+        for how, count in (("swap", load.num_preempted_swap), ("recompute", load.num_preempted_recompute)):
+            yield MetricValue("octavo_preemptions_total", count, (how,))
 
     def _steps(self) -> Iterator[MetricValue]:
-        times = self._times
+        times = self._watch.times
         yield MetricValue("octavo_steps_total", times.num_steps)
         yield MetricValue("octavo_steps_failed_total", times.num_failed)
         yield MetricValue("octavo_step_tokens_total", times.num_tokens)
@@ -89,7 +86,7 @@ class WorkerMetrics:
         yield MetricValue("octavo_step_branches", times.batch_sizes)
 
     def _blocks(self) -> Iterator[MetricValue]:
-        load, info = self._watch.report.load, self._workload.info
+        load, info = self._watch.load, self._workload.info
         states = (("free", load.num_free_blocks), ("cached", load.num_cached_blocks), ("used", load.num_used_blocks))
         for state, count in states:
             yield MetricValue("octavo_blocks", count, (state,))

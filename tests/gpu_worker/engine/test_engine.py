@@ -10,7 +10,7 @@ from sequences import new_sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import StepDeltas, StepOutput, StepPlan, SubscriptionId, SwapAnswer
+from gpu_worker.scheduling.state.step import StepItems, StepOutput, StepPlan, SubscriptionId, SwapAnswer
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.request.errors import Draining, OutOfBlocks, RunnerFailed
 from octavo.request.sampling import FinishReason, SamplingParams
@@ -49,8 +49,8 @@ def new_parts(runner: FakeRunner) -> SchedulerParts:
 def make():
     engines = []
 
-    def build(runner: FakeRunner | None = None, parts: SchedulerParts | None = None) -> tuple[Engine, list[StepDeltas]]:
-        results: list[StepDeltas] = []
+    def build(runner: FakeRunner | None = None, parts: SchedulerParts | None = None) -> tuple[Engine, list[StepItems]]:
+        results: list[StepItems] = []
         runner = runner or FakeRunner()
         engine = (parts or new_parts(runner)).engine(runner, results.append)
         engines.append(engine)
@@ -62,18 +62,18 @@ def make():
         engine.stop()
 
 
-def outputs(results: list[StepDeltas]) -> dict[str, list[int]]:
+def outputs(results: list[StepItems]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for result in list(results):
-        for delta in result.deltas:
-            tokens = found.setdefault(delta.sequence.seq_id, [])
-            assert delta.first_index == len(tokens)
-            tokens.extend(delta.token_ids)
+        for item in result.items:
+            tokens = found.setdefault(item.seq_id, [])
+            assert item.first_index == len(tokens)
+            tokens.extend(item.token_ids)
     return found
 
 
-def finishes(results: list[StepDeltas]) -> dict[str, FinishReason]:
-    return {d.sequence.seq_id: d.finish for r in list(results) for d in r.deltas if d.finish}
+def finishes(results: list[StepItems]) -> dict[str, FinishReason]:
+    return {d.seq_id: d.finish for r in list(results) for d in r.items if d.finish}
 
 
 def test_nothing_runs_without_a_grant_and_each_finite_grant_is_one_step(make):
@@ -93,7 +93,7 @@ def test_a_finite_grant_is_used_up_by_an_idle_step_too(make):
     engine, results = make()
     engine.control.grant_steps(2)
     until(lambda: len(results) == 2)
-    assert all(not result.deltas and not result.num_tokens for result in results)
+    assert all(not result.items and not result.num_tokens for result in results)
 
 
 def test_runs_until_paused_and_goes_on_when_granted_again(make):
@@ -245,8 +245,8 @@ def test_a_prompt_the_model_cannot_run_fails_alone(make):
     engine.control.grant_steps(0)
     until(lambda: len(finishes(results)) == 6)
     assert finishes(results)["bad"] is FinishReason.ERROR
-    failure = next(d.failure for r in results for d in r.deltas if d.finish is FinishReason.ERROR)
-    assert "unlucky" not in failure or "RuntimeError" in failure
+    failure = next(d.failure for r in results for d in r.items if d.finish is FinishReason.ERROR)
+    assert "RuntimeError: unlucky" in failure.message
     for name, prompt in good.items():
         assert outputs(results)[name] == fake_oracle(prompt, 8, info=INFO)
     engine.port.post(lambda s: s.check_state()).result(5)

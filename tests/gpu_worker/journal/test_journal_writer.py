@@ -2,17 +2,19 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from sequences import new_sequence
+from sequences import item_of, new_sequence
 
 from gpu_worker.journal.journal_writer import JournalWriter
-from gpu_worker.journal.pending_items import AppendPolicy, PendingDeltas
+from gpu_worker.journal.pending_items import AppendPolicy, PendingItems
+from gpu_worker.journal.sequence_log import SequenceLog
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.journal.step_subscription import StepSubscription
 from gpu_worker.scheduling.state.sequence import CarriedScores, Sequence
-from gpu_worker.scheduling.state.step import BeamProgress, Delta, StepDeltas, SubscriptionId
+from gpu_worker.scheduling.state.step import BeamProgress, StepItems, SubscriptionId
 from octavo.request.errors import StoreUnavailable
 from octavo.request.hashing import extend_chain, prompt_chain
 from octavo.request.ids import Incarnation, SequenceId
@@ -70,10 +72,13 @@ class ScriptedStore:
 
 
 class Control:
-    """Records what the engine is told."""
+    """A port and a control that record what they are told."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
+
+    def tell(self, command: Callable[["Control"], object]) -> None:
+        command(self)
 
     def hold_steps(self, held: bool) -> None:
         self.calls.append(("hold", held))
@@ -81,7 +86,7 @@ class Control:
     def drop(self, sequence: Sequence) -> None:
         self.calls.append(("drop", sequence.seq_id, sequence.epoch))
 
-    def cancel_one(self, sequence: Sequence) -> None:
+    def cancel(self, sequence: Sequence) -> None:
         self.calls.append(("cancel", sequence.seq_id, sequence.epoch))
 
     def end_branch(self, sequence: Sequence, branch: int) -> None:
@@ -93,7 +98,9 @@ class World:
 
     def __init__(self, policy: AppendPolicy) -> None:
         self.store, self.control, self.publisher = ScriptedStore(), Control(), StepPublisher()
-        self.journal_writer = JournalWriter(self.store, OWNER, self.publisher, self.control, policy, window_steps=4)
+        self.journal_writer = JournalWriter(
+            self.store, OWNER, self.publisher, self.control, self.control, policy, window_steps=4
+        )
         self.subscription = StepSubscription()
         self.publisher.add_subscription(self.subscription)
         self.publisher.assign_router(self.subscription, "r1")
@@ -102,15 +109,15 @@ class World:
         self.publisher.open_log(self.sequence, prompt_chain(PROMPT), [[], []], (), "r1")
         self.num_steps = 0
 
-    def step(self, *deltas: tuple[int, int, list[int]], finish: FinishReason = FinishReason.NONE) -> None:
+    def step(self, *items: tuple[int, int, list[int]], finish: FinishReason = FinishReason.NONE) -> None:
         self.num_steps += 1
-        made = [Delta(self.sequence, branch, first, tuple(tokens), finish) for branch, first, tokens in deltas]
-        self.journal_writer.submit_deltas(StepDeltas(self.num_steps, made, 1, 1))
+        made = [item_of(self.sequence, *item, finish=finish) for item in items]
+        self.journal_writer.submit(StepItems(self.num_steps, made, 1, 1))
 
     async def tell_progress(self, num_tokens: int) -> None:
         self.num_steps += 1
         progress = [BeamProgress(self.sequence, num_tokens)]
-        self.journal_writer.submit_deltas(StepDeltas(self.num_steps, [], 1, 1, progress=progress))
+        self.journal_writer.submit(StepItems(self.num_steps, [], 1, 1, progress=progress))
         await self.journal_writer.wait_until_flushed()
 
     def told(self) -> list[tuple[int, int, tuple[int, ...]]]:
@@ -147,17 +154,6 @@ async def settle(world: World) -> None:
         await world.journal_writer.wait_until_flushed()
 
 
-async def test_items_carry_index_and_chain_and_come_once_per_step(world):
-    world.step((0, 0, [10]), (1, 0, [20]))
-    await settle(world)
-    world.step((0, 1, [11]))
-    await settle(world)
-    assert world.told() == [(0, 0, (10,)), (1, 0, (20,)), (0, 1, (11,))]
-    assert [step.step_id for step in world.subscription.ready] == [1, 2]
-    last = world.subscription.ready[-1].items[-1]
-    assert last.chain == extend_chain(prompt_chain(PROMPT), [10, 11])
-
-
 async def test_steps_that_gather_while_the_store_is_slow_go_in_one_item_per_branch(world):
     world.step((0, 0, [10]), (1, 0, [20]))
     world.step((0, 1, [11]))
@@ -173,23 +169,11 @@ async def test_steps_that_gather_while_the_store_is_slow_go_in_one_item_per_bran
 
 async def test_a_step_that_was_granted_by_itself_is_told_of_by_itself(world):
     for index in range(3):
-        granted = [Delta(world.sequence, 0, index, (10 + index,))]
-        world.journal_writer.submit_deltas(StepDeltas(index + 1, granted, 1, 1, world.subscription.subscription_id))
+        granted = [item_of(world.sequence, 0, index, (10 + index,))]
+        world.journal_writer.submit(StepItems(index + 1, granted, 1, 1, world.subscription.subscription_id))
     await settle(world)
     assert [step.step_id for step in world.subscription.ready] == [1, 2, 3]
     assert world.told() == [(0, 0, (10,)), (0, 1, (11,)), (0, 2, (12,))]
-
-
-async def test_a_worker_with_many_branches_appends_several_tokens_at_once(busy_world):
-    world = busy_world
-    world.step((0, 0, [10]), (1, 0, [20]))
-    await settle(world)
-    for index in range(1, 9):
-        world.step((0, index, [10 + index]), (1, index, [20 + index]))
-        await asyncio.sleep(0)
-    await settle(world)
-    assert [[len(item.token_ids) for item in batch] for batch in world.store.batches] == [[1, 1], [4, 4], [4, 4]]
-    assert [tokens for branch, _, tokens in world.told() if branch == 0] == [(10,), (11, 12, 13, 14), (15, 16, 17, 18)]
 
 
 async def test_first_tokens_and_ends_are_not_held_back_and_take_the_branch_along(busy_world):
@@ -207,50 +191,6 @@ async def test_first_tokens_and_ends_are_not_held_back_and_take_the_branch_along
     assert world.told() == [(0, 0, (10,)), (1, 0, (20,)), (0, 1, (11, 12, 13))]
 
 
-def test_a_first_token_that_was_granted_by_itself_makes_no_later_token_urgent():
-    pending = PendingDeltas(AppendPolicy(max_tokens=4, max_delay_s=1.0, from_branches=1))
-    sequence = new_sequence("s", PROMPT, SamplingParams(max_tokens=100, seed=1), epoch=3)
-    pending.add_step(StepDeltas(1, [Delta(sequence, 0, 0, (10,))], 1, 1, granted_by=SubscriptionId(1)), 0.0)
-    assert [step.step_id for step in pending.next_batch(0.0).steps] == [1]
-    pending.add_step(StepDeltas(2, [Delta(sequence, 0, 1, (11,))], 1, 1), 0.01)
-    assert pending.next_batch(0.01) is None
-
-
-def test_the_first_token_after_a_move_does_not_wait():
-    pending = PendingDeltas(AppendPolicy(max_tokens=4, max_delay_s=1.0, from_branches=1))
-    params = SamplingParams(max_tokens=100, seed=1, n=2)
-    moved, other = (new_sequence(n, PROMPT, params, epoch=3, outputs=[[1, 2], [3]]) for n in ("moved", "other"))
-    moved.carried = CarriedScores((0.0, 0.0))
-    pending.add_step(StepDeltas(0, [Delta(other, 1, 1, (4,))], 3, 3), -0.01)
-    assert pending.next_batch(-0.01) is not None, "no step has come before: this one may be the last"
-    pending.add_step(
-        StepDeltas(1, [Delta(moved, 0, 2, (9,)), Delta(moved, 1, 1, (8,)), Delta(other, 0, 2, (9,))], 3, 3), 0.0
-    )
-    assert [delta.sequence.seq_id for delta in pending.next_batch(0.0).deltas] == ["moved", "moved"]
-    pending.add_step(StepDeltas(2, [Delta(moved, 0, 3, (10,)), Delta(moved, 1, 2, (7,))], 1, 1), 0.01)
-    assert pending.next_batch(0.01) is None
-
-
-def test_steps_of_one_moment_are_due_when_a_timer_has_ended_too_early_by_a_rounding_error():
-    pending = PendingDeltas(AppendPolicy(max_tokens=4, max_delay_s=1.0, from_branches=1))
-    sequence = new_sequence("s", PROMPT, SamplingParams(max_tokens=100, seed=1), epoch=3)
-    pending.add_step(StepDeltas(1, [Delta(sequence, 0, 0, (10,))], 1, 1), 7.0)
-    assert pending.next_batch(7.0) is not None
-    for number in (1, 2):
-        pending.add_step(StepDeltas(1 + number, [Delta(sequence, 0, number, (10,))], 1, 1), 7.1)
-    assert pending.next_batch(7.1) is None
-    assert pending.next_batch(7.1 + pending.wait_s(7.1) - 1e-9) is not None
-
-
-async def test_held_tokens_go_when_no_further_step_comes(busy_world):
-    world = busy_world
-    world.step((0, 0, [10]))
-    await settle(world)
-    world.step((0, 1, [11]))
-    await settle(world)
-    assert world.store.journal[("s", 0)] == [10, 11]
-
-
 async def test_nothing_is_told_while_the_store_is_away_and_nothing_is_lost(world):
     world.store.script.extend([StoreUnavailable("away")] * 2)
     for index in range(6):
@@ -261,26 +201,6 @@ async def test_nothing_is_told_while_the_store_is_away_and_nothing_is_lost(world
     await settle(world)
     assert [token for _, _, tokens in world.told() for token in tokens] == list(range(6))
     assert world.control.calls[-1] == ("hold", False)
-
-
-async def test_a_fenced_sequence_is_dropped_and_never_told_of_again(world):
-    world.step((0, 0, [10]))
-    await settle(world)
-    world.store.script.append(AppendStatus.FENCED)
-    world.step((0, 1, [11]), (1, 0, [20]))
-    world.step((0, 2, [12]))
-    await settle(world)
-    assert world.told() == [(0, 0, (10,))]
-    assert ("drop", "s", 3) in world.control.calls
-    assert world.publisher.logs == {}
-
-
-async def test_a_cancelled_record_cancels_the_sequence_after_telling(world):
-    world.store.script.append(AppendStatus.OK_CANCEL)
-    world.step((0, 0, [10]))
-    await settle(world)
-    assert world.told() == [(0, 0, (10,))]
-    assert world.control.calls == [("cancel", "s", 3)]
 
 
 async def test_a_journal_that_lost_its_end_is_mended_from_what_this_worker_holds(world):
@@ -294,46 +214,6 @@ async def test_a_journal_that_lost_its_end_is_mended_from_what_this_worker_holds
     assert world.told() == [(0, 0, (30, 31, 32, 33, 34)), (0, 5, (35,))]
 
 
-async def test_a_branch_that_a_router_has_ended_is_run_no_further_and_the_other_goes_on(world):
-    world.store.script.append(AppendStatus.CLOSED)
-    world.step((0, 0, [10]), (1, 0, [20]))
-    await settle(world)
-    assert world.control.calls == [("end_branch", "s", 3, 0)]
-    world.step((1, 1, [21]))
-    await settle(world)
-    assert world.told() == [(1, 0, (20,)), (1, 1, (21,))]
-
-
-async def test_a_conflict_ends_the_record_and_every_branch_with_data_loss(world):
-    world.step((0, 0, [10]))
-    await settle(world)
-    world.store.script.append(AppendStatus.CONFLICT)
-    world.step((0, 1, [11]), (1, 0, [20]))
-    await settle(world)
-    items = world.subscription.ready[-1].items
-    assert [(item.branch, item.first_index, item.finish) for item in items] == [
-        (0, 1, FinishReason.ERROR),
-        (1, 0, FinishReason.ERROR),
-    ]
-    assert all(item.failure.reason == "HISTORY_LOST" for item in items)
-    assert [(end.seq_id, end.branch, end.reason, end.epoch) for end in world.store.finished] == [
-        ("s", None, FinishReason.ERROR, 3)
-    ]
-    assert ("drop", "s", 3) in world.control.calls
-    assert world.publisher.logs == {}
-
-
-async def test_a_conflict_found_by_an_owner_that_was_fenced_meanwhile_ends_nothing(world):
-    world.store.can_finish = False
-    world.store.script.append(AppendStatus.CONFLICT)
-    world.step((0, 0, [10]))
-    await settle(world)
-    assert [end.epoch for end in world.store.finished] == [3]
-    assert world.told() == []
-    assert ("drop", "s", 3) in world.control.calls
-    assert world.publisher.logs == {}
-
-
 async def test_steps_run_ahead_of_a_branch_that_a_router_has_ended_cost_the_other_branch_nothing(world):
     """The engine runs on while the store says that one branch is closed, in one batch or in the next."""
     world.store.script.extend([AppendStatus.CLOSED, AppendStatus.OK])
@@ -345,24 +225,6 @@ async def test_steps_run_ahead_of_a_branch_that_a_router_has_ended_cost_the_othe
     assert world.told() == [(1, 0, (20, 21)), (1, 2, (22,))]
     assert world.control.calls == [("end_branch", "s", 3, 0)]
     assert [item.branch for item in world.store.batches[-1]] == [1]
-
-
-async def test_what_an_earlier_life_at_the_same_epoch_computed_is_not_journalled(world):
-    late = Delta(world.sequence, 0, 0, (10,))
-    again = new_sequence("s", PROMPT, world.sequence.params, epoch=3)
-    world.publisher.open_log(again, prompt_chain(PROMPT), [[], []], (), "r1")
-    world.journal_writer.submit_deltas(StepDeltas(1, [late], 1, 1))
-    await settle(world)
-    assert world.told() == []
-    assert world.store.batches == []
-
-
-async def test_flushed_waits_for_everything_submitted(world):
-    await world.journal_writer.wait_until_flushed()
-    world.store.script.append(StoreUnavailable("away"))
-    world.step((0, 0, [10]))
-    await world.journal_writer.wait_until_flushed()
-    assert world.told() == [(0, 0, (10,))]
 
 
 async def test_a_flush_at_once_does_not_wait_for_more_tokens():
@@ -380,34 +242,66 @@ async def test_a_flush_at_once_does_not_wait_for_more_tokens():
                 await world.journal_writer.wait_until_flushed()
 
 
-async def test_the_log_of_a_finished_sequence_goes_when_its_last_branch_ends(world):
-    world.step((0, 0, [10]), finish=FinishReason.STOP)
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("status", "calls", "is_told"),
+    [
+        (AppendStatus.FENCED, [("drop", "s", 3)], False),
+        (AppendStatus.GONE, [("drop", "s", 3)], False),
+        (AppendStatus.CONFLICT, [("drop", "s", 3)], False),
+        (AppendStatus.OK_CANCEL, [("cancel", "s", 3)], True),
+        (AppendStatus.DUP, [], True),
+    ],
+)
+async def test_the_answer_of_the_store_is_obeyed(world, status, calls, is_told, late):
+    """Nothing is told of what the store refuses, and nothing after it."""
+    world.store.can_finish = not late  # else the owner was fenced before it could end the record
+    world.step((0, 0, [9]))
     await settle(world)
-    assert SequenceId("s") in world.publisher.logs
-    world.step((1, 0, [20]), finish=FinishReason.LENGTH)
+    world.store.script.append(status)
+    world.step((0, 1, [10]))
+    world.step((0, 2, [11]))
     await settle(world)
-    assert world.publisher.logs == {}
+    assert world.control.calls == calls
+    assert (SequenceId("s") in world.publisher.logs) is is_told
+    items = [item for step in world.subscription.ready for item in step.items]
+    told = [token for item in items for token in item.token_ids]
+    assert told == ([9, 10, 11] if is_told else [9])
+    failed = [(item.branch, item.first_index, item.failure.reason) for item in items if item.failure]
+    lost = status is AppendStatus.CONFLICT and not late
+    assert failed == ([(0, 1, "HISTORY_LOST"), (1, 0, "HISTORY_LOST")] if lost else [])
+    assert [(end.branch, end.epoch) for end in world.store.finished] == [(None, 3)] * (status is AppendStatus.CONFLICT)
 
 
-async def test_progress_of_beams_is_told_without_tokens(world):
-    log = world.publisher.logs["s"]
-    await world.tell_progress(15)
-    assert not log.settled.is_set()
-    await world.tell_progress(16)
-    assert world.store.progress == [("s", 3, 15), ("s", 3, 16)]
-    assert log.settled.is_set()  # the store holds nothing against the sequence
-    assert (world.store.batches, world.told(), world.control.calls) == ([], [], [])
+async def test_what_an_earlier_life_computed_is_forgotten(world):
+    """Although it was at the same epoch, and waited for the store when the sequence came again."""
+    world.step((0, 0, [10]))
+    again = new_sequence("s", PROMPT, world.sequence.params, epoch=3)
+    world.publisher.open_log(again, prompt_chain(PROMPT), [[], []], (), "r1")
+    await settle(world)
+    assert world.told() == []
+    assert world.store.batches == []
 
 
-@pytest.mark.parametrize("status", [AppendStatus.FENCED, AppendStatus.CLOSED, AppendStatus.GONE])
-async def test_beams_of_another_owner_are_dropped(world, status):
-    world.store.progress_status = status
-    await world.tell_progress(16)
-    assert world.control.calls == [("drop", "s", 3)]
-    assert "s" not in world.publisher.logs
+def test_first_tokens_wait_for_no_others():
+    """Those of a branch that has moved here, too, and those after them do. A timer may end a moment too early."""
+    params = SamplingParams(max_tokens=100, seed=1, n=2)
+    moved, other = (new_sequence(n, PROMPT, params, epoch=3, outputs=[[1, 2], [3]]) for n in ("moved", "other"))
+    moved.carried = CarriedScores((0.0, 0.0))
+    logs = {each.seq_id: SequenceLog(each, 0, [[1, 2], [3]], ()) for each in (moved, other)}
+    policy = AppendPolicy(max_tokens=4, max_delay_s=1.0, from_branches=1)
+    pending = PendingItems(policy, lambda item: logs[item.seq_id])
 
+    def due(now, *items, granted_by=None):
+        """The sequences of what is due when a step has brought these."""
+        made = [item_of(sequence, branch, index, (9,)) for sequence, branch, index in items]
+        pending.add_step(StepItems(1, made, 3, 3, granted_by), now)
+        batch = pending.next_batch(now)
+        return batch and [run.sequence_log.seq_id for run in batch.runs]
 
-async def test_beams_hear_that_their_client_has_cancelled(world):
-    world.store.progress_status = AppendStatus.OK_CANCEL
-    await world.tell_progress(16)
-    assert world.control.calls == [("cancel", "s", 3)]
+    assert due(0.0, (other, 1, 1)) == ["other"], "no step has come before: this one may be the last"
+    assert due(0.01, (moved, 0, 2), (moved, 1, 1), (other, 0, 2)) == ["moved", "moved"]
+    assert due(0.02, (moved, 0, 3), (moved, 1, 2)) is None
+    assert pending.next_batch(0.01 + pending.wait_s(0.01) - 1e-9) is not None
+    assert due(0.05, (other, 0, 0), granted_by=SubscriptionId(1)) == ["other"]
+    assert due(0.06, (other, 0, 3)) is None, "what was granted by itself makes no later token urgent"

@@ -2,10 +2,9 @@
 
 import asyncio
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sequences import new_sequence
+from sequences import item_of, new_sequence
 
 from gpu_worker.journal.step_publisher import MAX_STEP_ITEMS, StepPublisher
 from gpu_worker.journal.step_subscription import (
@@ -16,7 +15,7 @@ from gpu_worker.journal.step_subscription import (
     StepMessage,
     StepSubscription,
 )
-from gpu_worker.scheduling.state.step import Delta, StepDeltas
+from gpu_worker.scheduling.state.step import StepItems
 from octavo.request.errors import HistoryLost
 from octavo.request.hashing import extend_chain, prompt_chain
 from octavo.request.ids import Incarnation, SequenceId
@@ -40,9 +39,9 @@ def begin(
 
 def accept(publisher: StepPublisher, first: int, tokens: list[int], step_id: int = 1) -> None:
     entry = publisher.logs[SEQ]
-    delta = Delta(entry.sequence, 0, first, tuple(tokens))
-    publisher.publish_delta(entry, delta)
-    publisher.flush(StepDeltas(step_id, [delta], 1, 1))
+    item = item_of(entry.sequence, 0, first, tuple(tokens))
+    publisher.publish_item(entry, item)
+    publisher.flush(StepItems(step_id, [item], 1, 1))
 
 
 def drain(subscription: StepSubscription) -> list[int]:
@@ -83,9 +82,9 @@ def test_where_branches_compete_a_late_follower_learns_the_score_at_every_token(
     publisher.assign_router(subscription, "late")
     entry = begin(publisher, outputs=[[7, 8], [7]], params=SamplingParams(max_tokens=99, seed=1, best_of=2))
     for index, total in ((2, -1.5), (3, -2.0), (4, -4.0)):
-        delta = Delta(entry.sequence, 0, index, (index,), cumulative_logprob=total)
-        publisher.publish_delta(entry, delta)
-        publisher.flush(StepDeltas(index, [delta], 1, 1))
+        item = item_of(entry.sequence, 0, index, (index,), cumulative_logprob=total)
+        publisher.publish_item(entry, item)
+        publisher.flush(StepItems(index, [item], 1, 1))
     publisher.follow(subscription, SEQ, [3, 0])
     (step,) = subscription.ready
     told = [(item.branch, item.first_index, list(item.token_ids), item.cumulative_logprob) for item in step.items]
@@ -98,29 +97,10 @@ def test_what_a_late_follower_has_missed_comes_in_pieces():
     publisher.add_subscription(subscription)
     entry = begin(publisher, params=SamplingParams(max_tokens=9999, seed=1, best_of=2), outputs=[[], []])
     for index in range(count):
-        publisher.publish_delta(entry, Delta(entry.sequence, 0, index, (index,), cumulative_logprob=-1.0 * index))
+        publisher.publish_item(entry, item_of(entry.sequence, 0, index, (index,), cumulative_logprob=-1.0 * index))
     publisher.follow(subscription, SEQ, [0, 0])
     assert [len(step.items) for step in subscription.ready] == [MAX_STEP_ITEMS, MAX_STEP_ITEMS, 1]
     assert drain(subscription) == list(range(count))
-
-
-def test_an_observer_sees_everything_and_a_router_only_what_it_follows():
-    publisher, observer, router = StepPublisher(), StepSubscription(), StepSubscription()
-    for subscription in (observer, router):
-        publisher.add_subscription(subscription)
-        publisher.add_observer(subscription)
-    publisher.assign_router(router, "r1")
-    begin(publisher, router="other")
-    accept(publisher, 0, [4])
-    assert drain(observer) == [4]
-    assert not router.ready
-
-
-def test_an_unknown_sequence_is_said_to_be_unknown():
-    publisher, subscription = StepPublisher(), StepSubscription()
-    publisher.add_subscription(subscription)
-    publisher.follow(subscription, SequenceId("nobody"), [])
-    assert subscription.ready[0].unknown == ["nobody"]
 
 
 def test_counted_steps_are_reported_one_by_one_even_when_idle():
@@ -128,56 +108,29 @@ def test_counted_steps_are_reported_one_by_one_even_when_idle():
     for each in (subscription, other):
         publisher.add_subscription(each)
     for step_id, whose in enumerate((None, subscription, other, subscription, None), 1):
-        publisher.flush(StepDeltas(step_id, granted_by=whose and whose.subscription_id))
+        publisher.flush(StepItems(step_id, granted_by=whose and whose.subscription_id))
     assert [step.step_id for step in subscription.ready] == [2, 4]
     assert [step.step_id for step in other.ready] == [3]
     assert subscription.num_awaited == other.num_awaited == 0
 
 
-def test_a_second_stream_of_a_router_replaces_the_first():
-    publisher, first, second = StepPublisher(), StepSubscription(), StepSubscription()
-    for subscription in (first, second):
+def test_a_slow_reader_is_cut_off_alone():
+    publisher, slow, observer, fast = StepPublisher(), StepSubscription(), StepSubscription(), StepSubscription()
+    for subscription in (slow, observer, fast):
         publisher.add_subscription(subscription)
-        publisher.assign_router(subscription, "r1")
-    assert first.closing
-    publisher.remove_subscription(first)
-    begin(publisher, router="r1")
-    accept(publisher, 0, [8])
-    assert drain(second) == [8]
-
-
-def test_a_reader_that_does_not_read_is_cut_off_and_bounded():
-    publisher, subscription = StepPublisher(), StepSubscription()
-    publisher.add_subscription(subscription)
-    publisher.add_observer(subscription)
-    begin(publisher)
-    for index in range(MAX_PENDING_MESSAGES + 5):
-        accept(publisher, index, [1], index)
-    assert subscription.overflowed
-    assert not subscription.ready
-    assert not (publisher.subscriptions or publisher._observers or publisher.logs[SEQ].followers)
-
-
-@pytest.mark.parametrize("outputs", [[[]], [[7, 8]], [[7], [9]]])
-def test_a_replayed_sequence_begins_where_its_journal_ends(outputs):
-    publisher, subscription = StepPublisher(), StepSubscription()
-    publisher.add_subscription(subscription)
-    publisher.assign_router(subscription, "r1")
-    entry = begin(publisher, "r1", outputs)
-    assert [branch.chain for branch in entry.branches] == [extend_chain(prompt_chain([1]), out) for out in outputs]
-    accept(publisher, len(outputs[0]), [3])
-    assert [item.first_index for item in subscription.ready[0].items] == [len(outputs[0])]
-
-
-def test_a_stream_is_told_of_nothing_before_its_first_command():
-    publisher, subscription = StepPublisher(), StepSubscription()
-    publisher.add_subscription(subscription)
-    begin(publisher)
-    accept(publisher, 0, [4])
-    publisher.assign_router(subscription, "r1")
-    publisher.add_observer(subscription)  # a router's never observes
-    accept(publisher, 1, [5], 2)
-    assert not subscription.ready
+        publisher.add_observer(observer)
+    publisher.assign_router(slow, "slow")
+    publisher.assign_router(fast, "fast")
+    begin(publisher, "slow")
+    publisher.follow(fast, SEQ, [0])
+    seen: list[int] = []
+    for index in range(MAX_PENDING_MESSAGES + 100):
+        accept(publisher, index, [index], index)
+        seen += [token for item in fast.ready.popleft().items for token in item.token_ids]
+    assert [each.overflowed for each in (slow, observer, fast)] == [True, True, False]
+    assert seen == list(range(MAX_PENDING_MESSAGES + 100))
+    assert not (slow.ready or observer.ready or publisher._observers)
+    assert set(publisher.logs[SEQ].followers) == set(publisher.subscriptions.values()) == {fast}
 
 
 # Several steps sent together
@@ -185,25 +138,13 @@ def test_a_stream_is_told_of_nothing_before_its_first_command():
 
 def finish(publisher: StepPublisher, first: int, step_id: int) -> None:
     entry = publisher.logs[SEQ]
-    delta = Delta(entry.sequence, 0, first, (9,), FinishReason.LENGTH)
-    publisher.publish_delta(entry, delta)
-    publisher.flush(StepDeltas(step_id, [delta], 1, 1))
+    item = item_of(entry.sequence, 0, first, (9,), finish=FinishReason.LENGTH)
+    publisher.publish_item(entry, item)
+    publisher.flush(StepItems(step_id, [item], 1, 1))
 
 
 def messages(subscription: StepSubscription) -> list[list[int]]:
     return [[token for item in step.items for token in item.token_ids] for step in subscription.ready]
-
-
-async def test_an_interval_sends_the_tokens_of_several_steps_as_one_item():
-    publisher, subscription = StepPublisher(interval=3), StepSubscription()
-    publisher.add_subscription(subscription)
-    publisher.add_observer(subscription)
-    begin(publisher)
-    for index in range(6):
-        accept(publisher, index, [index], index + 1)
-    assert messages(subscription) == [[0, 1, 2], [3, 4, 5]]
-    assert [len(step.items) for step in subscription.ready] == [1, 1]
-    assert drain(subscription) == list(range(6))
 
 
 async def test_an_interval_delays_neither_first_tokens_nor_ends():
@@ -211,9 +152,9 @@ async def test_an_interval_delays_neither_first_tokens_nor_ends():
     publisher.add_subscription(subscription)
     publisher.add_observer(subscription)
     entry = begin(publisher)
-    first = Delta(entry.sequence, 0, 0, (5,), cached_tokens=0)
-    publisher.publish_delta(entry, first)
-    publisher.flush(StepDeltas(1, [first], 1, 1))
+    first = item_of(entry.sequence, 0, 0, (5,), cached_tokens=0)
+    publisher.publish_item(entry, first)
+    publisher.flush(StepItems(1, [first], 1, 1))
     assert messages(subscription) == [[5]]
     accept(publisher, 1, [6], 2)
     accept(publisher, 2, [7], 3)
@@ -222,31 +163,6 @@ async def test_an_interval_delays_neither_first_tokens_nor_ends():
     assert messages(subscription) == [[5], [6, 7, 9]]
     assert subscription.ready[1].items[0].finish is FinishReason.LENGTH
     assert drain(subscription) == [5, 6, 7, 9]
-
-
-async def test_withheld_tokens_go_when_no_further_step_comes():
-    publisher, subscription = StepPublisher(interval=100), StepSubscription()
-    publisher.add_subscription(subscription)
-    publisher.add_observer(subscription)
-    begin(publisher)
-    accept(publisher, 0, [5], 1)
-    assert not subscription.ready
-    async with asyncio.timeout(10):
-        await subscription.wake.wait()
-    assert drain(subscription) == [5]
-
-
-async def test_a_counted_step_is_sent_at_once_whatever_the_interval():
-    publisher, subscription = StepPublisher(interval=100), StepSubscription(num_awaited=1)
-    publisher.add_subscription(subscription)
-    publisher.add_observer(subscription)
-    begin(publisher)
-    accept(publisher, 0, [5], 1)
-    entry = publisher.logs[SEQ]
-    delta = Delta(entry.sequence, 0, 1, (6,))
-    publisher.publish_delta(entry, delta)
-    publisher.flush(StepDeltas(2, [delta], 1, 1, granted_by=subscription.subscription_id))
-    assert messages(subscription) == [[5, 6]]
 
 
 @given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3)), max_size=30))
@@ -261,9 +177,9 @@ def test_joined_items_say_the_same_as_those_they_are_made_of(interval, runs):
         told: list[list[int]] = [[], [], []]
         for step_id, (branch, count) in enumerate(runs, 1):
             tokens = tuple(range(len(told[branch]), len(told[branch]) + count))
-            delta = Delta(entry.sequence, branch, len(told[branch]), tokens)
-            publisher.publish_delta(entry, delta)
-            publisher.flush(StepDeltas(step_id, [delta], 1, 1))
+            item = item_of(entry.sequence, branch, len(told[branch]), tokens)
+            publisher.publish_item(entry, item)
+            publisher.flush(StepItems(step_id, [item], 1, 1))
             told[branch] += tokens
         publisher._flush_late()
         got: list[list[int]] = [[], [], []]
@@ -294,7 +210,7 @@ def test_nothing_is_left_of_ten_thousand_sequences():
                 publisher.end_branch(publisher.logs[SEQ], 0)
             case 2:
                 publisher.publish_failure(publisher.logs[SEQ], HistoryLost("lost").failure())
-                publisher.flush(StepDeltas(number))
+                publisher.flush(StepItems(number))
             case 3:
                 publisher.forget_log(publisher.logs[SEQ])
         for subscription in (observer, router):
@@ -305,39 +221,6 @@ def test_nothing_is_left_of_ten_thousand_sequences():
     for subscription in (observer, router):
         publisher.remove_subscription(subscription)
     assert not (publisher.subscriptions or publisher._observers or publisher._routers)
-
-
-def test_a_sequence_that_had_ended_before_it_came_leaves_no_log():
-    publisher = StepPublisher()
-    params = SamplingParams(max_tokens=99, seed=1)
-    sequence = new_sequence(SEQ, [1], params)
-    publisher.open_log(sequence, prompt_chain([1]), [[5]], (0,), "")
-    assert not publisher.logs
-
-
-def test_a_slow_follower_is_cut_off_and_others_miss_nothing():
-    publisher, slow, fast = StepPublisher(), StepSubscription(), StepSubscription()
-    for subscription, router in ((slow, "slow"), (fast, "fast")):
-        publisher.add_subscription(subscription)
-        publisher.assign_router(subscription, router)
-    begin(publisher, "slow")
-    publisher.follow(fast, SEQ, [0])
-    seen: list[int] = []
-    for index in range(MAX_PENDING_MESSAGES + 100):
-        accept(publisher, index, [index], index)
-        seen += [token for item in fast.ready.popleft().items for token in item.token_ids]
-    assert slow.overflowed
-    assert not fast.overflowed
-    assert seen == list(range(MAX_PENDING_MESSAGES + 100))
-
-
-def test_a_stream_that_is_replaced_ends_though_it_awaits_steps():
-    publisher, first, second = StepPublisher(), StepSubscription(num_awaited=5), StepSubscription()
-    for subscription in (first, second):
-        publisher.add_subscription(subscription)
-        publisher.assign_router(subscription, "r1")
-    assert first.closing
-    assert not first.num_awaited
 
 
 def test_steps_that_wait_for_a_router_travel_together_and_nothing_passes_what_must_be_heard_in_order():
@@ -355,22 +238,6 @@ def test_steps_that_wait_for_a_router_travel_together_and_nothing_passes_what_mu
     assert [each.seq_id for each in moved.moved] == [SEQ]
     assert unknown.unknown == ["elsewhere"]
     assert not router.ready
-
-
-def test_messages_of_counted_steps_and_of_observers_are_not_joined():
-    publisher, counting, observer = StepPublisher(), StepSubscription(num_awaited=2), StepSubscription()
-    for subscription in (counting, observer):
-        publisher.add_subscription(subscription)
-    publisher.assign_router(counting, "r")
-    publisher.add_observer(observer)
-    begin(publisher, "r")
-    for index in range(2):
-        delta = Delta(publisher.logs[SEQ].sequence, 0, index, (index,))
-        publisher.publish_delta(publisher.logs[SEQ], delta)
-        publisher.flush(StepDeltas(index + 1, [delta], 1, 1, granted_by=counting.subscription_id))
-    assert not counting.num_awaited
-    for subscription in (counting, observer):
-        assert [subscription.next_message().step_id for _ in range(2)] == [1, 2]
 
 
 def waiting_sizes(messages: list[StepMessage]) -> list[int]:

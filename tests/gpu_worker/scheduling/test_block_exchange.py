@@ -42,8 +42,8 @@ def test_a_sequence_moves_and_nobody_notices(kind: str, num_steps: int) -> None:
     num_branches = params.num_branches
     assert len(plan.chunks) == num_branches + 1, "it runs in the next step"
     assert plan.num_tokens == num_branches + 1 and not plan.copies, "nothing is computed again, and no block is copied"
-    assert all(len(delta.token_ids) == 1 for delta in result.deltas), "no token is told again"
-    assert all(delta.cached_tokens is None for delta in result.deltas)
+    assert all(len(item.token_ids) == 1 for item in result.items), "no token is told again"
+    assert all(item.cached_tokens is None for item in result.items)
     target.finish()
     whole = undisturbed("a", 37, params)
     for index in range(num_branches):

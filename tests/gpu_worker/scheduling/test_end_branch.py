@@ -35,11 +35,11 @@ class Small:
         plan = self.scheduler.plan()
         between()
         result = self.scheduler.commit(plan, self.runner.run(plan))
-        for delta in result.deltas:
-            key = delta.sequence.seq_id, delta.branch_index
+        for item in result.items:
+            key = item.seq_id, item.branch
             assert key not in self.ended
-            assert delta.first_index == len(self.outputs[key])
-            self.outputs[key] += delta.token_ids
+            assert item.first_index == len(self.outputs[key])
+            self.outputs[key] += item.token_ids
         self.now += 1.0
 
     def end(self, name, branch):

@@ -6,8 +6,8 @@ import pytest
 from scheduler_bench import GREEDY, Bench
 
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.step import BAD_LOGITS, StepDeltas, StepOutput
-from octavo.request.errors import Failure, NotFound, StaleEpoch
+from gpu_worker.scheduling.state.step import BAD_LOGITS, StepItems, StepOutput
+from octavo.request.errors import NotFound, StaleEpoch
 from octavo.request.ids import SequenceId
 from octavo.request.sampling import FinishReason, SamplingParams
 
@@ -25,14 +25,14 @@ def test_stop_tokens_eos_and_min_tokens(ignore_eos: bool, min_tokens: int, expec
     params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=ignore_eos, min_tokens=min_tokens)
     sequence = bench.admit("a", 5, params)
     script = iter([5, 6, 2, 5, 6, 2, 7, 7, 7])
-    result = StepDeltas(0)
+    result = StepItems(0)
     while bench.scheduler.has_work:
         plan = bench.scheduler.plan()
         result = bench.scheduler.commit(plan, StepOutput([next(script)]))
     assert sequence.branches[0].num_output == expected
-    (delta,) = result.deltas
-    assert delta.finish == (FinishReason.STOP if delta.token_ids == (2,) else FinishReason.LENGTH)
-    assert delta.token_ids == ((2,) if expected < 9 else (7,))
+    (item,) = result.items
+    assert item.finish == (FinishReason.STOP if item.token_ids == (2,) else FinishReason.LENGTH)
+    assert item.token_ids == ((2,) if expected < 9 else (7,))
 
 
 def test_bad_logits_fail_one_sequence_alone() -> None:
@@ -43,11 +43,11 @@ def test_bad_logits_fail_one_sequence_alone() -> None:
     plan = bench.scheduler.plan()
     output = bench.runner.run(plan)
     output.token_ids[1] = BAD_LOGITS
-    deltas = bench.scheduler.commit(plan, output).deltas
-    failed = [delta for delta in deltas if delta.finish]
-    assert {delta.sequence.seq_id for delta in failed} == {"a"}
+    items = bench.scheduler.commit(plan, output).items
+    failed = [item for item in items if item.finish]
+    assert {item.seq_id for item in failed} == {"a"}
     assert len(failed) == 2
-    assert {Failure.from_json(delta.failure).reason for delta in failed} == {"BAD_LOGITS"}
+    assert {item.failure.reason for item in failed} == {"BAD_LOGITS"}
     bench.finish()
     assert {name for name, reason in bench.finishes.items() if reason == FinishReason.LENGTH} == {"b.0", "b.1"}
     assert bench.load().num_used_blocks == 0
@@ -96,12 +96,12 @@ def test_cancel_and_drop_free_everything(in_flight: bool, drop: bool) -> None:
         assert SequenceId("a") not in bench.workload.sequences
     else:
         assert bench.cancel("a")
-    deltas = []
+    items = []
     if plan is not None:
-        deltas = bench.scheduler.commit(plan, bench.runner.run(plan)).deltas
+        items = bench.scheduler.commit(plan, bench.runner.run(plan)).items
     else:
-        deltas = bench.step()[1].deltas
-    ended = [(delta.branch_index, delta.finish, delta.token_ids) for delta in deltas if delta.sequence.seq_id == "a"]
+        items = bench.step()[1].items
+    ended = [(item.branch, item.finish, item.token_ids) for item in items if item.seq_id == "a"]
     assert ended == ([] if drop else [(branch, FinishReason.CANCELLED, ()) for branch in range(3)])
     bench.scheduler.check_state()
     bench.drop("b")
@@ -121,11 +121,11 @@ def test_a_failing_step_loses_only_who_fails_alone() -> None:
             result = bench.scheduler.abort_step(plan, '{"reason": "TEST"}')
         else:
             result = bench.scheduler.commit(plan, bench.runner.run(plan))
-        for delta in result.deltas:
-            name = delta.sequence.seq_id
-            bench.tokens.setdefault(name, []).extend(delta.token_ids)
-            if delta.finish:
-                bench.finishes[name] = delta.finish
+        for item in result.items:
+            name = item.seq_id
+            bench.tokens.setdefault(name, []).extend(item.token_ids)
+            if item.finish:
+                bench.finishes[name] = item.finish
     assert bench.finishes == {"a": FinishReason.LENGTH, "b": FinishReason.ERROR, "c": FinishReason.LENGTH}
     assert len(bench.tokens["b"]) == 2
     assert bench.load().num_used_blocks == 0

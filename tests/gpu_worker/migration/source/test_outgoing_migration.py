@@ -529,7 +529,7 @@ async def test_a_worker_that_drains_holds_no_blocks_back():
     async with worker_pair() as pair:
         await pair.run(greedy(800))
         worker = pair.a.worker
-        await until(lambda: worker.watch.report.load.num_running == 1)
+        await until(lambda: worker.watch.load.num_running == 1)
         assert worker._others_decode()
         worker.drain.begin(30.0)
         assert not worker._others_decode()

@@ -66,7 +66,7 @@ class Scene:
 
 
 def engine_steps(worker):
-    return worker.worker.watch.report.num_steps
+    return worker.worker.watch.times.num_steps
 
 
 @pytest.fixture

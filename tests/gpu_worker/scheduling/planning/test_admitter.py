@@ -68,8 +68,8 @@ def test_nothing_is_said_of_an_older_epoch_that_has_ended() -> None:
     bench.step()
     bench.cancel("a")
     newer = bench.admit("a", epoch=2)
-    deltas = bench.step()[1].deltas
-    assert {delta.sequence for delta in deltas} == {newer}
+    items = bench.step()[1].items
+    assert {item.epoch for item in items} == {newer.epoch}
 
 
 def test_max_tokens_reserves_nothing() -> None:

@@ -90,6 +90,6 @@ def test_ending_everything_leaves_no_block_and_no_list() -> None:
         or work.lists.prefilling
         or work.lists.searches
     )
-    assert {delta.finish for delta in work.pending} == {FinishReason.CANCELLED}
+    assert {item.finish for item in work.pending} == {FinishReason.CANCELLED}
     load = bench.load()
     assert (load.num_used_blocks, load.num_free_host_blocks) == (0, 16)

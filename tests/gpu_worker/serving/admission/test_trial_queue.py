@@ -139,17 +139,6 @@ async def test_nothing_runs_from_before_a_suspect_is_announced_until_it_has_prov
     assert first - num_steps >= PROOF_TOKENS
 
 
-async def test_a_suspect_proves_itself_by_what_the_store_has_accepted(bench: Bench) -> None:
-    await bench.suspect("suspect")
-    await bench.until_in_step("suspect")
-    bench.store.may_append.clear()
-    num_steps = len(bench.steps)
-    await bench.until(lambda: len(bench.steps) > num_steps + PROOF_TOKENS)
-    assert bench.steps[num_steps:] == [{"suspect"}] * len(bench.steps[num_steps:])
-    bench.store.may_append.set()
-    await bench.until_in_step("suspect", "other")
-
-
 async def test_others_pause_until_the_store_has_heard_of_the_end(bench: Bench) -> None:
     """If one of them killed the worker before, the store would take the suspect for what ran."""
     await bench.until_in_step("other")
@@ -190,12 +179,6 @@ async def test_after_an_error_that_nobody_expects_others_go_on(bench: Bench) -> 
     await bench.until_in_step("other")
     await bench.until(lambda: id_of("suspect") not in bench.publisher.logs)
     assert not any("suspect" in step for step in bench.steps)
-
-
-async def test_a_suspect_that_cannot_be_admitted_is_not_announced(bench: Bench) -> None:
-    assert await bench.suspect("suspect", prompt=[1] * 13_000, max_tokens=1) is AdmissionOutcome.NEVER
-    await bench.until_in_step("other")
-    assert bench.store.announced == []
 
 
 async def test_suspects_have_the_engine_one_after_the_other(bench: Bench) -> None:
@@ -249,14 +232,3 @@ async def test_a_suspect_that_was_lost_without_a_word_stops_nobody_for_ever(
     suspect = bench.publisher.logs[id_of("suspect")].sequence
     bench.port.tell(lambda scheduler: scheduler.drop(suspect))
     await bench.until_in_step("other")
-
-
-async def test_without_a_store_a_suspect_runs_alone_all_the_same() -> None:
-    bench = Bench()
-    bench.trials._announcer = None
-    await bench.admit("other")
-    await bench.suspect("suspect")
-    await bench.until_in_step("suspect")
-    await bench.until_in_step("suspect", "other")
-    assert bench.store.announced == []
-    await bench.close()

@@ -50,14 +50,6 @@ async def test_a_worker_that_still_loads_says_so_to_every_call():
     await made.stop()
 
 
-async def test_a_stopping_worker_takes_nothing_and_goes_on(service):
-    service.watch.draining = True
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await service.schedule(admission())
-    assert isinstance(statuses.error_from(raised.value), errors.Draining)
-    assert len(await (await service.step().grant(1)).rest()) == 1
-
-
 # Grants
 
 
@@ -72,25 +64,6 @@ async def test_finite_grants_of_several_streams_run_and_report_exactly_their_ste
     step_ids = [result.step_id for found in results.values() for result in found]
     assert len(set(step_ids)) == sum(counts.values())
     assert service.engine.times.num_steps == sum(counts.values())
-
-
-async def test_a_half_closed_stream_shows_the_steps_it_granted_while_others_let_the_worker_run(service):
-    router = await (await service.step().open("r1")).grant(0)
-    assert await service.schedule(admission(max_tokens=4000), router_id="r1") == [ADMITTED]
-    await router.read()
-    single = await (await service.step().grant(3)).rest()
-    assert sum(result.num_tokens > 0 for result in single) >= 3
-    assert len(tokens_of_any(single)) >= 3
-    router.call.cancel()
-
-
-def tokens_of_any(results: list[worker_pb2.StepResult]) -> list[int]:
-    return [token for result in results for item in result.items for token in item.token_ids]
-
-
-async def test_a_half_close_without_finite_grants_ends_at_once(service):
-    assert await (await service.step().grant(0)).rest() == []
-    assert await service.step().rest() == []
 
 
 async def test_pause_ends_streams_that_wait_for_steps_which_will_not_come(service):
@@ -144,13 +117,6 @@ async def test_a_bad_command_ends_its_stream_alone_and_names_the_field(service, 
     await service.until(lambda: not service.publisher.subscriptions)
 
 
-async def test_a_stream_has_one_name(service):
-    call = await (await service.step().open("r1")).open("r1")
-    await call.open("r2")
-    assert isinstance(await call.error(), errors.InvalidArgument)
-    await service.until(lambda: not service.publisher._routers)
-
-
 # Who is told
 
 
@@ -195,17 +161,6 @@ async def test_following_from_an_index_gives_the_rest_and_unfollowing_ends_it(se
     results = await follower.rest()
     assert len(results) == 2
     assert not any(result.items for result in results)
-
-
-async def test_a_router_that_comes_again_replaces_its_old_stream(service):
-    old = await service.step().open("r1")
-    await old.grant(0)
-    await service.until(lambda: "r1" in service.publisher._routers)
-    new = await service.step().open("r1")
-    assert await old.read() is grpc.aio.EOF
-    await service.schedule(admission(), router_id="r1")
-    assert (await new.read()).items
-    new.call.cancel()
 
 
 async def test_a_stream_that_is_not_read_is_cut_off_and_others_are_not(service, monkeypatch):
@@ -294,7 +249,7 @@ async def test_a_batch_of_swaps_takes_one_step_boundary(service):
     assert [result.failure.reason for result in results[4:]] == ["NOT_FOUND", "INVALID_ARGUMENT"]
 
 
-async def test_a_worker_that_drains_holds_no_sequence_by_a_swap(service):
+async def test_a_worker_that_drains_takes_and_holds_nothing(service):
     await service.schedule(*(admission(number, (5,) * 6) for number in range(2)))
     await (await service.step().grant(2)).rest()
 
@@ -304,6 +259,9 @@ async def test_a_worker_that_drains_holds_no_sequence_by_a_swap(service):
 
     assert (await swap(0, worker_pb2.SWAP_OPERATION_OUT)).num_blocks
     service.watch.draining = True
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await service.schedule(admission(9))
+    assert isinstance(statuses.error_from(raised.value), errors.Draining)
     assert (await swap(1, worker_pb2.SWAP_OPERATION_OUT)).failure.reason == "DRAINING"
     assert (await swap(0, worker_pb2.SWAP_OPERATION_IN)).num_blocks
     assert (await swap(1, worker_pb2.SWAP_OPERATION_DROP)).num_blocks

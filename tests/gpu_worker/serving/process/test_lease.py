@@ -41,23 +41,14 @@ class SlowStore(MemoryStore):
 async def test_leaving_comes_after_the_renewal_that_is_under_way():
     store = SlowStore()
     lease = Lease(store, Member("worker", Incarnation("i"), b"{}"), 1000)
-    lease.beat()
+    for _ in range(100):
+        lease.beat()  # the first of them renews
     await asyncio.sleep(0.01)
     await lease.end(5.0)
     lease._next_renewal = 0.0
     lease.beat()
     await asyncio.sleep(0.1)
     assert store.order == ["heartbeat", "leave"]
-
-
-async def test_beats_renew_three_times_in_a_lease_at_most():
-    store = SlowStore()
-    lease = Lease(store, Member("worker", Incarnation("i"), b"{}"), 60_000)
-    for _ in range(100):
-        lease.beat()
-    await asyncio.sleep(0.1)
-    assert store.order == ["heartbeat"]
-    assert lease.runs
 
 
 async def test_a_worker_waits_until_the_lease_of_its_predecessor_has_ended():
@@ -67,13 +58,6 @@ async def test_a_worker_waits_until_the_lease_of_its_predecessor_has_ended():
     await register_worker(store, member("new", "10.0.0.2:7"), LEASE_MS)
     assert LEASE_MS / 2000 < loop.time() - began < 2 * LEASE_MS / 1000
     assert (await store.heartbeat(member("new", "10.0.0.2:7"), LEASE_MS)).holder is None
-
-
-async def test_a_worker_that_starts_again_where_it_was_does_not_wait():
-    store = MemoryStore(MemoryState())
-    await store.heartbeat(member("old", "10.0.0.1:7"), 60_000)
-    async with asyncio.timeout(1):
-        await register_worker(store, member("new", "10.0.0.1:7"), LEASE_MS)
 
 
 async def test_a_worker_whose_id_is_in_use_says_by_whom():

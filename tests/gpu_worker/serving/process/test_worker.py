@@ -18,7 +18,7 @@ from gpu_worker.serving.process.worker import Worker
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from octavo.net.channel import open_channel
-from octavo.request.errors import CannotMove, Draining, Loading, NotFound, StoreUnavailable
+from octavo.request.errors import CannotMove, Draining, NotFound, StoreUnavailable
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import NewSequence, SequenceState
 from octavo.request.sampling import FinishReason, SamplingParams
@@ -128,16 +128,6 @@ async def not_(condition) -> bool:
     return not await condition()
 
 
-async def test_it_serves_once_the_store_knows_it_and_leaves_at_the_end(life):
-    await until(life.serving)
-    assert await life.known()
-    await life.run_something()
-    await until(lambda: life.has_journalled(5))
-    assert await life.worker.stop()
-    assert not await life.known()
-    assert not life.ended
-
-
 async def test_what_was_generated_is_journalled_and_released_before_it_ends(life):
     await life.run_something()
     await until(lambda: life.has_journalled(20))
@@ -207,13 +197,6 @@ async def test_a_sequence_whose_router_died_before_schedule_goes_back_to_the_que
     assert not life.ended
 
 
-async def test_a_sequence_that_runs_stays_where_it_is(life, monkeypatch):
-    monkeypatch.setattr(reconciler, "ROUND_S", 0.01)
-    await life.run_something()
-    await until(lambda: life.has_journalled(50))
-    assert await life.is_in_state(SequenceState.RUNNING)
-
-
 async def test_a_loop_that_hangs_loses_lease_and_health_and_in_the_end_the_process(life):
     await until(life.serving)
     await life.run_something()
@@ -228,25 +211,6 @@ async def test_a_loop_that_hangs_loses_lease_and_health_and_in_the_end_the_proce
     assert "hangs" in life.ended[0]
 
 
-async def test_a_loop_that_goes_on_after_a_while_gets_lease_and_health_back(life):
-    await until(life.serving)
-    await life.run_something()
-    life.runner.go.clear()
-    await until(lambda: not_(life.serving))
-    life.runner.go.set()
-    await until(life.serving)
-    assert await life.known()
-    assert not life.ended
-
-
-async def test_an_idle_worker_keeps_its_lease(life):
-    await until(life.serving)
-    for _ in range(12):
-        await asyncio.sleep(LEASE_MS / 4000)
-        assert await life.known()
-        assert await life.serving()
-
-
 async def test_a_loop_that_ends_or_a_journal_that_ends_ends_the_process(life):
     await until(life.serving)
 
@@ -258,20 +222,6 @@ async def test_a_loop_that_ends_or_a_journal_that_ends_ends_the_process(life):
     await until(lambda: life.ended)
     assert "journal" in life.ended[0]
     assert "nobody understands" in life.ended[0]
-
-
-async def test_a_watch_over_progress_that_ends_ends_the_process(life, monkeypatch):
-    await until(life.serving)
-
-    def broken(serving: bool) -> None:
-        raise ValueError("health has ended")
-
-    await life.run_something()
-    with monkeypatch.context() as patch:
-        patch.setattr(life.listener.health, "set_all", broken)
-        life.runner.go.clear()  # so that health changes
-        await until(lambda: life.ended)
-    assert "health has ended" in life.ended[0]
 
 
 async def test_a_runner_is_closed_after_its_last_step_only(life):
@@ -336,15 +286,6 @@ async def test_it_takes_sequences_from_others_while_it_lives_and_does_not_drain(
     await life.worker.stop()
     with pytest.raises(ConnectionError):
         await asyncio.open_connection("127.0.0.1", port)
-
-
-async def test_it_answers_sources_while_it_loads():
-    listener = Listener(WorkerSettings(listen="127.0.0.1:0", web_listen=""))
-    await listener.open()
-    async with open_channel(listener.endpoint, internal=True) as channel:
-        with pytest.raises(Loading), statuses.serving_errors():
-            await transfer_pb2_grpc.TransferStub(channel).Abort(transfer_pb2.AbortRequest(ticket=1))
-    await listener.close(0)
 
 
 @pytest.mark.parametrize("settings", [{"prefix_caching": False}, {"journal": "off"}])
