@@ -82,20 +82,6 @@ async def test_a_watcher_that_falls_too_far_behind_has_a_gap_and_holds_little(mo
     assert len((await slow.next_batch(0.01)).events) == 1
 
 
-async def test_next_returns_after_the_interval_with_nothing_new():
-    watcher = CacheWatchers().open_watcher()
-    batch = await watcher.next_batch(0.001)
-    assert batch == CacheEventBatch(0, 0, [])
-
-
-async def test_closed_watchers_are_told_nothing():
-    watchers = CacheWatchers()
-    watcher = watchers.open_watcher()
-    watchers.close_watcher(watcher)
-    watchers.publish_events([CacheEvent("stored", b"x" * 16)], 1)
-    assert not watcher.events
-
-
 @pytest.mark.parametrize("seed", range(3))
 async def test_every_message_describes_the_cache_while_steps_run(seed):
     """Watchers come and go while blocks are stored and evicted; no digest is ever wrong, no number is missing."""

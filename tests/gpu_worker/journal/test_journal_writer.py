@@ -214,19 +214,6 @@ async def test_a_journal_that_lost_its_end_is_mended_from_what_this_worker_holds
     assert world.told() == [(0, 0, (30, 31, 32, 33, 34)), (0, 5, (35,))]
 
 
-async def test_steps_run_ahead_of_a_branch_that_a_router_has_ended_cost_the_other_branch_nothing(world):
-    """The engine runs on while the store says that one branch is closed, in one batch or in the next."""
-    world.store.script.extend([AppendStatus.CLOSED, AppendStatus.OK])
-    world.step((0, 0, [10]), (1, 0, [20]))
-    world.step((0, 1, [11]), (1, 1, [21]))
-    await settle(world)
-    world.step((0, 2, [12]), (1, 2, [22]))
-    await settle(world)
-    assert world.told() == [(1, 0, (20, 21)), (1, 2, (22,))]
-    assert world.control.calls == [("end_branch", "s", 3, 0)]
-    assert [item.branch for item in world.store.batches[-1]] == [1]
-
-
 async def test_a_flush_at_once_does_not_wait_for_more_tokens():
     async with running(AppendPolicy(max_tokens=100, max_delay_s=1000.0, from_branches=1)) as world:
         world.step((0, 0, [10]))

@@ -14,7 +14,6 @@ from gpu_worker.scheduling.state.step import StepOutput, StepPlan
 from gpu_worker.serving.admission import trial_queue
 from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import Admission, AdmissionOutcome
 from octavo.request.sampling import SamplingParams
@@ -165,14 +164,6 @@ async def test_a_suspect_that_the_store_refuses_does_not_run_and_others_go_on(be
     assert id_of("suspect") not in bench.parts.workload.sequences
 
 
-async def test_a_suspect_waits_for_a_store_that_is_away(bench: Bench) -> None:
-    bench.store.answers = [StoreUnavailable("away"), StoreUnavailable("away")]
-    await bench.suspect("suspect")
-    await bench.until_in_step("suspect")
-    assert bench.store.announced == ["suspect"] * 3
-    await bench.until_in_step("suspect", "other")
-
-
 async def test_after_an_error_that_nobody_expects_others_go_on(bench: Bench) -> None:
     bench.store.answers = [ValueError("the store says something nobody understands")]
     await bench.suspect("suspect")
@@ -194,17 +185,6 @@ async def test_suspects_have_the_engine_one_after_the_other(bench: Bench) -> Non
     on_trial = [step for step in bench.steps if step & {"first", "second"} and len(step) == 1]
     assert on_trial == sorted(on_trial, key=lambda step: step == {"second"})
     assert on_trial.count({"second"}) >= PROOF_TOKENS
-
-
-async def test_a_suspect_that_is_cancelled_before_its_turn_is_not_announced(bench: Bench) -> None:
-    bench.store.may_announce.clear()
-    await bench.suspect("first")
-    await bench.until_announced("first")
-    await bench.suspect("second")
-    bench.admissions.cancel([(id_of("second"), 4)])
-    bench.store.may_announce.set()
-    await bench.until_in_step("first", "other")
-    assert bench.store.announced == ["first"]
 
 
 @pytest.mark.parametrize("how", ["released", "moved on"])

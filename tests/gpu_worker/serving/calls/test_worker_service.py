@@ -80,19 +80,6 @@ async def test_pause_ends_streams_that_wait_for_steps_which_will_not_come(servic
     assert service.engine.times.num_steps == 0
 
 
-async def test_a_grant_outlives_its_stream(service):
-    assert await service.schedule(admission(max_tokens=5)) == [ADMITTED]
-    service.engine.control.hold_steps(True)
-    dying = await service.step().grant(6)
-    await service.until(lambda: any(stream.num_awaited for stream in service.publisher.subscriptions.values()))
-    dying.call.cancel()
-    await service.until(lambda: not service.publisher.subscriptions)
-    service.engine.control.hold_steps(False)
-    await service.until(lambda: service.engine.times.num_steps == 6)
-    assert not service.publisher.logs
-    assert len(await (await service.step().grant(1)).rest()) == 1  # and its steps are not taken for another's
-
-
 @pytest.mark.parametrize(
     ("command", "field"),
     [

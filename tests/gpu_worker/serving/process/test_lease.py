@@ -51,15 +51,6 @@ async def test_leaving_comes_after_the_renewal_that_is_under_way():
     assert store.order == ["heartbeat", "leave"]
 
 
-async def test_a_worker_waits_until_the_lease_of_its_predecessor_has_ended():
-    store, loop = MemoryStore(MemoryState()), asyncio.get_running_loop()
-    await store.heartbeat(member("old", "10.0.0.1:7"), LEASE_MS)
-    began = loop.time()
-    await register_worker(store, member("new", "10.0.0.2:7"), LEASE_MS)
-    assert LEASE_MS / 2000 < loop.time() - began < 2 * LEASE_MS / 1000
-    assert (await store.heartbeat(member("new", "10.0.0.2:7"), LEASE_MS)).holder is None
-
-
 async def test_a_worker_whose_id_is_in_use_says_by_whom():
     old = member("old", "10.0.0.1:7")
 
@@ -73,14 +64,6 @@ async def test_a_worker_whose_id_is_in_use_says_by_whom():
 
     with pytest.raises(WorkerIdTaken, match=r"worker_id worker-0: .* 10\.0\.0\.1:7 \(old\) .* another --worker-id"):
         await register_worker(LivelyStore(MemoryState()), member("new", "10.0.0.2:7"), LEASE_MS)
-
-
-async def test_of_two_workers_that_wait_for_an_id_one_gets_it():
-    store = MemoryStore(MemoryState())
-    await store.heartbeat(member("old", "10.0.0.1:7"), LEASE_MS)
-    both = [register_worker(store, member(f"new{i}", f"10.0.0.2:{i}"), LEASE_MS) for i in range(2)]
-    results = await asyncio.gather(*both, return_exceptions=True)
-    assert [type(result) for result in results] == [type(None), WorkerIdTaken]
 
 
 async def test_a_worker_that_lost_its_id_while_it_was_away_knows_so_and_renews_no_more():

@@ -154,17 +154,6 @@ async def test_a_second_sigterm_or_ctrl_c_ends_the_only_worker_at_once(start, se
     assert (left.state, left.epoch, left.crashes) == (SequenceState.QUEUED, 2, 0)
 
 
-async def test_ctrl_c_waits_for_no_long_step(start, server):
-    """What the step brings is fenced, and nobody counts a crash."""
-    worker = start(server.url, "--step-delay-ms", "60000", "--lease-ms", "60000")
-    await until(worker.serving)
-    async with running(worker, server) as record:
-        worker.process.send_signal(signal.SIGINT)
-        assert await worker.exit_code(20) == 0, worker.log.read_text()
-        left = await record()
-    assert (left.state, left.epoch, left.crashes) == (SequenceState.QUEUED, 2, 0)
-
-
 @pytest.fixture
 async def server(tmp_path):
     server = EmbeddedStore(tmp_path)

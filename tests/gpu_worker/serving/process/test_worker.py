@@ -155,18 +155,6 @@ async def test_whoever_waits_for_its_end_waits_neither_for_a_step_nor_for_the_st
     assert (record.state, record.epoch, record.crashes) == (SequenceState.QUEUED, 2, 0)
 
 
-async def test_a_store_that_hangs_keeps_no_worker_from_its_end(life):
-    await life.run_something()
-    await until(lambda: life.has_journalled(5))
-
-    async def hangs(*_) -> None:
-        await asyncio.Event().wait()
-
-    life.store.append_batch = life.store.requeue = life.store.heartbeat = life.store.leave = hangs
-    async with asyncio.timeout(20):
-        assert await life.worker.stop()
-
-
 async def test_tokens_gather_as_the_settings_say():
     life = Life(append_branches=1, append_tokens=4, append_delay_ms=5000)
     sizes = []
@@ -209,19 +197,6 @@ async def test_a_loop_that_hangs_loses_lease_and_health_and_in_the_end_the_proce
     await until(lambda: life.ended)
     assert time.monotonic() - began >= progress_monitor.HANG_LEASES * LEASE_MS / 1000
     assert "hangs" in life.ended[0]
-
-
-async def test_a_loop_that_ends_or_a_journal_that_ends_ends_the_process(life):
-    await until(life.serving)
-
-    async def broken(owner, items):
-        raise ValueError("the store says something nobody understands")
-
-    life.store.append_batch = broken
-    await life.run_something()
-    await until(lambda: life.ended)
-    assert "journal" in life.ended[0]
-    assert "nobody understands" in life.ended[0]
 
 
 async def test_a_runner_is_closed_after_its_last_step_only(life):
