@@ -120,7 +120,7 @@ class Worker:
         block_listener = BlockListener(host, tls=listener.tls) if memory is not None else None
         self.supplier: BlockSupplier | None = None
         self.fetcher: PrefixFetcher | None = None
-        if memory and block_listener and self.connections and settings.prefix_fetch:
+        if memory is not None and block_listener is not None and self.connections is not None and settings.prefix_fetch:
             self.supplier = BlockSupplier(blocks, targets, self.connections)
             self.fetcher = PrefixFetcher(incarnation, blocks, memory, block_listener, targets, self.connections)
         announcer = OwnershipAnnouncer(journal, incarnation) if journal is not None else None

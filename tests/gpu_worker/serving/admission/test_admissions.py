@@ -3,7 +3,6 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 
 import pytest
 from effort import draws, patience
@@ -16,7 +15,6 @@ from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.journal.step_subscription import StepSubscription
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.serving.admission.beam_texts import BeamTexts
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.request.errors import Draining
 from octavo.request.ids import Incarnation, SequenceId
@@ -120,23 +118,6 @@ async def test_an_admission_that_fails_when_nobody_asks_any_more_is_no_error_of_
     assert not told
     with pytest.raises(Draining):
         await world.admissions.admit(request(1), "")
-
-
-async def test_a_bad_request_is_rejected_by_name(world):
-    for change in ({"epoch": 0}, {"prompt": []}, {"prompt": [10**6]}, {"seq_id": SequenceId("?")}, {"priority": 9}):
-        answer = await world.admissions.admit(request(1, **change), "")
-        assert answer.outcome is AdmissionOutcome.REJECTED
-        assert answer.failure.message.startswith(next(iter(change)))
-    assert not world.publisher.logs
-
-
-async def test_beams_with_stop_strings_go_to_a_worker_that_has_the_tokenizer(world):
-    world.admissions._beam_texts = BeamTexts(replace(world.runner.info, tokenizer="/nowhere"))
-    params = SamplingParams(beam_width=2, max_tokens=4, seed=1, best_of=1)
-    assert (await world.admissions.admit(request(1, sampling=params), "")).admitted
-    answer = await world.admissions.admit(request(2, sampling=replace(params, stop=("x",))), "")
-    assert (answer.outcome, answer.failure.reason) == (AdmissionOutcome.NEVER, "NOT_FOUND")
-    assert "/nowhere" in answer.failure.message
 
 
 async def test_a_refusal_is_told_to_everybody_who_asked_and_leaves_nothing():

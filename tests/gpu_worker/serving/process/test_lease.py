@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from gpu_worker.serving.process import lease as lease_module
-from gpu_worker.serving.process.lease import Lease, WorkerIdTaken, register_worker
+from gpu_worker.serving.process.lease import Lease
 from octavo.request.ids import Incarnation
-from octavo.store.calls import Member, NameHolder, Renewal
+from octavo.store.calls import Member, Renewal
 from octavo.store.memory import MemoryState, MemoryStore
 
 LEASE_MS = 600
@@ -49,21 +49,6 @@ async def test_leaving_comes_after_the_renewal_that_is_under_way():
     lease.beat()
     await asyncio.sleep(0.1)
     assert store.order == ["heartbeat", "leave"]
-
-
-async def test_a_worker_whose_id_is_in_use_says_by_whom():
-    old = member("old", "10.0.0.1:7")
-
-    class LivelyStore(MemoryStore):
-        """Whenever another worker asks for the id, its holder has just renewed its lease."""
-
-        async def register(self, member: Member, lease_ms: int) -> NameHolder | None:
-            assert (await self.heartbeat(old, lease_ms)).holder is None
-            await asyncio.sleep(0.002)  # by then it is another time by the store's clock
-            return await super().register(member, lease_ms)
-
-    with pytest.raises(WorkerIdTaken, match=r"worker_id worker-0: .* 10\.0\.0\.1:7 \(old\) .* another --worker-id"):
-        await register_worker(LivelyStore(MemoryState()), member("new", "10.0.0.2:7"), LEASE_MS)
 
 
 async def test_a_worker_that_lost_its_id_while_it_was_away_knows_so_and_renews_no_more():

@@ -21,7 +21,7 @@ from octavo.net.channel import open_channel
 from octavo.request.errors import CannotMove, Draining, NotFound, StoreUnavailable
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import NewSequence, SequenceState
-from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.request.sampling import SamplingParams
 from octavo.settings.worker import WorkerSettings
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
@@ -126,19 +126,6 @@ async def life(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Life]:
 
 async def not_(condition) -> bool:
     return not await condition()
-
-
-async def test_what_was_generated_is_journalled_and_released_before_it_ends(life):
-    await life.run_something()
-    await until(lambda: life.has_journalled(20))
-    await life.worker.stop()
-    sequence = life.worker.workload.sequences[SEQ]
-    assert await life.tokens() == sequence.branches[0].num_output > 20
-    snapshot = await life.store.read(SEQ)
-    assert snapshot.record.state is SequenceState.QUEUED  # for others to take
-    assert snapshot.record.epoch == 2  # what this worker might still append is fenced
-    assert snapshot.record.crashes == 0
-    assert snapshot.record.finishes == (FinishReason.NONE,)
 
 
 async def test_whoever_waits_for_its_end_waits_neither_for_a_step_nor_for_the_store(life):
