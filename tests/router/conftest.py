@@ -95,7 +95,9 @@ class World:
 
     # Building
 
-    async def worker(self, runner: object = None, store: object = None, **settings: object) -> Worker:
+    async def worker(
+        self, runner: object = None, store: object = None, tracer: object = None, **settings: object
+    ) -> Worker:
         runner = runner or FakeRunner(step_s=0.001)
         name = f"worker-{len(self.runners)}"
         made_settings = WorkerSettings(
@@ -103,7 +105,7 @@ class World:
         )
         listener = Listener(made_settings)
         await listener.open()
-        made = Worker(made_settings, listener, store or MemoryStore(self.state), runner)
+        made = Worker(made_settings, listener, store or MemoryStore(self.state), runner, tracer)
         made.start()
         self.workers.append(made)
         self.runners.append(runner)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gpu_worker.journal.sequence_tracer import SequenceTracer
 from gpu_worker.serving.admission.admissions import Admissions
 from octavo.net.channel import open_channel
 from octavo.net.traces import RequestTracer
@@ -22,10 +21,7 @@ CANARY = "xyzzy-plugh-9081726354"
 async def traced(world):
     """A world of one router and one worker whose spans go to an exporter, which is the fixture's value."""
     exporter = InMemorySpanExporter()
-    worker = await world.worker()
-    service = worker.listener.service
-    service.tracer = SequenceTracer(RequestTracer("worker", exporter, 0.0, at_once=True), "worker-0")
-    worker.publisher.on_forgotten = service.tracer.end
+    await world.worker(tracer=RequestTracer("worker", exporter, 0.0, at_once=True))
     await world.router(tracer=RequestTracer("router", exporter, 0.0, at_once=True))
     await world.ready()
     return exporter

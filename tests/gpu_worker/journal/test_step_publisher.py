@@ -25,6 +25,17 @@ from octavo.request.step_item import StepItem
 SEQ = SequenceId("s")
 
 
+def reader(publisher: StepPublisher, router: str = "") -> StepSubscription:
+    """The stream of this router; without a name, of an observer."""
+    subscription = StepSubscription()
+    publisher.add_subscription(subscription)
+    if router:
+        publisher.assign_router(subscription, router)
+    else:
+        publisher.add_observer(subscription)
+    return subscription
+
+
 def begin(
     publisher: StepPublisher,
     router: str = "",
@@ -57,9 +68,8 @@ def drain(subscription: StepSubscription) -> list[int]:
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(0, 12), st.integers(0, 12))
 def test_following_at_any_time_from_any_index_loses_nothing(tokens, when, start):
-    publisher, subscription = StepPublisher(), StepSubscription()
-    publisher.add_subscription(subscription)
-    publisher.assign_router(subscription, "late")
+    publisher = StepPublisher()
+    subscription = reader(publisher, "late")
     begin(publisher)
     start = min(start, when, len(tokens))
     for index, token in enumerate(tokens):
@@ -77,9 +87,8 @@ def test_following_at_any_time_from_any_index_loses_nothing(tokens, when, start)
 
 
 def test_where_branches_compete_a_late_follower_learns_the_score_at_every_token():
-    publisher, subscription = StepPublisher(), StepSubscription()
-    publisher.add_subscription(subscription)
-    publisher.assign_router(subscription, "late")
+    publisher = StepPublisher()
+    subscription = reader(publisher, "late")
     entry = begin(publisher, outputs=[[7, 8], [7]], params=SamplingParams(max_tokens=99, seed=1, best_of=2))
     for index, total in ((2, -1.5), (3, -2.0), (4, -4.0)):
         item = item_of(entry.sequence, 0, index, (index,), cumulative_logprob=total)
@@ -104,12 +113,8 @@ def test_counted_steps_are_reported_one_by_one_even_when_idle():
 
 
 def test_a_slow_reader_is_cut_off_alone():
-    publisher, slow, observer, fast = StepPublisher(), StepSubscription(), StepSubscription(), StepSubscription()
-    for subscription in (slow, observer, fast):
-        publisher.add_subscription(subscription)
-        publisher.add_observer(observer)
-    publisher.assign_router(slow, "slow")
-    publisher.assign_router(fast, "fast")
+    publisher = StepPublisher()
+    slow, observer, fast = (reader(publisher, router) for router in ("slow", "", "fast"))
     begin(publisher, "slow")
     publisher.follow(fast, SEQ, [0])
     seen: list[int] = []
@@ -137,9 +142,8 @@ def messages(subscription: StepSubscription) -> list[list[int]]:
 
 
 async def test_an_interval_delays_neither_first_tokens_nor_ends():
-    publisher, subscription = StepPublisher(interval=100), StepSubscription()
-    publisher.add_subscription(subscription)
-    publisher.add_observer(subscription)
+    publisher = StepPublisher(interval=100)
+    subscription = reader(publisher)
     entry = begin(publisher)
     first = item_of(entry.sequence, 0, 0, (5,), cached_tokens=0)
     publisher.publish_item(entry, first)
@@ -159,9 +163,8 @@ def test_joined_items_say_the_same_as_those_they_are_made_of(interval, runs):
     """Any mixture of three branches, sent at any interval: each branch's tokens, in order, with the right chain."""
 
     async def scenario() -> None:
-        publisher, subscription = StepPublisher(interval), StepSubscription()
-        publisher.add_subscription(subscription)
-        publisher.add_observer(subscription)
+        publisher = StepPublisher(interval)
+        subscription = reader(publisher)
         entry = begin(publisher, outputs=[[], [], []])
         told: list[list[int]] = [[], [], []]
         for step_id, (branch, count) in enumerate(runs, 1):
@@ -185,11 +188,8 @@ def test_joined_items_say_the_same_as_those_they_are_made_of(interval, runs):
 
 
 def test_nothing_is_left_of_ten_thousand_sequences():
-    publisher, observer, router = StepPublisher(), StepSubscription(), StepSubscription()
-    publisher.add_subscription(observer)
-    publisher.add_observer(observer)
-    publisher.add_subscription(router)
-    publisher.assign_router(router, "r1")
+    publisher = StepPublisher()
+    observer, router = reader(publisher), reader(publisher, "r1")
     for number in range(10_000):
         begin(publisher, "r1")
         match number % 4:
@@ -213,9 +213,8 @@ def test_nothing_is_left_of_ten_thousand_sequences():
 
 
 def test_steps_that_wait_for_a_router_travel_together_and_nothing_passes_what_must_be_heard_in_order():
-    publisher, router = StepPublisher(), StepSubscription()
-    publisher.add_subscription(router)
-    publisher.assign_router(router, "r")
+    publisher = StepPublisher()
+    router = reader(publisher, "r")
     begin(publisher, "r")
     for index in range(4):
         accept(publisher, index, [index], 10 + index)
@@ -259,12 +258,7 @@ MOVED = MovedSequence(SEQ, 2, Incarnation("b"))
 
 async def test_whoever_follows_is_told_of_a_move_after_the_last_items():
     publisher = StepPublisher(interval=100)
-    follower, observer, other = subscriptions = [StepSubscription() for _ in range(3)]
-    for subscription in subscriptions:
-        publisher.add_subscription(subscription)
-    publisher.assign_router(follower, "r")
-    publisher.assign_router(other, "other")
-    publisher.add_observer(observer)
+    follower, observer, other = (reader(publisher, router) for router in ("r", "", "other"))
     sequence_log = begin(publisher, "r")
     accept(publisher, 0, [5], 1)
     assert not follower.ready

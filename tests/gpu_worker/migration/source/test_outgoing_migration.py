@@ -530,8 +530,8 @@ async def test_a_worker_that_drains_holds_no_blocks_back():
         await pair.run(greedy(800))
         worker = pair.a.worker
         await until(lambda: worker.watch.load.num_running == 1)
-        assert worker._others_decode()
+        assert worker.migrations.departures.others_decode()
         worker.drain.begin(30.0)
-        assert not worker._others_decode()
+        assert not worker.migrations.departures.others_decode()
         worker.drain.undo()
         assert not worker.watch.draining
