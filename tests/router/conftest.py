@@ -165,8 +165,8 @@ class World:
     async def kill(self, worker: Worker) -> None:
         """Makes a worker look like a killed process: it does not listen, journals nothing, and keeps its lease."""
         self.workers.remove(worker)
-        worker.lease.beat = lambda: None
-        for task in (worker._journalling, worker._monitoring):
+        worker.lease._ended = True
+        for task in (worker._journalling, *worker._watching):
             task.cancel()
         await worker.listener.close(0)
         await asyncio.to_thread(worker.engine.stop)
