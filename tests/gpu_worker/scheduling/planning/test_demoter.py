@@ -162,7 +162,6 @@ def test_a_swapped_out_sequence_takes_the_place_of_demoted_blocks() -> None:
 
 
 def test_a_working_set_of_four_devices_is_mostly_copied() -> None:
-    """tests/bench/host_tier.py measures the same at a larger size."""
 
     def computed(host_tier: bool) -> int:
         bench = Bench(runner={"num_blocks": 40, "num_host_blocks": 200}, host_tier=host_tier)
