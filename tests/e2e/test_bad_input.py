@@ -6,7 +6,7 @@ import time
 import grpc
 import pytest
 
-from octavo.request import errors, limits
+from octavo.request import errors
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 from octavo.wire import statuses
 
@@ -226,22 +226,3 @@ def test_bytes_that_are_no_message(cluster):
         error = statuses.error_from(raised.value)
         assert isinstance(error, errors.InvalidArgument), (method, data, error)
         assert (error.field, method) == (field, method)
-
-
-def test_a_request_id_used_twice(cluster):
-    stub = cluster.inference()
-    first = request({"max_tokens": 2, "temperature": 0}, text="x", request_id="used")
-    answer = stub.Complete(first)
-    keys = cluster.store.num_keys()
-    assert stub.Complete(first).outputs == answer.outputs
-    with pytest.raises(grpc.RpcError) as raised:
-        stub.Complete(request({"max_tokens": 3}, text="x", request_id="used"))
-    assert isinstance(statuses.error_from(raised.value), errors.RequestExists)
-    assert raised.value.code() is grpc.StatusCode.ALREADY_EXISTS
-    assert cluster.store.num_keys() == keys
-
-
-def test_the_limits_are_those_listed(cluster):
-    model = cluster.inference().ListModels(inference_pb2.ListModelsRequest()).models[0]
-    assert (model.context_tokens, model.vocab_size) == (CONTEXT, VOCAB)
-    assert (model.limits.max_n, model.limits.max_stop) == (limits.MAX_N, limits.MAX_STOP)
