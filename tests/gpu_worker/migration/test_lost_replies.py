@@ -5,7 +5,7 @@ that comes twice comes at the same time, or after the answer to the first.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -25,12 +25,6 @@ STAYED = worker_pb2.MIGRATION_OUTCOME_STAYED
 CALLS = ["Prepare", "Extend", "Finish", "Abort"]
 PARAMS = greedy(200)
 SLOW = {"step_s": 0.01, "block_size": 16}  # few blocks become full while a round takes place, however busy the machine
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    failpoints.disarm_all()
 
 
 class Mishap:

@@ -258,6 +258,16 @@ def test_a_ticket_that_ends_within_a_part_is_freed_and_the_rest_thrown_away() ->
         source.close()
 
 
+def test_a_ticket_that_ended_cannot_be_opened() -> None:
+    with target_of(memory()) as target:
+        ticket = target.give_ticket(1, [0])
+        ticket.end_ticket()
+        source = RawSource(target.listener.port)
+        frame, _ = source.open(1)
+        assert Refusal(frame.place) in (Refusal.EXPIRED, Refusal.WRONG_PROOF)
+        source.close()
+
+
 def test_a_number_is_given_out_once_and_secrets_have_a_length() -> None:
     with target_of(memory()) as target:
         target.give_ticket(1, [0])

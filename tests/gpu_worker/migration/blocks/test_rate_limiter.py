@@ -3,6 +3,8 @@
 import threading
 import time
 
+from moving_peers import wait_until
+
 from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 
 
@@ -28,6 +30,17 @@ def test_a_rate_may_change_while_somebody_waits() -> None:
     limiter.bytes_per_s = None
     assert limiter.bytes_per_s is None
     assert passed.wait(60)
+    thread.join()
+
+
+def test_who_is_stopped_does_not_pass() -> None:
+    limiter = RateLimiter(0)
+    stop, results = threading.Event(), []
+    thread = threading.Thread(target=lambda: results.append(limiter.pass_bytes(1, stop.is_set)), daemon=True)
+    thread.start()
+    stop.set()
+    wait_until(lambda: results)
+    assert results == [False]
     thread.join()
 
 

@@ -1,7 +1,7 @@
 """Blocks of a prompt come from a worker that has them, and are computed wherever that worker fails."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -17,12 +17,6 @@ from octavo.request import hashing
 from octavo.request.errors import InvalidArgument, Mismatch, NotFound, OutOfBlocks, TooManyMoves
 from octavo.request.ids import BlockHash, Incarnation
 from octavo.wire import statuses
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    failpoints.disarm_all()
 
 
 @pytest.fixture

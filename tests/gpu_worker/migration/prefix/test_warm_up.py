@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import pytest
 from prefixes import PREFIX, PROMPT, SIZE, compute, lets_go
@@ -10,12 +9,6 @@ from worker_pair import PairedWorker, WorkerPair, worker_pair
 
 from octavo.process import failpoints
 from octavo.request import hashing
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    failpoints.disarm_all()
 
 
 async def join(pair: WorkerPair, **settings: object) -> PairedWorker:

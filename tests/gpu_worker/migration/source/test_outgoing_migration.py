@@ -18,12 +18,6 @@ STAYED = worker_pb2.MIGRATION_OUTCOME_STAYED
 ENDED = worker_pb2.MIGRATION_OUTCOME_ENDED
 
 
-@pytest.fixture(autouse=True)
-def _disarmed():
-    yield
-    failpoints.disarm_all()
-
-
 @pytest.mark.parametrize(
     "params",
     [

@@ -20,12 +20,6 @@ STEP_BLOCKS = 16
 SIZES = {"context_tokens": 2048, "num_blocks": 1024, "max_batch_tokens": 64, "max_batch_sequences": 8}
 
 
-@pytest.fixture(autouse=True)
-def _disarmed():
-    yield
-    failpoints.disarm_all()
-
-
 class Scene:
     """A pair of workers; `a` runs the steps that it is granted, and moves what it gets during the prompt."""
 

@@ -119,3 +119,12 @@ async def test_without_memory_for_blocks_no_blocks_are_taken(move: Move):
         await none.prepare(request)
     assert raised.value.cause == "runner"
     await none.close()
+
+
+async def test_results_are_remembered_for_a_while_only(move: Move, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(migration_target, "MOST_REMEMBERED", 0)
+    ends = await move.until_finish()
+    assert (await move.finish(ends)).epoch == 2
+    await move.target.has_let_go()
+    with pytest.raises(NotFound):
+        await move.finish(ends)
