@@ -11,8 +11,7 @@ from functools import wraps
 from importlib.resources import files
 from typing import Any, NamedTuple, TypeVar
 
-from octavo.request.errors import Unimplemented
-from octavo.settings.options import closest
+from octavo.request.errors import Unimplemented, closest
 
 
 class AbsentArgument(NamedTuple):

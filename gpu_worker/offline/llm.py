@@ -30,7 +30,7 @@ from gpu_worker.offline.params import BeamSearchParams, OfflineParams
 from gpu_worker.offline.prompts import PromptArgument, read_prompts
 from gpu_worker.offline.request_builder import ParamsArgument, RequestBuilder
 from gpu_worker.offline.transformers_tokenizer import load_transformers_tokenizer
-from gpu_worker.scheduling.state.step import Runner
+from gpu_worker.steps.runner import Runner
 from octavo.request.errors import InvalidArgument, NotFound
 from octavo.text import byte_tokenizer
 from octavo.text.tokenizer import open_tokenizer
@@ -45,7 +45,7 @@ class CallOptions(TypedDict, total=False):
 
 
 class ChatCallOptions(CallOptions, total=False):
-    """The same for `chat`."""
+    """Arguments of vLLM's `chat` that octavo does not have: only None passes."""
 
     chat_template: None
     chat_template_content_format: str

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from octavo.client import Completion, Event, FinishReason, Logprobs, Output
+from octavo.client import Completion, Logprobs
 
 
 def print_json(data: Any, indent: int | None = None) -> None:
@@ -17,7 +17,10 @@ def print_json(data: Any, indent: int | None = None) -> None:
 
 
 def prepare_streams() -> None:
-    """Lets stdin take any bytes, and stdout any text, by escapes; a stream that is closed leads nowhere."""
+    """Makes stdin accept any bytes and stdout any text, by escapes.
+
+    A closed stream is replaced by one that leads nowhere.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
@@ -55,17 +58,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         ]
         lines.append("  ".join(parts).rstrip())
     return "\n".join(lines)
-
-
-def branch_of(events: Sequence[Event]) -> Output:
-    """One branch, of the events of its stream."""
-    return Output(
-        index=0,
-        text="".join(event.text for event in events),
-        token_ids=tuple(token for event in events for token in event.token_ids),
-        finish_reason=next((event.finish_reason for event in events if event.finish_reason), FinishReason.NONE),
-        logprobs=tuple(item for event in events for item in event.logprobs),
-    )
 
 
 def completion_json(completion: Completion) -> dict[str, Any]:

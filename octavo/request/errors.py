@@ -1,10 +1,12 @@
 """The one tree of errors. Each class names its status code, its reason, and whether trying again can help.
 
-`octavo.rpc` turns an error into a status with google.rpc.ErrorInfo, and such a status into an error of the same class.
+`octavo.wire.statuses` turns an error into a status with google.rpc.ErrorInfo, and such a status into an error of the
+same class.
 """
 
+import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import cache
@@ -107,7 +109,7 @@ class InvalidArgument(ServingError, ValueError):
         return self.metadata.get("field", "")
 
     def inside(self, path: str) -> "InvalidArgument":
-        """The same error about the fields of a message that is itself a field: `n` inside `sampling` is sampling.n."""
+        """This error for a message that is the field `path` of another one: `n` becomes sampling.n."""
         first, *others = (FieldViolation(f"{path}.{field}", what) for field, what in self.violations)
         return InvalidArgument(*first, *others)
 
@@ -127,7 +129,7 @@ class ViolationCollector:
             return None
 
     def run_inside(self, path: str, check: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
-        """As `run`, for a check of a message that is itself the field `path`."""
+        """Runs a check of the message in the field `path`; the fields that it names begin with that path."""
         try:
             return check(*arguments, **options)
         except InvalidArgument as error:
@@ -432,3 +434,9 @@ def reasons() -> list[str]:
 def class_of(reason: str) -> type[ServingError]:
     """The class with this reason; ServingError if there is none."""
     return _classes_by_reason().get(reason, ServingError)
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """The text `; did you mean ...?` with the closest known word; empty if no word is close."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.8)
+    return f"; did you mean {matches[0]}?" if matches else ""

@@ -8,7 +8,7 @@ from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.quota import NO_QUOTA, TenantQuota
 from octavo.request.sampling import FinishReason
 
-PROOF_TOKENS = 16  # so many tokens since the last take prove that a sequence is no poison
+PROOF_TOKENS = 16  # so many tokens since the last take prove that a sequence kills nobody
 MAX_PARDONS = 8  # how many owners in a row that got no further than others prove it by progress that no journal shows
 RETAIN_MS = 600_000  # how long a store keeps the record of a sequence that has ended, unless it is told otherwise
 
@@ -85,10 +85,7 @@ class QueueLimits:
 
     @property
     def head_start(self) -> int:
-        """By how many tokens of each tenant a waiting sequence is overtaken per class above its own: a 64th of a queue.
-
-        All routers of a store must have the same.
-        """
+        """How many tokens of each tenant may overtake a sequence per class above its own. Alike on all routers."""
         return self.max_tokens // 64
 
     def exceeded_bound(self, all_tenants: QueueDepth, tenant: QueueDepth, cost: int) -> QueueBound:
@@ -135,7 +132,7 @@ class TakeStatus(StrEnum):
     GONE = "GONE"  # there is no such record
     ALIVE = "ALIVE"  # the owner's lease still runs, or with CONNECTION: it has missed no renewal yet; see retry_ms
     FROZEN = "FROZEN"  # not yet: the store has just restarted; see retry_ms
-    OCCUPIED = "OCCUPIED"  # the worker runs another suspect alone: choose another worker, or ask again after retry_ms
+    OCCUPIED = "OCCUPIED"  # the worker has another trial: choose another worker, or ask again after retry_ms
     POISON = "POISON"  # too many owners have crashed: the sequence has ended with an error
 
 
@@ -152,8 +149,8 @@ class TakeRequest:
     numerics: str = ""  # the new owner's class of numerics; empty: not known
 
 
-def poison_failure(seq_id: SequenceId) -> str:
-    """The failure, as a record holds it, of a sequence that is answered POISON."""
+def crash_failure(seq_id: SequenceId) -> str:
+    """The failure that the record of a sequence holds after the answer POISON."""
     message = f"sequence {seq_id}: worker after worker died while running it; it will not be tried again"
     return PoisonSuspected(message).failure().to_json()
 
@@ -162,14 +159,14 @@ def poison_failure(seq_id: SequenceId) -> str:
 class TakeReply:
     """The answer to a take. `epoch` and `crashes` are those of the record after the take.
 
-    `alone` says whether the new owner is to run the sequence alone, because the sequence may be what killed others.
+    `suspect` says whether the new owner is to run the sequence in a trial, because it may be what killed others.
     """
 
     status: TakeStatus
     epoch: int = 0
     crashes: int = 0
     retry_ms: int = 0  # with FROZEN, ALIVE and OCCUPIED: when to ask again
-    alone: bool = False
+    suspect: bool = False
 
 
 class AppendStatus(StrEnum):
@@ -290,7 +287,7 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What bounds the sequences that a worker can hold, and of which model. Many workers may have the same."""
+    """The largest sequence of a model that a worker can hold. Many workers may have equal limits."""
 
     model: str  # the name that requests use
     fingerprint: str

@@ -8,6 +8,7 @@ import grpc
 
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.request.ids import Incarnation, SequenceId
+from octavo.v1 import admin_pb2
 from octavo.wire.internal import item_from_wire
 from router.fleet.kv_index import ApplyOutcome, KvChange, KvEvent, KvIndex
 from router.session_registry import Assignment, SessionRegistry
@@ -41,7 +42,7 @@ class StepStream:
         self._send(worker_pb2.StepRequest(follow=worker_pb2.Follow(seq_id=seq_id, next_indexes=next_indexes)))
 
     def unfollow(self, seq_id: SequenceId) -> None:
-        """The items of that sequence are not wanted any more. A stream that is not open brings none."""
+        """Asks the worker for no more items of that sequence. A stream that is not open brings none anyway."""
         self._send(worker_pb2.StepRequest(unfollow=worker_pb2.Unfollow(seq_id=seq_id)))
 
     async def read_items(self) -> None:
@@ -92,7 +93,7 @@ class WatchStream:
         stub: worker_pb2_grpc.WorkerStub,
         incarnation: Incarnation,
         index: KvIndex,
-        on_load: Callable[[worker_pb2.Load], None],
+        on_load: Callable[[admin_pb2.WorkerLoad], None],
     ) -> None:
         self._stub = stub
         self._incarnation = incarnation

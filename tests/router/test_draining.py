@@ -13,13 +13,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gpu_worker.serving.leaving import releaser
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.client import AsyncClient
-from octavo.net.channel import open_channel
 from octavo.request.errors import Draining, InvalidArgument, NotFound, StoreUnavailable
 from octavo.request.record import SequenceState
 from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel
 from router.fleet import worker_streams
 from router.placing import assigner, dispatcher
 
@@ -190,7 +190,7 @@ async def test_the_others_are_given_a_few_replays_at_a_time_and_the_cheapest_fir
         await anext(stream)
     slow = FakeRunner(step_s=0.01)
     run, held = slow.run, asyncio.Event()
-    slow.run = lambda plan: (time.sleep(0.0 if held.is_set() else 0.4), run(plan))[1]
+    slow.run = lambda step: (time.sleep(0.0 if held.is_set() else 0.4), run(step))[1]
     other = await world.worker(slow)
     await world.ready()
     order, requeue = [], world.workers[0].drain.releaser._store.requeue
@@ -411,7 +411,7 @@ async def test_what_is_left_when_the_time_is_over_ends_with_draining_and_a_resum
     stream = await call_of(world, 0, "begun", 400)
     await anext(stream)
     run = runner.run
-    runner.run = lambda plan: (None if gate.is_set() else time.sleep(1.0), run(plan))[1]
+    runner.run = lambda step: (None if gate.is_set() else time.sleep(1.0), run(step))[1]
     silent = await call_of(world, 0, "silent", 60)
     await world.until(lambda: len(world.state._entries) == 2)
     world.routers.remove(router)

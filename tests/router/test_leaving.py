@@ -131,10 +131,10 @@ class Patient(FakeRunner):
         super().__init__(step_s=0.0)
         self.slow_from, self.go = slow_from, threading.Event()
 
-    def run(self, plan):
-        if any(chunk.start >= self.slow_from for chunk in plan.chunks):
+    def run(self, step):
+        if max(step.positions, default=0) >= self.slow_from:
             self.go.wait(0.05)
-        return super().run(plan)
+        return super().run(step)
 
 
 async def test_many_competing_tokens_reach_a_late_client_with_their_scores(world, oracle, monkeypatch):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from moving_benches import MovingBench, move
+from migration_benches import MigrationBench, move
 
 from gpu_worker.ops import native
 from gpu_worker.running.loading import load_runner
@@ -98,7 +98,7 @@ def draw_cases(
     return cases
 
 
-class Engine(MovingBench):
+class Engine(MigrationBench):
     """An engine whose tokens and scores are those of the whole output, also of what was continued or computed again."""
 
     def begin(self, case: Case, output: Sequence[int] = ()) -> None:
@@ -111,7 +111,7 @@ class Engine(MovingBench):
 
     def step(self) -> tuple[StepPlan, StepDeltas]:
         plan = self.scheduler.plan()
-        result = self.scheduler.commit(plan, self.runner.run(plan))
+        result = self.scheduler.commit(plan, self.runner.run(plan.input))
         for delta in result.deltas:
             key = f"{delta.sequence.seq_id}.{delta.branch_index}"
             self.tokens[key] = [*self.tokens.get(key, ())[: delta.first_index], *delta.token_ids]
@@ -121,7 +121,7 @@ class Engine(MovingBench):
     def swap(self, case: Case, operation: str) -> None:
         self.scheduler.swap(self.sequence(case.name).seq_id, 1, operation)
         if (plan := self.scheduler.plan_moves()) is not None:
-            self.runner.run(plan)
+            self.runner.run(plan.input)
             self.scheduler.end_moves(plan)
 
     def answers(self, cases: Sequence[Case]) -> dict[str, Answer]:

@@ -34,7 +34,7 @@ from gpu_worker.migration.blocks.frames import (
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock, OutgoingTicket
 from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 from gpu_worker.migration.blocks.refusal import Refusal, failed
-from octavo.net.security.tls import TlsFiles
+from octavo.net.security.listener_tls import ListenerTls
 from octavo.request.errors import InvalidArgument, TransferFailed
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class BlockSender:
         port: int,
         reader: BlockReader,
         limiter: RateLimiter,
-        tls: TlsFiles | None = None,
+        tls: ListenerTls | None = None,
         *,
         window_bytes: int = WINDOW_BYTES,
         part_bytes: int = PART_BYTES,
@@ -107,7 +107,10 @@ class BlockSender:
         return self._in_flight
 
     def open_ticket(self, number: int, secret: bytes) -> "Future[None]":
-        """Shows the target that this worker knows the secret. Done when the target has shown the same."""
+        """Shows the target that this worker knows the secret.
+
+        The result is done when the target has shown that it knows it, too.
+        """
         if len(secret) != SECRET_BYTES:
             raise InvalidArgument("secret", f"has {len(secret)} bytes, not {SECRET_BYTES}")
         ticket = OutgoingTicket(number, secret)
@@ -123,7 +126,7 @@ class BlockSender:
 
     @contextmanager
     def expect_urgent(self) -> Iterator[None]:
-        """Urgent blocks will come inside: what is sent of others before them is accepted soon."""
+        """Expects urgent blocks inside: sends so little of others before them that it is accepted soon."""
         self._num_expected += 1  # on one thread
         try:
             yield
@@ -170,7 +173,7 @@ class BlockSender:
 
     # ---- sending -------------------------------------------------------------------------------------------------
 
-    def _greet(self, tls: TlsFiles | None) -> None:
+    def _greet(self, tls: ListenerTls | None) -> None:
         deadline = time.monotonic() + CONNECT_S
         try:
             if tls is not None:

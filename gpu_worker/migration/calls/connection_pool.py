@@ -10,11 +10,11 @@ from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.calls.link_share import LinkShare
 from gpu_worker.migration.calls.targets import TargetWorker
 from gpu_worker.migration.calls.transfer_client import TransferClient
-from octavo.net.channel import open_worker_channel
-from octavo.net.security.tls import TlsFiles
+from octavo.net.security.listener_tls import ListenerTls
 from octavo.process.loop import end_tasks, shared
 from octavo.request.errors import ServingError
 from octavo.request.ids import Incarnation
+from octavo.wire.channel import open_worker_channel
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class TargetConnection:
     """What two workers talk over: gRPC for the calls, and one TCP connection for blocks, made when it is first used."""
 
     def __init__(
-        self, target: TargetWorker, reader: BlockReader, share: LinkShare, tls: TlsFiles | None = None
+        self, target: TargetWorker, reader: BlockReader, share: LinkShare, tls: ListenerTls | None = None
     ) -> None:
         self.target = target
         self.share = share
@@ -44,7 +44,7 @@ class TargetConnection:
         self.closing: asyncio.TimerHandle | None = None
 
     async def open_sender(self, port: int) -> BlockSender:
-        """The sender of blocks to this port: the one that is there, if it works. Raises TransferFailed."""
+        """The sender of blocks to this port: an open one that works, or a new one. Raises TransferFailed."""
         async with self._opening:
             await self._wait_for_sender()
             if self._sender is None or self._sender.has_failed or self._port != port:
@@ -60,7 +60,7 @@ class TargetConnection:
         return sender
 
     async def _wait_for_sender(self) -> None:
-        """Waits for the one that is being made for a caller that was cancelled: its thread cannot be."""
+        """Waits for the sender that a cancelled caller was opening. Its thread cannot be cancelled."""
         if self._making is not None:
             await asyncio.wait({self._making})
 
@@ -79,7 +79,7 @@ class TargetConnection:
 class ConnectionPool:
     """The connections that are in use, or were until some seconds ago."""
 
-    def __init__(self, reader: BlockReader, share: LinkShare, tls: TlsFiles | None = None) -> None:
+    def __init__(self, reader: BlockReader, share: LinkShare, tls: ListenerTls | None = None) -> None:
         self._reader = reader
         self._share = share
         self._tls = tls

@@ -3,12 +3,12 @@
 import json
 from dataclasses import dataclass
 
-from octavo.process.endpoint import Endpoint, parse_endpoint
 from octavo.request.errors import NotFound
 from octavo.request.ids import Incarnation
 from octavo.request.worker_role import WorkerRole
 from octavo.store.base import Store
 from octavo.store.calls import Member
+from octavo.wire.endpoint import Endpoint, parse_endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class TargetPool:
         raise NotFound(text, resource="worker", name=incarnation)
 
     async def candidates(self) -> list[TargetWorker]:
-        """Those of the same class of numerics, as far as they say. The one that was chosen longest ago comes first.
+        """The workers of the same class of numerics, as far as they name it.
 
-        Those that are for prompts come last.
+        The worker that was chosen longest ago comes first. Workers for prompts come last.
         """
         found = [
             target

@@ -10,7 +10,7 @@ from gpu_worker.migration.calls.transfer_calls import FetchRequest
 from gpu_worker.migration.source.migration_progress import MigrationProgress
 from gpu_worker.migration.source.source_worker import SendingEngine
 from gpu_worker.migration.source.ticket_sender import TicketSender
-from gpu_worker.scheduling.state.step import RunnerInfo
+from gpu_worker.steps.runner import RunnerInfo
 from octavo.process.loop import end_tasks, shared
 from octavo.request.errors import Draining, Mismatch, TooManyMoves
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
@@ -43,9 +43,8 @@ class BlockSupplier:
         self._closed = False
 
     async def send_blocks(self, request: FetchRequest) -> int:
-        """Sends those of the blocks that are here. Returns how many leading ones the worker that asks has got.
-
-        A call that comes twice, while the first is answered, gets the same answer.
+        """Sends the blocks that are here. Returns how many leading blocks the asking worker has got. A repeated call,
+        while the first is answered, gets the same answer.
 
         Raises Mismatch, NotFound, TooManyMoves, TransferFailed, or Draining.
         """

@@ -10,7 +10,7 @@ from gpu_worker.migration.calls.connection_pool import ConnectionPool
 from gpu_worker.scheduling.block_exchange import PinnedBlocks
 from gpu_worker.scheduling.freezer import FrozenSequence, PromptProgress
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import RunnerInfo
+from gpu_worker.steps.runner import RunnerInfo
 from octavo.request.errors import NotFound, StaleEpoch
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
 from octavo.request.sampling import TokenScore
@@ -34,14 +34,14 @@ def gone_without_engine() -> Iterator[None]:
 
 
 class SendingEngine(Protocol):
-    """The engine, by its client: what blocks that leave ask of it."""
+    """The calls of the engine's client that leaving blocks need."""
 
     async def pin_blocks(self, hashes: Seq[BlockHash]) -> PinnedBlocks: ...
     async def unpin(self, pinned: PinnedBlocks) -> None: ...
 
 
 class SourceEngine(SendingEngine, Protocol):
-    """The engine, by its client: what sequences that leave ask of it."""
+    """The calls of the engine's client that leaving sequences need."""
 
     async def check_movable(self, seq_id: SequenceId, epoch: int) -> None: ...
     async def prompt_progress(self, seq_id: SequenceId, epoch: int) -> PromptProgress: ...

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from moving_benches import KINDS, MovingBench, copy_blocks, hashes_of, move
+from migration_benches import KINDS, MigrationBench, copy_blocks, hashes_of, move
 from scheduler_bench import GREEDY
 
 from gpu_worker.scheduling.block_exchange import tail_name
+from gpu_worker.scheduling.state.place import Hold, Place
 from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail
 from octavo.request.errors import CannotMove, OutOfBlocks
 from octavo.request.hashing import block_hashes
@@ -17,21 +18,21 @@ from octavo.request.sampling import SamplingParams, TokenScore
 LONG = replace(GREEDY, max_tokens=40)
 
 
-def undisturbed(name: str, prompt: int, params: SamplingParams) -> MovingBench:
-    bench = MovingBench()
+def undisturbed(name: str, prompt: int, params: SamplingParams) -> MigrationBench:
+    bench = MigrationBench()
     bench.admit(name, prompt, params)
     bench.finish()
     return bench
 
 
-def is_empty(bench: MovingBench) -> bool:
+def is_empty(bench: MigrationBench) -> bool:
     return not bench.load().num_used_blocks
 
 
 @pytest.mark.parametrize("num_steps", [3, 6, 7, 12])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sequence_moves_and_nobody_notices(kind: str, num_steps: int) -> None:
-    params, source, target = KINDS[kind], MovingBench(), MovingBench()
+    params, source, target = KINDS[kind], MigrationBench(), MigrationBench()
     source.admit("a", 37, params)
     source.run_steps(num_steps)
     target.admit("b", 9, LONG)
@@ -41,7 +42,9 @@ def test_a_sequence_moves_and_nobody_notices(kind: str, num_steps: int) -> None:
     plan, result = target.step()
     num_branches = params.num_branches
     assert len(plan.chunks) == num_branches + 1, "it runs in the next step"
-    assert plan.num_tokens == num_branches + 1 and not plan.copies, "nothing is computed again, and no block is copied"
+    assert plan.num_tokens == num_branches + 1 and not plan.input.copies, (
+        "nothing is computed again, and no block is copied"
+    )
     assert all(len(delta.token_ids) == 1 for delta in result.deltas), "no token is told again"
     assert all(delta.cached_tokens is None for delta in result.deltas)
     target.finish()
@@ -55,30 +58,11 @@ def test_a_sequence_moves_and_nobody_notices(kind: str, num_steps: int) -> None:
     assert is_empty(target)
 
 
-def test_it_moves_back_and_forth() -> None:
-    params, benches = KINDS["n with logprobs"], [MovingBench(), MovingBench()]
-    benches[0].admit("a", 11, params)
-    benches[0].run_steps(2)
-    for turn in range(6):
-        source, target = benches[turn % 2], benches[1 - turn % 2]
-        held = move(source, target, "a")
-        assert turn < 2 or len(held.wanted) <= 3, "what it left there is there"
-        target.run_steps(2)
-        for key, tokens in source.tokens.items():
-            target.tokens[key] = tokens + target.tokens[key]
-            target.scores[key] = source.scores[key] + target.scores[key]
-        source.tokens, source.scores = {}, {}
-    benches[0].finish()
-    whole = undisturbed("a", 11, params)
-    assert benches[0].tokens == whole.tokens and benches[0].scores == whole.scores
-    assert not any(bench.runner.mismatches for bench in benches)
-
-
 @pytest.mark.parametrize("with_tails", [True, False])
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 4, 5])
 def test_the_last_block_travels_however_full_it_is(num_steps: int, with_tails: bool) -> None:
     """11 tokens of prompt: one token of output, and 12 computed tokens, which fill three blocks, are among them."""
-    params, source, target = replace(KINDS["n"], max_tokens=9), MovingBench(), MovingBench()
+    params, source, target = replace(KINDS["n"], max_tokens=9), MigrationBench(), MigrationBench()
     source.admit("a", 11, params)
     source.run_steps(num_steps)
     move(source, target, "a", with_tails=with_tails)
@@ -96,7 +80,7 @@ def test_the_last_block_travels_however_full_it_is(num_steps: int, with_tails: b
 @pytest.mark.parametrize("num_computed", [0, 20, 24, 25])
 def test_a_tail_that_does_not_fit_its_branch_is_computed(num_computed: int) -> None:
     """Of 24 tokens, 20 are in full blocks, and 23 are computed."""
-    source, target = MovingBench(), MovingBench()
+    source, target = MigrationBench(), MigrationBench()
     sequence = source.admit("a", 21, LONG)
     source.run_steps(3)
     held = target.exchange.hold(hashes_of(sequence, 4), with_tails=True)
@@ -114,25 +98,8 @@ def test_a_tail_that_does_not_fit_its_branch_is_computed(num_computed: int) -> N
     assert is_empty(target)
 
 
-def test_a_tail_of_an_import_that_has_ended_is_computed() -> None:
-    source, target = MovingBench(), MovingBench()
-    sequence = source.admit("a", 21, LONG)
-    source.run_steps(3)
-    held = target.exchange.hold(hashes_of(sequence, 4), with_tails=True)
-    copy_blocks(source, target, held)
-    moved = target.new("a", sequence.prompt, LONG, epoch=2, outputs=[source.tokens["a.0"]])
-    moved.carried = CarriedScores((0.0,), tails={0: CarriedTail(next(iter(held.tails.values())), 23)})
-    target.exchange.release(held)
-    assert is_empty(target)
-    assert target.scheduler.admit(moved).admitted
-    plan, _ = target.step()
-    assert plan.num_tokens == 4
-    target.finish()
-    assert source.tokens["a.0"] + target.tokens["a.0"] == undisturbed("a", 21, LONG).tokens["a.0"]
-
-
 def test_a_pinned_tail_is_not_written_by_a_branch_that_runs_on() -> None:
-    bench = MovingBench()
+    bench = MigrationBench()
     sequence = bench.admit("a", 21, LONG)
     bench.run_steps(3)
     bench.freezer.freeze(sequence.seq_id, 1)
@@ -150,7 +117,7 @@ def test_a_pinned_tail_is_not_written_by_a_branch_that_runs_on() -> None:
 
 
 def test_the_indexes_of_tails_are_between_those_of_wanted_blocks() -> None:
-    source, target = MovingBench(), MovingBench(sizes={"num_blocks": 16})
+    source, target = MigrationBench(), MigrationBench(sizes={"num_blocks": 16})
     sequence = source.admit("a", 21, KINDS["n"])
     source.run_steps(2)
     held = target.exchange.hold(hashes_of(sequence, 4), with_tails=True)
@@ -168,55 +135,8 @@ def test_the_indexes_of_tails_are_between_those_of_wanted_blocks() -> None:
     assert is_empty(target)
 
 
-def test_what_the_target_has_is_not_wanted() -> None:
-    source, target = MovingBench(), MovingBench()
-    prompt = list(range(1, 34))
-    for bench in (source, target):
-        bench.admit("other", [*prompt[:24], 99], GREEDY)
-        bench.finish()
-    sequence = source.admit("a", prompt, LONG)
-    source.run_steps(3)
-    held = target.exchange.hold(hashes_of(sequence, 4))
-    assert held.num_blocks == 8 and [wanted.index for wanted in held.wanted] == [0, 1]
-    assert [wanted.block_hash for wanted in held.wanted] == hashes_of(sequence, 4)[0][6:]
-    assert target.load().num_used_blocks == 8, "nor does it go away"
-    target.exchange.release(held)
-    target.scheduler.check_state()
-    assert is_empty(target)
-
-
-def test_a_finished_branch_needs_no_block_and_stays_finished() -> None:
-    source, target = MovingBench(), MovingBench()
-    sequence = source.admit("a", 9, KINDS["n"])
-    source.run_steps(4)
-    source.scheduler.end_branch(sequence, 1)
-    move(source, target, "a")
-    target.finish()
-    assert set(target.tokens) == {"a.0", "a.2"}
-
-
-def test_pinned_blocks_outlive_their_sequence_and_are_never_written() -> None:
-    bench = MovingBench(sizes={"num_blocks": 10})
-    sequence = bench.admit("a", 12, LONG)
-    bench.run_steps(2)
-    (hashes,) = hashes_of(sequence, 4)
-    pinned = bench.exchange.pin([*hashes, BlockHash(bytes(16))])
-    assert list(pinned.blocks) == hashes
-    before = {block: bench.runner._arena[block].copy() for block in pinned.blocks.values()}
-    bench.drop("a")
-    bench.admit("b", 20, replace(GREEDY, max_tokens=8))
-    bench.finish()
-    bench.scheduler.check_state()
-    assert all((bench.runner._arena[block] == content).all() for block, content in before.items())
-    assert bench.load().num_used_blocks == len(hashes)
-    for _ in range(2):
-        bench.exchange.unpin(pinned)
-    bench.scheduler.check_state()
-    assert is_empty(bench)
-
-
 def test_an_import_takes_all_blocks_or_none_and_leaves_what_others_need() -> None:
-    bench = MovingBench(sizes={"num_blocks": 20}, watermark=0.2)
+    bench = MigrationBench(sizes={"num_blocks": 20}, watermark=0.2)
     hashes = [BlockHash(bytes([index] * 16)) for index in range(20)]
     with pytest.raises(OutOfBlocks, match="16 blocks needed, and 5 for what runs here; 20 are available"):
         bench.exchange.hold([hashes[:16]])
@@ -235,92 +155,8 @@ def test_an_import_takes_all_blocks_or_none_and_leaves_what_others_need() -> Non
         bench.exchange.extend(held, [hashes])
 
 
-def test_an_import_needs_rows_for_its_branches() -> None:
-    bench = MovingBench(max_batch_sequences=3)
-    bench.admit("a", 5, LONG)
-    bench.step()
-    bench.exchange.release(bench.exchange.hold([[], []]))
-    with pytest.raises(OutOfBlocks, match="no room for 3 more branches"):
-        bench.exchange.hold([[], [], []])
-
-
-def test_a_worker_without_a_prefix_cache_takes_nothing() -> None:
-    with pytest.raises(CannotMove, match="no prefix cache"):
-        MovingBench(prefix_caching=False).exchange.hold([[]])
-
-
-def test_the_same_content_that_has_become_known_meanwhile_is_shared() -> None:
-    source, target = MovingBench(), MovingBench()
-    source.admit("a", 21, LONG)
-    source.run_steps(2)
-    held = target.exchange.hold(hashes_of(source.sequence("a"), 4))
-    taken = [held.block_of(wanted.index) for wanted in held.wanted]
-    target.admit("b", source.sequence("a").prompt, LONG)
-    target.run_steps(2)
-    copy_blocks(source, target, held)
-    assert not held.missing
-    shared = [held.block_of(wanted.index) for wanted in held.wanted]
-    assert shared == target.sequence("b").branches[0].blocks[: len(shared)] and not set(shared) & set(taken)
-    target.scheduler.check_state()
-    target.exchange.seal(held, [0, 1])  # again
-    target.exchange.release(held)
-    target.finish()
-    assert is_empty(target) and not target.runner.mismatches
-
-
-def test_a_block_that_has_not_arrived_is_hit_by_nobody() -> None:
-    source, target = MovingBench(), MovingBench()
-    source.admit("a", 21, LONG)
-    source.run_steps(2)
-    held = target.exchange.hold(hashes_of(source.sequence("a"), 4))
-    target.admit("b", source.sequence("a").prompt, LONG)
-    target.step()
-    assert target.num_computed == 21
-    target.exchange.release(held)
-
-
-def test_a_block_that_arrives_too_late_is_nobodys() -> None:
-    source, target = MovingBench(), MovingBench()
-    source.admit("a", 21, LONG)
-    source.run_steps(2)
-    held = target.exchange.hold(hashes_of(source.sequence("a"), 4))
-    target.exchange.release(held)
-    target.exchange.seal(held, [0, 1])
-    target.scheduler.check_state()
-    assert target.load().num_free_blocks == 64
-
-
-def test_blocks_that_are_still_to_be_copied_out_are_not_taken() -> None:
-    bench = MovingBench()
-    bench.admit("a", 21, LONG)
-    bench.run_steps(2)
-    bench.scheduler.swap(bench.sequence("a").seq_id, 1, "out")
-    hashes = [BlockHash(bytes([index] * 16)) for index in range(8)]
-    with pytest.raises(OutOfBlocks, match="about to be copied"):
-        bench.exchange.hold([hashes])
-    bench.step()
-    bench.exchange.release(bench.exchange.hold([hashes]))
-
-
-def test_a_debug_run_does_not_poison_what_arrives() -> None:
-    """Blocks that were given up before are filled with NaN by the next step, unless they were reserved since."""
-    source, target = MovingBench(), MovingBench(sizes={"num_blocks": 12})
-    target.admit("full", 44, replace(GREEDY, max_tokens=1))
-    target.finish()
-    source.admit("a", 21, LONG)
-    source.run_steps(3)
-    held = target.exchange.hold(hashes_of(source.sequence("a"), 4))
-    copy_blocks(source, target, held)
-    target.admit("b", 3, GREEDY)
-    target.step()
-    move(source, target, "a")
-    target.exchange.release(held)
-    target.finish()
-    assert not target.runner.mismatches, target.runner.first_mismatch
-
-
 def test_a_moved_sequence_overtakes_prompts_that_wait() -> None:
-    source, target = MovingBench(), MovingBench(sizes={"num_blocks": 30})
+    source, target = MigrationBench(), MigrationBench(sizes={"num_blocks": 30})
     source.admit("a", 21, LONG)
     source.run_steps(3)
     target.admit("runs", 30, LONG)
@@ -338,13 +174,13 @@ def test_one_that_cannot_start_at_once_waits_in_its_turn(lost: str) -> None:
     """Its tokens are the same. Without its scores, all its tokens are told again with their scores."""
     params = replace(KINDS["logprobs"], max_tokens=12)
     whole = undisturbed("a", 21, params)
-    source, target = MovingBench(), MovingBench(max_batch_sequences=2, sizes={"num_blocks": 20})
+    source, target = MigrationBench(), MigrationBench(max_batch_sequences=2, sizes={"num_blocks": 20})
     sequence = source.admit("a", 21, params)
     source.run_steps(3)
     held = target.exchange.hold(hashes_of(sequence, 4))
     if lost != "blocks":
         copy_blocks(source, target, held)
-    fields = {"epoch": 2, "outputs": [source.tokens["a.0"]], "alone": lost == "company"}
+    fields = {"epoch": 2, "outputs": [source.tokens["a.0"]], "suspect": lost == "company"}
     moved = target.new("a", sequence.prompt, params, **fields)
     moved.carried = None if lost == "scores" else CarriedScores((0.0,), (tuple(source.scores["a.0"]),))
     others = {"rows": [5, 5], "room": [57], "turn": [5]}.get(lost, [])
@@ -353,10 +189,9 @@ def test_one_that_cannot_start_at_once_waits_in_its_turn(lost: str) -> None:
         target.run_steps(1 + prompt // 32)
     if lost == "turn":  # one that runs alone waits for room
         target.scheduler.abort_step(target.scheduler.plan(), "{}")
-        target.sequence("x").starved = True
+        target.workload.hold(target.sequence("x"), Hold.STARVED)
     assert target.scheduler.admit(moved).admitted
-    assert moved.queued, "it waits"
-    assert not any(branch.blocks for branch in moved.branches)
+    assert moved.place is Place.WAITING
     target.exchange.release(held)
     if lost == "company":
         assert target.scheduler.reserve_steps(moved) and target.scheduler.begin_trial(moved)
@@ -385,7 +220,7 @@ def test_scores_fit_the_tokens_they_belong_to() -> None:
 
 def test_a_full_queue_keeps_nobody_out_who_has_moved() -> None:
     """The store has made this worker the owner: nobody else runs it."""
-    source, target = MovingBench(), MovingBench(max_waiting=1, max_batch_sequences=1)
+    source, target = MigrationBench(), MigrationBench(max_waiting=1, max_batch_sequences=1)
     source.admit("a", 21, LONG)
     source.run_steps(3)
     moved = target.new("a", source.sequence("a").prompt, LONG, epoch=2, outputs=[source.tokens["a.0"]])
@@ -400,7 +235,7 @@ def test_a_full_queue_keeps_nobody_out_who_has_moved() -> None:
 
 
 def test_blocks_behind_a_known_prefix_are_lacking() -> None:
-    bench = MovingBench()
+    bench = MigrationBench()
     bench.admit("a", list(range(1, 10)))
     bench.finish()
     root = bench.new("x").root

@@ -9,11 +9,11 @@ from octavo.internal.v1 import worker_pb2
 from octavo.request.errors import OutOfBlocks, Unreachable
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.wire.public import failure_to_wire
-from router.fleet.migration_report import MigrationReport, MoveOutcome
+from router.fleet.migration_report import MigrationEnd, MigrationReport
 from router.fleet.progress_calls import migrate_sequence
 
 SEQ, TARGET = SequenceId("a" * 32), Incarnation("target")
-ENDINGS = {"moved": MoveOutcome.MOVED, "stayed": MoveOutcome.STAYED, "ended": MoveOutcome.ENDED}
+ENDINGS = {"moved": MigrationEnd.MOVED, "stayed": MigrationEnd.STAYED, "ended": MigrationEnd.ENDED}
 
 
 class FakeCall:

@@ -10,7 +10,7 @@ from octavo.internal.v1 import worker_pb2
 from octavo.request.errors import CannotMove, OutOfBlocks
 from octavo.request.sampling import SamplingParams
 from octavo.request.worker_role import WorkerRole
-from router.fleet.migration_report import MigrationReport, MoveOutcome
+from router.fleet.migration_report import MigrationEnd, MigrationReport
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400)
 SIZES = {"block_size": 4, "num_blocks": 1024, "context_tokens": 1024}
@@ -88,7 +88,7 @@ async def test_where_the_first_target_has_no_room_the_next_one_is_asked(world):
 
     async def migrate(seq_id, epoch, target, *, during_prefill):
         asked.append(target)
-        return MigrationReport(outcome=MoveOutcome.STAYED, failure=answers.pop(0), target=target)
+        return MigrationReport(outcome=MigrationEnd.STAYED, failure=answers.pop(0), target=target)
 
     source.migrate = migrate
     both = by_role(router)[WorkerRole.BOTH]

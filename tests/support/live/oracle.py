@@ -3,8 +3,6 @@
 import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
-from typing import Any, cast
 
 from slow_beams import best_outputs
 
@@ -58,14 +56,13 @@ class Oracle:
 
     def _branch(self, prompt: Sequence[int], params: SamplingParams, branch: int) -> tuple[list[int], float]:
         tokens, score, total = list(prompt), 0.0, 0
-        asker = cast(Any, SimpleNamespace(sequence=SimpleNamespace(params=params)))
         for position, token in enumerate(prompt):
             total += contribution(token, position, self._salt)
         for index in range(params.max_tokens or 0):
             state = settle(total & MASK, len(tokens)) if self._witness else fold(tokens)
             token = self._chooser.token(state, params, branch, index)
             if params.ranked:
-                score += self._chooser.score(state, token, asker).logprob
+                score += self._chooser.score(state, token, params).logprob
             total += contribution(token, len(tokens), self._salt)
             tokens.append(token)
         return tokens[len(prompt) :], score

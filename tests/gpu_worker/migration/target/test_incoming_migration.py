@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterable
 
 import pytest
 from effort import draws
-from moving_workers import PROMPT, Move, long_params, moving_workers
+from migration_workers import PROMPT, Move, long_params, migration_workers
 from waiting import until
 
 from gpu_worker.migration.target import incoming_migration
@@ -40,10 +40,10 @@ PARAMS = long_params()
     ],
 )
 async def test_a_sequence_moves_with_its_blocks(params: SamplingParams):
-    async with moving_workers(params, num_tokens=12) as move:
-        plans = []
+    async with migration_workers(params, num_tokens=12) as move:
+        steps = []
         run = move.target.runner.run
-        move.target.runner.run = lambda plan: plans.append(plan) or run(plan)
+        move.target.runner.run = lambda step: steps.append(step) or run(step)
         ends = await move.until_finish()
         finished = await move.finish(ends)
         assert finished.epoch == 2
@@ -51,8 +51,8 @@ async def test_a_sequence_moves_with_its_blocks(params: SamplingParams):
         move.drop()
         record = await move.runs_to_its_end(params)
         assert (record.owner, record.epoch, record.last_mig) == ("target", 2, 1)
-        first = next(plan for plan in plans if plan.chunks)
-        assert first.num_tokens == params.num_branches, "nothing is computed again"
+        first = next(step for step in steps if step.seats)
+        assert len(first.tokens) == params.num_branches, "nothing is computed again"
         assert await move.finish(ends) == finished, "the answer was lost: Finish comes again"
         await move.target.has_let_go()
         await move.source.has_let_go()
@@ -291,7 +291,7 @@ async def test_a_ticket_of_another_source_is_not_told(move: Move):
 
 
 async def test_what_is_in_no_journal_does_not_come():
-    async with moving_workers(long_params(temperature=1.0, beam_width=2, n=2, best_of=2), num_tokens=0) as move:
+    async with migration_workers(long_params(temperature=1.0, beam_width=2, n=2, best_of=2), num_tokens=0) as move:
         await move.begin()
         with pytest.raises(CannotMove) as raised:
             await move.prepare()
@@ -301,7 +301,7 @@ async def test_what_is_in_no_journal_does_not_come():
 @pytest.mark.parametrize("lost", [False, True])
 async def test_the_scores_of_a_prompt_come_along_or_are_computed_again(lost: bool):
     params = long_params(prompt_logprobs=1)
-    async with moving_workers(params, num_tokens=12) as move:
+    async with migration_workers(params, num_tokens=12) as move:
         ends = await move.until_finish()
         known = as_told(move.source.publisher.logs[move.seq_id].prompt_scores())
         assert [score.token_id for score in known] == list(PROMPT[1:])
@@ -383,7 +383,7 @@ async def test_whatever_comes_when_there_is_one_owner_and_no_wrong_token(seed: i
     for name in failpoints.NAMES:
         if name.startswith("target.") and rng.random() < 0.5:
             failpoints.arm(name, rng.choice(["delay:0.02", "delay:0.02", "delay:0.1", "error:1"]))
-    async with moving_workers(PARAMS) as move:
+    async with migration_workers(PARAMS) as move:
         move.store.lost_commits = rng.choice([0, 0, 1])
         ends = None
         with contextlib.suppress(ServingError):

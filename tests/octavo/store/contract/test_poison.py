@@ -35,7 +35,7 @@ async def others_die(bench: Any, new: New, *names: str) -> None:
 async def test_the_third_crash_is_poison(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
     first, second = await bench.crash(seq_id, epoch, W2), await bench.crash(seq_id, epoch + 1, W3)
-    assert [(taken.crashes, taken.alone) for taken in (first, second)] == [(1, False), (2, True)]
+    assert [(taken.crashes, taken.suspect) for taken in (first, second)] == [(1, False), (2, True)]
     for _ in range(2):  # and a retry is told the same
         assert (await bench.crash(seq_id, epoch + 2, W4)).status is TakeStatus.POISON
     record = (await bench.store.read(seq_id)).record
@@ -49,7 +49,7 @@ async def test_an_owner_that_never_began_a_suspect_proves_nothing(bench: Any, ne
     await bench.crash(seq_id, epoch, W2)
     for number, owner in enumerate([W3, W4, W5]):
         taken = await bench.take_ownership(seq_id, epoch + 1 + number, owner, f"t{number}", TakeReason.CONNECTION)
-        assert (taken.status, taken.crashes, taken.alone) == (TakeStatus.OK, 1, False)
+        assert (taken.status, taken.crashes, taken.suspect) == (TakeStatus.OK, 1, False)
     assert (await bench.crash(seq_id, epoch + 4, W1)).crashes == 2
 
 
@@ -120,7 +120,7 @@ async def test_where_other_workers_die_too_it_takes_more_deaths_to_blame_a_seque
     owners = [Incarnation(f"owner{i}") for i in range(5)]
     for number, owner in enumerate(owners[:4]):  # three deaths of others stand for two crashes more
         taken = await bench.crash(seq_id, epoch + number, owner)
-        assert (taken.status, taken.crashes, taken.alone) == (TakeStatus.OK, number + 1, number == 3)
+        assert (taken.status, taken.crashes, taken.suspect) == (TakeStatus.OK, number + 1, number == 3)
     assert (await bench.crash(seq_id, epoch + 4, owners[4])).status is TakeStatus.POISON
 
 
@@ -132,7 +132,7 @@ async def test_deaths_of_others_count_from_one_minute_before_the_first_crash(ben
     await bench.advance(1_200_000)  # workers come back slowly
     await bench.store.heartbeat(Member("worker", W2, b""), 100)
     await bench.advance(100)
-    assert (await bench.crash(seq_id, epoch + 1, W3)).alone
+    assert (await bench.crash(seq_id, epoch + 1, W3)).suspect
     await others_die(bench, new, "z")  # but those after it count, however long it takes
     assert (await bench.crash(seq_id, epoch + 2, W4)).status is TakeStatus.OK
     assert (await bench.crash(seq_id, epoch + 3, W5)).status is TakeStatus.POISON
@@ -164,7 +164,7 @@ async def test_two_suspects_share_no_worker_for_as_long_as_one_may_wait(bench: A
     await bench.run(new("second"))
     for seq_id in (first, second):
         assert (await bench.crash(seq_id, epoch, W2)).crashes == 1
-    assert (await bench.crash(first, epoch + 1, W3)).alone
+    assert (await bench.crash(first, epoch + 1, W3)).suspect
     for _ in range(2):  # the death is counted once, though the take is asked for again and again
         refused = await bench.crash(second, epoch + 1, W3)
         assert (refused.status, refused.retry_ms) == (TakeStatus.OCCUPIED, 250)
@@ -173,7 +173,7 @@ async def test_two_suspects_share_no_worker_for_as_long_as_one_may_wait(bench: A
     assert (await bench.store.take_ownership(request)).status is TakeStatus.OCCUPIED
     request = TakeRequest(second, epoch + 1, W3, "no more", TakeReason.CONNECTION, waited_ms=10_000)
     taken = await bench.store.take_ownership(request)
-    assert (taken.status, taken.alone) == (TakeStatus.OK, True)
+    assert (taken.status, taken.suspect) == (TakeStatus.OK, True)
 
 
 @pytest.mark.parametrize("how", ["refused", "requeued", "ended"])
@@ -217,21 +217,21 @@ async def test_a_sequence_that_did_not_run_alone_is_not_failed(bench: Any, new: 
     await bench.crash(poison, epoch, Incarnation("p1"))
     await bench.crash(seq_id, epoch, W2)
     await bench.crash(poison, epoch + 1, Incarnation("p2"))
-    assert not (await bench.crash(seq_id, epoch + 1, W3)).alone  # two others have died: it takes four
+    assert not (await bench.crash(seq_id, epoch + 1, W3)).suspect  # two others have died: it takes four
     statuses = [(await bench.crash(poison, epoch + i, Incarnation(f"p{i + 1}"))).status for i in (2, 3)]
     assert statuses == [TakeStatus.OK, TakeStatus.POISON]
     taken = await bench.crash(seq_id, epoch + 2, W4)  # three are enough by now, but W3 ran it beside others
-    assert (taken.status, taken.crashes, taken.alone) == (TakeStatus.OK, 3, True)
+    assert (taken.status, taken.crashes, taken.suspect) == (TakeStatus.OK, 3, True)
     assert (await bench.crash(seq_id, epoch + 3, W5)).status is TakeStatus.POISON
 
 
 async def test_a_repeated_take_says_the_same_of_running_alone(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
     await bench.crash(seq_id, epoch, W2)
-    assert (await bench.crash(seq_id, epoch + 1, W3)).alone
+    assert (await bench.crash(seq_id, epoch + 1, W3)).suspect
     await others_die(bench, new, "x", "y")  # now it would take four crashes
     repeated = await bench.take_ownership(seq_id, epoch + 1, W3, f"crash{epoch + 1}", TakeReason.CONNECTION)
-    assert (repeated.status, repeated.alone) == (TakeStatus.SAME, True)
+    assert (repeated.status, repeated.suspect) == (TakeStatus.SAME, True)
 
 
 async def run_two_suspects_on_one_worker(bench: Any, new: New) -> tuple[SequenceId, SequenceId, int]:
@@ -244,7 +244,7 @@ async def run_two_suspects_on_one_worker(bench: Any, new: New) -> tuple[Sequence
     await bench.crash(first, epoch + 1, W3)
     await bench.store.announce(second, epoch + 1, W2)
     request = TakeRequest(second, epoch + 1, W3, "no more", TakeReason.CONNECTION, waited_ms=10_000)
-    assert (await bench.store.take_ownership(request)).alone
+    assert (await bench.store.take_ownership(request)).suspect
     await bench.store.announce(first, epoch + 2, W3)
     return first, second, epoch
 

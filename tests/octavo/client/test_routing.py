@@ -1,0 +1,37 @@
+"""The channels of the SDK follow protos/service_config.json, and leave retries to the SDK."""
+
+import time
+from pathlib import Path
+
+import grpc
+from refusing_router import refusing
+
+from octavo.client import AsyncClient
+from octavo.client.routing import channel_options
+
+ROOT = Path(__file__).resolve().parents[3]
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+def test_the_config_is_that_of_the_contract():
+    options = dict(channel_options())
+    assert options["grpc.service_config"] == (ROOT / "protos/service_config.json").read_text(encoding="utf-8")
+
+
+async def test_a_refused_call_is_tried_again_by_the_sdk_alone():
+    """gRPC counts the attempts that it makes itself: none. Two layers of retries would multiply, past the budget."""
+    with refusing(2, UNAVAILABLE) as (router, endpoint):
+        async with AsyncClient(endpoint) as client:
+            await client.cancel("a")
+    assert router.attempts == [0, 0, 0]
+
+
+async def test_every_address_of_a_name_gets_calls():
+    """One name may stand for several routers, as that of a headless service does."""
+    with refusing(0, UNAVAILABLE) as (first, one), refusing(0, UNAVAILABLE) as (second, other):
+        async with AsyncClient([f"ipv4:{one},{other}"]) as client:
+            until = time.monotonic() + 20  # both have connected long before
+            while not (first.attempts and second.attempts) and time.monotonic() < until:
+                await client.cancel("a")
+    assert first.attempts
+    assert second.attempts
