@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from cache_audit import audit_cache
@@ -13,17 +13,10 @@ from gpu_worker.migration.blocks.frame_socket import FrameSocket
 from gpu_worker.migration.blocks.frames import BlockFrame, FrameKind
 from gpu_worker.scheduling.block_exchange import tail_name
 from octavo.internal.v1 import worker_pb2
-from octavo.process import failpoints
 
 MOVED = worker_pb2.MIGRATION_OUTCOME_MOVED
 STAYED = worker_pb2.MIGRATION_OUTCOME_STAYED
 NUM_ROUNDS, AT_ONCE, NUM_PROMPT = 5, 4, 240
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    failpoints.disarm_all()
 
 
 def known_blocks(worker: PairedWorker) -> list[tuple[bytes, int]]:

@@ -27,17 +27,6 @@ async def test_no_more_tickets_than_allowed(move: Move, monkeypatch: pytest.Monk
         await move.prepare(number=2)
 
 
-async def test_a_share_of_the_blocks_is_for_what_comes(monkeypatch: pytest.MonkeyPatch):
-    async with migration_workers(PARAMS, num_blocks=8) as move:
-        monkeypatch.setattr(migration_target, "IMPORT_SHARE", 3 / 8)
-        await move.begin()
-        with pytest.raises(OutOfBlocks, match="at most 3"):
-            await move.prepare()
-        await move.target.has_let_go()
-        monkeypatch.setattr(migration_target, "IMPORT_SHARE", 5 / 8)  # four full blocks and a tail
-        await move.prepare()
-
-
 async def test_a_further_round_keeps_to_that_share(monkeypatch: pytest.MonkeyPatch):
     """The ticket has ended after it, and its blocks are free."""
     async with migration_workers(PARAMS) as move:
@@ -96,18 +85,6 @@ async def test_a_worker_that_drains_takes_nothing(step: str, move: Move):
     await move.target.has_let_go()
     assert await move.abort_in_store() is MigrateStatus.ABORTED
     assert (await move.runs_to_its_end(PARAMS)).owner == "source"
-
-
-async def test_a_worker_that_stops_ends_all_tickets(move: Move):
-    await move.begin()
-    await move.send((await move.prepare()).wanted)
-    await move.target.target.close()
-    await move.target.has_let_go()
-    with pytest.raises(Draining):
-        await move.prepare()
-    with pytest.raises(NotFound):
-        await move.extend()
-    assert move.target.target._listener.num_connections == 0
 
 
 async def test_a_worker_that_stops_admits_what_it_has_become_the_owner_of(move: Move):
