@@ -137,7 +137,7 @@ async def recompute(cell: Cell, request_id: str) -> admin_pb2.MigrateResponse:
     if taken.status is not TakeStatus.OK or snapshot is None:
         raise SystemExit(f"the sequence was not taken: {taken.status}")
     snapshot = replace(snapshot, outputs=snapshot.outputs[: snapshot.record.num_branches])
-    admission = admission_to_wire(snapshot, epoch=taken.epoch, alone=False, age_ms=0)
+    admission = admission_to_wire(snapshot, epoch=taken.epoch, suspect=False, age_ms=0)
     async with open_channel(other.endpoint, internal=True) as channel:
         request = worker_pb2.ScheduleRequest(admissions=[admission])
         response = await worker_pb2_grpc.WorkerStub(channel).Schedule(request)

@@ -233,7 +233,7 @@ class WorkerPair:
             TakeRequest(seq_id, 0, worker.incarnation, f"t{seq_id}", TakeReason.QUEUED)
         )
         snapshot = await self.store.read(seq_id, prompt=True, from_indexes=[0] * new.num_branches)
-        admission = admission_to_wire(snapshot, epoch=taken.epoch, alone=False, age_ms=0)
+        admission = admission_to_wire(snapshot, epoch=taken.epoch, suspect=False, age_ms=0)
         admission.prefix_owner, admission.prefix_owner_tokens = hint
         answer = await worker.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[admission]))
         assert answer.results[0].outcome == worker_pb2.ADMISSION_OUTCOME_ADMITTED, answer
