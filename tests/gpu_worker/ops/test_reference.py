@@ -146,6 +146,15 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else(ops, data):
 
 
 @each_ops
+def test_copies_read_before_they_write(ops):
+    """Exchanging two blocks and spreading one: what counts is what was there before."""
+    arena = torch.randn(3, 6, 1, 2, 8, 4)
+    before = arena.clone()
+    ops.copy_blocks(arena, [(0, 1), (1, 0), (2, 3), (2, 4)])
+    assert torch.equal(arena, before[:, [1, 0, 2, 2, 2, 5]])
+
+
+@each_ops
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_norms_activations_and_rotation(ops, dtype, tolerance):
     torch.manual_seed(1)
