@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from gpu_worker.sampling.adjustments import is_adjusted
+from gpu_worker.sampling.filters import columns_of
 from gpu_worker.sampling.sampler import is_drawn, is_scored, num_top
 from gpu_worker.steps.seats import Seat
 
@@ -31,6 +32,7 @@ class SamplingColumns:
             "top_k": torch.tensor([min(p.top_k, vocab_size) for p in params], dtype=torch.int32),
             "top_p": torch.tensor([p.top_p for p in params], dtype=torch.float32),
             "min_p": torch.tensor([p.min_p for p in params], dtype=torch.float32),
+            "filters": torch.from_numpy(columns_of(params)),
             "seed": torch.tensor(seeds, dtype=torch.int64),
             "branch": torch.tensor([branch.index for branch in branches], dtype=torch.int64),
             "index": self.index,

@@ -21,7 +21,7 @@ from gpu_worker.sampling.sampler import Sampler, is_ranked_raw
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import TokenScore
 
-_DRAWS = ("temperature", "top_k", "top_p", "min_p", "seed", "branch", "index")  # in the kernel's order
+_DRAWS = ("temperature", "top_k", "top_p", "min_p", "filters", "seed", "branch", "index")  # in the kernel's order
 _IN_THE_PROMPT, _NOWHERE = 0, -1  # counts that tell the kernel: only in the prompt; never used
 
 

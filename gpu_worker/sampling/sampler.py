@@ -9,6 +9,7 @@ branch's token depends on nothing else in the batch.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -113,12 +114,13 @@ class Sampler:
 
     def _draw(self, x: Tensor, branches: Sequence[Seat]) -> Ids:
         params = [branch.params for branch in branches]
-        numbers = random_bits(
+        chances = partial(
+            random_bits,
             [p.seed or 0 for p in params],
             [branch.index for branch in branches],
             [branch.num_output for branch in branches],
         )
-        return draw(x, DrawParameters.of(params, self.vocab_size), numbers)
+        return draw(x, DrawParameters.of(params, self.vocab_size), chances(0), chances)
 
     @torch.inference_mode()
     def score(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[TokenScore]:

@@ -21,7 +21,7 @@ from octavo.request.record import AdmissionAnswer, AdmissionOutcome, Record, Sna
 from octavo.request.sampling import FinishReason
 from octavo.store.base import Store
 from octavo.store.calls import Finish, TakeReason, TakeReply, TakeRequest, TakeStatus
-from octavo.wire.internal import admission_of_record
+from octavo.wire.internal import admission_to_wire
 from router.background_tasks import BackgroundTasks
 from router.fleet.limits_registry import LimitsRegistry
 from router.fleet.model_registry import ModelRegistry, ServedModel
@@ -247,10 +247,9 @@ class Assigner:
             return NOT_ASSIGNABLE
         self._note_numerics(attempt.record, before, link)
         age_ms = int(1000 * (time.monotonic() - attempt.read_at))
-        admission = admission_of_record(attempt.snapshot, epoch=taken.epoch, suspect=taken.suspect, age_ms=age_ms)
-        if attempt.hint is not None:
-            owner, num_tokens = attempt.hint
-            admission = replace(admission, prefix_owner=owner, prefix_owner_tokens=num_tokens)
+        admission = admission_to_wire(
+            attempt.snapshot, epoch=taken.epoch, suspect=taken.suspect, age_ms=age_ms, hint=attempt.hint
+        )
         attempt.follows = attempt.record.seq_id in self.sessions
         was_connected = link.step_stream.connected
         try:

@@ -25,7 +25,8 @@ from octavo.request.quota import TenantQuota
 from octavo.request.record import NewSequence, Record, first_record
 from octavo.store.calls import RETAIN_MS, AcceptReply, AcceptStatus, QueueBound, QueueLimits
 from octavo.v1 import inference_pb2
-from octavo.wire.public import request_hash, sampling_from_bytes
+from octavo.wire.public import sampling_from_bytes, sampling_from_wire
+from octavo.wire.requests import request_hash
 from router.fleet.model_registry import ModelRegistry
 from router.streaming.answer_size import check_answer_fits
 from router.streaming.genai_attributes import operation_of
@@ -184,7 +185,7 @@ class SessionOpener:
         """
         try:
             request_id = validation.validate_request_id(request.request_id)
-            body_hash = request_hash(request)
+            body_hash = request_hash(request, sampling_from_wire(request.sampling))
         except InvalidArgument:
             return None
         found = await self._store.read(self.sequence_of(request_id))

@@ -13,13 +13,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gpu_worker.serving.leaving import releaser
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.client import AsyncClient
-from octavo.net.channel import open_channel
 from octavo.request.errors import Draining, InvalidArgument, NotFound, StoreUnavailable
 from octavo.request.record import SequenceState
 from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel
 from router.fleet import worker_streams
 from router.placing import assigner, dispatcher
 

@@ -9,7 +9,6 @@ from slow_beams import best_outputs
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.client import AsyncClient, RetryPolicy
-from octavo.net.channel import open_channel
 from octavo.request.errors import (
     NoWorkers,
     OutOfBlocks,
@@ -26,6 +25,7 @@ from octavo.request.step_item import StepItem
 from octavo.store.calls import Member, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore, sweep
 from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.wire.channel import open_channel
 from router.fleet.worker_link import ProbeResult
 from router.streaming import owner_link
 

@@ -15,12 +15,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.client import AsyncClient
 from octavo.internal.v1 import transfer_pb2, worker_pb2  # noqa: F401  their descriptors
-from octavo.net.channel import open_channel
-from octavo.net.security import tls
-from octavo.net.security.client_credentials import ClientCredentials
-from octavo.net.security.roles import ALLOWED, URI_PREFIX, WORKER_NAME, PeerRole, roles_allowed
+from octavo.net.security.roles import ALLOWED, URI_PREFIX, PeerRole, roles_allowed
 from octavo.request.errors import PermissionDenied, Unreachable
 from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.wire import tls
+from octavo.wire.channel import open_channel
+from octavo.wire.tls import WORKER_NAME, ClientCredentials, TlsFiles
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ async def test_only_whole_uris_give_roles(secured: Any, shared: Certificates, na
         assert await http_status_of(endpoint, path, files) == (200 if roles & allowed else 403), path
 
 
-async def http_status_of(endpoint: str, path: str, files: tls.TlsFiles) -> int:
+async def http_status_of(endpoint: str, path: str, files: TlsFiles) -> int:
     host, _, port = endpoint.rpartition(":")
     context = files.client_context()
     reader, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname="localhost")

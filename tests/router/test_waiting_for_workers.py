@@ -8,7 +8,7 @@ from web_pages import metrics
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.client import AsyncClient
-from octavo.client.retry import RetryPolicy
+from octavo.client.routing import RetryPolicy
 from octavo.net.health import SERVING
 from octavo.request.errors import NoWorkers
 from octavo.request.sampling import SamplingParams

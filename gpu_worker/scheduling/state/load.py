@@ -9,7 +9,7 @@ from gpu_worker.scheduling.state.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Counts of a workload at one moment between two steps; fields as in octavo.internal.v1.Load."""
+    """Counts of a workload at one moment between two steps; fields as in octavo.v1.WorkerLoad."""
 
     num_running: int  # branches
     num_waiting: int

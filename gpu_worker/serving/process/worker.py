@@ -42,10 +42,10 @@ from gpu_worker.serving.process.worker_metrics import WorkerMetrics
 from gpu_worker.steps.runner import BlockMemory, Runner
 from octavo.metrics.aliases import VLLM
 from octavo.net.traces import RequestTracer
-from octavo.process.endpoint import parse_listener
 from octavo.settings.worker import WorkerSettings
 from octavo.store.base import Store
 from octavo.store.calls import Member
+from octavo.wire.endpoint import parse_listener
 
 log = logging.getLogger(__name__)
 

@@ -202,7 +202,7 @@ class FullStore(MemoryStore):
 
 
 def test_status_says_that_the_store_is_full(endpoint, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("octavo.cli.status.open_store", lambda _: FullStore())
+    monkeypatch.setattr("octavo.store.open_store", lambda _: FullStore())
     with state.locked(tmp_path):
         state.write(tmp_path, example(endpoint, tmp_path))
         main(["status", "--state-dir", str(tmp_path)])

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from octavo.cli import connection, main
-from octavo.client import endpoint_pool
+from octavo.client import routing
 from octavo.request.errors import Unreachable
 
 QUESTIONS = [["generate", "hi"], ["chat"]]
@@ -26,7 +26,7 @@ def silent():
 
 @pytest.mark.parametrize("command", QUESTIONS)
 def test_an_endpoint_where_nobody_listens(capsys, monkeypatch, command):
-    monkeypatch.setattr(endpoint_pool, "REASON_TIMEOUT_S", 20.0)  # a busy machine has the answer later
+    monkeypatch.setattr(routing, "REASON_TIMEOUT_S", 20.0)  # a busy machine has the answer later
     monkeypatch.setattr(connection, "NOTICE_S", 0.0)
     assert main([*command, "--endpoint=127.0.0.1:1", "--timeout=0.4"]) == 1
     notice, end = capsys.readouterr().err.splitlines()

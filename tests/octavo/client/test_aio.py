@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.client import AsyncClient, FinishReason, RetryPolicy
-from octavo.client.retry import Recovery, RetryBudget
+from octavo.client.routing import Recovery, RetryBudget
 from octavo.request import errors
 from octavo.v1 import types_pb2
 

@@ -7,10 +7,10 @@ import pytest
 
 from octavo.local import ports
 from octavo.local.cluster import HTTP_OFFSET, WEB_OFFSET, Cluster, ClusterSettings, ports_above, role_of
-from octavo.process.endpoint import parse_endpoint
 from octavo.settings.router import RouterSettings
 from octavo.settings.up import UpSettings
 from octavo.settings.worker import WorkerSettings
+from octavo.wire.endpoint import parse_endpoint
 
 
 def worker_ids(directory: Path, store: str) -> list[str]:

@@ -1,14 +1,17 @@
 """The HTTP server that both programs start: errors, bounds, and how it ends."""
 
 import asyncio
+import inspect
 import json
 import logging
+import re
 from contextlib import suppress
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from octavo.net import http_server
-from octavo.net.http_server import HttpServer
+from octavo.net.http_server import HttpConnection, HttpServer
 from octavo.process.listen_address import ListenError
 
 SECRET = "what neither a client nor the log may see"
@@ -244,3 +247,12 @@ async def test_clients_that_leave_leave_nothing_in_the_log(server, app, connect,
     await until(lambda: not app.waiting)
     await asyncio.sleep(0.1)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_uvicorn_has_what_is_overridden() -> None:
+    """A method that a new version of uvicorn does not have would be overridden in vain."""
+    own = "send_400_response", "_unset_keepalive_if_required"
+    named = {*re.findall(r"super\(\)\.(\w+)", inspect.getsource(HttpConnection)), *own}
+    assert {"data_received", "on_headers_complete", "_start_asgi_task"} <= named
+    source = inspect.getsource(HttpToolsProtocol)
+    assert not {name for name in named if f"def {name}(" not in source}

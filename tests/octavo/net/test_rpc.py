@@ -17,12 +17,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.net.channel import open_channel, open_worker_channel
 from octavo.net.security.authorizer import Authorizer
 from octavo.net.server import add_standard_services, make_server
 from octavo.request import errors, limits
 from octavo.request.errors import PermissionDenied, ServingError
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel, open_worker_channel
 
 SERVICE = "octavo.test.Echo"
 CANARY = "xyzzy-canary"

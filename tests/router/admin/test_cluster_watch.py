@@ -9,12 +9,12 @@ import grpc
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.net.channel import open_channel
 from octavo.request.errors import StoreUnavailable, TooManyStreams
 from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel
 from router.admin import cluster_watch
 from router.admin.messages import sequence_to_wire
 

@@ -13,9 +13,8 @@ from gpu_worker.serving.calls.worker_service import WorkerService
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.net.server import make_server
 from octavo.request import errors
-from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.record import Admission, AdmissionOutcome
-from octavo.request.sampling import SamplingParams
+from octavo.request.ids import Incarnation
+from octavo.request.record import AdmissionOutcome
 from octavo.store.calls import Member
 from octavo.wire.internal import INTERNAL_REVISION
 from router.fleet import worker_link
@@ -24,12 +23,7 @@ from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_link import LinkError, ProbeResult, WorkerLink
 from router.session_registry import SessionRegistry
 
-ADMISSION = Admission(
-    seq_id=SequenceId("a" * 32),
-    epoch=1,
-    prompt=[1],
-    sampling=SamplingParams(seed=1),
-)
+ADMISSION = worker_pb2.Admission(seq_id="a" * 32, epoch=1)
 
 
 class Silent(worker_pb2_grpc.WorkerServicer):

@@ -18,7 +18,6 @@ from gpu_worker.steps.runner import StepOutput
 from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
-from octavo.net.channel import open_channel
 from octavo.request.errors import CannotMove, Draining, Loading, NotFound, StoreUnavailable
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import NewSequence, SequenceState
@@ -27,7 +26,8 @@ from octavo.settings.worker import WorkerSettings
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from octavo.wire import statuses
-from octavo.wire.public import sampling_to_wire
+from octavo.wire.channel import open_channel
+from octavo.wire.public import sampling_bytes
 
 SEQ = SequenceId("a" * 32)
 LEASE_MS = 300
@@ -98,7 +98,7 @@ class Life:
         taken = await self.store.take_ownership(TakeRequest(SEQ, 0, self.listener.incarnation, "t", TakeReason.QUEUED))
         if not scheduled:
             return
-        item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=sampling_to_wire(params))
+        item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=sampling_bytes(params))
         item.prompt.ids.extend([1, 2, 3])
         await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
         self.worker.engine.grant_steps(steps)

@@ -6,7 +6,7 @@ from itertools import islice, pairwise
 import numpy as np
 import pytest
 
-from octavo.cli.bench.arrivals import ArrivalProcess
+from octavo.cli.bench.distributions import ArrivalProcess
 
 COUNT = 20_000
 

@@ -6,9 +6,8 @@ import pytest
 from scripted_endpoint import ScriptedEndpoint
 from virtual_time import run_virtually
 
-from octavo.cli.bench.arrivals import ArrivalProcess
-from octavo.cli.bench.benchmark import Benchmark, BenchSettings
-from octavo.cli.bench.lengths import parse_lengths
+from octavo.cli.bench.distributions import ArrivalProcess, parse_lengths
+from octavo.cli.bench.rounds import Benchmark, BenchSettings
 from octavo.cli.bench.token_counter import TokenCounter
 from octavo.cli.bench.traffic import SyntheticTraffic
 

@@ -7,11 +7,11 @@ import pytest
 from scripted_endpoint import ScriptedEndpoint
 from virtual_time import run_virtually
 
-from octavo.cli.bench.conversation import Conversation, ConversationTurn
-from octavo.cli.bench.driver import FAILURE_PAUSE_S, RoundDriver, RoundOptions
 from octavo.cli.bench.endpoint_base import StreamPart, StreamTotals
 from octavo.cli.bench.measurement import INTERRUPTED
+from octavo.cli.bench.rounds import FAILURE_PAUSE_S, RoundDriver, RoundOptions
 from octavo.cli.bench.summary import summarize
+from octavo.cli.bench.traffic import Conversation, ConversationTurn
 
 NUM_TOKENS = 11  # 0.1 s to the first one, and 0.1 s for the others
 

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from octavo.cli.bench.lengths import parse_lengths
+from octavo.cli.bench.distributions import parse_lengths
 
 
 def draws(text, count=4000):

@@ -4,7 +4,7 @@ import pytest
 
 from octavo.cli.bench.endpoint_base import StreamPart
 from octavo.cli.bench.measurement import RequestMeasurement
-from octavo.cli.bench.objective import parse_objective
+from octavo.cli.bench.summary import parse_objective
 
 
 def request(times, ended_at=None, reason=""):

@@ -7,8 +7,8 @@ from scripted_endpoint import chat_events, completion_event, completion_events
 
 from octavo.cli.bench.endpoint_base import BenchRequest, RequestFailed, RequestOptions
 from octavo.cli.bench.openai_endpoint import OpenAiEndpoint, base_of
-from octavo.net.security.client_credentials import ClientCredentials
 from octavo.process.command_error import CommandError
+from octavo.wire.tls import ClientCredentials
 
 TEXT = RequestOptions(temperature=0.0, ignore_eos=True, chat=False)
 CHAT = RequestOptions(temperature=0.5, ignore_eos=False, chat=True)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.cli.bench import statistics
-from octavo.cli.bench.statistics import QUANTILES, paired_ratio, percentile, spread_of
+from octavo.cli.bench import summary
+from octavo.cli.bench.summary import QUANTILES, paired_ratio, percentile, spread_of
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60), st.floats(0, 1))
@@ -36,7 +36,7 @@ def test_a_steady_ratio_has_a_narrow_interval_whatever_disturbs_both():
 
 
 def test_the_interval_holds_the_true_ratio_mostly(monkeypatch):
-    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    monkeypatch.setattr(summary, "RESAMPLES", 400)
     draws = random.Random(2)
     held = 0
     for _ in range(60):

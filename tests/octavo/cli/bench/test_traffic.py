@@ -5,10 +5,9 @@ from itertools import islice
 
 import pytest
 
-from octavo.cli.bench.dataset import read_dataset
-from octavo.cli.bench.lengths import parse_lengths
+from octavo.cli.bench.distributions import parse_lengths
 from octavo.cli.bench.token_counter import TokenCounter
-from octavo.cli.bench.traffic import WORDS, DatasetTraffic, SyntheticTraffic
+from octavo.cli.bench.traffic import WORDS, DatasetTraffic, SyntheticTraffic, read_dataset
 from octavo.process.command_error import CommandError
 
 

@@ -9,9 +9,9 @@ import pytest
 from certificates import Certificates
 
 from octavo.net.http_server import HttpServer
-from octavo.net.security import tls
 from octavo.net.security.operator_gate import OperatorGate
-from octavo.net.security.tls import TlsFiles
+from octavo.wire import tls
+from octavo.wire.tls import TlsFiles
 
 
 async def page(scope: Any, receive: Any, send: Any) -> None:

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.process import endpoint
-from octavo.process.endpoint import Endpoint
 from octavo.settings.options import SettingsError
 from octavo.settings.router import RouterSettings
 from octavo.settings.setting_sources import from_values
 from octavo.settings.up import UpSettings
 from octavo.settings.worker import WorkerSettings
+from octavo.wire import endpoint
+from octavo.wire.endpoint import Endpoint
 
 BAD = [
     ("127.0.0.1:99999", "port must be 1 to 65535"),

@@ -1,7 +1,8 @@
-"""How many tokens a prompt or an answer has: always the same number, or one drawn from a distribution."""
+"""How many tokens prompts and answers have, and when requests of an open loop arrive."""
 
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_TOKENS = 10_000_000
@@ -51,3 +52,25 @@ def parse_lengths(text: str) -> LengthDistribution:
     if not good:
         raise ValueError(f"{text!r} is no length in tokens from 1 on: write {FORMS}")
     return LengthDistribution(kind or "uniform", values[0], values[1])
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalProcess:
+    """Arrivals at `rate` per second on average.
+
+    The gaps between bursts have a gamma distribution of shape `burstiness`: 1 is a Poisson process, less is more
+    bursty, more is more even. `burst_size` requests arrive at the same moment.
+    """
+
+    rate: float
+    burstiness: float = 1.0
+    burst_size: int = 1
+
+    def offsets(self, rng: random.Random) -> Iterator[float]:
+        """Seconds from the beginning of a round to each arrival, without an end."""
+        scale = self.burst_size / self.rate / self.burstiness
+        now = 0.0
+        while True:
+            now += rng.gammavariate(self.burstiness, scale)
+            for _ in range(self.burst_size):
+                yield now

@@ -7,7 +7,7 @@ import grpc
 from refusing_router import refusing
 
 from octavo.client import AsyncClient
-from octavo.client.endpoint_pool import channel_options
+from octavo.client.routing import channel_options
 
 ROOT = Path(__file__).resolve().parents[3]
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
