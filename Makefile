@@ -38,7 +38,7 @@ help:  ## list the targets
 
 .PHONY: install
 install: $(INSTALLED)  ## everything needed to run, to develop and to test, into .venv
-	@ISAS="$${ISAS:-tests}" CUDA=NVCC tools/build_extension.sh
+	@ISAS="$${ISAS:-tests}" CUDA="$${CI:+NVCC}" tools/build_extension.sh
 
 $(BIN)/python:
 	@tools/venv.sh .venv

@@ -134,6 +134,50 @@ def test_an_older_decision_above_a_newer_one_is_seen() -> None:
     assert not unordered("| 2026-11-22 | a |\n| 2026-11 | b |\n\n| 2026-11-23 | another table |\n")
 
 
+# ---- what others do ------------------------------------------------------------------------------------------------
+
+
+def rows(text: str, head: str) -> list[list[str]]:
+    """The cells of each row of the table that begins with this line."""
+    table = text.partition(f"{head}\n")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[1:]]
+
+
+def unsupported(readme: str, peers: str) -> list[str]:
+    """The cells of the comparison with a peer that has no version, or of which no source says what it does there."""
+    known = {name: version for name, version, source in rows(peers, "| peer | version | its sources |") if source}
+    sources: dict[str, set[str]] = {}
+    topic = ""
+    for what, names, source in rows(peers, "| what | peer | what was read, and where |"):
+        topic = what or topic
+        sources.setdefault(topic, set()).update(names.split(", ") if source else ())
+    found = []
+    head = next(line for line in readme.splitlines() if line.startswith("| | octavo | others"))
+    for topic, _, cell in rows(readme, head):
+        named = {name for name in known if re.search(rf"\b{re.escape(name)}\b", cell)}
+        untold = {name for name in named if name not in sources.get(topic, set())}
+        if not named or untold or not all(known[name] for name in named) or "(" not in cell:
+            found.append(f"{topic}: {sorted(untold)}")
+    return found
+
+
+def test_the_comparison_names_versions_and_sources() -> None:
+    readme, peers = (ROOT / name for name in ("README.md", "docs/peers.md"))
+    assert not unsupported(readme.read_text(encoding="utf-8"), peers.read_text(encoding="utf-8"))
+
+
+def test_a_comparison_without_a_source_is_seen() -> None:
+    peers = "| peer | version | its sources |\n|---|\n| A | 1 | x |\n| B | 2 | y |\n\n"
+    peers += "| what | peer | what was read, and where |\n|---|\n| t | A | file |\n| | B | |\n"
+    for cell, said in (
+        ("A 1 does (file)", []),
+        ("A 1 does", ["t: []"]),
+        ("others do (x)", ["t: []"]),
+        ("B (x)", ["t: ['B']"]),
+    ):
+        assert unsupported(f"| | octavo | others |\n|---|\n| t | we | {cell} |\n", peers) == said
+
+
 # ---- what is outside the repository --------------------------------------------------------------------------------
 
 OUTSIDE = re.compile(r"\bdesign/\w+\.md|§|\bissue #?\d|\bpoint \d+ of\b", re.IGNORECASE)

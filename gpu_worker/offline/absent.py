@@ -36,24 +36,46 @@ _PLUGINS = "no code of the caller runs inside a step; use logit_bias, allowed_to
 _TEXT_ONLY = "the model generates text; leave it out"
 
 _NOT_THERE = "octavo has nothing that this would set; leave it out"
-# Further arguments of vLLM's engine: of parts that octavo does not have.
+# Further arguments of vLLM's engine, of today's and of earlier ones: of parts that octavo does not have.
 _FURTHER_NAMES = """
-    additional_config allow_deprecated_quantization all2all_backend allowed_media_domains attention_backend
-    attention_config collect_detailed_traces cpu_offload_params cudagraph_capture_sizes cudagraph_metrics
-    data_parallel_address data_parallel_backend data_parallel_rank data_parallel_rpc_port data_parallel_size_local
-    decode_context_parallel_size default_mm_loras disable_cascade_attn disable_chunked_mm_input
-    disable_hybrid_kv_cache_manager disable_sliding_window distributed_timeout_seconds ec_transfer_config
-    enable_dbo enable_eplb enable_layerwise_nvtx_tracing enable_mfu_metrics enable_mm_embeds enable_prompt_embeds
-    enable_return_routed_experts eplb_config expert_placement_strategy fully_sharded_loras hf_config_path
-    ignore_patterns interleave_mm_strings io_processor_plugin kernel_config kv_cache_metrics kv_events_config
-    kv_offloading_backend kv_offloading_size kv_sharing_fast_prefill kv_transfer_config logits_processor_pattern
-    lora_dtype mamba_block_size mamba_cache_dtype mamba_cache_mode mamba_ssm_cache_dtype master_addr master_port
-    max_cpu_loras max_cudagraph_capture_size max_parallel_loading_workers media_io_kwargs mm_encoder_attn_backend
-    mm_encoder_only mm_encoder_tp_mode mm_processor_cache_gb mm_processor_cache_type model_loader_extra_config nnodes
-    node_rank offload_backend otlp_traces_endpoint override_attention_dtype prefill_context_parallel_size
-    profiler_config pt_load_map_location quantization_config ray_workers_use_nsight reasoning_config
-    reasoning_parser reasoning_parser_plugin renderer_num_workers show_hidden_metrics_for_version skip_mm_profiling
-    tool_parser_plugin tokens_only ubatch_size video_pruning_rate weight_transfer_config
+    additional_config all2all_backend allow_deprecated_quantization allowed_media_domains attention_backend
+    attention_config collect_detailed_traces cp_kv_cache_interleave_size cpu_distributed_timeout_seconds
+    cpu_offload_params cuda_graph_sizes cudagraph_capture_sizes cudagraph_metrics data_parallel_address
+    data_parallel_backend data_parallel_external_lb data_parallel_hybrid_lb data_parallel_multi_port_external_lb
+    data_parallel_rank data_parallel_rpc_port data_parallel_size_local data_parallel_start_rank
+    dbo_decode_token_threshold dbo_prefill_token_threshold dcp_comm_backend dcp_kv_cache_interleave_size
+    dcp_q_replicate decode_context_parallel_size default_mm_loras device_ids diffusion_config disable_cascade_attn
+    disable_chunked_mm_input disable_hybrid_kv_cache_manager disable_mm_preprocessor_cache
+    disable_nccl_for_dp_synchronization disable_sliding_window distributed_timeout_seconds dp_sync_interval
+    ec_manager_config ec_transfer_config enable_batch_sharded_sampling enable_bf16x3_router_gemm
+    enable_cumem_allocator enable_dbo enable_elastic_ep enable_ep_weight_filter enable_eplb enable_fault_tolerance
+    enable_flashinfer_autotune enable_layerwise_nvtx_tracing enable_logging_iteration_details
+    enable_mamba_cache_stochastic_rounding enable_mfu_metrics enable_mixed_moe_lora_format enable_mm_embeds
+    enable_mm_processor_stats enable_moe_shared_loras enable_multimodal_encoder_data_parallel
+    enable_nccl_comm_suspend enable_prompt_embeds enable_reasoning enable_return_routed_experts
+    enable_tower_connector_lora enable_trace_replay eplb_config expert_placement_strategy fail_on_environ_validation
+    fault_tolerance_config fully_sharded_loras gdn_prefill_backend guided_decoding_disable_fallback hf_config_path
+    ignore_patterns interleave_mm_strings io_processor_plugin ir_op_priority jit_monitor_mode jit_monitor_verbose
+    kda_prefill_backend kernel_config kv_cache_dtype_skip_layers kv_cache_metrics kv_cache_metrics_sample
+    kv_events_config kv_offloading_backend kv_offloading_size kv_sharing_fast_prefill kv_transfer_config
+    language_model_only linear_backend logits_processor_pattern lora_dtype lora_extra_vocab_size lora_target_modules
+    mamba_backend mamba_block_size mamba_cache_dtype mamba_cache_mode mamba_cache_philox_rounds mamba_config
+    mamba_ssm_cache_dtype mamba_ssu_algorithm master_addr master_port max_cpu_loras max_cudagraph_capture_size
+    max_num_queued_reqs max_num_queued_tokens max_num_scheduled_tokens max_parallel_loading_workers
+    max_prompt_adapter_token max_prompt_adapters media_io_kwargs mm_device_do_normalize mm_encoder_attn_backend
+    mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path
+    mm_encoder_only mm_encoder_tp_mode mm_hasher_algorithm mm_ipc_gpu_memory_gb mm_processor_cache_gb
+    mm_processor_cache_type mm_processor_device mm_shm_cache_max_object_size_mb mm_tensor_ipc model_class_overrides
+    model_loader_extra_config moe_backend multi_step_stream_outputs nnodes node_rank num_lookahead_slots
+    num_redundant_experts numa_bind numa_bind_cpus numa_bind_nodes offload_backend offload_group_size
+    offload_num_in_group offload_params offload_prefetch_step otlp_traces_endpoint override_attention_dtype
+    override_neuron_config per_request_spec_decode_metrics prefill_context_parallel_size prefill_schedule_interval
+    prefix_cache_retention_interval prefix_match_unit profiler_config pt_load_map_location quantization_config
+    ray_workers_use_nsight reasoning_config reasoning_parser reasoning_parser_plugin renderer_num_workers
+    replayssm_buffer_len safetensors_load_strategy scheduler_delay_factor scheduler_reserve_full_isl
+    show_hidden_metrics_for_version shutdown_timeout skip_mm_profiling specialize_active_lora
+    tokenizer_pool_extra_config tokenizer_pool_size tokenizer_pool_type tokens_only tool_parser_plugin ubatch_size
+    use_fp64_gumbel use_replayssm video_pruning_method video_pruning_rate weight_transfer_config
 """
 
 LLM_ARGUMENTS: dict[str, AbsentArgument] = {
@@ -85,7 +107,17 @@ LLM_ARGUMENTS: dict[str, AbsentArgument] = {
     ),
     **_absent(("num_gpu_blocks_override",), "give the memory for blocks instead: kv_cache_bytes='2GiB'"),
     **_absent(("enable_lora", "max_loras", "max_lora_rank", "enable_prompt_adapter"), _ADAPTERS),
-    **_absent(("speculative_config", "speculative_model", "num_speculative_tokens"), _SPECULATION),
+    **_absent(
+        [
+            "speculative_config",
+            "speculative_model",
+            "num_speculative_tokens",
+            "spec_method",
+            "spec_model",
+            "spec_tokens",
+        ],
+        _SPECULATION,
+    ),
     **_absent(("guided_decoding_backend", "structured_outputs_config"), _GUIDED, "auto"),
     **_absent(("limit_mm_per_prompt", "mm_processor_kwargs", "allowed_local_media_path"), _MEDIA, {}, ""),
     **_absent(("task", "convert"), _TEXT_ONLY, "auto", "generate", "none"),
@@ -181,10 +213,17 @@ Params = TypeVar("Params", bound=type[Any])
 
 
 def is_generating(runner: object) -> bool:
-    """Whether `runner` is None or vLLM's name of a model that generates text. Raises Unimplemented for other names."""
+    """Whether `runner` is None or vLLM's name of a model that generates text; not if it is a runner that exists.
+
+    Raises Unimplemented for another name, and TypeError for what is neither.
+    """
     if isinstance(runner, str) and runner not in ("auto", "generate"):
         raise Unimplemented(f"runner={_shown(runner)}: {_TEXT_ONLY}")
-    return runner is None or isinstance(runner, str)
+    if runner is None or isinstance(runner, str):
+        return True
+    if not hasattr(runner, "info"):
+        raise TypeError(f"runner={_shown(runner)}: is neither a name nor a runner; leave it out")
+    return False
 
 
 def refusing(owner: str, absent: Mapping[str, AbsentArgument]) -> Callable[[Params], Params]:

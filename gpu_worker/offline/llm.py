@@ -1,7 +1,7 @@
 """Offline use: prompts in, outputs out, by the service's own scheduler and engine in the caller's thread.
 
     llm = LLM("smollm2")
-    for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=16)):
+    for output in llm.generate(["Gravity is"], SamplingParams(temperature=0, max_tokens=20)):
         print(output.outputs[0].text)
 
 Every prompt is checked before the first step runs, so a mistake in one of many prompts is found at once. Arguments and

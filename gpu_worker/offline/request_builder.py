@@ -89,6 +89,8 @@ class RequestBuilder:
         except InvalidArgument as error:
             if error.field == "chat_template_kwargs":
                 raise
+            if error.field == "chat.tools":
+                raise InvalidArgument("tools", error.violations[0].description) from None
             raise InvalidArgument(argument, error.message) from None
 
     def _params(self, given: ParamsArgument, count: int) -> list[ModelParams]:

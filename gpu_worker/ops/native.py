@@ -52,9 +52,7 @@ def pin_isa(name: str, device: "torch.device") -> None:
     if device.type != "cpu":
         raise InvalidArgument("isa", f"{name} is for CPUs, and the device is {device}: leave it out")
     if extension is None:
-        raise InvalidArgument(
-            "isa", f"{name} needs the extension, which was not built: make extension, or leave it out"
-        )
+        raise InvalidArgument("isa", f"{name} needs the extension, which was not built: {rebuild()}, or leave it out")
     usable = [isa for isa in extension.isas() if isa != "emulated"]
     if name not in usable:
         raise InvalidArgument(

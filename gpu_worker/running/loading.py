@@ -139,7 +139,7 @@ def load_runner(
     if batch_invariant:
         _expect_invariant(ops, decoder, arena)
     info = _info(loaded, arena, where, context, name)
-    info = replace(info, numerics=class_of(ops, decoder, loaded.dtype, where, batch_invariant))
+    info = replace(info, numerics=class_of(ops, decoder, loaded.dtype, shape.dtype, where, batch_invariant))
     if not 0 < info.max_sequence_blocks <= num_blocks:  # else blocks out of the window are used again
         info = replace(info, context_tokens=min(context, num_blocks * block_size))
     _log_start(info, ops, decoder)

@@ -31,8 +31,9 @@ from octavo.settings.worker import WorkerSettings
 START_TIMEOUT_S = 600.0  # for loading a large model; a process that ends is noticed at once
 GRACE_S = 2.5  # a person waits; what is killed after it loses nothing but the time of a lease
 REWRITE_S = 1.0
-SAMPLE_PROMPT = "The capital of France is"
+SAMPLE_PROMPT = "Gravity is"
 SAMPLE_IDS = [1, 2, 3]  # the prompt where a model has no tokenizer
+SAMPLE_TOKENS = 20  # with which the demo model ends a sentence
 SAMPLE_TIMEOUT_S = 60.0
 
 
@@ -203,7 +204,9 @@ class _UpProcess:
     async def _show_sample(self, client: AsyncClient, has_text: bool) -> None:
         prompt = SAMPLE_PROMPT if has_text else SAMPLE_IDS
         try:
-            answer = await client.complete(prompt, max_tokens=16, temperature=0.0, deadline_s=SAMPLE_TIMEOUT_S)
+            answer = await client.complete(
+                prompt, max_tokens=SAMPLE_TOKENS, temperature=0.0, deadline_s=SAMPLE_TIMEOUT_S
+            )
         except ServingError as error:
             self._say(f"the sample request failed: {error.message}")
             return
@@ -256,7 +259,7 @@ def _banner(current: state.ClusterState, has_text: bool, wanted: ClusterSettings
             "",
             f"  {grpcurl_line(current.endpoints[0], has_text, security_flags(wanted))}",
             f"  {curl_line(current.routers[0].http, has_text, security_flags(wanted), wanted.router.api_keys)}",
-            f"  {octavo} --endpoint {endpoints} {prompt} --max-tokens 16",
+            f"  {octavo} --endpoint {endpoints} {prompt} --max-tokens {SAMPLE_TOKENS} --temperature 0",
             "",
         ]
     )
@@ -282,7 +285,7 @@ def octavo_flags(wanted: ClusterSettings) -> str:
 
 def curl_line(base: str, has_text: bool = True, security: str = "-plaintext", api_keys: str = "") -> str:
     """A curl command that can be pasted. Where there are API keys, it takes one from the variable OPENAI_API_KEY."""
-    body = {"prompt": SAMPLE_PROMPT if has_text else SAMPLE_IDS, "max_tokens": 16, "temperature": 0}
+    body = {"prompt": SAMPLE_PROMPT if has_text else SAMPLE_IDS, "max_tokens": SAMPLE_TOKENS, "temperature": 0}
     words = [word.replace("-", "--") if word.startswith("-") else word for word in security.split()]
     flags = "" if words == ["--plaintext"] else f" {' '.join(words)}"
     key = ' -H "Authorization: Bearer $OPENAI_API_KEY"' if api_keys else ""
@@ -292,6 +295,6 @@ def curl_line(base: str, has_text: bool = True, security: str = "-plaintext", ap
 def grpcurl_line(endpoint: str, has_text: bool = True, security: str = "-plaintext") -> str:
     """A grpcurl command that can be pasted."""
     prompt = {"text": SAMPLE_PROMPT} if has_text else {"token_ids": {"ids": SAMPLE_IDS}}
-    request = {**prompt, "sampling": {"max_tokens": 16, "temperature": 0}}
+    request = {**prompt, "sampling": {"max_tokens": SAMPLE_TOKENS, "temperature": 0}}
     grpcurl = find_program("grpcurl") or "grpcurl"
     return f"{grpcurl} {security} -d '{json.dumps(request)}' {endpoint} octavo.v1.Inference/Complete"

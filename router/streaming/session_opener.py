@@ -84,7 +84,7 @@ class SessionOpener:
         The call ends after `remaining_s`, and the request a little earlier; None: neither has a deadline. With
         `whole_answer` a request whose answer does not fit into one message is refused.
         """
-        with self._counted():
+        with self._counted(self._named_sequence(request)):
             try:
                 session, is_new = await self._accept(request, remaining_s, whole_answer=whole_answer)
             except ServingError as error:
@@ -98,8 +98,9 @@ class SessionOpener:
     @asynccontextmanager
     async def open_accepted(self, request: inference_pb2.AttachRequest) -> AsyncIterator[Session]:
         """A session of a request that was accepted before, from the place on that the client names."""
-        with self._counted():
-            async with await self._attach(self._resume_point(request)) as session:
+        point = self._resume_point(request)
+        with self._counted(self.sequence_of(point.request_id)):
+            async with await self._attach(point) as session:
                 yield session
 
     async def _accept_in_turn(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
@@ -210,10 +211,20 @@ class SessionOpener:
             self._attachments.add(seq_id)
             raise
 
+    def _named_sequence(self, request: inference_pb2.GenerateRequest) -> SequenceId | None:
+        """The sequence of the request, if its client has named it and so may be back."""
+        try:
+            return self.sequence_of(validation.validate_request_id(request.request_id))
+        except InvalidArgument:
+            return None
+
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self, seq_id: SequenceId | None) -> Iterator[None]:
+        """A session that is open or refused. Whoever is refused keeps a request alive that was accepted before."""
         if refusal := self._why_not():
             self._progress.count_refusal(refusal, self._authorizer.current_tenant())
+            if seq_id is not None:
+                self._attachments.renew_grace(seq_id)
             raise refusal
         self.num_sessions += 1
         try:

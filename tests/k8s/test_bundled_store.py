@@ -163,6 +163,7 @@ def test_it_asks_for_the_password_of_the_secret_at_each_start(stores):
     for index in (0, 1):
         wait_until(lambda i=index: here.is_ready(i), SECONDS, here.processes[index].tail())
     wait_until(lambda: here.is_in_step(1), SECONDS, "the replica does not follow")
+    assert here.ask(0, "set", "kept", "yes").stdout.strip() == "OK"
     for index in (0, 1):
         for refused in ("", "wrong"):
             done = here.ask(index, "flushall", password=refused)
@@ -177,6 +178,7 @@ def test_it_asks_for_the_password_of_the_secret_at_each_start(stores):
     for index in (0, 1):
         wait_until(lambda i=index: here.ask(i, "ping", password="other9c2e").stdout.strip() == "PONG", SECONDS, "away")
         assert "NOAUTH" in here.ask(index, "ping").stderr
+    assert here.ask(0, "get", "kept", password="other9c2e").stdout.strip() == "yes"
     wait_until(
         lambda: "connected" in here.ask(1, "role", password="other9c2e").stdout.split("\n"), SECONDS, "no replica"
     )

@@ -356,6 +356,13 @@ def test_a_container_has_the_variables_that_values_name():
         assert f"worker.env: {name} is the chart's own: give settings in worker.settings" in said
 
 
+def test_labels_that_a_platform_asks_for_are_on_every_pod():
+    """A policy that asks for one refuses the pod of a test as well."""
+    names = ("router", "worker", "store.bundled")
+    objects = by_name(template("--set", ",".join(f"{name}.podLabels.team=research" for name in names)))
+    assert {pod["metadata"]["labels"].get("team") for pod in all_pods(objects).values()} == {"research"}
+
+
 def test_a_gpu_is_asked_for_by_its_name():
     for name in ("prompts", "outputs"):
         pod = by_name(template(profile="gpu"))["StatefulSet", f"trial-octavo-worker-{name}"]["spec"]["template"]["spec"]
@@ -418,6 +425,8 @@ def test_addresses_of_version_6_have_brackets():
         ("store.bundled.replicas=1,store.bundled.persistence.enabled=false", "needs bundled.persistence"),
         ("grpcRoute.enabled=true", "parentRefs must name a gateway"),
         ("ingress.enabled=true", "host must be the name"),
+        ("router.podLabels.octavo/cell=a", "router.podLabels"),  # Services would find other pods than they should
+        ("models[0].name=a,models[0].worker.podLabels.octavo/model=b", "models.0.worker.podLabels"),
     ],
 )
 def test_wrong_values_are_refused_by_name(option, what):

@@ -56,6 +56,23 @@ def test_a_name_that_is_too_long_is_refused():
     assert "give a shorter fullnameOverride" in said
 
 
+@pytest.mark.parametrize("items", ["models", "cells", "worker.pools"])
+def test_two_of_one_name_are_refused(items):
+    """Their objects would have one name, which the API server sees in the midst of an installation."""
+    said = template("--set", f"{items}[0].name=a,{items}[1].name=a", ok=False)
+    assert f"{items}: two have the name a" in said
+
+
+def test_each_model_is_served_under_a_name_of_its_own():
+    """The name of a release of one model is not that of several, and routers refuse the second worker of one name."""
+    found = workers_of(by_name(template("--set", f"{TWO},model.name=one,models[1].model.name=org/large")))
+    containers = {name: each["spec"]["template"]["spec"]["containers"][0] for name, each in found.items()}
+    served = {name: settings_of("worker", container).model_name for name, container in containers.items()}
+    assert served == {"small": "small", "large": "org/large"}
+    said = template("--set", f"{TWO},models[1].model.name=small", ok=False)
+    assert "models: two have the name small" in said
+
+
 def test_routers_see_the_files_of_each_model_once():
     objects = by_name(template(profile="models"))
     router = pods(objects)["router"]["spec"]
@@ -86,6 +103,16 @@ def snapshot_download(name, *, local_dir, ignore_patterns):
 """
 
 
+def fetched(container, folder, **env):
+    """What an init container that fetches from the hub says, with a hub that is a file."""
+    (folder.parent / "huggingface_hub.py").write_text(FAKE_HUB)
+    folder.mkdir(exist_ok=True)
+    env = {entry["name"]: entry["value"] for entry in container["env"]} | env
+    env |= {"MODEL_FOLDER": str(folder), "PYTHONPATH": str(folder.parent), "PATH": os.environ["PATH"]}
+    command = [sys.executable, *container["command"][1:]]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize("program", ["router", "worker"])
 def test_a_model_of_the_hub_is_fetched_once(tmp_path, program):
     """By the words of the init container, with a hub that is a file. Routers get no weights."""
@@ -97,18 +124,32 @@ def test_a_model_of_the_hub_is_fetched_once(tmp_path, program):
     if program == "worker":
         read = settings_of("worker", container)
         assert (read.model, read.model_name) == ("/models", "org/model")
-    (tmp_path / "huggingface_hub.py").write_text(FAKE_HUB)
     folder = tmp_path / "files"
-    folder.mkdir()
-    env = {entry["name"]: entry["value"] for entry in fetching["env"]}
-    env |= {"MODEL_FOLDER": str(folder), "PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]}
-    said = [
-        subprocess.run([sys.executable, *fetching["command"][1:]], env=env, capture_output=True, text=True, check=True)
-        for _ in range(2)
-    ]
+    said = [fetched(fetching, folder) for _ in range(2)]
     assert [each.stdout.strip() for each in said] == ["fetched org/model", ""]
     assert (folder / "config.json").read_text() == "org/model"
     assert (folder / "model.safetensors").exists() == (program == "worker")
+
+
+def test_a_folder_with_another_model_is_not_used(tmp_path):
+    """A claim outlives the name in the values: old files must not answer for a new one, nor be mixed with its own."""
+    objects = by_name(template("--set", "model.download.hub=org/model"))
+    (fetching,) = pods(objects)["worker"]["spec"]["initContainers"]
+    folder = tmp_path / "files"
+    assert fetched(fetching, folder).returncode == 0
+    for program in ("router", "worker"):
+        refused = fetched(fetching, folder, MODEL_HUB_NAME="org/next", MODEL_FOR=program)
+        assert refused.returncode and "has org/model, and not org/next" in refused.stderr
+    assert (folder / "config.json").read_text() == "org/model"
+
+
+def test_each_download_runs_where_its_program_is():
+    """An image that fetches from a bucket does not know the hub, also where all models have it in common."""
+    objects = by_name(template(profile="models"))
+    for _, pod, container in programs(objects):
+        for fetching in pod["spec"]["initContainers"]:
+            of_hub = fetching["command"][0] == "python"
+            assert fetching["image"] == (container["image"] if of_hub else "registry.example/fetch:1")
 
 
 POOL_FIELDS = {"selector", "targetPorts", "endpointPickerRef"}  # of inference.networking.k8s.io/v1, all required

@@ -44,6 +44,22 @@ def test_workers_scale_by_queued_tokens_and_by_what_runs():
     assert down["policies"][0]["periodSeconds"] == workers["template"]["spec"]["terminationGracePeriodSeconds"]
 
 
+def test_routers_can_be_replaced_all_at_once():
+    """Kubernetes takes no rollingUpdate beside Recreate, and Helm leaves the default's there."""
+    objects = by_name(template("--set=router.updateStrategy.type=Recreate"))
+    assert objects["Deployment", "trial-octavo-router"]["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_bounds_are_those_that_kubernetes_takes():
+    """An autoscaler with others is refused by the API server, when the rest has been changed."""
+    slow = scaled_objects("--set=worker.autoscaling.enabled=true,worker.drainSeconds=3500")
+    down = slow["trial-octavo-worker"]["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+    assert down["policies"][0]["periodSeconds"] == 1800
+    for part in ("router", "worker"):
+        bounds = (f"--set={part}.autoscaling.{name}" for name in ("enabled=true", "minReplicas=2", "maxReplicas=1"))
+        assert f"trial-octavo-{part}: autoscaling.minReplicas is above" in template(*bounds, ok=False)
+
+
 def test_numbers_of_pods_that_do_not_scale_are_those_of_the_values():
     objects = by_name(template(profile="gpu"))
     assert objects["StatefulSet", "trial-octavo-worker-prompts"]["spec"]["replicas"] == 2

@@ -225,6 +225,26 @@ def test_a_store_of_ones_own_is_reached_where_it_is():
         assert not passes(policies, source, ("elsewhere", {}), 6380)
 
 
+def test_a_balancer_lets_in_whom_it_is_told_to():
+    """NetworkPolicies see callers' addresses where the balancer keeps them."""
+    for profile, ranges in (("openshift", ["203.0.113.0/24"]), ("default", [])):
+        objects = by_name(template("--set", "router.service.loadBalancerSourceRanges=null", profile=profile))
+        assert "ipBlock" not in str(objects["NetworkPolicy", "trial-octavo-router"]["spec"]["ingress"])
+        rule = by_name(template(profile=profile))["NetworkPolicy", "trial-octavo-router"]["spec"]["ingress"][0]
+        assert [peer["ipBlock"]["cidr"] for peer in rule["from"] if "ipBlock" in peer] == ranges
+        assert {each["port"] for each in rule["ports"]} == {50051, 58051}
+
+
+def test_the_gateways_of_a_profile_reach_its_routers(profile):
+    objects = by_name(template("--namespace", "ns", profile=profile))
+    policies = list(of_kind(objects, "NetworkPolicy").values())
+    routers = [pod for pod in all_pods(objects).values() if component_of(pod) == "router"]
+    for kind, port in (("GRPCRoute", 50051), ("HTTPRoute", 58051)):
+        for route in of_kind(objects, kind).values():
+            for parent, pod in itertools.product(route["spec"]["parentRefs"], routers):
+                assert passes(policies, (parent["namespace"], {}), ("ns", pod["metadata"]["labels"]), port)
+
+
 def test_routes_lead_to_ports_that_the_service_has():
     objects = by_name(template(profile="secure"))
     ports = {port["name"]: port["port"] for port in objects["Service", "trial-octavo"]["spec"]["ports"]}

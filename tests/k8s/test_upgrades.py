@@ -1,8 +1,12 @@
 """What an upgrade keeps of what the cluster has, and what it refuses before anything changes."""
 
+import json
+import re
+import shlex
+
 import pytest
 from lookup_server import lookup_server
-from rendered_chart import CHART, by_name, of_kind, run, template, tool
+from rendered_chart import CHART, ROOT, by_name, of_kind, run, template, tool
 
 
 def upgraded(there, *options, helm="helm3", ok=True):
@@ -51,6 +55,14 @@ def test_an_upgrade_keeps_what_autoscaling_has_chosen(routers, workers):
     assert numbers_of(upgraded(before, SCALING)) == {"router": routers, "worker": workers, "store": 1}
 
 
+def test_an_upgrade_starts_what_was_stopped_for_it():
+    """A HorizontalPodAutoscaler leaves a Deployment without pods alone."""
+    before = running(by_name(template(SCALING)), router=0, worker=0)
+    assert numbers_of(upgraded(before, SCALING)) == {"router": 2, "worker": 0, "store": 1}
+    always = (SCALING, "--set=worker.autoscaling.minReplicas=3")
+    assert numbers_of(upgraded(before, *always))["worker"] == 3
+
+
 def test_without_autoscaling_the_values_decide():
     before = running(by_name(template(SCALING)), router=7, worker=5)
     found = upgraded(before, "--set=router.replicas=3,worker.replicas=2")
@@ -95,3 +107,51 @@ def test_the_password_of_the_store_is_kept():
     there = list(of_kind(by_name(template()), "Secret").values())
     there[0]["data"]["password"] = "a2VwdA=="
     assert upgraded(there)["Secret", "trial-octavo-store"]["data"]["password"] == "a2VwdA=="
+
+
+def commands_of_the_guide(heading):
+    """The commands of a section of docs/deployment.md, as words."""
+    section = (ROOT / "docs/deployment.md").read_text().split(f"\n### {heading}\n")[1].partition("\n## ")[0]
+    found = re.findall(r"(?:^|`)((?:kubectl|helm) [^`\n]*)", section.partition("\n### ")[0], flags=re.M)
+    return [shlex.split(each, comments=True) for each in found]
+
+
+def released(**options):
+    """The objects of a release called octavo."""
+    return by_name(run(tool("helm3"), "template", "octavo", CHART, *(f"--set={k}={v}" for k, v in options.items())))
+
+
+def test_the_guide_changes_the_volume_that_there_is():
+    delete, patch, upgrade, *_ = commands_of_the_guide("Changing volumes")
+    objects = released()
+    assert delete[:3] == ["kubectl", "delete", "statefulset"] and delete[4:] == ["--cascade=orphan"]
+    (claim,) = objects["StatefulSet", delete[3]]["spec"]["volumeClaimTemplates"]
+    assert patch[2:4] == ["pvc", f"{claim['metadata']['name']}-{delete[3]}-0"]
+    size = json.loads(patch[5])["spec"]["resources"]["requests"]["storage"]
+    values = dict(word.split("=") for word in upgrade if "=" in word)
+    (changed,) = released(**values)["StatefulSet", delete[3]]["spec"]["volumeClaimTemplates"]
+    assert (
+        changed["spec"]["resources"]["requests"]["storage"] == size != claim["spec"]["resources"]["requests"]["storage"]
+    )
+
+
+def test_the_guide_deletes_all_that_a_release_leaves():
+    """Secrets that cert-manager wrote, and claims, which have the labels by which their StatefulSet finds pods."""
+    commands = {tuple(words[:3]): words[3:] for words in commands_of_the_guide("Going back, and taking it away")}
+    objects = released(**{"worker.cache.persistent": "true"})
+    written = {each["spec"]["secretName"] for each in of_kind(objects, "Certificate").values()}
+    assert set(commands["kubectl", "delete", "secret"]) == written
+    flag, selector = commands["kubectl", "delete", "pvc"]
+    label, _, value = selector.partition("=")
+    claiming = [each for each in of_kind(objects, "StatefulSet").values() if "volumeClaimTemplates" in each["spec"]]
+    assert (flag, len(claiming)) == ("-l", 2)
+    assert {each["spec"]["selector"]["matchLabels"][label] for each in claiming} == {value}
+
+
+@pytest.mark.parametrize("helm", ["helm3", "helm4"])
+def test_the_guide_names_flags_that_helm_has(helm):
+    lines = re.findall(r"(?:^|`)helm (\w+)([^`\n#]*)", (ROOT / "docs/deployment.md").read_text(), flags=re.M)
+    used = {(command, flag) for command, rest in lines for flag in re.findall(r"--[a-z-]+", rest)}
+    assert len(used) > 3
+    known = {command: run(tool(helm), command, "--help") for command, _ in used}
+    assert [each for each in sorted(used) if f"{each[1]} " not in known[each[0]]] == []

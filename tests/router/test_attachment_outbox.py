@@ -158,3 +158,21 @@ async def test_a_detach_that_the_store_has_lost_is_told_again(parts, monkeypatch
     monkeypatch.setattr(attachment_outbox, "LAG_S", 0.0)
     parts.outbox.tell_again()
     assert len(parts.outbox) == 0
+
+
+async def test_a_grace_is_renewed_once_the_store_answers(parts):
+    parts.store.down = True
+    parts.outbox.renew_grace(A)
+    await until(lambda: parts.store.calls)
+    parts.store.down = False
+    await until(lambda: parts.store.calls[-2:] == ["attach", "detach"])
+    await until(lambda: not len(parts.outbox))
+    assert not parts.store.attached
+
+
+async def test_a_grace_is_renewed_under_no_client(parts):
+    """A client that is here stays attached, also where another one of its request was refused."""
+    await parts.attach()
+    parts.outbox.renew_grace(A)
+    await until(lambda: not len(parts.outbox))
+    assert (parts.store.attached, parts.store.calls) == ({A}, ["attach", "attach"])

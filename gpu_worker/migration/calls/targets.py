@@ -74,7 +74,7 @@ def describe_worker(
 
 
 def numerics_of(member: Member) -> str:
-    """The class of numerics of a worker; empty if it says nothing of it, as workers of the last release do."""
+    """The class of numerics of a worker; empty if it says nothing of it."""
     try:
         return str(json.loads(member.info).get("numerics", ""))
     except (AttributeError, ValueError):

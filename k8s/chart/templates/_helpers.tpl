@@ -12,6 +12,17 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* Refuses a list whose items have one name twice: their objects would have it, too. Arguments: of, items. */ -}}
+{{- define "octavo.namesDiffer" -}}
+{{- $seen := dict -}}
+{{- range .items -}}
+{{- if hasKey $seen .name -}}
+{{- fail (printf "%s: two have the name %s" $.of .name) -}}
+{{- end -}}
+{{- $_ := set $seen .name true -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* A template for each cell, with the cell's own values in place; without cells, once. Arguments: root, template, script. */ -}}
 {{- define "octavo.eachCell" -}}
 {{- $root := .root -}}
@@ -20,6 +31,7 @@
 {{- if and $root.Values.cells (or $root.Values.store.url $root.Values.store.existingSecret) -}}
 {{- fail "store: a cell has a store of its own: give each cell its url or existingSecret, as cells[].store" -}}
 {{- end -}}
+{{- include "octavo.namesDiffer" (dict "of" "cells" "items" $root.Values.cells) -}}
 {{- range $root.Values.cells | default (list dict) -}}
 {{- $values := mergeOverwrite (deepCopy (merge dict $root.Values)) (omit . "name") -}}
 {{- $context := dict "Values" $values "Release" $root.Release "Chart" $root.Chart "Capabilities" $root.Capabilities "Files" $root.Files "cell" .name "script" $script }}
@@ -41,13 +53,24 @@
 {{- define "octavo.eachModel" -}}
 {{- $root := .root -}}
 {{- $template := .template -}}
+{{- include "octavo.namesDiffer" (dict "of" "models" "items" $root.Values.models) -}}
+{{- $served := list -}}
+{{- range $root.Values.models -}}
+{{- $served = append $served (dict "name" (include "octavo.nameOfModel" .)) -}}
+{{- end -}}
+{{- include "octavo.namesDiffer" (dict "of" "models" "items" $served) -}}
 {{- range $root.Values.models | default (list dict) -}}
 {{- $values := mergeOverwrite (deepCopy (merge dict $root.Values)) (dict "model" (.model | default dict) "worker" (.worker | default dict)) -}}
-{{- if and .name (not $values.model.name) -}}
-{{- $_ := set $values.model "name" .name -}}
+{{- if .name -}}
+{{- $_ := set $values.model "name" (include "octavo.nameOfModel" .) -}}
 {{- end }}
 {{ include $template (dict "Values" $values "Release" $root.Release "Chart" $root.Chart "Capabilities" $root.Capabilities "Files" $root.Files "cell" $root.cell "model" .name) }}
 {{- end -}}
+{{- end -}}
+
+{{- /* The name by which requests ask for a model. The argument is an item of `models`. */ -}}
+{{- define "octavo.nameOfModel" -}}
+{{ dig "model" "name" "" . | default .name }}
 {{- end -}}
 
 {{- /* Labels by which Services and controllers find pods. Arguments: root, component, pool. */ -}}
@@ -86,11 +109,14 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
 {{- /* How many pods: with autoscaling as many as the cluster has, since a number of one's own, or none, would set them back at each
-upgrade. At first it is `replicas` within the bounds. Arguments: root, kind, name, of (values with replicas and autoscaling). */ -}}
+upgrade. None of a kind that should have some were stopped by hand, and no HorizontalPodAutoscaler starts them. At first it is `replicas` within the bounds. Arguments: root, kind, name, of (values with replicas and autoscaling). */ -}}
 {{- define "octavo.replicas" -}}
+{{- if and .of.autoscaling.enabled (gt (int .of.autoscaling.minReplicas) (int .of.autoscaling.maxReplicas)) -}}
+{{- fail (printf "%s: autoscaling.minReplicas is above autoscaling.maxReplicas" .name) -}}
+{{- end -}}
 {{- $there := .of.autoscaling.enabled | ternary (lookup "apps/v1" .kind .root.Release.Namespace .name) dict -}}
 {{- if $there -}}
-{{ dig "spec" "replicas" 1 $there | int }}
+{{ max (dig "spec" "replicas" 1 $there) .of.autoscaling.minReplicas }}
 {{- else if .of.autoscaling.enabled -}}
 {{ max (min .of.replicas .of.autoscaling.maxReplicas) .of.autoscaling.minReplicas }}
 {{- else -}}
@@ -187,8 +213,9 @@ initContainers:
   {{- range $found }}
   {{- $download := .model.download }}
   - name: download{{ trimPrefix "model" .name }}
-    image: {{ include "octavo.image" (dict "root" $root "image" (empty $download.image.repository | ternary $image $download.image)) }}
-    imagePullPolicy: {{ $download.image.pullPolicy }}
+    {{- $from := or (not (empty $download.hub)) (empty $download.image.repository) | ternary $image $download.image }}
+    image: {{ include "octavo.image" (dict "root" $root "image" $from) }}
+    imagePullPolicy: {{ $from.pullPolicy }}
     {{- if $download.hub }}
     command: ["python", "-c", {{ $root.Files.Get "files/download.py" | toJson }}]
     {{- else }}

@@ -12,13 +12,14 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from octavo.net.security.certificate_names import AuthContext, uris_of_context, uris_of_peer
 from octavo.net.security.roles import PeerRole, roles_in
 from octavo.net.security.trail import AccessReason, AccessTrail, Caller, ListenerKind, note_handshakes
 
@@ -159,19 +160,12 @@ class TlsFiles:
 
 def roles_of_peer(certificate: Mapping[str, Any] | None) -> frozenset[PeerRole]:
     """The roles in a peer's certificate, as ssl's `getpeercert` gives it: none for a peer without one."""
-    names: Iterable[tuple[str, str]] = (certificate or {}).get("subjectAltName", ())
-    return roles_in(value for kind, value in names if kind == "URI")
+    return roles_in(uris_of_peer(certificate))
 
 
-def roles_of_context(found: Mapping[str, Iterable[bytes]]) -> frozenset[PeerRole]:
+def roles_of_context(found: AuthContext) -> frozenset[PeerRole]:
     """The same, as gRPC gives it in the context of a call."""
-    certificate = next(iter(found.get("x509_pem_cert", ())), b"")
-    if not certificate:
-        return frozenset()
-    # gRPC lists DNS names, e-mail addresses and others as alternative names, too: only these are URIs. It cuts a URI
-    # at a zero byte, which stands in no honest certificate behind one.
-    der = ssl.PEM_cert_to_DER_cert(certificate.decode("ascii"))
-    return roles_in(uri.decode("utf-8", "replace") for uri in found.get("peer_uri", ()) if uri + b"\0" not in der)
+    return roles_in(uris_of_context(found))
 
 
 def _grpc_configuration(material: TlsMaterial) -> Any:

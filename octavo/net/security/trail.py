@@ -9,13 +9,14 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 from urllib.parse import unquote
 
 from octavo.metrics.value import MetricValue
+from octavo.net.security.certificate_names import subject_of_context, subject_of_peer
 from octavo.process import telemetry
 
 log = logging.getLogger(__name__)
@@ -65,18 +66,13 @@ class Caller:
     @classmethod
     def of_call(cls, context: Any) -> "Caller":
         """Who makes a gRPC call."""
-        found: Mapping[str, Iterable[bytes]] = context.auth_context() or {}
-        uris, names = (found.get(name, ()) for name in ("peer_uri", "x509_common_name"))
-        return cls(unquote(context.peer() or ""), _subject(map(_text, uris), map(_text, names)))
+        return cls(unquote(context.peer() or ""), _subject(subject_of_context(context.auth_context() or {})))
 
     @classmethod
     def of_request(cls, scope: Any) -> "Caller":
         """Who sends an HTTP request, by its ASGI scope."""
-        certificate: Mapping[str, Any] = scope.get("state", {}).get("peer_certificate") or {}
-        uris = (value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI")
-        pairs = (pair for each in certificate.get("subject", ()) for pair in each)
-        names = (value for name, value in pairs if name == "commonName")
-        return cls(":".join(map(str, scope.get("client") or ())), _subject(uris, names))
+        certificate = scope.get("state", {}).get("peer_certificate")
+        return cls(":".join(map(str, scope.get("client") or ())), _subject(subject_of_peer(certificate)))
 
 
 class LineLimiter:
@@ -163,8 +159,9 @@ def is_admin_call(method: str, *, by_router: bool) -> bool:
 
 
 def printable(text: str) -> str:
-    """The text in one line of ASCII, cut where it is long: what a peer has sent may be anything."""
-    return ascii(text)[1:-1][:MAX_TEXT]
+    """The text as one word of ASCII, cut where it is long: what a peer has sent may be anything, such as a path that
+    looks like further fields of the line."""
+    return ascii(text)[1:-1].replace(" ", r"\x20")[:MAX_TEXT]
 
 
 class NotedHandshake(ssl.SSLObject):
@@ -187,9 +184,5 @@ def note_handshakes(context: ssl.SSLContext, note_failure: Callable[[str], None]
     context.sslobject_class = type("NotedHandshake", (NotedHandshake,), {"note_failure": staticmethod(note_failure)})
 
 
-def _subject(uris: Iterable[str], names: Iterable[str]) -> str:
-    return printable(" ".join([*uris, *(f"CN={name}" for name in names)]))
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")
+def _subject(names: Iterable[str]) -> str:
+    return " ".join(map(printable, names))[:MAX_TEXT]

@@ -3,6 +3,7 @@
 Each test is such a program, from its import to its last loop; what follows the programs compares what they got.
 """
 
+import shutil
 from itertools import pairwise
 
 import pytest
@@ -242,6 +243,16 @@ def test_chat_with_tools_and_variables(llm):
     )
 
 
+def test_tools_that_a_template_lacks_are_refused(model, tmp_path):
+    from gpu_worker import LLM
+    from octavo.request.errors import InvalidArgument
+
+    shutil.copytree(model, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(InvalidArgument, match=r"^tools: this model's chat template has no place for tools"):
+        LLM(model=str(tmp_path), max_model_len=64).chat([{"role": "user", "content": "1 + 1?"}], tools=[TOOL])
+
+
 def test_a_final_message_is_continued(llm):
     from gpu_worker import SamplingParams
 
@@ -370,8 +381,12 @@ def test_what_is_not_there_says_so_by_its_name(llm, model):
         LLM(model=model, tensor_parallel_size=2)
     with pytest.raises(Unimplemented, match=r"^runner='pooling': the model generates text"):
         LLM(model=model, runner="pooling")
+    with pytest.raises(TypeError, match=r"^runner=5: is neither a name nor a runner"):
+        LLM(model=model, runner=5)
     with pytest.raises(Unimplemented, match=r"^kv_transfer_config=<dict>: octavo has nothing"):
         LLM(model=model, kv_transfer_config={"kv_role": "both"})
+    with pytest.raises(Unimplemented, match=r"^max_num_scheduled_tokens=64: octavo has nothing[^?]*$"):
+        LLM(model=model, max_num_scheduled_tokens=64)
     with pytest.raises(TypeError, match=r"^LLM has no option 'frobnication_config'$"):
         LLM(model=model, frobnication_config={})
     with pytest.raises(Unimplemented, match=r"^lora_request=<object>: LoRA"):

@@ -70,7 +70,7 @@ def test_a_reader_does_not_keep_an_owner_out(tmp_path):
 def test_a_directory_has_one_owner(tmp_path):
     code = f"""
 from pathlib import Path
-from octavo.cli import state
+from octavo.local import state
 try:
     with state.locked(Path({str(tmp_path)!r})):
         print("locked")
@@ -102,7 +102,7 @@ def test_a_host_of_another_machine_is_not_called_a_port_in_use(host):
         ports.require_free(host, 50051, "--grpc-port")
 
 
-PICKS = "import sys; from octavo.cli import ports; print(*ports.pick(30), flush=True); sys.stdin.read()"
+PICKS = "import sys; from octavo.local import ports; print(*ports.pick(30), flush=True); sys.stdin.read()"
 
 
 def test_processes_at_the_same_moment_pick_different_ports():

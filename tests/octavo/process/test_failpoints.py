@@ -10,7 +10,7 @@ import pytest
 from octavo.process import failpoints
 from octavo.request.errors import StoreUnavailable
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ async def test_a_function_of_the_test_is_called():
 def test_kill_ends_the_process():
     script = """
 import asyncio
-from octavo import failpoints
+from octavo.process import failpoints
 failpoints.NAMES["a.b"] = ""
 failpoints.arm_all(["a.b=kill"])
 asyncio.run(failpoints.reach("a.b"))

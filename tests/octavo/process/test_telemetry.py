@@ -121,7 +121,7 @@ async def test_tasks_do_not_see_each_others_context(configured):
 
 HANDSHAKE = """
 import asyncio, socket, sys
-from octavo import telemetry
+from octavo.process import telemetry
 telemetry.configure("router", form="json")
 import grpc
 async def main():

@@ -43,7 +43,7 @@ def test_the_environment_is_read_in_one_file(root):
         for path in (root / package).rglob("*.py")
         if any(name in path.read_text() for name in ("os.environ", "getenv", "from os import environ"))
     ]
-    assert readers == ["octavo/settings.py"]
+    assert readers == ["octavo/settings/loading.py"]
 
 
 def test_a_command_with_several_classes_prints_one_file(config, capsys):
@@ -128,11 +128,12 @@ def test_what_counts_as_reading_a_setting():
     [
         (RouterSettings, "router", ("settings", "_settings")),
         (WorkerSettings, "gpu_worker", ("settings", "_settings")),
-        (UpSettings, "octavo/cli", ("up",)),
+        (UpSettings, "octavo/local", ("up",)),
     ],
 )
 def test_every_setting_is_read_by_its_program(root, cls, folder, variables):
-    files = [*(root / folder).rglob("*.py"), *(root / "octavo/security").rglob("*.py"), root / "octavo/settings.py"]
+    shared = ("octavo/cli", "octavo/net/security", "octavo/settings")
+    files = [path for each in (folder, *shared) for path in (root / each).rglob("*.py")]
     read = names_read((path.read_text() for path in files), variables)
     for name, member in vars(cls).items():
         if isinstance(member, property) and name in read:

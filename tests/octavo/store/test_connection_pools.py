@@ -76,12 +76,13 @@ async def test_leases_takes_and_attachments_need_no_other_connection(store: Redi
         renewed, taken, attached = await asyncio.gather(*map(_all, (leases, takes, outbox)))
         items = [AppendItem(each.seq_id, 1, 0, 0, [1, 2]) for each in fresh]
         appended = await store.append_batch(WORKER, items)
+        told = await store.note_progress(fresh[0].seq_id, 1, WORKER, 16)
         await store.sweep(10, 1000)
         assert not reads.done()  # the pool was full all the time
     assert not any(each.holder for each in renewed)
     assert {each.status for each in taken} == {TakeStatus.OK}
     assert all(attached)
-    assert {each.status for each in appended} == {AppendStatus.OK}
+    assert {told, *(each.status for each in appended)} == {AppendStatus.OK}
 
 
 async def _all(calls: list[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from octavo.local.embedded import EmbeddedStore
-from octavo.request.errors import StoreUnavailable
+from octavo.request.errors import Mismatch, StoreUnavailable
 from octavo.request.ids import Incarnation
 from octavo.request.quota import TenantQuota
 from octavo.request.record import NewSequence, SequenceState
@@ -189,6 +189,16 @@ async def test_an_older_library_is_replaced_and_a_newer_one_kept(bench: Any) -> 
         await store.server.client.function_load(text, replace=True)
         await store.open()
         assert await store.server.client.fcall("octavo1_revision", 0) == expected
+    await store.server.client.function_load(store.server.source, replace=True)
+
+
+async def test_a_newer_library_without_us_is_refused(bench: Any) -> None:
+    store, later = bench.store, library.REVISION + 2
+    text = store.server.source.replace(f"local REVISION = {library.REVISION}\n", f"local REVISION = {later}\n")
+    text = text.replace(f"local SERVES = {library.SERVES}\n", f"local SERVES = {later - 1}\n")
+    await store.server.client.function_load(text, replace=True)
+    with pytest.raises(Mismatch, match=f"revision {later} .* from revision {later - 1} on; this program has"):
+        await store.open()
     await store.server.client.function_load(store.server.source, replace=True)
 
 

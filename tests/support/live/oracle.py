@@ -2,7 +2,7 @@
 
 import codecs
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
 from gpu_worker.testing.witness_runner import MASK, WitnessRunner, contribution, salt_of, settle
 from octavo.client import FinishReason, SamplingParams
 from octavo.request import hashing
+from octavo.text.ranking import rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,12 @@ class Oracle:
         if params.beam_width:
             found = best_outputs(self.info, prompt, params, self._state)
             return [Expected(best.token_ids, cut(best.token_ids, params).text, best.finish) for best in found]
-        branches = [self._branch(prompt, params, branch) for branch in range(params.num_branches)]
-        if params.num_branches > params.n:
-            branches = sorted(branches, key=lambda scored: -scored[1])[: params.n]
-        return [cut(tokens, params) for tokens, _ in branches]
+        outputs = [cut(self._branch(prompt, params, branch)[0], params) for branch in range(params.num_branches)]
+        if params.num_branches == params.n:
+            return outputs
+        lengths = [replace(params, max_tokens=len(output.token_ids)) for output in outputs]  # what counts ends there
+        scores = [self._branch(prompt, length, branch)[1] for branch, length in enumerate(lengths)]
+        return [outputs[branch] for branch in rank(scores, params.n)]
 
     def tokens(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
         """Greedy."""

@@ -66,7 +66,7 @@ class StormCluster:
     def __init__(self, folder: Path, shape: Shape, *, mixed: bool = False, load_s: float = 0.0) -> None:
         self.folder = folder
         self._own_args = MIXED if mixed else {}
-        self._load_s = load_s
+        self.load_s = load_s
         self.code = folder / "code"
         copy_code(self.code)
         self.shape = shape
@@ -111,7 +111,7 @@ class StormCluster:
             "--web-listen",
             "",
         ]
-        load = ["--load-s", str(self._load_s)]
+        load = ["--load-s", str(self.load_s)]
         behind = [] if name in self.routers else [*load, "--blocks", str(self.links[f"blocks-{name}"].port)]
         observed = module_command(self.code, "storm.observed", str(self.observation(name)), *behind)
         if name in self.routers:

@@ -83,11 +83,45 @@ def test_no_more_lines_than_the_burst_and_the_rate(gaps: list[float]) -> None:
 
 
 @given(st.text())
-def test_what_a_peer_says_is_one_short_line(text: str) -> None:
+def test_what_a_peer_says_is_one_short_word(text: str) -> None:
     shown = printable(text)
     assert shown.isascii()
+    assert len(shown.split()) <= 1
     assert shown.isprintable() or not shown
     assert len(shown) <= trail.MAX_TEXT
+
+
+FORGED = "/v1/models  reason=none  peer=10.0.0.1  subject=CN=ann"
+
+
+def scope_of(**certificate: object) -> dict[str, object]:
+    return {"client": ("6.6.6.6", 7), "state": {"peer_certificate": certificate}}
+
+
+def test_no_peer_can_forge_a_field(lines: list[str]) -> None:
+    """Neither by a path, a header, a URI nor a common name, with the two spaces that stand between fields."""
+    names = {"subjectAltName": (("URI", FORGED),), "subject": ((("commonName", FORGED),),)}
+    caller = Caller.of_request(scope_of(**names))
+    AccessTrail(ListenerKind.HTTP).note_refusal(ListenerKind.HTTP, AccessReason.HOST, caller, FORGED, FORGED)
+    fields = [word.partition("=")[0] for word in lines[0].split() if "=" in word]
+    assert fields == ["listener", "reason", "method", "peer", "subject", "CN", "detail"]
+    assert "peer=6.6.6.6:7" in lines[0].split()
+
+
+@pytest.mark.parametrize(
+    ("names", "subject"),
+    [
+        (
+            {"subjectAltName": (("DNS", "a.example"), ("email", "b@c"), ("DirName", ((("commonName", "d"),),)))},
+            "name=a.example name=b@c",
+        ),
+        ({"subjectAltName": (("DNS", "a.example"), ("URI", "u:/r"))}, "u:/r"),
+        ({"subjectAltName": (("DNS", "a.example"),), "subject": ((("commonName", "ann"),),)}, "CN=ann"),
+        ({}, ""),
+    ],
+)
+def test_a_certificate_with_any_name_has_a_subject(names: dict[str, object], subject: str) -> None:
+    assert Caller.of_request(scope_of(**names)).subject == subject
 
 
 def test_changes_by_operators_are_always_logged(lines: list[str]) -> None:
