@@ -54,13 +54,10 @@ def numbers():
 
 def lists():
     yield "stop", ["x"] * 100
-    yield "stop", [""]
     yield "stop", ["x" * 257]
-    yield "stop_token_ids", [VOCAB]
-    yield "stop_token_ids", [1] * 65
-    yield "allowed_token_ids", [U32]
-    yield "allowed_token_ids", [1] * 4097
-    yield "banned_token_ids", [VOCAB]
+    for row in PARAMETERS.values():
+        if row.is_ids:
+            yield from [(row.name, [VOCAB]), (row.name, [1] * (row.most + 1))]
     yield "banned_token_ids", list(range(VOCAB))
     yield "logit_bias", {VOCAB: 1.0}
     yield "logit_bias", {1: NAN}
