@@ -145,9 +145,6 @@ async def test_fields_that_change_nothing_are_accepted(world, call):
     ("more", "param", "word"),
     [
         ({"temperature": 11}, "temperature", "0 to 10"),
-        ({"temperature": "hot"}, "temperature", "number"),
-        ({"n": 0}, "n", "1 to 16"),
-        ({"max_tokens": -1}, "max_tokens", "out of range"),
         ({"max_tokens": 0}, "max_tokens", "out of range"),
         ({"stop": ["x" * 300]}, "stop", "256"),
         ({"stop": 5}, "stop", "string"),
