@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from octavo.request import hashing, limits
+from octavo.request import limits
 from octavo.request.sampling import SamplingParams
 from octavo.store.base import Store
 from octavo.wire.internal import INTERNAL_REVISION
@@ -62,13 +62,6 @@ def test_the_revision_is_that_of_the_code(root):
     text = (root / "protos/README.md").read_text(encoding="utf-8")
     assert f"It is {SCHEMA_REVISION}." in text
     assert f"It is {INTERNAL_REVISION}. A router uses\n  workers of its own revision alone" in text
-
-
-def test_the_person_strings_are_those_of_the_code(text, root):
-    code = (root / "octavo/request/hashing.py").read_text() + (root / "octavo/request/ids.py").read_text()
-    persons = set(re.findall(r'person=b"([^"]+)"', code))
-    assert persons == set(re.findall(r'person = "([^"]+)"', text))
-    assert len(hashing.root_key("a", "b")) == 32
 
 
 def test_the_resume_token_is_as_written(text, root, monkeypatch):

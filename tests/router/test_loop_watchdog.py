@@ -6,7 +6,6 @@ import sys
 import time
 
 import pytest
-from waiting import until
 
 from router import loop_watchdog
 from router.loop_watchdog import HANG_STATUS, LoopWatchdog
@@ -25,16 +24,6 @@ async def test_a_loop_that_hangs_is_given_up():
         while not given_up:
             time.sleep(0.01)  # noqa: ASYNC251  this is the hang
     assert given_up[0] > 0.2
-
-
-async def test_a_loop_that_goes_round_is_left_alone():
-    given_up = []
-    with LoopWatchdog(5.0, given_up.append) as watchdog:
-        for _ in range(20):
-            await asyncio.sleep(0.01)
-            time.sleep(0.02)  # noqa: ASYNC251  busy
-    await until(lambda: not watchdog._thread.is_alive())
-    assert not given_up
 
 
 def test_the_process_ends():

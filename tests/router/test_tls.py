@@ -82,7 +82,7 @@ async def code_of(channel: Any, method: str, client_streaming: bool, server_stre
     return None
 
 
-async def test_every_method_of_every_server_lets_in_the_roles_of_its_line(secured: Any, shared: Certificates) -> None:
+async def test_every_method_lets_in_its_roles_alone(secured: Any, shared: Certificates) -> None:
     """Also those of health, reflection and channelz; and a method that is in no line lets nobody in."""
     worker = secured.workers[0].listener.endpoint
     servers = {
@@ -180,9 +180,7 @@ async def test_requests_migrations_and_operators_work_over_tls(secured: Any, sha
     client = caller_of(secured, shared.caller("client"))
     plain = await client.complete(list(range(3, 60)), max_tokens=50, temperature=0.0)
     task = asyncio.create_task(client.complete(list(range(3, 60)), max_tokens=400, temperature=0.0, request_id="moves"))
-    await secured.until(
-        lambda: any(len(e.journals[0]) > 20 for e in secured.state._entries.values() if e.record.request_id == "moves")
-    )
+    await secured.until(lambda: any(len(e.journals[0]) > 20 for e in secured.entries if e.record.request_id == "moves"))
     with pytest.raises(PermissionDenied):
         await caller_of(secured, shared.caller("worker")).models()
     async with open_channel(admin_endpoint(secured), credentials=shared.caller("operator")) as channel:
@@ -210,7 +208,7 @@ async def test_files_are_replaced_while_streams_go_on(world: Any, tmp_path: Path
     going = asyncio.create_task(
         client.complete(list(range(3, 40)), max_tokens=900, temperature=0.0, request_id="going")
     )
-    await world.until(lambda: any(len(e.journals[0]) > 10 for e in world.state._entries.values()))
+    await world.until(lambda: any(len(e.journals[0]) > 10 for e in world.entries))
     new = Certificates(tmp_path / "new")
     for each in new.folder.iterdir():
         (certificates.folder / each.name).write_bytes(each.read_bytes())

@@ -65,10 +65,6 @@ class TlsFiles:
     def has_certificate(self) -> bool:
         return bool(self._files["--tls-cert"])
 
-    @property
-    def has_authorities(self) -> bool:
-        return bool(self._files["--tls-ca"])
-
     def current(self) -> TlsMaterial:
         """What the files hold, or held a second ago. The same object for as long as they do not change."""
         with self._lock:

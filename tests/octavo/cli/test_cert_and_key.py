@@ -1,7 +1,6 @@
 """`octavo cert` and `octavo key`: what they write, print and refuse."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from octavo.cli import main
 from octavo.local.development_ca import is_complete
 from octavo.net.security.api_keys import ApiKeys
-from octavo.request.quota import NO_QUOTA, TenantQuota
 
 
 def test_certificates_and_the_lines_that_use_them(capsys: Any, tmp_path: Path) -> None:
@@ -30,7 +28,7 @@ def test_certificates_and_the_lines_that_use_them(capsys: Any, tmp_path: Path) -
     assert "--days 0: must be 1" in capsys.readouterr().err
 
 
-def test_a_key_is_printed_once_and_its_line_counts(capsys: Any, tmp_path: Path) -> None:
+def test_a_key_is_printed_once(capsys: Any, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# keys")
     keys = {}
@@ -44,22 +42,6 @@ def test_a_key_is_printed_once_and_its_line_counts(capsys: Any, tmp_path: Path) 
     assert not any(key in file.read_text() for key in keys.values())
     assert main(["key", "new", "no such tenant"]) == 1
     assert "a tenant's name" in capsys.readouterr().err
-
-
-def test_a_quiet_key_is_alone_on_stdout(capsys: Any, tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    limits = ["--expires", "30d", "--max-streams", "4", "--tokens-per-minute", "1000"]
-    assert main(["key", "new", "acme", "--quiet", "--file", str(file), *limits]) == 0
-    printed = capsys.readouterr()
-    found = ApiKeys(str(file)).find(printed.out.removesuffix("\n"))
-    assert found is not None
-    assert not printed.err
-    assert 29 < (found.expires_at - time.time()) / (24 * 3600) <= 30
-    assert ApiKeys(str(file)).quota_of("acme", NO_QUOTA) == TenantQuota(4, 1000)
-    assert main(["key", "new", "acme", "--quiet"]) == 0  # without a file the line is not lost
-    printed = capsys.readouterr()
-    file.write_text(printed.err)
-    assert ApiKeys(str(file)).find(printed.out.strip()) is not None
 
 
 @pytest.mark.parametrize(

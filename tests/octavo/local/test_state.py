@@ -1,16 +1,12 @@
-import fcntl
 import json
 import socket
 import subprocess
 import sys
-from contextlib import closing
-from itertools import islice
 
 import pytest
 
 from octavo.local import ports, state
 from octavo.local.state import ClusterState, RouterState, StoreState, WorkerState
-from octavo.process.command_error import CommandError
 
 
 @pytest.fixture
@@ -26,7 +22,7 @@ def example(tmp_path):
     )
 
 
-def test_a_state_is_read_back_while_its_owner_runs(tmp_path, example):
+def test_a_state_is_read_while_its_owner_runs(tmp_path, example):
     with state.locked(tmp_path):
         state.write(tmp_path, example)
         assert state.read(tmp_path) == example
@@ -42,29 +38,6 @@ def test_a_file_that_is_no_state_is_none(tmp_path, text):
         assert state.read(tmp_path) is None
         (tmp_path / state.FILE).write_text(text)
         assert state.read(tmp_path) is None
-
-
-def test_what_a_killed_owner_left_is_gone_when_the_next_one_begins(tmp_path, example):
-    with state.locked(tmp_path):
-        state.write(tmp_path, example)
-    with state.locked(tmp_path):
-        assert state.read(tmp_path) is None
-
-
-def test_a_reader_does_not_keep_an_owner_out(tmp_path):
-    (tmp_path / state.LOCK).touch()
-    reader = (tmp_path / state.LOCK).open("r+")
-    fcntl.flock(reader, fcntl.LOCK_SH)
-    waits = []
-
-    def sleep(seconds):
-        waits.append(seconds)
-        reader.close()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state.time, "sleep", sleep)
-        with state.locked(tmp_path):
-            assert len(waits) == 1
 
 
 def test_a_directory_has_one_owner(tmp_path):
@@ -86,7 +59,7 @@ except state.AlreadyRunningError as error:
     assert other_process() == "locked\n"
 
 
-def test_a_port_in_use_is_named_with_the_remedy():
+def test_a_used_port_is_named_with_its_remedy():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -94,12 +67,6 @@ def test_a_port_in_use_is_named_with_the_remedy():
         with pytest.raises(ports.PortInUseError, match=rf"port {port} .* --grpc-port"):
             ports.require_free("127.0.0.1", port, "--grpc-port")
     ports.require_free("127.0.0.1", port, "--grpc-port")
-
-
-@pytest.mark.parametrize("host", ["nowhere.invalid", "203.0.113.1"])
-def test_a_host_of_another_machine_is_not_called_a_port_in_use(host):
-    with pytest.raises(CommandError, match=f"^--host {host} is no address of this machine: give one, or 0.0.0.0"):
-        ports.require_free(host, 50051, "--grpc-port")
 
 
 PICKS = "import sys; from octavo.cli import ports; print(*ports.pick(30), flush=True); sys.stdin.read()"
@@ -114,26 +81,3 @@ def test_processes_at_the_same_moment_pick_different_ports():
     for picker in pickers:
         picker.communicate()
     assert len(set(picked)) == len(picked) == 6 * 30
-
-
-@pytest.mark.parametrize("text", ["25000\t60999\n", "1024 24999"])
-def test_no_port_is_picked_that_the_machine_gives_to_clients(text, tmp_path, monkeypatch):
-    (tmp_path / "range").write_text(text)
-    monkeypatch.setattr(ports, "EPHEMERAL", tmp_path / "range")
-    first, last = map(int, text.split())
-    with closing(ports.PortPool()) as pool:
-        picked = list(islice(pool.in_turn(), 2000))
-    assert len(set(picked)) == 2000
-    assert all(port in ports.RANGE and not first <= port <= last for port in picked)
-
-
-def test_a_port_comes_again_only_after_the_others():
-    with closing(ports.PortPool()) as pool:
-        first = set(islice(pool.in_turn(), 100))
-        assert not first & set(islice(pool.in_turn(), 100))
-
-
-def test_picked_ports_are_free_different_and_not_given_to_clients():
-    picked = ports.pick(20)
-    assert len(set(picked)) == 20
-    assert all(port in ports.RANGE and ports.is_free("127.0.0.1", port) for port in picked)

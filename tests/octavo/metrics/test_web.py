@@ -29,13 +29,6 @@ async def test_health_says_what_the_program_says(served) -> None:
     assert (answer.status, json.loads(answer.text)) == (200, {"status": "SERVING"})
 
 
-async def test_health_says_it_of_each_service(served) -> None:
-    _, _, endpoint = served
-    answers = {name: await asyncio.to_thread(get, endpoint, f"/health/{name}") for name in ("alive", "resume", "x.Y")}
-    assert {name: answer.status for name, answer in answers.items()} == {"alive": 200, "resume": 503, "x.Y": 503}
-    assert json.loads(answers["alive"].text) == {"status": "SERVING"}
-
-
 async def test_metrics_are_those_of_the_moment(served) -> None:
     web, states, endpoint = served
     steps = iter((1, 2))
@@ -44,12 +37,3 @@ async def test_metrics_are_those_of_the_moment(served) -> None:
     states["serving"] = True
     after = await metrics(endpoint)
     assert [(each["octavo_steps_total"], each["octavo_serving"]) for each in (before, after)] == [(1, 0), (2, 1)]
-
-
-@pytest.mark.parametrize("path", ["/", "/metrics/x", "/v1/models"])
-async def test_there_is_nothing_else(served, path: str) -> None:
-    assert (await asyncio.to_thread(get, served[2], path)).status == 404
-
-
-async def test_they_are_for_reading(served) -> None:
-    assert (await asyncio.to_thread(get, served[2], "/metrics", "POST")).status == 405

@@ -10,7 +10,6 @@ from octavo.net import traces
 from octavo.net.traces import RequestTracer
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-NOT_SAMPLED = CALLER[:-2] + "00"
 
 
 @pytest.fixture
@@ -18,7 +17,7 @@ def exporter():
     return InMemorySpanExporter()
 
 
-def test_a_span_belongs_to_the_trace_of_its_caller(exporter) -> None:
+def test_spans_belong_to_the_trace_of_their_caller(exporter) -> None:
     tracer = RequestTracer("router", exporter, 0.0, at_once=True)
     with traces.caller_trace(CALLER):
         span = tracer.begin_span("octavo.request", began_ago_s=2.0)
@@ -29,21 +28,6 @@ def test_a_span_belongs_to_the_trace_of_its_caller(exporter) -> None:
     assert done.attributes["octavo.output_tokens"] == 7
     assert done.end_time - done.start_time >= 2e9
     assert done.resource.attributes["service.name"] == "octavo-router"
-
-
-@pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (1.0, 50)])
-def test_a_share_of_requests_without_a_trace_is_traced(exporter, share, expected) -> None:
-    tracer = RequestTracer("router", exporter, share, at_once=True)
-    for _ in range(50):
-        if span := tracer.begin_span("octavo.request"):
-            span.end({})
-    assert len(exporter.get_finished_spans()) == expected
-
-
-def test_a_caller_that_is_not_sampled_is_not_traced(exporter) -> None:
-    tracer = RequestTracer("router", exporter, 1.0, at_once=True)
-    with traces.caller_trace(NOT_SAMPLED):
-        assert tracer.begin_span("octavo.request") is None
 
 
 @pytest.mark.parametrize(

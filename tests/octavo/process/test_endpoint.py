@@ -7,35 +7,8 @@ from hypothesis import strategies as st
 from octavo.process import endpoint
 from octavo.process.endpoint import Endpoint
 from octavo.settings.options import SettingsError
-from octavo.settings.router import RouterSettings
 from octavo.settings.setting_sources import from_values
-from octavo.settings.up import UpSettings
 from octavo.settings.worker import WorkerSettings
-
-BAD = [
-    ("127.0.0.1:99999", "port must be 1 to 65535"),
-    ("127.0.0.1:65536", "port must be 1 to 65535"),
-    ("127.0.0.1:0", "port must be 1 to 65535"),
-    ("127.0.0.1:-1", "port must be 1 to 65535"),
-    ("127.0.0.1:http", "port must be 1 to 65535"),
-    ("127.0.0.1:٣", "port must be 1 to 65535"),
-    ("127.0.0.1:" + "9" * 5000, "port must be 1 to 65535"),
-    ("127.0.0.1: 7", "port must be 1 to 65535"),
-    ("127.0.0.1", "has no port; write HOST:PORT, such as 127.0.0.1:50051"),
-    ("127.0.0.1:", "has no port"),
-    ("[::1]", "has no port; write HOST:PORT, such as [::1]:50051"),
-    (":50051", "has no host"),
-    ("", "has no host"),
-    ("a b:1", "'a b' is no host"),
-    ("host/path:1", "'host/path' is no host"),
-    ("user@host:1", "'user@host' is no host"),
-    ("fd00::1:80", "goes in brackets"),
-    ("[fd00::1:80", r"must be \[ADDRESS\]:PORT"),
-    ("[host]:80", "'host' is no address of version 6"),
-    ("[::1]80", r"must be \[ADDRESS\]:PORT"),
-    ("http://host:80", "without http://"),
-    ("grpc://host:80", "without grpc://"),
-]
 
 
 @pytest.mark.parametrize(
@@ -53,42 +26,12 @@ def test_a_host_and_a_port(text, host, port):
     assert str(Endpoint(host, port)) == text
 
 
-@pytest.mark.parametrize(("text", "why"), BAD)
-def test_what_is_no_endpoint(text, why):
-    with pytest.raises(ValueError, match=f"^.*{why}".replace("[::1]:5", r"\[::1\]:5")):
-        endpoint.parse_endpoint(text)
-
-
 @given(st.text(max_size=20))
-def test_an_endpoint_is_read_as_written_or_refused_with_a_sentence(text):
+def test_any_text_is_an_endpoint_or_refused(text):
     try:
         assert str(endpoint.parse_endpoint(text)).lower().startswith(text.rpartition(":")[0].lower())
     except ValueError as error:
         assert "int()" not in str(error)  # noqa: PT017 - any other outcome is the failure
-
-
-def test_only_a_listener_may_leave_the_port_to_the_machine():
-    assert endpoint.parse_listener("0.0.0.0:0") == Endpoint("0.0.0.0", 0)
-    with pytest.raises(ValueError, match="port must be 0 to 65535"):
-        endpoint.parse_listener("0.0.0.0:65536")
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        "localhost:1",
-        "dns:///octavo:50051",
-        "dns:octavo:50051",
-        "dns://8.8.8.8/octavo:50051",
-        "ipv4:127.0.0.1:1,127.0.0.2:2",
-        "ipv6:[::1]:1,[::2]:2",
-        "unix:/run/octavo.sock",
-        "unix:///run/octavo.sock",
-        "unix-abstract:octavo",
-    ],
-)
-def test_what_a_client_may_name(target):
-    assert endpoint.parse_targets([target]) == (target,)
 
 
 @pytest.mark.parametrize(
@@ -100,62 +43,10 @@ def test_what_a_client_may_not_name(target):
         endpoint.parse_targets(["localhost:1", target])
 
 
-def test_targets_of_a_text():
-    assert endpoint.parse_targets(" a:1, b:2,") == ("a:1", "b:2")
-    with pytest.raises(ValueError, match="at least one HOST:PORT"):
-        endpoint.parse_targets(" , ")
-    with pytest.raises(ValueError, match=r"^b:0: port must be 1 to 65535$"):
-        endpoint.parse_targets("a:1,b:0")
-
-
-@pytest.mark.parametrize(
-    ("text", "result"),
-    [
-        ("pod-3.workers", ("pod-3.workers", None)),
-        ("outside:80", ("outside", 80)),
-        ("[fd00::1]", ("[fd00::1]", None)),
-        ("[fd00::1]:80", ("[fd00::1]", 80)),
-    ],
-)
-def test_what_a_worker_may_advertise(text, result):
-    assert endpoint.parse_advertised(text) == result
-
-
 @pytest.mark.parametrize("text", ["fd00::1", "fd00::abcd", "::", ":8080", ":", "host:", "host:a", "host:99999", "h:0"])
 def test_what_a_worker_may_not_advertise(text):
     with pytest.raises(SettingsError, match=f"^advertise '{text}'"):
         from_values(WorkerSettings, {"advertise": text})
-
-
-@pytest.mark.parametrize(
-    ("cls", "name"),
-    [(RouterSettings, "listen"), (RouterSettings, "admin_listen"), (WorkerSettings, "listen")],
-)
-@pytest.mark.parametrize(("text", "why"), [case for case in BAD if case[0] not in ("", "127.0.0.1:0")])
-def test_settings_refuse_where_no_program_could_listen(cls, name, text, why):
-    with pytest.raises(SettingsError, match=f"^{name} "):
-        from_values(cls, {name: text})
-
-
-def test_a_setting_that_may_be_empty_may_be_empty():
-    assert from_values(RouterSettings, {"admin_listen": "", "host": ""}).admin_listen == ""
-    assert from_values(WorkerSettings, {"advertise": "", "host": ""}).advertise == ""
-    with pytest.raises(SettingsError, match="listen"):
-        from_values(RouterSettings, {"listen": ""})
-
-
-@pytest.mark.parametrize("cls", [RouterSettings, WorkerSettings, UpSettings])
-def test_a_host_has_no_port(cls):
-    assert from_values(cls, {"host": "fd00::1"}).host == "fd00::1"
-    with pytest.raises(SettingsError, match=r"host '127\.0\.0\.1:80'"):
-        from_values(cls, {"host": "127.0.0.1:80"})
-
-
-def test_cells_are_written_with_semicolons_or_as_lists():
-    assert endpoint.parse_cells("a:1, b:2; c:3") == (("a:1", "b:2"), ("c:3",))
-    assert endpoint.parse_cells([["a:1", "b:2"], ["c:3"]]) == (("a:1", "b:2"), ("c:3",))
-    assert endpoint.parse_cells(["a:1", "b:2"]) == (("a:1", "b:2"),)
-    assert endpoint.parse_cells("a:1") == (("a:1",),)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
 import ast
-import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from octavo.process import failpoints
-from octavo.request.errors import StoreUnavailable
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -18,61 +16,6 @@ def _a_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(failpoints.NAMES, "test.here", "a place of this test")
     yield
     failpoints.disarm_all()
-
-
-async def test_a_place_that_is_not_armed_does_nothing():
-    await failpoints.reach("test.here")
-
-
-async def test_an_error_is_raised_as_often_as_asked():
-    armed = failpoints.arm("test.here", "error:2")
-    for _ in range(2):
-        with pytest.raises(StoreUnavailable, match=r"test\.here"):
-            await failpoints.reach("test.here")
-    await failpoints.reach("test.here")
-    assert armed.num_reached == 3
-    assert armed.reached.is_set()
-
-
-async def test_an_error_without_a_number_is_raised_each_time():
-    failpoints.arm("test.here", "error")
-    for _ in range(3):
-        with pytest.raises(StoreUnavailable):
-            await failpoints.reach("test.here")
-
-
-async def test_what_hangs_goes_on_when_it_is_disarmed():
-    armed = failpoints.arm("test.here", "hang")
-    hanging = asyncio.create_task(failpoints.reach("test.here"))
-    await armed.reached.wait()
-    await asyncio.sleep(0)
-    assert not hanging.done()
-    failpoints.disarm_all()
-    await asyncio.wait_for(hanging, 10)
-    await failpoints.reach("test.here")
-
-
-async def test_a_delay_lets_others_run(monkeypatch: pytest.MonkeyPatch):
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    failpoints.arm("test.here", "delay:0.25")
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    await failpoints.reach("test.here")
-    assert slept == [0.25]
-
-
-async def test_a_function_of_the_test_is_called():
-    calls: list[int] = []
-
-    async def action() -> None:
-        calls.append(1)
-
-    failpoints.arm("test.here", action)
-    await failpoints.reach("test.here")
-    assert calls == [1]
 
 
 def test_kill_ends_the_process():
@@ -88,23 +31,6 @@ print("alive")
     assert (done.returncode, done.stdout) == (-9, b"")
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["nowhere=kill", "test.here", "test.here=", "test.here=error:0", "test.here=delay", "test.here=delay:x", "=kill"],
-)
-def test_what_cannot_be_armed_is_refused(text: str):
-    with pytest.raises(ValueError, match=r"must be kill|no such failpoint|there is no failpoint"):
-        failpoints.require_texts([text])
-    with pytest.raises(ValueError, match=r"must be kill|there is no failpoint"):
-        failpoints.arm_all([text])
-
-
-def test_texts_are_armed():
-    failpoints.require_texts(["test.here=delay:0"])
-    failpoints.arm_all(["test.here=delay:0"])
-    assert set(failpoints._armed) == {"test.here"}
-
-
 def reached_names() -> list[str]:
     """The places that the packages reach, one for each call."""
     found = []
@@ -116,6 +42,6 @@ def reached_names() -> list[str]:
     return found
 
 
-def test_every_place_is_in_the_table_and_is_reached_at_one_place():
+def test_every_failpoint_is_reached_at_one_place():
     names = set(failpoints.NAMES) - {"test.here"}
     assert sorted(reached_names()) == sorted(names)

@@ -20,13 +20,5 @@ def test_text_is_refused_with_the_way_round_it():
         tokenizer.apply_chat([("user", "abc")])
 
 
-def test_tokens_have_no_text():
-    tokenizer = AbsentTokenizer()
-    stream = tokenizer.detokenizer()
-    assert stream.push([0, 65, 70_000]) + stream.flush() == tokenizer.decode([65]) == ""
-    assert not tokenizer.has_text
-    assert not tokenizer.has_chat_template
-
-
-def test_bytes_are_text_only_where_a_test_runner_says_so():
+def test_bytes_are_text_for_test_runners_alone():
     assert isinstance(open_tokenizer(byte_tokenizer.NAME), ByteTokenizer)

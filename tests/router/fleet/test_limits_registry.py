@@ -34,8 +34,3 @@ async def test_a_large_worker_is_remembered_by_all_routers():
     clock.now_ms += KEPT_MS + 1
     assert not await other.may_hold("weights", 500, [])
     assert not other.served_lately("name")
-
-
-async def test_more_rows_may_hold_what_more_blocks_cannot():
-    registry = LimitsRegistry(MemoryStore(MemoryState()), lambda: {replace(SMALL, max_batch_sequences=128)}, KEPT_MS)
-    assert await registry.may_hold("weights", 10, [LARGE])

@@ -114,7 +114,7 @@ async def test_tools_and_their_calls_get_to_the_template(world, call, templates)
     assert templates[-1][2:] == ([], [])
 
 
-async def test_a_model_without_a_template_refuses_chats_by_name(world, call):
+async def test_models_without_a_template_refuse_chats(world, call):
     await world.start()
     answer = await call("POST", PATH, {"messages": HI})
     assert (answer.status, answer.error["param"]) == (400, "messages")
@@ -140,7 +140,7 @@ async def test_a_model_without_a_template_refuses_chats_by_name(world, call):
         ({"functions": []}, "functions"),
     ],
 )
-def test_what_would_change_the_answer_is_refused_by_name(more, param):
+def test_fields_that_change_answers_are_refused(more, param):
     with pytest.raises(InvalidArgument) as caught:
         read_chat({"messages": HI, **more})
     assert caught.value.field == param

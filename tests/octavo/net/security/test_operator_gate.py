@@ -1,15 +1,11 @@
 """The pages of operators over TLS: who sees them, and with which certificates."""
 
 import asyncio
-import ssl
-from pathlib import Path
 from typing import Any
 
-import pytest
 from certificates import Certificates
 
 from octavo.net.http_server import HttpServer
-from octavo.net.security import tls
 from octavo.net.security.operator_gate import OperatorGate
 from octavo.net.security.tls import TlsFiles
 
@@ -56,33 +52,5 @@ async def test_operators_see_pages_and_everybody_sees_the_health(certificates: C
             "worker": [403, 200, 200, 403],
             "nobody": [403, 200, 200, 403],
         }
-    finally:
-        await server.stop(0)
-
-
-async def test_an_authority_that_is_replaced_counts_for_the_next_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tls, "CHECK_S", 0.0)
-    used, other = Certificates(tmp_path / "used"), Certificates(tmp_path / "other")
-    before = used.files("operator")
-    before.current()
-    server = HttpServer(OperatorGate(page), "127.0.0.1:0", "--web-listen", used.files("router").http_context())
-    endpoint = await server.start()
-    try:
-        assert await status_of(endpoint, "/metrics", before) == 200
-        with pytest.raises(OSError, match=r"."):
-            await status_of(endpoint, "/metrics", other.files("operator"))
-        kept = tmp_path / "kept"
-        kept.mkdir()
-        for each in used.folder.iterdir():
-            (kept / each.name).write_bytes(each.read_bytes())
-        for each in other.folder.iterdir():
-            (used.folder / each.name).write_bytes(each.read_bytes())
-        assert await status_of(endpoint, "/metrics", other.files("operator")) == 200
-        # Whoever trusts the new authority and still shows a certificate of the old one is not let in any more.
-        mixed = TlsFiles(str(kept / "operator.crt"), str(kept / "operator.key"), str(other.folder / "ca.crt"))
-        with pytest.raises((OSError, ssl.SSLError)):
-            await status_of(endpoint, "/metrics", mixed)
     finally:
         await server.stop(0)
