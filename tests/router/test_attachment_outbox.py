@@ -134,3 +134,14 @@ async def test_a_lost_detach_is_told_again(parts, monkeypatch):
     monkeypatch.setattr(attachment_outbox, "LAG_S", 0.0)
     parts.outbox.tell_again()
     assert len(parts.outbox) == 0
+
+
+async def test_a_client_back_during_its_detach_stays_attached(parts):
+    parts.store.attached = {A}
+    parts.store.answering.clear()
+    parts.outbox.add(A)
+    await until(lambda: parts.store.calls)
+    parts.sessions.add(FakeSession(A))
+    parts.store.answering.set()
+    await until(lambda: parts.store.calls[-1] == "attach")
+    assert parts.store.attached == {A}

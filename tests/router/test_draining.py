@@ -292,3 +292,17 @@ async def test_a_hanging_store_holds_no_router(world):
     async with asyncio.timeout(20):
         await router.leave(urgent)
         await router.stop()
+
+
+async def test_a_hasty_worker_still_ends_its_step(world):
+    worker = await world.worker(FakeRunner(step_s=0.2), drain_ms=0)
+    await world.router()
+    await world.ready()
+    tasks = await world.streams(world.client(), 2, LONG)
+    world.workers.remove(worker)
+    await worker.leave(asyncio.Event())
+    assert await worker.stop()
+    assert {entry.record.state for entry in world.state._entries.values()} == {SequenceState.QUEUED}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

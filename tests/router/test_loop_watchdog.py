@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from waiting import until
 
 from router import loop_watchdog
 from router.loop_watchdog import HANG_STATUS, LoopWatchdog
@@ -39,3 +40,13 @@ asyncio.run(main())
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
     assert done.returncode == HANG_STATUS
     assert "this router gives up" in done.stderr
+
+
+async def test_a_loop_that_goes_round_is_left_alone():
+    given_up = []
+    with LoopWatchdog(5.0, given_up.append) as watchdog:
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+            time.sleep(0.02)  # noqa: ASYNC251  busy
+    await until(lambda: not watchdog._thread.is_alive())
+    assert not given_up

@@ -7,14 +7,22 @@ import pytest
 from slow_beams import best_outputs
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.net.channel import open_channel
 from octavo.request.errors import TooLarge
 from octavo.request.ids import Incarnation
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.request.sampling import SamplingParams
-from octavo.store.calls import Member
+from octavo.store.calls import Member, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
-from octavo.v1 import admin_pb2, admin_pb2_grpc
+from router.streaming import owner_link
+
+
+async def take_for(router, worker, popped):
+    """Takes a sequence in the name of a worker that is not told."""
+    request = TakeRequest(
+        popped.record.seq_id, popped.record.epoch, worker.listener.incarnation, "dead", TakeReason.QUEUED
+    )
+    return await router.assigner.store.take_ownership(request)
+
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 PROMPT = list(range(3, 40))
@@ -101,25 +109,6 @@ async def test_too_large_sequences_fail_at_once(world):
     assert all(link.pending_dispatches.num_tokens == 0 for link in world.routers[0].pool.links.values())
 
 
-async def test_another_layout_is_refused_by_name(world):
-    await world.start()
-    await world.worker(FakeRunner(block_size=32))
-    bad = world.workers.pop()
-    router = world.routers[0]
-    await world.until(
-        lambda: bad.listener.incarnation in router.pool.links and router.pool.find_link(bad.listener.incarnation).hello
-    )
-    async with open_channel(router._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]) as channel:
-        admin = admin_pb2_grpc.AdminStub(channel)
-        reply = await admin.ListWorkers(admin_pb2.ListWorkersRequest())
-    reasons = {status.incarnation: status.reason for status in reply.workers}
-    assert "block_size 32" in reasons[bad.listener.incarnation] or "layout" in reasons[bad.listener.incarnation]
-    assert reasons[world.workers[0].listener.incarnation] == ""
-    for _ in range(4):
-        await world.client().complete(PROMPT, GREEDY)
-    world.workers.append(bad)
-
-
 async def test_a_bad_description_disturbs_no_other_member(world):
     await world.router()
     nowhere = b'{"worker_id": "w", "endpoint": "127.0.0.1:99999"}'
@@ -141,3 +130,35 @@ async def test_a_repeated_request_waits_for_its_model(world, oracle):
     await world.until(lambda: world.routers[0].sessions.seq_ids())
     await world.worker()
     assert oracle.returned(await answer) == oracle.outputs(PROMPT, GREEDY)
+
+
+async def test_a_sequence_its_owner_lacks_is_assigned_again(world, oracle, monkeypatch):
+    """A router that dies between take and Schedule leaves a sequence that its owner does not know."""
+    monkeypatch.setattr(owner_link, "UNKNOWN_FOR_S", 0.2)
+    await world.start()
+    router, worker = world.routers[0], world.workers[0]
+    start, taken = router.assigner.assign_popped, []
+
+    async def take_only(popped):
+        if taken:
+            return await start(popped)
+        taken.append(await take_for(router, worker, popped))
+        return None
+
+    router.assigner.assign_popped = take_only
+    completion = await world.client().complete([*PROMPT, 0], GREEDY, request_id="limbo")
+    assert taken
+    assert oracle.returned(completion) == oracle.outputs([*PROMPT, 0], GREEDY)
+    assert world.entry("limbo").record.crashes == 0
+
+
+async def test_a_request_goes_on_with_another_layout(world, oracle, monkeypatch):
+    monkeypatch.setattr("router.fleet.worker_link.UNUSABLE_S", 0.1)
+    await world.worker(FakeRunner(step_s=0.01))
+    await world.router()
+    await world.ready()
+    tasks = await world.streams(world.client(), 1)
+    await world.kill(world.workers[0])
+    await world.worker(FakeRunner(block_size=32))
+    await oracle.check_completions(tasks)
+    assert world.entry("s0").record.epoch > 1

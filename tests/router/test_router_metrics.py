@@ -30,30 +30,6 @@ async def of_worker(world, index: int = 0) -> dict[str, float]:
     return await metrics(world.workers[index].listener.web_endpoint)
 
 
-async def test_requests_and_tokens_are_counted_once(world):
-    await world.start()
-    client = world.client()
-    for i in range(5):
-        await client.complete([*PROMPT, i], GREEDY)
-    with pytest.raises(InvalidArgument):
-        await client.complete([], GREEDY)
-    found = await of_router(world)
-    assert found[f"octavo_requests_accepted_total{{{MODEL}}}"] == 5
-    assert found[f"octavo_requests_ended_total{{{MODEL},reason=length}}"] == 5
-    assert found["octavo_requests_refused_total{reason=INVALID_ARGUMENT}"] == 1
-    assert found[f"octavo_prompt_tokens_total{{{MODEL}}}"] == 5 * (len(PROMPT) + 1)
-    assert found[f"octavo_output_tokens_total{{{MODEL}}}"] == 100
-    for name in ("queued", "first_token", "request"):
-        assert found[f"octavo_{name}_seconds_count{{{MODEL}}}"] == 5
-    assert found[f"octavo_token_seconds_count{{{MODEL}}}"] == 95
-    queued, first, whole = (found[f"octavo_{n}_seconds_sum{{{MODEL}}}"] for n in ("queued", "first_token", "request"))
-    assert 0 < queued <= first <= whole
-    assert found["octavo_takes_total{reason=queued}"] == 5
-    assert found["octavo_admissions_total{answer=admitted}"] == 5
-    assert found["octavo_workers{model=fake,state=available}"] == 1
-    assert found["octavo_streams"] == found["octavo_waiting_tenants"] == 0
-
-
 def asked_by_alerts():
     """The metrics that alert rules name, each with the label values that they ask for: an alternative each."""
     for name, labels in re.findall(r"(octavo_\w+)(?:{([^}]*)})?", ALERTS.read_text()):

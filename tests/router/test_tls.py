@@ -7,7 +7,6 @@ from typing import Any
 import grpc
 import pytest
 from certificates import Certificates
-from cryptography import x509
 from effort import patience
 from google.protobuf import descriptor_pool
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -18,7 +17,7 @@ from octavo.internal.v1 import transfer_pb2, worker_pb2  # noqa: F401  their des
 from octavo.net.channel import open_channel
 from octavo.net.security import tls
 from octavo.net.security.client_credentials import ClientCredentials
-from octavo.net.security.roles import ALLOWED, URI_PREFIX, WORKER_NAME, PeerRole, roles_allowed
+from octavo.net.security.roles import ALLOWED, PeerRole, roles_allowed
 from octavo.request.errors import PermissionDenied, Unreachable
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
@@ -107,73 +106,6 @@ async def test_every_method_lets_in_its_roles_alone(secured: Any, shared: Certif
         async with open_channel(endpoint) as channel:
             assert await code_of(channel, *methods[0]) is grpc.StatusCode.UNAVAILABLE  # no TLS
     assert seen == set(ALLOWED)
-
-
-def uri(role: str) -> x509.UniformResourceIdentifier:
-    return x509.UniformResourceIdentifier(f"{URI_PREFIX}{role}")
-
-
-EVERY_ROLE = [f"{URI_PREFIX}{role}" for role in PeerRole]
-NAMES: dict[str, tuple[list[x509.GeneralName], set[str]]] = {
-    "no names": ([], set()),
-    "DNS names": ([x509.DNSName(role) for role in EVERY_ROLE], set()),
-    "e-mail addresses": ([x509.RFC822Name(role) for role in EVERY_ROLE], set()),
-    "names of a directory": (
-        [x509.DirectoryName(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, role)])) for role in EVERY_ROLE],
-        set(),
-    ),
-    "names of another kind": (
-        [
-            x509.OtherName(x509.ObjectIdentifier("1.2.3.4"), bytes([12, len(role)]) + role.encode())
-            for role in EVERY_ROLE
-        ],
-        set(),
-    ),
-    "URIs that are cut short": ([x509.UniformResourceIdentifier(f"{role}\0.example") for role in EVERY_ROLE], set()),
-    "a URI in other letters": ([x509.UniformResourceIdentifier(EVERY_ROLE[1].upper())], set()),
-    "two URIs": ([uri("router"), uri("client")], {"router", "client"}),
-    "a URI and DNS names": ([uri("client"), *map(x509.DNSName, EVERY_ROLE)], {"client"}),
-    "a URI and one that is cut short": (
-        [x509.UniformResourceIdentifier(f"{URI_PREFIX}operator\0"), uri("client")],
-        {"client"},
-    ),
-}
-
-
-@pytest.mark.parametrize("names", NAMES)
-async def test_only_whole_uris_give_roles(secured: Any, shared: Certificates, names: str) -> None:
-    """At every kind of listener, over gRPC and HTTP. What the certificate's subject says gives none, either."""
-    given, roles = NAMES[names]
-    files = shared.with_names("named", given, subject=f"{URI_PREFIX}operator")
-    router, worker = secured.routers[0], secured.workers[0].listener.endpoint
-    asked = {
-        router.endpoint: "/octavo.v1.Inference/ListModels",
-        admin_endpoint(secured): "/octavo.v1.Admin/ListWorkers",
-        worker: "/octavo.internal.v1.Worker/Hello",
-    }
-    for endpoint, method in asked.items():
-        credentials = ClientCredentials(files, WORKER_NAME if endpoint == worker else "")
-        async with open_channel(endpoint, credentials=credentials) as channel:
-            code = await code_of(channel, method, False, False)
-        assert (code is grpc.StatusCode.PERMISSION_DENIED) == (not roles & roles_allowed(method)), (method, code)
-    pages = {
-        (router.http_endpoint, "/v1/models"): {"client", "operator"},
-        (router.web_endpoint, "/metrics"): {"operator"},
-    }
-    for (endpoint, path), allowed in pages.items():
-        assert await http_status_of(endpoint, path, files) == (200 if roles & allowed else 403), path
-
-
-async def http_status_of(endpoint: str, path: str, files: tls.TlsFiles) -> int:
-    host, _, port = endpoint.rpartition(":")
-    context = files.client_context()
-    reader, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname="localhost")
-    try:
-        writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
-        async with asyncio.timeout(20):
-            return int((await reader.readline()).split()[1])
-    finally:
-        writer.close()
 
 
 async def test_requests_migrations_and_operators_work_over_tls(secured: Any, shared: Certificates) -> None:

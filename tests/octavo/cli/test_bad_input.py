@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from octavo.cli import main, model_checks
+from octavo.cli import checks, main, model_checks
+from octavo.local import state
 
 OCTAVO = [sys.executable, "-m", "octavo.cli"]
 NO_SECONDS = [f"{flag}={text}" for flag in ("--timeout", "--deadline") for text in ("x", "0", "-1", "nan", "inf")]
@@ -176,3 +177,10 @@ def test_every_program_tells_of_a_port_in_use(tmp_path):
             last = done.stderr.splitlines()[-1]
             assert f"cannot listen on {address}" in last
             assert "choose with --listen" in last
+
+
+def test_a_directory_of_somebody_else_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(state.StateDirectoryError, match="is not writable: choose another"), state.locked(tmp_path):
+        pass
+    assert checks.directory(str(tmp_path)).result == "bad"

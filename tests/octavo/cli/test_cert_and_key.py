@@ -1,6 +1,7 @@
 """`octavo cert` and `octavo key`: what they write, print and refuse."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from octavo.cli import main
 from octavo.local.development_ca import is_complete
 from octavo.net.security.api_keys import ApiKeys
+from octavo.request.quota import NO_QUOTA, TenantQuota
 
 
 def test_certificates_and_the_lines_that_use_them(capsys: Any, tmp_path: Path) -> None:
@@ -63,3 +65,19 @@ def test_a_key_that_cannot_be_is_refused(capsys: Any, tmp_path: Path, arguments:
     assert says in printed.err
     assert not printed.out
     assert not file.exists()
+
+
+def test_a_quiet_key_is_alone_on_stdout(capsys: Any, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    limits = ["--expires", "30d", "--max-streams", "4", "--tokens-per-minute", "1000"]
+    assert main(["key", "new", "acme", "--quiet", "--file", str(file), *limits]) == 0
+    printed = capsys.readouterr()
+    found = ApiKeys(str(file)).find(printed.out.removesuffix("\n"))
+    assert found is not None
+    assert not printed.err
+    assert 29 < (found.expires_at - time.time()) / (24 * 3600) <= 30
+    assert ApiKeys(str(file)).quota_of("acme", NO_QUOTA) == TenantQuota(4, 1000)
+    assert main(["key", "new", "acme", "--quiet"]) == 0  # without a file the line is not lost
+    printed = capsys.readouterr()
+    file.write_text(printed.err)
+    assert ApiKeys(str(file)).find(printed.out.strip()) is not None

@@ -3,6 +3,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,9 +11,10 @@ import tomllib
 
 import pytest
 
-from octavo.cli import main
+from octavo.cli import checks, main, native_checks
 from octavo.local import state
 from octavo.local.state import ClusterState, RouterState, StoreState, WorkerState
+from octavo.settings.up import UpSettings
 
 ANSWER = "Paris, the capital."
 
@@ -129,23 +131,6 @@ def test_status_joins_the_file_with_the_answers(endpoint, capsys, tmp_path):
     assert re.search(r"^worker-0 .* abc +prefill +3 ", text, re.M)
 
 
-def test_status_says_why_processes_have_ended(endpoint, capsys, tmp_path):
-    written = example(endpoint, tmp_path)
-    written.workers[0].exits = state.ExitHistory().another("code 1").another("signal 11 SIGSEGV")
-    written.workers[1].exits = state.ExitHistory().another("code 3: no such model")
-    with state.locked(tmp_path):
-        state.write(tmp_path, written)
-        assert main(["status", "--json", "--state-dir", str(tmp_path)]) == 0
-        status = json.loads(capsys.readouterr().out)
-        assert main(["status", "--state-dir", str(tmp_path)]) == 0
-    assert [worker["exits"]["count"] for worker in status["workers"]] == [2, 1]
-    assert (status["routers"][0]["exits"]["count"], status["store"]["exits"]["count"]) == (0, 0)
-    text = capsys.readouterr().out
-    assert re.search(r"^worker-0: has ended 2 times, the last time \d+ s ago: signal 11 SIGSEGV$", text, re.M)
-    assert re.search(r"^worker-1: has ended 1 time, the last time \d+ s ago: code 3: no such model$", text, re.M)
-    assert "router-0: has ended" not in text
-
-
 def test_up_refuses_used_directories_and_unknown_settings(capsys, tmp_path):
     with state.locked(tmp_path):
         assert main(["up", "--grpc-port", "0", "--state-dir", str(tmp_path)]) == 1
@@ -219,3 +204,60 @@ def test_completion_knows_commands_and_flags(capsys, shell):
     script = capsys.readouterr().out
     for word in ("generate", "max-tokens", "grpc-port", "doctor"):
         assert word in script
+
+
+def test_status_names_a_silent_router_and_its_log(endpoint, capsys, tmp_path):
+    written = example(endpoint, tmp_path)
+    written.routers.append(state.RouterState("router-1", 13, "127.0.0.1:1", "127.0.0.1:1"))
+    with state.locked(tmp_path):
+        state.write(tmp_path, written)
+        assert main(["status", "--timeout", "0.5", "--state-dir", str(tmp_path)]) == 0
+    log = tmp_path / "logs" / "router-1.log"
+    said = f"127.0.0.1:1: no answer within 0.5 s: router-1 (pid 13) starts or hangs; see {log}"
+    assert capsys.readouterr().err.splitlines()[-1].endswith(said)
+    assert main(["status", "--timeout", "0.5", "--admin-endpoint", "127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err.endswith(": correct --admin-endpoint, or wait longer with --timeout\n")
+
+
+def test_up_names_a_used_port_with_its_remedy(capsys, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main(["up", "--grpc-port", port, "--state-dir", str(tmp_path)]) == 1
+    message = capsys.readouterr().err
+    assert port in message
+    assert "--grpc-port" in message
+
+
+def test_doctor_tells_what_was_compiled(monkeypatch):
+    names = [check.name for check in native_checks.all_checks()]
+    assert names == ["extension", "cuda", "nvcc"]
+    built = {"isa": "avx2", "version": "1", "compiler": "gcc 12", "build_type": "Release", "sanitizers": ""}
+    assert native_checks.cpu_extension(built).detail == "native, avx2 kernels, 1, gcc 12, Release"
+    assert native_checks.cpu_extension({**built, "sanitizers": "address"}).result == "note"
+    assert native_checks.cpu_extension({"error": "undefined symbol"}).result == "bad"
+    assert "several times slower" in native_checks.cpu_extension(None).detail
+    assert native_checks.cuda_extension({"devices": 0, "too_old": []}).detail == "CUDA kernels, no devices"
+    assert native_checks.cuda_extension({"devices": 1, "too_old": []}).detail == "CUDA kernels, 1 device"
+    old = native_checks.cuda_extension({"devices": 1, "too_old": ["device 0 is too old"]})
+    assert (old.result, old.detail) == ("bad", "the CUDA kernels cannot be used: device 0 is too old")
+    assert native_checks.cuda_extension({"error": "no"}).result == "bad"
+    built = {"isa": "avx2", "version": "1", "compiler": "gcc", "build_type": "Release", "sanitizers": ""}
+    assert native_checks.cpu_extension(built).result == "ok"
+    lesser = native_checks.cpu_extension({**built, "not_built": "avx512"})
+    assert (lesser.result, lesser.fix) == ("note", "make extension") and "avx512 were not built" in lesser.detail
+    monkeypatch.setattr(native_checks, "PROBE", "import os; os.abort()")  # what another processor's code may do
+    (extension, *_) = native_checks.all_checks()
+    assert extension.result == "bad"
+
+
+def test_doctor_knows_its_own_ports(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        settings = UpSettings(grpc_port=port)
+        assert [check.result for check in checks.port_checks(settings, None)] == ["bad"]
+        own = example(f"127.0.0.1:{port}", tmp_path)
+        assert [check.result for check in checks.port_checks(settings, own)] == ["ok"]

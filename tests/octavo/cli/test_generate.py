@@ -4,7 +4,9 @@ import io
 
 import pytest
 
-from octavo.cli import main
+from octavo.cli import answer_notes, main
+from octavo.client import Output
+from octavo.request.sampling import FinishReason
 from octavo.v1 import types_pb2
 
 ANSWER = "Paris, the capital."
@@ -39,3 +41,29 @@ def test_an_answer_that_was_cut_has_a_note(router, endpoint, capsys, reason, fla
     captured = capsys.readouterr()
     assert captured.err == f"octavo generate: {note}\n"
     assert ANSWER in captured.out
+
+
+def test_an_answer_without_text_is_shown():
+    output = Output(0, "", (7, 8), FinishReason.STOP)
+    assert answer_notes.notes([output], {}) == ["the answer has tokens but no text: --json prints the token ids"]
+    assert answer_notes.notes([Output(0, "", (), FinishReason.STOP)], {}) == []
+
+
+def test_cut_answers_of_chats_have_a_note(router, endpoint, capsys, monkeypatch):
+    router.finish_reason = types_pb2.FINISH_REASON_LENGTH
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n"))
+    assert main(["chat", "--endpoint", endpoint, "--max-tokens=4"]) == 0
+    assert capsys.readouterr().err == "octavo chat: cut at max_tokens=4; --max-tokens raises it\n"
+
+
+def test_log_probabilities_are_a_table(router, endpoint, capsys):
+    assert main(["generate", "--endpoint", endpoint, "hi", "--logprobs", "2"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        ANSWER,
+        "",
+        "id  token  logprob  likeliest",
+        " 0  '<0>'  -0.500   '<0>' -0.500, '<1>' -1.250",
+        " 1  '<1>'  -0.500   '<1>' -0.500, '<2>' -1.250",
+        " 2  '<2>'  -0.500   '<2>' -0.500, '<3>' -1.250",
+        " 3  '<3>'  -0.500   '<3>' -0.500, '<4>' -1.250",
+    ]

@@ -6,6 +6,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from certificates import Certificates
 
 from octavo.cli import main
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
@@ -69,3 +70,30 @@ def test_the_worker_here_is_drained_without_a_router(worker, capsys):
     assert main(["drain", "--self", "--undo", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["worker_id"] == "pod-0"
     assert worker.drains == [(7000, False), (60_000, True)]
+
+
+def test_it_shows_the_certificate_of_the_worker(tmp_path, monkeypatch, capsys):
+    certificates, made = Certificates(tmp_path / "tls"), Worker()
+    with served(made, certificates.files("worker")) as address:
+        monkeypatch.setenv("OCTAVO_WORKER_LISTEN", address)
+        for role, code in (("worker", 0), ("client", 1)):
+            for name, file in certificates.settings(role).items():
+                monkeypatch.setenv(f"OCTAVO_WORKER_{name.upper()}", file)
+            assert main(["drain", "--self"]) == code, capsys.readouterr().err
+    assert "the certificate's role is client" in capsys.readouterr().err
+    assert len(made.drains) == 1
+
+
+def test_the_last_line_says_what_is_wrong(worker, monkeypatch, capsys):
+    worker.loads = True
+    assert main(["drain", "--self"]) == 1
+    assert "the model is not loaded yet" in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.setenv("OCTAVO_WORKER_LISTEN", "127.0.0.1:1")
+    assert main(["drain", "--self", "--timeout", "0.5"]) == 1
+    assert "127.0.0.1:1: " in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.setenv("OCTAVO_WORKER_TLS_CERT", "/none")
+    monkeypatch.setenv("OCTAVO_WORKER_TLS_KEY", "/none")
+    assert main(["drain", "--self"]) == 1
+    assert "/none" in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.setenv("OCTAVO_WORKER_LISTEN", "nowhere")
+    assert main(["drain", "--self"]) == 2

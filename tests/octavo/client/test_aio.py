@@ -92,23 +92,6 @@ async def test_whoever_is_missing_is_waited_for(router, serve, script, error):
     assert len(router.calls) == 51
 
 
-@pytest.mark.parametrize("error", [errors.InvalidArgument("top_p", "no"), errors.NotFound("no model")])
-async def test_a_final_answer_is_raised_at_once(router, serve, script, error):
-    router.scripts.append(script(error=error))
-    async with serve(router) as endpoint, AsyncClient(endpoint) as client:
-        with pytest.raises(type(error), match=error.message):
-            await client.complete("hello")
-    assert len(router.calls) == 1
-
-
-async def test_a_stream_without_progress_is_given_up(router, serve, script):
-    router.scripts.extend(script(at=1, fault="skip") for _ in range(10_000))
-    policy = RetryPolicy(progress_timeout_s=0.3, backoff_base_s=0.01, backoff_cap_s=0.02)
-    async with serve(router) as endpoint, AsyncClient(endpoint, policy=policy) as client:
-        with pytest.raises(errors.Unreachable, match="expected index 2"):
-            await asyncio.wait_for(gather(client.generate("hello")), 10)
-
-
 async def test_a_failed_request_raises_after_its_tokens(router, serve):
     router.finish_reason = types_pb2.FINISH_REASON_ERROR
     router.failure = types_pb2.Failure(code=13, reason="POISON_SUSPECTED", message="three died")
@@ -193,3 +176,45 @@ async def test_the_policy_is_told_of_each_retry(router, serve, script):
         assert (await client.complete("hi")).text == router.oracle[1]
     assert [type(error) for error, _ in told] == [errors.NoWorkers, errors.Unreachable]
     assert all(trouble_s >= 0 for _, trouble_s in told)
+
+
+async def test_a_lost_record_is_lost_history(router, serve, script):
+    router.scripts.extend([script(at=3, fault="end"), script(error=errors.ForeignToken("another key"))])
+    router.scripts.append(script(error=errors.NotFound("no such request", resource="request")))
+    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
+        with pytest.raises(errors.HistoryLost):
+            await gather(client.generate("hello"))
+
+
+@pytest.mark.parametrize("fault", ["UNAVAILABLE", "UNKNOWN"])
+async def test_breaks_after_the_terminal_event_break_nothing(router, serve, script, fault):
+    router.scripts.append(script(at=len(router.oracle[0]) // 2, fault=fault))
+    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
+        assert await gather(client.generate("hello")) == (*router.oracle, [FinishReason.LENGTH])
+    assert [method for method, _ in router.calls] == ["Generate"]
+
+
+async def test_the_budget_ends_retries_of_refused_requests(router, serve, script):
+    router.scripts.extend(script(error=errors.QueueFull("full")) for _ in range(50))
+    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
+        for _ in range(10):
+            with pytest.raises(errors.QueueFull):
+                await client.complete("hello")
+    assert len(router.calls) <= 10 + 3 + 1  # ten calls, the minimum, a tenth
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kind"),
+    [
+        ("a", "text"),
+        (b"\xff", "raw_text"),
+        ([1, 2], "token_ids"),
+        ([], "token_ids"),
+        ([("user", "é")], "chat"),
+        ([{"role": "user", "content": "é"}], "chat"),
+    ],
+)
+async def test_prompts_are_told_by_their_type(router, serve, prompt, kind):
+    async with serve(router) as endpoint, AsyncClient(endpoint) as client:
+        await client.complete(prompt)
+    assert router.calls[0][1].WhichOneof("input") == kind

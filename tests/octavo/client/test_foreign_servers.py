@@ -101,3 +101,13 @@ async def test_what_a_router_says_is_no_foreign_answer(router, serve, script) ->
         with pytest.raises(errors.PermissionDenied, match=r"^not for you$"):
             await call_async([one, other], CALLS["Cancel"])
     assert len(router.calls) == 1
+
+
+@pytest.mark.parametrize("method", CALLS)
+async def test_of_foreign_servers_alone_the_error_names_all(method: str) -> None:
+    async with grpc_server() as one, grpc_server() as other:
+        with pytest.raises(errors.Unimplemented) as caught:
+            await call_async([one, other], CALLS[method])
+        assert f"{one}, {other}: what answers here is no router" in caught.value.message
+        with pytest.raises(errors.Unimplemented, match=one):
+            await asyncio.to_thread(call_sync, [one], CALLS[method])

@@ -126,3 +126,10 @@ def test_repeated_prompt_logprobs_are_dropped_by_position():
     assert (new.first_prompt_position, new.prompt_logprobs) == (2, (b, c))
     with pytest.raises(BrokenStreamError):
         receiver.accept(event(0, prompt_logprobs=(a,), first_prompt_position=5))
+
+
+def test_the_first_event_tells_an_unknown_start():
+    receiver = StreamReceiver(None)
+    assert receiver.accept(event(5, 1)).first_index == 5
+    with pytest.raises(BrokenStreamError):
+        receiver.accept(event(7, 1))

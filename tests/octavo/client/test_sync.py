@@ -53,3 +53,12 @@ def test_everything_else_blocks_too(router, endpoint):
         client.cancel("r")
         assert next(client.attach(completion.request_id)).first_index == 0
     assert router.cancelled == ["r"]
+
+
+def test_closing_a_stream_early_leaves_the_client_usable(router, endpoint, script):
+    router.scripts.append(script(at=1, fault="hang"))
+    with Client(endpoint) as client:
+        with client.generate("hello") as stream:
+            next(stream)
+        assert client.complete("hello").text == router.oracle[1]
+    client.close()

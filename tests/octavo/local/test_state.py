@@ -2,11 +2,14 @@ import json
 import socket
 import subprocess
 import sys
+from contextlib import closing
+from itertools import islice
 
 import pytest
 
 from octavo.local import ports, state
 from octavo.local.state import ClusterState, RouterState, StoreState, WorkerState
+from octavo.process.command_error import CommandError
 
 
 @pytest.fixture
@@ -69,15 +72,24 @@ def test_a_used_port_is_named_with_its_remedy():
     ports.require_free("127.0.0.1", port, "--grpc-port")
 
 
-PICKS = "import sys; from octavo.cli import ports; print(*ports.pick(30), flush=True); sys.stdin.read()"
+@pytest.mark.parametrize("host", ["nowhere.invalid", "203.0.113.1"])
+def test_a_foreign_host_is_no_used_port(host):
+    with pytest.raises(CommandError, match=f"^--host {host} is no address of this machine: give one, or 0.0.0.0"):
+        ports.require_free(host, 50051, "--grpc-port")
 
 
-def test_processes_at_the_same_moment_pick_different_ports():
-    pickers = [
-        subprocess.Popen([sys.executable, "-c", PICKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(6)
-    ]
-    picked = [int(port) for picker in pickers for port in picker.stdout.readline().split()]
-    for picker in pickers:
-        picker.communicate()
-    assert len(set(picked)) == len(picked) == 6 * 30
+@pytest.mark.parametrize("text", ["25000\t60999\n", "1024 24999"])
+def test_ports_of_clients_are_not_picked(text, tmp_path, monkeypatch):
+    (tmp_path / "range").write_text(text)
+    monkeypatch.setattr(ports, "EPHEMERAL", tmp_path / "range")
+    first, last = map(int, text.split())
+    with closing(ports.PortPool()) as pool:
+        picked = list(islice(pool.in_turn(), 2000))
+    assert len(set(picked)) == 2000
+    assert all(port in ports.RANGE and not first <= port <= last for port in picked)
+
+
+def test_a_port_comes_again_only_after_the_others():
+    with closing(ports.PortPool()) as pool:
+        first = set(islice(pool.in_turn(), 100))
+        assert not first & set(islice(pool.in_turn(), 100))

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -9,6 +10,33 @@ import pytest
 
 from octavo.local.supervisor import StartError, SupervisedProcess, Supervisor
 from octavo.process.child_process import ChildProcess, tail
+from octavo.request.errors import StoreUnavailable
+
+
+class Scripted:
+    """A process whose lives and starts the test decides: each of `starts` is an error, or the exit code of a life."""
+
+    name = "store"
+    pid = 1
+
+    def __init__(self, directory, *starts):
+        self.log = directory / "log"
+        self.starts = list(starts)
+        self.num_starts = 0
+
+    async def start(self):
+        self.num_starts += 1
+        if self.starts and isinstance(self.starts[0], Exception):
+            raise self.starts.pop(0)
+
+    async def wait(self):
+        if not self.starts:
+            await asyncio.Event().wait()
+        return self.starts.pop(0)
+
+    async def stop(self, grace_s):
+        pass
+
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"]
 STUBBORN = (
@@ -116,3 +144,41 @@ async def test_users_end_together_and_before_what_they_use(supervised, tmp_path)
         await supervised.stop(5)
     assert sorted(ends[:2]) == ["router-0", "worker-0"]
     assert ends[2:] == ["store"]
+
+
+async def test_a_child_that_never_serves_is_given_up(supervised, tmp_path):
+    async def never():
+        return False
+
+    with pytest.raises(StartError, match="not ready"):
+        await supervised.start([SupervisedProcess(ChildProcess("router-0", SLEEP, tmp_path / "log", {}), never)], 0.2)
+    await supervised.stop(5)
+
+
+async def test_late_children_are_told_with_their_error(supervised, tmp_path, monkeypatch):
+    monkeypatch.setattr("octavo.local.supervisor.WORD_S", 0.05)
+    code = "import time; print('12:34:56.789 router error   no tokenizer', flush=True); time.sleep(3600)"
+    child = ChildProcess("router-0", [sys.executable, "-I", "-S", "-c", code], tmp_path / "log", {})
+
+    async def ready():
+        return any("no tokenizer" in text for text in supervised.said)
+
+    await supervised.start([SupervisedProcess(child, ready)], 10)
+    await supervised.stop(5)
+    assert re.search(r"^router-0: not ready yet after \d+ s; no tokenizer; see \S+$", "\n".join(supervised.said), re.M)
+
+
+async def test_the_last_reason_is_told_and_counted(supervised, tmp_path):
+    process = Scripted(tmp_path, -signal.SIGKILL, StoreUnavailable("no such server"), 3)
+    await supervised.start([SupervisedProcess(process, at_once)], 10)
+    await until(lambda: process.num_starts == 4, "the third restart")
+    history = supervised.exits_of("store")
+    assert (history.count, history.last_reason) == (3, "code 3")
+    assert time.time() - history.last_at < 60
+    await supervised.stop(0)
+    told = [text for text in supervised.said if "ended" in text]
+    assert [re.sub(r" in \S+ s$", "", text) for text in told] == [
+        "store: ended (signal 9 SIGKILL (killed, perhaps because the machine has no memory left)); starting again",
+        "store: ended (it cannot start: no such server, 2 times so far); starting again",
+        "store: ended (code 3, 3 times so far); starting again",
+    ]

@@ -197,3 +197,20 @@ def test_damage_is_refused_or_harmless(written, tmp_path_factory, seed):
         read_all(path)
     except MalformedGguf:
         pass
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda data: data.integer("word"), "word is str, not an integer"),
+        (lambda data: data.integer("yes"), "yes is bool, not an integer"),
+        (lambda data: data.string("n.u8"), "n.u8 is int, not a string"),
+        (lambda data: data.strings("numbers"), "numbers is not an array of strings"),
+        (lambda data: data.integers("words"), "words is not an array of integers"),
+        (lambda data: data.integers("word"), "word is str, not an array"),
+        (lambda data: data.integer("absent"), "absent is missing"),
+    ],
+)
+def test_a_value_of_another_type_is_named(written, ask, message):
+    with GgufFile(written) as file, pytest.raises(MalformedGguf, match=message):
+        ask(file.metadata)

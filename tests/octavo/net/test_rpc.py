@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.rpc import error_details_pb2, status_pb2
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -17,11 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.net.channel import open_channel
-from octavo.net.security.authorizer import Authorizer
 from octavo.net.server import add_standard_services, make_server
 from octavo.request import errors, limits
-from octavo.request.errors import PermissionDenied, ServingError
+from octavo.request.errors import ServingError
 from octavo.wire import statuses
+
+
+def failed_with(domain="octavo", code=grpc.StatusCode.UNAVAILABLE, message="details"):
+    status = status_pb2.Status(code=code.value[0], message=message)
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="STALE_EPOCH", domain=domain))
+    return Failed([(DETAILS_KEY, status.SerializeToString())])
+
 
 SERVICE = "octavo.test.Echo"
 CANARY = "xyzzy-canary"
@@ -153,44 +159,6 @@ async def test_other_exceptions_become_internal_and_stay_secret(kind, caplog):
     assert CANARY not in str(caught.value)
 
 
-async def test_too_many_calls_at_once():
-    async with served(Echo(), max_concurrent_rpcs=1) as channel:
-        hanging = asyncio.create_task(call(channel, "unary_unary", b"hang"))
-        await asyncio.sleep(0.1)
-        with pytest.raises(errors.TooManyStreams), statuses.serving_errors():
-            await call(channel, "unary_unary")
-        hanging.cancel()
-
-
-class Denier(Authorizer):
-    """Denies every call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.denied = asyncio.Event()
-
-    def authorize_call(self, method: str, context: object) -> None:
-        self.denied.set()
-        raise PermissionDenied(f"{method}: not for you")
-
-
-@pytest.mark.parametrize("kind", ["stream_unary", "stream_stream"])
-async def test_a_refusal_reaches_callers_that_still_send(kind):
-    authorizer = Denier()
-
-    async def requests():
-        yield b"first"
-        await authorizer.denied.wait()
-        time.sleep(0.05)  # noqa: ASYNC251  the loop stands still: what the server sends now reaches only the core of gRPC
-        yield b"second"
-
-    async with served(Echo(), authorizer=authorizer) as channel:
-        for _ in range(8):  # a caller that is told too early loses every other status
-            authorizer.denied.clear()
-            call = getattr(channel, kind)(f"/{SERVICE}/{kind}")(requests())
-            assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
-
-
 async def test_headers_have_a_limit_that_is_exact():
     counted = 32  # what HTTP/2 adds to each header's name and value
     others = 1024  # more than what gRPC sends of its own
@@ -306,16 +274,37 @@ async def test_a_message_that_is_compressed_is_refused():
     assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_connections_beyond_the_limit_are_closed():
-    echo = Echo()
-    async with serving(echo, max_connections=2) as endpoint:
-        host, _, port = endpoint.rpartition(":")
-        opened = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
-        ended = [asyncio.create_task(reader.read(1)) for reader, _ in opened]  # the server greets, or closes
-        done, _ = await asyncio.wait(ended, timeout=20, return_when=asyncio.ALL_COMPLETED)
-        closed = sum(not task.exception() and task.result() == b"" for task in done)
-        for _, writer in opened:
-            writer.transport.abort()
-        for task in ended:
-            task.cancel()
-    assert closed == 3
+async def test_invalid_utf8_is_the_caller_s_mistake():
+    async with served(Echo()) as channel:
+        with pytest.raises(errors.InvalidArgument) as caught, statuses.serving_errors():
+            await channel.unary_unary(f"/{SERVICE}/parsed")(b"\x0a\x01\xff")
+        assert caught.value.field == "service"
+        assert await channel.unary_unary(f"/{SERVICE}/parsed")(b"\x0a\x01a") == b"\x0a\x01a"
+
+
+async def test_errors_before_any_handler_still_have_a_class():
+    unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    async with serving(Echo()) as endpoint:
+        async with open_channel(endpoint) as channel:
+            with pytest.raises(errors.Unimplemented, match="no router's Inference listener"), statuses.serving_errors():
+                await call(channel, "no_such_method")
+        async with grpc.aio.insecure_channel(endpoint, options=unlimited) as big:
+            with pytest.raises(errors.MessageTooLarge), statuses.serving_errors():
+                await call(big, "unary_unary", b"x" * (limits.MAX_MESSAGE_BYTES + 1))
+            assert len((await call(big, "unary_unary", b"x" * limits.MAX_MESSAGE_BYTES))[0]) == limits.MAX_MESSAGE_BYTES
+    async with open_channel("127.0.0.1:1") as nobody:
+        with pytest.raises(errors.Unreachable), statuses.serving_errors():
+            await call(nobody, "unary_unary")
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        failed_with(domain="elsewhere"),
+        failed_with(code=grpc.StatusCode.INVALID_ARGUMENT),
+        failed_with(message="another message"),
+    ],
+    ids=["another domain", "another code", "another message"],
+)
+def test_details_that_contradict_the_call_are_not_believed(failed):
+    assert type(statuses.error_from(failed)) is errors.Unreachable

@@ -5,25 +5,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.process import endpoint
-from octavo.process.endpoint import Endpoint
 from octavo.settings.options import SettingsError
 from octavo.settings.setting_sources import from_values
 from octavo.settings.worker import WorkerSettings
 
-
-@pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [
-        ("127.0.0.1:50051", "127.0.0.1", 50051),
-        ("octavo-router.default.svc:1", "octavo-router.default.svc", 1),
-        ("my_host:65535", "my_host", 65535),
-        ("[::1]:7", "[::1]", 7),
-        ("[fe80::1%eth0]:7", "[fe80::1%eth0]", 7),
-    ],
-)
-def test_a_host_and_a_port(text, host, port):
-    assert endpoint.parse_endpoint(text) == Endpoint(host, port)
-    assert str(Endpoint(host, port)) == text
+BAD = [
+    ("127.0.0.1:99999", "port must be 1 to 65535"),
+    ("127.0.0.1:65536", "port must be 1 to 65535"),
+    ("127.0.0.1:0", "port must be 1 to 65535"),
+    ("127.0.0.1:-1", "port must be 1 to 65535"),
+    ("127.0.0.1:http", "port must be 1 to 65535"),
+    ("127.0.0.1:٣", "port must be 1 to 65535"),
+    ("127.0.0.1:" + "9" * 5000, "port must be 1 to 65535"),
+    ("127.0.0.1: 7", "port must be 1 to 65535"),
+    ("127.0.0.1", "has no port; write HOST:PORT, such as 127.0.0.1:50051"),
+    ("127.0.0.1:", "has no port"),
+    ("[::1]", "has no port; write HOST:PORT, such as [::1]:50051"),
+    (":50051", "has no host"),
+    ("", "has no host"),
+    ("a b:1", "'a b' is no host"),
+    ("host/path:1", "'host/path' is no host"),
+    ("user@host:1", "'user@host' is no host"),
+    ("fd00::1:80", "goes in brackets"),
+    ("[fd00::1:80", r"must be \[ADDRESS\]:PORT"),
+    ("[host]:80", "'host' is no address of version 6"),
+    ("[::1]80", r"must be \[ADDRESS\]:PORT"),
+    ("http://host:80", "without http://"),
+    ("grpc://host:80", "without grpc://"),
+]
 
 
 @given(st.text(max_size=20))
@@ -62,3 +71,40 @@ def test_what_a_worker_may_not_advertise(text):
 def test_the_error_of_a_wrong_cell_says_which(given, says):
     with pytest.raises(ValueError, match=says):
         endpoint.parse_cells(given)
+
+
+@pytest.mark.parametrize(("text", "why"), BAD)
+def test_what_is_no_endpoint(text, why):
+    with pytest.raises(ValueError, match=f"^.*{why}".replace("[::1]:5", r"\[::1\]:5")):
+        endpoint.parse_endpoint(text)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "localhost:1",
+        "dns:///octavo:50051",
+        "dns:octavo:50051",
+        "dns://8.8.8.8/octavo:50051",
+        "ipv4:127.0.0.1:1,127.0.0.2:2",
+        "ipv6:[::1]:1,[::2]:2",
+        "unix:/run/octavo.sock",
+        "unix:///run/octavo.sock",
+        "unix-abstract:octavo",
+    ],
+)
+def test_what_a_client_may_name(target):
+    assert endpoint.parse_targets([target]) == (target,)
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("pod-3.workers", ("pod-3.workers", None)),
+        ("outside:80", ("outside", 80)),
+        ("[fd00::1]", ("[fd00::1]", None)),
+        ("[fd00::1]:80", ("[fd00::1]", 80)),
+    ],
+)
+def test_what_a_worker_may_advertise(text, result):
+    assert endpoint.parse_advertised(text) == result

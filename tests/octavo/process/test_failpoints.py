@@ -1,4 +1,5 @@
 import ast
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo.process import failpoints
+from octavo.request.errors import StoreUnavailable
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -45,3 +47,64 @@ def reached_names() -> list[str]:
 def test_every_failpoint_is_reached_at_one_place():
     names = set(failpoints.NAMES) - {"test.here"}
     assert sorted(reached_names()) == sorted(names)
+
+
+async def test_an_error_is_raised_as_often_as_asked():
+    armed = failpoints.arm("test.here", "error:2")
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match=r"test\.here"):
+            await failpoints.reach("test.here")
+    await failpoints.reach("test.here")
+    assert armed.num_reached == 3
+    assert armed.reached.is_set()
+
+
+async def test_what_hangs_goes_on_when_it_is_disarmed():
+    armed = failpoints.arm("test.here", "hang")
+    hanging = asyncio.create_task(failpoints.reach("test.here"))
+    await armed.reached.wait()
+    await asyncio.sleep(0)
+    assert not hanging.done()
+    failpoints.disarm_all()
+    await asyncio.wait_for(hanging, 10)
+    await failpoints.reach("test.here")
+
+
+async def test_a_delay_lets_others_run(monkeypatch: pytest.MonkeyPatch):
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    failpoints.arm("test.here", "delay:0.25")
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await failpoints.reach("test.here")
+    assert slept == [0.25]
+
+
+async def test_a_function_of_the_test_is_called():
+    calls: list[int] = []
+
+    async def action() -> None:
+        calls.append(1)
+
+    failpoints.arm("test.here", action)
+    await failpoints.reach("test.here")
+    assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["nowhere=kill", "test.here", "test.here=", "test.here=error:0", "test.here=delay", "test.here=delay:x", "=kill"],
+)
+def test_what_cannot_be_armed_is_refused(text: str):
+    with pytest.raises(ValueError, match=r"must be kill|no such failpoint|there is no failpoint"):
+        failpoints.require_texts([text])
+    with pytest.raises(ValueError, match=r"must be kill|there is no failpoint"):
+        failpoints.arm_all([text])
+
+
+def test_texts_are_armed():
+    failpoints.require_texts(["test.here=delay:0"])
+    failpoints.arm_all(["test.here=delay:0"])
+    assert set(failpoints._armed) == {"test.here"}

@@ -8,7 +8,6 @@ import pytest
 
 from octavo.process import telemetry
 
-CANARY = "xyzzy-canary"
 log = logging.getLogger("octavo.test")
 
 
@@ -27,13 +26,6 @@ def configured():
     root.handlers[:], root.level = handlers, level
     for name in telemetry.QUIET:
         logging.getLogger(name).setLevel(logging.NOTSET)
-
-
-def fail():
-    try:
-        {}[CANARY]
-    except KeyError as error:
-        raise ValueError(f"prompt was {CANARY}") from error
 
 
 def test_json_lines_have_their_context(configured):
@@ -56,18 +48,3 @@ def test_json_lines_have_their_context(configured):
     assert "seq" not in lines[1]
     assert "request" not in lines[2]
     assert lines[0]["time"].endswith("Z")
-
-
-@pytest.mark.parametrize("form", telemetry.FORMATS)
-def test_a_stack_says_where_but_not_what(form, configured):
-    stream = configured(form)
-    try:
-        fail()
-    except ValueError:
-        log.exception("step failed")
-    text = stream.getvalue()
-    assert "step failed" in text
-    assert "in fail" in text
-    assert "KeyError" in text
-    assert "ValueError" in text
-    assert CANARY not in text

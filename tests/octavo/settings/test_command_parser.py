@@ -7,24 +7,6 @@ from octavo.settings.loading import parse
 from octavo.settings.worker import WorkerSettings
 
 
-def helped(words, capsys):
-    assert main([*words, "--help"]) == 0
-    return capsys.readouterr().out
-
-
-def test_the_help_shows_kinds_defaults_and_groups(capsys):
-    text = " ".join(helped(["up"], capsys).split())
-    assert "--kv-cache-bytes SIZE" in text
-    assert "--grpc-port PORT" in text
-    assert "[default: 50051]" in text
-    assert "[default: auto]" in text
-    assert "[default: ]" not in text
-    assert text.index("up: what runs, and where:") < text.index("--workers N") < text.index("worker: steps:")
-    for program in ("[up]", "[router]", "[worker]"):
-        assert text.count(program) >= 2  # at --config, and in the example below
-    assert "workers = 4" in text
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [

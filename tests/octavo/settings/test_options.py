@@ -1,13 +1,16 @@
 """How the values of options are read, checked and shown."""
 
 import dataclasses
+from argparse import Namespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.settings.options import options_of, parse_size
+from octavo.settings.loading import parse
+from octavo.settings.options import AUTO, options_of, parse_size
 from octavo.settings.router import RouterSettings
+from octavo.settings.setting_sources import arguments_of, describe, effective_values
 from octavo.settings.up import UpSettings
 from octavo.settings.worker import WorkerSettings
 
@@ -35,3 +38,20 @@ def test_sizes_are_total(text):
         assert parse_size(text) >= 0
     except ValueError as error:
         assert "512MiB" in str(error)  # noqa: PT017 - any other outcome is the failure
+
+
+def test_a_number_that_may_be_automatic(config):
+    def given(*argv, file=None):
+        return parse(WorkerSettings, [*argv, *([f"--config={file}"] if file else [])], environ={}).swap_bytes
+
+    assert given() == given("--swap-bytes=auto") == given(file=config("[worker]\nswap_bytes = 'auto'\n")) == AUTO
+    assert given("--swap-bytes=0") == given(file=config("[worker]\nswap_bytes = 0\n")) == 0
+    assert given("--swap-bytes=1MiB") == 2**20
+    for wrong in (["--swap-bytes=-1"], ["--swap-bytes=automatic"]):
+        with pytest.raises(SystemExit):
+            given(*wrong)
+    with pytest.raises(SystemExit):
+        given(file=config("[worker]\nswap_bytes = -1\n"))
+    assert parse(WorkerSettings, arguments_of(WorkerSettings()), environ={}) == WorkerSettings()
+    assert options_of(WorkerSettings)["swap_bytes"].to_text(AUTO) == "auto"
+    assert 'swap_bytes = "auto"' in describe(WorkerSettings, effective_values(WorkerSettings, Namespace(), {}, None))

@@ -156,3 +156,26 @@ def test_children_get_the_same_settings_in_any_environment(cls, data):
         options_of(cls)[name].variable: "1" for name in ("lease_ms", "threads", "workers") if hasattr(sent, name)
     }
     assert load(cls, setting_sources.arguments_of(sent), hostile | setting_sources.environment_of(sent)) == sent
+
+
+@pytest.mark.parametrize(
+    ("variable", "says"),
+    [
+        ("OCTAVO_WORKER_TREADS", "OCTAVO_WORKER_THREADS"),
+        ("OCTAVO_WROKER_THREADS", "OCTAVO_WORKER_THREADS"),
+        ("OCTAVO_THREADS", "OCTAVO_THREADS"),
+    ],
+)
+def test_unknown_variables_are_refused(variable, says):
+    with pytest.raises(SettingsError, match=says):
+        load(WorkerSettings, environ={variable: "1"})
+
+
+def test_python_values_are_checked_too():
+    assert setting_sources.from_values(WorkerSettings, {"threads": 2, "swap_bytes": "1KiB"}) == WorkerSettings(
+        threads=2, swap_bytes=1024
+    )
+    assert setting_sources.from_values(RouterSettings, {"model_aliases": ("a=b",)}).model_aliases == ("a=b",)
+    for values, says in (({"thread": 2}, "threads"), ({"threads": "2"}, "type int"), ({"threads": -1}, "at least 0")):
+        with pytest.raises(SettingsError, match=says):
+            setting_sources.from_values(WorkerSettings, values)

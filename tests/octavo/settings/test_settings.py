@@ -1,5 +1,6 @@
 """The settings of the programs, and what --print-config prints."""
 
+import argparse
 import ast
 import inspect
 import textwrap
@@ -7,8 +8,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from octavo.settings.loading import parse
-from octavo.settings.options import options_of
+from octavo.settings.loading import from_args, parse
+from octavo.settings.options import SettingsError, options_of
 from octavo.settings.router import RouterSettings
 from octavo.settings.up import UpSettings
 from octavo.settings.worker import WorkerSettings
@@ -47,3 +48,27 @@ def test_every_setting_is_read_by_its_program(root, cls, folder, variables):
         if isinstance(member, property) and name in read:
             read |= names_read([textwrap.dedent(inspect.getsource(member.fget))], ("self",))
     assert [name for name in options_of(cls) if name not in read] == []
+
+
+@pytest.mark.parametrize(
+    ("table", "variable", "why"),
+    [
+        ("[worker]\nmodel = 'x'", {}, r"^model \(from .* \[worker\]\): `octavo up` .*; set it in \[up\]$"),
+        (
+            "[router]\nlisten = 'a:1'",
+            {},
+            r"^listen \(from .* \[router\]\): `octavo up` .*; give --host and --grpc-port$",
+        ),
+        (
+            "[worker]\nrole = 'decode'",
+            {},
+            r"^role \(from .* \[worker\]\): .*; give --prefill-workers and --decode-workers$",
+        ),
+        ("", {"OCTAVO_WORKER_STORE": "redis://h"}, r"^store \(from OCTAVO_WORKER_STORE\): .*; set it in \[up\]$"),
+        ("", {"OCTAVO_WORKER_ID": "w"}, r"^worker_id \(from OCTAVO_WORKER_ID\): .*; leave it out$"),
+    ],
+)
+def test_what_up_decides_is_set_nowhere_else(config, table, variable, why):
+    args = argparse.Namespace(config=str(config(f"[up]\nmodel = 'y'\n{table}\n")))
+    with pytest.raises(SettingsError, match=why):
+        from_args(UpSettings, args, environ=variable)

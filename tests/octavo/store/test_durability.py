@@ -1,11 +1,8 @@
 """The embedded server: what it holds survives its death, and it survives nobody else's."""
 
 import asyncio
-import os
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,40 +185,6 @@ async def test_gaps_of_a_full_disk_are_cut_out(tmp_path: Path, new: New, behind:
     await server.stop()
 
 
-def test_the_server_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
-    program = f"""
-import asyncio, pathlib
-from octavo.local.embedded import EmbeddedStore
-async def main():
-    server = EmbeddedStore(pathlib.Path({str(tmp_path)!r}))
-    await server.start()
-    print(server.pid, flush=True)
-    await asyncio.sleep(60)
-asyncio.run(main())
-"""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    os.kill(pid, 0)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    parent.stdout.close()
-    _wait_until_gone(pid)
-
-
-def _wait_until_gone(pid: int) -> None:
-    """Gone, or a zombie that nobody here can reap."""
-    for _ in range(500):
-        try:
-            if " Z " in Path(f"/proc/{pid}/stat").read_text():
-                return
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        signal.sigtimedwait([], 0.01)
-    pytest.fail(f"the server (pid {pid}) outlived its parent")
-
-
 async def test_servers_have_a_short_socket_and_a_port(tmp_path: Path, free_port: int) -> None:
     deep = tmp_path / ("x" * MAX_SOCKET_PATH)
     server = EmbeddedStore(deep, port=free_port)
@@ -234,3 +197,20 @@ async def test_servers_have_a_short_socket_and_a_port(tmp_path: Path, free_port:
     await server.stop()
     await server.stop()
     assert not socket_path.parent.exists()
+
+
+async def test_a_server_that_cannot_start_says_so(tmp_path: Path) -> None:
+    server = EmbeddedStore(tmp_path, binary=Path("/bin/false"))
+    with pytest.raises(StoreUnavailable, match=r"store\.log"):
+        await server.start()
+
+
+@pytest.mark.parametrize(("file", "text"), [("*.base.rdb", b"nothing of the kind"), ("*.manifest", b"file none")])
+async def test_other_damage_is_mended_by_removal_alone(tmp_path: Path, file: str, text: bytes) -> None:
+    server = EmbeddedStore(tmp_path)
+    await server.start()
+    await server.stop()
+    (written,) = (tmp_path / "appendonlydir").glob(file)
+    written.write_bytes(text)
+    with pytest.raises(DamagedFile, match=rf"^\S+ is damaged: remove the store's directory.*rm -r {tmp_path}$"):
+        await server.start()

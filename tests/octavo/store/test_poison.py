@@ -212,29 +212,3 @@ async def test_poison_costs_three_workers(new: Callable[..., NewSequence], fatal
     poison = await fleet.add_stream(fatal_after)
     await fleet.run(60)
     assert (fleet.poisoned, poison.deaths) == ([poison], 3)
-
-
-@pytest.mark.parametrize(("num_poisons", "most"), [(2, 6), (5, 13)])
-async def test_poisons_at_once_take_no_innocent_along(
-    new: Callable[..., NewSequence], num_poisons: int, most: int
-) -> None:
-    fleet = await busy_fleet(new, num_poisons, 40)
-    await fleet.run(5)
-    poisons = [await fleet.add_stream(random.Random(number).randrange(60)) for number in range(num_poisons)]
-    await fleet.run(240)
-    assert set(fleet.poisoned) == set(poisons)
-    assert max(poison.deaths for poison in poisons) <= most
-
-
-@pytest.mark.parametrize("num_poisons", [2, 5])
-async def test_poisons_in_turn_take_no_innocent_along(new: Callable[..., NewSequence], num_poisons: int) -> None:
-    """The end of one explains deaths, so that fewer crashes fail the others, wherever these run just then."""
-    for seed in range(80):
-        fleet = await busy_fleet(new, seed, 12)
-        await fleet.run(3)
-        poisons = []
-        for number in range(num_poisons):
-            poisons.append(await fleet.add_stream(random.Random(seed + number).randrange(20)))
-            await fleet.run(random.Random(-seed - number).uniform(0, 3))
-        await fleet.run(60)
-        assert set(fleet.poisoned) <= set(poisons), seed

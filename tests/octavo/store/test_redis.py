@@ -4,7 +4,6 @@ import asyncio
 import re
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from octavo.local.embedded import EmbeddedStore
 from octavo.request.errors import Mismatch, StoreUnavailable
 from octavo.request.ids import Incarnation
-from octavo.request.quota import TenantQuota
 from octavo.request.record import NewSequence, SequenceState
 from octavo.request.sampling import FinishReason
 from octavo.store import library, open_store
@@ -21,6 +19,7 @@ from octavo.store.calls import (
     AppendItem,
     Finish,
     Member,
+    QueueDepth,
     QueueLimits,
     TakeReason,
     TakeRequest,
@@ -67,31 +66,6 @@ async def test_every_key_expires(bench: Any, new: New) -> None:
         of_this = [ttl for key, ttl in ttls.items() if new(name).seq_id in key]
         assert len(of_this) == (4 if name == "runs" else 3)  # record, two journals, and the prompt until the end
         assert all(bound - 60_000 < ttl <= bound for ttl in of_this)
-
-
-async def test_sweeps_keep_indexes_alive_for_days(bench: Any, new: New) -> None:
-    store, client = bench.store, bench.store.server.client
-    for name in ("runs", "claimed", "waits"):
-        new_one = new(name, keep_on_disconnect=name == "waits", deadline_in_ms=10**9)
-        await store.accept(new_one, replace(LIMITS, quota=TenantQuota(max_streams=9)))
-    assert [each.record.seq_id for each in await store.pop("model", 2, 10**9)] == [
-        new("runs").seq_id,
-        new("claimed").seq_id,
-    ]
-    await store.take_ownership(TakeRequest(new("runs").seq_id, 0, W1, "t", TakeReason.QUEUED))
-    await store.detach(new("claimed").seq_id, ROUTER)
-    names = {
-        f"octavo:{name}" for name in ("queue:model", "claims:model", "accounts:model", "queues", "owned:worker1",
-                                      "attached:router1", "members:worker", "members:router", "deadlines", "detached",
-                                      "live", "streams:tenant")
-    }  # fmt: skip
-    for name in names:
-        assert await client.pexpire(name, 60_000) == 1, name
-    await bench.advance(12 * 3600 * 1000)
-    await store.heartbeat(Member("router", ROUTER, b""), 1000)
-    await store.sweep(10, 10**9)
-    ttls = {name: await client.pttl(name) for name in names}
-    assert all(ttl > 23 * 3600 * 1000 for ttl in ttls.values()), ttls
 
 
 async def test_a_lost_library_is_loaded_again(bench: Any, new: New) -> None:
@@ -194,3 +168,11 @@ async def test_no_server_is_unavailable(scheme: str) -> None:
     with pytest.raises(StoreUnavailable):
         await store.open()
     await store.close()
+
+
+async def test_open_store_knows_its_schemes(server: EmbeddedStore) -> None:
+    store = open_store("memory://")
+    await store.open()
+    assert await store.queue_depth() == QueueDepth(0, 0)
+    with pytest.raises(ValueError, match="must begin with"):
+        open_store("http://localhost")

@@ -14,14 +14,21 @@ import pytest
 import redis.asyncio as redis
 from waiting import until
 
+from octavo.cli import store_check
 from octavo.local.embedded import EmbeddedStore
 from octavo.process.retry import until_answered
-from octavo.request.errors import StoreUnavailable
+from octavo.request.errors import Mismatch, StoreUnavailable
 from octavo.request.ids import Incarnation
 from octavo.request.record import NewSequence
 from octavo.store.calls import AppendItem, AppendStatus, QueueLimits, TakeReason, TakeRequest
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
+
+
+class ClusterNode(EmbeddedStore):
+    def _arguments(self) -> list[str]:
+        return [*super()._arguments(), "--cluster-enabled", "yes"]
+
 
 W1 = Incarnation("worker1")
 New = Callable[..., NewSequence]
@@ -155,30 +162,13 @@ async def test_without_a_primary_the_error_names_every_server(pair: Pair) -> Non
     await alone.close()
 
 
-async def test_a_promoted_replica_gets_the_tail_again(pair: Pair, new: New) -> None:
-    """And what the worker knew of the old primary's tail holds no more: another sequence was requeued there."""
-    store = RedisStore(pair.url, RedisOptions())
-    await store.open()
-    sequence, requeued = new("s"), new("r")
-    for each in (sequence, requeued):
-        await begin(store, each)
-        for index in range(4):
-            assert await append(store, each, index, [index]) is AppendStatus.OK
-    await until(lambda: pair.has_caught_up(1))
-    await pair.clients[1].replicaof("NO", "ONE")
-    assert await store.requeue(requeued.seq_id, 1)
-    for index in range(4, 8):
-        assert await append(store, sequence, index, [index]) is AppendStatus.OK
-    await pair.servers[0].kill()
-    assert await until_answered(lambda: append(store, sequence, 8, [8]), patience_s=20) is AppendStatus.GAP
-    snapshot = await store.read(sequence.seq_id, from_indexes=[0])
-    assert snapshot is not None
-    assert snapshot.outputs == (tuple(range(4)),)
-    assert await append(store, sequence, 4, [4, 5, 6, 7, 8]) is AppendStatus.OK
-    assert await append(store, requeued, 4, [4]) is AppendStatus.OK  # that it was requeued is lost, too
-    assert await append(store, sequence, 9, [9]) is AppendStatus.OK
-    for each, length in ((sequence, 10), (requeued, 5)):
-        snapshot = await store.read(each.seq_id, from_indexes=[0])
-        assert snapshot is not None
-        assert snapshot.outputs == (tuple(range(length)),)
+async def test_a_node_of_a_cluster_is_refused(tmp_path: Path) -> None:
+    server = ClusterNode(tmp_path / "node", port=free_ports(1)[0])
+    await server.start()
+    store = RedisStore(server.url)
+    with pytest.raises(Mismatch, match="node of a Redis Cluster"):
+        await store.open()
     await store.close()
+    report = await store_check.store(server.url)
+    assert (report.result, "node of a Redis Cluster" in report.detail) == ("bad", True)
+    await server.stop()

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.request.errors import InvalidArgument
-from octavo.text.chat import ChatTemplate, SpecialTokenGuard
+from octavo.text.chat import ChatTemplate, SpecialTokenGuard, check_messages
 
 TOKENS = ["ab", "bab", "aab", "c", "abca"]  # overlapping, one a single character
 TEXT = st.text("abcx ", max_size=12)
@@ -82,3 +82,20 @@ def test_templates_without_tools_refuse_them() -> None:
         template.render([("assistant", "")], True, (), [{"tool_calls": [{}]}])
     assert caught.value.field == "chat.messages[0].tool_calls"
     assert template.render([("user", "x")], True, (), [{"name": "ann"}]) == "x"
+
+
+@pytest.mark.parametrize("role", ["", "a b", "user|>", "<|x|>", "user\n", "é", "x" * 65])
+def test_a_role_is_a_name(role: str) -> None:
+    with pytest.raises(InvalidArgument, match="role"):
+        check_messages([("user", "hi"), (role, "hi")])
+
+
+def test_no_special_token_is_left_in_tools() -> None:
+    guard = SpecialTokenGuard(["<|end|>"])
+    chat = (["hi"], [{"description": "a<|end|>b", "<|end|>": {"deep": ["<|end|>", 7, None]}}])
+    disarmed = guard.disarm_all(chat)
+    assert "<|end|>" not in repr(disarmed)
+    assert disarmed[0] == ["hi"]
+    assert guard.disarm_all((["hi"], [TOOL])) == (["hi"], [TOOL])
+    with pytest.raises(InvalidArgument):
+        guard.disarm_all((["<|end|>"], [{"description": next(iter(guard.stand_ins.values()))}]))

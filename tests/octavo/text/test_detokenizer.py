@@ -1,7 +1,9 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.text.detokenizer import ByteTable, Detokenizer
+from octavo.request.errors import Mismatch
+from octavo.text.detokenizer import ByteTable, Detokenizer, build_byte_table
 
 PARTS = [
     b"a",
@@ -63,3 +65,9 @@ def test_valid_text_never_comes_out_broken(text: str) -> None:
         shown += detokenizer.push([byte])
         assert text.startswith(shown)
     assert shown == text and detokenizer.flush() == ""
+
+
+@pytest.mark.parametrize("decoder", [None, {"type": "WordPiece"}, {"type": "Sequence", "decoders": [{"type": "CTC"}]}])
+def test_a_decoder_that_cannot_be_streamed_is_refused(decoder: dict[str, object] | None) -> None:
+    with pytest.raises(Mismatch):
+        build_byte_table(decoder, ["a"])

@@ -5,7 +5,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.request.errors import HistoryLost
-from octavo.request.sampling import SamplingParams
 from octavo.text.detokenizer import ByteTable, Detokenizer
 from octavo.text.stop import StopMatcher, TextDelta, TextStream
 
@@ -151,32 +150,6 @@ def test_a_fork_goes_on_as_alone(
     assert (child.push(ours), child.finish()) == (alone.push(ours), alone.finish())
 
 
-EOS, STOP_ID, LETTER = 1, 2, 3
-SPECIAL = ByteTable([b"", b"<end>", b"<stop>", b"a"])
-
-
-@pytest.mark.parametrize(
-    ("params", "ids", "text"),
-    [
-        ({}, [LETTER, EOS], "a"),
-        ({}, [LETTER, STOP_ID], "a"),
-        ({"include_stop": True}, [LETTER, EOS], "a<end>"),
-        ({"include_stop": True}, [LETTER, STOP_ID], "a<stop>"),
-        ({"ignore_eos": True}, [LETTER, EOS, LETTER], "a<end>a"),
-        ({"ignore_eos": True}, [EOS, STOP_ID], "<end>"),
-        ({"ignore_eos": True, "stop": ("d>",)}, [LETTER, EOS, LETTER], "a<en"),
-        ({"include_stop": True, "stop": ("t",)}, [LETTER, STOP_ID], "a<st"),
-        ({"include_stop": True, "skip_special_tokens": True}, [LETTER, EOS], "a"),
-    ],
-)
-def test_include_stop_shows_the_ending_token(params: dict, ids: list[int], text: str) -> None:
-    """And an end token that ends nothing is a token like others. Special tokens are left out by the detokenizer."""
-    own = SamplingParams(**{"skip_special_tokens": False, "stop_token_ids": (STOP_ID,), **params})
-    pieces = SPECIAL.without([EOS]) if own.skip_special_tokens else SPECIAL
-    stream = TextStream.of_branch(Detokenizer(pieces), own, (EOS,))
-    assert stream.push(ids).text + stream.finish().text == text
-
-
 def test_an_unexplained_delivery_is_history_lost() -> None:
     stream = stream_of()
     stream.resume([0], 7)
@@ -184,3 +157,8 @@ def test_an_unexplained_delivery_is_history_lost() -> None:
         stream.finish()
     with pytest.raises(HistoryLost):
         stream_of().resume([5, 6], 1)
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        StopMatcher(["a", ""])

@@ -3,8 +3,10 @@
 import os
 import resource
 import select
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +16,15 @@ from hostile_templates import HOSTILE, LARGE, NESTED
 from octavo.request.errors import InvalidArgument
 from octavo.text import template_renderer
 from octavo.text.chat import ChatTemplate
+from octavo.text.template_renderer import ModelTemplate, RendererPool
+
+
+@pytest.fixture
+def pool() -> Iterator[RendererPool]:
+    made = RendererPool()
+    yield made
+    made.close()
+
 
 SUPPORT = Path(__file__).parents[2] / "support"
 CHAT = [("user", "hi")]
@@ -91,3 +102,19 @@ def test_a_program_that_is_killed_leaves_no_process() -> None:
             assert select.select([left], [], [], 60)[0], "it still runs"
         finally:
             os.close(left)
+
+
+def test_a_process_that_somebody_ends_is_replaced(pool: RendererPool) -> None:
+    template = ModelTemplate("{{ messages }}", {})
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        assert pool.render(template, {"messages": "a"}) == "a"
+        [renderer] = pool._idle
+        os.kill(renderer._process.pid, number)
+        renderer._process.wait()
+        assert pool.render(template, {"messages": "b"}) == "b"
+
+
+@pytest.mark.parametrize("source", ["{% for a in b %}" * 60 + "{% endfor %}" * 60, "{{ " + "(" * 5000, "x" * (2 << 20)])
+def test_a_template_that_python_cannot_compile_is_refused(source: str) -> None:
+    with pytest.raises(InvalidArgument, match="does not compile"):
+        ChatTemplate(source, {})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from malformed.seed_models import write_folder
 
-from octavo.request.errors import Mismatch
+from octavo.request.errors import InvalidArgument, Mismatch
 from octavo.text.detokenizer import byte_alphabet
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -220,4 +220,46 @@ def test_steps_that_grow_texts_are_refused(part: str, tmp_path: Path) -> None:
         content[part] = {"type": "Sequence", "normalizers": [step] * 50}
     (folder / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(Mismatch, match="times as long"):
+        load_tokenizer(folder)
+
+
+def test_merges_of_sentencepiece_tokens_count_before_scores(write_gguf: Callable[..., Path]) -> None:
+    """Some files have both. A merge of what a user defined has no place: that is found before."""
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "▁", "ab", "▁a", "▁▁"]
+    types = [2, *[6] * 256, *[1] * 5, 4]
+    fields = {"token_scores": [0.0] * len(tokens), "token_merges": ["▁ ▁", "▁ a", "a b"], "add_space_prefix": False}
+    tokenizer = load_tokenizer(write_gguf("llama", tokens, types, **fields))
+    assert [tokens[i] for i in tokenizer.encode("ab ab  ab")] == ["ab", "▁a", "b", "▁▁", "ab"]
+
+
+def test_wrong_types_of_tokens_are_refused(write_gguf: Callable[..., Path]) -> None:
+    with pytest.raises(Mismatch, match="token_type has 1 values for 2 tokens"):
+        load_tokenizer(write_gguf("gpt2", ["a", "b"], [1], token_merges=[]))
+
+
+@pytest.mark.parametrize(("model", "fields"), [("bert", {}), ("gpt2", {"tokenizer_pre": "viking"}), ("llama", {})])
+def test_what_is_not_supported_says_so(write_gguf: Callable[..., Path], model: str, fields: dict[str, str]) -> None:
+    with pytest.raises(Mismatch):
+        load_tokenizer(write_gguf(model, ["a", "b"], [1, 1], **fields))
+
+
+def test_generation_config_names_the_ends(folder: Path) -> None:
+    (folder / "config.json").write_text('{"eos_token_id": 5}')
+    end = load_tokenizer(folder).eos_token_ids[-1]
+    assert load_tokenizer(folder).eos_token_ids == (5, end)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, end]}))
+    assert load_tokenizer(folder).eos_token_ids == (7, end)
+
+
+def test_no_template_and_broken_files(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text("{}")
+    tokenizer = load_tokenizer(folder)
+    assert not tokenizer.has_chat_template
+    with pytest.raises(InvalidArgument):
+        tokenizer.apply_chat([("user", "x")])
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(Mismatch, match="not JSON"):
+        load_tokenizer(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(Mismatch, match="cannot be read"):
         load_tokenizer(folder)

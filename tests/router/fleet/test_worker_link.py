@@ -16,6 +16,7 @@ from octavo.request.record import Admission
 from octavo.request.sampling import SamplingParams
 from octavo.store.calls import Member
 from octavo.wire.internal import INTERNAL_REVISION
+from router.fleet import worker_link
 from router.fleet.kv_index import KvIndex
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_link import LinkError, ProbeResult, WorkerLink
@@ -139,3 +140,25 @@ async def test_a_drain_that_fails_is_a_typed_error(servicer, error):
         with pytest.raises(error):
             async for _ in link.drain(0, undo=False):
                 pass
+
+
+async def test_a_probe_without_an_answer_decides_nothing(silent, monkeypatch):
+    monkeypatch.setattr(worker_link, "PROBE_S", 0.1)
+    _, link = silent
+    assert await link.probe() is ProbeResult.UNKNOWN
+
+
+async def test_draining_a_removed_worker_is_a_typed_error():
+    class Slow(worker_pb2_grpc.WorkerServicer):
+        async def Drain(self, request, context):
+            yield worker_pb2.DrainResponse(num_left=1)
+            await asyncio.sleep(60)
+
+    async with linked(Slow()) as link:
+        drain = link.drain(0, undo=False)
+        assert (await anext(drain)).num_left == 1
+        await link.close()
+        with pytest.raises(errors.Unreachable, match="has ended"):
+            await anext(drain)
+        with pytest.raises(errors.Unreachable, match="has ended"):
+            await anext(link.drain(0, undo=False))

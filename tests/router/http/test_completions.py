@@ -251,3 +251,12 @@ async def test_silence_is_filled_with_comments(world, connect, monkeypatch):
     answer = await connection.answer()
     assert b"\n\n: the request waits\n\n" in b"\n\n" + answer.body
     assert len(texts(answer.chunks)) == 1
+
+
+async def test_statuses_say_whether_to_come_back(world, call, make_world):
+    await world.router()
+    answer = await call("POST", PATH, GREEDY)
+    assert answer.status == 503
+    assert answer.error["type"] == "server_error"
+    assert int(answer.headers["retry-after"]) >= 1
+    assert int(answer.headers["retry-after-ms"]) == 500

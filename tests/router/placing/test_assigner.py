@@ -11,8 +11,10 @@ from worker_views import idle_view
 from octavo.request.errors import BadModel, OutOfBlocks, StoreUnavailable, TooLarge
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome, SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import (
     AppendItem,
+    Finish,
     Member,
     QueueLimits,
     TakeReason,
@@ -29,6 +31,23 @@ from router.fleet.worker_link import LinkError, ProbeResult
 from router.fleet.worker_view import WorkerView
 from router.placing.assigner import Assigner
 from router.session_registry import SessionRegistry
+
+
+class FakeSession:
+    """A session that notes what it is told."""
+
+    owner = Incarnation("")
+
+    def __init__(self, seq_id: SequenceId) -> None:
+        self.seq_id = seq_id
+        self.told: list = []
+
+    def note_assignment(self, assignment):
+        self.told.append(assignment)
+
+    def poll_record(self):
+        self.told.append("poll")
+
 
 ADMITTED = AdmissionAnswer(AdmissionOutcome.ADMITTED)
 LATER = AdmissionAnswer(AdmissionOutcome.LATER, OutOfBlocks("full").failure())
@@ -286,3 +305,44 @@ async def test_large_prompts_wait_for_a_lost_worker(make_scene, monkeypatch, ans
                 await asyncio.sleep(0.01)
         await scene.assigner.assign_popped(popped[0])
     assert scene.num_asked() == ([1] * len(answers) or [0]), "nobody is asked again, which would cost an epoch"
+
+
+async def test_workers_hear_where_the_prefix_is(make_scene, monkeypatch):
+    scene = await make_scene(LATER, ADMITTED, prompt=tuple(range(200)))
+    size = view(Incarnation("a")).block_size
+    hits = {Incarnation("a"): (5 * size, 0)}
+    monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: hits)
+    await scene.assign()
+    (first,), (second,) = (link.admissions for link in scene.links[:2])
+    assert (first.prefix_owner, first.prefix_owner_tokens) == (None, 0), "it has the most of it itself"
+    assert (second.prefix_owner, second.prefix_owner_tokens) == ("a", 5 * size), "also if that one had no room"
+
+
+async def test_a_wrong_admission_fails_without_asking_another_worker(make_scene):
+    scene = await make_scene(REJECTED, ADMITTED)
+    record = await scene.assign()
+    assert record.state is SequenceState.FAILED
+    assert scene.num_asked() == [1, 0]
+
+
+async def test_an_ended_sequence_is_not_scheduled(make_scene):
+    scene = await make_scene(NEVER, ADMITTED)
+    take = scene.store.take_ownership
+
+    async def take_and_cancel(request):
+        reply = await take(request)
+        if request.reason is TakeReason.REFUSED:  # the second take, after which the journals are read again
+            await scene.store.finish(Finish(scene.seq_id, FinishReason.CANCELLED))
+        return reply
+
+    scene.store.take_ownership = take_and_cancel
+    record = await scene.assign()
+    assert record.state is SequenceState.CANCELLED
+    assert scene.num_asked() == [1, 0]
+
+
+async def test_a_past_epoch_is_left_alone(make_scene):
+    scene = await make_scene(ADMITTED)
+    await scene.assigner.assign_sequence(scene.seq_id, 7, TakeReason.REFUSED)
+    assert scene.num_asked() == [0]
+    assert scene.session.told == ["poll"]

@@ -11,7 +11,7 @@ from octavo.request.errors import (
     NotFound,
     NoWorkers,
     OutOfBlocks,
-    StaleEpoch,
+    TooManyMoves,
     TransferFailed,
     Unreachable,
 )
@@ -159,21 +159,39 @@ async def test_a_request_that_waits_cannot_move(world):
     await task
 
 
-@pytest.mark.parametrize("news", [NotFound("not here"), StaleEpoch("newer"), ENDED], ids=str)
-async def test_a_new_owner_is_asked_instead(running, news):
-    """Another process moves it between the read of the record and the call."""
-    source = Source(running)
-    first, (second, third) = source.entry.record.owner, source.other_links()
+async def test_an_expired_named_target_does_not_answer(running):
+    gone = NotFound("target: the store knows no live worker", resource="worker", name="b")
+    source = Source(running, gone)
+    with pytest.raises(Unreachable, match="no live worker"):
+        await source.migrate(source.other_links()[0])
+    assert len(source.asked) == 1
 
-    async def overtaken(seq_id, epoch, target, *, during_prefill):
-        await source.hand_over(second.incarnation)
-        source.asked.append((first, target))
-        if isinstance(news, Exception):
-            raise news
-        return news
+
+async def test_a_full_source_is_not_asked_again(running):
+    source = Source(running, TooManyMoves("4 sequences move"))
+    with pytest.raises(TooManyMoves):
+        await source.migrate()
+    assert len(source.asked) == 1
+
+
+async def test_a_sequence_moved_by_others_has_moved(running):
+    source = Source(running)
+    first, target = source.entry.record.owner, source.other_links()[0]
+
+    async def overtaken(seq_id, epoch, asked, *, during_prefill):
+        await source.hand_over(target.incarnation)
+        return ENDED
 
     running.routers[0].pool.find_link(first).migrate = overtaken
-    source.script = [moved]
-    report = await source.migrate(third)
-    assert source.asked == [(first, third.incarnation), (second.incarnation, third.incarnation)]
-    assert report.moved
+    report = await source.migrate(target)
+    assert (report.moved, report.epoch, report.target) == (True, 2, target.incarnation)
+
+
+async def test_an_ownerless_sequence_is_left_after_a_while(running):
+    source = Source(running, *[NotFound("no such sequence here")] * 3)
+    with pytest.raises(Unreachable, match="no such sequence here"):
+        await source.migrate()
+    source = Source(running, *[CannotMove("at another epoch", cause="epoch")] * 3)
+    with pytest.raises(CannotMove, match="at another epoch"):
+        await source.migrate()
+    assert len(source.asked) == 3

@@ -99,3 +99,15 @@ async def test_it_is_off_unless_asked_for(uneven):
     await uneven.world.until(lambda: find_overloaded(router.pool.snapshots()) == [uneven.busy])
     await asyncio.sleep(0.5)
     assert not uneven.asked
+
+
+async def test_what_goes_on_counts_as_moved(uneven):
+    """While the two migrations are under way, the plan sees the loads that they will leave."""
+    uneven.may_end.clear()
+    await uneven.begin(True)
+    (router,) = uneven.world.routers
+    await uneven.world.until(lambda: len(uneven.asked) == 2)
+    assert all(router.rebalancer._is_under_way(begun) for begun in router.rebalancer._begun)
+    uneven.may_end.set()
+    await uneven.world.until(lambda: all(begun.ended_at for begun in router.rebalancer._begun))
+    await uneven.world.until(lambda: not any(map(router.rebalancer._is_under_way, router.rebalancer._begun)))

@@ -37,10 +37,6 @@ def sequence(name: str, num_blocks: int = 10, **changes: object) -> SequenceView
     return dataclasses.replace(view, **changes)  # type: ignore[arg-type]
 
 
-def several(prefix: str, count: int, num_blocks: int = 10, **changes: object) -> list[SequenceView]:
-    return [sequence(f"{prefix}{number}", num_blocks, **changes) for number in range(count)]
-
-
 def worker(name: str, sequences: Sequence[SequenceView] = (), **changes: object) -> WorkerSnapshot:
     """A worker whose view says what its sequences say. What is no field of a snapshot changes its view."""
     fields = {field.name for field in dataclasses.fields(WorkerSnapshot)}
@@ -72,19 +68,6 @@ def worker(name: str, sequences: Sequence[SequenceView] = (), **changes: object)
 
 
 # ---- load ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_busy_worker_gives_one_to_each_other() -> None:
-    fleet = [worker("a", several("s", 12)), worker("b", several("t", 4)), worker("c", several("u", 4))]
-    (migration,) = plan_migrations(fleet, [], NOW)
-    assert migration.source == A
-    past = [PastMigration(migration.seq_id, A, migration.target, NOW)]
-    (second,) = plan_migrations(fleet, past, NOW + 1)
-    assert second.source == A and {migration.target, second.target} == {B, C}
-    assert second.seq_id != migration.seq_id, "a sequence that has just begun to move"
-    past.append(PastMigration(second.seq_id, A, second.target, NOW + 1))
-    assert not plan_migrations(fleet, past, NOW + 2), "both pairs rest"
-    assert len(plan_migrations(fleet, past, NOW + REST_S)) == 1
 
 
 # ---- what always holds ---------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """A client gets each token once, in whatever order the journals and the worker tell of it."""
 
+import pytest
 from accepted import accepted_sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.request.errors import HistoryLost
 from octavo.request.hashing import extend_chain, prompt_chain
 from octavo.request.ids import SequenceId
 from octavo.request.record import Snapshot, first_record
@@ -105,3 +107,15 @@ def test_waiting_items_bring_what_single_ones_bring(text, data):
     assert told[0] == told[1]
     assert [piece.first_index for piece in given_out[1]] == sorted({piece.first_index for piece in given_out[1]})
     assert singly.places == joined.places
+
+
+def test_a_journal_behind_an_item_is_not_delivered():
+    delivery, snapshot = delivery_of(ALONE)
+    delivery.add_journals(Snapshot(snapshot.record, PROMPT, (tuple(b"a"),), 0), [0])
+    assert delivery.add_item(item(0, 1, [ord("b")], chain_after(b"ab")))
+    assert (delivery.next_indexes, delivery.unconfirmed_indexes) == ([2], [1])
+    with pytest.raises(HistoryLost):
+        delivery.add_journals(Snapshot(snapshot.record, PROMPT, (tuple(b"xy"),), 0), delivery.unconfirmed_indexes)
+    assert [bytes(piece.token_ids) for piece in pieces_of(delivery)] == [b"ab"], "and nothing of the other history"
+    delivery.add_journals(Snapshot(snapshot.record, PROMPT, (tuple(b"bc"),), 0), delivery.unconfirmed_indexes)
+    assert (delivery.next_indexes, delivery.unconfirmed_indexes) == ([3], [3])

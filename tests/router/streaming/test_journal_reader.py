@@ -7,14 +7,14 @@ from accepted import accepted_sequence
 
 from octavo.request.errors import HistoryLost, NotFound, StoreUnavailable
 from octavo.request.record import Record, SequenceState, Snapshot, first_record
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
 from router.streaming import journal_reader
 from router.streaming.delivery import Delivery
 from router.streaming.journal_reader import JournalReader
 from router.streaming.request_deadline import RequestDeadline
-from router.streaming.resume_tokens import StreamStart
+from router.streaming.resume_tokens import StreamPlace, StreamStart
 
 PARAMS = SamplingParams(seed=1, max_tokens=9)
 RECORD = replace(first_record(accepted_sequence((1, 2), PARAMS)), state=SequenceState.RUNNING)
@@ -111,3 +111,20 @@ async def test_a_shorter_past_is_waited_for(parts, journal, text):
     else:
         assert await parts.read_and_deliver()
         assert parts.text() == text
+
+
+async def test_an_ended_shorter_past_is_lost_history(parts):
+    await delivered(parts, b"ABCDEF")
+    parts.store.record = replace(RECORD, state=SequenceState.DONE, finishes=(FinishReason.LENGTH,))
+    parts.store.journal, parts.store.restarts = b"ABC", True
+    with pytest.raises(HistoryLost, match="lost tokens"):
+        await parts.reader.read_on()
+
+
+async def test_a_short_journal_is_read_again(monkeypatch):
+    monkeypatch.setattr(journal_reader, "REPAIR_S", 0.0)
+    parts = Parts(StreamStart([StreamPlace(5)]))
+    parts.store.journal = b"abcd"
+    with pytest.raises(HistoryLost):
+        await parts.reader.go_to_start()
+    assert parts.store.num_reads == 1 + journal_reader.REPAIR_TRIES

@@ -26,3 +26,11 @@ def test_only_the_first_call_can_end_late() -> None:
     deadline.extend_once()
     assert 0.4 < deadline.lateness(now + 1.5) <= 0.5
     assert deadline.lateness(now + 3.0) < 0  # its worker hangs
+
+
+def test_the_record_does_not_take_back_the_extension() -> None:
+    deadline, now = RequestDeadline(), time.monotonic()
+    deadline.set_remaining(0.0)
+    deadline.extend_once()
+    deadline.set_remaining(-1.0)
+    assert not deadline.is_past(now + OVERDUE_S / 2)

@@ -2,14 +2,13 @@
 
 import pytest
 
-from octavo.request import hashing
 from octavo.request.errors import InvalidArgument, NoTokenizer
-from octavo.request.ids import Incarnation, RequestId, sequence_id
+from octavo.request.ids import Incarnation
 from octavo.request.sampling import SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import request_hash, sampling_from_bytes, sampling_to_wire
 from router.fleet.model_registry import ModelRegistry
-from router.streaming.request_preparer import TENANT, RequestPreparer
+from router.streaming.request_preparer import RequestPreparer
 
 ROUTER = Incarnation("router")
 
@@ -29,18 +28,6 @@ def preparer(models) -> RequestPreparer:
 def message(**fields) -> inference_pb2.GenerateRequest:
     sampling = sampling_to_wire(SamplingParams(**fields.pop("sampling", {})))
     return inference_pb2.GenerateRequest(**{"text": b"abc", "sampling": sampling, **fields})
-
-
-async def test_everything_is_concrete(preparer):
-    prepared = await preparer.prepare(message(request_id="r", sampling={"n": 2}), 5000)
-    new = prepared.new
-    assert (new.seq_id, new.request_id) == (sequence_id(TENANT, RequestId("r")), "r")
-    assert (list(new.prompt), new.prompt_chain) == (list(b"abc"), hashing.prompt_chain(list(b"abc")))
-    assert (new.num_branches, new.max_tokens, new.priority, new.deadline_in_ms) == (2, 97, 3, 5000)
-    assert (new.model, new.layout, new.router) == ("weights", "bfloat16", ROUTER)
-    params = sampling_from_bytes(new.sampling)
-    assert params == prepared.params
-    assert None not in (params.seed, params.max_tokens)
 
 
 @pytest.mark.parametrize("asked", [97, 98, 2**32 - 1])
@@ -79,18 +66,6 @@ async def test_long_lists_hide_no_other_wrong_field(preparer):
         await preparer.prepare(request)
     sampling = {f"sampling.{field}" for field in ("temperature", "stop", "stop_token_ids", "max_tokens")}
     assert {violation.field for violation in refused.value.violations} == {*sampling, "priority", "token_ids"}
-
-
-@pytest.mark.parametrize(
-    ("empty", "forms"),
-    [
-        (inference_pb2.GenerateRequest(), "text, raw_text, token_ids or chat"),
-        (inference_pb2.TokenizeRequest(), "text, raw_text or chat"),
-    ],
-)
-async def test_a_missing_prompt_names_all_forms(preparer, empty, forms):
-    with pytest.raises(InvalidArgument, match=f"send {forms}$"):
-        await preparer.read_prompt(empty, preparer.find_model(empty))
 
 
 async def test_fields_left_out_are_what_the_model_recommends(hello):

@@ -63,24 +63,6 @@ async def test_a_request_has_one_line_at_its_end(world, logged):
     assert (first["worker"], first["moves"], first["retries"], first["attached"]) == ("worker-0", 0, 0, 0)
 
 
-async def test_each_stream_has_a_line_of_its_own(world, logged):
-    stream = logged()
-    await world.worker(FakeRunner(step_s=0.01))
-    await world.router()
-    await world.ready()
-    client = world.client()
-    events = client.generate(PROMPT, GREEDY, request_id="first")
-    seen = await anext(events)
-    await events.aclose()
-    await world.until(lambda: len(ends(stream)) == 1)
-    async for _ in client.attach(resume_token=seen.resume_token):
-        pass
-    left, ended = ends(stream)
-    assert (left["end"], left["message"]) == ("left", "request goes on without this stream")
-    assert (ended["end"], ended["attached"]) == ("length", 1)
-    assert left["output_tokens"] + ended["output_tokens"] >= 40
-
-
 @pytest.mark.parametrize("form", telemetry.FORMATS)
 async def test_logs_have_no_prompts_and_no_outputs(world, logged, form):
     """Whatever happens to it: it is served, refused, cancelled, taken over, or fails in a step."""

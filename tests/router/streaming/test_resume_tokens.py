@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.request.errors import ForeignToken, InvalidArgument
+from octavo.request.errors import ForeignToken, HistoryLost, InvalidArgument
 from router.streaming.resume_tokens import (
     HEAD,
     MAC_BYTES,
     ResumeTokens,
     StreamPlace,
+    StreamStart,
 )
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -94,3 +95,12 @@ def test_tokens_of_the_last_keys_are_read():
     with pytest.raises(ForeignToken):
         tokens.read_token(made[0])
     assert [tokens.read_token(token).generation for token in made[1:]] == [1, 2, 3, 4]
+
+
+def test_a_place_beyond_the_journal_is_lost_history():
+    assert StreamPlace(3).index_within(3) == 3
+    with pytest.raises(HistoryLost):
+        StreamPlace(4).index_within(3)
+    with pytest.raises(InvalidArgument):
+        StreamStart([StreamPlace(0), StreamPlace(0)]).check_num_places(1)
+    assert StreamStart().place_of(7) == StreamPlace(0)

@@ -1,13 +1,9 @@
 """`octavo bench` as people call it: results, files, bad input in one line, Ctrl-C."""
 
 import json
-import os
-import signal
-import threading
 
 import pytest
 from certificates import Certificates
-from live.process import wait_until
 from scripted_endpoint import openai_server
 
 from octavo.cli import main
@@ -46,30 +42,6 @@ def test_failures_are_counted_and_all_failing_ends_badly(server, capsys):
     assert "6 failed: HTTP 503: the queue is full" in out
     assert err.count("\n") == 1
     assert "no request completed: HTTP 503: the queue is full" in err
-
-
-def test_ctrl_c_gives_the_results_so_far(server, capsys):
-    """Some requests end, then the server holds the streams; SIGINT ends the run, and the streams are closed."""
-    calm = server.answer
-
-    def answer(body):
-        if len(server.bodies) == 9:
-            server.hang.set()
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        return calm(body)
-
-    server.answer = answer
-    assert bench(server.url, "--requests", "50", "--concurrency", "3", "--warm-up", "0", "--json") == 130
-    out, err = capsys.readouterr()
-    assert err == ""
-    found = json.loads(out)
-    total = found["endpoints"][0]["total"]
-    assert found["interrupted"] is True
-    assert total["interrupted"] in (1, 2, 3)
-    assert total["completed"] >= 6
-    assert total["failed"] == 0
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    wait_until(lambda: server.disconnects == total["interrupted"], 30, "the server sees that its clients have left")
 
 
 @pytest.mark.parametrize(

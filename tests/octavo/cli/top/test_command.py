@@ -1,5 +1,7 @@
 """`octavo top`: one frame, one view, a live screen that is left by Ctrl-C; what is wrong is told in the last line."""
 
+import builtins
+import json
 import os
 import pty
 import signal
@@ -13,6 +15,7 @@ from fcntl import ioctl
 import pytest
 
 from octavo.cli import main
+from octavo.cli.top import command
 
 
 def test_one_frame(endpoint, capsys):
@@ -97,3 +100,23 @@ def test_a_lost_router_is_found_again(endpoint, router):
     router.num_views = 1_000_000
     terminal.wait_for("up 5 s")
     assert terminal.end(signal.SIGINT) == 0
+
+
+def test_json_needs_no_rich(endpoint, capsys, monkeypatch):
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    real = builtins.__import__
+
+    def without_rich(name, *rest):
+        if name.startswith("rich"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_rich)
+    assert main(["top", "--json", "--admin-endpoint", endpoint]) == 0
+    assert main(["top", "--once", "--admin-endpoint", endpoint]) == 1
+    assert "pip install 'octavo[top]'" in capsys.readouterr().err
+
+
+def test_another_router_is_watched_after_silence(endpoint, capsys):
+    assert main(["top", "--json", "--admin-endpoint", f"127.0.0.1:1,{endpoint}"]) == 0
+    assert json.loads(capsys.readouterr().out)["router_name"] == "router-0"

@@ -2,13 +2,14 @@
 
 import io
 
-from cluster_views import sequence, view
+import pytest
+from cluster_views import sequence, view, worker
 from rich.console import Console
 
 from octavo.cli.top.cluster_figures import ClusterFigures
 from octavo.cli.top.cluster_reader import ClusterReading
 from octavo.cli.top.screen import frame_of, plain
-from octavo.v1 import admin_pb2
+from octavo.v1 import admin_pb2, inference_pb2
 
 
 def frame(*views, width=80, height=24, trouble="", encoding="utf-8", age_s=0.0):
@@ -55,3 +56,37 @@ def test_nothing_of_a_client_is_obeyed():
     assert "[bold]" in text
     assert "x\N{REPLACEMENT CHARACTER}[red]" in text
     assert plain("größe 日本") == "größe 日本"
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("height", [12, 24, 60])
+@pytest.mark.parametrize("count", [0, 1, 7, 150])
+def test_a_frame_fits_the_terminal(width, height, count):
+    views = [view(n, num_workers=count, num_sequences=count, num_moves=min(50, count)) for n in (1, 2)]
+    lines = frame(*views, width=width, height=height)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+
+
+def test_states_of_workers_and_sequences():
+    last = view(2, num_workers=0, num_sequences=0)
+    lost = worker(2, reason="lost")
+    lost.available = False
+    drains = worker(1)
+    drains.load.draining = True
+    silent = worker(3, reason="silent for 3 s")
+    silent.available = False
+    last.workers.extend([worker(0), drains, lost, silent])
+    last.sequences.append(sequence(0, moving_to="i1"))
+    waiting = sequence(1)
+    waiting.state, waiting.owner = inference_pb2.REQUEST_STATE_QUEUED, ""
+    last.sequences.append(waiting)
+    lines = frame(view(1), last)
+    assert [line.split()[1] for line in lines if line.startswith("worker-")] == [
+        "available",
+        "draining",
+        "lost",
+        "unavailable",
+    ]
+    assert any("moving" in line and "worker-0 > worker-1" in line for line in lines)
+    assert any("waiting" in line and "request-1" in line for line in lines)

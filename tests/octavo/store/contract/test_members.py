@@ -6,8 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.request.ids import Incarnation
-from octavo.request.record import NewSequence
-from octavo.store.calls import Member, NameHolder, Notice, WorkerLimits
+from octavo.request.record import NewSequence, SequenceState
+from octavo.store.calls import Member, NameHolder, Notice, QueueLimits, WorkerLimits
+
+LIMITS = QueueLimits()
+
 
 ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
 W1, W2 = Incarnation("worker1"), Incarnation("worker2")
@@ -105,3 +108,16 @@ async def test_notices_reach_the_attached_router(bench: Any, new: New) -> None:
         Notice(request.seq_id, "queued", epoch + 1, Incarnation("")),
         Notice(request.seq_id, "ended", epoch + 1, Incarnation("")),
     ]
+
+
+async def test_another_process_learns_the_generation(bench: Any, new: New) -> None:
+    heard: list[int] = []
+    other = bench.another(heard.append)
+    await other.open()
+    await bench.restart()
+    await bench.store.accept(new(), LIMITS)
+    assert (await other.read(new().seq_id)).record.state is SequenceState.QUEUED
+    await asyncio.gather(*(other.queue_depth() for _ in range(4)))
+    assert heard
+    assert heard[-1] == other.generation
+    assert heard == sorted(set(heard))

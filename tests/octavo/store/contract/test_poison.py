@@ -7,8 +7,11 @@ from typing import Any
 from octavo.request.errors import PoisonSuspected
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import NewSequence, SequenceState
+from octavo.request.sampling import FinishReason
 from octavo.store.calls import (
     MAX_PARDONS,
+    AppendStatus,
+    Finish,
     TakeReason,
     TakeRequest,
     TakeStatus,
@@ -138,3 +141,16 @@ async def test_of_two_suspects_the_announced_is_blamed(bench: Any, new: New) -> 
         assert (taken.status, taken.crashes) == (TakeStatus.OK, 2)
     taken = await bench.take_ownership(first, epoch + 2, W5, "t", TakeReason.CONNECTION)
     assert taken.status is TakeStatus.POISON
+
+
+async def test_only_the_owner_tells_of_progress(bench: Any, new: New) -> None:
+    store, seq_id, epoch = bench.store, new().seq_id, await bench.run(new())
+    assert await store.note_progress(seq_id, epoch, W1, 16) is AppendStatus.OK
+    assert await store.note_progress(seq_id, epoch, W2, 16) is AppendStatus.FENCED
+    await bench.crash(seq_id, epoch, W2)
+    assert await store.note_progress(seq_id, epoch, W1, 32) is AppendStatus.FENCED
+    await store.cancel(seq_id)
+    assert await store.note_progress(seq_id, epoch + 1, W2, 16) is AppendStatus.OK_CANCEL
+    await store.finish(Finish(seq_id, FinishReason.CANCELLED))
+    assert await store.note_progress(seq_id, epoch + 1, W2, 32) is AppendStatus.CLOSED
+    assert await store.note_progress(new("unknown").seq_id, epoch, W1, 16) is AppendStatus.GONE

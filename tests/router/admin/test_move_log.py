@@ -1,0 +1,66 @@
+"""Moves are what records tell of changed owners: each once, the newest first, and no more than fit."""
+
+from octavo.request.ids import Incarnation, RequestId, SequenceId
+from octavo.request.record import Record, SequenceState, TimelineEntry
+from router.admin.move_log import MAX_MOVES, MoveLog, MoveReason
+
+
+def record(name, *timeline, accepted_ms=1000):
+    return Record(
+        seq_id=SequenceId(name),
+        request_id=RequestId(f"r-{name}"),
+        body_hash=b"",
+        state=SequenceState.RUNNING,
+        model="m",
+        layout="l",
+        sampling=b"",
+        prompt_len=1,
+        prompt_chain=0,
+        num_branches=1,
+        max_tokens=9,
+        tenant="t",
+        salt="",
+        priority=3,
+        keep_on_disconnect=False,
+        routers=(),
+        accepted_ms=accepted_ms,
+        timeline=tuple(TimelineEntry(*entry) for entry in timeline),
+    )
+
+
+LIFE = record(
+    "a",
+    (0, "queued", "router"),
+    (5, "taken", "w1 queued"),
+    (9, "migrating", "w2"),
+    (10, "migrated", "w2"),
+    (20, "taken", "w3 lease"),
+    (25, "taken", "w3 refused"),
+    (30, "requeued", "w3"),
+    (40, "taken", "w1 queued"),
+    (50, "taken", "w2 connection"),
+)
+
+
+def test_moves_are_told_once_by_our_clock():
+    names = {"w1": "worker-1", "w2": "worker-2"}
+    log = MoveLog(lambda worker: names.get(worker, ""))
+    log.note_records([LIFE], now_ms=1150, now=7.0)
+    log.note_records([LIFE], now_ms=1950, now=7.8)
+    newest, *_, oldest = log.moves
+    assert len(log.moves) == 4
+    assert (newest.source, newest.target, newest.reason) == ("worker-1", "worker-2", MoveReason.TAKEN_OVER)
+    assert (newest.request_id, newest.tenant) == ("r-a", "t")
+    assert (round(newest.at, 3), round(oldest.at, 3)) == (6.9, 6.86)
+    assert {move.source for move in log.moves} == {"worker-1", "worker-2", "w3"}
+    assert [move.number for move in log.moves] == [4, 3, 2, 1]
+
+
+def test_the_oldest_moves_make_room():
+    log = MoveLog(lambda worker: "")
+    lives = [
+        record(str(i), (0, "taken", "w1 queued"), (1, "migrated", Incarnation("w2")), accepted_ms=i) for i in range(70)
+    ]
+    log.note_records(lives, now_ms=100, now=1.0)
+    log.note_records(lives[:3], now_ms=100, now=1.0)
+    assert [move.seq_id for move in log.moves] == [str(i) for i in reversed(range(70 - MAX_MOVES, 70))]
