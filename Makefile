@@ -186,12 +186,14 @@ format: install  ## rewrite Python, C++ and protos as `make lint` wants them
 	$(BIN)/buf format --write protos
 
 .PHONY: generate
-generate:  ## write octavo/v1 and octavo/internal from protos/, with the pinned protoc
+generate:  ## write octavo/v1 and octavo/internal from protos/, with the pinned protoc, and the table of docs/sampling.md
 	@tools/generate.sh
+	@$(BIN)/python tools/sampling_docs.py
 
 .PHONY: generate-check
 generate-check:  ## fail if octavo/v1 or octavo/internal is not what protos/ says
 	@tools/generate.sh --check
+	@$(BIN)/python tools/sampling_docs.py --check
 
 .PHONY: gpu-check
 gpu-check:  ## what only a GPU can say, in ten minutes, with a Python that has torch (PYTHON=…): tests/gpu/README.md

@@ -42,6 +42,7 @@ class AttachmentOutbox:
         self._late_until: dict[SequenceId, float | None] = {}  # None: the store has not answered since
         self._left: OrderedDict[SequenceId, float] = OrderedDict()  # detached, and when: the oldest first, for LAG_S
         self._coming: Counter[SequenceId] = Counter()  # sequences that may get a session when a call is answered
+        self._asked_for: set[SequenceId] = set()  # whose clients were here, and were refused
         self._calls: set[asyncio.Task[Any]] = set()
         self._wake = asyncio.Event()
         self._at_once = asyncio.Semaphore(AT_ONCE)
@@ -58,6 +59,11 @@ class AttachmentOutbox:
     def add_all(self, seq_ids: Iterable[SequenceId]) -> None:
         for seq_id in seq_ids:
             self.add(seq_id)
+
+    def renew_grace(self, seq_id: SequenceId) -> None:
+        """A client of the sequence was refused here, and will come again: the store is told soon that it was here."""
+        self._asked_for.add(seq_id)
+        self.add(seq_id)
 
     def tell_again(self) -> None:
         """The store may have lost writes: it is told of all sessions, and of the detaches of the last LAG_S."""
@@ -125,10 +131,11 @@ class AttachmentOutbox:
     async def _tell_now(self, seq_id: SequenceId) -> None:
         here = seq_id in self._sessions
         try:
-            if here:
+            if here or seq_id in self._asked_for:
                 await self._store.attach(seq_id, self._router_id)
-            else:
+            if not here:
                 await self._store.detach(seq_id, self._router_id)
+            self._asked_for.discard(seq_id)
         except StoreUnavailable as error:
             log.info("an attachment is told to the store later: %s", error)
             self._late_until[seq_id] = None

@@ -14,13 +14,12 @@ from octavo.metrics.aliases import VLLM
 from octavo.metrics.web import WebApp
 from octavo.net.http_server import HttpServer
 from octavo.net.security.api_keys import ApiKeyError
+from octavo.net.security.listener_tls import ListenerTls
 from octavo.net.security.protection import client_authorizer, internal_authorizer, operator_page_options, tls_of
-from octavo.net.security.tls import TlsError, TlsFiles
 from octavo.net.security.trail import AccessTrail, ListenerKind
 from octavo.net.security.web_gate import WebGate
 from octavo.net.server import add_standard_services, make_server, open_port
 from octavo.net.traces import RequestTracer, TraceInterceptor, TracesError, open_tracer, traced_app
-from octavo.process.endpoint import parse_listener
 from octavo.process.listen_address import ListenError, exposed_addresses, why_not_listening
 from octavo.process.loop import Stopped, StopRequest, before, end_tasks, stop_request
 from octavo.process.open_files import connection_limit
@@ -36,6 +35,8 @@ from octavo.store.base import Store
 from octavo.store.calls import Member, QueueLimits
 from octavo.store.store_tally import StoreTally
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.wire.endpoint import parse_listener
+from octavo.wire.tls import TlsError
 from router.admin.admin_service import AdminService
 from router.admin.cluster_watch import ClusterWatch
 from router.attachment_outbox import AttachmentOutbox
@@ -377,7 +378,7 @@ def given_tokenizer(path: str) -> Tokenizer | None:
 
 
 def listen(
-    server: grpc.aio.Server, address: str, flag: str, tls: TlsFiles | None = None, *, ask_callers: bool = True
+    server: grpc.aio.Server, address: str, flag: str, tls: ListenerTls | None = None, *, ask_callers: bool = True
 ) -> str:
     """Listens on HOST:PORT, which came from a flag. Returns it with the port chosen for port 0. Raises ListenError."""
     try:

@@ -5,8 +5,9 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -189,18 +190,26 @@ def requirements(*extras: str) -> set[str]:
         (
             "octavo/",
             (),
-            ("octavo/text/", "octavo/net/http_server.py", "octavo/metrics/", "octavo/cli/top/screen.py"),
+            (
+                "octavo/text/",
+                "octavo/net/",
+                "octavo/metrics/",
+                "octavo/store/redis",
+                "octavo/cli/top/screen.py",
+                "octavo/local/development_ca.py",
+            ),
         ),  # for the programs, not for clients
+        ("octavo/local/development_ca.py", ("certificates",), ()),
         ("octavo/cli/top/screen.py", ("top",), ()),
         ("octavo/text/", ("router",), ()),
         ("octavo/text/", ("worker",), ()),
-        ("octavo/net/http_server.py", ("router",), ()),
-        ("octavo/net/http_server.py", ("worker",), ()),
+        ("octavo/net/", ("router",), ()),
+        ("octavo/net/", ("worker",), ()),
+        ("octavo/store/redis", ("router",), ()),
+        ("octavo/store/redis", ("worker",), ()),
+        ("octavo/store/redis", ("embedded",), ()),
         ("octavo/metrics/", ("router",), ()),
         ("octavo/metrics/", ("worker",), ()),
-        ("octavo/metrics/value.py", (), ()),  # clients use the store, which counts its calls
-        ("octavo/metrics/table.py", (), ()),
-        ("octavo/metrics/histogram.py", (), ()),
         ("router/", ("router",), ()),
         ("gpu_worker/", ("worker",), ()),
     ],
@@ -220,6 +229,45 @@ def test_a_package_imports_only_what_it_declares(package: str, extras: tuple[str
 
 def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def loaded_by(module: str, forbidden: Iterable[str] = ()) -> set[str]:
+    """The modules that a fresh interpreter has after an import, in which the forbidden ones do not exist."""
+    script = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {sorted(forbidden)!r}:
+            raise ImportError(name + " is not declared")
+sys.meta_path.insert(0, Absent())
+import {module}
+print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_the_sdk_loads_no_code_of_a_program() -> None:
+    loaded = loaded_by("octavo.client")
+    own = {name for name in loaded if name.split(".")[0] in PACKAGES}
+    assert len(own) <= 25, sorted(own)
+    assert {name.split(".")[1] for name in own - {"octavo"}} == {"client", "request", "wire", "v1"}
+    assert "argparse" not in loaded
+
+
+def test_commands_of_clients_load_without_extras() -> None:
+    """`octavo.cli.commands` imports every command, as each call of the command line does."""
+    declared, todo = set[str](), list(requirements())
+    while todo:
+        if (name := todo.pop().lower().replace("_", "-")) not in declared:
+            declared.add(name)
+            lines = [line for line in metadata.requires(name) or () if "extra ==" not in line]
+            todo += [re.split(r"[\[<>=!~; (]", line)[0] for line in lines]
+    owners = metadata.packages_distributions().items()
+    absent = {name for name, names in owners if declared.isdisjoint(each.lower().replace("_", "-") for each in names)}
+    loaded = loaded_by("octavo.cli.commands", absent - set(PACKAGES))
+    assert {f"octavo.cli.{command}" for command in ("generate", "chat", "status", "show")} <= loaded
 
 
 def test_a_router_loads_neither_torch_nor_numpy() -> None:

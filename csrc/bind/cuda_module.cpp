@@ -322,7 +322,7 @@ PYBIND11_MODULE(OCTAVO_MODULE, module) {
     OCTAVO_OP(rms_norm, "(out, x, weight, eps, stream)");
     OCTAVO_OP(fused_add_rms_norm, "(x, residual, weight, eps, stream)");
     OCTAVO_OP(silu_and_mul, "(out, x, stream)");
-    OCTAVO_OP(sample, "(ids, logits, temperature, top_k, top_p, min_p, seed, branch, index, stream)");
+    OCTAVO_OP(sample, "(ids, logits, temperature, top_k, top_p, min_p, filters, seed, branch, index, stream)");
     OCTAVO_OP(penalize, "(logits, offsets, ids, counts, bias, repetition, presence, frequency, stream)");
     OCTAVO_OP(logprobs, "(chosen, values, tokens, logits, ids, stream)");
     OCTAVO_OP(paged_attention, "(kernel, rows, out, queries, kv, tables, cu_q, lens, plan, attention, stream)");

@@ -7,6 +7,7 @@
 
 #include "kernels.h"
 #include "octavo/draw.h"
+#include "octavo/filters.h"
 #include "octavo/pool.h"
 #include "sample.h"
 
@@ -63,12 +64,18 @@ class Drawer {
         const std::int64_t top_k = at<std::int32_t>(draws.top_k, branch);
         const bool by_count = top_k > 0 && top_k < row_.count, by_mass = top_p < 1;
         const float least = draw::least_of(at<float>(draws.min_p, branch));
-        const auto random = draw::random_bits(static_cast<std::uint64_t>(at<std::int64_t>(draws.seed, branch)),
-                                              static_cast<std::uint32_t>(at<std::int64_t>(draws.branch, branch)),
-                                              static_cast<std::uint32_t>(at<std::int64_t>(draws.index, branch)));
+        const filters::Chance chance{static_cast<std::uint64_t>(at<std::int64_t>(draws.seed, branch)),
+                                     static_cast<std::uint32_t>(at<std::int64_t>(draws.branch, branch)),
+                                     static_cast<std::uint32_t>(at<std::int64_t>(draws.index, branch))};
+        const float* further =
+            draws.filters.given() ? draws.filters.as<float>() + branch * draws.filters.stride[0] : nullptr;
+        if (further != nullptr && !filters::any(further)) {
+            further = nullptr;
+        }
         if (by_count && top_k <= kMostListed) {
             list(static_cast<std::size_t>(top_k));
-            return pick_listed(top_p, least, random);
+            keep_share(top_p);
+            return pick_listed(least, further, chance);
         }
         Kept kept{kNever, kLastId, 0};
         if (by_count || by_mass) {
@@ -81,8 +88,12 @@ class Drawer {
                 cut(kept, draw::share_of(top_p, mass), mass, [](std::uint64_t weight) { return weight; }, masses_);
             }
         }
+        if (further != nullptr) {
+            list_kept(kept);
+            return pick_listed(least, further, chance);
+        }
         kept.least = least;
-        return pick(kept, random);
+        return pick(kept, chance.bits(0));
     }
 
     // After `look`: the log probability of `token`, and the likeliest.
@@ -108,6 +119,50 @@ class Drawer {
         float logit;
         std::int64_t id;
         std::uint64_t weight;
+    };
+
+    // Candidates as filters see them.
+    class FilteredTokens {
+      public:
+        FilteredTokens(std::vector<Candidate>& candidates, const DrawRow& row) : candidates_(candidates) {
+            for (const Candidate& each : candidates) {
+                powers_.push_back(draw::power_of(each.logit, row.highest, row.factor));
+            }
+        }
+
+        template <typename Amount>
+        std::uint64_t sum(Amount amount) const {
+            std::uint64_t total = 0;
+            for (std::size_t i = 0; i < powers_.size(); ++i) {
+                total += amount(powers_[i], static_cast<float>(candidates_[i].weight));
+            }
+            return total;
+        }
+
+        template <typename Amount>
+        std::uint64_t largest(Amount amount) const {
+            std::uint64_t most = 0;
+            for (std::size_t i = 0; i < powers_.size(); ++i) {
+                most = std::max(most, std::uint64_t{amount(powers_[i], static_cast<float>(candidates_[i].weight))});
+            }
+            return most;
+        }
+
+        void narrow(const filters::Band& band) {
+            std::size_t num = 0;
+            for (std::size_t i = 0; i < powers_.size(); ++i) {
+                if (band.has(powers_[i])) {
+                    candidates_[num] = candidates_[i];
+                    powers_[num++] = powers_[i];
+                }
+            }
+            candidates_.resize(num);
+            powers_.resize(num);
+        }
+
+      private:
+        std::vector<Candidate>& candidates_;
+        std::vector<float> powers_;
     };
 
     static bool before(const Candidate& a, const Candidate& b) {
@@ -218,8 +273,19 @@ class Drawer {
         return last->logit;
     }
 
-    // What `cut` and `pick` do, of candidates alone.
-    std::int64_t pick_listed(float top_p, float least, std::uint64_t random) {
+    // All kept tokens that weigh something become the candidates.
+    void list_kept(const Kept& kept) {
+        candidates_.clear();
+        for (std::int64_t id = 0; id < row_.count; ++id) {
+            const Candidate each{row_.logits[id], id, draw::weight_of(row_.logits[id], row_.highest, row_.factor)};
+            if (each.weight > 0 && !before({kept.logit, kept.id, 0}, each)) {
+                candidates_.push_back(each);
+            }
+        }
+    }
+
+    // What `cut` does for top-p, of candidates alone.
+    void keep_share(float top_p) {
         std::uint64_t mass = 0;
         for (Candidate& each : candidates_) {
             each.weight = draw::weight_of(each.logit, row_.highest, row_.factor);
@@ -235,14 +301,22 @@ class Drawer {
             }
             candidates_.resize(kept);
         }
+    }
+
+    // What `pick` does, of candidates alone. `further`: the parameters of further filters, if there are any.
+    std::int64_t pick_listed(float least, const float* further, const filters::Chance& chance) {
         const auto gone = [least](const Candidate& each) { return static_cast<float>(each.weight) < least; };
         candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), gone), candidates_.end());
+        if (further != nullptr) {
+            FilteredTokens tokens(candidates_, row_);
+            filters::apply(tokens, further, chance);
+        }
         std::sort(candidates_.begin(), candidates_.end(), [](auto& a, auto& b) { return a.id < b.id; });
-        mass = 0;
+        std::uint64_t mass = 0;
         for (const Candidate& each : candidates_) {
             mass += each.weight;
         }
-        std::uint64_t place = draw::place_of(random, mass);
+        std::uint64_t place = draw::place_of(chance.bits(0), mass);
         auto chosen = candidates_.begin();
         while (place >= chosen->weight) {
             place -= chosen++->weight;

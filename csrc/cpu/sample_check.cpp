@@ -1,3 +1,4 @@
+#include "octavo/filters.h"
 #include "octavo/sample.h"
 
 namespace octavo::check {
@@ -64,6 +65,10 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
     expect(draws.top_k, "top_k", {branches}, DType::kI32);
     expect(draws.top_p, "top_p", {branches}, DType::kF32);
     expect(draws.min_p, "min_p", {branches}, DType::kF32);
+    if (draws.filters.given()) {
+        expect(draws.filters, "filters", {branches, filters::kColumns}, DType::kF32);
+        expect_range<float>(draws.filters, "filters", 0, 1);
+    }
     expect(draws.seed, "seed", {branches}, DType::kI64);
     expect(draws.branch, "branch", {branches}, DType::kI64);
     expect(draws.index, "index", {branches}, DType::kI64);
@@ -84,10 +89,10 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
         expect(by.biases, "biases", {bias}, DType::kF32);
     }
     const Draws& d = draws;
-    const auto inputs = {&logits,       &d.rows,          &d.temperature, &d.top_k,      &d.top_p,
-                         &d.min_p,      &d.seed,          &d.branch,      &d.index,      &by.repetition,
-                         &by.seen_ends, &by.seen_ids,     &by.seen_costs, &by.bias_ends, &by.bias_ids,
-                         &by.biases,    &by.allowed_ends, &by.allowed_ids};
+    const auto inputs = {&logits,        &d.rows,       &d.temperature,   &d.top_k,       &d.top_p,
+                         &d.min_p,       &d.filters,    &d.seed,          &d.branch,      &d.index,
+                         &by.repetition, &by.seen_ends, &by.seen_ids,     &by.seen_costs, &by.bias_ends,
+                         &by.bias_ids,   &by.biases,    &by.allowed_ends, &by.allowed_ids};
     expect_apart(ids, "ids", inputs);
     if (scores.counts.given()) {
         expect_scores(scores, branches);

@@ -77,10 +77,11 @@ void fused_add_rms_norm(const TensorRef& x, const TensorRef& residual, const Ten
 // out [n, d], x [n, 2 d]: silu(first half) * second half.
 void silu_and_mul(const TensorRef& out, const TensorRef& x, StreamHandle stream);
 // ids int64 [n]: -1 where logits [n, vocabulary] have NaN, +inf or nothing finite. temperature 0: the highest logit,
-// the lowest id among equals. Else the draw of (seed; branch, index), with top_k (0: off), top_p, min_p.
+// the lowest id among equals. Else the draw of (seed; branch, index), with top_k (0: off), top_p, min_p and filters
+// float32 [n, filters::kColumns] (octavo/filters.h).
 void sample(const TensorRef& ids, const TensorRef& logits, const TensorRef& temperature, const TensorRef& top_k,
-            const TensorRef& top_p, const TensorRef& min_p, const TensorRef& seed, const TensorRef& branch,
-            const TensorRef& index, StreamHandle stream);
+            const TensorRef& top_p, const TensorRef& min_p, const TensorRef& filters, const TensorRef& seed,
+            const TensorRef& branch, const TensorRef& index, StreamHandle stream);
 
 // Changes logits [n, vocabulary] in place, before `sample`. A row has the entries [offsets[row], offsets[row + 1]) of
 // ids int64, counts int32 (how often in the output; 0: only in the prompt; -1: in neither) and bias float32 (or no

@@ -11,6 +11,7 @@
 #include "common/numeric.cuh"
 #include "common/reduce.cuh"
 #include "octavo/draw.h"
+#include "octavo/filters.h"
 
 namespace octavo::cuda {
 
@@ -29,6 +30,7 @@ struct SampleParams {
     const std::int32_t* top_k;  // [rows]; 0: off
     const float* top_p;
     const float* min_p;
+    const float* filters;      // [rows, filters::kColumns]
     const std::int64_t* seed;  // [rows], as 64 bits
     const std::int64_t* branch;
     const std::int64_t* index;
@@ -54,12 +56,14 @@ struct SampleRow {
     const T* logits;
     int vocabulary;
     float highest, factor;
-    float least;  // what weighs less weighs nothing
+    float least;         // what weighs less weighs nothing
+    filters::Band band;  // what has another power weighs nothing
 
     __device__ __forceinline__ float logit(int id) const { return to_float(logits[id]); }
+    __device__ __forceinline__ float power(float logit) const { return draw::power_of(logit, highest, factor); }
     __device__ __forceinline__ std::uint64_t weight(float logit) const {
-        const float all = draw::weight_of_power(draw::power_of(logit, highest, factor));
-        return all >= least ? static_cast<std::uint64_t>(all) : 0;
+        const float all = draw::weight_of_power(power(logit));
+        return all >= least && band.has(power(logit)) ? static_cast<std::uint64_t>(all) : 0;
     }
 };
 
@@ -257,6 +261,46 @@ __device__ std::uint64_t mass_of(const SampleRow<T>& row, SampleShared& s) {
     return reduce_block(total, s.space, Add{});
 }
 
+// The kept tokens of a row, as filters see them. All threads of the block call each function, and get its result.
+template <typename T>
+struct FilteredTokens {
+    SampleRow<T>& row;
+    const Kept& kept;
+    SampleShared& s;
+
+    template <typename Amount, typename Combine>
+    __device__ std::uint64_t over_all(Amount amount, bool each_equal, Combine combine) const {
+        unsigned long long found = 0;
+        for (int i = static_cast<int>(threadIdx.x); i < row.vocabulary; i += kSampleThreads) {
+            const float logit = row.logit(i);
+            if (key_of(logit) > kept.least) {
+                found = combine(found, amount_of(logit, amount));
+            }
+        }
+        if (threadIdx.x == 0 && kept.equal > 0) {
+            const unsigned long long one = amount_of(logit_of(kept.least), amount);
+            found = combine(found, each_equal ? kept.equal * one : one);
+        }
+        return reduce_block(found, s.space, combine);
+    }
+    template <typename Amount>
+    __device__ unsigned long long amount_of(float logit, Amount amount) const {
+        return amount(row.power(logit), static_cast<float>(row.weight(logit)));
+    }
+    template <typename Amount>
+    __device__ std::uint64_t sum(Amount amount) const {
+        return over_all(amount, true, Add{});
+    }
+    template <typename Amount>
+    __device__ std::uint64_t largest(Amount amount) const {
+        return over_all(amount, false, Larger{});
+    }
+    __device__ void narrow(const filters::Band& band) {
+        row.band.low = band.low > row.band.low ? band.low : row.band.low;
+        row.band.high = band.high < row.band.high ? band.high : row.band.high;
+    }
+};
+
 // A block per row.
 template <typename T>
 __global__ void __launch_bounds__(kSampleThreads) sample_kernel(const SampleParams<T> p) {
@@ -285,7 +329,7 @@ __global__ void __launch_bounds__(kSampleThreads) sample_kernel(const SamplePara
         }
         return;
     }
-    SampleRow<T> weighed{logits, p.vocabulary, highest, draw::factor_of(p.temperature[row]), 0.0F};
+    SampleRow<T> weighed{logits, p.vocabulary, highest, draw::factor_of(p.temperature[row]), 0.0F, {kLowest, 0.0F}};
     Kept kept{0, 0, 0};
     const int top_k = p.top_k[row];
     if (top_k > 0 && top_k < p.vocabulary) {
@@ -298,10 +342,11 @@ __global__ void __launch_bounds__(kSampleThreads) sample_kernel(const SamplePara
         kept = cut_prefix(weighed, kept, true, draw::share_of(p.top_p[row], kept.mass), s);
     }
     weighed.least = draw::least_of(p.min_p[row]);
-    const std::uint64_t random =
-        draw::random_bits(static_cast<std::uint64_t>(p.seed[row]), static_cast<std::uint32_t>(p.branch[row]),
-                          static_cast<std::uint32_t>(p.index[row]));
-    const int id = draw_by_id(weighed, kept, random, s);
+    const filters::Chance chance{static_cast<std::uint64_t>(p.seed[row]), static_cast<std::uint32_t>(p.branch[row]),
+                                 static_cast<std::uint32_t>(p.index[row])};
+    FilteredTokens<T> tokens{weighed, kept, s};
+    filters::apply(tokens, p.filters + row * filters::kColumns, chance);
+    const int id = draw_by_id(weighed, kept, chance.bits(0), s);
     if (thread == 0) {
         p.ids[row] = id;
     }

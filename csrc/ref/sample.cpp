@@ -8,6 +8,7 @@
 
 #include "element.h"
 #include "octavo/draw.h"
+#include "octavo/filters.h"
 
 namespace octavo::ref {
 namespace {
@@ -60,6 +61,37 @@ void adjust(Logits& x, const Adjustments& by, std::int64_t branch) {
     x = confined ? allowed : x;
 }
 
+// Tokens that are kept, as filters see them.
+struct FilteredTokens {
+    Ids& ids;
+    const Logits& x;
+    float highest, factor;
+
+    template <typename Each>
+    void each(Each body) const {
+        for (const std::size_t id : ids) {
+            const float power = draw::power_of(x[id], highest, factor);
+            body(power, draw::weight_of_power(power));
+        }
+    }
+    template <typename Amount>
+    std::uint64_t sum(Amount amount) const {
+        std::uint64_t total = 0;
+        each([&](float power, float weight) { total += amount(power, weight); });
+        return total;
+    }
+    template <typename Amount>
+    std::uint64_t largest(Amount amount) const {
+        std::uint64_t most = 0;
+        each([&](float power, float weight) { most = std::max(most, std::uint64_t{amount(power, weight)}); });
+        return most;
+    }
+    void narrow(const filters::Band& band) {
+        const auto gone = [&](std::size_t id) { return !band.has(draw::power_of(x[id], highest, factor)); };
+        ids.erase(std::remove_if(ids.begin(), ids.end(), gone), ids.end());
+    }
+};
+
 std::size_t drawn(const Logits& x, const Draws& draws, std::int64_t branch) {
     Ids kept = ordered(x);
     const auto top_k = static_cast<std::size_t>(get_int(draws.top_k, branch));
@@ -88,11 +120,19 @@ std::size_t drawn(const Logits& x, const Draws& draws, std::int64_t branch) {
     kept.erase(std::remove_if(kept.begin(), kept.end(),
                               [&](std::size_t id) { return static_cast<double>(weight(id)) < least; }),
                kept.end());
-    const std::uint64_t place = draw::place_of(
-        draw::random_bits(static_cast<std::uint64_t>(draws.seed.as<std::int64_t>()[branch * draws.seed.stride[0]]),
-                          static_cast<std::uint32_t>(get_int(draws.branch, branch)),
-                          static_cast<std::uint32_t>(get_int(draws.index, branch))),
-        mass());
+    const filters::Chance chance{
+        static_cast<std::uint64_t>(draws.seed.as<std::int64_t>()[branch * draws.seed.stride[0]]),
+        static_cast<std::uint32_t>(get_int(draws.branch, branch)),
+        static_cast<std::uint32_t>(get_int(draws.index, branch))};
+    if (draws.filters.given()) {
+        float columns[sizeof filters::kOff / sizeof *filters::kOff];
+        for (int i = 0; i < filters::kColumns; ++i) {
+            columns[i] = static_cast<float>(get(draws.filters, branch, i));
+        }
+        FilteredTokens tokens{kept, x, highest, factor};
+        filters::apply(tokens, columns, chance);
+    }
+    const std::uint64_t place = draw::place_of(chance.bits(0), mass());
     std::sort(kept.begin(), kept.end());
     std::uint64_t sum = 0;
     for (const std::size_t id : kept) {

@@ -3,7 +3,7 @@
 from typing import Literal, cast
 
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.step import Runner, RunnerInfo
+from gpu_worker.steps.runner import Runner, RunnerInfo
 from octavo.settings.options import AUTO
 from octavo.settings.worker import WorkerSettings
 

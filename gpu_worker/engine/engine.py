@@ -20,15 +20,9 @@ from typing import Any, TypeVar
 
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.state.step import (
-    Runner,
-    StepDeltas,
-    StepOutput,
-    StepPlan,
-    SubscriptionId,
-    SwapAnswer,
-    SwapOperation,
-)
+from gpu_worker.scheduling.state.step import StepDeltas, SubscriptionId, SwapAnswer, SwapOperation
+from gpu_worker.steps.runner import Runner, StepOutput
+from gpu_worker.steps.step_input import StepInput
 from octavo.request.errors import Draining, RunnerFailed
 from octavo.request.ids import SequenceId
 
@@ -227,20 +221,20 @@ class Engine:
             return SwapAnswer(num_blocks)
         began = time.perf_counter()
         try:
-            output = self._runner.run(plan)
+            output = self._runner.run(plan.input)
         except Exception as error:
             log.exception("copies to or from the host pool failed")
             self._scheduler.end_moves(plan, failed=True)
             raise RunnerFailed(f"the copies failed, and the sequence is computed again: {error}") from error
         copy_s = output.copy_s or time.perf_counter() - began
         self._scheduler.end_moves(plan)
-        num_bytes = (len(plan.swap_out) + len(plan.swap_in)) * self._runner.info.bytes_per_block
+        num_bytes = (len(plan.input.swap_out) + len(plan.input.swap_in)) * self._runner.info.bytes_per_block
         return SwapAnswer(num_blocks, num_bytes, copy_s)
 
     def step(self) -> StepDeltas:
         """Runs one step. The caller must be the only thread that runs steps.
 
-        If the runner raises, the step is aborted: its sequences are computed again, each alone, and one that fails
+        If the runner raises, the step is aborted: its sequences are computed again, each by itself, and one that fails
         alone ends with RUNNER_FAILED. If the device is broken, that is no sequence's fault: then this raises.
         """
         with self._using_scheduler():
@@ -251,11 +245,11 @@ class Engine:
         plan = self._scheduler.plan()
         planned = time.perf_counter()
         self.times.note_prefills(plan, planned)
-        self._blocked = plan.empty
+        self._blocked = plan.input.empty
         try:
-            output = StepOutput([]) if plan.empty else self._run(plan)
+            output = StepOutput([]) if plan.input.empty else self._run(plan.input)
         except Exception as error:
-            log.exception("step %d failed", plan.step_id)
+            log.exception("step %d failed", plan.input.step_id)
             self.times.count_failure()
             self._runner.check_device()
             failure = RunnerFailed(f"the model failed in a step: {type(error).__name__}: {error}").failure()
@@ -267,11 +261,11 @@ class Engine:
         self.times.count_step(planned - began, ran - planned, committed - ran, result.num_tokens, result.num_branches)
         return result
 
-    def _run(self, plan: StepPlan) -> StepOutput:
-        if plan.touches_other_blocks:
-            return self._runner.run(plan)
+    def _run(self, step: StepInput) -> StepOutput:
+        if step.touches_other_blocks:
+            return self._runner.run(step)
         with self._lending_scheduler():
-            return self._runner.run(plan)
+            return self._runner.run(step)
 
     def _loop(self) -> None:
         try:

@@ -5,7 +5,8 @@ from statistics import median
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.planning.step_budget import StepBudget
-from gpu_worker.scheduling.state.step import StepOutput, StepPlan
+from gpu_worker.scheduling.state.step import StepPlan
+from gpu_worker.steps.runner import StepOutput
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import BATCH_BOUNDS, STEP_BOUNDS
 from octavo.request.ids import SequenceId
@@ -71,11 +72,11 @@ class StepTimes:
         A step whose swaps were timed measures what copying costs. A step with tokens of prompts, whose copies (if any)
         were timed, measures what computing costs.
         """
-        num_copied = len(plan.swap_out) + len(plan.swap_in)
+        num_copied = len(plan.input.swap_out) + len(plan.input.swap_in)
         if num_copied and output.copy_s:
             self._costs.observe_copy(num_copied * self._bytes_per_block, output.copy_s)
-        if plan.demotions and output.demote_s:
-            self._costs.observe_copy(len(plan.demotions) * self._bytes_per_block, output.demote_s)
+        if plan.input.demotions and output.demote_s:
+            self._costs.observe_copy(len(plan.input.demotions) * self._bytes_per_block, output.demote_s)
         num_prefill = plan.num_tokens - plan.num_decodes
         compute_s = run_s - output.copy_s - output.demote_s
         if num_prefill <= 0 or compute_s <= 0 or (num_copied and not output.copy_s):

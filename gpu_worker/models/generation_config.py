@@ -6,14 +6,12 @@ from types import MappingProxyType
 from typing import Any
 
 from octavo.model_files.json_file import read_json
-from octavo.request import limits
-from octavo.request.errors import BadModel
+from octavo.request.errors import BadModel, InvalidArgument
+from octavo.request.sampling import PARAMETERS, ParameterKind
+from octavo.request.sampling_validation import check_number
 
 FILE = "generation_config.json"
 NONE: Mapping[str, float] = MappingProxyType({})
-# Names of Transformers, and ours. Transformers uses the first group only where it samples.
-DRAWING = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
-ALWAYS = {"repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens"}
 
 
 def read_generation_config(directory: Path) -> Mapping[str, Any]:
@@ -35,14 +33,15 @@ def sampling_defaults(content: Mapping[str, Any]) -> Mapping[str, float]:
     With `do_sample` false, what says how tokens are drawn is left out, as Transformers leaves it out. BadModel for a
     value that no request may have.
     """
-    names = ALWAYS if content.get("do_sample") is False else DRAWING | ALWAYS
-    given = {ours: content[theirs] for theirs, ours in names.items() if content.get(theirs) is not None}
-    if given.get("top_k") == -1:
-        given["top_k"] = 0
-    for ours, value in given.items():
-        allowed = limits.NUMBERS[ours]
-        number = type(value) is int or (type(value) is float and not allowed.integer)
-        if not (number and value in allowed):
+    greedy, given = content.get("do_sample") is False, {}
+    for row in PARAMETERS.values():
+        value = content.get(row.transformers) if row.transformers else None
+        if value is None or row.allowed is None or (greedy and row.kind is ParameterKind.DRAWS):
+            continue
+        given[row.name] = 0 if row.name == "top_k" and value == -1 else value
+        try:
+            check_number(row.name, given[row.name], row.allowed)
+        except InvalidArgument:
             off = "correct it, or start the worker with --generation-config off"
-            raise BadModel(f"{FILE}: {ours} {value!r} is not {allowed}: {off}")
+            raise BadModel(f"{FILE}: {row.name} {value!r} is not {row.allowed}: {off}") from None
     return MappingProxyType(given)

@@ -5,7 +5,7 @@ one step does not matter (`Ops.batch_invariant`). Classes are made too narrow ra
 seen to give equal bits (`tests/gpu_worker/models/test_numerics.py`) has a class of its own.
 
 A class is for people to read and has no spaces, such as
-`cpu/native-1/avx2/gcc-12.2.0/q4_mins+q8/in=15-bits/rope=0a1b2c3d`.
+`cpu/native-2/avx2/gcc-12.2.0/q4_mins+q8/in=15-bits/rope=0a1b2c3d`.
 The type of the cache is not in it: the layout has it.
 """
 
@@ -22,18 +22,29 @@ from gpu_worker.ops.bits import CPU_BITS, CUDA_BITS
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from gpu_worker.ops.native_cuda import NativeCudaOps
 
+IN_FLOATS = (torch.float32, torch.float16)  # keys and values of these types are multiplied in float32 everywhere
 
-def class_of(ops: Ops, decoder: Decoder, dtype: torch.dtype, device: torch.device, batch_invariant: bool) -> str:
+
+def class_of(
+    ops: Ops,
+    decoder: Decoder,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    batch_invariant: bool,
+) -> str:
     """The class of a runner with these parts. `dtype` is that of a decoder in torch."""
     if isinstance(decoder, NativeLlamaDecoder) and isinstance(ops, NativeCpuOps):
         # Of torch it has nothing but the table of positions.
-        return _joined(*_native_cpu(ops), decoder.arithmetic, f"rope={_digest(decoder.rope)}")
+        in_halves = kv_dtype not in IN_FLOATS or "halves" in decoder.arithmetic
+        return _joined(*_native_cpu(ops, in_halves), decoder.arithmetic, f"rope={_digest(decoder.rope)}")
     name = str(dtype).removeprefix("torch.")
     decoded = type(decoder).__name__.removesuffix("Decoder").lower(), name, f"torch-{torch.__version__}"
     if device.type == "cuda":
         kind = f"native-{CUDA_BITS}" if isinstance(ops, NativeCudaOps) else "reference"
         return _joined("cuda", kind, *decoded, *_gpu(device), "batch-invariant" if batch_invariant else "")
-    parts = _native_cpu(ops) if isinstance(ops, NativeCpuOps) else ("cpu", "reference")
+    in_halves = kv_dtype not in IN_FLOATS
+    parts = _native_cpu(ops, in_halves) if isinstance(ops, NativeCpuOps) else ("cpu", "reference")
     # Torch's products on a CPU are those of libraries that look at the processor themselves, and at the threads.
     capability = torch.backends.cpu.get_cpu_capability().lower()
     return _joined(*parts, *decoded, capability, _processor(), f"threads={torch.get_num_threads()}")
@@ -43,10 +54,18 @@ def _joined(*parts: str) -> str:
     return "/".join("-".join(part.split()) for part in parts if part)
 
 
-def _native_cpu(ops: NativeCpuOps) -> tuple[str, ...]:
+def _native_cpu(ops: NativeCpuOps, in_halves: bool) -> tuple[str, ...]:
     """Compilers choose which products they fuse with which sums."""
     compiler = str(ops.extension.build_info()["compiler"])
-    return "cpu", f"native-{CPU_BITS}", str(ops.extension.isa()), compiler
+    return "cpu", f"native-{CPU_BITS}", least_equal(str(ops.extension.isa()), in_halves), compiler
+
+
+def least_equal(isa: str, in_halves: bool) -> str:
+    """The least instruction set whose kernels give the bits of this one. `in_halves`: whether something is multiplied
+    in bfloat16, where the processor can: keys and values that are no longer than that, or weights."""
+    if isa == "avx512" or (isa == "avx512_bf16" and not in_halves):
+        return "avx2"
+    return isa
 
 
 def _gpu(device: torch.device) -> tuple[str, ...]:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any, TypeVar
 
-from octavo.request.errors import Unimplemented
-from octavo.settings.options import closest
+from octavo.request.errors import Unimplemented, closest
 
 
 @dataclass(frozen=True, slots=True)

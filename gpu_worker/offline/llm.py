@@ -30,7 +30,7 @@ from gpu_worker.offline.params import BeamSearchParams, OfflineParams
 from gpu_worker.offline.prompts import PromptArgument, read_prompts
 from gpu_worker.offline.request_builder import ParamsArgument, RequestBuilder
 from gpu_worker.offline.transformers_tokenizer import load_transformers_tokenizer
-from gpu_worker.scheduling.state.step import Runner
+from gpu_worker.steps.runner import Runner
 from octavo.request.errors import InvalidArgument, NotFound
 from octavo.text import byte_tokenizer
 from octavo.text.tokenizer import open_tokenizer

@@ -16,8 +16,8 @@ from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Sequence as ScheduledSequence
-from gpu_worker.scheduling.state.step import Runner
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.runner import Runner
 from octavo.request import hashing
 from octavo.request.errors import TooLarge
 from octavo.request.ids import SequenceId

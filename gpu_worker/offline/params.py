@@ -1,70 +1,65 @@
 """The parameters of an offline request, by the names of octavo and of vLLM.
 
 `gpu_worker.SamplingParams` is `OfflineParams`: an object that a program may change, checked when it is made and again
-when it is used. The engine knows octavo.request.sampling.SamplingParams only.
+when it is used. The engine knows octavo.request.sampling.SamplingParams only, whose table has most of the fields.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, field, make_dataclass
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from gpu_worker.offline.absent import BEAM_ARGUMENTS, PARAMS_ARGUMENTS, refusing
 from octavo.request import limits, sampling_validation
 from octavo.request.errors import InvalidArgument, Unimplemented
-from octavo.request.sampling import SamplingParams
-
-_SAME = (  # fields that mean the same in both
-    *("temperature", "top_p", "min_p", "n", "min_tokens", "ignore_eos", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty", "length_penalty", "skip_special_tokens"),
-)
+from octavo.request.sampling import PARAMETERS, Parameter, SamplingArguments, SamplingParams
 
 
-@refusing("SamplingParams", PARAMS_ARGUMENTS)
-@dataclass(slots=True)
-class OfflineParams:
-    """How tokens are chosen and when generation ends. octavo.request.limits says which values are allowed.
+class OfflineArguments(SamplingArguments, total=False):
+    """The keyword arguments of OfflineParams: those of octavo, and those that only vLLM has."""
+
+    include_stop_str_in_output: bool
+    detokenize: bool
+    truncate_prompt_tokens: int | None
+    bad_words: str | Sequence[str] | None
+    use_beam_search: bool
+
+
+_FLAGS = {  # of vLLM, and their defaults
+    "include_stop_str_in_output": False,  # vLLM's name of include_stop
+    "detokenize": True,  # False: outputs have token ids and no text
+    "use_beam_search": False,  # best_of (or n) beams, of which n are returned
+}
+_OWN = {
+    **_FLAGS,
+    "truncate_prompt_tokens": None,  # keeps the last tokens of the prompt; -1: as many as fit the context
+    "bad_words": None,  # texts that no output contains, with or without a space before them
+}
+# The order of vLLM, for those who give values without their names.
+_FIRST = (
+    "n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k",
+    "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "min_tokens",
+)  # fmt: skip
+
+
+class _CheckedParams:
+    """How tokens are chosen and when generation ends. docs/sampling.md says which values are allowed.
 
     Raises InvalidArgument, which is a ValueError, for a value that no model allows; TypeError for a name that does not
     exist; Unimplemented for a parameter of vLLM that octavo does not have.
     """
 
-    n: int = 1
-    best_of: int | None = None  # None or 0: as many as n
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0 or -1: all tokens
-    min_p: float = 0.0
-    seed: int | None = None  # None or -1: drawn from the seed of the LLM
-    stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] | None = None
-    ignore_eos: bool = False
-    max_tokens: int | None = limits.DEFAULT_MAX_TOKENS  # None: all that the prompt leaves of the context
-    min_tokens: int = 0
-    logprobs: int | None = None  # likeliest tokens reported beside each chosen one; True is 1
-    prompt_logprobs: int | None = None
-    detokenize: bool = True  # False: outputs have token ids and no text
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    include_stop: bool = False  # octavo's name of include_stop_str_in_output
-    truncate_prompt_tokens: int | None = None  # keeps the last tokens of the prompt; -1: as many as fit the context
-    logit_bias: Mapping[int, float] | None = None
-    allowed_token_ids: Sequence[int] | None = None
-    banned_token_ids: Sequence[int] | None = None
-    banned_sequences: Sequence[Sequence[int]] | None = None
-    bad_words: Sequence[str] | None = None  # texts that no output contains, with or without a space before them
-    use_beam_search: bool = False  # best_of (or n) beams, of which n are returned
-    beam_width: int = 0  # octavo's way to say the same
-    length_penalty: float = 1.0
+    __slots__ = ()
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __post_init__(self) -> None:
         self.check_values()
 
     def check_values(self) -> None:
         """Raises InvalidArgument for a value that no model allows."""
-        for name in ("detokenize", "use_beam_search", "include_stop", "include_stop_str_in_output"):
+        for name in (*_FLAGS, "include_stop"):
             if type(getattr(self, name)) is not bool:
                 raise InvalidArgument(name, "must be true or false")
         truncated = self.truncate_prompt_tokens
@@ -84,43 +79,66 @@ class OfflineParams:
 
     def to_sampling(self, banned: Sequence[Sequence[int]] = ()) -> SamplingParams:
         """The parameters as the engine knows them. `banned` are the tokens of `bad_words`, in each form."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in _SAME}
-        values |= {
-            "top_k": 0 if self.top_k == -1 else self.top_k,
-            "seed": None if self.seed == -1 else self.seed,
-            "best_of": 0 if self.best_of is None else self.best_of,
-            "max_tokens": limits.U32_MAX if self.max_tokens is None else self.max_tokens,
-            "beam_width": self.beam_width,
-            "stop": _texts("stop", self.stop),
-            "stop_token_ids": _listed("stop_token_ids", self.stop_token_ids),
-            "include_stop": self.include_stop_str_in_output or self.include_stop,
-            "logit_bias": {} if self.logit_bias is None else self.logit_bias,
-            "allowed_token_ids": _listed("allowed_token_ids", self.allowed_token_ids),
-            "banned_token_ids": (
-                *_listed("banned_token_ids", self.banned_token_ids),
-                *(token_ids[0] for token_ids in banned if len(token_ids) == 1),
-            ),
-            "banned_sequences": (
-                *(
-                    tuple(token_ids) if isinstance(token_ids, list) else token_ids
-                    for token_ids in _listed("banned_sequences", self.banned_sequences)
-                ),
-                *(tuple(token_ids) for token_ids in banned if len(token_ids) > 1),
-            ),
-            "logprobs": 1 if self.logprobs is True else self.logprobs,
-            "prompt_logprobs": 1 if self.prompt_logprobs is True else self.prompt_logprobs,
-        }
+        values = {name: _plain(row, getattr(self, name)) for name, row in PARAMETERS.items()}
+        values["include_stop"] = self.include_stop_str_in_output or self.include_stop
+        values["banned_token_ids"] += tuple(token_ids[0] for token_ids in banned if len(token_ids) == 1)
+        values["banned_sequences"] += tuple(tuple(token_ids) for token_ids in banned if len(token_ids) > 1)
         if self.use_beam_search:
             values |= {"beam_width": self.beam_width or self.best_of or self.n, "best_of": 0}
         return SamplingParams(**values)
 
     @classmethod
-    def of(cls, params: SamplingParams) -> "OfflineParams":
+    def of(cls, params: SamplingParams) -> Self:
         """The same parameters, as an object that a program may change."""
-        values = {field.name: getattr(params, field.name) for field in fields(params)}
+        values = {name: getattr(params, name) for name in PARAMETERS}
         if params.max_tokens is None:
             del values["max_tokens"]  # there None means the default
         return cls(**values)
+
+
+def _default(row: Parameter) -> Any:
+    """A list is None, as vLLM has it, and so is best_of: as many as n."""
+    if row.name == "max_tokens":
+        return limits.DEFAULT_MAX_TOKENS  # None: all that the prompt leaves of the context
+    return None if row.most is not None or row.name == "best_of" else row.default
+
+
+def _plain(row: Parameter, value: Any) -> Any:
+    """A value as the engine knows it."""
+    match row.name, value:
+        case (("top_k" | "seed"), -1):
+            return row.default  # vLLM's way to say that there is none
+        case "best_of", None:
+            return 0
+        case "max_tokens", None:
+            return limits.U32_MAX
+        case (("logprobs" | "prompt_logprobs"), True):
+            return 1
+        case "logit_bias", _:
+            return {} if value is None else value
+        case "stop", _:
+            return _texts("stop", value)
+        case "banned_sequences", _:
+            return tuple(tuple(each) if isinstance(each, list) else each for each in _listed(row.name, value))
+    return _listed(row.name, value) if row.most is not None else value
+
+
+if TYPE_CHECKING:
+
+    class OfflineParams(_CheckedParams):
+        def __init__(self, *values: Any, **given: Unpack[OfflineArguments]) -> None: ...
+
+else:
+    _DEFAULTS = {name: _default(PARAMETERS[name]) for name in dict.fromkeys((*_FIRST, *PARAMETERS))} | _OWN
+    OfflineParams = refusing("SamplingParams", PARAMS_ARGUMENTS)(
+        make_dataclass(
+            "OfflineParams",
+            [(name, Any, field(default=default)) for name, default in _DEFAULTS.items()],
+            bases=(_CheckedParams,),
+            namespace={"__module__": __name__, "__doc__": _CheckedParams.__doc__},
+            slots=True,
+        )
+    )
 
 
 @refusing("BeamSearchParams", BEAM_ARGUMENTS)

@@ -11,7 +11,7 @@ from gpu_worker.offline.conversations import ChatOptions, Conversations, check_c
 from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.params import OfflineParams
 from gpu_worker.offline.prompts import OfflinePrompt
-from gpu_worker.scheduling.state.step import RunnerInfo
+from gpu_worker.steps.runner import RunnerInfo
 from octavo.request import limits, sampling_validation, validation
 from octavo.request.chat_messages import ChatTurn
 from octavo.request.errors import InvalidArgument

@@ -42,16 +42,16 @@ class TokenBatch:
 
 
 def make_batch(
-    token_ids: list[int],
-    positions: list[int],
-    slots: list[int],
+    token_ids: Sequence[int],
+    positions: Sequence[int],
+    slots: Sequence[int],
     q_lens: list[int],
     kv_lens: list[int],
-    block_tables: list[list[int]],
+    block_tables: Sequence[Sequence[int]],
     device: torch.device,
     rows: Sequence[int] = (),
 ) -> TokenBatch:
-    """A TokenBatch on `device`. The block tables may be of different lengths."""
+    """A TokenBatch on `device`. The block tables may be of different lengths. Arrays are quicker than lists."""
     tables = np.zeros((len(block_tables), max(map(len, block_tables), default=0)), dtype=np.int32)
     for row, table in zip(tables, block_tables, strict=True):
         row[: len(table)] = table

@@ -5,5 +5,5 @@ before and one of this version do not share blocks or continue each other's answ
 compares the bits on a CPU with those of the number, and says what to do.
 """
 
-CPU_BITS = 1
+CPU_BITS = 2
 CUDA_BITS = 1

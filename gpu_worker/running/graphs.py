@@ -1,12 +1,12 @@
 """Steps, captured once per padded batch size and replayed: one launch instead of hundreds.
 
-Steps of decodes alone have graphs of their own (`DecodeGraphs`); other steps of few tokens have some if they are asked
-for (`MixedGraphs`). A replay runs the captured operations on the captured addresses. So whatever differs from step to
-step is a number in DecodeInputs or MixedInputs, or in the plan that the ops keep in `TokenBatch.scratch`. All are
-written in place before each replay.
+Steps of decodes alone have graphs of their own; other steps of few tokens have some if they are asked for. A replay
+runs the captured operations on the captured addresses. So whatever differs from step to step is a number in StepMemory,
+or in the plan that the ops keep in `TokenBatch.scratch`. All are written in place before each replay.
 """
 
 import logging
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -15,9 +15,8 @@ from torch import Tensor
 
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.ops import Ops, TokenBatch
-from gpu_worker.running.decode_inputs import DecodeInputs
-from gpu_worker.running.mixed_inputs import MixedInputs
-from gpu_worker.scheduling.state.step import StepPlan
+from gpu_worker.running.step_memory import StepMemory
+from gpu_worker.steps.step_input import StepInput
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +42,12 @@ class CapturableOps(Ops, Protocol):
         ...
 
 
-def padded_sizes(max_sequences: int) -> tuple[int, ...]:
-    """The batch sizes to capture: 1, 2, 4, 8, … and `max_sequences`."""
-    sizes = [1]
-    while sizes[-1] * 2 < max_sequences:
+def doubling(least: int, most: int) -> tuple[int, ...]:
+    """The sizes to capture: `least`, and twice that, and so on, and `most`."""
+    sizes = [least]
+    while sizes[-1] * 2 < most:
         sizes.append(sizes[-1] * 2)
-    return tuple(sizes) if max_sequences == 1 else (*sizes, max_sequences)
+    return (most,) if most <= least else (*sizes, most)
 
 
 class CudaGraphCapturer:
@@ -74,15 +73,15 @@ class CudaGraphCapturer:
         return replay
 
 
-class DecodeGraphs:
-    """The graphs of a decoder on the layers of one arena. Not thread-safe."""
+class StepGraphs:
+    """The graphs of a decoder on the layers of one arena, by the number of tokens. Not thread-safe."""
 
     def __init__(
         self,
         decoder: Decoder,
         layers: Sequence[Tensor],
         ops: CapturableOps,
-        inputs: DecodeInputs,
+        memory: StepMemory,
         sizes: Sequence[int],
         capture: Capturer,
     ) -> None:
@@ -91,11 +90,10 @@ class DecodeGraphs:
         Capturing writes no block.
         """
         self.sizes = tuple(sorted(sizes))
+        self.memory = memory
         self._ops = ops
-        self._inputs = inputs
-        self._batches = {size: inputs.batch(size) for size in self.sizes}
+        self._batches = {size: memory.batch(size) for size in self.sizes}
         self._graphs: dict[int, StepFunction] = {}
-        inputs.fill([])
         for size in reversed(self.sizes):
             batch = self._batches[size]
 
@@ -105,118 +103,48 @@ class DecodeGraphs:
             self._graphs[size] = capture(step)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> Tensor | None:
-        """The logits of a step of decodes, one row for each chunk, valid until the next step.
-
-        None if the plan is not a step of decodes alone, or has too many or too long sequences.
-        """
-        num_rows = len(plan.chunks)
-        if not 0 < num_rows == plan.num_decodes <= self.sizes[-1] or not self._inputs.holds(plan.chunks):
-            return None
-        if any(chunk.score_from >= 0 for chunk in plan.chunks):
-            return None
-        size = next(size for size in self.sizes if size >= num_rows)
-        batch = self._batches[size]
-        batch.kv_lens[:] = self._inputs.fill(plan.chunks)[:size]
-        self._ops.refill(batch)
-        return self._graphs[size]()[:num_rows]
-
-
-class MixedGraphs:
-    """The graphs of steps of any chunks, with few tokens, on the layers of one arena. Not thread-safe."""
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        layers: Sequence[Tensor],
-        ops: CapturableOps,
-        inputs: MixedInputs,
-        capture: Capturer,
-    ) -> None:
-        """Captures a graph for each size, in tokens, the largest first. Capturing writes no block."""
-        self.sizes = mixed_sizes(inputs.max_tokens)
-        self._ops = ops
-        self._inputs = inputs
-        self._batches = {size: inputs.batch(size) for size in self.sizes}
-        self._graphs: dict[int, StepFunction] = {}
-        inputs.fill([], [])
-        for size in reversed(self.sizes):
-            batch = self._batches[size]
-
-            def step(batch: TokenBatch = batch) -> Tensor:
-                return decoder.logits(decoder.forward(batch, layers, batch.rows))
-
-            self._graphs[size] = capture(step)
-
-    @torch.inference_mode()
-    def run(self, plan: StepPlan, rows: Sequence[int]) -> Tensor | None:
+    def run(self, step: StepInput, tables: "Sequence[array[int]]", rows: Sequence[int]) -> Tensor | None:
         """The logits of a step, one row for each of the tokens `rows`, valid until the next step.
 
-        None if the step scores tokens, or has too many tokens, or too many or too long sequences.
+        `tables` are the blocks of its chunks. None if the step scores tokens, or the memory does not hold it.
         """
-        num_tokens = sum(chunk.length for chunk in plan.chunks)
-        scored = any(chunk.score_from >= 0 for chunk in plan.chunks)
-        if not num_tokens or scored or not self._inputs.holds(plan.chunks, rows):
+        if step.scored or not self.memory.holds(step, len(rows)):
             return None
-        size = next(size for size in self.sizes if size >= num_tokens)
-        batch = self._batches[size]
-        batch.q_lens[:], batch.kv_lens[:] = self._inputs.fill(plan.chunks, rows)
+        batch = self._batches[next(size for size in self.sizes if size >= len(step.tokens))]
+        self.memory.fill(step, tables, rows, batch)
         self._ops.refill(batch)
-        return self._graphs[size]()[: len(rows)]
+        return self._graphs[batch.num_tokens]()[: len(rows)]
 
 
-def mixed_sizes(max_tokens: int) -> tuple[int, ...]:
-    """The numbers of tokens to capture steps for: 16, 32, 64, … and `max_tokens`."""
-    sizes = [LEAST_MIXED_TOKENS]
-    while sizes[-1] * 2 < max_tokens:
-        sizes.append(sizes[-1] * 2)
-    return (max_tokens,) if max_tokens <= sizes[0] else (*sizes, max_tokens)
-
-
-def capture_mixed(
+def capture_graphs(
     decoder: Decoder,
     layers: Sequence[Tensor],
     ops: Ops,
     max_sequences: int,
-    max_tokens: int,
     context_tokens: int,
     device: torch.device,
     capture: Capturer,
-) -> MixedGraphs | None:
-    """Graphs for steps of up to `max_tokens` tokens. None where a step cannot be captured, as capture_decodes says."""
-    if not isinstance(ops, CapturableOps) or not decoder.capturable or not ops.captures(layers[0]):
-        return None
-    block_size = layers[0].shape[3]
-    tokens = min(max_tokens, MOST_MIXED_TOKENS)
-    inputs = MixedInputs(tokens, max_sequences, -(-context_tokens // block_size), block_size, device)
-    try:
-        with torch.inference_mode():
-            return MixedGraphs(decoder, layers, ops, inputs, capture)
-    except RuntimeError as error:
-        log.warning("no CUDA graphs of mixed steps: capturing failed: %s", error)
-        return None
+    mixed_tokens: int = 0,
+) -> list[StepGraphs]:
+    """Graphs for up to `max_sequences` decodes, and for any steps of up to `mixed_tokens` tokens, if that is not 0.
 
-
-def capture_decodes(
-    decoder: Decoder,
-    layers: Sequence[Tensor],
-    ops: Ops,
-    max_sequences: int,
-    context_tokens: int,
-    device: torch.device,
-    capture: Capturer | None = None,
-) -> DecodeGraphs | None:
-    """Graphs for up to `max_sequences` decodes. None, with a line in the log, where a step cannot be captured."""
+    None, with a line in the log, where steps cannot be captured.
+    """
     if not isinstance(ops, CapturableOps) or not decoder.capturable or not ops.captures(layers[0]):
         what = decoder.name, ops.name, layers[0].dtype
         log.info("no CUDA graphs: %s and %s ops cannot be captured together, with a cache of %s", *what)
-        return None
+        return []
     block_size = layers[0].shape[3]
-    inputs = DecodeInputs(max_sequences, -(-context_tokens // block_size), block_size, device)
-    sizes = padded_sizes(max_sequences)
-    try:
-        with torch.inference_mode():
-            return DecodeGraphs(decoder, layers, ops, inputs, sizes, capture or CudaGraphCapturer(device))
-    except RuntimeError as error:  # CUDA's own errors are of this class
-        log.warning("no CUDA graphs, which makes small batches slower: capturing failed: %s", error)
-        return None
+    form = max_sequences, -(-context_tokens // block_size), block_size, device
+    memories = [(1, StepMemory(max_sequences, *form, decodes=True))]
+    if mixed_tokens:  # first, as the larger steps, so that the others fit into their memory
+        memories.insert(0, (LEAST_MIXED_TOKENS, StepMemory(min(mixed_tokens, MOST_MIXED_TOKENS), *form)))
+    found: list[StepGraphs] = []
+    for least, memory in memories:
+        try:
+            with torch.inference_mode():
+                sizes = doubling(least, memory.max_tokens)
+                found.insert(0, StepGraphs(decoder, layers, ops, memory, sizes, capture))
+        except RuntimeError as error:  # CUDA's own errors are of this class
+            log.warning("no CUDA graphs, which makes small batches slower: capturing failed: %s", error)
+    return found

@@ -15,7 +15,7 @@ from gpu_worker.models.loader import LoadedModel, load_model
 from gpu_worker.models.numerics import class_of
 from gpu_worker.ops import Ops, choose_ops, kv_format, native
 from gpu_worker.ops.kv_shape import KvShape
-from gpu_worker.running.graphs import CudaGraphCapturer, DecodeGraphs, MixedGraphs, capture_decodes, capture_mixed
+from gpu_worker.running.graphs import CudaGraphCapturer, StepGraphs, capture_graphs
 from gpu_worker.running.memory.arena import KvArena
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.running.sizing import (
@@ -28,7 +28,8 @@ from gpu_worker.running.sizing import (
 )
 from gpu_worker.running.worst_steps import worst_steps
 from gpu_worker.sampling.native_sampler import choose_sampler
-from gpu_worker.scheduling.state.step import RunnerInfo, StepPlan
+from gpu_worker.steps.runner import RunnerInfo
+from gpu_worker.steps.step_input import StepInput
 from octavo.process.host_memory import available_bytes
 from octavo.request.errors import InvalidArgument
 
@@ -109,22 +110,20 @@ def load_runner(
     )
     context = min(decoder.context_tokens, context_tokens or decoder.context_tokens)
 
-    def capture(layers: Sequence[Tensor]) -> tuple[DecodeGraphs | None, MixedGraphs | None]:
+    def capture(layers: Sequence[Tensor]) -> list[StepGraphs]:
         if cuda_graphs == "off" or where.type != "cuda":
-            return None, None
-        capturer = CudaGraphCapturer(where)
-        sizes = max_batch_sequences, max_batch_tokens
-        mixed = None
-        if cuda_graphs == "mixed":  # first, as the larger steps, so that the others fit into their memory
-            mixed = capture_mixed(decoder, layers, ops, *sizes, context, where, capturer)
-        return capture_decodes(decoder, layers, ops, sizes[0], context, where, capturer), mixed
+            return []
+        mixed = max_batch_tokens if cuda_graphs == "mixed" else 0
+        return capture_graphs(
+            decoder, layers, ops, max_batch_sequences, context, where, CudaGraphCapturer(where), mixed
+        )
 
     if kv_cache_bytes is None and where.type == "cpu":
         kv_cache_bytes = max(shape.bytes_per_block, cpu_block_bytes(available_bytes()))
     elif kv_cache_bytes is None:
         trial = trial_runner(loaded, shape, ops, where, context)
-        plans = worst_steps(max_batch_tokens, max_batch_sequences, context, block_size, decoder.vocab_size)
-        kv_cache_bytes = measured_block_bytes(CudaMemory(where), gpu_memory_utilization, trial, plans, capture)
+        steps = worst_steps(max_batch_tokens, max_batch_sequences, context, block_size, decoder.vocab_size)
+        kv_cache_bytes = measured_block_bytes(CudaMemory(where), gpu_memory_utilization, trial, steps, capture)
         trial.close()
     num_blocks = kv_cache_bytes // shape.bytes_per_block
     if num_blocks < 1:
@@ -139,21 +138,19 @@ def load_runner(
     if batch_invariant:
         _expect_invariant(ops, decoder, arena)
     info = _info(loaded, arena, where, context, name)
-    info = replace(info, numerics=class_of(ops, decoder, loaded.dtype, where, batch_invariant))
+    info = replace(info, numerics=class_of(ops, decoder, loaded.dtype, shape.dtype, where, batch_invariant))
     if not 0 < info.max_sequence_blocks <= num_blocks:  # else blocks out of the window are used again
         info = replace(info, context_tokens=min(context, num_blocks * block_size))
     _log_start(info, ops, decoder)
     sampler = choose_sampler(decoder.vocab_size, where, loaded.eos_token_ids)
-    graphs, mixed_graphs = capture(arena.layers)
-    if graphs is not None:
-        log.info("%s: CUDA graphs for %s sequences", info.model, ", ".join(map(str, graphs.sizes)))
-    if mixed_graphs is not None:
-        log.info("%s: CUDA graphs for mixed steps of %s tokens", info.model, ", ".join(map(str, mixed_graphs.sizes)))
-    return ModelRunner(info, decoder, arena, sampler, where, graphs, mixed_graphs)
+    graphs = capture(arena.layers)
+    for each in graphs:
+        log.info("%s: CUDA graphs for %s of %s tokens", info.model, each.memory.kind, ", ".join(map(str, each.sizes)))
+    return ModelRunner(info, decoder, arena, sampler, where, graphs)
 
 
 def trial_runner(loaded: LoadedModel, shape: KvShape, ops: Ops, device: torch.device, context: int) -> ModelRunner:
-    """A runner with one block and a sampler of its own, to run the plans of `worst_steps`."""
+    """A runner with one block and a sampler of its own, to run `worst_steps`."""
     arena = KvArena(shape, 1, 0, device, ops)
     sampler = choose_sampler(loaded.decoder.vocab_size, device, loaded.eos_token_ids)
     return ModelRunner(_info(loaded, arena, device, context, None), loaded.decoder, arena, sampler, device)
@@ -163,12 +160,12 @@ def measured_block_bytes(
     memory: DeviceMemory,
     utilization: float,
     trial: ModelRunner,
-    plans: Sequence[StepPlan],
+    steps: Sequence[StepInput],
     capture: Callable[[Sequence[Tensor]], object],
 ) -> int:
-    """How many bytes blocks may take beside the plans, which are run, and what `capture` makes of their blocks."""
-    steps = [partial(trial.run, plan) for plan in plans]
-    return gpu_block_bytes(memory, utilization, steps, lambda: capture(trial.layers))
+    """How many bytes blocks may take beside the steps, which are run, and what `capture` makes of their blocks."""
+    work = [partial(trial.run, step) for step in steps]
+    return gpu_block_bytes(memory, utilization, work, lambda: capture(trial.layers))
 
 
 def default_cache() -> Path | None:

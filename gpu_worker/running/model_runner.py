@@ -1,29 +1,31 @@
-"""Runs plans on a model: moves blocks, lays the tokens of the step out as tensors, computes logits, and samples.
+"""Runs steps on a model: moves blocks, lays the tokens of the step out as tensors, computes logits, and samples.
 
-Logits are made only for rows that are sampled or scored. All that a sequence needs is in its branches and blocks, so a
-runner keeps nothing from step to step.
+Logits are made only for rows that are sampled or scored. From step to step a runner keeps blocks and seats.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from gpu_worker.models.decoders.decoder import Decoder
-from gpu_worker.ops import TokenBatch, make_batch
-from gpu_worker.running.graphs import DecodeGraphs, MixedGraphs
+from gpu_worker.ops import make_batch
+from gpu_worker.running.graphs import StepGraphs
 from gpu_worker.running.memory.arena import KvArena
 from gpu_worker.running.memory.arena_blocks import ArenaBlocks
 from gpu_worker.running.memory.block_mover import BlockMover
 from gpu_worker.running.memory.staged_blocks import StagedBlocks
 from gpu_worker.running.memory.step_mark import StepMark
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.scheduling.state.sequence import Branch
-from gpu_worker.scheduling.state.step import Chunk, RunnerInfo, StepOutput, StepPlan
+from gpu_worker.steps.runner import RunnerInfo, StepOutput
+from gpu_worker.steps.seats import Seat, Seats
+from gpu_worker.steps.step_input import KnownTokens, StepInput
+from octavo.request.ids import BlockId
 from octavo.request.sampling import TokenScore
 
 log = logging.getLogger(__name__)
@@ -38,9 +40,7 @@ class _LogitRows:
 
     rows: list[int] = field(default_factory=list)
     num_sampled: int = 0
-    sampled: list[int] = field(default_factory=list)  # for each branch: its place in `rows`
-    branches: list[Branch] = field(default_factory=list)
-    scored: list[tuple[int, Chunk]] = field(default_factory=list)  # (position in plan.chunks, the chunk)
+    sampled: list[int] = field(default_factory=list)  # for each sample: its place in `rows`
 
 
 class ModelRunner:
@@ -53,8 +53,7 @@ class ModelRunner:
         arena: KvArena,
         sampler: Sampler,
         device: torch.device,
-        graphs: DecodeGraphs | None = None,
-        mixed_graphs: MixedGraphs | None = None,
+        graphs: Sequence[StepGraphs] = (),
         *,
         staged: bool = False,
     ) -> None:
@@ -63,10 +62,10 @@ class ModelRunner:
         self._decoder = decoder
         self._arena = arena
         self._block_mover = BlockMover(arena)
+        self._seats = Seats()
         self._sampler = sampler
         self._device = device
-        self._graphs = graphs
-        self._mixed_graphs = mixed_graphs
+        self.graphs = graphs  # in the order in which a step tries them
         self._mark = StepMark(device)
         self._staged = staged or device.type != "cpu"
         # The extension's kernels run on the current device, and each thread has one of its own.
@@ -92,33 +91,45 @@ class ModelRunner:
             return self._arena.staged_blocks(self._mark)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepOutput:
+    def run(self, step: StepInput) -> StepOutput:
         with self._current_device:
             try:
-                return self._run(plan)
+                return self._run(step)
             finally:
                 self._mark.note_steps()
 
-    def _run(self, plan: StepPlan) -> StepOutput:
-        copy_s = self._block_mover.move_blocks(plan)
-        output = StepOutput([], copy_s=copy_s, demote_s=self._block_mover.demote_blocks(plan))
-        if not plan.chunks:
+    def _run(self, step: StepInput) -> StepOutput:
+        self._seats.update(step)
+        seats = self._seats.of_chunks(step)
+        copy_s = self._block_mover.move_blocks(step, self._used_blocks(step, seats))
+        output = StepOutput([], copy_s=copy_s, demote_s=self._block_mover.demote_blocks(step))
+        if not seats:
             return output
-        wanted = _wanted_rows(plan.chunks)
-        logits = self._graphs.run(plan) if self._graphs is not None else None
-        if logits is None and self._mixed_graphs is not None:
-            logits = self._mixed_graphs.run(plan, wanted.rows)
+        wanted = _wanted_rows(step)
+        tables = [seat.table for seat in seats]
+        replays = (graphs.run(step, tables, wanted.rows) for graphs in self.graphs)
+        logits = next((logits for logits in replays if logits is not None), None)
         if logits is None:
-            batch = lay_out(plan.chunks, self._info.block_size, self._device, wanted.rows)
+            batch = make_batch(
+                *(step.tokens, step.positions, step.slots, step.lengths.tolist(), step.ends.tolist()),
+                *(tables, self._device, wanted.rows),
+            )
             hidden = self._decoder.forward(batch, self._arena.layers, batch.rows)
-            if wanted.branches:
+            if wanted.sampled:
                 logits = self._decoder.logits(hidden[: wanted.num_sampled])
-            if wanted.scored:
-                output.scored = self._score(hidden[wanted.num_sampled :], wanted.scored)
-        if logits is not None and wanted.branches:
-            output.token_ids, output.scores = self._sampler.sample(logits, wanted.sampled, wanted.branches)
+            if step.scored:
+                output.scored = self._score(hidden[wanted.num_sampled :], step.scored, seats)
+        if logits is not None and wanted.sampled:
+            output.token_ids, output.scores = self._sampler.sample(logits, wanted.sampled, self._seats.samples(step))
         output.is_copying = self._block_mover.is_copying()
         return output
+
+    def _used_blocks(self, step: StepInput, seats: Sequence[Seat]) -> Iterator[BlockId]:
+        """The blocks that the chunks read or write: not those that are out of every layer's window."""
+        size, window_blocks = self._info.block_size, self._info.window_blocks
+        for seat, length, end in zip(seats, step.lengths, step.ends, strict=True):
+            passed = max(0, (end - length) // size - window_blocks) if window_blocks else 0
+            yield from map(BlockId, seat.table[passed:])
 
     def check_device(self) -> None:
         """Computes something small: after some faults of a GPU, each further call of the process fails, too."""
@@ -132,61 +143,43 @@ class ModelRunner:
         finally:
             self._arena.layers.clear()
             self.__dict__.pop("block_memory", None)
-            del self._block_mover, self._arena, self._decoder, self._graphs, self._mixed_graphs
+            del self._block_mover, self._arena, self._decoder, self.graphs
 
-    def _score(self, hidden: Tensor, scored: Sequence[tuple[int, Chunk]]) -> dict[int, list[TokenScore]]:
+    def _score(
+        self, hidden: Tensor, scored: Sequence[KnownTokens], seats: Sequence[Seat]
+    ) -> dict[int, list[TokenScore]]:
         result: dict[int, list[TokenScore]] = {}
         start = 0
-        for index, chunk in scored:
-            branch, position = chunk.branch, chunk.score_from
-            result[index] = []
-            while position < chunk.score_end:
-                part_end = branch.num_prompt if position < branch.num_prompt else chunk.score_end
-                end = min(part_end, chunk.score_end, position + ROWS_SCORED_AT_ONCE)
+        for known in scored:
+            seat, position, last = seats[known.chunk], known.first, known.first + len(known.tokens)
+            result[known.chunk] = scores = []
+            while position < last:
+                part_end = seat.num_prompt if position < seat.num_prompt else last
+                end = min(part_end, last, position + ROWS_SCORED_AT_ONCE)
                 logits = self._decoder.logits(hidden[start : start + end - position])
-                if position < branch.num_prompt:
-                    num_top = branch.sequence.params.prompt_logprobs or 0
-                    result[index] += self._sampler.score(logits, branch.tokens[position:end], num_top)
+                targets = known.tokens[position - known.first : end - known.first].tolist()
+                if position < seat.num_prompt:
+                    scores += self._sampler.score(logits, targets, seat.params.prompt_logprobs or 0)
                 else:
-                    result[index] += self._sampler.score_output(logits, branch, position)
+                    scores += self._sampler.score_output(logits, seat, position, targets)
                 start += end - position
                 position = end
         return result
 
 
-def lay_out(chunks: Sequence[Chunk], block_size: int, device: torch.device, rows: Sequence[int] = ()) -> TokenBatch:
-    """The chunks as one batch, in which token i of the plan is row i. Logits are wanted for `rows`."""
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    tables: list[list[int]] = []
-    for chunk in chunks:
-        blocks, end = chunk.branch.blocks, chunk.start + chunk.length
-        token_ids += chunk.branch.tokens[chunk.start : end]
-        positions += range(chunk.start, end)
-        slots += [blocks[p // block_size] * block_size + p % block_size for p in range(chunk.start, end)]
-        tables.append([*blocks[: (end - 1) // block_size + 1]])
-    lengths = [chunk.length for chunk in chunks]
-    ends = [chunk.start + chunk.length for chunk in chunks]
-    return make_batch(token_ids, positions, slots, lengths, ends, tables, device, rows)
-
-
-def _wanted_rows(chunks: Sequence[Chunk]) -> _LogitRows:
+def _wanted_rows(step: StepInput) -> _LogitRows:
     wanted = _LogitRows()
-    scored_rows: list[int] = []
-    first = 0
-    for index, chunk in enumerate(chunks):
-        if chunk.samples:
-            wanted.sampled += [len(wanted.rows)] * len(chunk.samples)
-            wanted.branches += chunk.samples
-            wanted.rows.append(first + chunk.length - 1)
-        if chunk.score_from >= 0:
-            # The token at position p is predicted by the row before it, which must be in this chunk.
-            if chunk.score_from <= chunk.start:
-                raise ValueError(f"cannot score position {chunk.score_from} in a chunk that starts at {chunk.start}")
-            scored_rows += range(first + chunk.score_from - 1 - chunk.start, first + chunk.score_end - 1 - chunk.start)
-            wanted.scored.append((index, chunk))
-        first += chunk.length
+    for token in step.sample_tokens:
+        if not wanted.rows or wanted.rows[-1] != token:
+            wanted.rows.append(token)
+        wanted.sampled.append(len(wanted.rows) - 1)
     wanted.num_sampled = len(wanted.rows)
-    wanted.rows += scored_rows
+    firsts = list(accumulate(step.lengths, initial=0)) if step.scored else []
+    for known in step.scored:
+        start = step.ends[known.chunk] - step.lengths[known.chunk]
+        # The token at position p is predicted by the row before it, which must be in this chunk.
+        if known.first <= start:
+            raise ValueError(f"cannot score position {known.first} in a chunk that starts at {start}")
+        first = firsts[known.chunk] + known.first - 1 - start
+        wanted.rows += range(first, first + len(known.tokens))
     return wanted

@@ -4,30 +4,27 @@ A step's memory depends on how many tokens it has, how many rows of logits, and 
 is the worst in all three. So there are three, and memory for blocks is what the most expensive of them leaves.
 """
 
-from gpu_worker.scheduling.state.sequence import Branch, Sequence
-from gpu_worker.scheduling.state.step import Chunk, StepPlan
+from itertools import accumulate, chain
+
+from gpu_worker.steps.step_input import KnownTokens, OpenedSeat, StepInput, TableChange, ints, longs
 from octavo.request import limits
-from octavo.request.ids import BlockId, SequenceId
 from octavo.request.sampling import SamplingParams
 
 
 def worst_steps(
     max_tokens: int, max_sequences: int, context_tokens: int, block_size: int, vocab_size: int
-) -> list[StepPlan]:
-    """Plans for a runner that has one block: all sequences keep their keys and values there, one over the other.
+) -> list[StepInput]:
+    """Steps for a runner that has one block: all sequences keep their keys and values there, one over the other.
 
     They are: prompts of equal length; one prompt as long as possible beside prompts of one token; and decodes at the
     end of the context. All sequences sample, with scores, and each prompt is scored.
     """
     params = costliest_params(vocab_size)
     most = min(max_sequences, max_tokens)
-    plans = []
-    for lengths in (spread(max_tokens, most, context_tokens), pile_up(max_tokens, most, context_tokens)):
-        chunks = [_prompt(length, block_size, vocab_size, params) for length in lengths]
-        plans.append(_plan(chunks, num_decodes=0))
-    decodes = [_decode(context_tokens, block_size, vocab_size, params) for _ in range(most)]
-    plans.append(_plan(decodes, num_decodes=len(decodes)))
-    return plans
+    shapes = [[(0, length) for length in spread(max_tokens, most, context_tokens)]]
+    shapes.append([(0, length) for length in pile_up(max_tokens, most, context_tokens)])
+    shapes.append([(context_tokens - 1, context_tokens)] * most)
+    return [_step(shape, block_size, vocab_size, params) for shape in shapes]
 
 
 def costliest_params(vocab_size: int) -> SamplingParams:
@@ -68,25 +65,23 @@ def pile_up(max_tokens: int, num_sequences: int, context_tokens: int) -> list[in
     return lengths
 
 
-def _plan(chunks: list[Chunk], num_decodes: int) -> StepPlan:
-    num_tokens = sum(chunk.length for chunk in chunks)
-    return StepPlan(0, chunks, num_tokens=num_tokens, num_branches=len(chunks), num_decodes=num_decodes)
+def _step(shape: list[tuple[int, int]], block_size: int, vocab_size: int, params: SamplingParams) -> StepInput:
+    """A step that runs the tokens [start, end) of each of its sequences. Prompts are scored.
 
-
-def _prompt(length: int, block_size: int, vocab_size: int, params: SamplingParams) -> Chunk:
-    branch = _branch(length, block_size, vocab_size, params)
-    return Chunk(branch, 0, length, (branch,), score_from=1 if length > 1 else -1)
-
-
-def _decode(context_tokens: int, block_size: int, vocab_size: int, params: SamplingParams) -> Chunk:
-    branch = _branch(context_tokens, block_size, vocab_size, params)
-    return Chunk(branch, context_tokens - 1, 1, (branch,))
-
-
-def _branch(num_tokens: int, block_size: int, vocab_size: int, params: SamplingParams) -> Branch:
-    """A branch whose tokens are as different as possible, so that penalties concern as many as possible."""
-    tokens = [place % vocab_size for place in range(num_tokens)]
-    sequence = Sequence(SequenceId("0" * 32), 1, tokens, params, bytes(32))
-    branch = Branch(sequence, 0, tokens, num_tokens, blocks=[BlockId(0)] * (-(-num_tokens // block_size)))
-    sequence.branches.append(branch)
-    return branch
+    The tokens are as different as possible, so that penalties concern as many as possible.
+    """
+    spans = [range(start, end) for start, end in shape]
+    step = StepInput(0, seats=ints(range(len(spans))), lengths=ints(map(len, spans)), ends=ints(s.stop for s in spans))
+    step.positions = longs(chain.from_iterable(spans))
+    step.tokens = longs(position % vocab_size for position in step.positions)
+    step.slots = longs(position % block_size for position in step.positions)
+    for seat, span in enumerate(spans):
+        known = longs(position % vocab_size for position in range(span.start))
+        step.opened.append(OpenedSeat(seat, params, span.stop, known))
+        step.tables.append(TableChange(seat, 0, ints([0] * -(-span.stop // block_size))))
+        if len(span) > 1:
+            step.scored.append(KnownTokens(seat, 1, longs(position % vocab_size for position in span[1:])))
+    step.num_decodes = len(spans) if shape[0][0] else 0
+    step.sample_tokens = ints(end - 1 for end in accumulate(step.lengths))
+    step.sample_seats, step.sample_branches = step.seats, ints([0] * len(spans))
+    return step

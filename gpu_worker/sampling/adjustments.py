@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.sampling.history import TokenHistory
-from gpu_worker.scheduling.state.sequence import Branch
-from gpu_worker.scheduling.state.sequence import Sequence as SequenceState
+from gpu_worker.steps.seats import Seat
 from octavo.request.limits import MAX_BANNED_SEQUENCE_TOKENS
 from octavo.request.sampling import SamplingParams
 
@@ -35,9 +34,9 @@ def is_penalized(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
-def is_adjusted(branch: Branch) -> bool:
+def is_adjusted(branch: Seat) -> bool:
     """Whether the branch's parameters change the logits of its next token."""
-    params = branch.sequence.params
+    params = branch.params
     return (
         is_penalized(params)
         or bool(params.logit_bias or params.allowed_token_ids or params.banned_token_ids or params.banned_sequences)
@@ -48,14 +47,13 @@ def is_adjusted(branch: Branch) -> bool:
 class _FixedParameters:
     """The parameters of one sequence, which never change, as arrays. Ids beyond the vocabulary are left out."""
 
-    def __init__(self, sequence: SequenceState, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        params = sequence.params
+    def __init__(self, params: SamplingParams, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         bias = {token: value for token, value in params.logit_bias.items() if 0 <= token < vocab_size}
         ends = params.stop_token_ids + (() if params.ignore_eos else eos_token_ids)
         single = tuple(sequence[0] for sequence in params.banned_sequences if len(sequence) == 1)
         banned = _known(params.banned_token_ids + single, vocab_size)
         not_yet = _known(params.banned_token_ids + single + ends, vocab_size)
-        self.sequence = sequence  # so that no other object gets its id() while this one is cached
+        self.params = params  # so that no other object gets its id() while this one is cached
         self.allowed = _known(params.allowed_token_ids, vocab_size) if params.allowed_token_ids else None
         self.bias = _with_banned(bias, banned.tolist())
         self.bias_at_first = _with_banned(bias, not_yet.tolist())  # until there are min_tokens output tokens
@@ -64,7 +62,7 @@ class _FixedParameters:
             if len(sequence_ids) > 1 and 0 <= sequence_ids[-1] < vocab_size:
                 self.sequences.setdefault(sequence_ids[-2], []).append(sequence_ids)
 
-    def completing(self, branch: Branch) -> list[int]:
+    def completing(self, branch: Seat) -> list[int]:
         """The tokens that would complete a banned sequence of several tokens at the end of the branch's output."""
         if not self.sequences or not branch.num_output:
             return []
@@ -99,7 +97,7 @@ class LogitAdjuster:
         self._histories: dict[int, TokenHistory] = {}
         self._fixed: dict[int, _FixedParameters] = {}
 
-    def adjust_logits(self, logits: Tensor, rows: Sequence[int], branches: Sequence[Branch]) -> None:
+    def adjust_logits(self, logits: Tensor, rows: Sequence[int], branches: Sequence[Seat]) -> None:
         """Changes logits[rows[i]] in place for branches[i]. No row occurs twice. `logits` is contiguous float32."""
         flat = logits.view(-1)
         edits = list(zip(rows, self.edits(branches), strict=True))
@@ -120,16 +118,15 @@ class LogitAdjuster:
             logits[[row for row, _ in confined]] = -torch.inf
             flat.scatter_(0, index, kept)
 
-    def edits(self, branches: Sequence[Branch]) -> list[LogitEdit]:
+    def edits(self, branches: Sequence[Seat]) -> list[LogitEdit]:
         """The edit of each branch's logits. Its arrays belong to the cache and never change."""
         histories, fixed = self._histories, self._fixed
         self._histories, self._fixed = {}, {}
         return [self._edit(branch, histories, fixed) for branch in branches]
 
-    def _edit(self, branch: Branch, histories: dict[int, TokenHistory], old: dict[int, _FixedParameters]) -> LogitEdit:
-        sequence, params = branch.sequence, branch.sequence.params
-        key = id(sequence)
-        fixed = self._fixed.get(key) or old.get(key) or _FixedParameters(sequence, self.vocab_size, self.eos_token_ids)
+    def _edit(self, branch: Seat, histories: dict[int, TokenHistory], old: dict[int, _FixedParameters]) -> LogitEdit:
+        params, key = branch.params, id(branch.params)
+        fixed = self._fixed.get(key) or old.get(key) or _FixedParameters(params, self.vocab_size, self.eos_token_ids)
         self._fixed[key] = fixed
         bias_ids, bias = fixed.bias_at_first if branch.num_output < params.min_tokens else fixed.bias
         if completing := fixed.completing(branch):

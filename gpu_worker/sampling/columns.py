@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import torch
 
 from gpu_worker.sampling.adjustments import is_adjusted
+from gpu_worker.sampling.filters import columns_of
 from gpu_worker.sampling.sampler import is_drawn, is_scored, num_top
-from gpu_worker.scheduling.state.sequence import Branch
+from gpu_worker.steps.seats import Seat
 
 _LEAST_TEMPERATURE = 1e-30  # the least of a draw (as in draw.py): less could be 0 in float32, which means greedy
 
@@ -18,8 +19,8 @@ class SamplingColumns:
     When the next step has the same branches, only `index` changes.
     """
 
-    def __init__(self, rows: Sequence[int], branches: Sequence[Branch], vocab_size: int) -> None:
-        params = [branch.sequence.params for branch in branches]
+    def __init__(self, rows: Sequence[int], branches: Sequence[Seat], vocab_size: int) -> None:
+        params = [branch.params for branch in branches]
         self.rows = list(rows)
         self.branches = list(branches)
         self.index = torch.empty(len(branches), dtype=torch.int64)
@@ -31,17 +32,18 @@ class SamplingColumns:
             "top_k": torch.tensor([min(p.top_k, vocab_size) for p in params], dtype=torch.int32),
             "top_p": torch.tensor([p.top_p for p in params], dtype=torch.float32),
             "min_p": torch.tensor([p.min_p for p in params], dtype=torch.float32),
+            "filters": torch.from_numpy(columns_of(params)),
             "seed": torch.tensor(seeds, dtype=torch.int64),
             "branch": torch.tensor([branch.index for branch in branches], dtype=torch.int64),
             "index": self.index,
         }
         self.random = any(is_drawn(p) for p in params)
-        self.adjusted = any(branch.sequence.params.min_tokens or is_adjusted(branch) for branch in branches)
+        self.adjusted = any(branch.params.min_tokens or is_adjusted(branch) for branch in branches)
         self.scored = [i for i, p in enumerate(params) if is_scored(p)]
         self.plain = not (self.random or self.adjusted or self.scored)
         self.counts = [num_top(p) if is_scored(p) else -1 for p in params]
 
-    def matches(self, rows: Sequence[int], branches: Sequence[Branch]) -> bool:
+    def matches(self, rows: Sequence[int], branches: Sequence[Seat]) -> bool:
         """Whether these are the columns of this batch. Branches compare by identity."""
         return self.branches == branches and self.rows == rows
 

@@ -18,10 +18,10 @@ from gpu_worker.ops.upload import ArrayLayout, packed
 from gpu_worker.sampling.adjustments import Floats, Ids, LogitEdit
 from gpu_worker.sampling.columns import SamplingColumns
 from gpu_worker.sampling.sampler import Sampler, is_ranked_raw
-from gpu_worker.scheduling.state.sequence import Branch
+from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import TokenScore
 
-_DRAWS = ("temperature", "top_k", "top_p", "min_p", "seed", "branch", "index")  # in the kernel's order
+_DRAWS = ("temperature", "top_k", "top_p", "min_p", "filters", "seed", "branch", "index")  # in the kernel's order
 _IN_THE_PROMPT, _NOWHERE = 0, -1  # counts that tell the kernel: only in the prompt; never used
 
 
@@ -39,7 +39,7 @@ class CudaSampler(Sampler):
 
     @torch.inference_mode()
     def sample(
-        self, logits: Tensor, rows: Sequence[int], branches: Sequence[Branch]
+        self, logits: Tensor, rows: Sequence[int], branches: Sequence[Seat]
     ) -> tuple[list[int], dict[int, TokenScore]]:
         if not branches:
             return [], {}
@@ -74,7 +74,7 @@ class CudaSampler(Sampler):
         self._logprobs(scores, self._rows(logits.detach(), range(len(targets))), ids)
         return results.fetch(range(len(targets)), [num_top] * len(targets))[1]
 
-    def _upload(self, rows: Sequence[int], branches: Sequence[Branch]) -> SamplingColumns:
+    def _upload(self, rows: Sequence[int], branches: Sequence[Seat]) -> SamplingColumns:
         """The parameters of the branches. Those that the device does not have since the last step are copied to it."""
         columns = self._columns
         known = columns is not None and columns.matches(rows, branches)

@@ -1,26 +1,29 @@
-"""Draws one token of each row by inverse transform: temperature, top-k, top-p and min-p, then a random number.
+"""Draws one token of each row by inverse transform: temperature, filters, then a random number.
 
 A token's weight is 2^40 e^((logit - highest) / temperature) as a whole number, made of float32 operations that are each
 rounded on their own. So sums do not depend on their order, and the token of a row depends on that row, its parameters
 and its random number alone, bit for bit the same here, in C++ and in CUDA (csrc/include/octavo/draw.h).
 
-Filters keep a prefix of the tokens, ordered by falling logit, then rising id. The draw goes by id among those kept.
+Top-k, top-p and min-p keep a prefix of the tokens, ordered by falling logit, then rising id. Further filters
+(filters.py) narrow it down. The draw goes by id among those kept.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpu_worker.sampling.filters import columns_of, filtered_rows, kept_tokens
 from gpu_worker.sampling.likeliest import top
 from octavo.request.sampling import SamplingParams
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Bits = NDArray[np.uint64]
+Chances = Callable[[int], Bits]  # 53 random bits for each row; the argument says for which filter
 
 _WEIGHT_BITS = 40
 _LOWEST_POWER = -64.0  # an exponent of two; below -41 a token weighs nothing
@@ -41,6 +44,7 @@ class DrawParameters:
     top_k: Ids  # the vocabulary's size if the filter is off
     top_p: Floats
     min_p: Floats
+    further: Floats  # the columns of the further filters
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], vocab_size: int) -> "DrawParameters":
@@ -49,14 +53,15 @@ class DrawParameters:
             np.array([min(p.top_k or vocab_size, vocab_size) for p in params], dtype=np.int64),
             np.array([p.top_p for p in params], dtype=np.float32),
             np.array([p.min_p for p in params], dtype=np.float32),
+            columns_of(params),
         )
 
-    def __getitem__(self, rows: slice) -> "DrawParameters":
-        return DrawParameters(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
+    def __getitem__(self, rows: slice | NDArray[np.bool_]) -> "DrawParameters":
+        return DrawParameters(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
-def draw(logits: Tensor, filters: DrawParameters, numbers: Bits) -> Ids:
-    """The token of each row. Each of `numbers` has 53 random bits (philox.py).
+def draw(logits: Tensor, filters: DrawParameters, numbers: Bits, chances: Chances | None = None) -> Ids:
+    """The token of each row. Each of `numbers` has 53 random bits (philox.py); `chances` has those of further filters.
 
     `logits` is float32 and is not changed. No row has NaN or +inf, and each has a finite logit.
     """
@@ -66,15 +71,22 @@ def draw(logits: Tensor, filters: DrawParameters, numbers: Bits) -> Ids:
         some = slice(start, start + at_once)
         kept = weights(logits[some], filters.temperature[some])
         cut(kept, logits[some], filters[some])
+        for row in filtered_rows(filters.further[some]).tolist():
+            _narrow(kept[row], logits[start + row], filters, start + row, chances)
         tokens[some] = _draw_by_id(kept, numbers[some])
     return tokens
 
 
-def weights(logits: Tensor, temperature: Floats) -> Tensor:
-    """The weights of all tokens: int64, of the shape of `logits`."""
+def powers(logits: Tensor, temperature: Floats) -> Tensor:
+    """The logarithms to base two of all tokens' shares of the highest: float32, of the shape of `logits`."""
     factor = _LOG_TWO_OF_E / np.maximum(temperature, _LEAST_TEMPERATURE)
     power = logits - logits.amax(dim=-1, keepdim=True)  # first, so that nothing overflows
-    power = (power * torch.from_numpy(factor).to(logits.device).unsqueeze(1)).clamp_(min=_LOWEST_POWER)
+    return (power * torch.from_numpy(factor).to(logits.device).unsqueeze(1)).clamp_(min=_LOWEST_POWER)
+
+
+def weights(logits: Tensor, temperature: Floats) -> Tensor:
+    """The weights of all tokens: int64, of the shape of `logits`."""
+    power = powers(logits, temperature)
     whole = power.round()
     x = power - whole
     y = torch.full_like(x, _POLYNOMIAL[0])
@@ -94,6 +106,14 @@ def cut(weights: Tensor, logits: Tensor, filters: DrawParameters) -> None:
     if (filters.min_p > 0.0).any():
         least = (filters.min_p * np.float32(2**_WEIGHT_BITS)).astype(np.float64)  # at most 2^40
         weights.masked_fill_(weights.double() < torch.from_numpy(least).to(weights.device).unsqueeze(1), 0)
+
+
+def _narrow(weights: Tensor, logits: Tensor, filters: DrawParameters, row: int, chances: Chances | None) -> None:
+    """Sets the weights of tokens of one row that the further filters drop to zero, in place."""
+    power = powers(logits[None], filters.temperature[row : row + 1])[0].cpu().numpy()
+    whole = weights.cpu().numpy()
+    stays = kept_tokens(power, whole, filters.further[row], lambda which: int(chances(which)[row]) if chances else 0)
+    weights.masked_fill_(~torch.from_numpy(stays).to(weights.device), 0)
 
 
 def _cut_prefix(weights: Tensor, logits: Tensor, filters: DrawParameters, rows: Ids, num: int) -> NDArray[np.bool_]:

@@ -3,22 +3,19 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.scheduling.state.sequence import Branch
+from gpu_worker.steps.seats import Seat
 
 
 class TokenHistory:
-    """The distinct tokens of one branch and how often each occurs in its output.
+    """The distinct tokens of one branch and how often each occurs in its output."""
 
-    The counts are a pure function of the branch's tokens. `update` compares the tokens it has counted with the branch's
-    and counts all of them again where they differ, so forks, replays and rollbacks need no call of their own.
-    """
-
-    def __init__(self, branch: Branch, vocab_size: int, *, with_prompt: bool) -> None:
+    def __init__(self, branch: Seat, vocab_size: int, *, with_prompt: bool) -> None:
         self.branch = branch
         self._vocab_size = vocab_size
-        self._start = 0 if with_prompt else branch.num_prompt
-        self._counted: list[int] = []
-        self._clear()
+        self._end = 0 if with_prompt else branch.num_prompt  # of the tokens that have been counted
+        self._places: dict[int, int] = {}
+        self._ids = np.zeros(64, dtype=np.int64)
+        self._counts = np.zeros(64, dtype=np.int64)
 
     @property
     def ids(self) -> NDArray[np.int64]:
@@ -30,21 +27,11 @@ class TokenHistory:
         return self._counts[: len(self._places)]
 
     def update(self) -> None:
-        """Counts the tokens that are new since the last call, or all tokens if the counted ones have changed."""
-        tokens = self.branch.tokens[self._start :]
-        known = len(self._counted)
-        if tokens[:known] != self._counted:
-            self._clear()
-            known = 0
-        first_output = self.branch.num_prompt - self._start
-        for position in range(known, len(tokens)):
-            self._add(tokens[position], int(position >= first_output))
-        self._counted = tokens
-
-    def _clear(self) -> None:
-        self._places: dict[int, int] = {}
-        self._ids = np.zeros(64, dtype=np.int64)
-        self._counts = np.zeros(64, dtype=np.int64)
+        """Counts the tokens that have been added since the last call."""
+        tokens, num_prompt = self.branch.tokens, self.branch.num_prompt
+        for position in range(self._end, len(tokens)):
+            self._add(tokens[position], int(position >= num_prompt))
+        self._end = len(tokens)
 
     def _add(self, token: int, occurrences: int) -> None:
         if not 0 <= token < self._vocab_size:

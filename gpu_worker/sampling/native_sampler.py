@@ -17,7 +17,7 @@ from gpu_worker.ops import native
 from gpu_worker.sampling.columns import SamplingColumns
 from gpu_worker.sampling.cuda_sampler import CudaSampler
 from gpu_worker.sampling.sampler import Sampler, is_ranked_raw
-from gpu_worker.scheduling.state.sequence import Branch
+from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import TokenScore
 
 _ROWS_AT_ONCE = 64  # how many rows are converted to float32 at once
@@ -33,7 +33,7 @@ class NativeSampler(Sampler):
 
     @torch.inference_mode()
     def sample(
-        self, logits: Tensor, rows: Sequence[int], branches: Sequence[Branch]
+        self, logits: Tensor, rows: Sequence[int], branches: Sequence[Seat]
     ) -> tuple[list[int], dict[int, TokenScore]]:
         if not branches:
             return [], {}
@@ -71,7 +71,7 @@ class NativeSampler(Sampler):
             scores += results.of(range(len(some)), some).values()
         return scores
 
-    def _pack(self, branches: Sequence[Branch]) -> dict[str, Tensor]:
+    def _pack(self, branches: Sequence[Seat]) -> dict[str, Tensor]:
         edits = self._adjuster.edits(branches)
         allowed = [np.empty(0, np.int64) if e.allowed is None else np.append(e.allowed, -1) for e in edits]
         return {

@@ -1,7 +1,8 @@
 """Random numbers without state: Philox4x32-10 (Salmon, Moraes, Dror, Shaw, 2011).
 
 A number is a pure function of a key and a counter, so there is no generator to keep, journal or migrate. Here the key
-is the seed of a request, and the counter is (branch, index of the output token, 0, 0).
+is the seed of a request, and the counter is (branch, index of the output token, which, 0): 0 for the draw, and another
+`which` for each filter that needs chance.
 """
 
 from collections.abc import Sequence
@@ -30,11 +31,13 @@ def philox(counters: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np
     return np.stack((even[0], odd[0], even[1], odd[1]))
 
 
-def random_bits(seeds: Sequence[int], branches: Sequence[int], indices: Sequence[int]) -> NDArray[np.uint64]:
+def random_bits(
+    seeds: Sequence[int], branches: Sequence[int], indices: Sequence[int], which: int = 0
+) -> NDArray[np.uint64]:
     """53 random bits for each (seed of 64 bits, branch, index)."""
     seed = np.array(seeds, dtype=np.uint64)
     zeros = np.zeros(len(seed), dtype=np.uint64)
-    counters = np.stack((np.array(branches, dtype=np.uint64), np.array(indices, dtype=np.uint64), zeros, zeros))
+    counters = np.stack((np.array(branches, dtype=np.uint64), np.array(indices, dtype=np.uint64), zeros + which, zeros))
     words = philox(counters, np.stack((seed & _LOW, seed >> _SHIFT)))
     bits: NDArray[np.uint64] = (words[0] | words[1] << _SHIFT) >> np.uint64(11)
     return bits

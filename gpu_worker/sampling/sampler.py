@@ -9,6 +9,7 @@ branch's token depends on nothing else in the batch.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,8 +19,8 @@ from gpu_worker.sampling.adjustments import LogitAdjuster, is_adjusted
 from gpu_worker.sampling.draw import DrawParameters, draw
 from gpu_worker.sampling.likeliest import Ids, peaks, top
 from gpu_worker.sampling.philox import random_bits
-from gpu_worker.scheduling.state.sequence import Branch
-from gpu_worker.scheduling.state.step import BAD_LOGITS
+from gpu_worker.steps.runner import BAD_LOGITS
+from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import SamplingParams, TokenScore
 
 _SCORED_ROWS = 64  # rows scored at once: bounds the memory of a long prompt's log probabilities
@@ -35,12 +36,12 @@ def is_scored(params: SamplingParams) -> bool:
     return params.logprobs is not None or params.ranked
 
 
-def is_ranked_raw(branch: Branch) -> bool:
+def is_ranked_raw(branch: Seat) -> bool:
     """Whether the branch is ranked by raw log probabilities that differ from those it reports.
 
     Beams are ranked by the log probabilities they search by.
     """
-    params = branch.sequence.params
+    params = branch.params
     return params.ranked and not params.beam_width and is_adjusted(branch)
 
 
@@ -58,7 +59,7 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(
-        self, logits: Tensor, rows: Sequence[int], branches: Sequence[Branch]
+        self, logits: Tensor, rows: Sequence[int], branches: Sequence[Seat]
     ) -> tuple[list[int], dict[int, TokenScore]]:
         """The next token of each branch, and by i the scores of those branches[i] that ask for scores.
 
@@ -81,7 +82,7 @@ class Sampler:
         self,
         logits: Tensor,
         rows: Sequence[int],
-        branches: Sequence[Branch],
+        branches: Sequence[Seat],
         wide: list[int],
         tokens: Ids,
     ) -> dict[int, TokenScore]:
@@ -94,15 +95,15 @@ class Sampler:
             maxima, best = peaks(_select(x, changed))
             tokens[[wide[place] for place in changed]] = np.where(np.isfinite(maxima), best, BAD_LOGITS)
         places = [place for place, i in enumerate(wide) if tokens[i] != BAD_LOGITS]
-        random = [place for place in places if is_drawn(branches[wide[place]].sequence.params)]
+        random = [place for place in places if is_drawn(branches[wide[place]].params)]
         if random:
             chosen = [branches[wide[place]] for place in random]
             tokens[[wide[place] for place in random]] = self._draw(_select(x, random), chosen)
-        ranked = [place for place in places if is_scored(branches[wide[place]].sequence.params)]
+        ranked = [place for place in places if is_scored(branches[wide[place]].params)]
         if not ranked:
             return {}
         members = [wide[place] for place in ranked]
-        counts = [num_top(branches[i].sequence.params) for i in members]
+        counts = [num_top(branches[i].params) for i in members]
         scores = dict(zip(members, _scores(_select(x, ranked), tokens[members].tolist(), counts), strict=True))
         competing = [i for i in members if is_ranked_raw(branches[i])]
         if competing:
@@ -111,14 +112,15 @@ class Sampler:
                 scores[i] = replace(scores[i], raw=found.logprob)
         return scores
 
-    def _draw(self, x: Tensor, branches: Sequence[Branch]) -> Ids:
-        params = [branch.sequence.params for branch in branches]
-        numbers = random_bits(
+    def _draw(self, x: Tensor, branches: Sequence[Seat]) -> Ids:
+        params = [branch.params for branch in branches]
+        chances = partial(
+            random_bits,
             [p.seed or 0 for p in params],
             [branch.index for branch in branches],
             [branch.num_output for branch in branches],
         )
-        return draw(x, DrawParameters.of(params, self.vocab_size), numbers)
+        return draw(x, DrawParameters.of(params, self.vocab_size), chances(0), chances)
 
     @torch.inference_mode()
     def score(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[TokenScore]:
@@ -141,15 +143,17 @@ class Sampler:
         return scores
 
     @torch.inference_mode()
-    def score_output(self, logits: Tensor, branch: Branch, first_position: int) -> list[TokenScore]:
-        """The scores of output tokens that the branch has, from a position on, one for each row of logits.
+    def score_output(
+        self, logits: Tensor, branch: Seat, first_position: int, targets: Sequence[int]
+    ) -> list[TokenScore]:
+        """The scores of known output tokens of the branch, from a position on, one for each row of logits.
 
-        They are those that `sample` gave with the tokens: by the logits after bias, penalties and masks.
+        The branch has all but perhaps the last of them. The scores are those that `sample` gave with the tokens: by the
+        logits after bias, penalties and masks.
         """
         positions = range(first_position, first_position + len(logits))
-        targets = [branch.tokens[position] for position in positions]
-        count = num_top(branch.sequence.params)
-        prefixes = [Branch(branch.sequence, branch.index, branch.tokens[:p], branch.num_prompt) for p in positions]
+        count = num_top(branch.params)
+        prefixes = [branch.before(position) for position in positions]
         adjusted = [i for i, prefix in enumerate(prefixes) if is_adjusted(prefix)]
         if not adjusted:
             return self.score(logits, targets, count)
@@ -166,9 +170,9 @@ class Sampler:
         return scores
 
 
-def _plain(branch: Branch) -> bool:
+def _plain(branch: Seat) -> bool:
     """Whether the branch needs only the highest logit."""
-    params = branch.sequence.params
+    params = branch.params
     return not (is_drawn(params) or is_scored(params) or is_adjusted(branch))
 
 

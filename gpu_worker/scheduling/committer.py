@@ -3,10 +3,12 @@
 import sys
 
 from gpu_worker.scheduling.state.beam import BeamCandidate, Hypothesis, expand
-from gpu_worker.scheduling.state.deltas import beam_deltas, branch_delta
-from gpu_worker.scheduling.state.sequence import FINISHED, RUNNING, Branch, Sequence
-from gpu_worker.scheduling.state.step import BAD_LOGITS, BeamProgress, Chunk, Delta, StepDeltas, StepOutput, StepPlan
+from gpu_worker.scheduling.state.deltas import branch_delta
+from gpu_worker.scheduling.state.place import Hold
+from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Sequence
+from gpu_worker.scheduling.state.step import BeamProgress, Chunk, Delta, StepDeltas, StepPlan
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.runner import BAD_LOGITS, StepOutput
 from octavo.request.errors import BadLogits
 from octavo.request.sampling import FinishReason, TokenScore
 
@@ -25,7 +27,7 @@ class Committer:
 
     def apply(self, plan: StepPlan, output: StepOutput, result: StepDeltas) -> None:
         """Takes in the output of a plan. A sequence that has ended since it was planned is left alone."""
-        ended = self._decodes(plan, output, result.deltas)
+        self._decodes(plan, output, result.deltas)
         place = plan.num_decodes
         beams: dict[Sequence, list[tuple[Branch, int, TokenScore]]] = {}
         for number in range(plan.num_decodes, len(plan.chunks)):
@@ -36,39 +38,32 @@ class Committer:
                 tokens = output.token_ids[place : place + len(chunk.samples)]
                 scores = [output.scores.get(place + i) for i in range(len(chunk.samples))]
                 if branch.sequence.search is None:
-                    ended |= self._sampled(chunk, tokens, scores, result.deltas)
+                    self._sampled(chunk, tokens, scores, result.deltas)
                 elif tokens:
                     score = scores[0] or TokenScore(tokens[0], 0.0)
                     beams.setdefault(branch.sequence, []).append((branch, tokens[0], score))
             place += len(chunk.samples)
         for sequence, offers in beams.items():
-            ended |= self._advance_beams(sequence, offers, result)
-        if ended:
-            self._lists.tidy()
+            self._advance_beams(sequence, offers, result)
 
-    def _decodes(self, plan: StepPlan, output: StepOutput, deltas: list[Delta]) -> bool:
-        """Appends a token to each branch that decodes: the steady state, kept lean. True: a branch has ended."""
+    def _decodes(self, plan: StepPlan, output: StepOutput, deltas: list[Delta]) -> None:
+        """Appends a token to each branch that decodes: the steady state, kept lean."""
         lists, tables = self._lists, self._tables
         mask = tables.device.block_size - 1
         append, scores = deltas.append, output.scores
-        place, ended = -1, False
-        for chunk, token in zip(plan.chunks[: plan.num_decodes], output.token_ids, strict=False):
-            place += 1
+        for place, (chunk, token) in enumerate(zip(plan.chunks[: plan.num_decodes], output.token_ids, strict=False)):
             branch = chunk.branch
             if branch.state is not RUNNING:
                 continue
             score = scores.get(place) if scores else None
-            if token in branch.stops:
-                ended |= self._stop(branch, token, score, deltas)
-                if branch.state is not RUNNING:
-                    continue
+            if token in branch.stops and self._stop(branch, token, score, deltas):
+                continue
             branch.tokens.append(token)
             chunk.start = computed = branch.num_computed + 1
             branch.num_computed = computed
             if not computed & mask:
                 tables.seal_blocks(branch)
             if computed >= branch.last:
-                ended = True
                 append(self._end(branch, token, score, LENGTH))
                 continue
             if computed >= branch.slots_end:
@@ -77,7 +72,6 @@ class Committer:
             append(delta)
             if score is not None:
                 self._score(branch, score, delta)
-        return ended
 
     def _stop(self, branch: Branch, token: int, score: TokenScore | None, deltas: list[Delta]) -> bool:
         """Ends the branch by a stop token or BAD_LOGITS. False if it goes on: the token is not appended then."""
@@ -133,26 +127,22 @@ class Committer:
         if branch.num_computed == branch.prefill_end:
             self._lists.end_prefill(branch)
 
-    def _sampled(self, chunk: Chunk, tokens: list[int], scores: list[TokenScore | None], deltas: list[Delta]) -> bool:
-        """Gives the branches of a complete prompt their tokens; they decode from now on. True: a branch has ended."""
+    def _sampled(self, chunk: Chunk, tokens: list[int], scores: list[TokenScore | None], deltas: list[Delta]) -> None:
+        """Gives the branches of a complete prompt their tokens; they decode from now on."""
         if not tokens:
-            return False
+            return
         first, work = chunk.branch, self._workload
         for branch in chunk.samples:
             if branch is not first:
                 work.fork(first, branch)
-        first.sequence.fan_out = False
-        ended = False
+        first.sequence.holds.discard(Hold.FORKS)
         for branch, token, score in zip(chunk.samples, tokens, scores, strict=True):
             if branch.state is not RUNNING:  # a sibling had bad logits
                 continue
-            if token in branch.stops:
-                ended |= self._stop(branch, token, score, deltas)
-                if branch.state is not RUNNING:
-                    continue
+            if token in branch.stops and self._stop(branch, token, score, deltas):
+                continue
             branch.tokens.append(token)
             if len(branch.tokens) > branch.last:
-                ended = True
                 deltas.append(self._end(branch, token, score, LENGTH))
                 continue
             delta = branch_delta(branch, (token,))
@@ -160,20 +150,20 @@ class Committer:
                 self._score(branch, score, delta)
             deltas.append(delta)
             self._lists.add_decode(branch)
-        return ended
 
     # Beams
 
     def _advance_beams(
         self, sequence: Sequence, offers: list[tuple[Branch, int, TokenScore]], result: StepDeltas
-    ) -> bool:
-        """Takes the offers of a search's beams: some candidates go on, some are complete. True if lists changed."""
-        work, search = self._workload, sequence.search
+    ) -> None:
+        """Takes the offers of a search's beams: some candidates go on, some are complete."""
+        search = sequence.search
         if search is None:
-            return False
+            return
         for branch, token, score in offers:
             if token == BAD_LOGITS:
-                return self._stop(branch, token, score, result.deltas)
+                self._stop(branch, token, score, result.deltas)
+                return
         beams = [branch for branch, _, _ in offers]
         length = beams[0].num_output + 1
         candidates = expand([beam.cumulative_logprob for beam in beams], [score for _, _, score in offers])
@@ -188,14 +178,11 @@ class Committer:
                 Hypothesis(token_ids, candidate.total, search.normalize(candidate.total, length), finish, scores)
             )
         if at_end or search.decided([candidate.total for candidate in going], length):
-            result.deltas += beam_deltas(sequence, NONE)
-            for branch in sequence.branches:
-                work.finish(branch)
-            return True
+            result.deltas += self._workload.end(sequence, NONE)
+            return
         self._fork_beams(sequence, beams, going)
         if length % PROGRESS_TOKENS == 0:
             result.progress.append(BeamProgress(sequence, length))
-        return True
 
     def _fork_beams(self, sequence: Sequence, beams: list[Branch], going: list[BeamCandidate]) -> None:
         """Makes the beams of the next step: a beam's first candidate goes on in its branch, the others fork from it."""
@@ -217,12 +204,8 @@ class Committer:
         for index, beam in enumerate(chosen):
             beam.index = index
         sequence.branches = chosen
-        for number, beam in enumerate(beams):
-            if number not in heirs:
-                work.stop(beam, FINISHED)
-        self._append(chosen, going)
-
-    def _append(self, chosen: list[Branch], going: list[BeamCandidate]) -> None:
+        if barren := [beam for number, beam in enumerate(beams) if number not in heirs]:
+            work.finish(*barren)
         for beam, candidate in zip(chosen, going, strict=True):
             beam.tokens.append(candidate.score.token_id)
             beam.cumulative_logprob = candidate.total

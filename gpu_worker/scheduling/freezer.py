@@ -7,6 +7,7 @@ be frozen for some milliseconds only. A cancel, its deadline, its drop and a new
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from gpu_worker.scheduling.state.place import Hold
 from gpu_worker.scheduling.state.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Sequence
 from gpu_worker.scheduling.state.workload import Workload
 from octavo.request.errors import CannotMove
@@ -88,13 +89,13 @@ class Freezer:
         """Why the sequence cannot move. Another worker would not find all that it needs, or it does not run."""
         work = self._workload
         going = [branch for branch in sequence.branches if branch.state is not FINISHED]
-        prefilling = sequence.fan_out or any(branch in work.lists.prefilling for branch in going)
-        swapped = sequence.held or any(branch.state is SWAPPED for branch in going)
+        prefilling = sequence.forks or any(branch in work.lists.prefilling for branch in going)
+        swapped = Hold.REQUESTED in sequence.holds or any(branch.state is SWAPPED for branch in going)
         problems = [
             ("no_cache", "this worker has no prefix cache", not work.tables.cache.enabled),
             ("beams", "beams compete with each other", sequence.search is not None),
-            ("alone", "it is suspected of crashing workers", sequence.alone),
-            ("isolated", "a step with it failed, so it runs alone", sequence.isolated),
+            ("alone", "it is suspected of crashing workers", Hold.CRASHED in sequence.holds),
+            ("isolated", "a step with it failed, so it runs alone", Hold.FAILED in sequence.holds),
             ("swapped", "its blocks are in the host pool", swapped),
             ("waiting", "it waits to be started", all(branch.state is WAITING for branch in going)),
             ("prefill", "its prompt is not computed yet", prefilling),

@@ -21,9 +21,13 @@ from gpu_worker.scheduling.planning.preemption import Preemption
 from gpu_worker.scheduling.planning.slot_allocator import SlotAllocator
 from gpu_worker.scheduling.planning.starter import Starter
 from gpu_worker.scheduling.planning.step_budget import StepBudget
-from gpu_worker.scheduling.state.sequence import FINISHED, WAITING, Branch, Sequence
-from gpu_worker.scheduling.state.step import StepDeltas, StepOutput, StepPlan, SwapOperation
+from gpu_worker.scheduling.state.place import QUEUED, Hold, Place
+from gpu_worker.scheduling.state.sequence import FINISHED, Branch, Sequence
+from gpu_worker.scheduling.state.step import StepDeltas, StepPlan, SwapOperation
 from gpu_worker.scheduling.state.workload import Workload, stale_epoch
+from gpu_worker.scheduling.step_inputs import StepInputs
+from gpu_worker.steps.runner import StepOutput
+from gpu_worker.steps.step_input import StepInput
 from octavo.request.errors import CannotMove, InvalidArgument
 from octavo.request.ids import SequenceId
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome
@@ -49,6 +53,7 @@ class Scheduler:
         self._starter = Starter(workload, preemption, slots, costs, budget)
         self._demoter = Demoter(workload, costs)
         self._planner = Planner(workload, preemption, slots, self._starter, self._demoter, budget)
+        self._inputs = StepInputs(workload)
         self._committer = Committer(workload)
         self._admitter = Admitter(workload)
         self._clock = clock
@@ -62,11 +67,9 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step would bring anything now."""
         work = self._workload
-        if (
-            len(work.active) > len(work.frozen)
-            or work.pending
-            or not all(s.kept_back for queue in (work.waiting, work.swapped) for s in queue)
-        ):
+        if len(work.active) > len(work.frozen) or work.pending:
+            return True
+        if not all(sequence.kept_back for queue in (work.waiting, work.swapped) for sequence in queue):
             return True
         return bool(self._deadlines) and self._deadlines[0][0] <= self._clock()
 
@@ -91,7 +94,7 @@ class Scheduler:
         if known is not None:
             self.drop(known)
         answer = self._admitter.admit(sequence)
-        if sequence.carried is not None and sequence.queued and self._in_flight is None:
+        if sequence.carried is not None and sequence.place in QUEUED and self._in_flight is None:
             self._starter.resume(sequence)
         if answer.admitted and sequence.deadline is not None:
             self._watch_deadline(sequence, sequence.deadline)
@@ -113,7 +116,7 @@ class Scheduler:
             return
         self._workload.discard_pending(sequence.seq_id)
         if self._in_flight is not None:
-            self._workload.disown(sequence)
+            del self._workload.sequences[sequence.seq_id]
             self._ending[sequence] = FinishReason.NONE
         else:
             self._workload.drop(sequence)
@@ -123,7 +126,7 @@ class Scheduler:
 
         False if there is nothing to end. Beams compete until their search ends, so none of them can be ended alone.
         """
-        if not self.is_here(sequence) or sequence.search is not None or sequence.fan_out:
+        if not self.is_here(sequence) or sequence.search is not None or sequence.forks:
             return False
         branch = next((b for b in sequence.branches if b.index == branch_index and b.state is not FINISHED), None)
         if branch is None:
@@ -131,22 +134,13 @@ class Scheduler:
         if self._in_flight is not None:
             self._ending_branches.append(branch)
         else:
-            self._end_branch(branch)
+            self._workload.finish(branch)
         return True
 
-    def _end_branch(self, branch: Branch) -> None:
-        work, sequence = self._workload, branch.sequence
-        if branch.state is FINISHED:
-            return
-        work.finish(branch)
-        if all(other.state is not WAITING for other in sequence.branches):
-            work.dequeue(sequence)
-        work.lists.tidy()
-
-    # Trials of suspects. Only one suspect at a time may have the steps to itself.
+    # Trials. Only one suspect at a time may have the steps to itself.
 
     def reserve_steps(self, sequence: Sequence) -> bool:
-        """Pauses all other sequences until `end_trial`, for one that was admitted to run alone. It waits, too.
+        """Pauses all other sequences until `end_trial`, for a suspect of crashes. It waits, too.
 
         False if the sequence is not here. All steps that had other sequences are over when this returns.
         """
@@ -154,20 +148,22 @@ class Scheduler:
             raise RuntimeError("a trial begins and ends between steps only")
         if not self.is_here(sequence):
             return False
-        self._workload.reserve_steps(sequence)
+        self._workload.reserved_for, self._workload.on_trial = sequence, None
         return True
 
     def begin_trial(self, sequence: Sequence) -> bool:
         """Lets the sequence run for which the steps are reserved. False if the steps are not reserved for it."""
         if self._workload.reserved_for is not sequence:
             return False
-        self._workload.begin_trial()
+        self._workload.on_trial = sequence
         return True
 
     def end_trial(self, sequence: Sequence) -> None:
         """Lets the sequence, if it is still here, and all others share steps again."""
-        if self._workload.reserved_for is sequence:
-            self._workload.end_trial(sequence)
+        work = self._workload
+        if work.reserved_for is sequence:
+            work.reserved_for = work.on_trial = None
+            work.end_hold(sequence, Hold.CRASHED)
 
     def is_here(self, sequence: Sequence) -> bool:
         """Whether this very sequence is here: neither ended nor replaced by another admission."""
@@ -185,18 +181,19 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Decides what the next step runs, and takes the blocks for it."""
         if self._in_flight is not None:
-            raise RuntimeError(f"step {self._in_flight.step_id} has not been committed")
-        now = self._clock()
+            raise RuntimeError(f"step {self._in_flight.input.step_id} has not been committed")
         work = self._workload
-        while self._deadlines and self._deadlines[0][0] <= now:
+        work.now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= work.now:
             _, _, sequence = heapq.heappop(self._deadlines)
             if self.is_here(sequence):
                 work.report(work.end(sequence, FinishReason.DEADLINE))
         self._num_steps += 1
-        plan = StepPlan(self._num_steps)
-        self._planner.fill(plan, now)
-        if work.config.debug:
-            work.check_places()
+        plan = StepPlan(StepInput(self._num_steps))
+        self._planner.fill(plan)
+        if plan.chunks:
+            self._inputs.fill(plan)
+        self._check()
         self._in_flight = plan
         return plan
 
@@ -206,47 +203,45 @@ class Scheduler:
         result = self._settle(plan, done=True)
         self._demoter.note_output(output)
         self._committer.apply(plan, output, result)
-        for sequence in [loner for loner in work.loners if loner.isolated]:
-            if any(chunk.branch.sequence is sequence for chunk in plan.chunks):
-                work.rejoin(sequence)
-        if work.config.debug:
-            work.check_places()
+        if work.turn is not None and plan.chunks:
+            work.end_hold(work.turn, Hold.FAILED)
+        self._check()
         return result
 
     def abort_step(self, plan: StepPlan, failure: str) -> StepDeltas:
         """Undoes a step in which the runner raised an error: its sequences lose their blocks and are computed again.
 
-        Each of them then runs alone until a step with it has not failed. A sequence that fails in such a step ends
-        with `failure` (JSON of octavo.request.errors.Failure). So no other sequence is lost with it.
+        Each of them is a suspect then, until a step with it has not failed. A suspect whose step fails again ends with
+        `failure` (JSON of octavo.request.errors.Failure). So no other sequence is lost with it.
         """
         work = self._workload
         moved = work.tables.written | work.tables.moving_out
         result = self._settle(plan, done=False)
         ran = {chunk.branch.sequence: None for chunk in plan.chunks}
-        for sequence in [*ran, *moved]:
+        for sequence in {**ran, **dict.fromkeys(moved)}:
             if not self.is_here(sequence):
                 continue
-            if sequence.isolated and len(ran) == 1 and sequence in ran:
+            if Hold.FAILED in sequence.holds and sequence in ran:
                 result.deltas += work.end(sequence, FinishReason.ERROR, failure)
                 continue
             work.send_back(sequence)
             if sequence in ran:
-                work.isolate(sequence)
-        if work.config.debug:
-            work.check_places()
+                work.hold(sequence, Hold.FAILED)
+        self._check()
         return result
 
     def _settle(self, plan: StepPlan, *, done: bool) -> StepDeltas:
         """Ends the step in flight, then the branches and sequences whose end has waited for that."""
         if self._in_flight is not plan:
-            raise RuntimeError(f"step {plan.step_id} is not the one in flight")
+            raise RuntimeError(f"step {plan.input.step_id} is not the one in flight")
         self._in_flight = None
         work = self._workload
         work.tables.end_step(done=done)
-        result = StepDeltas(plan.step_id, work.take_pending(), plan.num_branches, plan.num_tokens)
+        result = StepDeltas(plan.input.step_id, work.take_pending(), plan.num_branches, plan.num_tokens)
         branches, self._ending_branches = self._ending_branches, []
         for branch in branches:
-            self._end_branch(branch)
+            if branch.state is not FINISHED:
+                work.finish(branch)
         ending, self._ending = self._ending, {}
         for sequence, reason in ending.items():
             if reason is FinishReason.NONE:
@@ -269,26 +264,26 @@ class Scheduler:
             raise RuntimeError("blocks move between steps only")
         work = self._workload
         sequence = work.find(seq_id, epoch)
-        if sequence.frozen:
+        if sequence.place is Place.FROZEN:
             raise CannotMove(f"sequence {seq_id} is moving to another worker: swap it there", cause="frozen")
         if operation == "in":
             return self._starter.bring_back(sequence)
         if operation == "out":
-            if sequence.alone:
+            if Hold.CRASHED in sequence.holds:
                 message = f"sequence {seq_id} is a suspect, which others wait for: OUT after its trial, or DROP"
                 raise InvalidArgument("operation", message)
             return self._preemption.hold_out(sequence)
-        sequence.held = False
-        return self._preemption.recompute(sequence) if sequence in work.active or sequence.swapped else 0
+        work.end_hold(sequence, Hold.REQUESTED)
+        return self._preemption.recompute(sequence) if sequence.place is not Place.WAITING else 0
 
     def end_holds(self) -> None:
         """Lets every sequence that was swapped out on request come back in its turn."""
         for sequence in self._workload.sequences.values():
-            sequence.held = False
+            self._workload.end_hold(sequence, Hold.REQUESTED)
 
     def end_wait(self, sequence: Sequence) -> None:
         """Lets a sequence start in its turn that was waiting for blocks of another worker, whether they came or not."""
-        sequence.awaits_prefix = False
+        self._workload.end_hold(sequence, Hold.AWAITS_PREFIX)
 
     def plan_moves(self) -> StepPlan | None:
         """A plan of the copies that swaps have decided since the last step, and nothing else. None: there are none.
@@ -299,7 +294,7 @@ class Scheduler:
             raise RuntimeError("blocks move between steps only")
         if not self._workload.tables.moves:
             return None
-        plan = StepPlan(self._num_steps, timed=True)
+        plan = StepPlan(StepInput(self._num_steps, timed=True))
         self._workload.tables.add_moves(plan)
         self._in_flight = plan
         return plan
@@ -314,10 +309,13 @@ class Scheduler:
         work.tables.end_step(done=not failed)
         if failed:
             for sequence in filter(self.is_here, moved):
-                sequence.held = False
+                work.end_hold(sequence, Hold.REQUESTED)
                 work.send_back(sequence)
-        if work.config.debug:
-            work.check_places()
+        self._check()
+
+    def _check(self) -> None:
+        if self._workload.config.debug:
+            self._workload.check_places()
 
     def check_state(self) -> None:
         """Recounts blocks, tables and lists from scratch; raises AssertionError with what is wrong."""

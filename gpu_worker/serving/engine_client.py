@@ -23,6 +23,7 @@ from gpu_worker.scheduling.freezer import Freezer, FrozenSequence, PromptProgres
 from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.load import Load
+from gpu_worker.scheduling.state.place import Hold
 from gpu_worker.scheduling.state.sequence import FINISHED, CarriedScores, Sequence
 from gpu_worker.scheduling.state.step import SwapAnswer, SwapOperation
 from gpu_worker.scheduling.state.workload import Workload
@@ -174,12 +175,13 @@ class EngineClient:
 
         def open_log() -> None:
             sequence_log = publisher.open_log(sequence, chain, outputs, admission.finished_branches, router_id)
-            if sequence.alone:
+            if Hold.CRASHED in sequence.holds:
                 self.trials.add(sequence_log)
 
         def command(scheduler: Scheduler) -> AdmissionAnswer:
             allowed_s = self._worth_waiting(offer) if offer else 0.0
-            sequence.awaits_prefix = allowed_s > 0
+            if allowed_s:
+                sequence.holds.add(Hold.AWAITS_PREFIX)
             answer = scheduler.admit(sequence)
             if answer.admitted:
                 soon(open_log)
@@ -201,7 +203,7 @@ class EngineClient:
     def _offered_prefix(self, sequence: Sequence, admission: Admission) -> OfferedPrefix | None:
         """The blocks of its prompt that another worker is said to have, if the sequence can use them."""
         owner, params = admission.prefix_owner, admission.sampling
-        if not (self.fetcher and owner) or sequence.alone or sequence.carried or params.prompt_logprobs is not None:
+        if not (self.fetcher and owner) or admission.suspect or sequence.carried or params.prompt_logprobs is not None:
             return None
         num_tokens = min(admission.prefix_owner_tokens, len(sequence.prompt) - 1)
         return OfferedPrefix(

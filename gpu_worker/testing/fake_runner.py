@@ -14,8 +14,9 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import TypedDict, Unpack
 
-from gpu_worker.scheduling.state.sequence import Branch
-from gpu_worker.scheduling.state.step import RunnerInfo, StepOutput, StepPlan
+from gpu_worker.steps.runner import RunnerInfo, StepOutput
+from gpu_worker.steps.seats import Seat, Seats
+from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.plain_blocks import PlainBlocks
 from octavo.request.sampling import SamplingParams, TokenScore
 from octavo.text import byte_tokenizer
@@ -78,6 +79,7 @@ class FakeRunner:
         self.info = new_runner_info("fake", "none", 1024, generate_eos, **sizes)
         self.step_s = step_s
         self._choose = Chooser(self.info, generate_eos=generate_eos)
+        self.seats = Seats()
 
     @cached_property
     def block_memory(self) -> PlainBlocks:
@@ -85,22 +87,22 @@ class FakeRunner:
         memory = memoryview(bytearray(self.info.num_blocks * self.info.bytes_per_block))
         return PlainBlocks(memory, self.info.num_blocks)
 
-    def run(self, plan: StepPlan) -> StepOutput:
-        """The next tokens and scores that the plan asks for."""
-        if self.step_s and plan.chunks:
+    def run(self, step: StepInput) -> StepOutput:
+        """The next tokens and scores that the step asks for."""
+        if self.step_s and step.seats:
             time.sleep(self.step_s)
-        output = StepOutput([])
-        for number, chunk in enumerate(plan.chunks):
-            end = chunk.start + chunk.length
-            if self._die_on_token in chunk.branch.tokens[chunk.start : end]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if chunk.score_from >= 0:
-                output.scored[number] = [
-                    self._choose.score(fold(chunk.branch.tokens[:p]), chunk.branch.tokens[p], chunk.branch)
-                    for p in range(chunk.score_from, chunk.score_end)
-                ]
-            if chunk.samples:
-                self._choose.sample(fold(chunk.branch.tokens[:end]), chunk.samples, output)
+        self.seats.update(step)
+        if self._die_on_token in step.tokens:
+            os.kill(os.getpid(), signal.SIGKILL)
+        output, seats = StepOutput([]), self.seats.of_chunks(step)
+        for known in step.scored:
+            seat = seats[known.chunk]
+            output.scored[known.chunk] = [
+                self._choose.score(fold(seat.tokens[:position]), token, seat.params)
+                for position, token in enumerate(known.tokens, known.first)
+            ]
+        for sample in self.seats.samples(step):
+            self._choose.sample(fold(sample.tokens), sample, output)
         return output
 
     def check_device(self) -> None:
@@ -135,21 +137,19 @@ class Chooser:
             (self._ids[(state + rank) % size], -scale * math.log2(rank + 2)) for rank in range(min(count, size))
         )
 
-    def score(self, state: int, token: int, branch: Branch) -> TokenScore:
+    def score(self, state: int, token: int, params: SamplingParams) -> TokenScore:
         """The score of a token that is known already."""
-        params = branch.sequence.params
         scale = 0.25 + (state >> 32) % 997 / 997
         rank = (self._ids.index(token) - state) % len(self._ids) if token in self._ids else len(self._ids)
         return TokenScore(token, -scale * math.log2(rank + 2), self.top(state, self._width(params)))
 
-    def sample(self, state: int, samples: Sequence[Branch], output: StepOutput) -> None:
-        """Appends one token per branch, and its score if the branch's parameters ask for scores."""
-        for branch in samples:
-            params = branch.sequence.params
-            token = self.token(state, params, branch.index, branch.num_output)
-            if params.logprobs is not None or params.ranked:
-                output.scores[len(output.token_ids)] = self.score(state, token, branch)
-            output.token_ids.append(token)
+    def sample(self, state: int, sample: Seat, output: StepOutput) -> None:
+        """Appends the sample's token, and its score if its parameters ask for scores."""
+        params = sample.params
+        token = self.token(state, params, sample.index, sample.num_output)
+        if params.logprobs is not None or params.ranked:
+            output.scores[len(output.token_ids)] = self.score(state, token, params)
+        output.token_ids.append(token)
 
     def _width(self, params: SamplingParams) -> int:
         return 2 * params.beam_width or params.logprobs or 0

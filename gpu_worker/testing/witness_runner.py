@@ -8,7 +8,7 @@ reads that differ, and `first_mismatch` describes the first one.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from typing import Unpack
@@ -16,8 +16,9 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.scheduling.state.sequence import Branch
-from gpu_worker.scheduling.state.step import BlockMemory, Chunk, RunnerInfo, StepOutput, StepPlan
+from gpu_worker.steps.runner import BlockMemory, RunnerInfo, StepOutput
+from gpu_worker.steps.seats import Seat, Seats
+from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import GREEDY, Chooser, RunnerSizes, new_runner_info
 from gpu_worker.testing.plain_blocks import PlainBlocks
 from octavo.request.sampling import SamplingParams
@@ -40,6 +41,7 @@ class WitnessRunner:
         self.mismatches = 0
         self.first_mismatch = ""
         self._choose = Chooser(self.info, generate_eos=generate_eos)
+        self.seats = Seats()
         self._arena: Words = unwritten_blocks(self.info.num_blocks, self.info.block_size)
         self._host: Words = unwritten_blocks(self.info.num_host_blocks, self.info.block_size)
         self._offsets: Indexes = np.arange(self.info.block_size, dtype=np.int64)
@@ -49,18 +51,32 @@ class WitnessRunner:
         """The slots, as the arena has them."""
         return PlainBlocks(self._arena.data, self.info.num_blocks)
 
-    def run(self, plan: StepPlan) -> StepOutput:
+    def run(self, step: StepInput) -> StepOutput:
         """Moves blocks, writes the slots of the chunks, and reads whole contexts back for the next tokens."""
-        if self.step_s and plan.chunks:
+        if self.step_s and step.seats:
             time.sleep(self.step_s)
-        self._move(plan)
-        for chunk in plan.chunks:
-            slots = self._slots(chunk.branch, chunk.start, chunk.start + chunk.length)
-            self._arena.reshape(-1, len(LAYERS), 2)[slots] = witnesses(chunk.branch, chunk.start, slots.size)
+        self.seats.update(step)
+        self._move(step)
+        seats = self.seats.of_chunks(step)
+        spans = [range(end - length, end) for length, end in zip(step.lengths, step.ends, strict=True)]
+        written = [witnesses(seat, span.start, len(span)) for seat, span in zip(seats, spans, strict=True)]
+        if written:
+            self._arena.reshape(-1, len(LAYERS), 2)[step.slots] = np.concatenate(written)
         output = StepOutput([])
-        for number, chunk in enumerate(plan.chunks):
-            if chunk.samples or chunk.score_from >= 0 or self.info.window:
-                self._read(number, chunk, output)
+        read_for = {*step.sample_seats, *(step.seats[known.chunk] for known in step.scored)}
+        sums = {
+            number: self._read(seat, span)
+            for number, seat, span in zip(step.seats, seats, spans, strict=True)
+            if number in read_for or self.info.window
+        }
+        for known in step.scored:
+            state, seat = sums[step.seats[known.chunk]], seats[known.chunk]
+            output.scored[known.chunk] = [
+                self._choose.score(state(position), token, seat.params)
+                for position, token in enumerate(known.tokens, known.first)
+            ]
+        for number, sample in zip(step.sample_seats, self.seats.samples(step), strict=True):
+            self._choose.sample(sums[number](len(sample.tokens)), sample, output)
         return output
 
     def check_device(self) -> None:
@@ -69,39 +85,40 @@ class WitnessRunner:
     def close(self) -> None:
         """Does nothing: Python frees the arrays."""
 
-    def _move(self, plan: StepPlan) -> None:
-        if plan.swap_out:
-            blocks, hosts = zip(*plan.swap_out, strict=True)
+    def _move(self, step: StepInput) -> None:
+        if step.swap_out:
+            blocks, hosts = zip(*step.swap_out, strict=True)
             self._host[list(hosts)] = self._arena[list(blocks)]
-        if plan.poison:
-            self._arena[plan.poison] = UNWRITTEN
-        if plan.swap_in:
-            hosts, blocks = zip(*plan.swap_in, strict=True)
+        if step.poison:
+            self._arena[step.poison] = UNWRITTEN
+        if step.swap_in:
+            hosts, blocks = zip(*step.swap_in, strict=True)
             self._arena[list(blocks)] = self._host[list(hosts)]
-        if plan.copies:
-            sources, copies = zip(*plan.copies, strict=True)
+        if step.copies:
+            sources, copies = zip(*step.copies, strict=True)
             self._arena[list(copies)] = self._arena[list(sources)]
-        if plan.demotions:
-            blocks, hosts = zip(*plan.demotions, strict=True)
+        if step.demotions:
+            blocks, hosts = zip(*step.demotions, strict=True)
             self._host[list(hosts)] = self._arena[list(blocks)]
 
-    def _slots(self, branch: Branch, start: int, end: int) -> Indexes:
+    def _slots(self, seat: Seat, start: int, end: int) -> Indexes:
         size = self.info.block_size
-        table = np.array(branch.blocks[start // size : -(-end // size)], dtype=np.int64)
+        table = np.array(seat.table[start // size : -(-end // size)], dtype=np.int64)
         slots: Indexes = (table[:, None] * size + self._offsets).ravel()
         first = start % size
         return slots[first : first + end - start]
 
-    def _read(self, number: int, chunk: Chunk, output: StepOutput) -> None:
-        branch, end, window = chunk.branch, chunk.start + chunk.length, self.info.window
-        begin = max(0, chunk.start + 1 - window) if window else 0  # what the first query of the chunk sees first
-        found = self._arena.reshape(-1, len(LAYERS), 2)[self._slots(branch, begin, end)]
-        wrong = np.nonzero((found != witnesses(branch, begin, end - begin)).any(axis=(1, 2)))[0]
+    def _read(self, seat: Seat, span: range) -> Callable[[int], int]:
+        """Reads what the chunk `span` of a branch sees. Returns what says the state of a context by its length."""
+        end, window = span.stop, self.info.window
+        begin = max(0, span.start + 1 - window) if window else 0  # what the first query of the chunk sees first
+        found = self._arena.reshape(-1, len(LAYERS), 2)[self._slots(seat, begin, end)]
+        wrong = np.nonzero((found != witnesses(seat, begin, end - begin)).any(axis=(1, 2)))[0]
         if wrong.size:
             self.mismatches += 1
             self.first_mismatch = self.first_mismatch or (
-                f"step with {branch.sequence.seq_id} branch {branch.index}: position {begin + wrong[0]} of {end} "
-                f"(chunk from {chunk.start}) is not what was written for it"
+                f"branch {seat.index} of the prompt {seat.tokens[: min(8, seat.num_prompt)]}…: position "
+                f"{begin + wrong[0]} of {end} (chunk from {span.start}) is not what was written for it"
             )
         sums = np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(contributions(found))))
 
@@ -110,12 +127,7 @@ class WitnessRunner:
             first = max(0, length - window) if window else 0
             return settle((int(sums[length - begin]) - int(sums[first - begin])) & MASK, length)
 
-        if chunk.score_from >= 0:
-            output.scored[number] = [
-                self._choose.score(state(p), branch.tokens[p], branch) for p in range(chunk.score_from, chunk.score_end)
-            ]
-        if chunk.samples:
-            self._choose.sample(state(end), chunk.samples, output)
+        return state
 
 
 def unwritten_blocks(num_blocks: int, block_size: int) -> Words:
@@ -127,12 +139,12 @@ def salt_of(root: bytes) -> int:
     return int.from_bytes(blake2b(root, digest_size=8).digest(), "little")
 
 
-def witnesses(branch: Branch, start: int, length: int) -> Words:
+def witnesses(seat: Seat, start: int, length: int) -> Words:
     """What slots [start, start + length) of a branch must hold: per layer, token with position, and salt with layer."""
     words = np.empty((length, len(LAYERS), 2), dtype=np.uint64)
-    tokens = np.array(branch.tokens[start : start + length], dtype=np.uint64)
+    tokens = np.array(seat.tokens[start : start + length], dtype=np.uint64)
     words[:, :, 0] = (tokens | (np.arange(start, start + length, dtype=np.uint64) << np.uint64(32)))[:, None]
-    words[:, :, 1] = np.array([salt_of(branch.sequence.root) ^ layer for layer in LAYERS], dtype=np.uint64)
+    words[:, :, 1] = np.array([salt_of(seat.root) ^ layer for layer in LAYERS], dtype=np.uint64)
     return words
 
 

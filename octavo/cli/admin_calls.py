@@ -8,32 +8,26 @@ from typing import TypeVar
 import grpc
 
 from octavo.cli import connection, deployment
-from octavo.net.channel import open_channel
-from octavo.net.security.client_credentials import ClientCredentials
 from octavo.net.security.roles import PeerRole
 from octavo.process.command_error import CommandError
 from octavo.request.errors import NotFound
 from octavo.v1 import admin_pb2_grpc
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel
+from octavo.wire.tls import ClientCredentials
 
 Answer = TypeVar("Answer")
-
-
-class AdminCallError(CommandError):
-    """No router has answered. The message says why, and what to do."""
 
 
 def ask_routers(args: argparse.Namespace, call: Callable[[admin_pb2_grpc.AdminStub], Awaitable[Answer]]) -> Answer:
     """The answer of the first router of the deployment that gives one.
 
     A router that is not reached, or that finds that it does not know the worker or the request, is followed by the
-    next one. Any other refusal counts. Raises ServingError, AdminCallError or NoDeploymentError.
+    next one. Any other refusal counts. Raises ServingError or CommandError.
     """
-    if args.admin_endpoint:
-        addresses = deployment.split_endpoints("--admin-endpoint", args.admin_endpoint)
-    else:
-        addresses = [router.admin_endpoint for router in deployment.running(args, "--admin-endpoint").routers]
-    return asyncio.run(_ask(args, addresses, deployment.credentials(args, PeerRole.OPERATOR), call))
+    return asyncio.run(
+        _ask(args, deployment.admin_endpoints(args), deployment.credentials(args, PeerRole.OPERATOR), call)
+    )
 
 
 async def _ask(
@@ -46,11 +40,7 @@ async def _ask(
     for address in addresses:
         try:
             async with open_channel(address, credentials=credentials) as channel:
-                with connection.delayed_notice(args.command, [address], args.timeout):
-                    try:
-                        await asyncio.wait_for(channel.channel_ready(), args.timeout)
-                    except TimeoutError:
-                        pass  # the call says why
+                await connection.await_ready(args, channel, address)
                 return await call(admin_pb2_grpc.AdminStub(channel))
         except grpc.aio.AioRpcError as error:
             if statuses.status_in(error) is not None:
@@ -62,7 +52,7 @@ async def _ask(
                 reasons.append(f"{address}: {_reason(error)}")
     if unknown is not None:
         raise unknown
-    raise AdminCallError("; ".join(reasons))
+    raise CommandError("; ".join(reasons))
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:

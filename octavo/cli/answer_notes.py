@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 
 from octavo.client import Output
-from octavo.client.arguments import SamplingArguments
 from octavo.request.limits import DEFAULT_MAX_TOKENS
-from octavo.request.sampling import FinishReason
+from octavo.request.sampling import FinishReason, SamplingArguments
 
 
 def notes(outputs: Iterable[Output], arguments: SamplingArguments) -> list[str]:

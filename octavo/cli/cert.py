@@ -9,25 +9,17 @@ your own authority sign, as docs/security.md says.
 
 import argparse
 from pathlib import Path
+from types import ModuleType
 
-from octavo.local.development_ca import LIFE_DAYS, CertificateError, certificate_files, make_certificates
+from octavo.local.certificate_files import LIFE_DAYS, CertificateError, certificate_files
 from octavo.net.security.roles import PeerRole
 from octavo.process.command_error import CommandError
 
 MAX_DAYS = 3650
 
 
-class CertError(CommandError):
-    """The certificates were not made. The message says why, and what to do."""
-
-
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "cert",
-        help="make certificates of all roles, for development",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("cert", help="make certificates of all roles, for development", description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, help="where to write them; it is made if need be")
     parser.add_argument(
         "--host",
@@ -44,14 +36,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     if not 1 <= args.days <= MAX_DAYS:
-        raise CertError(f"--days {args.days}: must be 1 to {MAX_DAYS}")
+        raise CommandError(f"--days {args.days}: must be 1 to {MAX_DAYS}")
     folder = args.folder.expanduser().absolute()
     try:
-        make_certificates(folder, args.host, args.days)
-    except CertificateError as error:
-        raise CertError(str(error)) from None
+        development_ca().make_certificates(folder, args.host, args.days)
     except ValueError as error:
-        raise CertError(f"--host: {error}") from None
+        raise CommandError(f"--host: {error}") from None
     print(f"certificates of {', '.join(PeerRole)} are in {folder}, valid for {args.days} days\n")
     for role in (PeerRole.ROUTER, PeerRole.WORKER):
         print(f"  octavo {role} {_flags(folder, role)}")
@@ -60,6 +50,15 @@ def run(args: argparse.Namespace) -> int:
     print(f"  {grpcurl_flags(folder)}\n")
     print("ca.key can sign certificates of any role: keep it off the machines that only serve.")
     return 0
+
+
+def development_ca() -> ModuleType:
+    """The module of that name. Raises CertificateError if the package that it needs is not installed."""
+    try:
+        from octavo.local import development_ca
+    except ImportError:
+        raise CertificateError("making certificates needs a package: pip install 'octavo[certificates]'") from None
+    return development_ca
 
 
 def grpcurl_flags(folder: Path) -> str:

@@ -9,9 +9,10 @@ import sys
 from octavo.cli import answer_notes, connection, deployment, output, sampling
 from octavo.cli.queue_notice import queue_notice
 from octavo.client import Client
-from octavo.client.arguments import SamplingArguments
+from octavo.client.events import output_of
 from octavo.request.errors import ServingError
 from octavo.request.ids import new_request_id
+from octavo.request.sampling import SamplingArguments
 
 Turns = list[tuple[str, str]]
 
@@ -68,7 +69,7 @@ def _streamed(client: Client, turns: Turns, params: SamplingArguments, model: st
         client.cancel(stream.request_id)
         print(" …", end="")
     print(flush=True)
-    answer = output.branch_of(parts)
+    answer = output_of(0, parts)
     for note in answer_notes.notes([answer], params):
         output.print_error("chat", note)
     return answer.text

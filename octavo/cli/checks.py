@@ -13,12 +13,12 @@ from octavo.local import ports, state
 from octavo.local.cluster import router_ports
 from octavo.local.program_command import find_program
 from octavo.process.cores import usable_cores
-from octavo.process.endpoint import parse_endpoint
 from octavo.process.host_memory import available_bytes, total_bytes
 from octavo.settings.up import UpSettings
+from octavo.wire.endpoint import parse_endpoint
 
 MIN_MEMORY_BYTES = 2 * 2**30
-ISA = (
+ISA = [
     "avx2",
     "fma",
     "f16c",
@@ -30,17 +30,11 @@ ISA = (
     "asimd",
     "asimddp",
     "sve",
-)
-PACKAGES = {  # what must be installed, and the extra that brings it
-    "grpcio": "",
-    "grpcio-status": "",
-    "protobuf": "",
-    "redis": "",
-    "grpcio-health-checking": "router",
-    "grpcio-reflection": "router",
-    "tokenizers": "router",
-    "torch": "worker",
-    "safetensors": "worker",
+]
+PACKAGES = {  # what must be installed, by the extra that brings it
+    "": ("grpcio", "grpcio-status", "grpcio-health-checking", "protobuf"),
+    "router": ("grpcio-reflection", "redis", "tokenizers"),
+    "worker": ("torch", "safetensors"),
 }
 
 
@@ -69,7 +63,7 @@ def python_version() -> CheckReport:
 
 def packages() -> CheckReport:
     versions, missing = [], []
-    for name, extra in PACKAGES.items():
+    for extra, name in ((extra, name) for extra, names in PACKAGES.items() for name in names):
         try:
             versions.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:

@@ -28,9 +28,9 @@ from octavo.cli import (
 )
 from octavo.cli.output import print_error
 from octavo.process.command_error import CommandError
-from octavo.request.errors import InvalidArgument, ServingError
+from octavo.request.errors import InvalidArgument, ServingError, closest
 from octavo.settings.command_parser import CommandParser
-from octavo.settings.options import SettingsError, closest
+from octavo.settings.options import SettingsError
 
 INTERRUPTED = 130
 COMMANDS = (

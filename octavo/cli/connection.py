@@ -1,9 +1,12 @@
 """Calls routers for a command: nothing waits in silence, and a wrong endpoint fails within seconds."""
 
 import argparse
+import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+import grpc.aio
 
 from octavo.cli import deployment
 from octavo.cli.output import print_error
@@ -16,10 +19,6 @@ NOTICE_S = 1.0  # how long a command waits before it says so
 TIMEOUT_S = 5.0
 MAX_SECONDS = 1e6
 CLOSED = ("Socket closed", "Connection reset", "Broken pipe")  # how gRPC tells of a server that expected TLS
-
-
-class NotConnectedError(CommandError):
-    """No router has answered in time."""
 
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +46,7 @@ def seconds(text: str) -> float:
 def connected(args: argparse.Namespace) -> Iterator[Client]:
     """A client that is connected to a router. After a second it says on stderr that it still tries.
 
-    Raises NotConnectedError after --timeout. A connection that breaks later is tried again for minutes, which stderr
+    Raises CommandError after --timeout. A connection that breaks later is tried again for minutes, which stderr
     tells, too.
     """
     cells = deployment.endpoints(args)
@@ -61,8 +60,14 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
                 remedy = "correct --endpoint, or wait longer with --timeout"
                 if credentials.tls is None and any(text in error.message for text in CLOSED):
                     remedy = f"give --tls-ca if routers use TLS, {remedy}"
-                raise NotConnectedError(f"{error.message}: {remedy}") from None
+                raise CommandError(f"{error.message}: {remedy}") from None
         yield client
+
+
+async def await_ready(args: argparse.Namespace, channel: grpc.aio.Channel, address: str) -> None:
+    """Returns once the channel is connected, or after --timeout: the call that follows says why it is not."""
+    with delayed_notice(args.command, [address], args.timeout), suppress(TimeoutError):
+        await asyncio.wait_for(channel.channel_ready(), args.timeout)
 
 
 @contextmanager

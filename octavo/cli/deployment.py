@@ -5,20 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from octavo.local import state
-from octavo.local.development_ca import certificate_files
-from octavo.net.security.client_credentials import ClientCredentials, credentials_of
+from octavo.local.certificate_files import certificate_files
 from octavo.net.security.roles import PeerRole
-from octavo.net.security.tls import TlsError
 from octavo.process.command_error import CommandError
-from octavo.process.endpoint import parse_cells, parse_targets
 from octavo.request.errors import InvalidArgument
 from octavo.settings.client import ClientSettings
 from octavo.settings.loading import from_args
 from octavo.settings.setting_sources import add_arguments as add_setting_arguments
-
-
-class NoDeploymentError(CommandError):
-    """There is no deployment to call. The message says what to do."""
+from octavo.wire.endpoint import parse_cells, parse_targets
+from octavo.wire.tls import ClientCredentials, TlsError, TlsFiles
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,27 +36,30 @@ def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
     add_setting_arguments(parser, ClientSettings)
 
 
+def admin_endpoints(args: argparse.Namespace) -> list[str]:
+    """The admin listeners of --admin-endpoint, or of the `octavo up` that runs here."""
+    if args.admin_endpoint:
+        return split_endpoints("--admin-endpoint", args.admin_endpoint)
+    return [router.admin_endpoint for router in running(args, "--admin-endpoint").routers]
+
+
 def directory(args: argparse.Namespace) -> Path:
     return state.directory_of(args.state_dir)
 
 
 def running(args: argparse.Namespace, other_flag: str) -> state.ClusterState:
-    """The `octavo up` on the state directory. Raises NoDeploymentError, which names the flag that does without one."""
+    """The `octavo up` on the state directory. Raises CommandError, which names the flag that does without one."""
     found = state.read(directory(args))
     if found is None:
         text = f"no `octavo up` runs on {directory(args)}: start one, or say where with --state-dir"
-        raise NoDeploymentError(f"{text}, or name routers with {other_flag}")
+        raise CommandError(f"{text}, or name routers with {other_flag}")
     return found
-
-
-class CredentialsError(CommandError):
-    """The files of certificates or keys cannot be used. The message names the flag and the file."""
 
 
 def credentials(args: argparse.Namespace, role: PeerRole) -> ClientCredentials:
     """How the command shows who it is. Where the flags say nothing: by the certificate that `octavo up --secure` made.
 
-    Raises CredentialsError.
+    Raises CommandError.
     """
     given = from_args(ClientSettings, args)
     try:
@@ -73,8 +71,28 @@ def credentials(args: argparse.Namespace, role: PeerRole) -> ClientCredentials:
                 given = replace(given, **dict(zip(("tls_cert", "tls_key", "tls_ca"), named, strict=True)))
                 found = credentials_of(given)
     except TlsError as error:
-        raise CredentialsError(str(error)) from None
+        raise CommandError(str(error)) from None
     return found
+
+
+def credentials_of(settings: ClientSettings) -> ClientCredentials:
+    """What the settings say. Raises TlsError."""
+    key = _read_key(settings.api_key_file) if settings.api_key_file else ""
+    tls = None
+    if settings.tls_cert or settings.tls_key or settings.tls_ca:
+        tls = TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_ca)
+    return ClientCredentials(tls, settings.tls_server_name, key)
+
+
+def _read_key(file: str) -> str:
+    try:
+        key = Path(file).expanduser().read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not ASCII"
+        raise TlsError(f"--api-key-file {file}: {reason}") from None
+    if not key or any(each.isspace() for each in key):
+        raise TlsError(f"--api-key-file {file}: must hold one key, and nothing else")
+    return key
 
 
 def endpoints(args: argparse.Namespace) -> tuple[tuple[str, ...], ...]:

@@ -18,17 +18,8 @@ from octavo.v1 import admin_pb2, admin_pb2_grpc
 GRACE_S = 60.0
 
 
-class DrainError(CommandError):
-    """The flags do not fit. The message names the flag and the remedy."""
-
-
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "drain",
-        help="give the sequences of a worker to the others",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("drain", help="give the sequences of a worker to the others", description=__doc__)
     parser.add_argument("worker", metavar="WORKER", nargs="?", help="its name, as `octavo status` shows it")
     parser.add_argument(
         "--self", dest="own", action="store_true", help="the worker that runs here; no router has to be reached"
@@ -49,9 +40,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     if args.grace * 1000 > limits.MAX_DRAIN_MS:
-        raise DrainError(f"--grace: at most {limits.MAX_DRAIN_MS / 1000:g} seconds")
+        raise CommandError(f"--grace: at most {limits.MAX_DRAIN_MS / 1000:g} seconds")
     if bool(args.worker) == args.own:
-        raise DrainError("name a WORKER, as `octavo status` shows it, or give --self where the worker runs")
+        raise CommandError("name a WORKER, as `octavo status` shows it, or give --self where the worker runs")
     worker = self_drain.own_settings(args) if args.own else None
     name = (worker.worker_id or "the worker here") if worker else args.worker
     tell = _progress_teller(args, name)

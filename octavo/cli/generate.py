@@ -8,7 +8,8 @@ from typing import Any
 from octavo.cli import answer_notes, connection, deployment, output, sampling, token_table
 from octavo.cli.queue_notice import queue_notice
 from octavo.client import Output, Stream
-from octavo.client.convert import PRIORITIES, Prompt
+from octavo.client.arguments import PRIORITIES, Prompt
+from octavo.client.events import output_of
 from octavo.request.errors import InvalidArgument
 from octavo.request.ids import new_request_id
 
@@ -80,7 +81,7 @@ def _streamed(stream: Stream) -> Output:
         print(event.text, end="", flush=True)
         parts.append(event)
     print(flush=True)
-    return output.branch_of(parts)
+    return output_of(0, parts)
 
 
 def _prompt(args: argparse.Namespace) -> Prompt:

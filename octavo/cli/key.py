@@ -24,17 +24,8 @@ UNITS_S = {"m": 60, "h": 3600, "d": 24 * 3600, "w": 7 * 24 * 3600}
 MAX_DAYS = 36_500
 
 
-class KeyCommandError(CommandError):
-    """No key was made. The message says why, and what to do."""
-
-
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "key",
-        help="make an API key of a tenant",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("key", help="make an API key of a tenant", description=__doc__)
     parser.add_argument("action", choices=("new",), help="what to do")
     parser.add_argument("tenant", metavar="TENANT", help="whose key it is")
     parser.add_argument("--file", type=Path, metavar="FILE", help="file of keys to add the line to")
@@ -56,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         require_tenant(args.tenant)
     except ApiKeyError as error:
-        raise KeyCommandError(str(error)) from None
+        raise CommandError(str(error)) from None
     quota = TenantQuota(
         _within("--max-streams", args.max_streams, MAX_STREAMS),
         _within("--tokens-per-minute", args.tokens_per_minute, MAX_TOKENS_PER_MINUTE),
@@ -85,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _within(flag: str, number: int, most: int) -> int:
     if not 0 <= number <= most:
-        raise KeyCommandError(f"{flag} {number}: must be from 0, which is no limit, to {most}")
+        raise CommandError(f"{flag} {number}: must be from 0, which is no limit, to {most}")
     return number
 
 
@@ -100,9 +91,7 @@ def _end_of(text: str) -> float:
     except ValueError:
         end = -1.0
     if not now < end <= now + MAX_DAYS * UNITS_S["d"]:
-        raise KeyCommandError(
-            f"--expires {text}: must be ahead, within a hundred years: 30d, 12h, 90m, 2w or 2027-01-31"
-        )
+        raise CommandError(f"--expires {text}: must be ahead, within a hundred years: 30d, 12h, 90m, 2w or 2027-01-31")
     return float(int(end))
 
 
@@ -116,4 +105,4 @@ def _add_line(file: Path, line: str) -> None:
             opened.write(f"{before}{line}\n")
         temporary.replace(file)
     except OSError as error:
-        raise KeyCommandError(f"--file {file}: {error.strerror}") from None
+        raise CommandError(f"--file {file}: {error.strerror}") from None

@@ -16,12 +16,7 @@ KIB = 1024
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "migrate",
-        help="move a running request to another worker",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("migrate", help="move a running request to another worker", description=__doc__)
     parser.add_argument("request_id", metavar="REQUEST_ID", help="the request to move")
     parser.add_argument("--to", default="", metavar="WORKER", help="where to [the worker that is best for it]")
     parser.add_argument("--tenant", default="", metavar="TENANT", help="whose request it is, where there are API keys")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from octavo.client import Completion, Event, FinishReason, Logprobs, Output
+from octavo.client import Completion, Logprobs
 
 
 def print_json(data: Any, indent: int | None = None) -> None:
@@ -55,17 +55,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         ]
         lines.append("  ".join(parts).rstrip())
     return "\n".join(lines)
-
-
-def branch_of(events: Sequence[Event]) -> Output:
-    """One branch, of the events of its stream."""
-    return Output(
-        index=0,
-        text="".join(event.text for event in events),
-        token_ids=tuple(token for event in events for token in event.token_ids),
-        finish_reason=next((event.finish_reason for event in events if event.finish_reason), FinishReason.NONE),
-        logprobs=tuple(item for event in events for item in event.logprobs),
-    )
 
 
 def completion_json(completion: Completion) -> dict[str, Any]:

@@ -13,18 +13,14 @@ import grpc
 
 from octavo.cli import connection
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.net.channel import open_worker_channel
 from octavo.net.security.protection import tls_of
-from octavo.net.security.tls import TlsError
 from octavo.process import listen_address
 from octavo.process.command_error import CommandError
 from octavo.settings.loading import from_args
 from octavo.settings.worker import WorkerSettings
 from octavo.wire import statuses
-
-
-class SelfDrainError(CommandError):
-    """The worker of this machine was not reached. The message says where it was looked for."""
+from octavo.wire.channel import open_worker_channel
+from octavo.wire.tls import TlsError
 
 
 class DrainTally(NamedTuple):
@@ -42,7 +38,7 @@ def own_settings(args: argparse.Namespace) -> WorkerSettings:
 
 def drain_worker(args: argparse.Namespace, worker: WorkerSettings, tell: Callable[[int], None]) -> DrainTally:
     """The last progress that the worker reports; `tell` gets what is left, each time. Raises ServingError or
-    SelfDrainError.
+    CommandError.
     """
     return asyncio.run(_drain(args, worker, tell))
 
@@ -53,18 +49,14 @@ async def _drain(args: argparse.Namespace, worker: WorkerSettings, tell: Callabl
     progress = worker_pb2.DrainResponse()
     try:
         async with open_worker_channel(address, tls_of(worker)) as channel:
-            with connection.delayed_notice(args.command, [address], args.timeout):
-                try:
-                    await asyncio.wait_for(channel.channel_ready(), args.timeout)
-                except TimeoutError:
-                    pass  # the call says why
+            await connection.await_ready(args, channel, address)
             async for progress in worker_pb2_grpc.WorkerStub(channel).Drain(request):
                 tell(progress.num_left)
     except TlsError as error:
-        raise SelfDrainError(str(error)) from None
+        raise CommandError(str(error)) from None
     except grpc.aio.AioRpcError as error:
         if statuses.status_in(error) is not None:
             raise statuses.error_from(error) from None
         said = error.details() or error.code().name
-        raise SelfDrainError(f"{address}: {said}: this is where OCTAVO_WORKER_* say that a worker listens") from None
+        raise CommandError(f"{address}: {said}: this is where OCTAVO_WORKER_* say that a worker listens") from None
     return DrainTally(progress.num_left, progress.num_migrated, progress.num_released)

@@ -22,12 +22,7 @@ RECORD_ENTRIES = (
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "show",
-        help="show what happened to a request",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("show", help="show what happened to a request", description=__doc__)
     parser.add_argument("request_id", metavar="REQUEST_ID", help="the request to show")
     deployment.add_arguments(parser)
     connection.add_timeout(parser)

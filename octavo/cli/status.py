@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.cli import connection, deployment, output
 from octavo.local.state import ClusterState, ExitHistory, RouterState
-from octavo.net.channel import open_channel
-from octavo.net.security.client_credentials import PLAIN, ClientCredentials
 from octavo.net.security.roles import PeerRole
 from octavo.request.errors import StoreUnavailable
 from octavo.settings.options import masked
-from octavo.store import open_store
+from octavo.store import connected_store
 from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.wire.channel import open_channel
+from octavo.wire.tls import PLAIN, ClientCredentials
 
 STORE_TIMEOUT_S = 2.0
 NO_ANSWER = "no answer within"
@@ -120,35 +120,25 @@ async def _serves(channel: grpc.aio.Channel, timeout_s: float) -> bool:
 
 
 async def _store(state: ClusterState) -> dict[str, Any]:
-    store = open_store(state.store.url)
     try:
-        await asyncio.wait_for(store.open(), STORE_TIMEOUT_S)
-        depth = await asyncio.wait_for(store.queue_depth(), STORE_TIMEOUT_S)
-        serving = await asyncio.wait_for(store.accepting(), STORE_TIMEOUT_S)
+        async with asyncio.timeout(STORE_TIMEOUT_S), connected_store(state.store.url) as store:
+            depth, serving = await store.queue_depth(), await store.accepting()
         trouble = "" if serving else "it is full, and takes no new requests: see --store-memory-bytes"
         found: dict[str, Any] = {"serving": serving, "trouble": trouble, **asdict(depth)}
     except TimeoutError:
         found = {"serving": False, "trouble": f"no answer within {STORE_TIMEOUT_S:g} s"}
     except StoreUnavailable as error:
         found = {"serving": False, "trouble": error.message}
-    finally:
-        await store.close()
     return {**asdict(state.store), "url": masked(state.store.url), **found}
 
 
 def _router(known: RouterState, answer: RouterAnswer | str) -> dict[str, Any]:
-    found = asdict(known)
-    if isinstance(answer, str):
-        return {**found, "incarnation": "", "serving": False, "num_queued": 0, "error": answer}
-    incarnation = answer.workers.router_id
-    return {
-        **found,
-        "router_id": known.router_id or incarnation,
-        "incarnation": incarnation,
-        "serving": answer.serving,
-        "num_queued": answer.workers.num_queued,
-        "error": "",
-    }
+    error = answer if isinstance(answer, str) else ""
+    said = RouterAnswer(admin_pb2.ListWorkersResponse(), False) if isinstance(answer, str) else answer
+    incarnation = said.workers.router_id
+    known = replace(known, router_id=known.router_id or incarnation)
+    told = {"serving": said.serving, "num_queued": said.workers.num_queued, "error": error}
+    return {**asdict(known), "incarnation": incarnation, **told}
 
 
 def _workers(state: ClusterState | None, answers: list[admin_pb2.ListWorkersResponse]) -> list[dict[str, Any]]:
@@ -168,52 +158,25 @@ def _workers(state: ClusterState | None, answers: list[admin_pb2.ListWorkersResp
         if name in rows:
             rows[name] |= {"pid": rows[name]["pid"] or written.pid, "exits": asdict(written.exits)}
         else:
-            rows[name] = {**_EMPTY, **asdict(written)}
+            reason = "no router knows it now: it starts, hangs, or has ended; see its log"
+            rows[name] = {**_worker(admin_pb2.WorkerStatus(reason=reason)), **asdict(written)}
     return [rows[name] for name in sorted(rows)]
 
 
-_ROLES = {
-    admin_pb2.WORKER_ROLE_BOTH: "both",
-    admin_pb2.WORKER_ROLE_PREFILL: "prefill",
-    admin_pb2.WORKER_ROLE_DECODE: "decode",
-}
-_EMPTY = {
-    "incarnation": "",
-    "available": False,
-    "reason": "no router knows it now: it starts, hangs, or has ended; see its log",
-    "exits": asdict(ExitHistory()),
-    "model": "",
-    "device": "",
-    "role": "",
-    "num_sequences": 0,
-    "num_running": 0,
-    "num_waiting": 0,
-    "blocks": {"free": 0, "used": 0, "cached": 0, "total": 0},
-}
+_ROLES = {number: name.removeprefix("WORKER_ROLE_").lower() for name, number in admin_pb2.WorkerRole.items() if number}
 
 
 def _worker(status: admin_pb2.WorkerStatus) -> dict[str, Any]:
     load = status.load
+    blocks = {kind: getattr(load, f"num_{kind}_blocks") for kind in ("free", "used", "cached")}
     return {
-        "worker_id": status.worker_id,
-        "incarnation": status.incarnation,
+        **{name: getattr(status, name) for name in ("worker_id", "incarnation", "endpoint")},
         "pid": status.pid or None,
-        "endpoint": status.endpoint,
-        "available": status.available,
-        "reason": status.reason,
+        **{name: getattr(status, name) for name in ("available", "reason", "model", "device")},
         "exits": asdict(ExitHistory()),
-        "model": status.model,
-        "device": status.device,
         "role": _ROLES.get(status.role, ""),
-        "num_sequences": load.num_sequences,
-        "num_running": load.num_running,
-        "num_waiting": load.num_waiting,
-        "blocks": {
-            "free": load.num_free_blocks,
-            "used": load.num_used_blocks,
-            "cached": load.num_cached_blocks,
-            "total": status.num_blocks,
-        },
+        **{name: getattr(load, name) for name in ("num_sequences", "num_running", "num_waiting")},
+        "blocks": {**blocks, "total": status.num_blocks},
     }
 
 

@@ -12,17 +12,8 @@ from octavo.process.command_error import CommandError
 from octavo.store import acl
 
 
-class StoreAclError(CommandError):
-    """The line cannot be made. The message says why."""
-
-
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "store-acl",
-        help="print the rights that a store's user needs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("store-acl", help="print the rights that a store's user needs", description=__doc__)
     parser.add_argument("--user", default="octavo", metavar="NAME", help="the user's name [default: %(default)s]")
     parser.add_argument("--password-file", type=Path, metavar="FILE", help="file that holds the user's password")
     parser.add_argument("--setuser", action="store_true", help="print the rules for ACL SETUSER instead")
@@ -38,15 +29,15 @@ def run(args: argparse.Namespace) -> int:
         print(" ".join(acl.rules(replicas=args.replicas, load=args.load)))
         return 0
     if args.password_file is None:
-        raise StoreAclError("give --password-file FILE, or --setuser for the rules alone")
+        raise CommandError("give --password-file FILE, or --setuser for the rules alone")
     if not re.fullmatch(r"[\w.-]{1,64}", args.user):
-        raise StoreAclError("--user: letters, digits, dots, hyphens and underscores, up to 64")
+        raise CommandError("--user: letters, digits, dots, hyphens and underscores, up to 64")
     try:
         password = args.password_file.expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise StoreAclError(f"--password-file {args.password_file}: {reason}") from None
+        raise CommandError(f"--password-file {args.password_file}: {reason}") from None
     if not password:
-        raise StoreAclError(f"--password-file {args.password_file}: is empty")
+        raise CommandError(f"--password-file {args.password_file}: is empty")
     print(acl.line_of(args.user, password, replicas=args.replicas, load=args.load))
     return 0

@@ -6,7 +6,7 @@ from octavo.cli.check_report import CheckReport
 from octavo.local.embedded import find_server
 from octavo.request.errors import Mismatch, StoreUnavailable
 from octavo.settings.options import masked
-from octavo.store import open_store
+from octavo.store import connected_store
 
 STORE_TIMEOUT_S = 3.0
 START_IT = "start it, or correct --store"
@@ -17,6 +17,7 @@ STORE_FIXES = (
     (("No such file",), "correct the path in --store"),
     (("SSL", "Connection closed by server"), "redis:// is without TLS, rediss:// with it: correct --store"),
     (("Name or service not known", "name resolution", "No address"), "correct the host in --store"),
+    (("pip install",), "install that package"),
     (("LOADING",), "wait until it has loaded its data"),
     (("MISCONF", "OOM", "READONLY"), "make it writable: see docs/store.md"),
 )
@@ -33,19 +34,15 @@ async def store(url: str) -> CheckReport:
     shown = masked(url)
     if url.startswith("memory:"):
         return CheckReport("store", "bad", f"{shown} is within one process", "give --store redis://..., or no --store")
-    opened = open_store(url)
     try:
-        async with asyncio.timeout(STORE_TIMEOUT_S):
-            await opened.open()
+        async with asyncio.timeout(STORE_TIMEOUT_S), connected_store(url):
+            return CheckReport("store", "ok", f"{shown} answers")
     except TimeoutError:
         return CheckReport("store", "bad", f"{shown} gives no answer within {STORE_TIMEOUT_S:.0f} s", START_IT)
     except StoreUnavailable as error:
         return CheckReport("store", "bad", f"{shown}: {error.message}", fix_of(error.message))
     except Mismatch as error:
         return CheckReport("store", "bad", f"{shown}: {error.message}", "give --store a server that is in no cluster")
-    finally:
-        await opened.close()
-    return CheckReport("store", "ok", f"{shown} answers")
 
 
 def fix_of(message: str) -> str:

@@ -8,15 +8,15 @@ import signal
 import sys
 
 from octavo.cli import checks, model_checks, store_check
+from octavo.cli.cert import development_ca
 from octavo.cli.check_report import CheckReport
 from octavo.client import AsyncClient
 from octavo.local import state
+from octavo.local.certificate_files import certificate_files
 from octavo.local.cluster import Cluster, ClusterSettings
-from octavo.local.development_ca import CertificateError, certificate_files, is_complete, make_certificates
 from octavo.local.program_command import find_program
 from octavo.local.supervisor import StartError, Supervisor
 from octavo.net.security.roles import PeerRole
-from octavo.net.security.tls import TlsError
 from octavo.process.command_error import CommandError
 from octavo.process.listen_address import EVERY_INTERFACE, exposure_refusal, exposure_warning, with_host
 from octavo.request.errors import ServingError
@@ -27,6 +27,7 @@ from octavo.settings.router import RouterSettings
 from octavo.settings.setting_sources import add_arguments
 from octavo.settings.up import UP_DECIDES, UpSettings
 from octavo.settings.worker import WorkerSettings
+from octavo.wire.tls import TlsError
 
 START_TIMEOUT_S = 600.0  # for loading a large model; a process that ends is noticed at once
 GRACE_S = 2.5  # a person waits; what is killed after it loses nothing but the time of a lease
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         with state.locked(wanted.state_dir):
             _make_certificates(wanted)
             return asyncio.run(_UpProcess(wanted, args.json).run())
-    except (CertificateError, TlsError) as error:
+    except TlsError as error:
         raise CommandError(str(error)) from None
     except StartError as error:
         if error.log:
@@ -68,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
 def _make_certificates(wanted: ClusterSettings) -> None:
     """Makes those of --secure, unless they are there and stay valid for weeks."""
     folder = wanted.tls_folder
-    if folder is not None and not is_complete(folder):
-        make_certificates(folder, [] if wanted.up.host in EVERY_INTERFACE else [wanted.up.host])
+    if folder is not None and not development_ca().is_complete(folder):
+        development_ca().make_certificates(folder, [] if wanted.up.host in EVERY_INTERFACE else [wanted.up.host])
 
 
 def _settings(args: argparse.Namespace) -> ClusterSettings:

@@ -14,12 +14,11 @@ from octavo.client.events import (
     TokenLogprob,
     Usage,
 )
-from octavo.client.retry import RetryPolicy
+from octavo.client.routing import RetryPolicy
 from octavo.client.stream import AsyncStream
 from octavo.client.sync import Client, Stream
-from octavo.net.security.client_credentials import ClientCredentials
-from octavo.net.security.tls import TlsFiles
 from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.wire.tls import ClientCredentials, TlsFiles
 
 __all__ = [
     "AsyncClient",

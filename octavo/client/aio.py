@@ -7,20 +7,26 @@ from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
-from octavo.client import convert
-from octavo.client.arguments import PriorityName, RequestArguments, SamplingArguments, make_sampling
-from octavo.client.cell_pools import CellPools
-from octavo.client.convert import Messages, Prompt
-from octavo.client.endpoint_pool import EndpointPool
-from octavo.client.events import Completion, Model, RequestStatus
+from octavo.client.arguments import (
+    Messages,
+    PriorityName,
+    Prompt,
+    RequestArguments,
+    detokenize_request,
+    fill_prompt,
+    generate_request,
+    make_sampling,
+    sampling_message,
+)
+from octavo.client.events import Completion, Model, RequestStatus, model_of, status_of
 from octavo.client.receiver import StreamReceiver
-from octavo.client.retry import Recovery, RetryBudget, RetryPolicy
+from octavo.client.routing import CellPools, EndpointPool, Recovery, RetryBudget, RetryPolicy
 from octavo.client.stream import AsyncStream, collect
-from octavo.net.security.client_credentials import PLAIN, ClientCredentials
-from octavo.process.endpoint import Endpoints
 from octavo.request import errors, ids
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import SamplingArguments, SamplingParams
 from octavo.v1 import inference_pb2
+from octavo.wire.endpoint import Endpoints
+from octavo.wire.tls import PLAIN, ClientCredentials
 
 UNARY_TIMEOUT_S = 30.0
 
@@ -82,9 +88,9 @@ class AsyncClient:
         named = None if sampling else [name for name, value in parameters.items() if value is not None]
         sampling = make_sampling(sampling, parameters)
         request_id = request_id or ids.new_request_id()
-        request = convert.generate_request(
+        request = generate_request(
             prompt,
-            convert.sampling_message(sampling, named),
+            sampling_message(sampling, named),
             request_id=request_id,
             model=model,
             priority=priority,
@@ -132,25 +138,25 @@ class AsyncClient:
     async def get(self, request_id: str) -> RequestStatus:
         """The status of a request, by its record."""
         request = inference_pb2.GetRequest(request_id=request_id)
-        return await self._call("Get", request, convert.request_status, self._cells.pool_of(request_id))
+        return await self._call("Get", request, status_of, self._cells.pool_of(request_id))
 
     async def tokenize(self, text: str | bytes | Messages, *, model: str | None = None) -> list[int]:
         """The token ids of a text, or of the prompt that the chat template makes of messages."""
         request = inference_pb2.TokenizeRequest(model=model)
-        convert.fill_prompt(request, text)
+        fill_prompt(request, text)
         return await self._call("Tokenize", request, lambda reply: list(reply.token_ids))
 
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str | None = None, skip_special_tokens: bool = True
     ) -> str:
         """The text of token ids. Bytes that are not UTF-8 become U+FFFD."""
-        request = convert.detokenize_request(token_ids, model, skip_special_tokens)
+        request = detokenize_request(token_ids, model, skip_special_tokens)
         return await self._call("Detokenize", request, lambda reply: str(reply.text))
 
     async def models(self) -> list[Model]:
         """The models that the routers serve."""
         return await self._call(
-            "ListModels", inference_pb2.ListModelsRequest(), lambda reply: list(map(convert.model, reply.models))
+            "ListModels", inference_pb2.ListModelsRequest(), lambda reply: list(map(model_of, reply.models))
         )
 
     def _recovery(self, deadline_s: float | None) -> Recovery:

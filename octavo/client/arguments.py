@@ -1,44 +1,26 @@
-"""The keyword arguments of the SDK's methods, with their types, so that a type checker refuses a misspelt one."""
+"""The arguments of the SDK's methods, and how they become messages.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, replace
-from typing import Any, Literal, TypeAlias, TypedDict
+They have types, so that a type checker refuses a misspelt one.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
 
 from octavo.request import errors
-from octavo.request.sampling import SamplingParams
-from octavo.settings.options import closest
+from octavo.request.chat_messages import ChatTurn, is_conversation, message_pairs
+from octavo.request.sampling import PARAMETERS, SamplingArguments, SamplingParams
+from octavo.v1 import inference_pb2, types_pb2
+from octavo.wire.public import sampling_to_wire
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.containers import RepeatedScalarFieldContainer
+    from google.protobuf.message import Message
+
+Messages = Sequence[ChatTurn]
+Prompt = str | bytes | Sequence[int] | Messages
 
 PriorityName: TypeAlias = Literal["", "system", "interactive", "default", "bulk"]
-
-
-class SamplingArguments(TypedDict, total=False):
-    """The fields of SamplingParams, as a caller may write them. None means the default."""
-
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    n: int | None
-    best_of: int | None
-    max_tokens: int | None
-    min_tokens: int | None
-    stop: str | Sequence[str] | None
-    stop_token_ids: Sequence[int] | None
-    include_stop: bool | None
-    ignore_eos: bool | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | None
-    allowed_token_ids: Sequence[int] | None
-    banned_token_ids: Sequence[int] | None
-    banned_sequences: Sequence[Sequence[int]] | None
-    seed: int | None
-    logprobs: int | None
-    prompt_logprobs: int | None
-    beam_width: int | None
-    length_penalty: float | None
-    skip_special_tokens: bool | None
 
 
 class RequestArguments(SamplingArguments, total=False):
@@ -72,8 +54,8 @@ def make_sampling(sampling: SamplingParams | None, arguments: Mapping[str, Any])
     Raises InvalidArgument, with the closest name, for an argument that does not exist.
     """
     for name in arguments:
-        if name not in _DEFAULTS:
-            hint = closest(name, RequestArguments.__annotations__)
+        if name not in PARAMETERS:
+            hint = errors.closest(name, RequestArguments.__annotations__)
             raise errors.InvalidArgument(name, f"there is no such argument{hint}")
     base = sampling or SamplingParams()
     values = {**{name: getattr(base, name) for name in _LISTS}, **arguments}
@@ -82,12 +64,92 @@ def make_sampling(sampling: SamplingParams | None, arguments: Mapping[str, Any])
 
 def _plain(name: str, value: Any) -> Any:
     if value is None:
-        return _DEFAULTS[name]
+        return PARAMETERS[name].default
     return (value,) if name == "stop" and isinstance(value, str) else value
 
 
-_DEFAULTS: dict[str, Any] = {
-    field.name: field.default if field.default_factory is MISSING else field.default_factory()
-    for field in fields(SamplingParams)
+_LISTS = tuple(name for name, row in PARAMETERS.items() if row.most is not None)
+
+PRIORITIES = {
+    "": inference_pb2.PRIORITY_UNSPECIFIED,
+    "system": inference_pb2.PRIORITY_SYSTEM,
+    "interactive": inference_pb2.PRIORITY_INTERACTIVE,
+    "default": inference_pb2.PRIORITY_DEFAULT,
+    "bulk": inference_pb2.PRIORITY_BULK,
 }
-_LISTS = tuple(name for name, default in _DEFAULTS.items() if isinstance(default, (tuple, Mapping)))
+
+
+def generate_request(
+    prompt: Prompt, sampling: types_pb2.SamplingParams, *, request_id: str, model: str | None, priority: str, keep: bool
+) -> inference_pb2.GenerateRequest:
+    """The message. Raises errors.InvalidArgument for a value that no message can hold; the router checks all others."""
+    if priority not in PRIORITIES:
+        raise errors.InvalidArgument("priority", f"{priority!r} is none of {', '.join(filter(None, PRIORITIES))}")
+    request = inference_pb2.GenerateRequest(request_id=request_id, model=model, priority=PRIORITIES[priority])
+    if keep:
+        request.on_disconnect = inference_pb2.ON_DISCONNECT_KEEP
+    request.sampling.CopyFrom(sampling)
+    fill_prompt(request, prompt)
+    return request
+
+
+def sampling_message(sampling: SamplingParams, named: Collection[str] | None = None) -> types_pb2.SamplingParams:
+    """The message with the fields in `named`, or with all of them if that is None.
+
+    Raises errors.InvalidArgument, with the field's name, for a value that its field cannot hold.
+    """
+    try:
+        message = sampling_to_wire(sampling)
+    except (ValueError, TypeError, AttributeError):
+        for field in fields(sampling):
+            try:
+                sampling_to_wire(replace(SamplingParams(), **{field.name: getattr(sampling, field.name)}))
+            except (ValueError, TypeError, AttributeError) as error:
+                raise errors.InvalidArgument(field.name, str(error)) from None
+        raise
+    if named is not None:
+        for name in set(message.DESCRIPTOR.fields_by_name) - set(named):
+            message.ClearField(name)
+    return message
+
+
+def fill_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, prompt: Prompt) -> None:
+    """Sets `text`, `token_ids` or `chat`, by the type of `prompt`."""
+    if isinstance(prompt, str | bytes):
+        set_text(request, "text", prompt)
+    elif is_conversation(prompt):
+        for role, content in message_pairs(cast("Messages", prompt), "chat.messages"):
+            set_text(request.chat.messages.add(role=role), "content", content)
+    elif isinstance(prompt, Mapping) or any(isinstance(part, str) for part in prompt):
+        raise errors.InvalidArgument("prompt", 'give a text, token ids, or a list of {"role": …, "content": …}')
+    elif isinstance(request, inference_pb2.GenerateRequest):
+        request.token_ids.SetInParent()
+        _extend(request.token_ids.ids, cast("Sequence[int]", prompt))
+    else:
+        raise errors.InvalidArgument("prompt", "token ids need no tokenizing")
+
+
+def detokenize_request(
+    token_ids: Sequence[int], model_name: str | None, skip_special_tokens: bool
+) -> inference_pb2.DetokenizeRequest:
+    request = inference_pb2.DetokenizeRequest(model=model_name, skip_special_tokens=skip_special_tokens)
+    _extend(request.token_ids, token_ids)
+    return request
+
+
+def _extend(ids: "RepeatedScalarFieldContainer[int]", token_ids: Iterable[int]) -> None:
+    try:
+        ids.extend(token_ids)
+    except (ValueError, TypeError) as error:
+        raise errors.InvalidArgument("token_ids", str(error)) from None
+
+
+def set_text(message: "Message", field: str, text: str | bytes) -> None:
+    """Sets the string field, or for bytes the bytes field beside it (`raw_text` beside `text`)."""
+    if isinstance(text, bytes):
+        setattr(message, f"raw_{field}", text)
+        return
+    try:
+        setattr(message, field, text)
+    except UnicodeEncodeError as error:
+        raise errors.InvalidArgument(field, f"not valid Unicode at character {error.start}") from None

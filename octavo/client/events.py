@@ -1,10 +1,13 @@
-"""The values that the SDK returns: frozen dataclasses. No protobuf class leaves the client."""
+"""The values that the SDK returns: frozen dataclasses, and how messages become them. No protobuf class leaves it."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from octavo.request.errors import Failure
 from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.v1 import inference_pb2, types_pb2
+from octavo.wire.public import failure_from_wire, finish_from_wire, sampling_from_wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,17 @@ class Completion:
         return self.outputs[0].finish_reason
 
 
+def output_of(index: int, events: Sequence[Event]) -> Output:
+    """The branch of these events."""
+    return Output(
+        index=index,
+        text="".join(event.text for event in events),
+        token_ids=tuple(token for event in events for token in event.token_ids),
+        finish_reason=next((event.finish_reason for event in events if event.finish_reason), FinishReason.NONE),
+        logprobs=tuple(item for event in events for item in event.logprobs),
+    )
+
+
 class RequestEntry(NamedTuple):
     """One thing that happened to a request."""
 
@@ -136,3 +150,69 @@ class Model:
     has_tokenizer: bool
     num_workers: int
     defaults: SamplingParams
+
+
+def event_of(message: inference_pb2.GenerateEvent) -> Event:
+    return Event(
+        request_id=message.request_id,
+        branch=message.branch,
+        first_index=message.first_index,
+        token_ids=tuple(message.token_ids),
+        text=message.text,
+        logprobs=_logprobs(message.logprobs) if message.logprobs else (),
+        prompt_logprobs=_logprobs(message.prompt_logprobs) if message.prompt_logprobs else (),
+        first_prompt_position=message.first_prompt_position,
+        finish_reason=finish_from_wire(message.finish_reason),
+        finished=_finished(message.finished) if message.HasField("finished") else None,
+        resume_token=message.resume_token,
+    )
+
+
+def _finished(message: inference_pb2.Finished) -> StreamEnd:
+    return StreamEnd(_usage(message.usage), _failure(message))
+
+
+def _failure(message: inference_pb2.Finished | inference_pb2.GetResponse) -> Failure | None:
+    return failure_from_wire(message.failure) if message.HasField("failure") else None
+
+
+def _usage(message: types_pb2.Usage) -> Usage:
+    return Usage(message.prompt_tokens, message.output_tokens, message.cached_tokens)
+
+
+def _logprobs(messages: Iterable[types_pb2.Logprobs]) -> tuple[Logprobs, ...]:
+    return tuple(Logprobs(_candidate(item.chosen), tuple(map(_candidate, item.top))) for item in messages)
+
+
+def _candidate(message: types_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(message.token_id, message.logprob)
+
+
+def status_of(message: inference_pb2.GetResponse) -> RequestStatus:
+    state = inference_pb2.RequestState.Name(message.state).removeprefix("REQUEST_STATE_")
+    return RequestStatus(
+        request_id=message.request_id,
+        state=state,
+        epoch=message.epoch,
+        owner=message.owner,
+        num_tokens=tuple(message.num_tokens),
+        finish_reasons=tuple(map(finish_from_wire, message.finish_reasons)),
+        usage=_usage(message.usage),
+        timeline=tuple(RequestEntry(item.after_ms, item.what, item.detail, item.worker) for item in message.timeline),
+        failure=_failure(message),
+        numerics=message.numerics,
+        numerics_changes=message.numerics_changes,
+    )
+
+
+def model_of(message: inference_pb2.Model) -> Model:
+    return Model(
+        name=message.name,
+        fingerprint=message.fingerprint,
+        context_tokens=message.context_tokens,
+        vocab_size=message.vocab_size,
+        has_chat_template=message.has_chat_template,
+        has_tokenizer=message.has_tokenizer,
+        num_workers=message.num_workers,
+        defaults=sampling_from_wire(message.defaults),
+    )

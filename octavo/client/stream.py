@@ -8,13 +8,10 @@ from typing import Self, TypeAlias, cast
 
 import grpc
 
-from octavo.client import convert
-from octavo.client.endpoint_pool import EndpointPool
-from octavo.client.events import Completion, Event, Logprobs, Output, StreamEnd
+from octavo.client.events import Completion, Event, Logprobs, StreamEnd, event_of, output_of
 from octavo.client.receiver import BrokenStreamError, StreamReceiver
-from octavo.client.retry import Recovery
+from octavo.client.routing import EndpointPool, Recovery
 from octavo.request import errors
-from octavo.request.sampling import FinishReason
 from octavo.v1 import inference_pb2
 
 Opening = inference_pb2.GenerateRequest | inference_pb2.AttachRequest
@@ -89,7 +86,7 @@ class AsyncStream(AsyncIterator[Event]):
                 if self._broken:
                     self.num_reattaches += 1
                     self._broken = False
-                yield convert.event(message)
+                yield event_of(message)
         except grpc.RpcError as error:
             raise self._endpoints.error_of(self._endpoint, error) from None
         finally:
@@ -162,15 +159,5 @@ async def collect(stream: AsyncStream) -> Completion:
             finished = event.finished or finished
     if finished is None:
         raise errors.HistoryLost("the stream ended without its terminal event")
-    outputs = tuple(_output(branch, parts) for branch, parts in sorted(branches.items()))
+    outputs = tuple(output_of(branch, parts) for branch, parts in sorted(branches.items()))
     return Completion(stream.request_id, outputs, finished.usage, prompt_logprobs, stream.num_reattaches)
-
-
-def _output(branch: int, parts: list[Event]) -> Output:
-    return Output(
-        index=branch,
-        text="".join(part.text for part in parts),
-        token_ids=tuple(token for part in parts for token in part.token_ids),
-        finish_reason=next((part.finish_reason for part in parts if part.finish_reason), FinishReason.NONE),
-        logprobs=tuple(item for part in parts for item in part.logprobs),
-    )

@@ -6,14 +6,13 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 from octavo.client.aio import AsyncClient
-from octavo.client.arguments import AttachArguments, DetokenizeArguments, RequestArguments
-from octavo.client.convert import Messages, Prompt
+from octavo.client.arguments import AttachArguments, DetokenizeArguments, Messages, Prompt, RequestArguments
 from octavo.client.events import Completion, Event, Model, RequestStatus
-from octavo.client.retry import RetryPolicy
+from octavo.client.routing import RetryPolicy
 from octavo.client.stream import AsyncStream
-from octavo.net.security.client_credentials import PLAIN, ClientCredentials
-from octavo.process.endpoint import Endpoints
 from octavo.request.sampling import SamplingParams
+from octavo.wire.endpoint import Endpoints
+from octavo.wire.tls import PLAIN, ClientCredentials
 
 Result = TypeVar("Result")
 

@@ -12,15 +12,12 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.local import ports
-from octavo.local.development_ca import certificate_files
+from octavo.local.certificate_files import certificate_files
 from octavo.local.embedded import MAX_SOCKET_PATH, EmbeddedStore
 from octavo.local.program_command import program_command
 from octavo.local.state import ClusterState, ExitHistory, RouterState, StoreState, WorkerState
 from octavo.local.supervisor import SupervisedProcess
-from octavo.net.channel import open_channel
-from octavo.net.security.client_credentials import PLAIN, ClientCredentials
-from octavo.net.security.roles import WORKER_NAME, PeerRole
-from octavo.net.security.tls import TlsFiles
+from octavo.net.security.roles import PeerRole
 from octavo.process.child_process import ChildProcess
 from octavo.process.cores import usable_cores
 from octavo.process.listen_address import reachable_address, with_host
@@ -30,6 +27,8 @@ from octavo.settings.router import RouterSettings
 from octavo.settings.setting_sources import arguments_of, environment_of
 from octavo.settings.up import UpSettings
 from octavo.settings.worker import WorkerSettings
+from octavo.wire.channel import open_channel
+from octavo.wire.tls import PLAIN, WORKER_NAME, ClientCredentials, TlsFiles
 
 HOST = "127.0.0.1"
 HEALTH_TIMEOUT_S = 1.0

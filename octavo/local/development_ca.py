@@ -1,6 +1,7 @@
 """An authority for development and for one machine: it signs a certificate for each role, all in one folder.
 
-It is no authority for production: its key lies beside what it has signed. It needs the package `cryptography`.
+It is no authority for production: its key lies beside what it has signed.
+Commands import this module when they need it, for its package, `cryptography`.
 """
 
 import datetime
@@ -9,28 +10,19 @@ import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from octavo.net.security.roles import WORKER_NAME, PeerRole
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from octavo.local.certificate_files import CA_FILE, CA_KEY_FILE, LIFE_DAYS, CertificateError, certificate_files
+from octavo.net.security.roles import PeerRole
+from octavo.wire.tls import WORKER_NAME
 
-LIFE_DAYS = 365
 BACKDATED = datetime.timedelta(minutes=5)  # clocks of other machines may be behind
-CA_FILE = "ca.crt"
-CA_KEY_FILE = "ca.key"
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-
-
-class CertificateError(Exception):
-    """The certificates cannot be made. The message says what to do."""
-
-
-def certificate_files(folder: Path, role: PeerRole) -> tuple[str, str, str]:
-    """The paths of the certificate, the key and the authority of a role."""
-    return str(folder / f"{role}.crt"), str(folder / f"{role}.key"), str(folder / CA_FILE)
+CA_NAME = "octavo development CA"
 
 
 def is_complete(folder: Path) -> bool:
@@ -38,7 +30,6 @@ def is_complete(folder: Path) -> bool:
     names = [Path(name) for role in PeerRole for name in certificate_files(folder, role)]
     if not all(name.is_file() for name in names):
         return False
-    x509 = _x509()
     now = datetime.datetime.now(datetime.UTC)
     try:
         found = [x509.load_pem_x509_certificate(name.read_bytes()) for name in names if name.suffix == ".crt"]
@@ -65,7 +56,6 @@ def make_certificates(folder: Path, hosts: Sequence[str] = (), days: int = LIFE_
 
 def _hosts_of(folder: Path) -> list[str]:
     """The names and addresses that the router's certificate is for; none if there is none that can be read."""
-    x509 = _x509()
     try:
         router = x509.load_pem_x509_certificate(Path(certificate_files(folder, PeerRole.ROUTER)[0]).read_bytes())
         names = router.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -74,27 +64,23 @@ def _hosts_of(folder: Path) -> list[str]:
     return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
 
 
-def _authority(folder: Path, days: int) -> "tuple[x509.Certificate, EllipticCurvePrivateKey]":
-    x509 = _x509()
-    from cryptography.hazmat.primitives import serialization
-
+def _authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:
     cert_file, key_file = folder / CA_FILE, folder / CA_KEY_FILE
     if cert_file.exists() and key_file.exists():
         try:
-            known = serialization.load_pem_private_key(key_file.read_bytes(), None)
-            return x509.load_pem_x509_certificate(cert_file.read_bytes()), _as_ec_key(known)
+            known = load_pem_private_key(key_file.read_bytes(), None)
+            if not isinstance(known, EllipticCurvePrivateKey):
+                raise ValueError(f"{CA_KEY_FILE} holds another kind of key than `octavo cert` makes")
+            return x509.load_pem_x509_certificate(cert_file.read_bytes()), known
         except ValueError as error:
             remedy = f"remove {CA_FILE} and {CA_KEY_FILE}, or use another folder"
             raise CertificateError(f"{folder}: {error}: {remedy}") from error
-    key = _new_key()
-    builder = _builder("octavo development CA", key, days)
-    builder = builder.issuer_name(_name("octavo development CA"))
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    key = generate_private_key(SECP256R1())
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    cert = builder.add_extension(identifier, critical=False).sign(key, _sha256())
-    _write(key_file, _key_pem(key))
-    _write(cert_file, _cert_pem(cert))
+    builder = _builder(CA_NAME, key, days, is_authority=True).issuer_name(_name(CA_NAME))
+    cert = builder.add_extension(identifier, critical=False).sign(key, hashes.SHA256())
+    _write(key_file, key)
+    _write(cert_file, cert)
     return cert, key
 
 
@@ -102,109 +88,52 @@ def _make_certificate(
     folder: Path,
     role: PeerRole,
     hosts: Sequence[str],
-    authority: "x509.Certificate",
-    authority_key: "EllipticCurvePrivateKey",
+    authority: x509.Certificate,
+    authority_key: EllipticCurvePrivateKey,
     days: int,
 ) -> None:
-    x509 = _x509()
-    key = _new_key()
-    names: list[Any] = [x509.UniformResourceIdentifier(role.uri), *map(_host_name, dict.fromkeys(hosts))]
-    builder = _builder(f"octavo {role}", key, days).issuer_name(authority.subject)
-    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
-    uses = [x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH]
-    if hosts:
-        uses.append(x509.oid.ExtendedKeyUsageOID.SERVER_AUTH)
-    builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+    key = generate_private_key(SECP256R1())
+    names = [x509.UniformResourceIdentifier(role.uri), *map(_host_name, dict.fromkeys(hosts))]
+    uses = [x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH, *([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
-    cert = builder.add_extension(identifier, critical=False).sign(authority_key, _sha256())
+    builder = _builder(f"octavo {role}", key, days, is_authority=False).issuer_name(authority.subject)
+    for extension in (x509.SubjectAlternativeName(names), x509.ExtendedKeyUsage(uses), identifier):
+        builder = builder.add_extension(extension, critical=False)
     cert_file, key_file, _ = certificate_files(folder, role)
-    _write(Path(key_file), _key_pem(key))
-    _write(Path(cert_file), _cert_pem(cert))
+    _write(Path(key_file), key)
+    _write(Path(cert_file), builder.sign(authority_key, hashes.SHA256()))
 
 
-def _builder(name: str, key: "EllipticCurvePrivateKey", days: int) -> Any:
-    x509 = _x509()
+def _builder(name: str, key: EllipticCurvePrivateKey, days: int, *, is_authority: bool) -> x509.CertificateBuilder:
+    """What an authority and what it signs have in common; one may sign certificates, the others may not."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder().subject_name(_name(name)).public_key(key.public_key())
     builder = builder.serial_number(x509.random_serial_number())
-    return builder.not_valid_before(now - BACKDATED).not_valid_after(now + datetime.timedelta(days=days))
+    builder = builder.not_valid_before(now - BACKDATED).not_valid_after(now + datetime.timedelta(days=days))
+    constraints = x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None)
+    # Digital signatures; four others; certificates; lists of revoked ones; two others.
+    usage = x509.KeyUsage(not is_authority, False, False, False, False, is_authority, is_authority, False, False)
+    return builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
 
 
-def _host_name(host: str) -> Any:
-    x509 = _x509()
+def _host_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
     except ValueError:
         return x509.DNSName(host)
 
 
-def _name(text: str) -> Any:
-    x509 = _x509()
+def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, text)])
 
 
-def _usage(*, signs_certificates: bool) -> Any:
-    return _x509().KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _new_key() -> "EllipticCurvePrivateKey":
-    _x509()
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP256R1())
-
-
-def _as_ec_key(key: Any) -> "EllipticCurvePrivateKey":
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"{CA_KEY_FILE} holds another kind of key than `octavo cert` makes")
-    return key
-
-
-def _sha256() -> Any:
-    from cryptography.hazmat.primitives import hashes
-
-    return hashes.SHA256()
-
-
-def _key_pem(key: "EllipticCurvePrivateKey") -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-
-
-def _cert_pem(cert: "x509.Certificate") -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
-    return cert.public_bytes(serialization.Encoding.PEM)
-
-
-def _write(file: Path, content: bytes) -> None:
+def _write(file: Path, content: x509.Certificate | EllipticCurvePrivateKey) -> None:
     """Replaces a file in one step. Nobody else can read it, not even for a moment."""
+    if isinstance(content, x509.Certificate):
+        pem = content.public_bytes(Encoding.PEM)
+    else:
+        pem = content.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
-        opened.write(content)
+        opened.write(pem)
     temporary.replace(file)
-
-
-def _x509() -> Any:
-    try:
-        from cryptography import x509
-    except ImportError:
-        raise CertificateError("making certificates needs a package: pip install 'octavo[certificates]'") from None
-    return x509

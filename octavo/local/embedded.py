@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from octavo.local.append_only_file import mend_damage
-from octavo.local.file_rewriter import FileRewriter
+from octavo.local.file_rewriter import FileRewriter, call
 from octavo.process import host_memory
 from octavo.process.child_process import ChildProcess, tail
 from octavo.request.errors import StoreUnavailable
@@ -180,13 +180,6 @@ class EmbeddedStore:
     async def _ping(self) -> bool:
         """Whether the server answers PONG. While it loads its data it answers an error."""
         try:
-            reader, writer = await asyncio.open_unix_connection(self._socket)
-        except OSError:
+            return (await call(self._socket, "PING")).startswith("+PONG")
+        except (OSError, EOFError):
             return False
-        try:
-            writer.write(b"PING\r\n")
-            return (await reader.readline()).startswith(b"+PONG")
-        except OSError:
-            return False
-        finally:
-            writer.close()

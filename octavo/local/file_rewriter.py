@@ -66,17 +66,19 @@ class FileRewriter:
     async def _ask(self) -> None:
         self._ask_at = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
-        self._was_asked = (await self._call("BGREWRITEAOF")).startswith("+")
+        self._was_asked = (await call(self._socket, "BGREWRITEAOF")).startswith("+")
 
     async def _state(self) -> dict[str, str]:
-        lines = (await self._call("INFO persistence errorstats")).splitlines()
+        lines = (await call(self._socket, "INFO persistence errorstats")).splitlines()
         return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
 
-    async def _call(self, command: str) -> str:
-        reader, writer = await asyncio.open_unix_connection(self._socket)
-        try:
-            writer.write(f"{command}\r\n".encode())
-            reply = await reader.readline()
-            return (await reader.readexactly(int(reply[1:])) if reply.startswith(b"$") else reply).decode()
-        finally:
-            writer.close()
+
+async def call(socket: Path, command: str) -> str:
+    """What the server on a socket answers. Raises OSError, or EOFError where it ends amid its answer."""
+    reader, writer = await asyncio.open_unix_connection(socket)
+    try:
+        writer.write(f"{command}\r\n".encode())
+        reply = await reader.readline()
+        return (await reader.readexactly(int(reply[1:])) if reply.startswith(b"$") else reply).decode()
+    finally:
+        writer.close()

@@ -25,8 +25,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from octavo.process import telemetry
-from octavo.process.endpoint import parse_listener
 from octavo.process.listen_address import ListenError, why_not_listening
+from octavo.wire.endpoint import parse_listener
 
 MAX_CONNECTIONS = 16_384
 MAX_HEADER_BYTES = 32 * 1024

@@ -21,21 +21,14 @@ from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from octavo.net.connection_options import (
-    SERVER_PATIENCE_MS,
-    SERVER_PING_MS,
-    Options,
-    header_options,
-    keepalive_options,
-    message_options,
-)
 from octavo.net.health import Health
 from octavo.net.reflection import add_reflection
 from octavo.net.security.authorizer import Authorizer
-from octavo.net.security.tls import TlsFiles
+from octavo.net.security.listener_tls import ListenerTls
 from octavo.process import telemetry
 from octavo.request import errors, limits
 from octavo.request.errors import ServingError
+from octavo.wire.channel import Options, header_options, keepalive_options, message_options
 from octavo.wire.statuses import status_of
 from octavo.wire.text_fields import find_bad_text
 
@@ -44,12 +37,12 @@ PUSHBACK = "grpc-retry-pushback-ms"
 HEARING_S = 2.0  # how long a refused call is heard out, until its requests end
 HEARD_REQUESTS = 64  # of such a call at most
 SETTLING_S = 0.02  # how long after its last request the caller may still be busy with having sent it
+# A server need not hurry: what it loses is a caller that comes back, and leases tell which processes are gone.
+PING_MS = 10_000
+PATIENCE_MS = 20_000
 HANDSHAKE_MS = 20_000  # how long a connection may take to say that it speaks HTTP/2, and TLS before that
 
 _log = logging.getLogger(__name__)
-
-
-# The server's side
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServingError) -> NoReturn:
@@ -90,52 +83,54 @@ def _wrapped(handler: Any, method: str, authorizer: Authorizer | None) -> Any:
     behaviour = getattr(handler, name)
     parse = None if handler.request_streaming else handler.request_deserializer
     if isasyncgenfunction(behaviour):
-        behaviour = _guarded_generator(behaviour, method, parse, authorizer)
+        guarded = _guarded_generator
     elif iscoroutinefunction(behaviour):
-        behaviour = _guarded_coroutine(behaviour, method, parse, authorizer)
+        guarded = _guarded_coroutine
     elif authorizer is None:  # a blocking handler, which gRPC runs in a thread; octavo has none
         return handler
     else:
         raise TypeError(f"{method} blocks: nothing would ask who calls it")
+
+    def admit(request: Any, context: Any) -> Any:
+        """The request, parsed, of a call that is let in. Raises ServingError."""
+        if authorizer is None:
+            return _parsed(parse, request)
+        authorizer.authorize_call(method, context)
+        request = _parsed(parse, request)
+        authorizer.note_call(method, context, request)
+        return request
+
     make = getattr(grpc, f"{name}_rpc_method_handler")
     deserializer = None if parse else handler.request_deserializer
-    return make(behaviour, request_deserializer=deserializer, response_serializer=handler.response_serializer)
+    return make(
+        guarded(behaviour, admit, method, streams=parse is None),
+        request_deserializer=deserializer,
+        response_serializer=handler.response_serializer,
+    )
 
 
-def _guarded_coroutine(
-    behaviour: Callable[..., Awaitable[Any]], method: str, parse: Any, authorizer: Authorizer | None
-) -> Any:
+def _guarded_coroutine(behaviour: Any, admit: Callable[[Any, Any], Any], method: str, *, streams: bool) -> Any:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            if authorizer is not None:
-                authorizer.authorize_call(method, context)
-            request = _parsed(parse, request)
-            if authorizer is not None:
-                authorizer.note_call(method, context, request)
-            return await behaviour(request, context)
+            return await behaviour(admit(request, context), context)
         except Exception as error:
-            if parse is None:
+            if streams:
                 await _hear_out(request)
             await _end(context, method, error)
 
     return guarded
 
 
-def _guarded_generator(behaviour: Callable[..., Any], method: str, parse: Any, authorizer: Authorizer | None) -> Any:
+def _guarded_generator(behaviour: Any, admit: Callable[[Any, Any], Any], method: str, *, streams: bool) -> Any:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         replied = False
         try:
-            if authorizer is not None:
-                authorizer.authorize_call(method, context)
-            request = _parsed(parse, request)
-            if authorizer is not None:
-                authorizer.note_call(method, context, request)
-            async with aclosing(behaviour(request, context)) as replies:
+            async with aclosing(behaviour(admit(request, context), context)) as replies:
                 async for reply in replies:
                     replied = True
                     yield reply
         except Exception as error:
-            if parse is None and not replied:
+            if streams and not replied:
                 await _hear_out(request)
             await _end(context, method, error)
 
@@ -192,7 +187,7 @@ def make_server(
     """
     options: Options = [
         *message_options(internal),
-        *keepalive_options(SERVER_PING_MS, SERVER_PATIENCE_MS),
+        *keepalive_options(PING_MS, PATIENCE_MS),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),  # a stalled peer's pings arrive in a bunch
         ("grpc.max_concurrent_streams", 256),
@@ -213,7 +208,9 @@ def make_server(
     return grpc.aio.server(interceptors=chain, options=options, maximum_concurrent_rpcs=max_concurrent_rpcs)
 
 
-def open_port(server: grpc.aio.Server, address: str, tls: TlsFiles | None = None, *, ask_callers: bool = True) -> int:
+def open_port(
+    server: grpc.aio.Server, address: str, tls: ListenerTls | None = None, *, ask_callers: bool = True
+) -> int:
     """Listens on HOST:PORT and returns the port, which is another one for port 0. With `tls`, for TLS alone.
 
     With `ask_callers`, callers need a certificate. Raises RuntimeError if the address cannot be listened on.

@@ -3,7 +3,7 @@
 import ipaddress
 from collections.abc import Iterable
 
-from octavo.process.endpoint import parse_listener
+from octavo.wire.endpoint import parse_listener
 
 EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # hosts that stand for all interfaces, and their loopback
 

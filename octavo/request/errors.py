@@ -3,8 +3,9 @@
 `octavo.rpc` turns an error into a status with google.rpc.ErrorInfo, and such a status into an error of the same class.
 """
 
+import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import cache
@@ -432,3 +433,9 @@ def reasons() -> list[str]:
 def class_of(reason: str) -> type[ServingError]:
     """The class with this reason; ServingError if there is none."""
     return _classes_by_reason().get(reason, ServingError)
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """The text `; did you mean ...?` with the closest known word; empty if no word is close."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.8)
+    return f"; did you mean {matches[0]}?" if matches else ""

@@ -1,4 +1,4 @@
-"""Two hashes. docs/protocol.md defines them byte for byte, and golden vectors in tests/golden/ fix them.
+"""Two hashes. docs/protocol-reference.md defines them byte for byte, and golden vectors in tests/golden/ fix them.
 
 The *block hash* names the content of a full block and of everything before it. The *chain* names a branch's history.
 """

@@ -29,3 +29,9 @@ def sequence_id(tenant: str, request_id: RequestId) -> SequenceId:
     """The id of a request's sequence. It depends on the tenant: another tenant's request id finds no record."""
     name = len(tenant).to_bytes(4, "little") + tenant.encode() + request_id.encode()
     return SequenceId(hashlib.blake2b(name, digest_size=16, person=b"octavo.seq.v1").hexdigest())
+
+
+def cell_number(request_id: str, num_cells: int) -> int:
+    """The number of the request's cell, from 0. The greatest SHA-256 over the id, "#" and the cell's number wins."""
+    digests = [hashlib.sha256(f"{request_id}#{cell}".encode()).digest() for cell in range(num_cells)]
+    return digests.index(max(digests))

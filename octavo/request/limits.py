@@ -1,4 +1,4 @@
-"""The limits of every field a client can set: one table, checked by `validation`, printed in docs/protocol.md.
+"""The limits of what a client can set. `sampling` has the ranges of sampling parameters.
 
 No limit here depends on a model. Callers give the limits of the model (vocabulary, context) to the validator.
 """
@@ -57,50 +57,5 @@ class NumberRange:
         return f"{self.low:g} to {high}"
 
 
-def _integers(low: int, high: int, *, optional: bool = False) -> NumberRange:
+def integers(low: int, high: int, *, optional: bool = False) -> NumberRange:
     return NumberRange(low, high, integer=True, optional=optional)
-
-
-# Fields of SamplingParams that hold one number.
-NUMBERS: dict[str, NumberRange] = {
-    "temperature": NumberRange(0, 10),
-    "top_p": NumberRange(0, 1, above=True),
-    "top_k": _integers(0, U32_MAX),
-    "min_p": NumberRange(0, 1),
-    "n": _integers(1, MAX_N),
-    "best_of": _integers(0, MAX_N),
-    "max_tokens": _integers(1, U32_MAX, optional=True),
-    "min_tokens": _integers(0, U32_MAX),
-    "repetition_penalty": NumberRange(0, 10, above=True),
-    "presence_penalty": NumberRange(-2, 2),
-    "frequency_penalty": NumberRange(-2, 2),
-    "seed": _integers(0, U64_MAX, optional=True),
-    "logprobs": _integers(0, MAX_LOGPROBS, optional=True),
-    "prompt_logprobs": _integers(0, MAX_LOGPROBS, optional=True),
-    "beam_width": _integers(0, MAX_BEAM_WIDTH),
-    "length_penalty": NumberRange(0, 4),
-}
-
-# Fields of SamplingParams that are true or false.
-FLAGS: tuple[str, ...] = ("include_stop", "ignore_eos", "skip_special_tokens")
-
-# Fields of SamplingParams that hold several values, and how many they may hold.
-COUNTS: dict[str, int] = {
-    "stop": MAX_STOP,
-    "stop_token_ids": MAX_STOP_TOKEN_IDS,
-    "logit_bias": MAX_LOGIT_BIAS,
-    "allowed_token_ids": MAX_LISTED_TOKEN_IDS,
-    "banned_token_ids": MAX_LISTED_TOKEN_IDS,
-    "banned_sequences": MAX_BANNED_SEQUENCES,
-}
-
-# Fields that say how single tokens are drawn. Beam search draws no tokens, so beside it they must have these values.
-WITHOUT_BEAMS: dict[str, float] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}

@@ -63,7 +63,7 @@ class TimelineEntry(NamedTuple):
 class Record:
     """What the store holds of one sequence beside prompt and journals. Times are by the store's clock, in milliseconds.
 
-    docs/protocol.md explains each field, and which function of the store writes it.
+    docs/protocol-reference.md explains each field, and which function of the store writes it.
     """
 
     seq_id: SequenceId
@@ -95,7 +95,7 @@ class Record:
     suspects: tuple[Incarnation, ...] = ()  # the owners that crashed
     first_crash_ms: int = 0  # when the first of these crashes was noticed
     announced: int = 0  # the last epoch at which an owner announced that it begins to run this suspect
-    alone: bool = False  # the last take said that the owner is to run it alone: its next crash may fail it
+    alone: bool = False  # the last take said that the owner is to run it in a trial: its next crash may fail it
     cancel: bool = False
     numerics: str = ""  # the class of numerics in which its tokens are computed; empty: not known, or no owner yet
     numerics_changes: int = 0  # how often it went on in another class, after it had tokens
@@ -161,7 +161,7 @@ class Admission:
     salt: str = ""
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk
     deadline_in_ms: int = 0  # 0: none
-    alone: bool = False  # no other sequence may run in its steps, because it is suspected of killing workers
+    suspect: bool = False  # it may have killed its owners: it runs in its trial only
     prefix_owner: Incarnation | None = None  # a worker whose prefix cache has more of the prompt than this one's
     prefix_owner_tokens: int = 0  # leading tokens of the prompt that it has
 

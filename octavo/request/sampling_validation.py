@@ -12,7 +12,7 @@ from typing import Any
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument, ViolationCollector
 from octavo.request.limits import NumberRange
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import PARAMETERS, Parameter, SamplingParams
 
 
 def validate_sampling(params: SamplingParams, *, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
@@ -21,56 +21,51 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int, eos_token_ids:
     With `eos_token_ids` it also refuses parameters that allow no token at all before min_tokens is reached.
     """
     checks = ViolationCollector()
-    for field, allowed in limits.NUMBERS.items():
-        checks.run(check_number, field, getattr(params, field), allowed)
-    for field in limits.FLAGS:
-        checks.run(_check_flag, field, getattr(params, field))
-    if params.stop != ():
-        checks.run(_check_stop, params.stop)
-    for field in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
-        if getattr(params, field) != ():
-            checks.run(_check_listed_ids, field, getattr(params, field), vocab_size)
-    if params.banned_sequences != ():
-        checks.run(_check_sequences, params.banned_sequences, vocab_size)
-    checks.run(_check_logit_bias, params.logit_bias, vocab_size)
+    for row in PARAMETERS.values():
+        checks.run(_check_value, row, getattr(params, row.name), vocab_size)
     checks.raise_found()  # the checks below compare fields, and so need each of them to be right
     for check in (_check_best_of, _check_greedy_branches, _check_min_tokens):
         checks.run(check, params)
     if params.beam_width:
         checks.run(_check_beam_width, params)
-        for field, default in limits.WITHOUT_BEAMS.items():
-            if field == "temperature" and params.greedy:  # 0 means what a beam search does: it draws nothing
-                continue
-            checks.run(_check_left_out_beside_beams, field, getattr(params, field), default)
+        for row in PARAMETERS.values():
+            if not row.beside_beams and not (row.name == "temperature" and params.greedy):  # 0: nothing is drawn either
+                checks.run(_check_left_out_beside_beams, row, getattr(params, row.name))
     checks.run(_check_some_token_is_left, params, vocab_size, eos_token_ids)
     checks.raise_found()
 
 
-def _check_flag(field: str, value: object) -> None:
-    if type(value) is not bool:
-        raise InvalidArgument(field, "must be true or false")
+def _check_value(row: Parameter, value: Any, vocab_size: int) -> None:
+    """Checks one value by its row alone."""
+    if row.allowed:
+        check_number(row.name, value, row.allowed)
+    elif row.is_flag:
+        if type(value) is not bool:
+            raise InvalidArgument(row.name, "must be true or false")
+    elif row.name == "logit_bias":
+        _check_logit_bias(value, vocab_size)
+    elif value != ():
+        listed = require_list(row.name, value)
+        row.check_count(listed)
+        _check_entries(row, listed, vocab_size)
 
 
-def _check_listed_ids(field: str, values: object, vocab_size: int) -> None:
-    listed = require_list(field, values)
-    check_count(field, listed)
-    check_token_ids(field, listed, vocab_size)
+def _check_entries(row: Parameter, values: Sequence[Any], vocab_size: int) -> None:
+    match row.name:
+        case "stop":
+            _check_stop(values)
+        case "banned_sequences":
+            _check_sequences(values, vocab_size)
+        case _:
+            check_token_ids(row.name, values, vocab_size)
 
 
-def _check_sequences(sequences: object, vocab_size: int) -> None:
+def _check_sequences(sequences: Sequence[Any], vocab_size: int) -> None:
     field, most = "banned_sequences", limits.MAX_BANNED_SEQUENCE_TOKENS
-    listed = require_list(field, sequences)
-    check_count(field, listed)
-    for i, sequence in enumerate(listed):
+    for i, sequence in enumerate(sequences):
         if not isinstance(sequence, (tuple, list)) or not 1 <= len(sequence) <= most:
             raise InvalidArgument(field, f"entry {i} must be a list of 1 to {most} token ids")
         check_token_ids(field, sequence, vocab_size)
-
-
-def check_count(field: str, values: Collection[object]) -> None:
-    """Refuses a list that is longer than its limit. It is cheap, and so can run before the list is copied."""
-    if not len(values) <= limits.COUNTS[field]:
-        raise InvalidArgument(field, f"{len(values)} entries are too many; at most {limits.COUNTS[field]}")
 
 
 def check_number(field: str, value: object, allowed: NumberRange) -> None:
@@ -83,10 +78,8 @@ def check_number(field: str, value: object, allowed: NumberRange) -> None:
     raise InvalidArgument(field, f"must be {'a whole number' if allowed.integer else 'a number'}, {allowed}")
 
 
-def _check_stop(stop: object) -> None:
-    values = require_list("stop", stop)
-    check_count("stop", values)
-    for i, text in enumerate(values):
+def _check_stop(stop: Sequence[Any]) -> None:
+    for i, text in enumerate(stop):
         if type(text) is not str or not text:
             raise InvalidArgument("stop", f"entry {i} must be a string that is not empty")
         try:
@@ -102,7 +95,7 @@ def _check_logit_bias(bias: object, vocab_size: int) -> None:
         raise InvalidArgument("logit_bias", "must map token ids to numbers")
     if not bias:
         return
-    check_count("logit_bias", bias)
+    PARAMETERS["logit_bias"].check_count(bias)
     check_token_ids("logit_bias", list(bias), vocab_size)
     allowed = NumberRange(-limits.MAX_LOGIT_BIAS_VALUE, limits.MAX_LOGIT_BIAS_VALUE)
     for token_id, value in bias.items():
@@ -147,9 +140,9 @@ def _check_beam_width(params: SamplingParams) -> None:
         raise InvalidArgument("beam_width", f"{params.beam_width} is less than n ({params.n}); raise it")
 
 
-def _check_left_out_beside_beams(field: str, value: object, default: object) -> None:
-    if value != default:
-        raise InvalidArgument(field, "not allowed beside beam_width, which does not sample; leave it out")
+def _check_left_out_beside_beams(row: Parameter, value: object) -> None:
+    if value != row.default:
+        raise InvalidArgument(row.name, "not allowed beside beam_width, which does not sample; leave it out")
 
 
 def _check_some_token_is_left(params: SamplingParams, vocab_size: int, eos_token_ids: Collection[int]) -> None:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from octavo.settings.options import closest
+from octavo.request.errors import closest
 
 FLAG_COLUMNS = 32  # of a help: the text of longer flags begins on the next line
 USAGE = "%(prog)s [SETTING ...]"  # of programs with many settings

@@ -9,12 +9,13 @@ One declaration gives the flag (--threads), the environment variable (OCTAVO_WOR
 (threads, in [worker]), the check and the help. `octavo.settings.setting_sources` reads them.
 """
 
-import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, ClassVar, Protocol, get_origin, get_type_hints
+
+from octavo.request.errors import closest
 
 _UNITS = {
     "": 1,
@@ -189,12 +190,6 @@ def options_of(cls: type[Settings]) -> dict[str, Option]:
 
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def closest(word: str, known: Iterable[str]) -> str:
-    """The text `; did you mean ...?` with the closest known word; empty if no word is close."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.8)
-    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def parse_size(text: str) -> int:

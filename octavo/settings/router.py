@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo.process import listen_address, telemetry
-from octavo.process.endpoint import parse_host, parse_listener
 from octavo.request.quota import MAX_STREAMS, MAX_TOKENS_PER_MINUTE
 from octavo.settings.common import CA_HELP, CERT_HELP, HOST_HELP, INSECURE_HELP, KEY_HELP, STORE_HELP, unless_empty
 from octavo.settings.http_origins import parse_origins
 from octavo.settings.model_aliases import parse_aliases
 from octavo.settings.options import Settings, option
 from octavo.settings.store_url import require_store_url
+from octavo.wire.endpoint import parse_host, parse_listener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from octavo.settings.options import Option, Settings, SettingsError, closest, flag, options_of
+from octavo.request.errors import closest
+from octavo.settings.options import Option, Settings, SettingsError, flag, options_of
 
 SHOWN_CHARACTERS = 200  # of a wrong value
 PROGRAMS = ("router", "worker", "up", "client")  # each may have a table in one common file

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from octavo.process.endpoint import parse_host
 from octavo.settings.common import DEMO_MODEL, INSECURE_HELP, MODEL_HELP, require_device, unless_empty
 from octavo.settings.options import AUTO, Settings, option, options_of
 from octavo.settings.router import RouterSettings
 from octavo.settings.store_url import require_store_url
 from octavo.settings.worker import WorkerSettings
+from octavo.wire.endpoint import parse_host
 
 
 def _require_workers(number: int) -> None:

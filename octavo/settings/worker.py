@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo.process import listen_address, telemetry
-from octavo.process.endpoint import parse_advertised, parse_host, parse_listener
 from octavo.process.failpoints import require_texts
 from octavo.request.worker_role import WorkerRole
 from octavo.settings.common import (
@@ -22,6 +21,7 @@ from octavo.settings.common import (
 )
 from octavo.settings.options import AUTO, Settings, option
 from octavo.settings.store_url import require_store_url
+from octavo.wire.endpoint import parse_advertised, parse_host, parse_listener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,10 @@
 """The store: one record per sequence, where every router and worker can reach it."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+from octavo.request.errors import StoreUnavailable
 from octavo.settings.store_url import require_store_url
 from octavo.store.base import Store
 
@@ -11,7 +14,8 @@ def open_store(url: str, **options: Any) -> Store:
 
     It is not connected before `await store.open()`. `options` are the fields of RedisOptions, `on_generation`, and the
     `tally` of its calls.
-    Raises ValueError, which shows no part of the URL that may be a secret, if this is no URL of a store.
+    Raises ValueError, which shows no part of the URL that may be a secret, if this is no URL of a store, and
+    StoreUnavailable if the package for it is not installed.
     """
     require_store_url(url)
     if url.startswith("memory:"):
@@ -19,8 +23,22 @@ def open_store(url: str, **options: Any) -> Store:
 
         redis_only = ("replicas", "replica_timeout_ms", "tally")
         return MemoryStore(**{name: value for name, value in options.items() if name not in redis_only})
-    from octavo.store.redis import RedisStore
-    from octavo.store.redis_server import RedisOptions
+    try:
+        from octavo.store.redis import RedisStore
+        from octavo.store.redis_server import RedisOptions
+    except ImportError:
+        raise StoreUnavailable("a store on a server needs the package redis: pip install 'octavo[router]'") from None
 
     on_generation, tally = options.pop("on_generation", None), options.pop("tally", None)
     return RedisStore(url, RedisOptions(**options), on_generation, tally=tally)
+
+
+@asynccontextmanager
+async def connected_store(url: str) -> AsyncIterator[Store]:
+    """The store at a URL, while the context lasts. Raises what `open_store` and `Store.open` raise."""
+    store = open_store(url)
+    try:
+        await store.open()
+        yield store
+    finally:
+        await store.close()

@@ -1,4 +1,4 @@
-"""The interface of the store. docs/protocol.md says what each function promises, and why.
+"""The interface of the store. docs/protocol-reference.md says what each function promises, and why.
 
 `octavo.store.memory` defines the functions on plain values; `octavo.store.redis` is the store for production.
 """

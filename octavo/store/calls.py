@@ -8,7 +8,7 @@ from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.quota import NO_QUOTA, TenantQuota
 from octavo.request.sampling import FinishReason
 
-PROOF_TOKENS = 16  # so many tokens since the last take prove that a sequence is no poison
+PROOF_TOKENS = 16  # so many tokens since the last take prove that a sequence kills nobody
 MAX_PARDONS = 8  # how many owners in a row that got no further than others prove it by progress that no journal shows
 RETAIN_MS = 600_000  # how long a store keeps the record of a sequence that has ended, unless it is told otherwise
 
@@ -135,7 +135,7 @@ class TakeStatus(StrEnum):
     GONE = "GONE"  # there is no such record
     ALIVE = "ALIVE"  # the owner's lease still runs, or with CONNECTION: it has missed no renewal yet; see retry_ms
     FROZEN = "FROZEN"  # not yet: the store has just restarted; see retry_ms
-    OCCUPIED = "OCCUPIED"  # the worker runs another suspect alone: choose another worker, or ask again after retry_ms
+    OCCUPIED = "OCCUPIED"  # the worker has another trial: choose another worker, or ask again after retry_ms
     POISON = "POISON"  # too many owners have crashed: the sequence has ended with an error
 
 
@@ -152,7 +152,7 @@ class TakeRequest:
     numerics: str = ""  # the new owner's class of numerics; empty: not known
 
 
-def poison_failure(seq_id: SequenceId) -> str:
+def crash_failure(seq_id: SequenceId) -> str:
     """The failure, as a record holds it, of a sequence that is answered POISON."""
     message = f"sequence {seq_id}: worker after worker died while running it; it will not be tried again"
     return PoisonSuspected(message).failure().to_json()
@@ -162,14 +162,14 @@ def poison_failure(seq_id: SequenceId) -> str:
 class TakeReply:
     """The answer to a take. `epoch` and `crashes` are those of the record after the take.
 
-    `alone` says whether the new owner is to run the sequence alone, because the sequence may be what killed others.
+    `suspect` says whether the new owner is to run the sequence in a trial, because it may be what killed others.
     """
 
     status: TakeStatus
     epoch: int = 0
     crashes: int = 0
     retry_ms: int = 0  # with FROZEN, ALIVE and OCCUPIED: when to ask again
-    alone: bool = False
+    suspect: bool = False
 
 
 class AppendStatus(StrEnum):

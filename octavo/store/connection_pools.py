@@ -12,7 +12,7 @@ REQUESTS = "requests"
 POOLS: dict[str, tuple[int, tuple[str, ...]]] = {
     "leases": (2, ("register", "heartbeat", "leave", "members", "sweep")),
     "attachments": (4, ("attach", "detach")),
-    "owners": (8, ("pop", "requeue", "take", "announce", "owned", "append_batch", "append_tail",
+    "owners": (8, ("pop", "requeue", "take", "announce", "owned", "append_batch", "append_tail", "progress",
                    "mig_begin", "mig_commit", "mig_abort")),
 }  # fmt: skip
 POOL_OF = {f"octavo1_{function}": pool for pool, (_, functions) in POOLS.items() for function in functions}

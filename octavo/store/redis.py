@@ -32,7 +32,7 @@ from octavo.store.calls import (
     TakeStatus,
     TenantDepth,
     WorkerLimits,
-    poison_failure,
+    crash_failure,
 )
 from octavo.store.redis_server import RedisOptions, RedisServer
 from octavo.store.store_tally import StoreTally
@@ -102,11 +102,11 @@ class RedisStore:
         return bool(reply[1])
 
     async def take_ownership(self, request: TakeRequest) -> TakeReply:
-        seq_id, poison = request.seq_id, poison_failure(request.seq_id)
-        args = (request.expected_epoch, request.new_owner, request.take_id, request.reason, request.waited_ms, poison)
+        seq_id, failure = request.seq_id, crash_failure(request.seq_id)
+        args = (request.expected_epoch, request.new_owner, request.take_id, request.reason, request.waited_ms, failure)
         reply = await self._call_on(seq_id, "take", *args, request.numerics)
-        status, epoch, crashes, retry_ms, alone = reply
-        return TakeReply(TakeStatus(status.decode()), int(epoch), int(crashes), int(retry_ms), alone == 1)
+        status, epoch, crashes, retry_ms, suspect = reply
+        return TakeReply(TakeStatus(status.decode()), int(epoch), int(crashes), int(retry_ms), suspect == 1)
 
     async def announce(self, seq_id: SequenceId, epoch: int, owner: Incarnation) -> bool:
         reply = await self._call_on(seq_id, "announce", epoch, owner)

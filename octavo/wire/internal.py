@@ -1,9 +1,10 @@
 """Converts between the messages of routers and workers and plain values."""
 
 from octavo.internal.v1 import worker_pb2
+from octavo.request.errors import HistoryLost, InvalidArgument
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome, Snapshot
-from octavo.request.sampling import FinishReason
+from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome, Record, Snapshot
+from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.request.step_item import StepItem
 from octavo.request.worker_role import WorkerRole
 from octavo.v1 import types_pb2
@@ -13,8 +14,6 @@ from octavo.wire.public import (
     finish_from_wire,
     finish_to_wire,
     sampling_from_bytes,
-    sampling_from_wire,
-    sampling_to_wire,
     score_from_wire,
     score_to_wire,
 )
@@ -104,59 +103,80 @@ _OUTCOMES = {
 _OUTCOMES_BY_VALUE = {int(value): outcome for outcome, value in _OUTCOMES.items()}
 
 
-def admission_to_wire(admission: Admission) -> worker_pb2.Admission:
+def _sampling_of(message: worker_pb2.Admission) -> SamplingParams:
+    try:
+        return sampling_from_bytes(message.sampling)
+    except HistoryLost:
+        raise InvalidArgument("sampling", "cannot be read") from None
+
+
+def admission_to_wire(
+    snapshot: Snapshot, *, epoch: int, suspect: bool, age_ms: int, hint: tuple[Incarnation, int] | None = None
+) -> worker_pb2.Admission:
+    """The message by which a router asks the owner of that epoch to run what the snapshot has.
+
+    `age_ms`: how long ago the snapshot was read. Its sequence has so much less time left. `hint`: a worker whose prefix
+    cache has more of the prompt, and how many tokens of it.
+    """
+    record = snapshot.record
+    owner, num_tokens = hint or ("", 0)
     return worker_pb2.Admission(
-        seq_id=admission.seq_id,
-        epoch=admission.epoch,
-        prompt=types_pb2.TokenIds(ids=admission.prompt),
-        outputs=[types_pb2.TokenIds(ids=output) for output in admission.outputs],
-        finished_branches=admission.finished_branches,
-        sampling=sampling_to_wire(admission.sampling),
-        salt=admission.salt,
-        priority=admission.priority,
-        deadline_in_ms=admission.deadline_in_ms,
-        alone=admission.alone,
-        prefix_owner=admission.prefix_owner or "",
-        prefix_owner_tokens=admission.prefix_owner_tokens,
+        seq_id=record.seq_id,
+        epoch=epoch,
+        prompt=types_pb2.TokenIds(ids=snapshot.prompt),
+        outputs=[types_pb2.TokenIds(ids=output) for output in snapshot.outputs],
+        finished_branches=_finished(record),
+        sampling=record.sampling,
+        salt=record.salt,
+        priority=record.priority,
+        deadline_in_ms=_deadline_in_ms(snapshot, age_ms),
+        alone=suspect,
+        prefix_owner=owner,
+        prefix_owner_tokens=num_tokens,
     )
 
 
 def admission_from_wire(message: worker_pb2.Admission) -> Admission:
-    """The admission. Raises InvalidArgument if a list of its sampling parameters is over its limit."""
+    """The admission. Raises InvalidArgument if its sampling parameters cannot be read, or a list is over its limit."""
     return Admission(
         seq_id=SequenceId(message.seq_id),
         epoch=message.epoch,
         prompt=list(message.prompt.ids),
         outputs=[list(output.ids) for output in message.outputs],
         finished_branches=tuple(message.finished_branches),
-        sampling=sampling_from_wire(message.sampling),
+        sampling=_sampling_of(message),
         salt=message.salt,
         priority=message.priority,
         deadline_in_ms=message.deadline_in_ms,
-        alone=message.alone,
+        suspect=message.alone,
         prefix_owner=Incarnation(message.prefix_owner) if message.prefix_owner else None,
         prefix_owner_tokens=message.prefix_owner_tokens,
     )
 
 
-def admission_of_record(snapshot: Snapshot, *, epoch: int, alone: bool = False, age_ms: int = 0) -> Admission:
-    """The admission by which the owner of that epoch runs what the snapshot has, with the prompt and whole journals.
-
-    `age_ms`: how long ago the snapshot was read. Its sequence has so much less time left.
-    """
+def admission_of_record(snapshot: Snapshot, *, epoch: int, age_ms: int) -> Admission:
+    """The same as a worker knows it that reads the record itself."""
     record = snapshot.record
     return Admission(
         seq_id=record.seq_id,
         epoch=epoch,
         prompt=snapshot.prompt,
         outputs=snapshot.outputs,
-        finished_branches=[branch for branch, finish in enumerate(record.finishes) if finish],
+        finished_branches=_finished(record),
         sampling=sampling_from_bytes(record.sampling),
         salt=record.salt,
         priority=record.priority,
-        deadline_in_ms=max(1, record.deadline_ms - snapshot.now_ms - age_ms) if record.deadline_ms else 0,
-        alone=alone,
+        deadline_in_ms=_deadline_in_ms(snapshot, age_ms),
     )
+
+
+def _finished(record: Record) -> list[int]:
+    return [branch for branch, finish in enumerate(record.finishes) if finish]
+
+
+def _deadline_in_ms(snapshot: Snapshot, age_ms: int) -> int:
+    deadline_ms = snapshot.record.deadline_ms
+    return max(1, deadline_ms - snapshot.now_ms - age_ms) if deadline_ms else 0
 
 
 def answer_to_wire(seq_id: str, answer: AdmissionAnswer) -> worker_pb2.AdmissionResult:

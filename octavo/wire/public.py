@@ -1,57 +1,56 @@
-"""Converts between the messages of clients and plain values. Inside the programs there are only plain values.
+"""Converts between plain values and the messages of clients that both a client and a program read or write.
 
 A float on the wire has 32 bits, so `sampling_from_wire(sampling_to_wire(params))` equals `params` rounded to float32.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 
-from octavo.request import limits
-from octavo.request.chat_tools import MessageDetails, Tool, ToolCall
 from octavo.request.errors import Failure, HistoryLost
-from octavo.request.record import SequenceState
-from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
-from octavo.request.sampling_validation import check_count
-from octavo.v1 import inference_pb2, types_pb2
+from octavo.request.sampling import PARAMETERS, FinishReason, SamplingParams, TokenScore
+from octavo.v1 import types_pb2
 
-# Grows by one with each change of protos/octavo/v1 that a client could notice.
-SCHEMA_REVISION = 4
-
-NOTHING: Mapping[str, float] = MappingProxyType({})
 _DEFAULTS = SamplingParams()
-_LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids")
 _PLAIN_LISTS: dict[str, Callable[[Any], Any]] = {  # lists on the wire as plain values; the others are tuples
     "logit_bias": lambda entries: MappingProxyType(dict(entries)),
     "banned_sequences": lambda sequences: tuple(tuple(sequence.ids) for sequence in sequences),
 }
-_SCALARS = tuple(name for name in SamplingParams.__dataclass_fields__ if name not in limits.COUNTS)
 
 
-def sampling_from_wire(message: types_pb2.SamplingParams, recommended: Mapping[str, float] = NOTHING) -> SamplingParams:
-    """The parameters. A field left out gets the value that the model recommends for it, or else its default.
-
-    Beside a beam search, nothing is recommended that says how tokens are drawn. A list over its limit is refused before
-    it is copied.
-    """
-    values: dict[str, Any] = dict(recommended)
-    if message.beam_width:
-        values = {name: value for name, value in values.items() if name not in limits.WITHOUT_BEAMS}
+def sampling_from_wire(message: types_pb2.SamplingParams) -> SamplingParams:
+    """The parameters. A field left out gets its default. A list over its limit is refused before it is copied."""
+    values: dict[str, Any] = {}
     for descriptor, value in message.ListFields():
         name = descriptor.name
-        if name in limits.COUNTS:
-            check_count(name, value)
+        if (row := PARAMETERS[name]).most is not None:
+            row.check_count(value)
             value = _PLAIN_LISTS.get(name, tuple)(value)
         values[name] = value
     return SamplingParams(**values)
 
 
+def with_recommended(
+    params: SamplingParams, message: types_pb2.SamplingParams, recommended: Mapping[str, float]
+) -> SamplingParams:
+    """`params`, read from `message`, with what the model recommends for each field that the message leaves out.
+
+    Beside a beam search, nothing is recommended that says how tokens are drawn.
+    """
+    named = {descriptor.name for descriptor, _ in message.ListFields()}
+    values: dict[str, Any] = {
+        name: value
+        for name, value in recommended.items()
+        if name not in named and (PARAMETERS[name].beside_beams or not params.beam_width)
+    }
+    return replace(params, **values)
+
+
 def sampling_to_wire(params: SamplingParams) -> types_pb2.SamplingParams:
-    """The message with every value, defaults, too: the receiver may be of another version, with other defaults."""
+    """The message with every value, defaults, too, but those of parameters that came late."""
     message = _without_bias(params)
     for token_id, bias in params.logit_bias.items():
         message.logit_bias[token_id] = bias + 0.0
@@ -75,14 +74,16 @@ def sampling_bytes(params: SamplingParams) -> bytes:
 
 def _without_bias(params: SamplingParams) -> types_pb2.SamplingParams:
     message = types_pb2.SamplingParams()
-    for name in _SCALARS:
+    for name, row in PARAMETERS.items():
         value = getattr(params, name)
-        if value is None or (name == "best_of" and not value):
-            continue
-        setattr(message, name, value + 0.0 if type(value) is float else value)  # + 0.0 makes -0.0 plain 0.0
-    for name in _LISTS:
-        getattr(message, name).extend(getattr(params, name))
-    message.banned_sequences.extend(types_pb2.TokenIds(ids=sequence) for sequence in params.banned_sequences)
+        if name == "banned_sequences":
+            message.banned_sequences.extend(types_pb2.TokenIds(ids=sequence) for sequence in value)
+        elif row.most is not None and name != "logit_bias":
+            getattr(message, name).extend(value)
+        elif not (
+            value is None or name == "logit_bias" or (value == row.default and (row.is_late or name == "best_of"))
+        ):
+            setattr(message, name, value + 0.0 if type(value) is float else value)  # + 0.0 makes -0.0 plain 0.0
     return message
 
 
@@ -94,19 +95,6 @@ def sampling_from_bytes(data: bytes) -> SamplingParams:
         raise HistoryLost(
             "the record's sampling parameters cannot be read; start again with a new request id"
         ) from error
-
-
-def request_hash(request: inference_pb2.GenerateRequest) -> bytes:
-    """A hash of the request, equal on every router, that tells a retry from another body under the same request id.
-
-    The request must be valid.
-    """
-    rest = inference_pb2.GenerateRequest()
-    rest.CopyFrom(request)
-    rest.ClearField("sampling")
-    sampling = sampling_bytes(sampling_from_wire(request.sampling))
-    body = len(sampling).to_bytes(4, "little") + sampling + rest.SerializeToString(deterministic=True)
-    return hashlib.blake2b(body, digest_size=16).digest()
 
 
 def failure_to_wire(failure: Failure) -> types_pb2.Failure:
@@ -145,57 +133,8 @@ def score_from_wire(message: types_pb2.Logprobs) -> TokenScore:
     return TokenScore(message.chosen.token_id, message.chosen.logprob, top)
 
 
-_STATES = {
-    SequenceState.QUEUED: inference_pb2.REQUEST_STATE_QUEUED,
-    SequenceState.RUNNING: inference_pb2.REQUEST_STATE_RUNNING,
-    SequenceState.DONE: inference_pb2.REQUEST_STATE_DONE,
-    SequenceState.FAILED: inference_pb2.REQUEST_STATE_FAILED,
-    SequenceState.CANCELLED: inference_pb2.REQUEST_STATE_CANCELLED,
-}
-
-
-def state_to_wire(state: SequenceState) -> inference_pb2.RequestState:
-    return _STATES[state]
-
-
 def usage_to_wire(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> types_pb2.Usage:
     return types_pb2.Usage(prompt_tokens=prompt_tokens, output_tokens=output_tokens, cached_tokens=cached_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A prompt of chat messages, as a client sent it."""
-
-    messages: list[tuple[str, str | bytes]]  # role and content, for octavo.request.validation.validate_chat
-    begin_answer: bool  # whether the prompt ends where the assistant begins
-    tools: list[Tool]
-    details: list[MessageDetails]  # of each message; empty if no message has any
-
-
-def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
-    begin_answer = message.add_generation_prompt if message.HasField("add_generation_prompt") else True
-    turns = [(turn.role, turn.raw_content or turn.content) for turn in message.messages]
-    tools = [Tool(tool.name, tool.description, tool.parameters_json) for tool in message.tools]
-    details = [
-        MessageDetails(
-            turn.name,
-            turn.tool_call_id,
-            [ToolCall(call.id, call.name, call.arguments_json) for call in turn.tool_calls],
-        )
-        for turn in message.messages
-    ]
-    return ChatPrompt(turns, begin_answer, tools, details if any(each != MessageDetails() for each in details) else [])
-
-
-def limits_to_wire() -> inference_pb2.Limits:
-    return inference_pb2.Limits(
-        max_message_bytes=limits.MAX_MESSAGE_BYTES,
-        max_n=limits.MAX_N,
-        max_logprobs=limits.MAX_LOGPROBS,
-        max_stop=limits.MAX_STOP,
-        max_stop_bytes=limits.MAX_STOP_BYTES,
-        max_logit_bias=limits.MAX_LOGIT_BIAS,
-    )
 
 
 def defaults_to_wire(recommended: Mapping[str, float]) -> types_pb2.SamplingParams:

@@ -9,7 +9,7 @@ from octavo.request.worker_role import WorkerRole
 from octavo.store.calls import QueueDepths
 from octavo.v1 import admin_pb2, inference_pb2
 from octavo.wire.internal import role_from_wire
-from octavo.wire.public import state_to_wire
+from octavo.wire.requests import state_to_wire
 from router.admin.move_log import MoveReason, SeenMove
 from router.fleet.worker_link import WorkerLink
 from router.placing.placement import PlacementCandidate, PlacementDecision
@@ -42,7 +42,7 @@ def worker_to_wire(link: WorkerLink) -> admin_pb2.WorkerStatus:
     return admin_pb2.WorkerStatus(
         **said,
         endpoint=link.endpoint,
-        load=admin_pb2.WorkerLoad(**shared_fields(link.load, admin_pb2.WorkerLoad)),
+        load=link.load,
         load_age_ms=int((time.monotonic() - link.load_at) * 1000) if link.load_at else 0,
         available=view.available,
         reason=view.reason_unavailable,

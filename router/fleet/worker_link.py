@@ -16,22 +16,22 @@ from typing import TypeVar
 import grpc
 
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.net.channel import open_worker_channel
-from octavo.net.security.tls import TlsFiles
 from octavo.net.traces import TRACEPARENT
-from octavo.process.endpoint import parse_endpoint
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome
+from octavo.request.record import AdmissionAnswer, AdmissionOutcome
 from octavo.request.worker_role import WorkerRole
 from octavo.store.calls import Member
+from octavo.v1 import admin_pb2
+from octavo.wire.channel import open_worker_channel
+from octavo.wire.endpoint import parse_endpoint
 from octavo.wire.internal import (
     INTERNAL_REVISION,
-    admission_to_wire,
     answer_from_wire,
     revision_refusal,
     role_from_wire,
 )
 from octavo.wire.public import recommended_from_wire
+from octavo.wire.tls import TlsFiles
 from router.fleet import progress_calls
 from router.fleet.kv_index import KvIndex
 from router.fleet.migration_report import MigrationReport
@@ -95,7 +95,7 @@ class WorkerLink:
         self.lease_s: float = described.get("lease_ms", 0) / 1000
         self.hello: worker_pb2.HelloResponse | None = None
         self.facts: WorkerFacts | None = None
-        self.load = worker_pb2.Load()
+        self.load = admin_pb2.WorkerLoad()
         self.load_at = 0.0
         # Why this router does not use the worker, as Hello and Watch told. Empty: it does.
         self.unusable_reason = "not met yet"
@@ -117,22 +117,21 @@ class WorkerLink:
 
     # Calls
 
-    async def schedule(self, admission: Admission, follow: bool) -> AdmissionAnswer:
+    async def schedule(self, admission: worker_pb2.Admission, follow: bool) -> AdmissionAnswer:
         """Asks the worker to run a sequence. Raises LinkError when no answer came.
 
         With `follow`, the Step stream brings the items of the sequence from its admission on.
         """
-        request = worker_pb2.ScheduleRequest(
-            router_id=self._router_id if follow else "", admissions=[admission_to_wire(admission)]
-        )
+        seq_id, router_id = SequenceId(admission.seq_id), self._router_id if follow else ""
+        request = worker_pb2.ScheduleRequest(router_id=router_id, admissions=[admission])
         try:
-            response = await self._call(self._traced_schedule(admission.seq_id), request, SCHEDULE_S)
+            response = await self._call(self._traced_schedule(seq_id), request, SCHEDULE_S)
         except grpc.aio.AioRpcError as error:
             self._declined = True
             raise LinkError(f"worker {self.worker_id}: Schedule: {error.code().name}") from error
         answer = answer_from_wire(response.results[0])
         if answer.admitted:
-            self.pending_dispatches.mark_admitted(admission.seq_id)
+            self.pending_dispatches.mark_admitted(seq_id)
         self._declined |= answer.outcome is AdmissionOutcome.LATER
         return answer
 
@@ -338,7 +337,7 @@ class WorkerLink:
                 if isinstance(outcome, Exception) and not isinstance(outcome, grpc.aio.AioRpcError):
                     log.error("worker %s: stream failed", self.worker_id, exc_info=outcome)
 
-    def _note_load(self, load: worker_pb2.Load) -> None:
+    def _note_load(self, load: admin_pb2.WorkerLoad) -> None:
         self.load, self.load_at = load, time.monotonic()
         self.pending_dispatches.remove_reported()
         self.unusable_reason = "draining" if load.draining else ""

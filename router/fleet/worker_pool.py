@@ -6,13 +6,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
-from octavo.net.security.tls import TlsFiles
 from octavo.process.loop import end_tasks
 from octavo.request import hashing
 from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.store.base import Store
 from octavo.store.calls import Member, WorkerLimits
+from octavo.wire.tls import TlsFiles
 from router.fleet.kv_index import HitCounts, KvIndex
 from router.fleet.lost_workers import LostWorkers
 from router.fleet.model_registry import ModelRegistry, ServedModel

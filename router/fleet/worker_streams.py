@@ -8,6 +8,7 @@ import grpc
 
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.request.ids import Incarnation, SequenceId
+from octavo.v1 import admin_pb2
 from octavo.wire.internal import item_from_wire
 from router.fleet.kv_index import ApplyOutcome, KvChange, KvEvent, KvIndex
 from router.session_registry import Assignment, SessionRegistry
@@ -92,7 +93,7 @@ class WatchStream:
         stub: worker_pb2_grpc.WorkerStub,
         incarnation: Incarnation,
         index: KvIndex,
-        on_load: Callable[[worker_pb2.Load], None],
+        on_load: Callable[[admin_pb2.WorkerLoad], None],
     ) -> None:
         self._stub = stub
         self._incarnation = incarnation

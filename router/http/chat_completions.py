@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from octavo.request import limits
 from octavo.request.errors import InvalidArgument, ViolationCollector
 from octavo.request.ids import new_request_id
 from octavo.v1 import inference_pb2
 from router.http.asked_answer import AskedAnswer
 from router.http.chat_fields import add_messages, add_tools
-from router.http.common_fields import read_common, read_max_tokens
+from router.http.common_fields import SCORES, read_common, read_max_tokens
 from router.http.field_reader import FieldReader
 
 ID_PREFIX = "chatcmpl-"
@@ -39,7 +38,7 @@ def read_chat(body: dict[str, Any]) -> AskedAnswer:
     if read_max_tokens(fields, sampling, "max_completion_tokens", "max_tokens") is None:
         sampling.max_tokens = DEFAULT_MAX_TOKENS
     asked.scores = fields.take_flag("logprobs")
-    top = fields.take_number("top_logprobs", limits.NUMBERS["logprobs"])
+    top = fields.take_number("top_logprobs", SCORES)
     if top is not None and not asked.scores:
         fields.refuse("top_logprobs", "is allowed only beside logprobs: true")
     if asked.scores:

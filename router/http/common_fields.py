@@ -8,30 +8,11 @@ from typing import Any
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument
 from octavo.request.limits import NumberRange
+from octavo.request.sampling import PARAMETERS, Parameter
 from octavo.v1 import inference_pb2, types_pb2
 from router.http.asked_answer import AskedAnswer
 from router.http.field_reader import FieldReader, checked_ids, checked_text
 
-NUMBERS = (
-    "temperature",
-    "top_p",
-    "n",
-    "presence_penalty",
-    "frequency_penalty",
-    # Not OpenAI's: other servers of this API have them under the same names.
-    "top_k",
-    "min_p",
-    "min_tokens",
-    "repetition_penalty",
-    "length_penalty",
-    "beam_width",
-)
-ID_LISTS = ("stop_token_ids", "allowed_token_ids", "banned_token_ids")
-FLAGS = {
-    "ignore_eos": "ignore_eos",
-    "skip_special_tokens": "skip_special_tokens",
-    "include_stop_str_in_output": "include_stop",
-}
 PRIORITIES = {
     "system": inference_pb2.PRIORITY_SYSTEM,
     "interactive": inference_pb2.PRIORITY_INTERACTIVE,
@@ -51,8 +32,8 @@ IGNORED = (
     "prompt_cache_retention",
     "prediction",
 )
+SCORES = NumberRange(0, limits.MAX_LOGPROBS, integer=True)
 SEEDS = NumberRange(-(2**63), limits.U64_MAX, integer=True)  # OpenAI's are signed
-MOST_TOKENS = limits.NUMBERS["max_tokens"]
 
 
 def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> AskedAnswer:
@@ -62,22 +43,9 @@ def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> 
         request.model = fields.take_text("model")
     if "request_id" in fields:
         request.request_id = fields.take_text("request_id")
-    for name in NUMBERS:
-        value = fields.take_number(name, limits.NUMBERS[name])
-        if value is not None:
-            setattr(sampling, name, value)
-    seed = fields.take_number("seed", SEEDS)
-    if seed is not None:
-        sampling.seed = seed & limits.U64_MAX
-    for name in ID_LISTS:
-        if (listed := fields.take_any(name)) is not None:
-            ids = fields.checks.run(checked_ids, name, listed, limits.MAX_LISTED_TOKEN_IDS)
-            getattr(sampling, name).extend(ids or [])
-    for name, field in FLAGS.items():
-        if name in fields:
-            setattr(sampling, field, fields.take_flag(name))
-    fields.checks.run(_add_stops, sampling, fields.take_any("stop"))
-    fields.checks.run(_add_bias, sampling, fields.take_any("logit_bias"))
+    for row in PARAMETERS.values():
+        if row.http is not None and row.http in fields:
+            _read_parameter(fields, sampling, row, row.http)
     _read_choice(fields, request, "priority", PRIORITIES)
     _read_choice(fields, request, "on_disconnect", DISCONNECTS)
     fields.take_ignored(IGNORED)
@@ -94,9 +62,24 @@ def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> 
     return asked
 
 
+def _read_parameter(fields: FieldReader, sampling: types_pb2.SamplingParams, row: Parameter, name: str) -> None:
+    """Takes the field `name`, which is there, into that of the row."""
+    if row.allowed:
+        value = fields.take_number(name, SEEDS if name == "seed" else row.allowed)
+        if value is not None:
+            setattr(sampling, row.name, value & limits.U64_MAX if name == "seed" else value)
+    elif row.is_flag:
+        setattr(sampling, row.name, fields.take_flag(name))
+    elif row.is_ids:
+        ids = fields.checks.run(checked_ids, name, fields.take_any(name), limits.MAX_LISTED_TOKEN_IDS)
+        getattr(sampling, row.name).extend(ids or [])
+    else:
+        fields.checks.run(_add_stops if name == "stop" else _add_bias, sampling, fields.take_any(name))
+
+
 def read_max_tokens(fields: FieldReader, sampling: types_pb2.SamplingParams, *names: str, least: int = 1) -> int | None:
     """Takes the most tokens of the answer, by the first of the names that the client uses."""
-    allowed = NumberRange(least, MOST_TOKENS.high, integer=True)
+    allowed = NumberRange(least, limits.U32_MAX, integer=True)
     values = [fields.take_number(name, allowed) for name in names]
     found: int | None = next((value for value in values if value is not None), None)
     if found:
@@ -105,15 +88,13 @@ def read_max_tokens(fields: FieldReader, sampling: types_pb2.SamplingParams, *na
 
 
 def _add_stops(sampling: types_pb2.SamplingParams, value: Any) -> None:
-    stops = [] if value is None else [value] if isinstance(value, str) else value
+    stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list):
         raise InvalidArgument("stop", "must be a string or a list of strings")
     sampling.stop.extend(checked_text("stop", stop) for stop in stops if stop != "" or len(stops) > 1)
 
 
 def _add_bias(sampling: types_pb2.SamplingParams, value: Any) -> None:
-    if value is None:
-        return
     if not isinstance(value, dict):
         raise InvalidArgument("logit_bias", "must be an object that maps token ids to numbers")
     for name, bias in value.items():

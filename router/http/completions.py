@@ -8,7 +8,7 @@ from octavo.request.ids import new_request_id
 from octavo.request.limits import NumberRange
 from octavo.v1 import inference_pb2
 from router.http.asked_answer import AskedAnswer
-from router.http.common_fields import read_common, read_max_tokens
+from router.http.common_fields import SCORES, read_common, read_max_tokens
 from router.http.field_reader import FieldReader, checked_ids, checked_text
 
 ID_PREFIX = "cmpl-"
@@ -33,7 +33,7 @@ def read_completion(body: dict[str, Any]) -> AskedAnswer:
     best_of = fields.take_number("best_of", NumberRange(1, limits.MAX_N, integer=True))
     if best_of is not None:
         sampling.best_of = best_of
-    scores = fields.take_number("logprobs", limits.NUMBERS["logprobs"])
+    scores = fields.take_number("logprobs", SCORES)
     if scores is not None:
         asked.scores, sampling.logprobs = True, scores
         if asked.echo:

@@ -21,7 +21,7 @@ from octavo.request.record import AdmissionAnswer, AdmissionOutcome, Record, Sna
 from octavo.request.sampling import FinishReason
 from octavo.store.base import Store
 from octavo.store.calls import Finish, TakeReason, TakeReply, TakeRequest, TakeStatus
-from octavo.wire.internal import admission_of_record
+from octavo.wire.internal import admission_to_wire
 from router.background_tasks import BackgroundTasks
 from router.fleet.limits_registry import LimitsRegistry
 from router.fleet.model_registry import ModelRegistry, ServedModel
@@ -63,7 +63,7 @@ class AssignmentAttempt:
     refusals: dict[Incarnation, Failure | None] = field(default_factory=dict)  # of workers that can never hold it
     follows: bool = False  # whether the worker that was asked last was asked for the sequence's items, too
     retry_later: bool = False  # whether a worker that was asked may be able to run the sequence later
-    occupied: dict[Incarnation, int] = field(default_factory=dict)  # workers that run another suspect alone: retry_ms
+    occupied: dict[Incarnation, int] = field(default_factory=dict)  # workers that have another trial: retry_ms
     waited_ms: int = 0  # how long this suspect has waited for workers that run other suspects
     taken_here: bool = False  # whether this attempt has made its present owner the owner
 
@@ -233,9 +233,9 @@ class Assigner:
             taken = await self._take_ownership(attempt, link)
         if taken.status is TakeStatus.OCCUPIED:
             attempt.occupied[link.incarnation] = taken.retry_ms
-            return not_now("the worker runs another suspect alone")
+            return not_now("the worker has the trial of another suspect")
         if taken.status is TakeStatus.POISON:
-            await self._log_poison(attempt.record.seq_id)
+            await self._log_blame(attempt.record.seq_id)
         if taken.status not in (TakeStatus.OK, TakeStatus.SAME):
             return NOT_ASSIGNABLE
         self.takes[attempt.reason] += 1
@@ -247,10 +247,9 @@ class Assigner:
             return NOT_ASSIGNABLE
         self._note_numerics(attempt.record, before, link)
         age_ms = int(1000 * (time.monotonic() - attempt.read_at))
-        admission = admission_of_record(attempt.snapshot, epoch=taken.epoch, alone=taken.alone, age_ms=age_ms)
-        if attempt.hint is not None:
-            owner, num_tokens = attempt.hint
-            admission = replace(admission, prefix_owner=owner, prefix_owner_tokens=num_tokens)
+        admission = admission_to_wire(
+            attempt.snapshot, epoch=taken.epoch, suspect=taken.suspect, age_ms=age_ms, hint=attempt.hint
+        )
         attempt.follows = attempt.record.seq_id in self.sessions
         was_connected = link.step_stream.connected
         try:
@@ -286,7 +285,7 @@ class Assigner:
                 return taken
             await asyncio.sleep((taken.retry_ms + CLOCK_GRAIN_MS) / 1000)
 
-    async def _log_poison(self, seq_id: SequenceId) -> None:
+    async def _log_blame(self, seq_id: SequenceId) -> None:
         """Says in the log which workers a sequence was blamed for."""
         if (snapshot := await self._read(seq_id, prompt=False)) is None:
             return

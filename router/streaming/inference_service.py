@@ -10,16 +10,14 @@ from octavo.store.base import Store
 from octavo.text.ranking import rank
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 from octavo.wire.public import (
-    SCHEMA_REVISION,
     defaults_to_wire,
     failure_from_wire,
     failure_to_wire,
     finish_to_wire,
-    limits_to_wire,
     sampling_from_bytes,
-    state_to_wire,
     usage_to_wire,
 )
+from octavo.wire.requests import SCHEMA_REVISION, limits_to_wire, state_to_wire
 from router.fleet.model_registry import ModelRegistry
 from router.placing.dispatcher import Dispatcher
 from router.streaming.request_preparer import RequestPreparer

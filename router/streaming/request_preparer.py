@@ -13,10 +13,11 @@ from octavo.request.chat_tools import details_for_template, tools_for_template
 from octavo.request.errors import InvalidArgument, NoWorkers, ViolationCollector
 from octavo.request.ids import Incarnation, RequestId, new_request_id, sequence_id
 from octavo.request.record import NewSequence
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import PARAMETERS, SamplingParams
 from octavo.text.absent_tokenizer import no_tokenizer
 from octavo.v1 import inference_pb2, types_pb2
-from octavo.wire.public import ChatPrompt, chat_from_wire, request_hash, sampling_bytes, sampling_from_wire
+from octavo.wire.public import sampling_bytes, sampling_from_wire, with_recommended
+from octavo.wire.requests import ChatPrompt, chat_from_wire, request_hash
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.streaming.chat_threads import LARGE, ChatThreads
 
@@ -72,7 +73,7 @@ class RequestPreparer:
         model = self.find_model(request)
         if not model.workers and not self._wait_for_workers:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
-        params = check_request(request, model)
+        asked, params = check_request(request, model)
         if params.stop and not model.tokenizer.has_text:
             raise no_tokenizer("send stop_token_ids instead of stop")
         request_id = RequestId(request.request_id) if request.HasField("request_id") else new_request_id()
@@ -86,7 +87,7 @@ class RequestPreparer:
         new = NewSequence(
             seq_id=sequence_id(tenant, request_id),
             request_id=request_id,
-            body_hash=request_hash(request),
+            body_hash=request_hash(request, asked),
             tenant=tenant,
             salt=salt_of(tenant),
             model=model.fingerprint,
@@ -139,38 +140,44 @@ class RequestPreparer:
         return await run_aside(len(ids), lambda: model.tokenizer.decode(ids, skip))
 
 
-def check_request(request: inference_pb2.GenerateRequest, model: ServedModel) -> SamplingParams:
+def check_request(request: inference_pb2.GenerateRequest, model: ServedModel) -> tuple[SamplingParams, SamplingParams]:
     """The sampling parameters of a request in which all is right that can be checked without tokenizing.
 
-    Raises InvalidArgument with all that is wrong.
+    They come twice: as the client sent them, and with what the model recommends. Raises InvalidArgument with all that
+    is wrong.
     """
     checks = ViolationCollector()
     if request.HasField("request_id"):
         checks.run(validation.validate_request_id, request.request_id)
-    params = checks.run_inside("sampling", checked_sampling, request.sampling, model)
+    both = checks.run_inside("sampling", checked_sampling, request.sampling, model)
     checks.run(priority_of, request.priority)
     if checks.found:
         checks.run(check_input, request, model)
     checks.raise_found()
-    return params or SamplingParams()
+    return both or (SamplingParams(), SamplingParams())
 
 
-def checked_sampling(message: types_pb2.SamplingParams, model: ServedModel) -> SamplingParams:
-    """The sampling parameters in the message. Raises InvalidArgument with all that is wrong."""
+def checked_sampling(message: types_pb2.SamplingParams, model: ServedModel) -> tuple[SamplingParams, SamplingParams]:
+    """The sampling parameters in the message, without and with what the model recommends.
+
+    Raises InvalidArgument with all that is wrong.
+    """
     checks = ViolationCollector()
-    for field in limits.COUNTS:
-        checks.run(sampling_validation.check_count, field, getattr(message, field))
+    for row in PARAMETERS.values():
+        if row.most is not None:
+            checks.run(row.check_count, getattr(message, row.name))
     if checks.found:  # what is wrong beside lists that are too long is found without them
         long_lists, whole = checks.found, message
         message = types_pb2.SamplingParams()
         message.CopyFrom(whole)
         for violation in long_lists:
             message.ClearField(cast("Any", violation.field))
-    params = sampling_from_wire(message, model.sampling_defaults)
+    asked = sampling_from_wire(message)
+    params = with_recommended(asked, message, model.sampling_defaults)
     vocab_size, ends = model.vocab_size, model.eos_token_ids
     checks.run(sampling_validation.validate_sampling, params, vocab_size=vocab_size, eos_token_ids=ends)
     checks.raise_found()
-    return params
+    return asked, params
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Where a client goes on in a stream, and the signed resume tokens that say so on any router of the same store.
 
-The layout of a resume token is in docs/protocol.md.
+The layout of a resume token is in docs/protocol-reference.md.
 """
 
 import hashlib

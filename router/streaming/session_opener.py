@@ -25,7 +25,8 @@ from octavo.request.quota import TenantQuota
 from octavo.request.record import NewSequence, Record, first_record
 from octavo.store.calls import RETAIN_MS, AcceptReply, AcceptStatus, QueueBound, QueueLimits
 from octavo.v1 import inference_pb2
-from octavo.wire.public import request_hash, sampling_from_bytes
+from octavo.wire.public import sampling_from_bytes, sampling_from_wire
+from octavo.wire.requests import request_hash
 from router.fleet.model_registry import ModelRegistry
 from router.streaming.answer_size import check_answer_fits
 from router.streaming.genai_attributes import operation_of
@@ -84,7 +85,7 @@ class SessionOpener:
         The call ends after `remaining_s`, and the request a little earlier; None: neither has a deadline. With
         `whole_answer` a request whose answer does not fit into one message is refused.
         """
-        with self._counted():
+        with self._counted(self._named_sequence(request)):
             try:
                 session, is_new = await self._accept(request, remaining_s, whole_answer=whole_answer)
             except ServingError as error:
@@ -98,8 +99,9 @@ class SessionOpener:
     @asynccontextmanager
     async def open_accepted(self, request: inference_pb2.AttachRequest) -> AsyncIterator[Session]:
         """A session of a request that was accepted before, from the place on that the client names."""
-        with self._counted():
-            async with await self._attach(self._resume_point(request)) as session:
+        point = self._resume_point(request)
+        with self._counted(self.sequence_of(point.request_id)):
+            async with await self._attach(point) as session:
                 yield session
 
     async def _accept_in_turn(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
@@ -180,7 +182,7 @@ class SessionOpener:
         """
         try:
             request_id = validation.validate_request_id(request.request_id)
-            body_hash = request_hash(request)
+            body_hash = request_hash(request, sampling_from_wire(request.sampling))
         except InvalidArgument:
             return None
         found = await self._store.read(self.sequence_of(request_id))
@@ -210,10 +212,20 @@ class SessionOpener:
             self._attachments.add(seq_id)
             raise
 
+    def _named_sequence(self, request: inference_pb2.GenerateRequest) -> SequenceId | None:
+        """The sequence of the request, if its client has named it and so may be back."""
+        try:
+            return self.sequence_of(validation.validate_request_id(request.request_id))
+        except InvalidArgument:
+            return None
+
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self, seq_id: SequenceId | None) -> Iterator[None]:
+        """A session that is open or refused. Whoever is refused keeps a request alive that was accepted before."""
         if refusal := self._why_not():
             self._progress.count_refusal(refusal, self._authorizer.current_tenant())
+            if seq_id is not None:
+                self._attachments.renew_grace(seq_id)
             raise refusal
         self.num_sessions += 1
         try:

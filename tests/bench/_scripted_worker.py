@@ -14,7 +14,9 @@ from octavo.request.hashing import extend_chain, prompt_chain
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.sampling import FinishReason
 from octavo.request.step_item import StepItem
+from octavo.v1 import admin_pb2
 from octavo.wire.internal import INTERNAL_REVISION
+from octavo.wire.public import sampling_from_bytes
 
 REPORT_S = 0.25
 MAX_LATE_S = 0.1  # what a machine that is too busy delays longer is left out
@@ -84,7 +86,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.WatchResponse]:
         while True:
-            load = worker_pb2.Load(num_running=len(self.sequences), num_free_blocks=1 << 20)
+            load = admin_pb2.WorkerLoad(num_running=len(self.sequences), num_free_blocks=1 << 20)
             yield worker_pb2.WatchResponse(
                 incarnation=self.incarnation, snapshot=worker_pb2.KvSnapshot(), load=load, event_seq=1
             )
@@ -93,7 +95,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     async def Schedule(self, request: Any, context: Any) -> worker_pb2.ScheduleResponse:
         for admission in request.admissions:
             sequence = ScriptedSequence(
-                admission.epoch, prompt_chain(admission.prompt.ids), admission.sampling.max_tokens
+                admission.epoch, prompt_chain(admission.prompt.ids), sampling_from_bytes(admission.sampling).max_tokens
             )
             self.sequences[admission.seq_id] = sequence
         outcome = worker_pb2.ADMISSION_OUTCOME_ADMITTED

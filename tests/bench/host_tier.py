@@ -55,10 +55,10 @@ def measure(*, host_tier: bool, times: float, host: float, num_requests: int, at
             left -= 1
         plan = scheduler.plan()
         counts["computed"] += plan.num_tokens - plan.num_decodes
-        counts["demoted"] += len(plan.demotions)
-        counts["promoted"] += len(plan.swap_in)
+        counts["demoted"] += len(plan.input.demotions)
+        counts["promoted"] += len(plan.input.swap_in)
         counts["steps"] += 1
-        scheduler.commit(plan, runner.run(plan))
+        scheduler.commit(plan, runner.run(plan.input))
         if runner.mismatches:
             raise SystemExit(runner.first_mismatch)
     scheduler.check_state()

@@ -29,7 +29,6 @@ from _service import describe_machine, free_port, start, until_ready
 from octavo.client import AsyncClient
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.local.embedded import EmbeddedStore
-from octavo.net.channel import open_channel
 from octavo.request.ids import Incarnation, SequenceId, new_operation_id
 from octavo.request.limits import MAX_N
 from octavo.request.sampling import SamplingParams
@@ -37,7 +36,8 @@ from octavo.store import open_store
 from octavo.store.base import Store
 from octavo.store.calls import TakeReason, TakeRequest, TakeStatus
 from octavo.v1 import admin_pb2, admin_pb2_grpc
-from octavo.wire.internal import admission_of_record, admission_to_wire, answer_from_wire
+from octavo.wire.channel import open_channel
+from octavo.wire.internal import admission_to_wire, answer_from_wire
 
 BEFORE, AFTER = 24, 24  # tokens of the stream before the call, and after its answer
 MAX_TOKENS = 3000  # of a stream that a drain moves: a full target takes nobody before one of its own has ended
@@ -137,7 +137,7 @@ async def recompute(cell: Cell, request_id: str) -> admin_pb2.MigrateResponse:
     if taken.status is not TakeStatus.OK or snapshot is None:
         raise SystemExit(f"the sequence was not taken: {taken.status}")
     snapshot = replace(snapshot, outputs=snapshot.outputs[: snapshot.record.num_branches])
-    admission = admission_to_wire(admission_of_record(snapshot, epoch=taken.epoch))
+    admission = admission_to_wire(snapshot, epoch=taken.epoch, alone=False, age_ms=0)
     async with open_channel(other.endpoint, internal=True) as channel:
         request = worker_pb2.ScheduleRequest(admissions=[admission])
         response = await worker_pb2_grpc.WorkerStub(channel).Schedule(request)

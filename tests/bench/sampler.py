@@ -13,8 +13,7 @@ import torch
 from gpu_worker.ops import choose_ops
 from gpu_worker.sampling.native_sampler import choose_sampler
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.scheduling.state.sequence import Branch, Sequence
-from octavo.request.ids import SequenceId
+from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import SamplingParams
 
 KINDS = {
@@ -29,14 +28,13 @@ KINDS = {
 }
 
 
-def branches_of(kinds: list[SamplingParams], num_rows: int, num_tokens: int, vocab_size: int) -> list[Branch]:
+def branches_of(kinds: list[SamplingParams], num_rows: int, num_tokens: int, vocab_size: int) -> list[Seat]:
     branches = []
     for seed in range(num_rows):
         params = kinds[seed % len(kinds)]
         tokens = torch.randint(vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
         with_seed = SamplingParams(**{name: getattr(params, name) for name in params.__slots__} | {"seed": seed})
-        sequence = Sequence(SequenceId(f"{seed:032x}"), 1, tokens, with_seed, b"")
-        branches.append(Branch(sequence, 0, tokens + tokens[: num_tokens // 4], num_tokens))
+        branches.append(Seat(with_seed, tokens + tokens[: num_tokens // 4], num_tokens))
     return branches
 
 

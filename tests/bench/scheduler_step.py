@@ -18,8 +18,8 @@ from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import StepOutput
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.runner import StepOutput
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.ids import SequenceId
 from octavo.request.record import Admission

@@ -80,7 +80,7 @@ class Machine:
     def step(self) -> None:
         plan = self.scheduler.plan()
         self.num_computed += plan.num_tokens - plan.num_decodes
-        self.scheduler.commit(plan, self.runner.run(plan))
+        self.scheduler.commit(plan, self.runner.run(plan.input))
         if self.runner.mismatches:
             raise SystemExit(self.runner.first_mismatch)
 

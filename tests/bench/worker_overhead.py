@@ -21,13 +21,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpu_worker.scheduling.state.step import StepOutput, StepPlan
 from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.worker import Worker
+from gpu_worker.steps.runner import StepOutput
+from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.local.embedded import EmbeddedStore
-from octavo.net.channel import open_channel
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import NewSequence
 from octavo.request.sampling import SamplingParams
@@ -35,7 +35,8 @@ from octavo.settings.worker import WorkerSettings
 from octavo.store import open_store
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
-from octavo.wire.public import sampling_to_wire
+from octavo.wire.channel import open_channel
+from octavo.wire.public import sampling_bytes
 
 PROMPT = list(range(1, 101))
 MAX_TOKENS = 100_000
@@ -45,10 +46,10 @@ WARM_S = 1.0
 class Waiting(FakeRunner):
     """The same token again and again, each step after `step_s`: a device computes, the process has nothing to do."""
 
-    def run(self, plan: StepPlan) -> StepOutput:
+    def run(self, step: StepInput) -> StepOutput:
         if self.step_s:
             time.sleep(self.step_s)
-        return StepOutput([7] * plan.num_branches)
+        return StepOutput([7] * len(step.sample_tokens))
 
 
 def read_steps(endpoint: str, count: Any, stop: Any, p99_ms: Any) -> None:
@@ -123,7 +124,7 @@ async def schedule(store: Any, listener: Listener, streams: int, journal: bool) 
             )  # fmt: skip
             await store.accept(new, QueueLimits(10**6, 10**12))
             await store.take_ownership(TakeRequest(seq_id, 0, listener.incarnation, "bench", TakeReason.QUEUED))
-        item = worker_pb2.Admission(seq_id=seq_id, epoch=1, priority=3, sampling=sampling_to_wire(params))
+        item = worker_pb2.Admission(seq_id=seq_id, epoch=1, priority=3, sampling=sampling_bytes(params))
         item.prompt.ids.extend([1 + number, *PROMPT[1:]])
         admissions.append(item)
     async with open_channel(listener.endpoint, internal=True) as channel:

@@ -11,9 +11,9 @@ from live.cluster import Shape
 from live.fixtures import whole
 from waiting import until
 
-from octavo.net.channel import open_channel
 from octavo.request.ids import new_request_id
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from octavo.wire.channel import open_channel
 
 AT_ONCE = 8
 PAUSE_S = 0.08  # of each caller, at most: about 170 calls a second, which a busy machine accepts as fast as they come

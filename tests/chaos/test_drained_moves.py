@@ -12,8 +12,8 @@ from live.fixtures import running
 from live.history import History
 
 from octavo.client import AsyncClient, SamplingParams
-from octavo.net.channel import open_channel
 from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.wire.channel import open_channel
 
 pytestmark = pytest.mark.long
 

@@ -1,43 +1,24 @@
-"""docs/protocol.md and protos/README.md say what the code does: limits, hashes, the resume token, the revision."""
+"""docs/protocol-reference.md and docs/sampling.md say what the code does: limits, parameters, hashes, the token."""
 
 import hashlib
 import re
+import runpy
 
 import pytest
 
 from octavo.request import limits
-from octavo.request.sampling import SamplingParams
 from octavo.store.base import Store
-from octavo.wire.internal import INTERNAL_REVISION
-from octavo.wire.public import SCHEMA_REVISION
 from router.streaming import resume_tokens
-
-MEANINGS = {"best_of": "n", "max_tokens": f"what is left of the context, at most {limits.DEFAULT_MAX_TOKENS}"}
-MEANINGS |= {
-    "seed": "the router draws one",
-    "logprobs": "none",
-    "prompt_logprobs": "none",
-    "beam_width": "0, no beam search",
-}
 
 
 @pytest.fixture(scope="module")
 def text(root):
-    return (root / "docs/protocol.md").read_text(encoding="utf-8")
+    return (root / "docs/protocol-reference.md").read_text(encoding="utf-8")
 
 
 def limits_table():
     """The table as it should stand in the text."""
-    rows = ["| SamplingParams | allowed | left out |", "|---|---|---|"]
-    for name, allowed in limits.NUMBERS.items():
-        left_out = MEANINGS[name] if name in MEANINGS else f"{getattr(SamplingParams(), name):g}"
-        rows.append(f"| {name} | {allowed} | {left_out} |")
-    sizes = {"stop": f" of 1 to {limits.MAX_STOP_BYTES} bytes"}
-    sizes["banned_sequences"] = f" of 1 to {limits.MAX_BANNED_SEQUENCE_TOKENS} token ids"
-    sizes["logit_bias"] = f", values {-limits.MAX_LOGIT_BIAS_VALUE:g} to {limits.MAX_LOGIT_BIAS_VALUE:g}"
-    rows += [f"| {name} | at most {count}{sizes.get(name, '')} | none |" for name, count in limits.COUNTS.items()]
-    rows += [f"| {name} | true or false | {str(getattr(SamplingParams(), name)).lower()} |" for name in limits.FLAGS]
-    rows += ["", "| elsewhere | allowed |", "|---|---|"]
+    rows = ["| what | allowed |", "|---|---|"]
     others = {
         "a message to or from a client": f"at most {limits.MAX_MESSAGE_BYTES} bytes",
         "a message between routers and workers": f"at most {limits.MAX_INTERNAL_MESSAGE_BYTES} bytes",
@@ -58,10 +39,10 @@ def test_the_limits_are_those_of_the_code(text):
     assert written == "\n".join(limits_table())
 
 
-def test_the_revision_is_that_of_the_code(root):
-    text = (root / "protos/README.md").read_text(encoding="utf-8")
-    assert f"It is {SCHEMA_REVISION}." in text
-    assert f"It is {INTERNAL_REVISION}. A router uses\n  workers of its own revision alone" in text
+def test_the_parameters_are_those_of_the_code(root):
+    """`make generate` writes the page."""
+    page = runpy.run_path(str(root / "tools/sampling_docs.py"))["page"]
+    assert (root / "docs/sampling.md").read_text(encoding="utf-8") == page()
 
 
 def test_the_resume_token_is_as_written(text, root, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from caches import KINDS, LAYOUTS, Cache
 from effort import draws
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 SPLIT = 1024  # keys that are summed up before the sums are merged
@@ -112,3 +112,19 @@ def test_a_row_of_a_piece_is_a_decode(kernels, kind, seed, mask):
 def test_no_mask_shows_where_a_prompt_was_cut(kernels, mask):
     for seed in range(2):
         check(kernels, seed, "float32", mask)
+
+
+@pytest.mark.parametrize("isa", ["avx512", "avx512_bf16"])
+@fuzz
+@given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(KINDS), mask=st.sampled_from(sorted(MASKS)))
+def test_wider_registers_change_no_bit(extension, isa, seed, kind, mask):
+    """Registers of sixteen lanes sum up as those of eight do, where keys and values are multiplied in float32."""
+    if not {isa, "avx2"} <= set(extension.isas()):
+        pytest.skip(f"this machine has no {isa}, or it was not built")
+    assume(isa == "avx512" or kind in ("float32", "float16"))
+    history, best, found = History(seed, kind, mask), extension.isa(), []
+    for name in ("avx2", isa):
+        extension.select_isa(name)
+        found.append(history.run(extension, [(0, 40), (history.length - 70, history.length)]))
+    extension.select_isa(best)
+    assert torch.equal(*found)

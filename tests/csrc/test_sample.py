@@ -12,7 +12,7 @@ class Case(Draws):
     def run(self, kernels, order: torch.Tensor | None = None) -> list[int]:
         """The tokens of the branches `order`, from rows that stay where they are."""
         order = torch.arange(len(self.logits)) if order is None else order
-        names = ("temperature", "top_k", "top_p", "min_p", "seed", "branch", "index")
+        names = ("temperature", "top_k", "top_p", "min_p", "filters", "seed", "branch", "index")
         ids = torch.full((len(order),), -7)
         kernels.sample(ids, self.logits, rows=order, **{name: getattr(self, name)[order] for name in names})
         return ids.tolist()

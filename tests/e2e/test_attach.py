@@ -6,11 +6,12 @@ import grpc
 import pytest
 from live.history import History
 
-from octavo.client import SamplingParams, convert
-from octavo.net.channel import open_channel
+from octavo.client import SamplingParams
+from octavo.client.events import event_of
 from octavo.request import errors
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel
 
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
 
@@ -44,7 +45,7 @@ async def events(call):
     seen, history = [], None
     async with asyncio.timeout(60):
         async for message in call:
-            event = convert.event(message)
+            event = event_of(message)
             history = history or History(starts=[event.first_index])
             if not seen or event.branch == seen[0].branch:
                 history.add(event)

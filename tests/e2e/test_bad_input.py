@@ -5,8 +5,10 @@ import time
 
 import grpc
 import pytest
+from parameter_values import beyond
 
 from octavo.request import errors, limits
+from octavo.request.sampling import PARAMETERS
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 from octavo.wire import statuses
 
@@ -42,23 +44,12 @@ def request(sampling=(), **fields):
 
 
 def numbers():
-    """Values that no field of SamplingParams with a number takes."""
-    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-        for value in (NAN, INF, -INF, -2.5, 1e30):
-            yield name, value
-    for value in (NAN, INF, -1, 4.5):
-        yield "length_penalty", value
-    yield from [("top_p", 0), ("repetition_penalty", 0), ("temperature", 10.01), ("min_p", 1.01)]
-    yield from [("n", 0), ("n", 17), ("n", U32), ("best_of", 17), ("best_of", U32), ("max_tokens", 0)]
-    yield from [
-        ("min_tokens", U32),
-        ("logprobs", 21),
-        ("logprobs", U32),
-        ("prompt_logprobs", 21),
-        ("beam_width", 1),
-        ("beam_width", 17),
-        ("beam_width", U32),
-    ]
+    """Values that no field of SamplingParams with a number takes, as far as the message can hold them."""
+    for row in PARAMETERS.values():
+        for value in beyond(row) if row.allowed else ():
+            if type(value) is int and 0 <= value <= U32 if row.allowed.integer else type(value) is float or value == 0:
+                yield row.name, value
+    yield "beam_width", 1
 
 
 def lists():

@@ -8,10 +8,10 @@ import grpc
 import pytest
 
 from octavo.client import FinishReason, RetryPolicy, SamplingParams
-from octavo.net.channel import open_channel
 from octavo.request import errors
 from octavo.v1 import admin_pb2, inference_pb2, inference_pb2_grpc
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel
 
 LONG = SamplingParams(temperature=0, max_tokens=4000)
 NEVER = RetryPolicy(min_retries=0, retry_ratio=0.0)

@@ -14,8 +14,8 @@ from live.reader import Reader
 from waiting import until
 
 from octavo.client import AsyncClient, FinishReason, SamplingParams
-from octavo.net.channel import open_channel
 from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.wire.channel import open_channel
 
 NUM_STREAMS = 6
 PROMPTS = [[number, *range(1, 400)] for number in range(NUM_STREAMS)]

@@ -19,7 +19,7 @@ from trace_collector import TraceCollector, trace_collector
 
 from octavo.client import Client, ClientCredentials, RetryPolicy, TlsFiles
 from octavo.local import state
-from octavo.local.development_ca import certificate_files
+from octavo.local.certificate_files import certificate_files
 from octavo.net.security.api_keys import line_of, new_key
 from octavo.net.security.roles import PeerRole
 from octavo.request.errors import ServingError

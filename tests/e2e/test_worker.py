@@ -10,7 +10,7 @@ from octavo.internal.v1 import worker_pb2
 from octavo.request import errors, hashing
 from octavo.v1 import inference_pb2
 from octavo.wire import statuses
-from octavo.wire.public import sampling_to_wire
+from octavo.wire.public import sampling_bytes
 
 SEQ = "%032x"
 
@@ -33,7 +33,7 @@ def steps(stub, count, *before):
 
 def admission(number=1, prompt=(1, 2, 3), max_tokens=10, **more):
     params = SamplingParams(temperature=0, max_tokens=max_tokens, best_of=1, seed=0)
-    item = worker_pb2.Admission(seq_id=SEQ % number, epoch=1, sampling=sampling_to_wire(params), priority=3)
+    item = worker_pb2.Admission(seq_id=SEQ % number, epoch=1, sampling=sampling_bytes(params), priority=3)
     item.prompt.ids.extend(prompt)
     for name, value in more.items():
         setattr(item, name, value)

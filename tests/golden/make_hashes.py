@@ -1,4 +1,4 @@
-"""Writes hashes.json: vectors of the hashes in docs/protocol.md, for implementations in any language.
+"""Writes hashes.json: vectors of the hashes in docs/protocol-reference.md, for implementations in any language.
 
 Written from that text and not from octavo/request/hashing.py, which is tested against the result. Run it after a
 deliberate change of the format, and say so in the changelog:  python tests/golden/make_hashes.py

@@ -1,11 +1,13 @@
 """A small Llama through the worker's own runner: replays equal eager steps, a device equals the CPU."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from steps import mixed_step, pieces, step_of, tables_of
 from target import Target, target
-from tiny_llama import Form, decodes, drive, logits_of, mixed_step, requests, sampled_rows, tiny_llama
+from tiny_llama import Form, drive, logits_of, requests, tiny_llama
 
 from gpu_worker.ops.native_cuda import NativeCudaOps
 from gpu_worker.ops.reference import ReferenceOps
@@ -42,22 +44,23 @@ def replays_equal_eager_steps(t: Target, form: Form, tolerance: float) -> tuple[
     for count in range(1, most + 1):
         for _ in range(t.pick(5, 1)):
             lens = [int(n) for n in rng.choice([1, 7, 8, 9, 31, 64, 90, form.context], count)]
-            plan = decodes(lens, rng, form.block_size, blocks + count * 64)
-            for chunk in plan.chunks:  # blocks may be shared: only their last must be its own
-                chunk.branch.blocks = [block % blocks for block in chunk.branch.blocks]
-            own = rng.permutation(blocks)[:count].tolist()
-            for chunk, block in zip(plan.chunks, own, strict=True):
-                chunk.branch.blocks[-1] = block
-            graphs = captured.runner._graphs
-            assert graphs is not None
-            replayed = graphs.run(plan)
+            own = rng.permutation(blocks)[:count].tolist()  # blocks may be shared: only their last must be its own
+            these = [
+                replace(piece, blocks=[*(block % blocks for block in piece.blocks[:-1]), block])
+                for piece, block in zip(
+                    pieces([(n, 1) for n in lens], rng, form.block_size, blocks + count * 64), own, strict=True
+                )
+            ]
+            step = step_of(these, form.block_size)
+            graphs = captured.runner.graphs[0]
+            replayed = graphs.run(step, tables_of(step), step.sample_tokens)
             assert replayed is not None
             replayed = replayed.clone()
             with torch.inference_mode():
                 batch = graphs._batches[next(size for size in graphs.sizes if size >= count)]
                 hidden = captured.decoder.forward(batch, captured.arena.layers, batch.rows)
                 exact += int(torch.equal(captured.decoder.logits(hidden)[:count], replayed))
-            got, want = replayed.float(), logits_of(eager, plan).float()
+            got, want = replayed.float(), logits_of(eager, step).float()
             error = float((got - want).norm() / want.norm())
             assert error < tolerance, f"{form}: {lens}: logits differ by {error:.2e}"
             for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
@@ -74,17 +77,15 @@ def mixed_replays_equal_eager_steps(t: Target, form: Form, tolerance: float) -> 
     eager = tiny_llama(form, NativeCudaOps(t.extension, t.device), t.device, None, blocks, 8)
     for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
         other.copy_(mine.normal_())
-    graphs = captured.runner._mixed_graphs
-    assert graphs is not None
+    graphs = captured.runner.graphs[1]
     steps = 0
     for size in graphs.sizes:
         for tokens in (size, size - 3)[: t.pick(2, 1)]:
             few = [(int(n), 1) for n in rng.choice([1, 8, 40], 3)] + [(int(rng.choice([3, 20])), 3)]
-            plan = mixed_step([*few, (tokens - 6 + int(rng.choice([0, 9])), tokens - 6)], rng, form.block_size, blocks)
-            rows = sampled_rows(plan)
-            replayed = graphs.run(plan, rows)
+            step = mixed_step([*few, (tokens - 6 + int(rng.choice([0, 9])), tokens - 6)], rng, form.block_size, blocks)
+            replayed = graphs.run(step, tables_of(step), step.sample_tokens)
             assert replayed is not None
-            got, want = replayed.float().clone(), logits_of(eager, plan).float()
+            got, want = replayed.float().clone(), logits_of(eager, step).float()
             error = float((got - want).norm() / want.norm())
             assert error < tolerance, f"{form}: a mixed step of {tokens} tokens: logits differ by {error:.2e}"
             for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):

@@ -15,7 +15,8 @@ from connected_bench import BlockLink, ConnectedBench
 from late_copier import check_buffers
 from model import capture
 from moving_benches import copy_blocks
-from tiny_llama import PROMPTS, Form, decodes, tiny_llama
+from steps import decodes
+from tiny_llama import PROMPTS, Form, tiny_llama
 
 from gpu_worker.ops import Ops
 from gpu_worker.ops.kv_shape import KvShape
@@ -178,7 +179,7 @@ def steps_beside(t: Target) -> None:
     made = {"num_blocks": blocks, "num_host_blocks": 1, "max_sequences": batch, "weights": form.weights(t.device)}
     runner = tiny_llama(form, ops(t), t.device, graphs, staged=True, **made).runner
     other = staged(t, form.blocks, blocks)
-    plan = decodes([t.pick(1024, 9)] * batch, np.random.default_rng(0), form.block_size, t.pick(blocks // 2, blocks))
+    step = decodes([t.pick(1024, 9)] * batch, np.random.default_rng(0), form.block_size, t.pick(blocks // 2, blocks))
     links = BlockLink(runner.block_memory, other), BlockLink(other, runner.block_memory)
     half = [(block, block) for block in range(blocks // 2, blocks)]  # no step uses these
 
@@ -189,7 +190,7 @@ def steps_beside(t: Target) -> None:
                 for each in deliveries:
                     each.wait()
                 deliveries = [link.send(half) for link in links]
-            times.append(clock(lambda: runner.run(plan)))
+            times.append(clock(lambda: runner.run(step)))
         for each in deliveries:
             each.wait()
         return sorted(times)[count // 2]

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpu_worker.ops.native_cuda import ref
+from gpu_worker.sampling.filters import columns_of
+from octavo.request.sampling import SamplingParams
 
 Case = tuple[str, float, Call, Call | None]  # op, bytes read and written, ours, torch's
 HEAD = ("op", "rows", "µs", "GB/s", "of copy", "torch")
@@ -84,8 +86,10 @@ def logits(t: Target, count: int) -> tuple[int, list[Case]]:
         entries = ref(offsets), ref(seen), ref(counts), None
         ours.penalize(ref(x), *entries, ref(ones), ref(zeros), ref(zeros), t.stream)
 
+    off = torch.from_numpy(columns_of([SamplingParams()] * count)).to(t.device)
+
     def sample(top_k: int = 0, top_p: float = 1.0) -> Call:
-        settings = [ones * 0.8, (zeros + top_k).int(), ones * top_p, zeros, ids.clone(), ids.clone(), ids.clone()]
+        settings = [ones * 0.8, (zeros + top_k).int(), ones * top_p, zeros, off, ids.clone(), ids.clone(), ids.clone()]
         return lambda i: ours.sample(ref(ids), ref(x), *map(ref, settings), t.stream)
 
     return 1, [

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from bandwidth import read_bandwidth
 from model import capture, ops
+from steps import mixed_step
 from target import Target, target
 from timing import medians, sets
-from tiny_llama import Form, mixed_step, tiny_llama
+from tiny_llama import Form, tiny_llama
 from torch.nn import functional
 
 
@@ -26,12 +27,12 @@ def steps(t: Target) -> None:
     rows = []
     for batch, piece in t.pick(((1, 0), (4, 0), (16, 0), (64, 0), (1, 63), (16, 112), (63, 449)), ((1, 0), (1, 8))):
         shape = [(t.pick(1024, 9), 1)] * batch + [(piece, piece)] * (piece > 0)
-        plan = mixed_step(shape, rng, form.block_size, blocks)
+        step = mixed_step(shape, rng, form.block_size, blocks)
         times: dict[str, list[float]] = {"eager": [], "graph": []}
         for _ in range(t.pick(30, 2)):
             for name, runner in (("eager", eager), ("graph", captured)):
                 begin = time.perf_counter()
-                runner.run(plan)
+                runner.run(step)
                 times[name].append(time.perf_counter() - begin)
         slow, fast = (sorted(values)[len(values) // 2] for values in times.values())
         tokens = f"{(batch + piece) / fast:.0f}"

@@ -11,16 +11,19 @@ from scheduler_parts import SchedulerParts
 from sequences import beam_text, new_sequence
 
 from gpu_worker.ops import native
+from gpu_worker.scheduling.state.place import Hold, Place
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import StepDeltas, StepOutput, StepPlan
+from gpu_worker.scheduling.state.step import StepDeltas, StepPlan
+from gpu_worker.steps.runner import StepOutput
 from gpu_worker.testing.fake_runner import Chooser
 from gpu_worker.testing.witness_runner import WitnessContext, WitnessRunner, salt_of
 from octavo.request.errors import CannotMove, InvalidArgument, NotFound, OutOfBlocks
 from octavo.request.ids import SequenceId
 from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
 
-CUT = (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR)
+ENDED_ALONE = FinishReason.NONE  # `end_branch`: no delta tells of it
+CUT = (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR, ENDED_ALONE)
 ROOTS = (b"a" * 32, b"b" * 32)
 
 
@@ -107,7 +110,7 @@ class Request:
     params: SamplingParams
     root: bytes
     priority: int
-    alone: bool
+    suspect: bool
     epoch: int = 1
     outputs: list[list[int]] = field(default_factory=list)
     finishes: dict[int, FinishReason] = field(default_factory=dict)
@@ -127,9 +130,12 @@ class World:
         *,
         eos: bool = True,
         moving: bool = False,  # blocks and sequences come from other workers, and leave
+        ending: bool = False,  # branches end alone, and prompts wait for blocks of other workers
     ) -> None:
         self.rng = random.Random(seed)
         self.trial_rng = random.Random(~seed)
+        self.ending_rng = random.Random(seed * 31 + 7) if ending else None
+        self.seen: set[Place | Hold] = set()
         self.now = 100.0
         self.eos = eos
         sizes = {"block_size": 4, "num_blocks": 24, "num_host_blocks": 16, "vocab_size": 40, "context_tokens": 64}
@@ -208,11 +214,13 @@ class World:
             outputs=request.outputs,
             finished_branches=tuple(request.finishes),
             priority=request.priority,
-            alone=request.alone,
+            suspect=request.suspect,
             deadline_in_ms=deadline_in_ms,
             now=self.now,
             beam_text=beam_text(request.params, self.runner.info.eos_token_ids),
         )
+        if self.ending_rng and not request.suspect and self.ending_rng.random() < 0.1:
+            sequence.holds.add(Hold.AWAITS_PREFIX)
         answer = self.scheduler.admit(sequence)
         self.admitted[request.seq_id] = sequence
         if answer.admitted:
@@ -242,11 +250,12 @@ class World:
         assert plan.num_tokens == sum(chunk.length for chunk in plan.chunks)
         assert sum(len(chunk.samples) for chunk in plan.chunks) <= self.config.max_batch_sequences
         running = {chunk.branch.sequence for chunk in plan.chunks}
-        assert not any(sequence.frozen for sequence in running)
-        assert running <= {suspect} if suspect else not any(sequence.alone for sequence in running)
+        assert not any(sequence.place is Place.FROZEN for sequence in running)
+        assert running <= {suspect} if suspect else not any(Hold.CRASHED in sequence.holds for sequence in running)
         self.lend(plan)
+        self.end_something()
         if fail:
-            self.runner.run(plan) if self.rng.random() < 0.5 else None
+            self.runner.run(plan.input) if self.rng.random() < 0.5 else None
             self.lend(plan)
             result = self.scheduler.abort_step(plan, '{"reason": "TEST"}')
             self.counts["failed step"] += 1
@@ -256,6 +265,8 @@ class World:
             result = self.scheduler.commit(plan, output)
         assert not self.runner.mismatches, self.runner.first_mismatch
         self.scheduler.check_state()
+        for sequence in self.parts.workload.sequences.values():
+            self.seen |= {sequence.place, *sequence.holds}
         for delta in result.deltas:
             self.deliver(delta)
         self.now += self.rng.choice([0.001, 0.01, 0.3])
@@ -264,16 +275,28 @@ class World:
 
     def lend(self, plan: StepPlan) -> None:
         """Lets blocks be pinned, held and given back while the step is in flight, as the engine does it."""
-        if self.traffic is not None and not plan.touches_other_blocks and self.traffic.rng.random() < 0.3:
+        if self.traffic is not None and not plan.input.touches_other_blocks and self.traffic.rng.random() < 0.3:
             self.traffic.operate(BLOCK_OPERATIONS)
             self.counts["during a step"] += 1
+
+    def end_something(self) -> None:
+        """Ends a branch alone, between steps or during one, or the wait for blocks of another worker."""
+        if self.ending_rng is None or not self.open or self.ending_rng.random() < 0.9:
+            return
+        request = self.ending_rng.choice(list(self.open.values()))
+        branch = self.ending_rng.randrange(len(request.outputs))
+        if self.scheduler.end_branch(self.admitted[request.seq_id], branch):
+            self.counts["ended alone"] += 1
+            self.finish(request, branch, ENDED_ALONE)
+        else:
+            self.scheduler.end_wait(self.admitted[request.seq_id])
 
     def advance_trial(self) -> Sequence | None:
         """The suspect that has the steps to itself now: one after the other, each until it has some tokens or ends."""
         suspect, scheduler, rng = self.parts.workload.reserved_for, self.scheduler, self.trial_rng
         if suspect is None:
-            alone = [sequence for sequence in self.parts.workload.loners if sequence.alone]
-            suspect = rng.choice(alone) if alone and rng.random() < 0.3 else None
+            crashed = [suspect for suspect in self.parts.workload.suspects if Hold.CRASHED in suspect.holds]
+            suspect = rng.choice(crashed) if crashed and rng.random() < 0.3 else None
             if suspect is not None:
                 assert scheduler.reserve_steps(suspect)
                 self.counts["trial"] += 1
@@ -288,7 +311,7 @@ class World:
         return suspect
 
     def output(self, plan) -> StepOutput:
-        return self.runner.run(plan)
+        return self.runner.run(plan.input)
 
     def deliver(self, delta) -> None:
         """The journal: indexes without gap, one end per branch, every token as the oracle says."""
@@ -313,10 +336,13 @@ class World:
             request.logprobs[delta.branch_index] = delta.cumulative_logprob
         if delta.finish:
             self.counts[delta.finish.name] += 1
-            request.finishes[delta.branch_index] = delta.finish
-            if len(request.finishes) == len(request.outputs):
-                self.open.pop(request.seq_id, None)
-                self.verify(request)
+            self.finish(request, delta.branch_index, delta.finish)
+
+    def finish(self, request: Request, branch: int, reason: FinishReason) -> None:
+        request.finishes[branch] = reason
+        if len(request.finishes) == len(request.outputs):
+            self.open.pop(request.seq_id, None)
+            self.verify(request)
 
     def verify(self, request: Request) -> None:
         cut = any(finish in CUT for finish in request.finishes.values())
@@ -352,6 +378,7 @@ class World:
         rng = self.rng
         if self.traffic is not None and self.traffic.rng.random() < 0.3:
             self.traffic.operate()
+        self.end_something()
         scheduler = self.scheduler
         chance = rng.random()
         request = rng.choice(list(self.open.values())) if self.open else None
@@ -381,7 +408,7 @@ class World:
         if self.counts["step"] % 2 and (plan := self.scheduler.plan_moves()) is not None:  # else the next step copies
             failed = self.counts["step"] % 16 == 1
             if not failed:
-                self.runner.run(plan)
+                self.runner.run(plan.input)
             self.scheduler.end_moves(plan, failed=failed)
             self.counts["moves failed" if failed else "moves"] += 1
         self.scheduler.check_state()
@@ -389,6 +416,8 @@ class World:
     def drain(self, limit: int = 20000) -> None:
         """Runs until nothing is left, and nothing is."""
         self.scheduler.end_holds()
+        for sequence in self.parts.workload.sequences.values():
+            self.scheduler.end_wait(sequence)
         if self.traffic is not None:
             self.traffic.end()
             self.traffic = None
@@ -402,7 +431,7 @@ class World:
         load = self.parts.load()
         assert load.num_sequences == load.num_used_blocks == 0
         assert load.num_free_host_blocks == self.runner.info.num_host_blocks
-        assert not self.parts.workload.loners
+        assert not self.parts.workload.suspects
 
 
 @pytest.fixture

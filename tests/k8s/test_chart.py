@@ -27,8 +27,8 @@ from rendered_chart import (
 )
 
 from octavo.net import health
-from octavo.process.endpoint import parse_cells
 from octavo.settings.store_url import require_store_url, server_urls
+from octavo.wire.endpoint import parse_cells
 
 SERVED = {"router": "resume", "worker": "octavo.internal.v1.Worker"}
 # What others define: no schema of Kubernetes knows it.

@@ -29,9 +29,8 @@ from web_pages import get, samples_in
 from octavo.client import Client
 from octavo.local import ports
 from octavo.net.security.api_keys import line_of, new_key
-from octavo.net.security.client_credentials import ClientCredentials
-from octavo.net.security.tls import TlsFiles
 from octavo.store import open_store
+from octavo.wire.tls import ClientCredentials, TlsFiles
 
 SECONDS = 150
 BIN = Path(sys.executable).parent

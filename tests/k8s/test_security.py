@@ -18,7 +18,8 @@ from rendered_chart import (
     values_of,
 )
 
-from octavo.net.security.roles import WORKER_NAME, PeerRole, roles_in
+from octavo.net.security.roles import PeerRole, roles_in
+from octavo.wire.tls import WORKER_NAME
 
 
 def test_a_release_is_insecure_only_where_its_values_say_so(profile):

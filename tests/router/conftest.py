@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from effort import patience
@@ -42,11 +41,10 @@ class Oracle:
     def branch(self, prompt: Sequence[int], params: SamplingParams, index: int = 0) -> tuple[list[int], float]:
         """The tokens of one branch and the sum of their log probabilities, as if there were no stop strings."""
         tokens, total = list(prompt), 0.0
-        asker = SimpleNamespace(sequence=SimpleNamespace(params=params))
         for position in range(params.max_tokens or 0):
             state = fold(tokens)
             token = self._chooser.token(state, params, index, position)
-            total += self._chooser.score(state, token, asker).logprob
+            total += self._chooser.score(state, token, params).logprob
             tokens.append(token)
         return tokens[len(prompt) :], total
 

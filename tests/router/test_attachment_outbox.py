@@ -109,6 +109,17 @@ async def test_a_late_detach_spares_a_returned_client(parts):
     assert parts.store.attached == {A}
 
 
+async def test_a_client_back_during_its_detach_stays_attached(parts):
+    parts.store.attached = {A}
+    parts.store.answering.clear()
+    parts.outbox.add(A)
+    await until(lambda: parts.store.calls)
+    parts.sessions.add(FakeSession(A))
+    parts.store.answering.set()
+    await until(lambda: parts.store.calls[-1] == "attach")
+    assert parts.store.attached == {A}
+
+
 async def test_nothing_is_told_during_an_attach(parts):
     parts.store.answering.clear()
     call = parts.attach()
@@ -136,12 +147,19 @@ async def test_a_lost_detach_is_told_again(parts, monkeypatch):
     assert len(parts.outbox) == 0
 
 
-async def test_a_client_back_during_its_detach_stays_attached(parts):
-    parts.store.attached = {A}
-    parts.store.answering.clear()
-    parts.outbox.add(A)
+async def test_a_grace_is_renewed_once_the_store_answers(parts):
+    parts.store.down = True
+    parts.outbox.renew_grace(A)
     await until(lambda: parts.store.calls)
-    parts.sessions.add(FakeSession(A))
-    parts.store.answering.set()
-    await until(lambda: parts.store.calls[-1] == "attach")
-    assert parts.store.attached == {A}
+    parts.store.down = False
+    await until(lambda: parts.store.calls[-2:] == ["attach", "detach"])
+    await until(lambda: not len(parts.outbox))
+    assert not parts.store.attached
+
+
+async def test_a_grace_is_renewed_under_no_client(parts):
+    """A client that is here stays attached, also where another one of its request was refused."""
+    await parts.attach()
+    parts.outbox.renew_grace(A)
+    await until(lambda: not len(parts.outbox))
+    assert (parts.store.attached, parts.store.calls) == ({A}, ["attach", "attach"])

@@ -13,13 +13,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gpu_worker.serving.leaving import releaser
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.client import AsyncClient
-from octavo.net.channel import open_channel
 from octavo.request.errors import Draining, InvalidArgument, NotFound, StoreUnavailable
 from octavo.request.record import SequenceState
 from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 LONG = replace(GREEDY, max_tokens=2000)
@@ -126,6 +126,20 @@ async def test_a_second_signal_releases_everything_at_once(world):
         await leaving
         await worker.stop()
     world.workers.remove(worker)
+    assert {entry.record.state for entry in world.entries} == {SequenceState.QUEUED}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_hasty_worker_still_ends_its_step(world):
+    worker = await world.worker(FakeRunner(step_s=0.2), drain_ms=0)
+    await world.router()
+    await world.ready()
+    tasks = await world.streams(world.client(), 2, LONG)
+    world.workers.remove(worker)
+    await worker.leave(asyncio.Event())
+    assert await worker.stop()
     assert {entry.record.state for entry in world.entries} == {SequenceState.QUEUED}
     for task in tasks:
         task.cancel()
@@ -257,7 +271,7 @@ async def test_late_streams_end_with_a_resume_token(world, oracle):
     stream = await call_of(world, 0, "begun", 400)
     await anext(stream)
     run = runner.run
-    runner.run = lambda plan: (None if gate.is_set() else time.sleep(1.0), run(plan))[1]
+    runner.run = lambda step: (None if gate.is_set() else time.sleep(1.0), run(step))[1]
     silent = await call_of(world, 0, "silent", 60)
     await world.until(lambda: len(world.entries) == 2)
     world.routers.remove(router)
@@ -292,17 +306,3 @@ async def test_a_hanging_store_holds_no_router(world):
     async with asyncio.timeout(20):
         await router.leave(urgent)
         await router.stop()
-
-
-async def test_a_hasty_worker_still_ends_its_step(world):
-    worker = await world.worker(FakeRunner(step_s=0.2), drain_ms=0)
-    await world.router()
-    await world.ready()
-    tasks = await world.streams(world.client(), 2, LONG)
-    world.workers.remove(worker)
-    await worker.leave(asyncio.Event())
-    assert await worker.stop()
-    assert {entry.record.state for entry in world.state._entries.values()} == {SequenceState.QUEUED}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,13 +11,13 @@ from web_pages import metrics
 
 from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.client import AsyncClient, RetryPolicy
-from octavo.net.channel import open_channel
 from octavo.net.security.api_keys import line_of, new_key
-from octavo.net.security.client_credentials import ClientCredentials
 from octavo.request.errors import QuotaExceeded
 from octavo.request.quota import TenantQuota
 from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from octavo.wire.channel import open_channel
 from octavo.wire.statuses import error_from
+from octavo.wire.tls import ClientCredentials
 
 PROMPT = [3, 4, 5]
 LONG = {"max_tokens": 4000, "temperature": 0.0}

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.net.channel import open_channel
 from octavo.request.errors import NotFound, NoTokenizer, QueueFull
 from octavo.request.hashing import block_hashes, root_key
 from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel
 from octavo.wire.public import sampling_to_wire
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)

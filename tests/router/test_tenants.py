@@ -9,12 +9,12 @@ import pytest
 
 from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.client import AsyncClient
-from octavo.net.channel import open_channel
 from octavo.net.security import api_keys
 from octavo.net.security.api_keys import line_of, new_key, salt_of
-from octavo.net.security.client_credentials import ClientCredentials
 from octavo.request.errors import InvalidArgument, NotFound, Unauthenticated
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
+from octavo.wire.channel import open_channel
+from octavo.wire.tls import ClientCredentials
 
 PROMPT = list(range(3, 100))
 

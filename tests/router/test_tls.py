@@ -14,12 +14,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.client import AsyncClient
 from octavo.internal.v1 import transfer_pb2, worker_pb2  # noqa: F401  their descriptors
-from octavo.net.channel import open_channel
-from octavo.net.security import tls
-from octavo.net.security.client_credentials import ClientCredentials
 from octavo.net.security.roles import ALLOWED, PeerRole, roles_allowed
 from octavo.request.errors import PermissionDenied, Unreachable
 from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.wire import tls
+from octavo.wire.channel import open_channel
+from octavo.wire.tls import ClientCredentials
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,9 @@ async def test_requests_migrations_and_operators_work_over_tls(secured: Any, sha
     client = caller_of(secured, shared.caller("client"))
     plain = await client.complete(list(range(3, 60)), max_tokens=50, temperature=0.0)
     task = asyncio.create_task(client.complete(list(range(3, 60)), max_tokens=400, temperature=0.0, request_id="moves"))
-    await secured.until(lambda: any(len(e.journals[0]) > 20 for e in secured.entries if e.record.request_id == "moves"))
+    await secured.until(
+        lambda: any(len(e.journals[0]) > 20 for e in secured.entries if e.record.request_id == "moves")
+    )
     with pytest.raises(PermissionDenied):
         await caller_of(secured, shared.caller("worker")).models()
     async with open_channel(admin_endpoint(secured), credentials=shared.caller("operator")) as channel:

@@ -6,10 +6,10 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gpu_worker.serving.calls.sequence_tracer import SequenceTracer
-from octavo.net.channel import open_channel
 from octavo.net.traces import RequestTracer
 from octavo.request.sampling import SamplingParams
 from octavo.v1 import inference_pb2, inference_pb2_grpc
+from octavo.wire.channel import open_channel
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)

@@ -12,13 +12,13 @@ from web_pages import metrics
 
 from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.client import AsyncClient
-from octavo.net.channel import open_channel
 from octavo.net.security import api_keys, trail
 from octavo.net.security.api_keys import key_id, line_of, new_key
-from octavo.net.security.client_credentials import ClientCredentials
 from octavo.process import telemetry
 from octavo.request.errors import PermissionDenied, Unauthenticated
 from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.wire.channel import open_channel
+from octavo.wire.tls import ClientCredentials
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from sequences import new_sequence
 
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, PinnedBlocks
 from gpu_worker.scheduling.freezer import Freezer, FrozenSequence
+from gpu_worker.scheduling.state.place import Place
 from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail
 from gpu_worker.testing.witness_runner import LAYERS, salt_of
 from octavo.request.errors import CannotMove, NotFound, OutOfBlocks
@@ -222,7 +223,7 @@ class BlockTraffic:
         answer = world.scheduler.admit(sequence)
         world.admitted[request.seq_id] = sequence
         assert answer.admitted, answer
-        world.counts["moved, waits" if sequence.queued else "moved"] += 1
+        world.counts["moved, waits" if sequence.place is Place.WAITING else "moved"] += 1
         if held is not None and self.rng.random() < 0.8:
             self.imports = [entry for entry in self.imports if entry[0] is not held]
             self.exchange.release(held)

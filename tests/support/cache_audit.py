@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gpu_worker.scheduling.state.step import RunnerInfo
+from gpu_worker.steps.runner import RunnerInfo
 from gpu_worker.testing.witness_runner import LAYERS, WitnessRunner, Words, salt_of
 from octavo.request import hashing
 

@@ -8,10 +8,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from octavo.local.development_ca import certificate_files, make_certificates
-from octavo.net.security.client_credentials import ClientCredentials
-from octavo.net.security.roles import WORKER_NAME, PeerRole
-from octavo.net.security.tls import TlsFiles
+from octavo.local.certificate_files import certificate_files
+from octavo.local.development_ca import make_certificates
+from octavo.net.security.listener_tls import ListenerTls
+from octavo.net.security.roles import PeerRole
+from octavo.wire.tls import WORKER_NAME, ClientCredentials, TlsFiles
 
 
 class Certificates:
@@ -21,8 +22,8 @@ class Certificates:
         self.folder = folder
         make_certificates(folder, hosts)
 
-    def files(self, role: str) -> TlsFiles:
-        return TlsFiles(*certificate_files(self.folder, PeerRole(role)))
+    def files(self, role: str) -> ListenerTls:
+        return ListenerTls(*certificate_files(self.folder, PeerRole(role)))
 
     def settings(self, role: str) -> dict[str, str]:
         """The settings of a program of this role."""
@@ -34,7 +35,7 @@ class Certificates:
     def caller(self, role: str, *, of_worker: bool = False, api_key: str = "") -> ClientCredentials:
         return ClientCredentials(self.files(role), WORKER_NAME if of_worker else "", api_key)
 
-    def with_names(self, name: str, names: Sequence[x509.GeneralName], subject: str = "somebody") -> TlsFiles:
+    def with_names(self, name: str, names: Sequence[x509.GeneralName], subject: str = "somebody") -> ListenerTls:
         """Signs a certificate with exactly these alternative names, whatever they say, in files of that name."""
         authority = x509.load_pem_x509_certificate((self.folder / "ca.crt").read_bytes())
         authority_key = serialization.load_pem_private_key((self.folder / "ca.key").read_bytes(), None)
@@ -52,7 +53,7 @@ class Certificates:
         pem, pkcs8, plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         (self.folder / f"{name}.crt").write_bytes(signed.public_bytes(pem))
         (self.folder / f"{name}.key").write_bytes(key.private_bytes(pem, pkcs8, plain))
-        return TlsFiles(*(str(self.folder / file) for file in (f"{name}.crt", f"{name}.key", "ca.crt")))
+        return ListenerTls(*(str(self.folder / file) for file in (f"{name}.crt", f"{name}.key", "ca.crt")))
 
     def stranger(self) -> ClientCredentials:
         """A caller that knows whom it calls, and has no certificate."""

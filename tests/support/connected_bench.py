@@ -12,7 +12,7 @@ from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.blocks.incoming_ticket import ExpectedBlock, IncomingTicket
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
 from gpu_worker.migration.blocks.rate_limiter import RateLimiter
-from gpu_worker.scheduling.state.step import BlockMemory
+from gpu_worker.steps.runner import BlockMemory
 from octavo.request.ids import BlockId
 
 SECRET = bytes(range(32))

@@ -1,10 +1,14 @@
 """Random rows of logits and parameters, and the tokens that are drawn from them."""
 
+from functools import partial
+
 import numpy as np
 import torch
 
 from gpu_worker.sampling.draw import DrawParameters, draw
+from gpu_worker.sampling.filters import COLUMNS, columns_of
 from gpu_worker.sampling.philox import random_bits
+from octavo.request.sampling import SamplingParams
 
 BAD = -1
 
@@ -28,6 +32,10 @@ class Draws:
         self.top_k = pick([0, 0, 1, 2, 5, 50, vocabulary, vocabulary + 1, 2**31 - 1], np.int32)
         self.top_p = pick([1, 1, 0, 1e-9, 0.3, 0.9, 0.999, np.nextafter(np.float32(1), np.float32(0))], np.float32)
         self.min_p = pick([0, 0, 0, 1e-9, 0.05, 0.7, 1], np.float32)
+        self.filters = torch.from_numpy(
+            rng.choice([0, 0.02, 0.3, 0.95, 1], (num_rows, len(COLUMNS))).astype(np.float32)
+        )
+        self.filters[torch.from_numpy(rng.random(num_rows) < 0.6)] = torch.from_numpy(columns_of([SamplingParams()]))
         self.seed = torch.from_numpy(rng.integers(-(2**63), 2**63, num_rows))
         self.branch, self.index = (torch.from_numpy(rng.integers(0, n, num_rows)) for n in (16, 2**31))
 
@@ -38,9 +46,9 @@ class Draws:
         drawn = self.good & ~greedy
         top_k = np.minimum(self.top_k.numpy().astype(np.int64), self.vocabulary)
         top_k[top_k == 0] = self.vocabulary
-        filters = DrawParameters(self.temperature.numpy(), top_k, self.top_p.numpy(), self.min_p.numpy())
-        seeds = self.seed.numpy().view(np.uint64)
-        bits = random_bits(seeds.tolist(), self.branch.tolist(), self.index.tolist())
-        columns = (filters.temperature, filters.top_k, filters.top_p, filters.min_p)
-        tokens[drawn] = draw(self.logits[drawn], DrawParameters(*(each[drawn] for each in columns)), bits[drawn])
+        floats = (self.top_p.numpy(), self.min_p.numpy(), self.filters.numpy())
+        filters = DrawParameters(self.temperature.numpy(), top_k, *floats)
+        counters = [each[drawn].tolist() for each in (self.seed.numpy().view(np.uint64), self.branch, self.index)]
+        chances = partial(random_bits, *counters)
+        tokens[drawn] = draw(self.logits[drawn], filters[drawn], chances(0), chances)
         return tokens.tolist()

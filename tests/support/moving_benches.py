@@ -9,7 +9,8 @@ from scheduler_bench import Bench
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, tail_name
 from gpu_worker.scheduling.freezer import Freezer
 from gpu_worker.scheduling.state.sequence import FINISHED, CarriedScores, CarriedTail, Sequence
-from gpu_worker.scheduling.state.step import Runner, StepDeltas, StepPlan
+from gpu_worker.scheduling.state.step import StepDeltas, StepPlan
+from gpu_worker.steps.runner import Runner
 from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.request.hashing import block_hashes
 from octavo.request.ids import BlockHash, BlockId

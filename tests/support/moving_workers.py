@@ -25,7 +25,6 @@ from gpu_worker.serving.journal.journal_writer import JournalWriter
 from gpu_worker.serving.journal.step_publisher import StepPublisher
 from gpu_worker.testing.witness_runner import WitnessRunner, witness_oracle
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc
-from octavo.net.channel import open_channel
 from octavo.net.server import make_server
 from octavo.request import hashing
 from octavo.request.errors import ServingError, StoreUnavailable
@@ -35,6 +34,7 @@ from octavo.request.sampling import SamplingParams
 from octavo.store.calls import MigrateStatus, QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel
 from octavo.wire.internal import admission_of_record
 from octavo.wire.public import score_to_wire
 
@@ -329,7 +329,7 @@ async def moving_workers(
         taken = await store.take_ownership(take)
         snapshot = await MemoryStore.read(store, new.seq_id, prompt=True, from_indexes=[0] * new.num_branches)
         assert snapshot is not None
-        answer = await source.engine_client.admit(admission_of_record(snapshot, epoch=taken.epoch), "")
+        answer = await source.engine_client.admit(admission_of_record(snapshot, epoch=taken.epoch, age_ms=0), "")
         assert answer.admitted
         source.engine.grant_steps(num_tokens)
 

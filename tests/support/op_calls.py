@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpu_worker.sampling.filters import COLUMNS
+
 MARGIN = 64  # bytes on each side
 I32, I64, U8 = torch.int32, torch.int64, torch.uint8
 
@@ -160,6 +162,7 @@ def sample(module, fence, n):
     arguments |= {name: fence(torch.randn(n)) for name in ("seen_costs", "biases")}
     arguments |= {name: fence.ints(*range(n + 1)) for name in ("seen_ends", "bias_ends", "allowed_ends")}
     arguments |= {"rows": fence.ints(*[1, 0][:n])}
+    arguments["filters"] = fence(torch.full((n, len(COLUMNS)), 0.5))
     arguments |= {name: fence.ints(*[5, 7][:n]) for name in ("seed", "branch", "index")}
     arguments |= {"top_k": fence.ints(*[0, 3][:n], dtype=I32), **scores_of(fence, n)}
     return Call(module.sample, arguments, ("ids", "logprobs", "top_ids", "top_logprobs"))

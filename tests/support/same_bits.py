@@ -111,7 +111,7 @@ class Engine(MovingBench):
 
     def step(self) -> tuple[StepPlan, StepDeltas]:
         plan = self.scheduler.plan()
-        result = self.scheduler.commit(plan, self.runner.run(plan))
+        result = self.scheduler.commit(plan, self.runner.run(plan.input))
         for delta in result.deltas:
             key = f"{delta.sequence.seq_id}.{delta.branch_index}"
             self.tokens[key] = [*self.tokens.get(key, ())[: delta.first_index], *delta.token_ids]
@@ -121,7 +121,7 @@ class Engine(MovingBench):
     def swap(self, case: Case, operation: str) -> None:
         self.scheduler.swap(self.sequence(case.name).seq_id, 1, operation)
         if (plan := self.scheduler.plan_moves()) is not None:
-            self.runner.run(plan)
+            self.runner.run(plan.input)
             self.scheduler.end_moves(plan)
 
     def answers(self, cases: Sequence[Case]) -> dict[str, Answer]:

@@ -7,7 +7,8 @@ from sequences import new_sequence
 
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import Runner, StepDeltas, StepPlan
+from gpu_worker.scheduling.state.step import StepDeltas, StepPlan
+from gpu_worker.steps.runner import Runner
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.sampling import FinishReason, SamplingParams
 
@@ -47,7 +48,7 @@ class Bench(SchedulerParts):
     def step(self) -> tuple[StepPlan, StepDeltas]:
         plan = self.scheduler.plan()
         lengths = {c.branch.sequence.seq_id: c.length for c in plan.chunks}
-        result = self.scheduler.commit(plan, self.runner.run(plan))
+        result = self.scheduler.commit(plan, self.runner.run(plan.input))
         self.lengths = lengths
         for delta in result.deltas:
             name = f"{delta.sequence.seq_id}.{delta.branch_index}"

@@ -11,8 +11,9 @@ from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.load import Load
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import Runner, RunnerInfo, StepDeltas
+from gpu_worker.scheduling.state.step import StepDeltas
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.runner import Runner, RunnerInfo
 from octavo.request.ids import SequenceId
 
 

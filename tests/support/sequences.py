@@ -4,7 +4,6 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.wait_queue import rank_of
 from octavo.request.ids import SequenceId
 from octavo.request.record import Admission
 from octavo.request.sampling import SamplingParams
@@ -34,13 +33,3 @@ def beam_text(params: SamplingParams, eos_token_ids: tuple[int, ...] = ()) -> Te
     if not (params.beam_width and params.stop):
         return None
     return TextStream.of_branch(ByteTokenizer().detokenizer(), params, eos_token_ids)
-
-
-def crowd(*ranks: tuple[int, int], policy: str = "priority") -> list[Sequence]:
-    """A sequence for each (priority, order of arrival)."""
-    sequences = []
-    for priority, order in ranks:
-        sequences.append(new_sequence(f"{priority}.{order}", [1], SamplingParams(), priority=priority))
-        sequences[-1].order = order
-        sequences[-1].rank = rank_of(sequences[-1], policy)
-    return sequences

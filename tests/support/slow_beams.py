@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gpu_worker.scheduling.state.step import RunnerInfo
+from gpu_worker.steps.runner import RunnerInfo
 from gpu_worker.testing.fake_runner import Chooser, fold
 from octavo.request.sampling import FinishReason, SamplingParams
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
@@ -14,14 +13,16 @@ from gpu_worker.models.decoders.llama import LlamaDecoder
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import Ops
 from gpu_worker.ops.kv_shape import KvShape
-from gpu_worker.running.graphs import Capturer, capture_decodes, capture_mixed
+from gpu_worker.running.graphs import Capturer, capture_graphs
 from gpu_worker.running.memory.arena import KvArena
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.sequence import Branch, Sequence
-from gpu_worker.scheduling.state.step import Chunk, RunnerInfo, StepPlan
+from gpu_worker.scheduling.state.sequence import Sequence
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.runner import RunnerInfo
+from gpu_worker.steps.seats import Seat
+from gpu_worker.steps.step_input import StepInput
 from octavo.request.sampling import SamplingParams
 
 CPU = torch.device("cpu")
@@ -138,15 +139,12 @@ def tiny_llama(
         bytes_per_block=form.blocks.bytes_per_block,
         tokenizer="",
     )
-    graphs = mixed = None
-    if capture is not None and mixed_tokens:
-        sizes = max_sequences, mixed_tokens, info.context_tokens
-        mixed = capture_mixed(decoder, arena.layers, ops, *sizes, device, capture)
-        assert mixed is not None
+    graphs = []
     if capture is not None:
-        graphs = capture_decodes(decoder, arena.layers, ops, max_sequences, info.context_tokens, device, capture)
-        assert graphs is not None
-    runner = ModelRunner(info, decoder, arena, Sampler(form.vocab, device), device, graphs, mixed, staged=staged)
+        sizes = max_sequences, info.context_tokens
+        graphs = capture_graphs(decoder, arena.layers, ops, *sizes, device, capture, mixed_tokens)
+        assert len(graphs) == 1 + bool(mixed_tokens)
+    runner = ModelRunner(info, decoder, arena, Sampler(form.vocab, device), device, graphs, staged=staged)
     return Tiny(runner=runner, decoder=decoder, arena=arena)
 
 
@@ -162,10 +160,10 @@ def requests(**params: object) -> list[Sequence]:
 def drive(
     runner: ModelRunner,
     sequences: list[Sequence],
-    watch: Callable[[StepPlan], None] = lambda plan: None,
+    watch: Callable[[StepInput], None] = lambda step: None,
     **config: object,
 ) -> tuple[list[list[int]], Workload]:
-    """The outputs of all branches, through the scheduler, and its workload. `watch` sees each plan."""
+    """The outputs of all branches, through the scheduler, and its workload. `watch` sees each step."""
     options = {
         "max_batch_tokens": 64,
         "max_batch_sequences": 16,
@@ -183,54 +181,25 @@ def drive(
             runner._block_mover.wait_for_copies()  # of demoted blocks, into an arena that the caller may drop
             return [outputs[key] for key in sorted(outputs)], parts.workload
         plan = scheduler.plan()
-        watch(plan)
-        for delta in scheduler.commit(plan, runner.run(plan)).deltas:
+        watch(plan.input)
+        for delta in scheduler.commit(plan, runner.run(plan.input)).deltas:
             assert not delta.failure, f"failed: {delta.failure}"
             outputs.setdefault((delta.sequence.seq_id, delta.branch_index), []).extend(delta.token_ids)
     raise AssertionError("the scheduler does not come to an end")
 
 
-def decodes(lens: list[int], rng: np.random.Generator, block_size: int, num_blocks: int) -> StepPlan:
-    """A step in which sequence i has lens[i] tokens, the last of which is run; blocks are anywhere."""
-    free = rng.permutation(num_blocks).tolist()
-    chunks = []
-    for number, n in enumerate(lens):
-        branch = Branch(request(number, [1]), 0, rng.integers(0, 96, n).tolist(), 1)
-        branch.blocks = [free.pop() for _ in range(-(-n // block_size))]
-        chunks.append(Chunk(branch, n - 1, 1, (branch,)))
-    return StepPlan(1, chunks, num_decodes=len(chunks))
-
-
-def mixed_step(
-    shape: list[tuple[int, int]], rng: np.random.Generator, block_size: int, num_blocks: int, silent: int = -1
-) -> StepPlan:
-    """A step of chunks (tokens of the sequence, of which so many are run), each of which samples, but not `silent`."""
-    plan = decodes([n for n, _ in shape], rng, block_size, num_blocks)
-    for number, (chunk, (n, length)) in enumerate(zip(plan.chunks, shape, strict=True)):
-        chunk.start, chunk.length = n - length, length
-        chunk.samples = () if number == silent else chunk.samples
-    plan.num_decodes = next((i for i, (_, length) in enumerate(shape) if length > 1), len(shape))
-    return plan
-
-
-def sampled_rows(plan: StepPlan) -> list[int]:
-    """The tokens of a step that logits are made for."""
-    ends = np.cumsum([chunk.length for chunk in plan.chunks])
-    return [int(end) - 1 for end, chunk in zip(ends, plan.chunks, strict=True) if chunk.samples]
-
-
-def logits_of(tiny: Tiny, plan: StepPlan) -> Tensor:
+def logits_of(tiny: Tiny, step: StepInput) -> Tensor:
     """The logits of a step that the sampler is given."""
     seen = []
     sample = tiny.runner._sampler.sample
 
-    def watched(logits: Tensor, rows: list[int], branches: list[Branch]) -> object:
+    def watched(logits: Tensor, rows: list[int], branches: list[Seat]) -> object:
         seen.append(logits)
         return sample(logits, rows, branches)
 
     tiny.runner._sampler.sample = watched  # type: ignore[method-assign, assignment]
     try:
-        tiny.runner.run(plan)
+        tiny.runner.run(step)
     finally:
         tiny.runner._sampler.sample = sample  # type: ignore[method-assign]
     return seen[0]

@@ -10,13 +10,13 @@ from typing import Any
 from accepted import accepted_sequence
 from waiting import until
 
-from gpu_worker.scheduling.state.step import StepOutput, StepPlan
 from gpu_worker.serving.process.lease import register_worker
 from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.worker import Worker, member_of
+from gpu_worker.steps.runner import StepOutput
+from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.witness_runner import WitnessRunner, witness_oracle
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.net.channel import open_channel
 from octavo.request import hashing
 from octavo.request.ids import SequenceId
 from octavo.request.record import Record
@@ -26,7 +26,8 @@ from octavo.settings.worker import WorkerSettings
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.wire import statuses
-from octavo.wire.internal import admission_of_record, admission_to_wire, item_from_wire
+from octavo.wire.channel import open_channel
+from octavo.wire.internal import admission_to_wire, item_from_wire
 
 PROMPT = tuple(range(1, 40))
 PATIENCE_S = 30.0
@@ -44,15 +45,15 @@ class CountingRunner(WitnessRunner):
         super().__init__(**options)
         self.turns = threading.Semaphore(0)
 
-    def run(self, plan: StepPlan) -> StepOutput:
-        self.num_prefill += plan.num_tokens - plan.num_decodes
-        if plan.chunks and self.gated:
+    def run(self, step: StepInput) -> StepOutput:
+        self.num_prefill += len(step.tokens) - step.num_decodes
+        if step.seats and self.gated:
             self.waits = True
             if not self.turns.acquire(timeout=PATIENCE_S):
                 raise TimeoutError("the test gives this step no turn")
             self.waits = False
-        output = super().run(plan)
-        self.num_steps += bool(plan.chunks)
+        output = super().run(step)
+        self.num_steps += bool(step.seats)
         return output
 
     def let_go(self) -> None:
@@ -249,7 +250,7 @@ class WorkerPair:
             TakeRequest(seq_id, 0, worker.incarnation, f"t{seq_id}", TakeReason.QUEUED)
         )
         snapshot = await self.store.read(seq_id, prompt=True, from_indexes=[0] * new.num_branches)
-        admission = admission_to_wire(admission_of_record(snapshot, epoch=taken.epoch))
+        admission = admission_to_wire(snapshot, epoch=taken.epoch, alone=False, age_ms=0)
         admission.prefix_owner, admission.prefix_owner_tokens = hint
         answer = await worker.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[admission]))
         assert answer.results[0].outcome == worker_pb2.ADMISSION_OUTCOME_ADMITTED, answer

@@ -15,13 +15,13 @@ from gpu_worker.serving.journal.journal_writer import JournalWriter
 from gpu_worker.serving.journal.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.net.channel import open_channel
 from octavo.net.server import make_server
 from octavo.request import errors, hashing
 from octavo.request.ids import Incarnation
 from octavo.request.sampling import SamplingParams
 from octavo.wire import statuses
-from octavo.wire.public import sampling_to_wire
+from octavo.wire.channel import open_channel
+from octavo.wire.public import sampling_bytes
 
 ADMITTED = worker_pb2.ADMISSION_OUTCOME_ADMITTED
 
@@ -116,11 +116,11 @@ class StepCall:
 
 
 def admission(
-    number: int = 1, prompt: tuple[int, ...] = (1, 2, 3), max_tokens: int = 8, **more
+    number: int = 1, prompt: tuple[int, ...] = (1, 2, 3), max_tokens: int = 8, logprobs: int | None = None, **more
 ) -> worker_pb2.Admission:
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, best_of=1, seed=0, ignore_eos=True)
+    params = SamplingParams(0, max_tokens=max_tokens, best_of=1, seed=0, ignore_eos=True, logprobs=logprobs)
     fields = {"seq_id": f"{number:032x}", "epoch": 1, "priority": 3, **more}
-    item = worker_pb2.Admission(sampling=sampling_to_wire(params), **fields)
+    item = worker_pb2.Admission(sampling=sampling_bytes(params), **fields)
     item.prompt.ids.extend(prompt)
     return item
 

@@ -164,7 +164,7 @@ template <typename Form>
 void end_split(std::int64_t dim, std::int64_t count, Scratch<Form>& s) {
     for (std::int64_t i = 0; i < count; ++i) {
         float *sums = s.sums + i * s.dim, *totals = s.totals + i * Lanes::kCount;
-        merge_row(s.merged + i * (dim + 2), sums, s.rows[i].maximum, Lanes::sum(Lanes::load(totals)), dim);
+        merge_row(s.merged + i * (dim + 2), sums, s.rows[i].maximum, sum8(load8(totals)), dim);
         std::memset(sums, 0, static_cast<std::size_t>(s.dim) * 4);
         std::memset(totals, 0, Lanes::kCount * 4);
         s.rows[i].maximum = kNone;
@@ -215,7 +215,7 @@ void attend_as(const AttentionJob& job, const AttentionItem& item, const Attenti
             finish_row(job, row.head, merged[dim], merged[dim + 1], merged, out_row(job, item, i));
             continue;
         }
-        float *sums = s.sums + i * s.dim, total = Lanes::sum(Lanes::load(s.totals + i * Lanes::kCount));
+        float *sums = s.sums + i * s.dim, total = sum8(load8(s.totals + i * Lanes::kCount));
         if (item.partial) {
             float* partial = item.partial + i * (dim + 2);
             std::memcpy(partial, sums, static_cast<std::size_t>(dim) * 4);

@@ -10,6 +10,9 @@ struct Lanes : Rows16 {
     static F times_power(F x, F n) { return _mm512_scalef_ps(x, n); }
     static float top(F x) { return top8(max8(eight(x, 0), eight(x, 1))); }
     static float sum(F x) { return sum8(add8(eight(x, 0), eight(x, 1))); }
+    static F8 low(F x) { return eight(x, 0); }
+    // The sums of every eighth lane, as registers of eight lanes add them up one after the other.
+    static F8 add_eights(F8 sums, F x) { return add8(add8(sums, eight(x, 0)), eight(x, 1)); }
     static F either(F a, F b) { return _mm512_or_ps(a, b); }
     // x where a bit is set, y elsewhere.
     static F choose(std::uint32_t bits, F x, F y) { return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), y, x); }
@@ -90,6 +93,8 @@ struct Lanes : Rows8 {
     static F times_power(F x, F n) { return mul8(x, exponent8(n)); }
     static float top(F x) { return top8(x); }
     static float sum(F x) { return sum8(x); }
+    static F8 low(F x) { return x; }
+    static F8 add_eights(F8 sums, F x) { return add8(sums, x); }
     static F either(F a, F b) { return or8(a, b); }
     static F choose(std::uint32_t bits, F x, F y) { return choose8(bits, x, y); }
     static F load_some(const float* p, std::int64_t count) { return count >= kCount ? load(p) : load8_some(p, count); }

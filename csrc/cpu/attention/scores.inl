@@ -68,22 +68,22 @@ __attribute__((always_inline)) inline void soften_range(const Scratch<Form>& s, 
     } else if (top > row.maximum) {
         const F drop = power(Lanes::set(row.maximum - top));
         multiply_row(s.sums + i * s.dim, s.dim, drop);
-        multiply_row(totals, Lanes::kCount, drop);
+        store8(totals, mul8(load8(totals), Lanes::low(drop)));
         row.maximum = top;
     }
-    F total = Lanes::load(totals);
+    F8 total = load8(totals);
 #pragma GCC unroll 4
     for (std::int64_t j = range.from; j < range.end; j += Lanes::kCount) {
         F x = power(Lanes::fma(Lanes::load(scores + j), Lanes::set(factor), Lanes::set(-row.maximum)));
         x = kAll ? x : Lanes::choose(bits(j), x, Lanes::zero());
-        total = Lanes::add(total, x);
+        total = Lanes::add_eights(total, x);
         if (values.scaled) {  // a scale that is no number is one to rows that see it
             x = Lanes::mul(x, Lanes::load(values.scales + j));
             x = kAll ? x : Lanes::choose(bits(j), x, Lanes::zero());
         }
         Form::put_weights(x, weights + j);
     }
-    Lanes::store(totals, total);
+    store8(totals, total);
 }
 
 // The same of `count` rows from `row` on, which are a block.

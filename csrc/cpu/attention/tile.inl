@@ -70,7 +70,7 @@ struct Scratch {
     std::int64_t tile;  // keys
     Row* rows;
     float* sums;      // [rows, dim]
-    float* totals;    // [rows, Lanes::kCount]: of weights, a sum per lane
+    float* totals;    // [rows, Lanes::kCount]: of weights, sums of every eighth one in the first eight
     Number* queries;  // [rows, dim]
     float* scores;    // [2, block, kKeyTile]; as floats they become weights
     Number* weights;  // [2, block, kKeyTile]

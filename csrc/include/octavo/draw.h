@@ -44,6 +44,13 @@ static OCTAVO_ANYWHERE float power_of(float logit, float highest, float factor) 
     return power > kLowestPower ? power : kLowestPower;
 }
 
+// A number that is not negative as a whole number, to nearest, ties to even.
+static OCTAVO_ANYWHERE float to_whole(float x) {
+    constexpr float kNoFraction = 8388608.0F;  // from here on floats are whole
+    const float nearest = plus(plus(x, kNoFraction), -kNoFraction);
+    return x < kNoFraction ? nearest : x;
+}
+
 // 2^40 2^power rounded to a whole number, to nearest, ties to even. As a float, which is exact.
 static OCTAVO_ANYWHERE float weight_of_power(float power) {
     constexpr float kToWhole = 12582912.0F;  // adding it leaves no bits for a fraction
@@ -58,9 +65,7 @@ static OCTAVO_ANYWHERE float weight_of_power(float power) {
     const std::int32_t bits = (static_cast<std::int32_t>(whole) + kWeightBits + 127) << 23;
     float scale = 0;
     std::memcpy(&scale, &bits, sizeof scale);
-    constexpr float kNoFraction = 8388608.0F;  // from here on floats are whole
-    const float weight = times(y, scale), nearest = plus(plus(weight, kNoFraction), -kNoFraction);
-    return weight < kNoFraction ? nearest : weight;
+    return to_whole(times(y, scale));
 }
 
 static OCTAVO_ANYWHERE std::uint64_t weight_of(float logit, float highest, float factor) {
@@ -68,9 +73,10 @@ static OCTAVO_ANYWHERE std::uint64_t weight_of(float logit, float highest, float
 }
 
 // 53 random bits: Philox4x32-10 (Salmon, Moraes, Dror, Shaw, 2011) of the key `seed` and the counter (branch, index,
-// 0, 0), as gpu_worker/sampling/philox.py draws them.
-static OCTAVO_ANYWHERE std::uint64_t random_bits(std::uint64_t seed, std::uint32_t branch, std::uint32_t index) {
-    std::uint32_t x[4] = {branch, index, 0, 0};
+// which, 0), as gpu_worker/sampling/philox.py draws them. `which` is 0 for the draw, and another one for each filter.
+static OCTAVO_ANYWHERE std::uint64_t random_bits(std::uint64_t seed, std::uint32_t branch, std::uint32_t index,
+                                                 std::uint32_t which = 0) {
+    std::uint32_t x[4] = {branch, index, which, 0};
     std::uint32_t key[2] = {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)};
     for (int round = 0; round < 10; ++round) {
         const std::uint64_t a = std::uint64_t{0xd2511f53U} * x[0], b = std::uint64_t{0xcd9e8d57U} * x[2];

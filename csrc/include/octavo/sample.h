@@ -1,9 +1,10 @@
 // Samples tokens from logits for a whole batch at once, as gpu_worker/sampling/sampler.py defines it. In this order:
 // logits are adjusted; log probabilities are the log-softmax of the result; temperature, top-k, top-p and min-p leave
-// out tokens; a draw chooses one.
+// out tokens, and then further filters; a draw chooses one.
 //
-// Filters keep a prefix of the tokens, ordered by falling logit, then rising id. The draw goes by id among those kept
-// (draw.h). A branch's token depends on its own row and parameters alone.
+// The first filters keep a prefix of the tokens, ordered by falling logit, then rising id. The further ones (filters.h)
+// narrow it down. The draw goes by id among those kept (draw.h). A branch's token depends on its own row and parameters
+// alone.
 #pragma once
 
 #include "octavo/tensor.h"
@@ -18,6 +19,7 @@ struct Draws {
     TensorRef temperature;          // f32 [r]; 0: the highest logit, the lowest id on ties
     TensorRef top_k;                // i32 [r]; 0: off
     TensorRef top_p, min_p;         // f32 [r]; 1 and 0: off
+    TensorRef filters;              // f32 [r, filters::kColumns], 0 to 1. No data: off
     TensorRef seed, branch, index;  // i64 [r], the seed as 64 bits: what the random number comes from
 };
 

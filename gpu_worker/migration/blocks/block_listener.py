@@ -10,7 +10,7 @@ import time
 from gpu_worker.migration.blocks.frame_socket import BUFFER_BYTES, STALL_S, FrameSocket
 from gpu_worker.migration.blocks.incoming_connection import IncomingConnection
 from gpu_worker.migration.blocks.ticket_registry import TicketRegistry
-from octavo.net.security.tls import TlsFiles
+from octavo.net.security.listener_tls import ListenerTls
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ EVICTION_S = 1.0  # how long a connection that has to give way may take to end
 class BlockListener:
     """Listens from its making on. `tickets` are what sources may open. With `tls`, sources must be workers by it."""
 
-    def __init__(self, host: str, port: int = 0, stall_s: float = STALL_S, tls: TlsFiles | None = None) -> None:
+    def __init__(self, host: str, port: int = 0, stall_s: float = STALL_S, tls: ListenerTls | None = None) -> None:
         self.tickets = TicketRegistry()
         self._stall_s = stall_s
         self._tls = tls

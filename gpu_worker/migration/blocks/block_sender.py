@@ -34,7 +34,7 @@ from gpu_worker.migration.blocks.frames import (
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock, OutgoingTicket
 from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 from gpu_worker.migration.blocks.refusal import Refusal, failed
-from octavo.net.security.tls import TlsFiles
+from octavo.net.security.listener_tls import ListenerTls
 from octavo.request.errors import InvalidArgument, TransferFailed
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class BlockSender:
         port: int,
         reader: BlockReader,
         limiter: RateLimiter,
-        tls: TlsFiles | None = None,
+        tls: ListenerTls | None = None,
         *,
         window_bytes: int = WINDOW_BYTES,
         part_bytes: int = PART_BYTES,
@@ -170,7 +170,7 @@ class BlockSender:
 
     # ---- sending -------------------------------------------------------------------------------------------------
 
-    def _greet(self, tls: TlsFiles | None) -> None:
+    def _greet(self, tls: ListenerTls | None) -> None:
         deadline = time.monotonic() + CONNECT_S
         try:
             if tls is not None:

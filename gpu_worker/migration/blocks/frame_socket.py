@@ -12,7 +12,7 @@ from collections.abc import Callable
 from gpu_worker.migration.blocks.frames import HEADER, BlockFrame
 from gpu_worker.migration.blocks.refusal import Refusal, failed
 from gpu_worker.migration.blocks.tls_socket import TlsSocket, shake_hands
-from octavo.net.security.tls import TlsFiles
+from octavo.net.security.listener_tls import ListenerTls
 
 TICK_S = 0.2
 STALL_S = 3.0  # without one byte in the middle of a frame
@@ -33,7 +33,7 @@ class FrameSocket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def begin_tls(self, tls: TlsFiles, *, server_side: bool) -> None:
+    def begin_tls(self, tls: ListenerTls, *, server_side: bool) -> None:
         """Shakes hands with a worker, in at most 2 s. Call it before the first frame. Raises TransferFailed."""
         if isinstance(self._socket, TlsSocket):
             raise failed(Refusal.CONNECTION_LOST, "the connection has TLS already")

@@ -19,7 +19,7 @@ from gpu_worker.migration.blocks.frames import (
 from gpu_worker.migration.blocks.incoming_ticket import IncomingTicket
 from gpu_worker.migration.blocks.refusal import Refusal, failed, refusal_of
 from gpu_worker.migration.blocks.ticket_registry import TicketRegistry
-from octavo.net.security.tls import TlsFiles
+from octavo.net.security.listener_tls import ListenerTls
 from octavo.request.errors import InvalidArgument, TransferFailed
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,9 @@ MOST_UNSAID_BYTES = 2 << 20  # of parts whose answers wait for the next call; le
 class IncomingConnection:
     """One source. `receive_frames` runs on the thread of the connection until the connection ends."""
 
-    def __init__(self, frames: FrameSocket, tickets: TicketRegistry, nonce: bytes, tls: TlsFiles | None = None) -> None:
+    def __init__(
+        self, frames: FrameSocket, tickets: TicketRegistry, nonce: bytes, tls: ListenerTls | None = None
+    ) -> None:
         self._frames = frames
         self._tls = tls
         self._tickets = tickets

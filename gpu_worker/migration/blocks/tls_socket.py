@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from octavo.net.security.roles import WORKER_NAME, PeerRole
-from octavo.net.security.tls import TlsFiles, roles_of_peer
+from octavo.net.security.listener_tls import ListenerTls
+from octavo.net.security.roles import PeerRole, roles_of_peer
 from octavo.net.security.trail import AccessReason, Caller, ListenerKind
+from octavo.wire.tls import WORKER_NAME
 
 HANDSHAKE_S = 2.0
 
@@ -115,12 +116,12 @@ class TlsSocket:
         return bool(poll.poll(timeout_s * 1000))
 
 
-def shake_hands(sock: socket.socket, tls: TlsFiles, tick_s: float, *, server_side: bool) -> TlsSocket:
+def shake_hands(sock: socket.socket, tls: ListenerTls, tick_s: float, *, server_side: bool) -> TlsSocket:
     """The TLS connection over a socket, which must not be used any more. Raises OSError.
 
     Also if the certificate of the other side is not one of a worker.
     """
-    context = tls.server_context() if server_side else tls.client_context()
+    context = tls.current().server_context if server_side else tls.client_context()
     sock.settimeout(HANDSHAKE_S)
     name = None if server_side else WORKER_NAME
     peer = sock.getpeername() if server_side else ()

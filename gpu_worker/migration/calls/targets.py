@@ -3,12 +3,12 @@
 import json
 from dataclasses import dataclass
 
-from octavo.process.endpoint import Endpoint, parse_endpoint
 from octavo.request.errors import NotFound
 from octavo.request.ids import Incarnation
 from octavo.request.worker_role import WorkerRole
 from octavo.store.base import Store
 from octavo.store.calls import Member
+from octavo.wire.endpoint import Endpoint, parse_endpoint
 
 
 @dataclass(frozen=True, slots=True)

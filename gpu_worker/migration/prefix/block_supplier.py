@@ -10,7 +10,7 @@ from gpu_worker.migration.calls.transfer_calls import FetchRequest
 from gpu_worker.migration.source.migration_progress import MigrationProgress
 from gpu_worker.migration.source.source_worker import SendingEngine
 from gpu_worker.migration.source.ticket_sender import TicketSender
-from gpu_worker.scheduling.state.step import RunnerInfo
+from gpu_worker.steps.runner import RunnerInfo
 from octavo.process.loop import end_tasks, shared
 from octavo.request.errors import Draining, Mismatch, TooManyMoves
 from octavo.request.ids import BlockHash, Incarnation, SequenceId

@@ -14,7 +14,7 @@ from gpu_worker.migration.calls.transfer_calls import FetchRequest
 from gpu_worker.migration.prefix.link_speeds import LinkSpeeds
 from gpu_worker.migration.target.incoming_blocks import IncomingBlocks, IntakeEngine
 from gpu_worker.scheduling.block_exchange import BlockImport
-from gpu_worker.scheduling.state.step import BlockMemory, RunnerInfo
+from gpu_worker.steps.runner import BlockMemory, RunnerInfo
 from octavo.request.errors import Draining, Mismatch, NotFound, ServingError, TooManyMoves, TransferFailed
 from octavo.request.ids import BlockHash, Incarnation
 

@@ -6,7 +6,7 @@ import time
 
 from gpu_worker.migration.calls.targets import TargetWorker
 from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher
-from gpu_worker.scheduling.state.step import RunnerInfo
+from gpu_worker.steps.runner import RunnerInfo
 from octavo.request.errors import ServingError
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from gpu_worker.migration.calls.connection_pool import ConnectionPool
 from gpu_worker.scheduling.block_exchange import PinnedBlocks
 from gpu_worker.scheduling.freezer import FrozenSequence, PromptProgress
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import RunnerInfo
+from gpu_worker.steps.runner import RunnerInfo
 from octavo.request.errors import NotFound, StaleEpoch
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
 from octavo.request.sampling import TokenScore

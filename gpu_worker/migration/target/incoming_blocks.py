@@ -14,7 +14,7 @@ from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.blocks.frames import SECRET_BYTES
 from gpu_worker.migration.blocks.incoming_ticket import ExpectedBlock, IncomingTicket
 from gpu_worker.scheduling.block_exchange import BlockImport, WantedBlock, tail_name
-from gpu_worker.scheduling.state.step import BlockMemory
+from gpu_worker.steps.runner import BlockMemory
 from octavo.process import failpoints
 from octavo.request.errors import ServingError, TransferFailed
 from octavo.request.ids import BlockHash

@@ -25,7 +25,7 @@ from gpu_worker.migration.target.incoming_blocks import IncomingBlocks, IntakeEn
 from gpu_worker.migration.target.moving_history import MovingHistory
 from gpu_worker.scheduling.block_exchange import BlockImport, WantedBlock
 from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail
-from gpu_worker.scheduling.state.step import BlockMemory, RunnerInfo
+from gpu_worker.steps.runner import BlockMemory, RunnerInfo
 from octavo.process import failpoints
 from octavo.process.retry import until_answered
 from octavo.request.errors import CannotMove, Mismatch, NotFound, ServingError, StoreUnavailable, TransferFailed

@@ -21,7 +21,8 @@ from gpu_worker.migration.calls.transfer_calls import (
 from gpu_worker.migration.target.incoming_migration import ImportEngine, IncomingMigration, unknown_ticket
 from gpu_worker.scheduling.block_exchange import WantedBlock
 from gpu_worker.scheduling.state.step import BlockMemory
-from octavo.net.security.tls import TlsFiles
+from gpu_worker.steps.runner import BlockMemory
+from octavo.net.security.listener_tls import ListenerTls
 from octavo.process import failpoints
 from octavo.process.loop import shared
 from octavo.request.errors import CannotMove, Draining, NotFound, OutOfBlocks, StoreUnavailable, TooManyMoves
@@ -52,7 +53,7 @@ class MigrationTarget:
         memory: BlockMemory | None,
         host: str,
         draining: Callable[[], bool],
-        tls: TlsFiles | None = None,
+        tls: ListenerTls | None = None,
     ) -> None:
         """`host` is where it listens for blocks, on any free port. Raises OSError."""
         self._store = store

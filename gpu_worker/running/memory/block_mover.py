@@ -1,4 +1,4 @@
-"""Moves the blocks that a plan names, in the plan's order. Copies between device and host run beside later steps.
+"""Moves the blocks that a step names, in the step's order. Copies between device and host run beside later steps.
 
 A step that uses a block of an unfinished copy makes the device wait for that copy; the host does not wait. Swaps run in
 the order in which they were begun, so no step has to wait for a host block.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gpu_worker.ops import SwapTicket
 from gpu_worker.running.memory.arena import KvArena
-from gpu_worker.scheduling.state.step import StepPlan
+from gpu_worker.steps.step_input import StepInput
 from octavo.request.ids import BlockId
 
 MEASURE_EVERY = 32  # one step of this many with swaps waits for its copies and measures how long they take
@@ -23,46 +23,48 @@ class _PendingSwap:
 
 
 class BlockMover:
-    """Carries out the block moves of plans on one arena. Not thread-safe."""
+    """Carries out the block moves of steps on one arena. Not thread-safe."""
 
     def __init__(self, arena: KvArena) -> None:
         self._arena = arena
         self._pending: list[_PendingSwap] = []
         self._num_swaps = 0
 
-    def move_blocks(self, plan: StepPlan) -> float:
-        """Begins the moves of `plan`. Work queued on the device after this call may use the blocks.
+    def move_blocks(self, step: StepInput, used: Iterable[BlockId] = ()) -> float:
+        """Begins the moves of `step`, whose chunks use the blocks `used`.
+
+        Work queued on the device after this call may use the blocks.
 
         Returns how many seconds the swaps took if this call waited for them, else 0.
         """
         self._pending = [pending for pending in self._pending if not pending.swap.is_done()]
         # In every turn it is not the first swap, which sets up the copy engines.
-        measured = plan.timed or self._num_swaps % MEASURE_EVERY == 1
-        if measured and (plan.swap_out or plan.swap_in):
+        measured = step.timed or self._num_swaps % MEASURE_EVERY == 1
+        if measured and (step.swap_out or step.swap_in):
             self.wait_for_copies()  # so that earlier copies are not measured
         began = time.perf_counter()
-        out = self._keep(self._arena.swap_out(plan.swap_out), [block for block, _ in plan.swap_out])
-        self._settle(plan.poison)
-        self._arena.poison(plan.poison)
-        into = self._keep(self._arena.swap_in(plan.swap_in), [block for _, block in plan.swap_in])
+        out = self._keep(self._arena.swap_out(step.swap_out), [block for block, _ in step.swap_out])
+        self._settle(step.poison)
+        self._arena.poison(step.poison)
+        into = self._keep(self._arena.swap_in(step.swap_in), [block for _, block in step.swap_in])
         if out or into:
             self._num_swaps += 1
             if measured:
                 self.wait_for_copies()
         else:
-            measured = bool(plan.swap_out or plan.swap_in)  # the copies are done already
+            measured = bool(step.swap_out or step.swap_in)  # the copies are done already
         swapped = time.perf_counter()
         if self._pending:
-            self._settle(_used(plan))
-        self._arena.copy(plan.copies)
+            self._settle({block for pair in step.copies for block in pair}.union(used))
+        self._arena.copy(step.copies)
         return swapped - began if measured else 0.0
 
-    def demote_blocks(self, plan: StepPlan) -> float:
-        """Begins the demotions of `plan`. Returns how many seconds this call waited for them."""
-        if not plan.demotions:
+    def demote_blocks(self, step: StepInput) -> float:
+        """Begins the demotions of `step`. Returns how many seconds this call waited for them."""
+        if not step.demotions:
             return 0.0
         began = time.perf_counter()
-        if self._keep(self._arena.swap_out(plan.demotions), [block for block, _ in plan.demotions]):
+        if self._keep(self._arena.swap_out(step.demotions), [block for block, _ in step.demotions]):
             return 0.0
         return time.perf_counter() - began
 
@@ -92,13 +94,3 @@ class BlockMover:
             else:
                 pending.swap.let_device_wait()
         self._pending = left
-
-
-def _used(plan: StepPlan) -> set[BlockId]:
-    """The device blocks that a step uses after its swaps."""
-    used: set[BlockId] = set()
-    for pair in plan.copies:
-        used.update(pair)
-    for chunk in plan.chunks:
-        used.update(chunk.branch.blocks[chunk.branch.num_passed :])
-    return used

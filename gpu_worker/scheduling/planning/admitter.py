@@ -2,9 +2,10 @@
 
 from gpu_worker.scheduling.state.beam import BeamSearch
 from gpu_worker.scheduling.state.deltas import branch_delta
+from gpu_worker.scheduling.state.place import Hold
 from gpu_worker.scheduling.state.sequence import FINISHED, WAITING, Branch, Sequence
-from gpu_worker.scheduling.state.step import BAD_LOGITS, RunnerInfo
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.runner import BAD_LOGITS, RunnerInfo
 from octavo.request.errors import OutOfBlocks, TooLarge
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome
 from octavo.request.sampling import FinishReason
@@ -50,17 +51,15 @@ class Admitter:
         """Queues the sequence. A branch that a replay shows to have ended ends at once."""
         work = self._workload
         if len(sequence.branches) > work.config.max_batch_sequences:
-            sequence.fan_out = False  # no step holds all its branches, so each starts by itself
+            sequence.holds.discard(Hold.FORKS)  # no step holds all its branches, so each starts by itself
         work.add(sequence)
         for branch in sequence.branches:
             reason = reason_to_end(branch) if branch.state is WAITING else FinishReason.NONE
             if reason:
                 work.report([branch_delta(branch, (), reason)])
                 work.finish(branch)
-        if sequence.finished or (sequence.search is not None and all(sequence.search.done)):
+        if sequence.search is not None and all(sequence.search.done):
             work.drop(sequence)
-        else:
-            work.enqueue(sequence)
 
 
 def prepare_branches(sequence: Sequence, info: RunnerInfo) -> None:
@@ -84,7 +83,7 @@ def prepare_branches(sequence: Sequence, info: RunnerInfo) -> None:
         branch.last = last
         if sequence.carried is not None:
             branch.cumulative_logprob = sequence.carried.cumulative_logprobs[branch.index]
-            sequence.reported = True  # by the worker that ran it, with the scores of its tokens
+            sequence.holds.discard(Hold.UNREPORTED)  # made by the worker that ran it, with the scores of its tokens
             continue
         if branch.state is FINISHED:
             continue
@@ -95,7 +94,8 @@ def prepare_branches(sequence: Sequence, info: RunnerInfo) -> None:
         if sequence.reports_scores:
             branch.num_to_repeat = branch.num_output
     fresh = all(branch.state is WAITING and not branch.num_output for branch in sequence.branches)
-    sequence.fan_out = fresh and len(sequence.branches) > 1
+    if fresh and len(sequence.branches) > 1:
+        sequence.holds.add(Hold.FORKS)
 
 
 def reason_to_end(branch: Branch) -> FinishReason:

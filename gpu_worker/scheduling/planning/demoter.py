@@ -6,8 +6,9 @@ need less time than its tokens. While the copies of an earlier step are under wa
 """
 
 from gpu_worker.blocks.cost_model import CostModel
-from gpu_worker.scheduling.state.step import StepOutput, StepPlan
+from gpu_worker.scheduling.state.step import StepPlan
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.runner import StepOutput
 
 STEPS_AHEAD = 2
 
@@ -34,6 +35,6 @@ class Demoter:
             return
         if not self._costs.swap_is_cheaper(info.bytes_per_block, info.block_size):
             return
-        limit = tables.device.blocks_for(plan.num_tokens) + len(plan.swap_in)
+        limit = tables.device.blocks_for(plan.num_tokens) + len(plan.input.swap_in)
         if tables.tier.demote(tables.cache.next_evicted(num_wanted), limit):
-            plan.demotions = tables.tier.demotions()
+            plan.input.demotions = tables.tier.demotions()

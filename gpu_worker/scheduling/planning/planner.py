@@ -10,6 +10,7 @@ from gpu_worker.scheduling.planning.preemption import Preemption
 from gpu_worker.scheduling.planning.slot_allocator import SlotAllocator
 from gpu_worker.scheduling.planning.starter import Starter
 from gpu_worker.scheduling.planning.step_budget import StepBudget
+from gpu_worker.scheduling.state.place import QUEUED, Hold, Place
 from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Sequence
 from gpu_worker.scheduling.state.step import Chunk, StepPlan
 from gpu_worker.scheduling.state.workload import Workload
@@ -37,62 +38,61 @@ class Planner:
         self._turn = 0
         self._secured: set[Sequence] = set()  # searches with slots for the next token of all beams
 
-    def fill(self, plan: StepPlan, now: float) -> None:
+    def fill(self, plan: StepPlan) -> None:
         """Decides what the step runs and takes the blocks for it."""
-        self._preemption.begin_plan()
-        for only in self._turns():
-            self._compose(plan, only, now)
+        work = self._workload
+        self._preemption.happened = False
+        for turn in self._turns():
+            work.turn = turn
+            self._compose(plan)
             if plan.chunks:
-                self._preemption.note_progress()
+                self._preemption.stuck = None
                 break
-        self._workload.tables.add_moves(plan)
+        work.tables.add_moves(plan)
         self._demoter.add_demotions(plan)
 
     def _turns(self) -> list[Sequence | None]:
-        """For whom the step may be, in the order to try: those that share steps (None), or one that runs alone.
+        """For whom the step may be, in the order to try: a suspect, or those that share steps (None).
 
         While steps are reserved for a suspect, there is none but the suspect, once its trial has begun and if it is
-        still here. Without a trial it does not run.
+        still here. Suspects of a failed step have their turns without a trial; others do not run.
         """
         work = self._workload
         if work.reserved_for is not None:
-            return [work.on_trial] if work.on_trial in work.loners else []
-        loners = [sequence for sequence in work.loners if not sequence.alone]
-        if not loners:
-            return [None]
-        turns = [None, *loners]
-        self._turn = (self._turn + 1) % len(turns)
+            return [work.on_trial] if work.on_trial in work.suspects else []
+        turns = [None, *(suspect for suspect in work.suspects if Hold.CRASHED not in suspect.holds)]
+        if len(turns) > 1:
+            self._turn = (self._turn + 1) % len(turns)
         return turns[self._turn :] + turns[: self._turn]
 
-    def _compose(self, plan: StepPlan, only: Sequence | None, now: float) -> None:
-        """Fills the plan with chunks of `only`, or, if that is None, of the sequences that share steps."""
+    def _compose(self, plan: StepPlan) -> None:
+        """Fills the plan with chunks of the sequences whose turn it is."""
         work, config = self._workload, self._workload.config
         stalled: list[Branch] = []
         prefills: list[Chunk] = []
         self._secured.clear()
         if not config.chunked_prefill:
-            prefills = self._prefills(only, self._budget.for_prompts(0), stalled, now)
+            prefills = self._prefills(self._budget.for_prompts(0), stalled)
         if not prefills:
-            stalled += self._secure(only, now)
+            stalled += self._secure()
             if not self._preemption.happened:
-                self._starter.swap_in(only, now)
+                self._starter.swap_in()
             if config.chunked_prefill:
-                budget = self._budget.for_prompts(self._num_rows(only))
-                prefills = self._prefills(only, budget, stalled, now)
-            self._add_decodes(plan, only, stalled)
+                prefills = self._prefills(self._budget.for_prompts(self._num_rows()), stalled)
+            self._add_decodes(plan, stalled)
         self._add_prefills(plan, prefills)
         has_prompts = bool(prefills)
         if not plan.chunks and not work.tables.host.has_copies_in:
-            stalled += [branch for branch in self._stuck_beams(only) if branch not in stalled]
+            stalled += [branch for branch in self._stuck_beams() if branch not in stalled]
             if stalled:
-                self._force(plan, only, stalled, now)
+                self._force(plan, stalled)
                 has_prompts = True  # the forced branch may be one
         plan.num_tokens = sum(chunk.length for chunk in plan.chunks) if has_prompts else len(plan.chunks)
         plan.num_branches = sum(len(chunk.samples) for chunk in plan.chunks) if has_prompts else len(plan.chunks)
 
     # Decodes
 
-    def _secure(self, only: Sequence | None, now: float) -> list[Branch]:
+    def _secure(self) -> list[Branch]:
         """Gets every decode and every beam a slot for its next token; the branches that have to wait for one."""
         work, lists, slots = self._workload, self._lists, self._slots
         if not (lists.needy or lists.searches):
@@ -105,14 +105,14 @@ class Planner:
         for branch in needy:
             if branch.state is not RUNNING:
                 continue
-            if work.pauses and not runs_in(branch.sequence, only):
+            if work.pauses and not work.may_run(branch.sequence):
                 others.append(branch)
-            elif not slots.secure(branch, now):
+            elif not slots.secure(branch):
                 stalled.append(branch)
         for sequence in list(lists.searches):
-            if not (runs_in(sequence, only) and in_lockstep(sequence)):
+            if not (work.may_run(sequence) and in_lockstep(sequence)):
                 continue
-            if slots.secure_beams(sequence, now):
+            if slots.secure_beams(sequence):
                 self._secured.add(sequence)
             else:
                 stalled.append(sequence.branches[0])
@@ -120,25 +120,19 @@ class Planner:
         lists.hand_back_needy(others + [branch for branch in stalled if branch.sequence.search is None])
         return stalled
 
-    def _num_rows(self, only: Sequence | None) -> int:
+    def _num_rows(self) -> int:
         """How many decodes and beams the step can have."""
-        decodes = self._lists.decodes
-        num_rows = len(decodes)
-        if self._workload.pauses:
-            num_rows = sum(runs_in(chunk.branch.sequence, only) for chunk in decodes)
+        decodes, work = self._lists.decodes, self._workload
+        num_rows = sum(work.may_run(chunk.branch.sequence) for chunk in decodes) if work.pauses else len(decodes)
         return num_rows + sum(len(sequence.branches) for sequence in self._secured)
 
-    def _add_decodes(self, plan: StepPlan, only: Sequence | None, stalled: list[Branch]) -> None:
-        lists = self._lists
+    def _add_decodes(self, plan: StepPlan, stalled: list[Branch]) -> None:
+        lists, work = self._lists, self._workload
         without_slot = set(stalled).union(lists.needy)
-        if without_slot or self._workload.pauses:
-            plan.chunks = [
-                chunk
-                for chunk in lists.decodes
-                if chunk.branch not in without_slot and runs_in(chunk.branch.sequence, only)
-            ]
-        else:
-            plan.chunks = list(lists.decodes)
+        plan.chunks = list(lists.decodes)
+        if without_slot or work.pauses:
+            going = (chunk for chunk in lists.decodes if chunk.branch not in without_slot)
+            plan.chunks = [chunk for chunk in going if work.may_run(chunk.branch.sequence)]
         plan.num_decodes = len(plan.chunks)
         for sequence in lists.searches:
             if sequence in self._secured:
@@ -146,9 +140,9 @@ class Planner:
 
     # Prompts
 
-    def _prefills(self, only: Sequence | None, budget: int, stalled: list[Branch], now: float) -> list[Chunk]:
+    def _prefills(self, budget: int, stalled: list[Branch]) -> list[Chunk]:
         work = self._workload
-        unfinished = [branch for branch in self._lists.prefilling if runs_in(branch.sequence, only)]
+        unfinished = [branch for branch in self._lists.prefilling if work.may_run(branch.sequence)]
         crowded = len(unfinished) + len(work.waiting) > 1
         share = max(work.info.block_size, budget // work.config.max_partial_prefills)
         chunks: list[Chunk] = []
@@ -157,14 +151,14 @@ class Planner:
                 break
             left = branch.prefill_end - branch.num_computed
             length = min(left, budget, share if crowded and left > self._budget.long_prefill else left)
-            chunk = self._slots.prefill(branch, length, now) if branch.state is RUNNING else None
+            chunk = self._slots.prefill(branch, length) if branch.state is RUNNING else None
             if chunk is not None:
                 chunks.append(chunk)
                 budget -= chunk.length
             elif branch.state is RUNNING:
                 stalled.append(branch)
         if budget > 0 and work.waiting and not self._preemption.happened:
-            started = self._starter.start(only, budget, share, chunks, now)
+            started = self._starter.start(budget, share, chunks)
             budget -= sum(chunk.length for chunk in started)
             chunks += started
         for chunk in chunks:
@@ -178,42 +172,36 @@ class Planner:
             end = chunk.start + chunk.length
             if end == len(branch.tokens):
                 sequence = branch.sequence
-                chunk.samples = tuple(sequence.branches) if sequence.fan_out else (branch,)
+                chunk.samples = tuple(sequence.branches) if sequence.forks else (branch,)
             if chunk.score_end > (first := max(branch.first_unscored, chunk.start + 1)):
                 chunk.score_from = first
             plan.chunks.append(chunk)
 
     # When no branch could advance
 
-    def _stuck_beams(self, only: Sequence | None) -> list[Branch]:
+    def _stuck_beams(self) -> list[Branch]:
         """A beam on the device of each search that has other beams to start again."""
-        searches = (s for s in self._lists.searches if s.queued and runs_in(s, only))
+        work = self._workload
+        searches = [s for s in self._lists.searches if s.place is Place.STARTING and work.may_run(s)]
         return [next(branch for branch in s.branches if branch.state is RUNNING) for s in searches]
 
-    def _force(self, plan: StepPlan, only: Sequence | None, stalled: list[Branch], now: float) -> None:
+    def _force(self, plan: StepPlan, stalled: list[Branch]) -> None:
         """Lets the branch of the lowest rank among the stalled ones advance, at the cost of all sequences after it."""
         lists = self._lists
         first = min(stalled, key=lambda branch: branch.rank)
         others = [branch for branch in stalled if branch is not first]
         if first in lists.prefilling:
-            chunk = self._slots.prefill(first, 1, now, forced=True)
+            chunk = self._slots.prefill(first, 1, forced=True)
             self._add_prefills(plan, [chunk] if chunk else [])
-        elif first.sequence.queued and first.sequence.search is not None:
-            self._preemption.unstick(first, now)
-        elif first.sequence.search is not None:
-            if self._slots.secure_beams(first.sequence, now, forced=True):
-                self._secured.add(first.sequence)
-                self._add_decodes(plan, only, others)
-        elif self._slots.secure(first, now, forced=True):
-            lists.hand_back_needy(branch for branch in lists.take_needy() if branch is not first)
-            self._add_decodes(plan, only, others)
-
-
-def runs_in(sequence: Sequence, only: Sequence | None) -> bool:
-    """Whether the sequence may be in a step that is for `only`, or, if that is None, for all that share steps."""
-    if sequence.frozen:
-        return False
-    return sequence is only if only is not None else not sequence.runs_alone
+        elif first.sequence.search is None:
+            if self._slots.secure(first, forced=True):
+                lists.hand_back_needy(branch for branch in lists.take_needy() if branch is not first)
+                self._add_decodes(plan, others)
+        elif first.sequence.place in QUEUED:
+            self._preemption.unstick(first)
+        elif self._slots.secure_beams(first.sequence, forced=True):
+            self._secured.add(first.sequence)
+            self._add_decodes(plan, others)
 
 
 def in_lockstep(sequence: Sequence) -> bool:

@@ -11,11 +11,12 @@ branches of its own sequence. If no other sequence has blocks and its own do not
 LENGTH and the tokens it has, or with ERROR if it has no output.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.state.deltas import branch_delta
-from gpu_worker.scheduling.state.sequence import FINISHED, RUNNING, SWAPPED, Branch, Sequence
+from gpu_worker.scheduling.state.place import Hold, Place
+from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Sequence
 from gpu_worker.scheduling.state.workload import Workload
 from octavo.request.errors import OutOfBlocks
 from octavo.request.sampling import FinishReason
@@ -28,66 +29,70 @@ class Preemption:
         self._workload = workload
         self._tables = workload.tables
         self._costs = costs
-        self._happened = False
-        self._stuck: Sequence | None = None  # a search that the last plan could not advance
+        self.happened = False  # whether a sequence was preempted for the step being planned
+        self.stuck: Sequence | None = None  # a search that the last plan could not advance
 
-    @property
-    def happened(self) -> bool:
-        """Whether a sequence was preempted since `begin_plan`."""
-        return self._happened
-
-    def begin_plan(self) -> None:
-        self._happened = False
-
-    def note_progress(self) -> None:
-        """Notes that the plan runs something, so no search is stuck."""
-        self._stuck = None
-
-    def make_room(self, requester: Branch, num_missing: Callable[[], int], now: float, *, forced: bool = False) -> bool:
+    def make_room(self, requester: Branch, num_missing: Callable[[], int], *, forced: bool = False) -> bool:
         """Preempts sequences until `num_missing()` blocks are available. False: the requester waits, or no longer runs.
 
         The number is asked for anew after each preemption: who leaves may have shared the block that was to be copied.
         """
-        work, blocks = self._workload, self._tables.device
-        since = now - work.config.min_preempt_interval_s
-        while blocks.num_available < num_missing():
-            on_trial = requester.sequence is work.on_trial
-            victim = choose_victim(
-                work.active, requester.sequence, self._tables.written, since, forced=forced, on_trial=on_trial
-            )
+        while self._tables.device.num_available < num_missing():
+            victim = self._choose_victim(requester.sequence, forced=forced)
             if victim is not None:
-                self.preempt(victim, now)
+                self.preempt(victim)
                 if victim is requester.sequence:
                     return False
-            elif not (forced and self._last_resort(requester, now)):
+            elif not (forced and self._last_resort(requester)):
                 return False
         return True
 
-    def preempt(self, sequence: Sequence, now: float) -> None:
+    def _choose_victim(self, requester: Sequence, *, forced: bool) -> Sequence | None:
+        """The sequence that gives its blocks to `requester`: the one of the highest rank, perhaps the requester itself.
+
+        None: the requester waits. It waits for the next step if this one writes the sequence of the highest rank. It
+        waits if only frozen ones come after it, which are never chosen: they soon run on, or leave. It keeps what it
+        has if it was preempted a moment ago, and if only it runs. With `forced` the requester is never chosen, and
+        sequences that this step writes are passed over. Beside a requester on trial nothing else runs: whatever has
+        blocks may be chosen.
+        """
+        work, written = self._workload, self._tables.written
+        others = [sequence for sequence in work.active if sequence is not requester]
+        later = [other for other in others if requester is work.on_trial or other.rank > requester.rank]
+        if forced:
+            later = [sequence for sequence in later if sequence not in written]
+        victim = max((s for s in later if s.place is not Place.FROZEN), key=lambda s: s.rank, default=None)
+        rested = work.now - requester.last_preempted >= work.config.min_preempt_interval_s
+        if victim is None and others and not later and not forced and rested:
+            victim = requester
+        return None if victim in written else victim
+
+    def preempt(self, sequence: Sequence) -> None:
         """Takes all device blocks of a sequence, by swap or by recompute."""
-        swapped = self._prefers_swap(sequence) and self.swap_out(sequence)
-        if not swapped:
-            self._workload.send_back(sequence)
-        self._workload.count_preemption(swapped=swapped)
-        sequence.last_preempted = now
-        self._happened = True
+        work = self._workload
+        if self._prefers_swap(sequence) and self._swap_out(sequence):
+            work.num_preempted_swap += 1
+        else:
+            work.send_back(sequence)
+            work.num_preempted_recompute += 1
+        sequence.last_preempted = work.now
+        self.happened = True
 
     def recompute(self, sequence: Sequence) -> int:
         """Takes a sequence's blocks and keeps its tokens. Returns how many blocks it had."""
-        branches = [branch for branch in sequence.branches if branch.state in (RUNNING, SWAPPED)]
-        num_blocks = len({block for branch in branches for block in self._tables.held_blocks(branch)})
-        num_blocks += len({block for branch in branches for block in branch.host_blocks})
+        num_blocks = len({block for branch in sequence.branches for block in self._tables.held_blocks(branch)})
+        num_blocks += len({block for branch in sequence.branches for block in branch.host_blocks})
         self._workload.send_back(sequence)
         return num_blocks
 
-    def swap_out(self, sequence: Sequence) -> bool:
+    def _swap_out(self, sequence: Sequence) -> bool:
         """Moves the computed blocks of a sequence to the host pool.
 
         False: they do not fit there, the step being planned writes some of them, some branch waits to be started, or
         nothing is computed.
         """
         computed = any(branch.num_computed for branch in sequence.branches if branch.state is RUNNING)
-        if not (self._all_started(sequence) and computed) or sequence in self._tables.written:
+        if sequence.place is Place.STARTING or not computed or sequence in self._tables.written:
             return False
         try:
             self._workload.move_out(sequence)
@@ -101,7 +106,7 @@ class Preemption:
         Returns how many blocks went. Raises OutOfBlocks if its blocks cannot move now; then it goes on.
         """
         used = {block for branch in sequence.branches for block in self._tables.computed_blocks(branch)}
-        if sequence in self._workload.active and not self.swap_out(sequence):
+        if sequence in self._workload.active and not self._swap_out(sequence):
             num_free, num_host_blocks = self._tables.tier.num_room, self._tables.host.num_blocks
             why = f"{num_free} of {num_host_blocks} blocks are free there"
             if len(used) <= num_free:
@@ -110,25 +115,25 @@ class Preemption:
                 f"sequence {sequence.seq_id}: {len(used)} computed blocks cannot move to the host pool now: {why}; "
                 "try again, or DROP the blocks"
             )
-        sequence.held, sequence.starved = True, False
+        self._workload.end_hold(sequence, Hold.STARVED)
+        self._workload.hold(sequence, Hold.REQUESTED)
         return len(used)
 
-    def unstick(self, beam: Branch, now: float) -> None:
+    def unstick(self, beam: Branch) -> None:
         """Helps a search that has computed some beams again after a preemption, and has no room to start the others.
 
         Another sequence is preempted for it; or it gives its blocks to a sequence that waits before it; or it ends.
         """
         work, sequence = self._workload, beam.sequence
-        on_trial = sequence is work.on_trial
-        victim = choose_victim(work.active, sequence, self._tables.written, now, forced=True, on_trial=on_trial)
+        victim = self._choose_victim(sequence, forced=True)
         if victim is not None:
-            self.preempt(victim, now)
+            self.preempt(victim)
         elif self._others_hold_blocks():
             return  # the search waits until these blocks are given back
-        elif not on_trial and self._is_awaited(sequence):
+        elif sequence is not work.on_trial and self._is_awaited(sequence):
             work.send_back(sequence)  # sequences ahead of it may wait for its blocks
-        elif self._stuck is not sequence:
-            self._stuck = sequence  # alone by now, it has one more plan to start its other beams
+        elif self.stuck is not sequence:
+            self.stuck = sequence  # alone by now, it has one more plan to start its other beams
         else:
             work.report(work.end(sequence, FinishReason.LENGTH))
 
@@ -144,19 +149,15 @@ class Preemption:
             num_tokens = min(num_tokens, (num_passed + len(blocks)) * info.block_size)
         return self._costs.swap_is_cheaper(len(blocks) * info.bytes_per_block, num_tokens)
 
-    def _all_started(self, sequence: Sequence) -> bool:
-        """Whether no branch waits to be started, but those that fork from branch 0 when it has computed the prompt."""
-        return sequence.fan_out or all(branch.state in (RUNNING, FINISHED) for branch in sequence.branches)
-
     def _is_awaited(self, sequence: Sequence) -> bool:
         """Whether one of a lower rank may wait for the blocks of this one. One that is kept back waits for nothing."""
-        queues = (self._workload.waiting, self._workload.swapped)
-        return any(other.rank < sequence.rank and not other.kept_back for queue in queues for other in queue)
+        others = (*self._workload.waiting, *self._workload.swapped)
+        return any(other.rank < sequence.rank and not other.kept_back for other in others)
 
     def _others_hold_blocks(self) -> bool:
         return len(self._workload.active) > 1 or bool(self._tables.device.num_reserved)
 
-    def _last_resort(self, requester: Branch, now: float) -> bool:
+    def _last_resort(self, requester: Branch) -> bool:
         """What is left when no other sequence can be preempted.
 
         True: a later branch of the requester's sequence has given up its blocks. False: the requester waits or ended.
@@ -167,8 +168,8 @@ class Preemption:
         later = [b for b in sequence.branches if b.state is RUNNING and b.index > requester.index]
         if later and sequence.search is None:
             work.send_branch_back(later[-1])
-            work.count_preemption(swapped=False)
-            sequence.last_shed = now
+            work.num_preempted_recompute += 1
+            sequence.last_shed = work.now
             return True
         if not requester.num_output:
             failure = OutOfBlocks(
@@ -181,32 +182,4 @@ class Preemption:
         else:
             work.report([branch_delta(requester, (), FinishReason.LENGTH)])
             work.finish(requester)
-            work.lists.tidy()
         return False
-
-
-def choose_victim(
-    running: Iterable[Sequence],
-    requester: Sequence,
-    protected: Collection[Sequence],
-    since: float,
-    *,
-    forced: bool = False,
-    on_trial: bool = False,
-) -> Sequence | None:
-    """The sequence that gives its blocks to `requester`: the one of the highest rank, perhaps the requester itself.
-
-    None: the requester waits. It waits for the next step if the sequence of the highest rank is `protected`, which the
-    step being planned writes. It waits if only frozen ones come after it, which are never chosen: they soon run on, or
-    leave. It keeps what it has if it was preempted after `since`, and if only it runs. With `forced` the requester is
-    never chosen, and protected sequences are passed over. Beside a requester that is `on_trial` nothing else runs:
-    whatever has blocks may be chosen.
-    """
-    others = [sequence for sequence in running if sequence is not requester]
-    later = others if on_trial else [sequence for sequence in others if sequence.rank > requester.rank]
-    if forced:
-        later = [sequence for sequence in later if sequence not in protected]
-    victim = max((s for s in later if not s.frozen), key=lambda sequence: sequence.rank, default=None)
-    if victim is None and others and not later and not forced and requester.last_preempted <= since:
-        victim = requester
-    return None if victim in protected else victim

@@ -18,25 +18,22 @@ class SlotAllocator:
         self._tables = tables
         self._preemption = preemption
 
-    def secure(self, branch: Branch, now: float, *, forced: bool = False) -> bool:
+    def secure(self, branch: Branch, *, forced: bool = False) -> bool:
         """Gives a decode a slot for its next token. False: it has to wait, or no longer runs."""
         tables, blocks = self._tables, self._tables.device
         index = branch.num_computed // blocks.block_size
 
-        def is_shared() -> bool:
-            return index < len(branch.blocks) and not blocks.is_writable(branch.blocks[index])
-
         def num_missing() -> int:
-            return (index >= len(branch.blocks)) + is_shared()
+            return index >= len(branch.blocks) or not blocks.is_writable(branch.blocks[index])
 
-        if not self._preemption.make_room(branch, num_missing, now, forced=forced):
+        if not self._preemption.make_room(branch, num_missing, forced=forced):
             return False
-        if is_shared():
+        if index < len(branch.blocks) and not blocks.is_writable(branch.blocks[index]):
             tables.make_writable(branch, index)
         tables.grow_table(branch, branch.num_computed + 1)
         return True
 
-    def secure_beams(self, sequence: Sequence, now: float, *, forced: bool = False) -> bool:
+    def secure_beams(self, sequence: Sequence, *, forced: bool = False) -> bool:
         """Gives every beam of a search a slot for its next token. False: the search waits, or no longer runs."""
         tables, blocks = self._tables, self._tables.device
         beams = sequence.branches
@@ -45,7 +42,7 @@ class SlotAllocator:
         missing = sum(max(0, blocks.blocks_for(num_slots) - len(beam.blocks)) for beam in beams)
         users = Counter(beam.blocks[index] for beam in beams if index < len(beam.blocks))
         missing += sum(count - (blocks.refs[block] == count) for block, count in users.items())
-        if not self._preemption.make_room(beams[0], lambda: missing, now, forced=forced):
+        if not self._preemption.make_room(beams[0], lambda: missing, forced=forced):
             return False
         for beam in beams:
             if index < len(beam.blocks) and not blocks.is_writable(beam.blocks[index]):
@@ -53,11 +50,11 @@ class SlotAllocator:
             tables.grow_table(beam, num_slots)
         return True
 
-    def prefill(self, branch: Branch, length: int, now: float, *, forced: bool = False) -> Chunk | None:
+    def prefill(self, branch: Branch, length: int, *, forced: bool = False) -> Chunk | None:
         """A chunk of up to `length` tokens, shorter if blocks are short. None: it waits, or no longer runs."""
         length = self._fit(branch, length)
         if not length:
-            if not self._preemption.make_room(branch, lambda: 1, now, forced=forced):
+            if not self._preemption.make_room(branch, lambda: 1, forced=forced):
                 return None
             length = self._fit(branch, min(branch.prefill_end - branch.num_computed, self._tables.device.block_size))
         self._tables.grow_table(branch, branch.num_computed + length)

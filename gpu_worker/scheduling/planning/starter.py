@@ -1,13 +1,13 @@
 """Which sequences come onto the device: swapped ones from the host pool, waiting ones with blocks of their prefix."""
 
 from enum import Enum
-from typing import NamedTuple
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.planning.preemption import Preemption
 from gpu_worker.scheduling.planning.slot_allocator import SlotAllocator
 from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.state.block_tables import CachedPrefix
+from gpu_worker.scheduling.state.place import QUEUED, Hold, Place
 from gpu_worker.scheduling.state.room import Room
 from gpu_worker.scheduling.state.sequence import RUNNING, SWAPPED, WAITING, Branch, CarriedTail, Sequence
 from gpu_worker.scheduling.state.step import Chunk
@@ -21,13 +21,6 @@ class StartOutcome(Enum):
     STARTED = "started"
     SKIP = "skip"  # it cannot start now, but sequences behind it may
     FULL = "full"  # there is no room: no sequence behind it may overtake
-
-
-class BranchStart(NamedTuple):
-    """How the attempt to start a branch ended, and the first chunk of the branch if it has one."""
-
-    outcome: StartOutcome
-    chunk: Chunk | None = None
 
 
 class Starter:
@@ -53,31 +46,33 @@ class Starter:
 
     # Swapped
 
-    def swap_in(self, only: Sequence | None, now: float) -> None:
+    def swap_in(self) -> None:
         """Brings swapped sequences back, the first in the queue first, as long as there is room.
 
         Each leaves room for the first sequence that waits before it, and none overtakes one that is starved.
         """
-        if only is None and any(sequence.starved for sequence in self._workload.loners):
+        work = self._workload
+        if work.turn is None and work.has_starved:
             return
-        for sequence in list(self._workload.swapped):
-            if sequence.held or (sequence is not only if only is not None else sequence.runs_alone):
+        for sequence in list(work.swapped):
+            if sequence.kept_back or not work.may_run(sequence) or sequence in self._tables.moving_out:
                 continue
-            if sequence in self._tables.moving_out:
-                continue
-            earlier = self._waits_before(sequence) if only is None else None
-            headroom = self._room.headroom(sequence, now)
+            earlier = self._waits_before(sequence) if work.turn is None else None
+            headroom = self._room.headroom(sequence)
             if earlier is not None:
-                if not self._workload.active and self._has_room(earlier, self._hits(earlier), 0):
+                if not work.active and self._has_room(earlier, self._hits(earlier), 0):
                     break  # it starts in this step
                 headroom += self._num_to_start(earlier)
             fits = self.bring_in(sequence, headroom=headroom, spare_rows=earlier is not None)
-            if sequence is self._workload.on_trial:
-                while not fits and self._displace(sequence, now):
-                    fits = self.bring_in(sequence)
-            sequence.starved = sequence.runs_alone and not fits
+            while not fits and sequence is work.on_trial and self._displace(sequence):
+                fits = self.bring_in(sequence)
             if not fits:
+                self._note_starved(sequence)
                 break
+
+    def _note_starved(self, sequence: Sequence) -> None:
+        if sequence.is_suspect and sequence.place is not Place.RUNNING:
+            self._workload.hold(sequence, Hold.STARVED)
 
     def bring_in(self, sequence: Sequence, *, headroom: int = 0, spare_rows: int = 0) -> bool:
         """Moves a swapped sequence to the device; False if it does not fit beside the others and what it must leave."""
@@ -99,7 +94,7 @@ class Starter:
     def _waits_before(self, sequence: Sequence) -> Branch | None:
         """The next branch of the first sequence that waits for its turn among others, if that is of a lower rank."""
         for waiting in self._workload.waiting:
-            if not (waiting.kept_back or waiting.runs_alone):
+            if not (waiting.kept_back or waiting.is_suspect):
                 return next(b for b in waiting.branches if b.state is WAITING) if waiting.rank < sequence.rank else None
         return None
 
@@ -116,8 +111,8 @@ class Starter:
 
         Raises OutOfBlocks if there is no room: it is not held any more, and comes back in its turn.
         """
-        sequence.held = False
-        if not sequence.swapped:
+        self._workload.end_hold(sequence, Hold.REQUESTED)
+        if sequence.place is not Place.SWAPPED:
             return 0
         num_blocks = len({block for branch in sequence.branches for block in branch.host_blocks})
         if sequence in self._tables.moving_out:  # the copy out is still to be made: the next step brings it back
@@ -143,7 +138,7 @@ class Starter:
         branches = [branch for branch in sequence.branches if branch.state is WAITING]
         prefixes = {branch: self._hits(branch) for branch in branches}
         tails = self._tails(sequence, branches)
-        if sequence.runs_alone or any(loner.starved for loner in work.loners):
+        if sequence.is_suspect or work.has_starved:
             return False
         if any(len(hits.device) < self._num_shareable(branch) for branch, hits in prefixes.items()):
             return False
@@ -158,7 +153,6 @@ class Starter:
             if branch in tails:
                 tables.add_tail(branch, tails[branch].reservation.commit(), tails[branch].num_computed)
             work.run(branch)
-        work.dequeue(sequence)
         return True
 
     def _tails(self, sequence: Sequence, branches: list[Branch]) -> dict[Branch, CarriedTail]:
@@ -176,31 +170,33 @@ class Starter:
 
     # Waiting
 
-    def start(self, only: Sequence | None, budget: int, share: int, under_way: list[Chunk], now: float) -> list[Chunk]:
+    def start(self, budget: int, share: int, under_way: list[Chunk]) -> list[Chunk]:
         """Starts waiting branches in order, and gives each its first chunk.
 
-        `only` is the one sequence that the step is for, or None for all that share steps. `share` is how many tokens of
-        the `budget` a long prompt may have. `under_way` are the chunks that the step has already.
+        `share` is how many tokens of the `budget` a long prompt may have. `under_way` are the chunks that the step has
+        already.
         """
         work = self._workload
-        if only is None and any(sequence.starved for sequence in work.loners):
+        if work.turn is None and work.has_starved:
             return []
-        swapped = (other for other in work.swapped if not (other.held or other.runs_alone))
-        first_swapped = next(swapped, None) if only is None else None
+        swapped = (other for other in work.swapped if not (other.kept_back or other.is_suspect))
+        first_swapped = next(swapped, None) if work.turn is None else None
         chunks: list[Chunk] = []
         num_skipped = 0
         for sequence in list(work.waiting):
-            if sequence.kept_back or (sequence is not only if only is not None else sequence.runs_alone):
+            if sequence.kept_back or not work.may_run(sequence):
                 continue
             if first_swapped is not None and first_swapped.rank < sequence.rank:
                 break
             outcome = StartOutcome.STARTED
-            while outcome is StartOutcome.STARTED and sequence.queued and budget > 0:
-                outcome, chunk = self._start_branch(sequence, budget, share, under_way + chunks, now)
+            while outcome is StartOutcome.STARTED and sequence.place in QUEUED and budget > 0:
+                outcome, chunk = self._start_branch(sequence, budget, share, under_way + chunks)
                 if chunk is not None:
                     chunks.append(chunk)
                     budget -= chunk.length
-            sequence.starved = outcome is StartOutcome.FULL and sequence.runs_alone
+            sequence.holds.discard(Hold.STARVED)
+            if outcome is StartOutcome.FULL:
+                self._note_starved(sequence)
             num_skipped += outcome is StartOutcome.SKIP
             displaced = self._preemption.happened  # what it lost comes before sequences behind this one
             if outcome is StartOutcome.FULL or displaced or budget <= 0 or num_skipped > MAX_SKIPPED:
@@ -208,48 +204,46 @@ class Starter:
         return chunks
 
     def _start_branch(
-        self, sequence: Sequence, budget: int, share: int, chunks: list[Chunk], now: float
-    ) -> BranchStart:
+        self, sequence: Sequence, budget: int, share: int, chunks: list[Chunk]
+    ) -> tuple[StartOutcome, Chunk | None]:
         """Starts the next branch of a sequence, with the cached blocks of its prefix, if room and limits allow.
 
-        A branch whose prefix is promoted has its first chunk in the next step, so that no step waits for the copies.
+        Returns its first chunk, if it has one. A branch whose prefix is promoted has its first chunk in the next step,
+        so that no step waits for the copies.
         """
-        work, tables = self._workload, self._tables
-        branch = self._next_branch(sequence, now)
+        branch = self._next_branch(sequence)
         if branch is None:
-            return BranchStart(StartOutcome.SKIP)
+            return StartOutcome.SKIP, None
         hits = self._hits(branch)
         ends = {len(hits.device), hits.num_blocks}  # another branch may promote the next block, too
         if any(self._is_being_computed(branch, end) for end in ends):
-            return BranchStart(StartOutcome.SKIP)
+            return StartOutcome.SKIP, None
         left = branch.prefill_end - hits.num_blocks * self._block_size
         length = self._first_length(left, budget, share)
         allowed = self._limit_prompts(left, length, chunks)
         if allowed is not StartOutcome.STARTED:
-            return BranchStart(allowed)
-        headroom = self._room.headroom(sequence, now)
+            return allowed, None
+        headroom = self._room.headroom(sequence)
         while not self._has_room(branch, hits, headroom):
-            if not self._displace(sequence, now):
-                return BranchStart(StartOutcome.FULL)
+            if not self._displace(sequence):
+                return StartOutcome.FULL, None
             hits = self._hits(branch)
-        tables.share_prefix(branch, hits)
+        self._tables.share_prefix(branch, hits)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(branch.num_computed, branch.num_prompt)
-        work.run(branch)
-        if sequence.fan_out or all(other.state is not WAITING for other in sequence.branches):
-            work.dequeue(sequence)
+        self._workload.run(branch)
         if hits.host or branch not in self._lists.prefilling:
-            return BranchStart(StartOutcome.STARTED)
-        chunk = self._slots.prefill(branch, length, now)
-        return BranchStart(StartOutcome.STARTED if chunk else StartOutcome.FULL, chunk)
+            return StartOutcome.STARTED, None
+        chunk = self._slots.prefill(branch, length)
+        return StartOutcome.STARTED if chunk else StartOutcome.FULL, chunk
 
-    def _next_branch(self, sequence: Sequence, now: float) -> Branch | None:
+    def _next_branch(self, sequence: Sequence) -> Branch | None:
         """The first waiting branch. None while another branch computes the prompt, and soon after a branch gave way."""
         work = self._workload
         branch = next(branch for branch in sequence.branches if branch.state is WAITING)
         if sequence not in work.active:
             return branch
-        if sequence.search is None and now - sequence.last_shed < work.config.min_preempt_interval_s:
+        if sequence.search is None and work.now - sequence.last_shed < work.config.min_preempt_interval_s:
             return None
         full = branch.num_prompt - branch.num_prompt % self._block_size
         if any(other.state is RUNNING and other.num_computed < full for other in sequence.branches):
@@ -277,7 +271,7 @@ class Starter:
     def _is_being_computed(self, branch: Branch, index: int) -> bool:
         """Whether a prompt under way will compute the next block of the branch, so that the branch waits for it.
 
-        A branch does not wait for a sequence that runs alone, or, with the priority policy, for one of a lower class.
+        A branch does not wait for a suspect, or, with the priority policy, for one of a lower class.
         """
         work = self._workload
         if not work.config.prefix_caching or index >= self._num_shareable(branch):
@@ -288,7 +282,7 @@ class Starter:
             and other.hashes[index] == wanted
             and (index + 1) * self._block_size <= other.prefill_end
             and other.sequence.rank[0] <= own_class
-            and not other.sequence.runs_alone
+            and not other.sequence.is_suspect
             for other in self._advancing()
         )
 
@@ -321,7 +315,7 @@ class Starter:
     def _has_room(self, branch: Branch, hits: CachedPrefix, headroom: int) -> bool:
         """Whether there are rows and blocks for the branch beside those that run; it begins with `hits`."""
         work, sequence, blocks = self._workload, branch.sequence, self._tables.device
-        num_waiting = 1 if not sequence.fan_out else len(sequence.branches)
+        num_waiting = 1 if not sequence.forks else len(sequence.branches)
         num_blocks = hits.num_blocks
         passed = self._tables.num_passed(num_blocks * self._block_size)
         if not self._room.has_rows_for(self._room.rows_of(sequence, num_waiting)):
@@ -333,7 +327,7 @@ class Starter:
         num_new += num_blocks - max(passed, len(hits.device))  # the promoted ones
         return blocks.has_room_for(num_new, hits.device[passed:], spare=spare)
 
-    def _displace(self, sequence: Sequence, now: float) -> bool:
+    def _displace(self, sequence: Sequence) -> bool:
         """With the priority policy, preempts the newest sequence of the lowest class for a waiting higher one.
 
         For a sequence on trial, beside which nothing else runs, it preempts any other, with either policy.
@@ -345,8 +339,8 @@ class Starter:
             lower = [other for other in work.active if other.priority > sequence.priority]
         else:
             return False
-        victim = max((s for s in lower if not s.frozen), key=lambda other: other.rank, default=None)
+        victim = max((s for s in lower if s.place is not Place.FROZEN), key=lambda other: other.rank, default=None)
         if victim is None or victim in self._tables.written:
             return False
-        self._preemption.preempt(victim, now)
+        self._preemption.preempt(victim)
         return True

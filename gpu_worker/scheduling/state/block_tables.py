@@ -25,7 +25,8 @@ from gpu_worker.blocks.host_tier import HostTier
 from gpu_worker.blocks.prefix_cache import PrefixCache
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Branch, Sequence
-from gpu_worker.scheduling.state.step import RunnerInfo, StepPlan
+from gpu_worker.scheduling.state.step import StepPlan
+from gpu_worker.steps.runner import RunnerInfo
 from octavo.request.hashing import block_hash
 from octavo.request.ids import BlockHash, BlockId, HostBlockId
 
@@ -56,6 +57,7 @@ class BlockTables:
         self._block_size = info.block_size
         self._window_blocks = info.window_blocks
         self._debug = config.debug
+        self.left_seats: list[int] = []  # of branches that the runner does not know yet to have no blocks any more
         self._written: set[Sequence] = set()
         self._moving_out: set[Sequence] = set()
 
@@ -69,6 +71,7 @@ class BlockTables:
     def make_writable(self, branch: Branch, index: int) -> None:
         """Replaces a shared block of the branch by a copy that the step being planned makes."""
         self.device.make_writable(branch.blocks, index)
+        branch.told_blocks = min(branch.told_blocks, index)
         self._written.add(branch.sequence)
 
     def fork_table(self, parent: Branch, child: Branch) -> None:
@@ -88,6 +91,9 @@ class BlockTables:
             branch.blocks.clear()
         if branch.host_blocks:
             self.host.release(branch.host_blocks)
+        if branch.seat >= 0:
+            self.left_seats.append(branch.seat)
+            branch.seat = branch.told_tokens = -1
         branch.num_computed = branch.num_sealed = branch.num_passed = branch.slots_end = 0
 
     def has_own_slot(self, branch: Branch) -> bool:
@@ -248,11 +254,11 @@ class BlockTables:
 
     def add_moves(self, plan: StepPlan) -> None:
         """Writes into the plan what the step has to move before it runs anything."""
-        plan.swap_out = self.host.copies_out()
-        plan.swap_in = self.host.copies_in()
-        plan.copies = self.device.copies()
+        plan.input.swap_out = self.host.copies_out()
+        plan.input.swap_in = self.host.copies_in()
+        plan.input.copies = self.device.copies()
         if self._debug:
-            plan.poison = self.device.take_freed_blocks()
+            plan.input.poison = self.device.take_freed_blocks()
 
     def end_step(self, *, done: bool) -> None:
         """Forgets the moves of the planned step, which is `done` or failed."""

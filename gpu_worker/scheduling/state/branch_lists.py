@@ -1,10 +1,5 @@
 """The branches with blocks on the device, by what they need next.
 
-    decodes      branches that need one more token: a chunk for each, which every plan uses again
-    prefilling   branches with known tokens that are still to be computed
-    searches     sequences with a beam search. A beam is on `prefilling` until its known tokens are computed; when all
-                 beams have got there, they go on in lockstep
-
 Lists change through the methods of this class only. What its properties return is to be read, and to be copied by a
 caller that moves a branch while it reads.
 """
@@ -12,6 +7,7 @@ caller that moves a branch while it reads.
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
+from gpu_worker.scheduling.state.place import Hold
 from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Sequence
 from gpu_worker.scheduling.state.step import Chunk
 
@@ -24,32 +20,45 @@ class BranchLists:
         self._needy: list[Branch] = []
         self._prefilling: list[Branch] = []
         self._searches: list[Sequence] = []
+        self._stale = False  # some branches on the lists may run no more
 
     @property
     def decodes(self) -> SequenceOf[Chunk]:
-        """A chunk for each branch that needs one more token, in the order in which the branches began to decode."""
+        """A chunk, which every plan uses again, for each branch that needs one more token, in the order they began."""
+        self._tidy()
         return self._decodes
 
     @property
     def needy(self) -> SequenceOf[Branch]:
         """The decodes whose next token has no slot yet."""
+        self._tidy()
         return self._needy
 
     @property
     def prefilling(self) -> SequenceOf[Branch]:
         """The branches with known tokens to compute, by rank."""
+        self._tidy()
         return self._prefilling
 
     @property
     def searches(self) -> SequenceOf[Sequence]:
-        """The beam searches with a beam on the device."""
+        """The beam searches with a beam on the device. A beam is on `prefilling` until its known tokens are computed.
+
+        When all beams have got there, they go on in lockstep.
+        """
+        self._tidy()
         return self._searches
 
+    def note_stop(self) -> None:
+        """Notes that branches do not run any more. They leave the lists before these are read again."""
+        self._stale = True
+
     def add(self, branch: Branch) -> None:
-        """Puts a branch that has got its blocks on the list from which its next step is planned."""
+        """Puts a branch that has got its blocks, and is about to be RUNNING, on the list that plans its next step."""
+        self._tidy()
         sequence = branch.sequence
         computed = branch.num_computed == len(branch.tokens) - 1
-        told = sequence.reported and not branch.num_to_repeat  # else a prefill has to make its first delta
+        told = Hold.UNREPORTED not in sequence.holds and not branch.num_to_repeat  # else a prefill makes its delta
         if computed and branch.num_output and told and sequence.search is None:
             self.add_decode(branch)
         elif branch.num_computed < branch.prefill_end:
@@ -75,25 +84,26 @@ class BranchLists:
 
     def take_needy(self) -> list[Branch]:
         """Hands over the decodes that need a slot, each of which has to be given one or handed back."""
-        needy, self._needy = self._needy, []
-        return needy
+        needy, self._needy = self.needy, []
+        return list(needy)
 
     def hand_back_needy(self, branches: Iterable[Branch]) -> None:
         """Takes back, from those that `take_needy` handed over, the branches that have got no slot."""
         self._needy = [branch for branch in branches if branch.state is RUNNING]
 
-    def tidy(self) -> None:
-        """Takes branches that do not run any more off the lists."""
-        self._decodes = [chunk for chunk in self._decodes if chunk.branch.state is RUNNING]
-        self._needy = [branch for branch in self._needy if branch.state is RUNNING]
-        self._prefilling = [branch for branch in self._prefilling if branch.state is RUNNING]
-        self._searches = [s for s in self._searches if any(branch.state is RUNNING for branch in s.branches)]
+    def _tidy(self) -> None:
+        if self._stale:
+            self._stale = False
+            self._decodes = [chunk for chunk in self._decodes if chunk.branch.state is RUNNING]
+            self._needy = [branch for branch in self._needy if branch.state is RUNNING]
+            self._prefilling = [branch for branch in self._prefilling if branch.state is RUNNING]
+            self._searches = [s for s in self._searches if any(branch.state is RUNNING for branch in s.branches)]
 
     def check_lists(self, running: set[Branch]) -> None:
         """Compares the lists with the branches that run; raises AssertionError with what is wrong."""
-        listed = {chunk.branch for chunk in self._decodes} | set(self._prefilling)
-        lockstep = {b for s in self._searches for b in s.branches if b.num_computed == b.prefill_end}
+        listed = {chunk.branch for chunk in self.decodes} | set(self.prefilling)
+        lockstep = {b for s in self.searches for b in s.branches if b.num_computed == b.prefill_end}
         if running != listed | lockstep:
             raise AssertionError("a running branch is on no list, or one on a list does not run")
-        if any(c.start != c.branch.num_computed or c.start != len(c.branch.tokens) - 1 for c in self._decodes):
+        if any(c.start != c.branch.num_computed or c.start != len(c.branch.tokens) - 1 for c in self.decodes):
             raise AssertionError("a decode is not at its last token")

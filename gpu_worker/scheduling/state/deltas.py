@@ -2,6 +2,7 @@
 
 import sys
 
+from gpu_worker.scheduling.state.place import Hold
 from gpu_worker.scheduling.state.sequence import Branch, Sequence
 from gpu_worker.scheduling.state.step import Delta
 from octavo.request.sampling import FinishReason
@@ -58,8 +59,8 @@ def beam_deltas(sequence: Sequence, reason: FinishReason, failure: str = "") -> 
 def _add_prompt_facts(delta: Delta) -> None:
     """Adds to the sequence's first delta its cached tokens, and to branch 0's first delta the scores of the prompt."""
     sequence = delta.sequence
-    if not sequence.reported:
-        sequence.reported = True
+    if Hold.UNREPORTED in sequence.holds:
+        sequence.holds.discard(Hold.UNREPORTED)
         delta.cached_tokens = sequence.cached_tokens or 0
     if delta.branch_index == 0 and len(sequence.prompt_scores) == len(sequence.prompt) - 1:
         delta.prompt_scores, sequence.prompt_scores = tuple(sequence.prompt_scores), []

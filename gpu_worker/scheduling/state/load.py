@@ -9,7 +9,7 @@ from gpu_worker.scheduling.state.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Counts of a workload at one moment between two steps; fields as in octavo.internal.v1.Load."""
+    """Counts of a workload at one moment between two steps; fields as in octavo.v1.WorkerLoad."""
 
     num_running: int  # branches
     num_waiting: int
@@ -28,7 +28,7 @@ class Load:
     def of(cls, workload: Workload) -> Self:
         """The load now. Only the engine's thread may call this, because it alone may read the workload."""
         blocks = workload.tables.device
-        starting = (b for s in workload.waiting for b in s.branches[: 1 if s.fan_out else None] if b.state is WAITING)
+        starting = (b for s in workload.waiting for b in s.branches[: 1 if s.forks else None] if b.state is WAITING)
         to_compute = [*starting, *workload.lists.prefilling]
         return cls(
             num_running=sum(b.state is RUNNING for s in workload.active for b in s.branches),

@@ -23,7 +23,7 @@ class Room:
         """Rows that `num_branches` more branches of the sequence sample: all its branches if they are to fork."""
         if sequence.search is not None:
             return 0 if sequence in self._lists.searches else sequence.params.beam_width
-        return len(sequence.branches) if sequence.fan_out else num_branches
+        return len(sequence.branches) if sequence.forks else num_branches
 
     def has_rows_for(self, num_rows: int) -> bool:
         """Whether a step that has the rows of the branches on the device can have so many more."""
@@ -36,16 +36,16 @@ class Room:
         Its table has `num_blocks` blocks by then, of which it has passed `num_passed`.
         """
         sequence = branch.sequence
-        forks = len(sequence.branches) - 1 if sequence.fan_out else 0
+        forks = len(sequence.branches) - 1 if sequence.forks else 0
         if sequence.search is not None and not branch.num_output:
             forks = sequence.params.beam_width - 1
         chunk = self._workload.config.max_batch_tokens
         return self._tables.num_missing(len(branch.tokens), num_blocks, num_passed, chunk=chunk) + forks
 
-    def headroom(self, sequence: Sequence, now: float) -> int:
+    def headroom(self, sequence: Sequence) -> int:
         """Blocks that a sequence preempted a moment ago must leave: one for each row, so that it runs on a while."""
-        soon = now - sequence.last_preempted < self._workload.config.min_preempt_interval_s
-        return self.num_rows() if soon else 0
+        work = self._workload
+        return self.num_rows() if work.now - sequence.last_preempted < work.config.min_preempt_interval_s else 0
 
     def spare(self) -> int:
         """Blocks that a new branch must leave: the watermark, and what prompts under way still need."""

@@ -18,6 +18,7 @@ from enum import IntEnum
 
 from gpu_worker.blocks.block_manager import Reservation
 from gpu_worker.scheduling.state.beam import BeamSearch
+from gpu_worker.scheduling.state.place import KEPT_BACK, SUSPECT, Hold, Place
 from octavo.request.ids import BlockHash, BlockId, HostBlockId, SequenceId
 from octavo.request.record import Admission
 from octavo.request.sampling import SamplingParams, TokenScore
@@ -61,6 +62,10 @@ class Branch:
     num_to_repeat: int = 0
     repeated_scores: list[TokenScore] = field(default_factory=list)
     text: TextStream | None = None  # beams only, when there are stop strings
+    # What the runner knows of it; `StepInputs` and `BlockTables` write this.
+    seat: int = -1  # under which number; -1: under none
+    told_tokens: int = -1  # how many of its tokens; -1: nothing
+    told_blocks: int = 0  # how many entries of `blocks`
 
     @property
     def num_output(self) -> int:
@@ -132,26 +137,18 @@ class Sequence:
     root: bytes  # key of its block hashes: model, layout, tenant salt
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk: lower first
     deadline: float | None = None  # of the worker's monotonic clock
-    alone: bool = False  # its owners have crashed: it runs in its trial, in which no other sequence does
     carried: CarriedScores | None = None  # it has moved here: its tokens have these scores
     beam_text: TextStream | None = None  # new, for beams with stop strings, which are found in it
     branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
     last_preempted: float = float("-inf")
     # What the scheduler keeps of it:
     order: int = 0  # counts admissions
-    rank: tuple[int, int] = (0, 0)  # by the scheduler's policy; never changes
-    queued: bool = False  # in the waiting queue: some branch is WAITING and to be started
-    swapped: bool = False  # in the queue of sequences whose blocks are in the host pool
-    fan_out: bool = False  # until branch 0 has computed the prompt: then the other branches fork from it
+    rank: tuple[int, int] = (0, 0)  # by the scheduler's policy; never changes. The lower one starts first
+    place: Place = Place.ABSENT
+    holds: set[Hold] = field(default_factory=lambda: {Hold.UNREPORTED})
     search: BeamSearch | None = None  # with beam search: its rules and complete outputs
-    starved: bool = False  # runs alone and has found no room: no other sequence starts before it
     last_shed: float = float("-inf")  # when one of its branches last gave its blocks to an earlier branch
-    held: bool = False  # swapped out on request: it neither starts nor comes back before it is swapped in, or dropped
-    awaits_prefix: bool = False  # blocks of its prompt are on their way from another worker: it starts after that
-    frozen: bool = False  # it keeps its blocks and does not run, while another worker takes it over with these
-    isolated: bool = False  # was in a step that failed: runs alone until a step with it has not failed
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache when it first started
-    reported: bool = False  # its first delta has been sent
     prompt_scores: list[TokenScore] = field(default_factory=list)
 
     @property
@@ -164,14 +161,30 @@ class Sequence:
         return self.params.logprobs is not None or self.params.prompt_logprobs is not None
 
     @property
-    def kept_back(self) -> bool:
-        """Whether it does not start or come back even if there is room, so that others overtake it."""
-        return self.held or self.awaits_prefix
+    def forks(self) -> bool:
+        """Whether branch 0 computes the prompt for all branches, which then fork from it."""
+        return Hold.FORKS in self.holds
 
     @property
-    def runs_alone(self) -> bool:
+    def kept_back(self) -> bool:
+        """Whether it does not start or come back even if there is room, so that others overtake it."""
+        return not self.holds.isdisjoint(KEPT_BACK)
+
+    @property
+    def is_suspect(self) -> bool:
         """Whether no other sequence may be in its steps."""
-        return self.alone or self.isolated
+        return not self.holds.isdisjoint(SUSPECT)
+
+    def find_place(self) -> Place:
+        """Where it is by the states of its branches."""
+        states = {branch.state for branch in self.branches}
+        if SWAPPED in states:
+            return Place.SWAPPED
+        if RUNNING not in states:
+            return Place.WAITING if WAITING in states else Place.ABSENT
+        if WAITING in states and not self.forks:
+            return Place.STARTING
+        return Place.FROZEN if self.place is Place.FROZEN else Place.RUNNING
 
     @classmethod
     def from_admission(cls, admission: Admission, *, root: bytes, now: float) -> "Sequence":
@@ -184,8 +197,9 @@ class Sequence:
             root,
             admission.priority,
             now + admission.deadline_in_ms / 1000 if admission.deadline_in_ms else None,
-            admission.alone,
         )
+        if admission.suspect:
+            sequence.holds.add(Hold.CRASHED)
         finished = frozenset(admission.finished_branches)
         for index in range(admission.sampling.num_branches):
             output = admission.outputs[index] if index < len(admission.outputs) else ()

@@ -26,10 +26,10 @@ class OwnershipAnnouncer:
     async def refuse_admission(self, admission: Admission) -> AdmissionAnswer | None:
         """The answer that refuses the sequence, or None: it may begin at once.
 
-        Without an answer of the store the sequence does not run here. A sequence that is to run alone is announced
-        later, when it has the engine to itself (`TrialQueue`).
+        Without an answer of the store the sequence does not run here. A suspect is announced later, when it has the
+        engine to itself (`TrialQueue`).
         """
-        if admission.epoch <= FIRST_EPOCH or admission.alone:
+        if admission.epoch <= FIRST_EPOCH or admission.suspect:
             return None
         try:
             owns = await self.announce(admission.seq_id, admission.epoch)

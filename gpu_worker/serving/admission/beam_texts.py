@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from gpu_worker.scheduling.state.step import RunnerInfo
+from gpu_worker.steps.runner import RunnerInfo
 from octavo.request.errors import Mismatch, NoTokenizer, ServingError
 from octavo.request.sampling import SamplingParams
 from octavo.text.stop import TextStream

@@ -1,6 +1,6 @@
 """Which suspect has the engine to itself now, and from when to when.
 
-The store blames a suspect that runs alone for the death of its worker. So nothing else may run on the worker while the
+The store blames a suspect on trial for the death of its worker. So nothing else may run on the worker while the
 store would do so: from before the suspect is announced, until the store knows that the suspect has proved itself or is
 not here any more. Other sequences pause meanwhile, and further suspects wait for their turn, unannounced.
 """
@@ -35,7 +35,7 @@ class TrialQueue:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, sequence_log: SequenceLog) -> None:
-        """Puts a suspect at the end of the queue. It was admitted to run alone, and does not run before its turn."""
+        """Puts a suspect at the end of the queue. It does not run before its turn."""
         task = asyncio.create_task(self._hold_trial(sequence_log))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -54,7 +54,7 @@ class TrialQueue:
             except Draining:
                 pass  # the engine has ended, and so has the trial
             except Exception:
-                log.exception("sequence %s cannot run alone: others may have it", sequence_log.seq_id)
+                log.exception("sequence %s cannot have its trial: others may have it", sequence_log.seq_id)
                 self._drop(sequence_log.sequence)
                 self._publisher.release_log(sequence_log)
             finally:

@@ -9,6 +9,7 @@ from gpu_worker.serving.journal.step_subscription import StepMessage
 from octavo.internal.v1 import worker_pb2
 from octavo.request.ids import Incarnation
 from octavo.request.worker_role import WorkerRole
+from octavo.v1 import admin_pb2
 from octavo.wire.internal import INTERNAL_REVISION, ROLES, item_to_wire
 from octavo.wire.public import failure_to_wire, recommended_to_wire
 
@@ -100,10 +101,10 @@ def event_to_wire(event: CacheEvent) -> worker_pb2.KvEvent:
     return worker_pb2.KvEvent(removed=event.hashes)
 
 
-def load_to_wire(report: LoadReport, *, draining: bool) -> worker_pb2.Load:
+def load_to_wire(report: LoadReport, *, draining: bool) -> admin_pb2.WorkerLoad:
     load = report.load
     plan_s, run_s, commit_s = report.phases_s
-    return worker_pb2.Load(
+    return admin_pb2.WorkerLoad(
         num_running=load.num_running,
         num_waiting=load.num_waiting,
         num_swapped=load.num_swapped,

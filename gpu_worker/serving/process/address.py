@@ -3,8 +3,8 @@
 import ipaddress
 import socket
 
-from octavo.process.endpoint import parse_advertised, parse_listener
 from octavo.process.listen_address import EVERY_INTERFACE
+from octavo.wire.endpoint import parse_advertised, parse_listener
 
 
 class NoAddress(RuntimeError):

@@ -7,12 +7,12 @@ import os
 import time
 
 from gpu_worker.engine.configuration import build_runner
-from gpu_worker.scheduling.state.step import Runner
 from gpu_worker.serving.process import progress_monitor
 from gpu_worker.serving.process.address import NoAddress
 from gpu_worker.serving.process.lease import WorkerIdTaken, register_worker
 from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.worker import Worker, member_of
+from gpu_worker.steps.runner import Runner
 from octavo.net.security.tls import TlsError
 from octavo.net.traces import TracesError, open_tracer
 from octavo.process import failpoints
@@ -25,6 +25,7 @@ from octavo.settings.worker import WorkerSettings
 from octavo.store import open_store
 from octavo.store.base import Store
 from octavo.store.store_tally import StoreTally
+from octavo.wire.tls import TlsError
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from gpu_worker.migration.source.source_worker import SourceWorker
 from gpu_worker.migration.target.migration_target import MigrationTarget
 from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.state.step import BlockMemory, Runner, StepDeltas
+from gpu_worker.scheduling.state.step import StepDeltas
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
 from gpu_worker.serving.admission.reconciler import Reconciler
@@ -39,12 +39,13 @@ from gpu_worker.serving.process.lease import Lease
 from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.progress_monitor import ProgressMonitor
 from gpu_worker.serving.process.worker_metrics import WorkerMetrics
+from gpu_worker.steps.runner import BlockMemory, Runner
 from octavo.metrics.aliases import VLLM
 from octavo.net.traces import RequestTracer
-from octavo.process.endpoint import parse_listener
 from octavo.settings.worker import WorkerSettings
 from octavo.store.base import Store
 from octavo.store.calls import Member
+from octavo.wire.endpoint import parse_listener
 
 log = logging.getLogger(__name__)
 

@@ -3,15 +3,18 @@
 import argparse
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from octavo.cli import connection, deployment
-from octavo.cli.bench.lengths import FORMS, LengthDistribution, parse_lengths
-from octavo.cli.bench.objective import EXAMPLE, ServiceObjective, parse_objective
+from octavo.cli.bench.distributions import FORMS, parse_lengths
+from octavo.cli.bench.summary import EXAMPLE, parse_objective
 from octavo.request.errors import InvalidArgument
 from octavo.settings.client import ClientSettings
 from octavo.settings.setting_sources import add_arguments as add_setting_arguments
+
+T = TypeVar("T")
 
 REQUESTS = 100
 ROUNDS_OF_TWO = 5
@@ -75,9 +78,15 @@ def _add_load(group: "argparse._ArgumentGroup") -> None:
 
 
 def _add_workload(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--prompt-tokens", type=_lengths, metavar="LENGTH", help=f"{FORMS} [default: 128]")
     group.add_argument(
-        "--output-tokens", type=_lengths, default=parse_lengths("64"), metavar="LENGTH", help="the same [default: 64]"
+        "--prompt-tokens", type=_parsed_by(parse_lengths), metavar="LENGTH", help=f"{FORMS} [default: 128]"
+    )
+    group.add_argument(
+        "--output-tokens",
+        type=_parsed_by(parse_lengths),
+        default=parse_lengths("64"),
+        metavar="LENGTH",
+        help="the same [default: 64]",
     )
     group.add_argument(
         "--shared-prefix", type=_count, metavar="TOKENS", help="that prompts begin with, before --prompt-tokens"
@@ -100,7 +109,12 @@ def _add_workload(group: "argparse._ArgumentGroup") -> None:
 
 
 def _add_results(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--slo", type=_objective, metavar="LIMITS", help=f"counts goodput: {EXAMPLE}; also tpot and e2e")
+    group.add_argument(
+        "--slo",
+        type=_parsed_by(parse_objective),
+        metavar="LIMITS",
+        help=f"counts goodput: {EXAMPLE}; also tpot and e2e",
+    )
     group.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
     group.add_argument("--save", metavar="FILE", help="write that object to a file, too")
     group.add_argument("--png", metavar="FILE", help="draw the distributions and the throughput")
@@ -166,18 +180,16 @@ def _temperature(text: str) -> float:
     return 0.0 if text in ("0", "0.0") else _above_zero(text)
 
 
-def _lengths(text: str) -> LengthDistribution:
-    try:
-        return parse_lengths(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _parsed_by(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """The parser as argparse wants one, whose error says what is wrong."""
 
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
-def _objective(text: str) -> ServiceObjective:
-    try:
-        return parse_objective(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return parsed
 
 
 def _json_object(text: str) -> dict[str, Any]:

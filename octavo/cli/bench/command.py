@@ -10,16 +10,20 @@ import argparse
 import asyncio
 import json
 import signal
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from octavo.cli import output
 from octavo.cli.bench import arguments, plot, report, run_parts
-from octavo.cli.bench.benchmark import Benchmark
-from octavo.cli.bench.progress import BenchProgressBar
+from octavo.cli.bench.measurement import RequestMeasurement
+from octavo.cli.bench.rounds import SIDES, Benchmark
 from octavo.cli.bench.token_counter import TokenCounter, load_counter
 from octavo.process.loop import run as run_loop
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 INTERRUPTED = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -121,3 +125,52 @@ class _BenchProcess:
                 output.print_error(self._args.command, text.rstrip(": "))
                 return 1
         return 0
+
+
+class BenchProgressBar:
+    """Counts requests, tokens and failures of each endpoint. Without a terminal, or without rich, it shows nothing."""
+
+    def __init__(self, num_endpoints: int, num_requests: int | None) -> None:
+        """`num_requests`: of each endpoint; None if only time limits a run."""
+        self._progress = _progress() if sys.stderr.isatty() else None
+        self._tokens = [0] * num_endpoints
+        self._failed = [0] * num_endpoints
+        self._tasks = [
+            self._progress.add_task(SIDES[side], total=num_requests, tokens=0, failed=0)
+            for side in range(num_endpoints)
+            if self._progress is not None
+        ]
+
+    def advance(self, side: int, request: RequestMeasurement) -> None:
+        if self._progress is None:
+            return
+        self._tokens[side] += request.num_events
+        self._failed[side] += request.has_failed
+        self._progress.update(self._tasks[side], advance=1, tokens=self._tokens[side], failed=self._failed[side])
+
+    def __enter__(self) -> Self:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _progress() -> "Progress | None":
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    except ImportError:
+        return None
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]} events, {task.fields[failed]} failed"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        refresh_per_second=4,
+        transient=True,
+    )

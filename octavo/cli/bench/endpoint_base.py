@@ -1,10 +1,14 @@
 """What `octavo bench` needs of an endpoint, whichever protocol it speaks."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.client.convert import Prompt
+from octavo.client.arguments import Prompt
+from octavo.process.command_error import CommandError
+from octavo.request.errors import closest
+
+LISTED_MODELS = 12  # at most so many names in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +70,24 @@ class BenchEndpoint(Protocol):
         """The events of one request. Raises RequestFailed. A caller that leaves early disconnects."""
 
     async def close(self) -> None: ...
+
+
+def chosen_model(url: str, wanted: str, names: Sequence[str]) -> str:
+    """The model to ask.
+
+    Raises CommandError, which lists the models, if the wanted one is not served, or if none is wanted of several.
+    """
+    listed = ", ".join(names[:LISTED_MODELS]) + (
+        f" and {len(names) - LISTED_MODELS} more" if len(names) > LISTED_MODELS else ""
+    )
+    if not names:
+        if wanted:
+            return wanted  # the endpoint does not say what it serves
+        raise CommandError(f"{url} lists no models: start a worker, or name the model with --model")
+    if not wanted:
+        if len(names) > 1:
+            raise CommandError(f"{url} serves several models: choose one with --model: {listed}")
+        return names[0]
+    if wanted not in names:
+        raise CommandError(f"{url} has no model {wanted!r}{closest(wanted, names)}; it serves {listed}")
+    return wanted

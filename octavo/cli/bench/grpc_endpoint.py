@@ -6,12 +6,18 @@ refused call here, so that refusals are seen; streams that break go on, as they 
 
 from collections.abc import AsyncGenerator
 
-from octavo.cli.bench.endpoint_base import BenchRequest, RequestFailed, RequestOptions, StreamPart, StreamTotals
-from octavo.cli.bench.model_choice import chosen_model
+from octavo.cli.bench.endpoint_base import (
+    BenchRequest,
+    RequestFailed,
+    RequestOptions,
+    StreamPart,
+    StreamTotals,
+    chosen_model,
+)
 from octavo.client import AsyncClient, RetryPolicy
-from octavo.net.security.client_credentials import PLAIN, ClientCredentials
 from octavo.process.command_error import CommandError
 from octavo.request.errors import ServingError, Unreachable
+from octavo.wire.tls import PLAIN, ClientCredentials
 
 BROKEN_FOR_S = 10.0  # a stream that fails for this long without an event has failed
 

@@ -58,6 +58,11 @@ class RequestMeasurement:
         return not self.reason
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it did not complete, for another reason than Ctrl-C."""
+        return self.reason not in ("", INTERRUPTED)
+
+    @property
     def ttft_s(self) -> float | None:
         """The time to the first token; None if none has come."""
         return None if self.first_at is None else self.first_at - self.intended_at

@@ -7,20 +7,26 @@ import asyncio
 import json
 import os
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli.bench.endpoint_base import BenchRequest, RequestFailed, RequestOptions, StreamPart, StreamTotals
-from octavo.cli.bench.model_choice import chosen_model
-from octavo.cli.bench.sse import EventTooLarge, ServerSentEvents
-from octavo.net.security.client_credentials import PLAIN, ClientCredentials
+from octavo.cli.bench.endpoint_base import (
+    BenchRequest,
+    RequestFailed,
+    RequestOptions,
+    StreamPart,
+    StreamTotals,
+    chosen_model,
+)
 from octavo.process.command_error import CommandError
+from octavo.wire.tls import PLAIN, ClientCredentials
 
 if TYPE_CHECKING:
     import aiohttp
 
 ENDINGS = ("/v1/chat/completions", "/v1/completions", "/chat/completions", "/completions", "/v1")
 MESSAGE_CHARACTERS = 300  # of an error's text
+MAX_EVENT_BYTES = 16 * 1024 * 1024
 CLOSED = (ConnectionResetError, BrokenPipeError)
 FAREWELL_S = 0.25  # connections over TLS end in the background, which the loop has to outlive; aiohttp asks for this
 
@@ -117,8 +123,6 @@ class OpenAiEndpoint:
                         yield part
                 if not ended:
                     raise RequestFailed("stream cut", "the stream ended without finish_reason and [DONE]")
-        except EventTooLarge:
-            raise RequestFailed("bad event", "an event has no end") from None
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise RequestFailed("not connected", _words(error)) from None
         except (aiohttp.ClientError, *CLOSED) as error:
@@ -157,6 +161,27 @@ class OpenAiEndpoint:
             await self._session.close()
             if self._base.startswith("https:"):
                 await asyncio.sleep(FAREWELL_S)
+
+
+class ServerSentEvents:
+    """Takes bytes in and gives events out. Lines may end with LF or CRLF."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """The data of each event that ends in this piece. Comments and other fields are left out."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise RequestFailed("bad event", "an event has no end")
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                data, self._data = b"\n".join(self._data), []
+                yield data
 
 
 def base_of(url: str) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from octavo.cli.bench.benchmark import SIDES
 from octavo.cli.bench.measurement import RoundMeasurement
+from octavo.cli.bench.rounds import SIDES
 from octavo.cli.bench.summary import summarize
 
 if TYPE_CHECKING:

@@ -8,12 +8,10 @@ from typing import Any
 
 from octavo.cli import output
 from octavo.cli.bench import cautions
-from octavo.cli.bench.benchmark import SIDES
-from octavo.cli.bench.comparison import compare, value_at
 from octavo.cli.bench.endpoint_base import BenchEndpoint
 from octavo.cli.bench.measurement import RoundMeasurement
-from octavo.cli.bench.objective import ServiceObjective
-from octavo.cli.bench.summary import summarize
+from octavo.cli.bench.rounds import SIDES
+from octavo.cli.bench.summary import ServiceObjective, compare, summarize, value_at
 
 VERSION = 1  # of the JSON: one more when a name changes its meaning or goes
 SPREADS = (("TTFT", "ttft_ms"), ("ITL", "itl_ms"), ("TPOT", "tpot_ms"), ("e2e", "e2e_ms"))

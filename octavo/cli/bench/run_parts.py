@@ -1,22 +1,31 @@
 """What a run is made of: the endpoints, the traffic and the settings that the flags of `octavo bench` name."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from octavo.cli import deployment, output
 from octavo.cli.bench import arguments
-from octavo.cli.bench.arrivals import ArrivalProcess
-from octavo.cli.bench.benchmark import BenchSettings
-from octavo.cli.bench.dataset import read_dataset
+from octavo.cli.bench.distributions import ArrivalProcess, parse_lengths
 from octavo.cli.bench.endpoint_base import BenchEndpoint, RequestOptions
-from octavo.cli.bench.endpoints import GRPC, make_endpoint
-from octavo.cli.bench.lengths import parse_lengths
+from octavo.cli.bench.grpc_endpoint import GrpcEndpoint
+from octavo.cli.bench.openai_endpoint import OpenAiEndpoint
+from octavo.cli.bench.rounds import BenchSettings
 from octavo.cli.bench.token_counter import TokenCounter
-from octavo.cli.bench.traffic import DatasetTraffic, SyntheticTraffic, Traffic
+from octavo.cli.bench.traffic import DatasetTraffic, SyntheticTraffic, Traffic, read_dataset
 from octavo.net.security.roles import PeerRole
 from octavo.request.errors import InvalidArgument
+from octavo.wire.endpoint import parse_cells
+from octavo.wire.tls import PLAIN, ClientCredentials
+
+TOLD = (
+    *("rate", "chat", "shared_prefix", "prefixes", "dataset", "token_ids"),
+    *("tokenizer", "seed", "temperature", "keep_alive", "extra_body"),
+)
+GRPC = "grpc://"
+EXAMPLES = "grpc://127.0.0.1:50051, or http://127.0.0.1:8000 for an OpenAI-compatible server"
 
 
 def settings_of(args: argparse.Namespace) -> BenchSettings:
@@ -53,6 +62,35 @@ def endpoints_of(args: argparse.Namespace) -> list[BenchEndpoint]:
         make_endpoint(each, model, options, credentials=shown, keep_alive=args.keep_alive, extra=args.extra_body)
         for each, model, shown in wanted
     ]
+
+
+def make_endpoint(
+    url: str,
+    model: str | None,
+    options: RequestOptions,
+    *,
+    credentials: ClientCredentials = PLAIN,
+    keep_alive: bool = False,
+    extra: Mapping[str, Any] | None = None,
+) -> BenchEndpoint:
+    """The endpoint of a URL, not yet opened. Raises InvalidArgument for a URL that names none."""
+    scheme, _, rest = url.partition("://")
+    if url.startswith(GRPC):
+        try:
+            return GrpcEndpoint(url, parse_cells(rest), model, options, credentials)
+        except ValueError as error:
+            raise InvalidArgument(url, str(error)) from None
+    if scheme in ("http", "https"):
+        try:
+            host, port = urlsplit(url).hostname, urlsplit(url).port
+        except ValueError as error:
+            raise InvalidArgument(url, f"{error}: write a URL such as {EXAMPLES}") from None
+        if "@" in urlsplit(url).netloc:
+            raise InvalidArgument("URL", "has a password, which others can read: put the key into --api-key-file")
+        if not host or port == 0:
+            raise InvalidArgument(url, f"has no host: write a URL such as {EXAMPLES}")
+        return OpenAiEndpoint(url, model, options, credentials, keep_alive=keep_alive, extra=extra)
+    raise InvalidArgument(url, f"is no URL with grpc://, http:// or https://: write one such as {EXAMPLES}")
 
 
 def traffic_of(
@@ -102,29 +140,17 @@ def described(args: argparse.Namespace, settings: BenchSettings, requests: int |
     mean = (args.prompt_tokens or parse_lengths("128")).mean + (args.shared_prefix or 0)
     return {
         "command": [args.command, *args.arguments],
+        **{name: getattr(args, name) for name in TOLD},
+        **{f"{name}_s": getattr(args, name) for name in ("duration", "request_timeout", "think_time")},
+        **lengths,
         "concurrency": None if args.rate else settings.concurrency,
-        "rate": args.rate,
         "burstiness": (args.burstiness or 1.0) if args.rate else None,
         "burst_size": (args.burst_size or 1) if args.rate else None,
         "requests": requests,
-        "duration_s": args.duration,
         "rounds": settings.rounds,
         "warm_up": settings.warm_up,
-        "request_timeout_s": args.request_timeout,
-        "chat": args.chat,
-        **lengths,
         "wanted_prompt_tokens": mean if lone else None,
-        "shared_prefix": args.shared_prefix,
-        "prefixes": args.prefixes,
         "turns": args.turns or 1,
-        "think_time_s": args.think_time,
-        "dataset": args.dataset,
-        "token_ids": args.token_ids,
-        "tokenizer": args.tokenizer,
-        "seed": args.seed,
-        "temperature": args.temperature,
         "ignore_eos": not args.stop_at_eos,
-        "keep_alive": args.keep_alive,
-        "extra_body": args.extra_body,
         "slo": args.slo and args.slo.limits,
     }

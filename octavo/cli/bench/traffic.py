@@ -1,18 +1,25 @@
 """What is sent: conversations with invented prompts of given lengths, or those of a data set.
 
-Traffic is a function of its seed. Both endpoints of a comparison get prompts of the same lengths in the same order,
-but other words, so that neither finds the other's prompts in a prefix cache if the same workers serve both.
+A conversation is requests that follow each other. The prompt of each has the earlier ones and their answers. Traffic is
+a function of its seed. Both endpoints of a comparison get prompts of the same lengths in the same order, but other
+words, so that neither finds the other's prompts in a prefix cache if the same workers serve both.
 """
 
+import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
-from octavo.cli.bench.conversation import Content, Conversation, ConversationTurn
-from octavo.cli.bench.lengths import LengthDistribution
+from octavo.cli.bench.distributions import LengthDistribution
+from octavo.cli.bench.endpoint_base import BenchRequest
 from octavo.cli.bench.token_counter import TokenCounter
+from octavo.client.arguments import Messages
+from octavo.process.command_error import CommandError
+from octavo.request.chat_messages import message_pairs
+from octavo.request.errors import InvalidArgument
 
 # Short words, each of which is one token with the space before it in most vocabularies.
 _LISTED = """
@@ -26,6 +33,50 @@ someone experience behind reach local six remain effect
 """
 WORDS = _LISTED.split()
 MAX_TRIES = 8  # to meet an exact number of tokens
+ROW_FORMS = 'write {"prompt": "…"}, {"messages": […]} or {"turns": ["…", …]}, and if you like "max_tokens"'
+Content = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationTurn:
+    """What a user says (a text, token ids, or messages), and how many tokens the answer is to have."""
+
+    content: Content | Messages
+    max_tokens: int
+    pause_s: float = 0.0  # between the answer before and this turn
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The turns of one user. `prefix` comes first in the prompt, and several conversations share it."""
+
+    number: int
+    turns: Sequence[ConversationTurn]
+    prefix: Content = ""
+    chat: bool = False
+    answers: list[str] = field(default_factory=list)
+
+    def next_request(self) -> BenchRequest:
+        """The request of the turn after the last answer."""
+        turn = self.turns[len(self.answers)]
+        if not isinstance(turn.content, str):
+            return BenchRequest(_with_prefix(self.prefix, turn.content), turn.max_tokens)
+        said = [str(each.content) for each in self.turns[: len(self.answers) + 1]]
+        if not self.chat:
+            told = [part for pair in zip(said, self.answers, strict=False) for part in pair]
+            return BenchRequest(str(self.prefix) + "".join([*told, said[-1]]), turn.max_tokens)
+        messages = [{"role": "system", "content": str(self.prefix)}] if self.prefix else []
+        for user, assistant in zip(said, self.answers, strict=False):
+            messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        return BenchRequest([*messages, {"role": "user", "content": said[-1]}], turn.max_tokens)
+
+    @property
+    def has_ended(self) -> bool:
+        return len(self.answers) == len(self.turns)
+
+
+def _with_prefix(prefix: Content, content: "Sequence[int] | Messages") -> "Sequence[int] | Messages":
+    return [*prefix, *content] if prefix and not isinstance(prefix, str) else content
 
 
 class Traffic(Protocol):
@@ -119,3 +170,59 @@ class DatasetTraffic:
                 for index, turn in enumerate(self.rows[place % len(self.rows)])
             ]
             yield Conversation(number, turns, chat=self.chat)
+
+
+def read_dataset(path: str, chat: bool) -> list[list[ConversationTurn]]:
+    """The turns of each row of a file that has one JSON object per line, in a form of ROW_FORMS.
+
+    Raises CommandError, which names the line, for what is no row.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"--dataset: {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise CommandError(f"--dataset: {path} is no text in UTF-8: one JSON object per line is wanted") from None
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                rows.append(_row(json.loads(line), chat))
+            except (ValueError, RecursionError) as error:
+                raise CommandError(f"--dataset: line {number} of {path}: {_reason(error)}") from None
+    if not rows:
+        raise CommandError(f"--dataset: {path} has no rows: {ROW_FORMS}")
+    return rows
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, InvalidArgument):
+        return error.message
+    return f"is no JSON; {ROW_FORMS}" if isinstance(error, json.JSONDecodeError | RecursionError) else str(error)
+
+
+def _row(row: Any, chat: bool) -> list[ConversationTurn]:
+    names = [name for name in ("prompt", "messages", "turns") if isinstance(row, dict) and name in row]
+    if len(names) != 1:
+        raise ValueError(f"has none or several of prompt, messages and turns; {ROW_FORMS}")
+    name = names[0]
+    content = row[name]
+    max_tokens = row.get("max_tokens", 0)
+    if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 0:
+        raise ValueError("max_tokens must be a whole number above 0")
+    if name == "turns":
+        if not (isinstance(content, list) and content and all(isinstance(turn, str) and turn for turn in content)):
+            raise ValueError("turns must be a list of texts")
+        return [ConversationTurn(turn, max_tokens) for turn in content]
+    if name == "messages":
+        if not chat:
+            raise ValueError("has messages: add --chat")
+        message_pairs(content, "messages")
+        return [ConversationTurn(content, max_tokens)]
+    if isinstance(content, str) and content:
+        return [ConversationTurn(content, max_tokens)]
+    if not (isinstance(content, list) and content and all(type(token) is int and token >= 0 for token in content)):
+        raise ValueError("prompt must be a text or a list of token ids")
+    if chat:
+        raise ValueError("has token ids, which are no message: leave out --chat")
+    return [ConversationTurn(content, max_tokens)]

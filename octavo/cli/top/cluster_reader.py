@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import grpc
 
-from octavo.net.channel import open_channel
-from octavo.net.security.client_credentials import PLAIN, ClientCredentials
 from octavo.process.command_error import CommandError
 from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.wire.channel import open_channel
+from octavo.wire.tls import PLAIN, ClientCredentials
 
 RETRY_S = 1.0
 

@@ -28,17 +28,8 @@ INTERVAL_S = 1.0
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
-class TopError(CommandError):
-    """The screen cannot be shown. The message says why, and what to do."""
-
-
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "top",
-        help="watch workers, queue and sequences live",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = commands.add_parser("top", help="watch workers, queue and sequences live", description=__doc__)
     parser.add_argument("--once", action="store_true", help="print one frame, after one interval")
     parser.add_argument("--json", action="store_true", help="print one object: what Admin.WatchCluster sends")
     parser.add_argument(
@@ -56,10 +47,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     if not args.json:
         require_screen(once=args.once)
-    if args.admin_endpoint:
-        endpoints = deployment.split_endpoints("--admin-endpoint", args.admin_endpoint)
-    else:
-        endpoints = [router.admin_endpoint for router in deployment.running(args, "--admin-endpoint").routers]
+    endpoints = deployment.admin_endpoints(args)
     credentials = deployment.credentials(args, PeerRole.OPERATOR)
     reader = ClusterReader(endpoints, args.timeout, args.interval, credentials)
     with connection.delayed_notice(args.command, endpoints, args.timeout) as notice:
@@ -76,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def require_screen(*, once: bool) -> None:
-    """Raises TopError unless frames can be drawn."""
+    """Raises CommandError unless frames can be drawn."""
     if find_spec("rich") is None:
-        raise TopError("the screen needs Rich: pip install 'octavo[top]'; --json does without")
+        raise CommandError("the screen needs Rich: pip install 'octavo[top]'; --json does without")
     if not once and not sys.stdout.isatty():
-        raise TopError("stdout is no terminal: give --once or --json")
+        raise CommandError("stdout is no terminal: give --once or --json")
 
 
 async def _print_json(reader: ClusterReader) -> None:

@@ -1,3 +1,4 @@
+from octavo.v1 import admin_pb2 as _admin_pb2
 from octavo.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -127,14 +128,14 @@ class Admission(_message.Message):
     prompt: _types_pb2.TokenIds
     outputs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenIds]
     finished_branches: _containers.RepeatedScalarFieldContainer[int]
-    sampling: _types_pb2.SamplingParams
+    sampling: bytes
     salt: str
     priority: int
     deadline_in_ms: int
     alone: bool
     prefix_owner: str
     prefix_owner_tokens: int
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[_types_pb2.TokenIds, _Mapping]]] = ..., finished_branches: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_in_ms: _Optional[int] = ..., alone: bool = ..., prefix_owner: _Optional[str] = ..., prefix_owner_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[_types_pb2.TokenIds, _Mapping]]] = ..., finished_branches: _Optional[_Iterable[int]] = ..., sampling: _Optional[bytes] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_in_ms: _Optional[int] = ..., alone: bool = ..., prefix_owner: _Optional[str] = ..., prefix_owner_tokens: _Optional[int] = ...) -> None: ...
 
 class ScheduleRequest(_message.Message):
     __slots__ = ("router_id", "admissions")
@@ -368,59 +369,11 @@ class WatchResponse(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     event_seq: int
-    load: Load
+    load: _admin_pb2.WorkerLoad
     snapshot: KvSnapshot
     events: _containers.RepeatedCompositeFieldContainer[KvEvent]
     digest: int
-    def __init__(self, incarnation: _Optional[str] = ..., event_seq: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., snapshot: _Optional[_Union[KvSnapshot, _Mapping]] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., digest: _Optional[int] = ...) -> None: ...
-
-class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_swapped", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_prefill_tokens", "step_ms", "num_steps", "draining", "num_sequences", "prefill_tokens_per_s", "num_free_host_blocks", "num_preempted_swap", "num_preempted_recompute", "step_plan_s", "step_run_s", "step_commit_s", "num_step_tokens", "prefix_asked_tokens", "prefix_hit_tokens", "num_demoted_blocks")
-    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
-    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
-    NUM_SWAPPED_FIELD_NUMBER: _ClassVar[int]
-    NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    NUM_CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    NUM_USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STEP_MS_FIELD_NUMBER: _ClassVar[int]
-    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
-    DRAINING_FIELD_NUMBER: _ClassVar[int]
-    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    NUM_FREE_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    NUM_PREEMPTED_SWAP_FIELD_NUMBER: _ClassVar[int]
-    NUM_PREEMPTED_RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
-    STEP_PLAN_S_FIELD_NUMBER: _ClassVar[int]
-    STEP_RUN_S_FIELD_NUMBER: _ClassVar[int]
-    STEP_COMMIT_S_FIELD_NUMBER: _ClassVar[int]
-    NUM_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_ASKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_DEMOTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    num_running: int
-    num_waiting: int
-    num_swapped: int
-    num_free_blocks: int
-    num_cached_blocks: int
-    num_used_blocks: int
-    num_prefill_tokens: int
-    step_ms: float
-    num_steps: int
-    draining: bool
-    num_sequences: int
-    prefill_tokens_per_s: float
-    num_free_host_blocks: int
-    num_preempted_swap: int
-    num_preempted_recompute: int
-    step_plan_s: float
-    step_run_s: float
-    step_commit_s: float
-    num_step_tokens: int
-    prefix_asked_tokens: int
-    prefix_hit_tokens: int
-    num_demoted_blocks: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., num_steps: _Optional[int] = ..., draining: bool = ..., num_sequences: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., num_free_host_blocks: _Optional[int] = ..., num_preempted_swap: _Optional[int] = ..., num_preempted_recompute: _Optional[int] = ..., step_plan_s: _Optional[float] = ..., step_run_s: _Optional[float] = ..., step_commit_s: _Optional[float] = ..., num_step_tokens: _Optional[int] = ..., prefix_asked_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., num_demoted_blocks: _Optional[int] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[str] = ..., event_seq: _Optional[int] = ..., load: _Optional[_Union[_admin_pb2.WorkerLoad, _Mapping]] = ..., snapshot: _Optional[_Union[KvSnapshot, _Mapping]] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class KvSnapshot(_message.Message):
     __slots__ = ("device_hashes", "host_hashes")

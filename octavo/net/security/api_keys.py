@@ -25,6 +25,7 @@ from pathlib import Path
 
 from octavo.metrics.value import MetricValue
 from octavo.request.quota import MAX_STREAMS, MAX_TOKENS_PER_MINUTE, NO_QUOTA, TenantQuota
+from octavo.wire.tls import stamp_of
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ class ApiKeys:
         """Raises ApiKeyError."""
         self._file = Path(file)
         self._lock = threading.Lock()
-        self._stamp = self._current_stamp()
+        self._stamp = stamp_of(str(self._file))
         self._looked_at = time.monotonic()
         self._warned: set[ApiKey] = set()
         self._table = _parse(self._file)
@@ -178,7 +179,7 @@ class ApiKeys:
 
     def _look_again(self) -> None:
         self._looked_at = time.monotonic()
-        stamp = self._current_stamp()
+        stamp = stamp_of(str(self._file))
         if stamp != self._stamp:
             self._stamp = stamp
             try:
@@ -200,13 +201,6 @@ class ApiKeys:
                 said = "has expired" if key.expired else "ends"
                 when = time_text(key.expires_at)
                 log.warning("an API key %s: tenant %s, %s, %s; make another one", said, key.tenant, key.id, when)
-
-    def _current_stamp(self) -> tuple[int, int, int] | None:
-        try:
-            found = self._file.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def _parse(file: Path) -> KeyTable:

@@ -11,14 +11,13 @@ from typing import Any
 
 from octavo.metrics.value import MetricValue
 from octavo.net.security.api_keys import STATES, ApiKey, ApiKeys, key_id, time_text
-from octavo.net.security.roles import PeerRole, roles_allowed
-from octavo.net.security.tls import roles_of_context, roles_of_peer
+from octavo.net.security.roles import PeerRole, roles_allowed, roles_of_context, roles_of_peer
 from octavo.net.security.trail import AccessReason, AccessTrail, Caller, ListenerKind, is_admin_call
 from octavo.request.errors import PermissionDenied, Unauthenticated
 from octavo.request.quota import TenantQuota
+from octavo.wire.channel import KEY_HEADER
 
 INFERENCE = "/octavo.v1.Inference/"
-KEY_HEADER = "authorization"
 ONE_TENANT = ""  # whose all requests are where there are no API keys
 
 _tenant: ContextVar[str | None] = ContextVar("octavo_tenant", default=None)

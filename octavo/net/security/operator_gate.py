@@ -4,8 +4,7 @@ import json
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
-from octavo.net.security.roles import PeerRole
-from octavo.net.security.tls import roles_of_peer
+from octavo.net.security.roles import PeerRole, roles_of_peer
 from octavo.net.security.trail import AccessReason, AccessTrail, Caller, ListenerKind
 
 AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]

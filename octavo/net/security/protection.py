@@ -4,23 +4,19 @@ import ssl
 
 from octavo.net.security.api_keys import ApiKeys
 from octavo.net.security.authorizer import Authorizer
+from octavo.net.security.listener_tls import ListenerTls
 from octavo.net.security.operator_gate import AsgiApp, OperatorGate
-from octavo.net.security.tls import TlsFiles
 from octavo.net.security.trail import AccessTrail, ListenerKind
 from octavo.settings.router import RouterSettings
 from octavo.settings.worker import WorkerSettings
 
 
-def tls_of(settings: RouterSettings | WorkerSettings, trail: AccessTrail | None = None) -> TlsFiles | None:
+def tls_of(settings: RouterSettings | WorkerSettings, trail: AccessTrail | None = None) -> ListenerTls | None:
     """The files of TLS; None where the program does without. Raises TlsError."""
-    if not settings.tls_cert:
-        return None
-    files = TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_ca)
-    files.trail = trail
-    return files
+    return ListenerTls(settings.tls_cert, settings.tls_key, settings.tls_ca, trail) if settings.tls_cert else None
 
 
-def operator_page_options(app: AsgiApp, tls: TlsFiles | None) -> tuple[AsgiApp, ssl.SSLContext | None]:
+def operator_page_options(app: AsgiApp, tls: ListenerTls | None) -> tuple[AsgiApp, ssl.SSLContext | None]:
     """What a server of pages for operators is to serve, and the context of its connections."""
     if tls is None:
         return app, None

@@ -4,13 +4,13 @@ A role stands in the certificate of whoever calls, as a URI among its alternativ
 certificate may have several. Without TLS there are no roles, and whoever reaches a listener may call all of it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import Any
+
+from octavo.net.security.certificate_names import AuthContext, uris_of_context, uris_of_peer
 
 URI_PREFIX = "octavo:///role/"
-# The DNS name that the certificate of every worker has, beside any others: pods have addresses that no certificate
-# can know, so routers and workers expect this name wherever a worker listens.
-WORKER_NAME = "worker.octavo.internal"
 
 
 class PeerRole(StrEnum):
@@ -74,3 +74,13 @@ def roles_in(uris: Iterable[str]) -> frozenset[PeerRole]:
     """The roles among the URIs of a certificate. URIs of another form, and unknown roles, give none."""
     named = {uri.removeprefix(URI_PREFIX) for uri in uris if uri.startswith(URI_PREFIX)}
     return frozenset(role for role in PeerRole if role.value in named)
+
+
+def roles_of_peer(certificate: Mapping[str, Any] | None) -> frozenset[PeerRole]:
+    """The roles in a peer's certificate, as ssl's `getpeercert` gives it: none for a peer without one."""
+    return roles_in(uris_of_peer(certificate))
+
+
+def roles_of_context(found: AuthContext) -> frozenset[PeerRole]:
+    """The same, as gRPC gives it in the context of a call."""
+    return roles_in(uris_of_context(found))

@@ -7,8 +7,8 @@ from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import Record, SequenceState
 from octavo.request.sampling import FinishReason
 from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
-from octavo.store.memory.poison import count_proof, note_progress
 from octavo.store.memory.state import MemoryState, StoredSequence
+from octavo.store.memory.suspects import count_proof, note_progress
 
 
 def append(state: MemoryState, owner: Incarnation, item: AppendItem) -> AppendReply:

@@ -9,19 +9,19 @@ from octavo.store.calls import (
     TakeReply,
     TakeRequest,
     TakeStatus,
-    poison_failure,
+    crash_failure,
 )
 from octavo.store.memory.evidence import has_left, protected_ms
 from octavo.store.memory.journal import fenced
-from octavo.store.memory.poison import (
+from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
+from octavo.store.memory.suspects import (
     OCCUPIED_RETRY_MS,
-    begin_quarantine,
+    begin_trial,
     is_occupied,
     judge_death,
-    runs_alone,
+    needs_trial,
     runs_another_suspect,
 )
-from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
 
 
 def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
@@ -52,12 +52,12 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
         return answer(TakeStatus.CLOSED)
     if owner_lost and record.owner != new_owner and judge_death(state, record):
         record.take_id = request.take_id
-        state.finish(stored, Finish(record.seq_id, FinishReason.ERROR, failure=poison_failure(record.seq_id)))
+        state.finish(stored, Finish(record.seq_id, FinishReason.ERROR, failure=crash_failure(record.seq_id)))
         return answer(TakeStatus.POISON)
     if is_occupied(state, record, new_owner, request.waited_ms):
         return answer(TakeStatus.OCCUPIED, OCCUPIED_RETRY_MS)
     if not owner_lost:
-        state.release_quarantine(stored)
+        state.end_trial(stored)
     if record.state is SequenceState.QUEUED:
         state.leave_queue(stored, was_taken=True)
     state.note(stored, "taken", f"{new_owner} {reason}")
@@ -79,15 +79,15 @@ def note_numerics(state: MemoryState, stored: StoredSequence, numerics: str) -> 
 def announce(state: MemoryState, seq_id: SequenceId, epoch: int, owner: Incarnation) -> bool:
     """Notes that the owner of this epoch begins to run a suspect. Returns whether this worker is that owner.
 
-    If the worker runs it alone, nothing else runs there from before this call until the sequence has ended or proved
-    itself: so another suspect's quarantine is over.
+    If the worker has its trial, nothing else runs there from before this call until the sequence has ended or proved
+    itself: so another suspect's trial is over.
     """
     stored = state.get(seq_id)
     if stored is None or stored.record.state.ended or fenced(stored.record, owner, epoch):
         return False
     if stored.record.crashes:
         stored.record.announced = epoch
-        begin_quarantine(state, stored.record, begun=True)
+        begin_trial(state, stored.record, begun=True)
     return True
 
 
@@ -100,7 +100,7 @@ def hand_over(state: MemoryState, stored: StoredSequence, owner: Incarnation, *,
     record.state, record.owner, record.epoch = SequenceState.RUNNING, owner, record.epoch + 1
     record.take_id, record.mig_number, record.mig_to, record.last_mig = take_id, 0, Incarnation(""), migration
     stored.expires_ms = state.now_ms() + ALIVE_MS
-    record.alone = runs_alone(state, record)
+    record.alone = needs_trial(state, record)
     if not runs_another_suspect(state, owner, record):
-        begin_quarantine(state, record, begun=False)
+        begin_trial(state, record, begun=False)
     state.notify(stored, "taken")

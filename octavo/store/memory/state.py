@@ -24,7 +24,7 @@ from octavo.store.memory.fair_queue import FairQueue, QueuePlace
 from octavo.store.memory.quotas import SequenceQuota, TenantBuckets
 
 ALIVE_MS = 24 * 3600 * 1000
-QUARANTINE_MS = 60_000
+TRIAL_MS = 60_000
 MAX_TIMELINE = 32
 FREEZE_MARGIN_MS = 1000
 
@@ -33,8 +33,8 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Quarantine(NamedTuple):
-    """A suspect that a worker is to run alone."""
+class Trial(NamedTuple):
+    """The trial of a suspect on a worker."""
 
     seq_id: SequenceId
     until_ms: int
@@ -93,7 +93,7 @@ class MemoryState:
         self.longest_lease = StoredLease(0, 0)  # of the last day; `until_ms` is when it is forgotten
         self.tombstones: dict[Incarnation, int] = {}  # workers that have left, and when that is forgotten
         self.deaths: dict[Incarnation, int] = {}  # workers that died, and when that was noticed; negative: explained
-        self.quarantine: dict[Incarnation, Quarantine] = {}  # by worker: the suspect that it is to run alone
+        self.trials: dict[Incarnation, Trial] = {}  # by worker
         self.members: dict[str, dict[Incarnation, tuple[bytes, int]]] = {}
         self.limits: dict[WorkerLimits, int] = {}  # of workers, and when one that has them was last seen
         self.names: dict[tuple[str, str], NameHolder] = {}  # by kind of member and name
@@ -272,7 +272,7 @@ class MemoryState:
             record.state = SequenceState.CANCELLED
         record.mig_to = Incarnation("")
         self.note(stored, "ended", record.state)
-        self.release_quarantine(stored)
+        self.end_trial(stored)
         stored.prompt = ()
         stored.expires_ms = self.now_ms() + self.retain_ms
         self.notify(stored, "ended")
@@ -287,10 +287,10 @@ class MemoryState:
             self.note(stored, "cancelled", record.owner)
             self.notify(stored, "cancelled")
 
-    def release_quarantine(self, stored: StoredSequence) -> None:
+    def end_trial(self, stored: StoredSequence) -> None:
         owner = stored.record.owner
-        if owner in self.quarantine and self.quarantine[owner].seq_id == stored.record.seq_id:
-            del self.quarantine[owner]
+        if owner in self.trials and self.trials[owner].seq_id == stored.record.seq_id:
+            del self.trials[owner]
 
     def past_deadline(self, record: Record) -> bool:
         return 0 < record.deadline_ms <= self.now_ms()

@@ -146,7 +146,7 @@ class MemoryStore:
         if record.cancel:
             state.finish(stored, Finish(seq_id, FinishReason.CANCELLED))
             return False
-        state.release_quarantine(stored)
+        state.end_trial(stored)
         owner = record.owner
         record.state, record.epoch, record.owner = SequenceState.QUEUED, epoch + 1, Incarnation("")
         record.take_id, record.mig_number, record.mig_to, record.last_mig = "", 0, Incarnation(""), 0

@@ -1,7 +1,7 @@
 """Attention in the sizes, types and tolerances of the tests that vLLM and FlashInfer publish.
 
 vLLM: tests/kernels/attention/test_attention.py. FlashInfer: tests/attention/test_batch_{decode,prefill}_kernels.py.
-tests/csrc/README.md says what of them is left out, and why.
+README.md says what of them is left out, and why.
 """
 
 from typing import Any

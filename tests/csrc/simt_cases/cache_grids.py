@@ -1,6 +1,6 @@
 """Caches in the sizes, types and tolerances of vLLM's tests/kernels/attention/test_cache.py, through vLLM's names.
 
-tests/csrc/README.md says what of it is left out, and why.
+README.md says what of it is left out, and why.
 """
 
 from typing import Any

@@ -9,6 +9,9 @@ import numpy as np
 from arrays import F32, I8, I32, I64, U8, Array
 from attention_cases import make_plan
 
+from gpu_worker.sampling.filters import COLUMNS, columns_of
+from octavo.request.sampling import SamplingParams
+
 Arguments = dict[str, Any]
 
 
@@ -195,6 +198,7 @@ def sample(rng: Any, op: str) -> Call:
     given = {"ids": ints([0, 0]), "logits": floats(rng, 2, 9), "top_k": ints([0, 3], I32)}
     columns = {"temperature": [0.5, 1.0], "top_p": [0.5, 1.0], "min_p": [0.0, 0.1]}
     given |= {name: Array.of(np.array(values), F32) for name, values in columns.items()}
+    given["filters"] = Array.of(columns_of([SamplingParams(), SamplingParams(**dict.fromkeys(COLUMNS, 0.5))]), F32)
     return Call(op, given | {name: ints([5, 7]) for name in ("seed", "branch", "index")}, ("ids",))
 
 

@@ -8,8 +8,9 @@ from arrays import BF16, F32, TOLERANCE, close
 
 def graph_case(rng: Any) -> None:
     import torch
+    from steps import decodes, mixed_step, tables_of
     from stream_capture import RecordedExtension, StreamCapture
-    from tiny_llama import CPU, Form, decodes, logits_of, mixed_step, sampled_rows, tiny_llama
+    from tiny_llama import CPU, Form, logits_of, tiny_llama
 
     from gpu_worker.ops.native_cuda import NativeCudaOps
 
@@ -25,14 +26,14 @@ def graph_case(rng: Any) -> None:
     for number in range(5):
         lens = [int(rng.choice([1, 7, 8, 9, 40, 150])) for _ in range(int(rng.integers(1, 5)))]
         if number < 3:
-            plan = decodes(lens, rng, form.block_size, 60)
-            logits = captured.runner._graphs.run(plan)
+            step = decodes(lens, rng, form.block_size, 60)
+            logits = captured.runner.graphs[0].run(step, tables_of(step), step.sample_tokens)
         else:  # decodes, drafts of a few tokens, and longer chunks
             shape = [(n, min(n, int(rng.choice([1, 2, 3, 9])))) for n in lens]
-            plan = mixed_step(shape, rng, form.block_size, 60)
-            logits = captured.runner._mixed_graphs.run(plan, sampled_rows(plan))
+            step = mixed_step(shape, rng, form.block_size, 60)
+            logits = captured.runner.graphs[1].run(step, tables_of(step), step.sample_tokens)
         got = logits.double().numpy().copy()
-        want = logits_of(eager, plan).double().numpy()
+        want = logits_of(eager, step).double().numpy()
         close(got, want, TOLERANCE[F32 if dtype == torch.float32 else BF16] * 4, f"graphs {form=} {lens=} {number=}")
         for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
             close(mine.double().numpy(), other.double().numpy(), 1e-2 if dtype == torch.bfloat16 else 1e-5, "blocks")
@@ -70,10 +71,10 @@ def swapped_case(rng: Any) -> None:
 def invariant_case(rng: Any) -> None:
     """Pieces and tiles of fixed sizes: what a sequence gets has the same bits alone and beside others."""
     import torch
-    from tiny_llama import CPU, Form, decodes, logits_of, tiny_llama
+    from steps import pieces, step_of
+    from tiny_llama import CPU, Form, logits_of, tiny_llama
 
     from gpu_worker.ops import native_cuda
-    from gpu_worker.scheduling.state.step import Chunk, StepPlan
 
     torch.set_num_threads(1)
     native_cuda.FIXED_PIECE = 64  # so that there are several
@@ -83,14 +84,12 @@ def invariant_case(rng: Any) -> None:
     tiny = tiny_llama(form, ops, num_blocks=60)
     for layer in tiny.arena.layers:
         layer.normal_()
-    plan = decodes([int(rng.choice([1, 9, 64, 65, 150])) for _ in range(3)], rng, form.block_size, 60)
-    chunks = [Chunk(c.branch, max(0, c.start - int(rng.choice([0, 3, 40]))), 0, c.samples) for c in plan.chunks]
-    for chunk in chunks:
-        chunk.length = len(chunk.branch.tokens) - chunk.start
+    lens = [int(rng.choice([1, 9, 64, 65, 150])) for _ in range(3)]
+    these = pieces([(n, min(n, 1 + int(rng.choice([0, 3, 40])))) for n in lens], rng, form.block_size, 60)
     before = [layer.clone() for layer in tiny.arena.layers]
-    together = logits_of(tiny, StepPlan(1, chunks)).clone()
-    for i in rng.permutation(len(chunks)):
+    together = logits_of(tiny, step_of(these, form.block_size)).clone()
+    for i in rng.permutation(len(these)):
         for layer, old in zip(tiny.arena.layers, before, strict=True):
             layer.copy_(old)
-        alone = logits_of(tiny, StepPlan(2, [chunks[i]]))
-        assert torch.equal(alone[0], together[i]), f"{form=} {[(c.start, c.length) for c in chunks]} {i}"
+        alone = logits_of(tiny, step_of([these[i]], form.block_size))
+        assert torch.equal(alone[0], together[i]), f"{form=} {lens} {[piece.length for piece in these]} {i}"

@@ -1,6 +1,6 @@
 """Norms, the activation and draws in the sizes, types and tolerances of the tests that FlashInfer publishes.
 
-tests/utils/test_{norm,activation,sampling}.py. tests/csrc/README.md says what of them is left out, and why.
+tests/utils/test_{norm,activation,sampling}.py. README.md says what of them is left out, and why.
 """
 
 from typing import Any
@@ -9,6 +9,9 @@ import _C_cuda_simt as native
 import numpy as np
 from arrays import BF16, F16, F32, I32, I64, Array, ref
 from grids import Grid, require_close
+
+from gpu_worker.sampling.filters import columns_of
+from octavo.request.sampling import SamplingParams
 
 HIDDEN_SIZES = (111, 500, 1024, 3072, 3584, 4096, 8192, 16384)
 
@@ -45,7 +48,8 @@ def draw(rng: Any, logits: np.ndarray, top_k: int = 0, top_p: float = 1.0, min_p
     floats = [np.full(rows, x, dtype=np.float32) for x in (1.0, top_p, min_p)]
     ks = np.full(rows, top_k, dtype=np.int32)
     numbers = [rng.integers(0, 1 << 40, rows), np.zeros(rows, dtype=np.int64), np.arange(rows)]
-    where = ref(floats[0], F32), ref(ks, I32), ref(floats[1], F32), ref(floats[2], F32)
+    off = columns_of([SamplingParams()] * rows)
+    where = ref(floats[0], F32), ref(ks, I32), ref(floats[1], F32), ref(floats[2], F32), ref(off, F32)
     native.sample(ref(ids, I64), ref(logits, F32), *where, *(ref(x, I64) for x in numbers), 0)
     assert ((ids >= 0) & (ids < logits.shape[1])).all(), ids
     return ids

@@ -8,7 +8,8 @@ import torch
 from arrays import BF16, F16, F32, I32, I64, Array, ref
 from draws import Draws
 
-COLUMNS = {"temperature": F32, "top_k": I32, "top_p": F32, "min_p": F32, "seed": I64, "branch": I64, "index": I64}
+COLUMNS = {"temperature": F32, "top_k": I32, "top_p": F32, "min_p": F32, "filters": F32}
+COLUMNS |= {"seed": I64, "branch": I64, "index": I64}
 
 
 def sample_case(rng: Any) -> None:

@@ -55,8 +55,7 @@ def same(got: Any, want: Any) -> None:
 
 
 def branch(rng: Any, vocabulary: int) -> Any:
-    from gpu_worker.scheduling.state.sequence import Branch, Sequence
-    from octavo.request.ids import SequenceId
+    from gpu_worker.steps.seats import Seat
     from octavo.request.sampling import SamplingParams
 
     def maybe(value: Any, chance: float = 0.3) -> Any:
@@ -85,5 +84,4 @@ def branch(rng: Any, vocabulary: int) -> Any:
     prompt = rng.integers(0, vocabulary, int(rng.integers(1, 9))).tolist()
     params = dataclasses.replace(params, seed=params.seed or 0)
     output = rng.integers(0, vocabulary, int(rng.integers(0, 4))).tolist()
-    sequence = Sequence(SequenceId("0" * 32), 1, prompt, params, b"")
-    return Branch(sequence, int(rng.integers(3)), [*prompt, *output], len(prompt))
+    return Seat(params, [*prompt, *output], len(prompt), int(rng.integers(3)))

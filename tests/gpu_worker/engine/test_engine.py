@@ -10,7 +10,9 @@ from sequences import new_sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import StepDeltas, StepOutput, StepPlan, SubscriptionId, SwapAnswer
+from gpu_worker.scheduling.state.step import StepDeltas, SubscriptionId, SwapAnswer
+from gpu_worker.steps.runner import StepOutput
+from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from octavo.request.errors import Draining, OutOfBlocks, RunnerFailed
 from octavo.request.sampling import FinishReason, SamplingParams
@@ -30,10 +32,11 @@ def until(condition, seconds: float = 10.0) -> None:
 class Failing(FakeRunner):
     """A model that cannot run one prompt."""
 
-    def run(self, plan: StepPlan) -> StepOutput:
-        if any(chunk.branch.tokens[0] == 13 for chunk in plan.chunks):
+    def run(self, step: StepInput) -> StepOutput:
+        output = super().run(step)
+        if any(seat.tokens[0] == 13 for seat in self.seats.of_chunks(step)):
             raise RuntimeError("unlucky")
-        return super().run(plan)
+        return output
 
 
 def sequence(name: str, prompt: list[int], max_tokens: int = 8) -> Sequence:
@@ -128,11 +131,11 @@ class Gated(FakeRunner):
         self.turns = threading.Semaphore(0)
         self.running = threading.Event()
 
-    def run(self, plan: StepPlan) -> StepOutput:
+    def run(self, step: StepInput) -> StepOutput:
         self.running.set()
         assert self.turns.acquire(timeout=20)
         self.running.clear()
-        return super().run(plan)
+        return super().run(step)
 
 
 def test_a_block_command_runs_while_the_runner_is_busy_and_no_other_command_does(make):
@@ -154,7 +157,7 @@ def test_a_block_command_runs_while_the_runner_is_busy_and_no_other_command_does
 
 
 def test_block_commands_wait_for_a_step_that_copies_blocks(make, monkeypatch):
-    monkeypatch.setattr(StepPlan, "touches_other_blocks", True)
+    monkeypatch.setattr(StepInput, "touches_other_blocks", True)
     runner = Gated()
     engine, results = make(runner)
     engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=2))).result(5)
@@ -174,8 +177,8 @@ def test_block_commands_wait_for_a_step_that_copies_blocks(make, monkeypatch):
     ("moves", "touches"),
     [({}, False), *(({name: [(0, 1)]}, True) for name in ("swap_out", "swap_in", "copies", "demotions", "poison"))],
 )
-def test_a_plan_says_whether_it_touches_blocks_beside_those_of_its_branches(moves, touches):
-    assert StepPlan(1, **moves).touches_other_blocks is touches
+def test_an_input_says_whether_it_moves_other_blocks(moves, touches):
+    assert StepInput(1, **moves).touches_other_blocks is touches
 
 
 def test_one_thread_at_a_time_uses_the_scheduler(make, monkeypatch):
@@ -254,7 +257,7 @@ def test_a_prompt_the_model_cannot_run_fails_alone(make):
 
 def test_a_broken_device_ends_the_loop_and_no_sequence(make):
     class Dead(FakeRunner):
-        def run(self, plan: StepPlan) -> StepOutput:
+        def run(self, step: StepInput) -> StepOutput:
             raise RuntimeError("an illegal memory access was encountered")
 
         def check_device(self) -> None:
@@ -363,10 +366,10 @@ def test_nobody_waits_for_a_loop_that_has_ended(make):
 
 def test_a_loop_says_whether_it_ended_in_time(make):
     class Slow(FakeRunner):
-        def run(self, plan: StepPlan) -> StepOutput:
+        def run(self, step: StepInput) -> StepOutput:
             running.set()
             gate.wait(10)
-            return super().run(plan)
+            return super().run(step)
 
     running, gate = threading.Event(), threading.Event()
     engine, _ = make(Slow())
@@ -394,10 +397,10 @@ def test_a_scheduler_that_fails_ends_the_loop_and_says_so(make):
 
 def test_prefill_and_copies_are_measured_for_the_cost_model(make):
     class Measured(FakeRunner):
-        def run(self, plan: StepPlan) -> StepOutput:
+        def run(self, step: StepInput) -> StepOutput:
             time.sleep(0.01)
-            output = super().run(plan)
-            output.copy_s = 0.001 * len(plan.swap_out + plan.swap_in)
+            output = super().run(step)
+            output.copy_s = 0.001 * len(step.swap_out + step.swap_in)
             return output
 
     runner = Measured(num_blocks=64, num_host_blocks=64)
@@ -421,21 +424,21 @@ def test_prefill_and_copies_are_measured_for_the_cost_model(make):
 
 def test_a_swap_is_copied_and_measured_before_its_answer(make):
     class Measured(FakeRunner):
-        def run(self, plan: StepPlan) -> StepOutput:
-            output = super().run(plan)
-            if plan.timed:
-                plans.append(plan)
+        def run(self, step: StepInput) -> StepOutput:
+            output = super().run(step)
+            if step.timed:
+                moves.append(step)
                 output.copy_s = 0.25
             return output
 
-    plans: list[StepPlan] = []
+    moves: list[StepInput] = []
     engine, results = make(Measured(num_host_blocks=3))
     engine.post_command(lambda s: s.admit(sequence("a", [5] * 40))).result(5)
     engine.post_command(lambda s: s.admit(sequence("b", [6] * 40))).result(5)
     engine.grant_steps(1)
     until(lambda: "a" in outputs(results))
     assert engine.swap("a", 1, "out").result(5) == SwapAnswer(3, 3 * INFO.bytes_per_block, 0.25)
-    assert [len(plan.swap_out) for plan in plans] == [3]
+    assert [len(step.swap_out) for step in moves] == [3]
     assert engine.times.num_steps == 1, "a swap uses up no step and no grant"
     assert engine.swap("a", 1, "out").result(5) == SwapAnswer(0)
     with pytest.raises(OutOfBlocks):
@@ -444,19 +447,19 @@ def test_a_swap_is_copied_and_measured_before_its_answer(make):
     until(lambda: "b" in finishes(results))
     assert "a" not in finishes(results)
     back = engine.swap("a", 1, "in").result(5)
-    assert back.num_blocks == 3 and len(plans) == 2
+    assert back.num_blocks == 3 and len(moves) == 2
     # The prefix cache still has the two full blocks, so the third alone was copied.
-    assert [len(plan.swap_in) for plan in plans] == [0, 1] and back.num_bytes == INFO.bytes_per_block
+    assert [len(step.swap_in) for step in moves] == [0, 1] and back.num_bytes == INFO.bytes_per_block
     until(lambda: "a" in finishes(results))
     assert outputs(results)["a"] == fake_oracle([5] * 40, 8, info=INFO)
 
 
 def test_a_swap_whose_copies_fail_loses_nothing(make):
     class Broken(FakeRunner):
-        def run(self, plan: StepPlan) -> StepOutput:
-            if plan.swap_out:
+        def run(self, step: StepInput) -> StepOutput:
+            if step.swap_out:
                 raise RuntimeError("no such page")
-            return super().run(plan)
+            return super().run(step)
 
     engine, results = make(Broken())
     engine.post_command(lambda s: s.admit(sequence("a", [5] * 40))).result(5)

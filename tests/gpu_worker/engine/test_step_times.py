@@ -29,7 +29,7 @@ class Bench(SchedulerParts):
         """How many tokens of decodes and of prompts it had."""
         plan = self.scheduler.plan()
         sizes = plan.num_decodes, plan.num_tokens - plan.num_decodes
-        output = self.runner.run(plan)
+        output = self.runner.run(plan.input)
         self.times.observe_costs(plan, output, fixed_s + plan.num_tokens / TOKENS_PER_S)
         self.scheduler.commit(plan, output)
         return sizes
@@ -73,8 +73,8 @@ def test_a_step_that_waited_for_copies_nobody_timed_says_nothing_of_prompts(copy
     bench = Bench()
     bench.admit(1, 100)
     plan = bench.scheduler.plan()
-    plan.swap_in.append((0, 4000))
-    output = bench.runner.run(plan)
+    plan.input.swap_in.append((0, 4000))
+    output = bench.runner.run(plan.input)
     output.copy_s = copy_s
     bench.times.observe_costs(plan, output, 0.6)
     assert bool(bench.times.prefill_tokens_per_s) == learns
@@ -84,8 +84,8 @@ def test_demotions_that_a_step_waited_for_count_as_copies_and_others_as_nothing(
     bench = Bench()
     bench.admit(1, 100)
     plan = bench.scheduler.plan()
-    plan.demotions += [(0, 0), (1, 1)]
-    output = bench.runner.run(plan)
+    plan.input.demotions += [(0, 0), (1, 1)]
+    output = bench.runner.run(plan.input)
     before = bench.costs.copy_bytes_per_s
     bench.times.observe_costs(plan, output, 0.5)
     assert bench.costs.copy_bytes_per_s == before

@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from steps import Piece, step_of
 from transformers_types import SMALL, TYPES
 
 from gpu_worker.ops import make_batch
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
-from gpu_worker.scheduling.state.sequence import Branch, Sequence
-from gpu_worker.scheduling.state.step import Chunk, StepPlan
-from octavo.request.sampling import SamplingParams
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -252,20 +250,17 @@ def greedy() -> Callable[[ModelRunner, list[list[int]], int], list[list[int]]]:
     """Greedy continuations of several prompts in one batch, with neither scheduler nor sharing."""
 
     def run(runner: ModelRunner, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-        free = iter(range(runner.info.num_blocks))
-        branches = []
-        for prompt in prompts:
-            params = SamplingParams(temperature=0.0, max_tokens=num_tokens)
-            branch = Branch(Sequence("0" * 32, 1, prompt, params, b""), 0, list(prompt), len(prompt))
-            branch.blocks = [next(free) for _ in range((len(prompt) + num_tokens) // runner.info.block_size + 1)]
-            branches.append(branch)
-        chunks = [Chunk(branch, 0, len(branch.tokens), (branch,)) for branch in branches]
+        free, size = iter(range(runner.info.num_blocks)), runner.info.block_size
+        pieces = [
+            Piece(list(prompt), len(prompt), [next(free) for _ in range((len(prompt) + num_tokens) // size + 1)])
+            for prompt in prompts
+        ]
         for _ in range(num_tokens):
-            output = runner.run(StepPlan(0, chunks))
-            for branch, token in zip(branches, output.token_ids, strict=True):
-                branch.tokens.append(token)
-            chunks = [Chunk(branch, len(branch.tokens) - 1, 1, (branch,)) for branch in branches]
-        return [branch.output for branch in branches]
+            output = runner.run(step_of(pieces, size))
+            for piece, token in zip(pieces, output.token_ids, strict=True):
+                piece.tokens.append(token)
+                piece.length = 1
+        return [piece.tokens[len(prompt) :] for piece, prompt in zip(pieces, prompts, strict=True)]
 
     return run
 

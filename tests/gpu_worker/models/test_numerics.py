@@ -14,6 +14,7 @@ from gpu_worker.running import loading
 from octavo.request.errors import InvalidArgument, NotFound
 
 CPU = torch.device("cpu")
+ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 TOKENS = [1 + i * 37 % 90 for i in range(40)]
 OPTIONS = [
     {"quantization": quantization, "dtype": dtype}
@@ -67,9 +68,11 @@ def test_equal_classes_compute_equal_bits(tiny, load, monkeypatch) -> None:
         pytest.skip("the extension was not built")
     found = []
     for options in OPTIONS:
-        for isa in [isa for isa in extension.isas() if isa != "emulated"]:
-            name = f"{isa} {options}"
-            found.append(computed(load, tiny("llama").directory, name, kv_cache_dtype="float32", isa=isa, **options))
+        for isa, kv_cache_dtype in itertools.product(ISAS, ("float32", "float16", "bfloat16", "int8")):
+            if isa in extension.isas():
+                kv = {"kv_cache_dtype": kv_cache_dtype}
+                name = f"{isa} {kv} {options}"
+                found.append(computed(load, tiny("llama").directory, name, isa=isa, **kv, **options))
     monkeypatch.setattr(loading, "choose_ops", lambda *_: ReferenceOps())
     for dtype in ("float32", "bfloat16"):
         options = {"kv_cache_dtype": "float32", "dtype": dtype}
@@ -77,6 +80,28 @@ def test_equal_classes_compute_equal_bits(tiny, load, monkeypatch) -> None:
     for one, other in itertools.combinations(found, 2):
         assert one.served != other.served or one.bits == other.bits, (one.name, other.name, one.served[0])
     assert all(numerics and " " not in numerics for numerics, _, _ in (each.served for each in found))
+
+
+@pytest.mark.usefixtures("best_isa")
+@pytest.mark.parametrize(
+    ("isa", "kv_cache_dtype", "quantization", "is_one"),
+    [
+        ("avx512", "bfloat16", "none", True),
+        ("avx512_bf16", "float32", "q8", True),
+        ("avx512_bf16", "float16", "q8", True),
+        ("avx512_bf16", "bfloat16", "q8", False),  # keys are multiplied in bfloat16
+        ("avx512_bf16", "float32", "none", False),  # and here weights
+        ("generic", "float32", "q8", False),
+    ],
+)
+def test_wider_registers_make_no_class(tiny, load, isa, kv_cache_dtype, quantization, is_one) -> None:
+    """A machine with AVX-512 goes on with the streams of one with AVX2 where both compute in float32."""
+    extension = native.load()
+    if extension is None or not {isa, "avx2"} <= set(extension.isas()):
+        pytest.skip(f"this machine or build has no {isa} beside avx2")
+    options = {"kv_cache_dtype": kv_cache_dtype, "quantization": quantization, "dtype": "bfloat16"}
+    one, other = (computed(load, tiny("llama").directory, name, isa=name, **options) for name in ("avx2", isa))
+    assert (one.served == other.served, one.bits == other.bits) == (is_one, is_one)
 
 
 @pytest.mark.usefixtures("best_isa")

@@ -6,17 +6,16 @@ token must depend neither on how many tokens the step has nor on which.
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from gguf_models import write_gguf
-from sequences import new_sequence
+from steps import Piece, step_of
 from transformers_types import SMALL, TYPES
 
 from gpu_worker.ops import make_batch, native
 from gpu_worker.running.model_runner import ModelRunner
-from gpu_worker.scheduling.state.sequence import Branch
-from gpu_worker.scheduling.state.step import Chunk, StepPlan
 from octavo.request.sampling import SamplingParams, TokenScore
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the reference ops round by the batch's shape")
@@ -152,15 +151,14 @@ def test_a_replay_has_the_bits_of_decodes(name, options, replayed):
     check([[(0, 0, last), (1, 0, 300)], [(1, 300, 301), (0, last, length), (2, 0, 65)]])
 
 
-def generated(runner: ModelRunner, branch: Branch, count: int) -> list[TokenScore]:
-    """Goes on with the branch, which has blocks: the scores of `count` tokens."""
+def generated(runner: ModelRunner, piece: Piece, count: int) -> list[TokenScore]:
+    """Goes on with the tokens of `piece`, which are run: the scores of `count` tokens, which are added."""
     scores = []
-    chunk = Chunk(branch, 0, len(branch.tokens), (branch,))
     for _ in range(count):
-        output = runner.run(StepPlan(0, [chunk]))
-        branch.tokens.append(output.token_ids[0])
+        output = runner.run(step_of([piece], runner.info.block_size))
+        piece.tokens.append(output.token_ids[0])
         scores.append(output.scores[0])
-        chunk = Chunk(branch, len(branch.tokens) - 1, 1, (branch,))
+        piece.length = 1
     return scores
 
 
@@ -172,18 +170,17 @@ def test_a_replay_scores_what_decodes_scored(quantization, more, replayed):
     params = SamplingParams(temperature=1.0, seed=5, logprobs=3, max_tokens=DECODED, ignore_eos=True, **more)
     rng = random.Random(1)
     prompt = [rng.randrange(128) for _ in range(SPLIT - 7)]
-    sequence = new_sequence("1".zfill(32), prompt, params)
-    num_blocks = -(-CONTEXT // runner.info.block_size)
-    branch = Branch(sequence, 0, list(prompt), len(prompt))
-    branch.blocks = list(range(num_blocks))
-    scores = generated(runner, branch, DECODED)
-    assert [score.token_id for score in scores] == branch.output
+    num_blocks, size = -(-CONTEXT // runner.info.block_size), runner.info.block_size
+    whole = Piece(list(prompt), len(prompt), range(num_blocks), params, len(prompt))
+    scores = generated(runner, whole, DECODED)
+    assert [score.token_id for score in scores] == whole.tokens[len(prompt) :]
 
     for kept in (9, 25):
-        again = Branch(sequence, 0, branch.tokens[: len(prompt) + kept], len(prompt))
-        again.blocks = list(range(num_blocks, 2 * num_blocks))
-        first = len(prompt) - 30
-        runner.run(StepPlan(0, [Chunk(again, 0, first)]))
-        replay = Chunk(again, first, len(again.tokens) - 1 - first, (), score_from=len(prompt))
-        assert runner.run(StepPlan(0, [replay])).scored[0] == scores[:kept]
+        again, first = Piece(whole.tokens[: len(prompt) + kept], 1, range(num_blocks, 2 * num_blocks)), len(prompt) - 30
+        again.params, again.num_prompt = params, len(prompt)
+        runner.run(step_of([replace(again, tokens=again.tokens[:first], length=first, num_samples=0)], size))
+        *known, last = again.tokens
+        part = replace(again, tokens=known, length=len(known) - first, num_samples=0)
+        part.score_from, part.after = len(prompt), [last]
+        assert runner.run(step_of([part], size)).scored[0] == scores[:kept]
         assert generated(runner, again, DECODED - kept) == scores[kept:]

@@ -308,11 +308,11 @@ class Breaking(FakeRunner):
         self.act = act
         self.num_runs = 0
 
-    def run(self, plan):
+    def run(self, step):
         self.num_runs += 1
         if self.num_runs == 5:
             self.act()
-        return super().run(plan)
+        return super().run(step)
 
 
 def interrupt():
@@ -348,10 +348,11 @@ def test_a_failing_step_fails_nobody_who_can_run_alone(caplog):
 
 def test_a_prompt_the_model_fails_on_says_why_and_the_others_have_answers(caplog):
     class Picky(FakeRunner):
-        def run(self, plan):
-            if any(chunk.branch.tokens[0] == 13 for chunk in plan.chunks):
+        def run(self, step):
+            output = super().run(step)
+            if any(seat.tokens[0] == 13 for seat in self.seats.of_chunks(step)):
                 raise RuntimeError("thirteen")
-            return super().run(plan)
+            return output
 
     llm = LLM(runner=Picky(vocab_size=100))
     good, bad = llm.generate([[12], [13]], GREEDY, use_tqdm=False)

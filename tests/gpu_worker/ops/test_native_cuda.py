@@ -9,7 +9,7 @@ import torch
 from gpu_worker.ops import AttentionOptions, TokenBatch, kv_format, make_batch
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.ops.native_cuda import NativeCudaOps, ref
-from gpu_worker.running.graphs import capture_decodes
+from gpu_worker.running.graphs import capture_graphs
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def test_no_graphs_of_layers_that_the_kernels_do_not_know(ops, caplog):
 
     caplog.set_level(logging.INFO)
     decoder = SimpleNamespace(name="any", capturable=True)
-    assert capture_decodes(decoder, [layer(torch.float64)], ops, 2, 32, CPU, capture) is None
+    assert capture_graphs(decoder, [layer(torch.float64)], ops, 2, 32, CPU, capture) == []
     assert "cannot be captured together, with a cache of torch.float64" in caplog.text
     for dtype in kv_format.NAMES:
         assert ops.captures(layer(dtype))

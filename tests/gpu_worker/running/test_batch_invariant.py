@@ -26,7 +26,7 @@ def scores(sequences, **config):
     found = {}
     while scheduler.has_work:
         plan = scheduler.plan()
-        for delta in scheduler.commit(plan, tiny.runner.run(plan)).deltas:
+        for delta in scheduler.commit(plan, tiny.runner.run(plan.input)).deltas:
             found.setdefault(delta.sequence.seq_id, []).extend((s.token_id, s.logprob, s.top) for s in delta.scores)
     return found
 

@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 import tiny_llama
 import torch
+from steps import decodes, mixed_step, pieces, step_of, tables_of
 from stream_capture import StreamCapture, launch
-from tiny_llama import Form, decodes, drive, logits_of, mixed_step, request, requests, sampled_rows
+from tiny_llama import Form, drive, logits_of, request, requests
 from torch import Tensor
 
 from gpu_worker.ops import AttentionOptions, TokenBatch
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.ops.upload import packed
-from gpu_worker.running.decode_inputs import DecodeInputs
-from gpu_worker.running.graphs import CapturableOps, capture_decodes, mixed_sizes, padded_sizes
-from gpu_worker.scheduling.state.sequence import Branch
-from gpu_worker.scheduling.state.step import Chunk, StepPlan
+from gpu_worker.running.graphs import CapturableOps, capture_graphs, doubling
+from gpu_worker.steps.step_input import KnownTokens, StepInput, longs
 
 torch.set_num_threads(1)
 FORM = Form(window=27)
@@ -85,16 +84,17 @@ def test_a_replay_is_the_step_run_eagerly(count):
     eager = tiny_llama.tiny_llama(FORM, TorchKernels(), num_blocks=200)
     for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
         other.copy_(mine.normal_())
-    for step in range(3):
+    for number in range(3):
         lens = [int(rng.choice([1, 2, SIZE - 1, SIZE, SIZE + 1, 26, 27, 28, 60, 90])) for _ in range(count)]
-        if step == 1:
-            captured.runner._graphs.run(decodes([5] * (17 - count), rng, SIZE, 200))
+        if number == 1:
+            other_step = decodes([5] * (17 - count), rng, SIZE, 200)
+            captured.runner.graphs[0].run(other_step, tables_of(other_step), other_step.sample_tokens)
             for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
                 other.copy_(mine)
-        plan = decodes(lens, rng, SIZE, 200)
-        logits = captured.runner._graphs.run(plan).clone()
+        step = decodes(lens, rng, SIZE, 200)
+        logits = captured.runner.graphs[0].run(step, tables_of(step), step.sample_tokens).clone()
         assert torch.isfinite(logits).all()
-        expected = logits_of(eager, plan)
+        expected = logits_of(eager, step)
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
         for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
@@ -107,17 +107,18 @@ def test_nothing_but_the_steps_own_slots_is_written_or_read(count):
     rng = np.random.default_rng(count)
     tiny, _ = make(num_blocks=100)
     assert all((layer == 0).all() for layer in tiny.arena.layers), "capturing wrote blocks"
-    plan = decodes([int(rng.integers(1, 40)) for _ in range(count)], rng, SIZE, 100)
+    these = pieces([(int(rng.integers(1, 40)), 1) for _ in range(count)], rng, SIZE, 100)
+    step = step_of(these, SIZE)
     written = torch.zeros(100, SIZE, dtype=torch.bool)
     for layer in tiny.arena.layers:
         layer.fill_(float("nan"))
-    for chunk in plan.chunks:
-        for position in range(chunk.start):
+    for piece in these:
+        for position in range(len(piece.tokens) - 1):
             for layer in tiny.arena.layers:
-                layer[chunk.branch.blocks[position // SIZE], :, :, position % SIZE] = 0.5
-        written[chunk.branch.blocks[chunk.start // SIZE], chunk.start % SIZE] = True
+                layer[piece.blocks[position // SIZE], :, :, position % SIZE] = 0.5
+    written.view(-1)[step.slots.tolist()] = True
     before = [layer.clone() for layer in tiny.arena.layers]
-    assert torch.isfinite(tiny.runner._graphs.run(plan)).all()
+    assert torch.isfinite(tiny.runner.graphs[0].run(step, tables_of(step), step.sample_tokens)).all()
     for layer, old in zip(tiny.arena.layers, before, strict=True):
         same = (layer == old) | (layer.isnan() & old.isnan())
         assert same.all(dim=(1, 2, 4))[~written].all()
@@ -141,19 +142,20 @@ def test_a_replayed_mixed_step_is_the_step_run_eagerly(tokens):
     rng = np.random.default_rng(tokens)
     captured, capture = make(num_blocks=200, mixed_tokens=40)
     eager = tiny_llama.tiny_llama(FORM, TorchKernels(), num_blocks=200)
-    graphs = captured.runner._mixed_graphs
+    graphs = captured.runner.graphs[1]
     for mine in captured.arena.layers:
         mine.normal_()
-    graphs.run(mixed_step([(20, 20), (9, 9)], rng, SIZE, 200), [19, 28])
+    before = mixed_step([(20, 20), (9, 9)], rng, SIZE, 200)
+    graphs.run(before, tables_of(before), [19, 28])
     for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
         other.copy_(mine)
     for _ in range(3):
         shape = mixed_shape(rng, tokens)
-        plan = mixed_step(shape, rng, SIZE, 200, silent=1)
-        rows = sampled_rows(plan)
-        logits = graphs.run(plan, rows).clone()
+        step = mixed_step(shape, rng, SIZE, 200, silent=1)
+        rows = step.sample_tokens.tolist()
+        logits = graphs.run(step, tables_of(step), rows).clone()
         assert logits.shape[0] == len(rows) and torch.isfinite(logits).all()
-        torch.testing.assert_close(logits, logits_of(eager, plan), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits, logits_of(eager, step), rtol=1e-4, atol=1e-4)
         for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
     assert len(capture.replays) == 4
@@ -163,14 +165,12 @@ def test_a_mixed_step_writes_nothing_but_its_own_slots():
     rng = np.random.default_rng(0)
     tiny, _ = make(num_blocks=100, mixed_tokens=40)
     assert all((layer == 0).all() for layer in tiny.arena.layers), "capturing wrote blocks"
-    plan = mixed_step([(1, 1), (13, 13), (5, 5)], rng, SIZE, 100)  # fewer tokens than the graph has
+    step = mixed_step([(1, 1), (13, 13), (5, 5)], rng, SIZE, 100)  # fewer tokens than the graph has
     for layer in tiny.arena.layers:
         layer.fill_(float("nan"))
-    assert torch.isfinite(tiny.runner._mixed_graphs.run(plan, sampled_rows(plan))).all()
+    assert torch.isfinite(tiny.runner.graphs[1].run(step, tables_of(step), step.sample_tokens)).all()
     written = torch.zeros(100, SIZE, dtype=torch.bool)
-    for chunk in plan.chunks:
-        for position in range(chunk.length):
-            written[chunk.branch.blocks[position // SIZE], position % SIZE] = True
+    written.view(-1)[step.slots.tolist()] = True
     for layer in tiny.arena.layers:
         assert torch.equal(torch.isfinite(layer).all(4).all(2).all(1), written)
 
@@ -192,11 +192,11 @@ def test_whole_requests_with_mixed_graphs_are_those_without(alone):
     few, rare = make()
     drive(few.runner, requests(), max_batch_tokens=24)
     tiny, capture = make(mixed_tokens=24)
-    seen: list[StepPlan] = []
+    seen: list[StepInput] = []
     outputs, _ = drive(tiny.runner, requests(), seen.append, max_batch_tokens=24)
     assert outputs == alone
-    assert any(0 < plan.num_decodes < len(plan.chunks) for plan in seen), "decodes and pieces of prompts mix"
-    assert len(capture.replays) == sum(1 for plan in seen if plan.chunks) > len(rare.replays), "all are replayed"
+    assert any(0 < step.num_decodes < len(step.seats) for step in seen), "decodes and pieces of prompts mix"
+    assert len(capture.replays) == sum(1 for step in seen if step.seats) > len(rare.replays), "all are replayed"
 
 
 def test_the_reference_agrees(alone):
@@ -226,35 +226,30 @@ def test_branches_that_copy_on_write_are_those_of_eager_steps():
 def test_other_steps_are_not_replayed():
     rng = np.random.default_rng(0)
     tiny, capture = make(num_blocks=100, max_sequences=4)
-    run = tiny.runner._graphs.run
-    prompt = decodes([20], rng, SIZE, 100)
-    prompt.chunks[0].start, prompt.chunks[0].length, prompt.num_decodes = 0, 20, 0
-    mixed = StepPlan(1, [*decodes([5], rng, SIZE, 50).chunks, *prompt.chunks], num_decodes=1)
+    run = tiny.runner.graphs[0].run
+    prompt, long = mixed_step([(20, 20)], rng, SIZE, 100), decodes([FORM.context + 1], rng, SIZE, 100)
+    mixed = mixed_step([(5, 1), (20, 20)], rng, SIZE, 100)
     scored = decodes([20], rng, SIZE, 100)
-    scored.chunks[0].score_from = 20
-    long = decodes([9], rng, SIZE, 100)
-    long.chunks[0].start = FORM.context
-    for plan in (StepPlan(1), decodes([3] * 5, rng, SIZE, 100), prompt, mixed, scored, long):
-        assert run(plan) is None
+    scored.scored.append(KnownTokens(0, 20, longs([1])))
+    for step in (StepInput(1), decodes([3] * 5, rng, SIZE, 100), prompt, mixed, scored, long):
+        assert run(step, tables_of(step), step.sample_tokens) is None
     assert not capture.replays
-    assert (
-        run(decodes([3] * 4, rng, SIZE, 100)) is not None and run(decodes([FORM.context], rng, SIZE, 100)) is not None
-    )
+    for step in (decodes([3] * 4, rng, SIZE, 100), decodes([FORM.context], rng, SIZE, 100)):
+        assert run(step, tables_of(step), step.sample_tokens) is not None
 
 
 def test_mixed_steps_that_do_not_fit_are_not_replayed():
     rng = np.random.default_rng(0)
     tiny, capture = make(num_blocks=100, max_sequences=4, mixed_tokens=24)
-    run = tiny.runner._mixed_graphs.run
+    run = tiny.runner.graphs[1].run
     scored = mixed_step([(20, 20)], rng, SIZE, 100)
-    scored.chunks[0].score_from = 5
-    long = mixed_step([(20, 20)], rng, SIZE, 100)
-    long.chunks[0].start = FORM.context - 19
-    many = mixed_step([(3, 3)] * 5, rng, SIZE, 100)
-    for plan in (StepPlan(1), mixed_step([(25, 25)], rng, SIZE, 100), many, scored, long):
-        assert run(plan, sampled_rows(plan)) is None
+    scored.scored.append(KnownTokens(0, 5, longs([1] * 15)))
+    long, many = mixed_step([(FORM.context + 1, 20)], rng, SIZE, 100), mixed_step([(3, 3)] * 5, rng, SIZE, 100)
+    for step in (StepInput(1), mixed_step([(25, 25)], rng, SIZE, 100), many, scored, long):
+        assert run(step, tables_of(step), step.sample_tokens) is None
     assert not capture.replays
-    assert run(mixed_step([(24, 24)], rng, SIZE, 100), [23]) is not None
+    step = mixed_step([(24, 24)], rng, SIZE, 100)
+    assert run(step, tables_of(step), [23]) is not None
 
 
 def test_what_cannot_be_captured_runs_eagerly_and_says_so(caplog):
@@ -263,16 +258,16 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so(caplog):
             if batch.slots.max().item() >= 0:
                 super().cache_write(kv, keys, values, batch)
 
-    def captured(ops: ReferenceOps) -> object:
+    def captured(ops: ReferenceOps) -> int:
         tiny = tiny_llama.tiny_llama(FORM, ops)
-        return capture_decodes(tiny.decoder, tiny.arena.layers, ops, 4, 64, tiny_llama.CPU, StreamCapture())
+        return len(capture_graphs(tiny.decoder, tiny.arena.layers, ops, 4, 64, tiny_llama.CPU, StreamCapture(), 16))
 
     caplog.set_level(logging.INFO)
-    assert captured(ReferenceOps()) is None
+    assert captured(ReferenceOps()) == 0
     assert "no CUDA graphs: llama and reference ops cannot be captured together" in caplog.text
-    assert captured(Looks()) is None
+    assert captured(Looks()) == 0
     assert "capturing failed: operation not permitted when stream is capturing" in caplog.text
-    assert captured(TorchKernels()) is not None
+    assert captured(TorchKernels()) == 2
 
 
 class Forgets(TorchKernels):
@@ -300,39 +295,22 @@ class Freezes(TorchKernels):
 def test_the_fake_sees_what_a_device_would_trip_over(ops):
     tiny, _ = make(ops(), num_blocks=16)
     eager = tiny_llama.tiny_llama(FORM, TorchKernels(), num_blocks=16)
-    plan = decodes([3, 9], np.random.default_rng(0), SIZE, 16)
+    step = decodes([3, 9], np.random.default_rng(0), SIZE, 16)
     with pytest.raises(AssertionError):  # the kernel's own, or this one
-        torch.testing.assert_close(tiny.runner._graphs.run(plan), logits_of(eager, plan), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            tiny.runner.graphs[0].run(step, tables_of(step), step.sample_tokens),
+            logits_of(eager, step),
+            rtol=1e-4,
+            atol=1e-4,
+        )
 
 
-def test_a_table_that_changed_anywhere_is_copied():
-    inputs = DecodeInputs(4, 8, SIZE, tiny_llama.CPU)
-    batch = inputs.batch(4)
-    branches = [Branch(request(i, [1]), 0, list(range(30)), 1, blocks=[10 * i + k for k in range(4)]) for i in range(3)]
-    chunks = [Chunk(branch, 20, 1, (branch,)) for branch in branches]
-    assert inputs.fill(chunks) == [21, 21, 21, 0]
-    branches[2].blocks[1] = 99  # swapped out and in again
-    branches[0].blocks[2] = 77  # copied on write
-    inputs.fill(chunks)
-    assert batch.block_tables[:3, :3].tolist() == [[0, 1, 77], [10, 11, 12], [20, 99, 22]]
-    assert batch.slots.tolist() == [77 * SIZE + 4, 12 * SIZE + 4, 22 * SIZE + 4, -1]
-    inputs.fill(chunks[1:])
-    assert batch.block_tables[:2, :3].tolist() == [[10, 11, 12], [20, 99, 22]]
-    assert batch.positions.tolist() == [20, 20, 0, 0] and batch.seq_lens.tolist() == [21, 21, 0, 0]
-
-
-def test_sizes_double_up_to_the_largest_batch():
-    assert padded_sizes(1) == (1,)
-    assert padded_sizes(2) == (1, 2)
-    assert padded_sizes(48) == (1, 2, 4, 8, 16, 32, 48)
-    assert padded_sizes(64) == (1, 2, 4, 8, 16, 32, 64)
-
-
-def test_mixed_sizes_double_up_to_the_most_tokens():
-    assert mixed_sizes(5) == (5,)
-    assert mixed_sizes(16) == (16,)
-    assert mixed_sizes(40) == (16, 32, 40)
-    assert mixed_sizes(512) == (16, 32, 64, 128, 256, 512)
+def test_sizes_double_up_to_the_most():
+    assert doubling(1, 1) == (1,)
+    assert doubling(1, 48) == (1, 2, 4, 8, 16, 32, 48)
+    assert doubling(1, 64) == (1, 2, 4, 8, 16, 32, 64)
+    assert doubling(16, 5) == (5,)
+    assert doubling(16, 40) == (16, 32, 40)
 
 
 def test_arrays_in_one_piece_are_what_they_were():

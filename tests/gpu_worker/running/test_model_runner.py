@@ -10,6 +10,7 @@ import torch
 import transformers
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
+from steps import Piece, step_of
 
 from gpu_worker.ops import kv_format, native
 from gpu_worker.ops.kv_shape import KvShape
@@ -18,9 +19,9 @@ from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.running.sizing import choose_device
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.sequence import Branch, Sequence
-from gpu_worker.scheduling.state.step import Chunk, StepPlan
+from gpu_worker.scheduling.state.sequence import Sequence
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.step_input import StepInput
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import SamplingParams
 
@@ -95,7 +96,7 @@ def drive(runner: ModelRunner, sequences: list[Sequence], at_once: bool = True, 
             if not scheduler.has_work:
                 break
             plan = scheduler.plan()
-            for delta in scheduler.commit(plan, runner.run(plan)).deltas:
+            for delta in scheduler.commit(plan, runner.run(plan.input)).deltas:
                 assert not delta.failure
                 output = outputs.setdefault((delta.sequence.seq_id, delta.branch_index), [])
                 assert delta.first_index == len(output)
@@ -222,7 +223,7 @@ def resume(runner: ModelRunner, sequences: list[Sequence]) -> list[list[int]]:
         assert parts.scheduler.admit(sequence).admitted
     while parts.scheduler.has_work:
         plan = parts.scheduler.plan()
-        for delta in parts.scheduler.commit(plan, runner.run(plan)).deltas:
+        for delta in parts.scheduler.commit(plan, runner.run(plan.input)).deltas:
             tokens[delta.sequence] += delta.token_ids
     return list(tokens.values())
 
@@ -244,7 +245,7 @@ def test_prompt_logprobs_in_chunks_are_those_of_transformers(make, model):
     scheduler.admit(sequence)
     while scheduler.has_work:
         plan = scheduler.plan()
-        for delta in scheduler.commit(plan, runner.run(plan)).deltas:
+        for delta in scheduler.commit(plan, runner.run(plan.input)).deltas:
             scores += delta.prompt_scores
     with torch.inference_mode():
         logprobs = model[1](torch.tensor([prompt]), use_cache=False).logits[0].log_softmax(-1)
@@ -261,7 +262,7 @@ def test_blocks_move_in_the_order_a_plan_states(make):
     for layer in arena.layers:
         layer[0] = torch.randn_like(layer[0])
     expected = [layer[0].clone() for layer in arena.layers]
-    runner.run(StepPlan(1, swap_out=[(0, 2)], poison=[0, 1], swap_in=[(2, 5)], copies=[(5, 6)]))
+    runner.run(StepInput(1, swap_out=[(0, 2)], poison=[0, 1], swap_in=[(2, 5)], copies=[(5, 6)]))
     for layer, content in zip(arena.layers, expected, strict=True):
         assert layer[0].isnan().all() and layer[1].isnan().all()
         assert torch.equal(layer[5], content) and torch.equal(layer[6], content)
@@ -270,19 +271,13 @@ def test_blocks_move_in_the_order_a_plan_states(make):
 def test_bad_logits_of_one_sequence_stay_its_own(make, alone):
     """NaN in one sequence's blocks ends that one with an error; the other's tokens are what they were."""
     runner = make()
-    victim, other = request(0, PROMPTS[3]), request(1, PROMPTS[0])
-    branches = []
-    for sequence, blocks in ((victim, range(10)), (other, range(10, 20))):
-        branch = Branch(sequence, 0, list(sequence.prompt), len(sequence.prompt))
-        branch.blocks = list(blocks)
-        branches.append(branch)
-    runner.run(StepPlan(1, [Chunk(branch, 0, len(branch.tokens), (branch,)) for branch in branches]))
+    blocks = range(10), range(10, 20)
+    prompts = PROMPTS[3], PROMPTS[0]
+    runner.run(step_of([Piece(prompt, len(prompt), some) for prompt, some in zip(prompts, blocks, strict=True)], BLOCK))
     for layer in runner._arena.layers:
         layer[4] = float("nan")  # holds the newest tokens of the victim, inside its window
-    for branch in branches:
-        branch.tokens.append(5)
-    branches[1].tokens[-1] = alone[0][0]
-    output = runner.run(StepPlan(2, [Chunk(b, len(b.tokens) - 1, 1, (b,)) for b in branches]))
+    newest = Piece([*prompts[0], 5], 1, blocks[0]), Piece([*prompts[1], alone[0][0]], 1, blocks[1])
+    output = runner.run(step_of(newest, BLOCK))
     assert output.token_ids == [-1, alone[0][1]]
 
 
@@ -301,10 +296,8 @@ def test_a_cache_in_fewer_bits_changes_nothing_of_this(make, kind):
 
 
 def test_a_score_of_an_earlier_chunk_is_refused(make):
-    branch = Branch(request(0, PROMPTS[0]), 0, list(PROMPTS[0]), len(PROMPTS[0]))
-    branch.blocks = [0, 1, 2]
     with pytest.raises(ValueError, match="cannot score position 8"):
-        make().run(StepPlan(1, [Chunk(branch, 8, 4, (), score_from=8)]))
+        make().run(step_of([Piece(PROMPTS[0][:12], 4, [0, 1, 2], score_from=8)], BLOCK))
 
 
 def test_sizes_follow_from_bytes(make, model):
@@ -408,7 +401,7 @@ def test_a_replay_in_the_middle_ranks_branches_as_if_nothing_had_happened(make):
         found, scores = [list(output) for output in outputs], {}
         while scheduler.has_work:
             plan = scheduler.plan()
-            for delta in scheduler.commit(plan, runner.run(plan)).deltas:
+            for delta in scheduler.commit(plan, runner.run(plan.input)).deltas:
                 found[delta.branch_index] += delta.token_ids
                 if delta.finish:
                     scores[delta.branch_index] = delta.cumulative_logprob

@@ -15,23 +15,23 @@ from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.running.loading import measured_block_bytes, trial_runner
 from gpu_worker.running.worst_steps import pile_up, spread, worst_steps
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.step import BAD_LOGITS, StepOutput, StepPlan
+from gpu_worker.steps.runner import BAD_LOGITS, StepOutput
+from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.sampling import SamplingParams
 
 BLOCK, CONTEXT, VOCAB = 8, 40, 96
 
 
-def sizes(plan: StepPlan) -> tuple[int, int, int, int]:
+def sizes(step: StepInput) -> tuple[int, int, int, int]:
     """Tokens, rows that sample, rows that are scored, keys that are read."""
-    scored = sum(chunk.score_end - chunk.score_from for chunk in plan.chunks if chunk.score_from >= 0)
-    keys = sum(chunk.start + chunk.length for chunk in plan.chunks)
-    return sum(chunk.length for chunk in plan.chunks), sum(len(chunk.samples) for chunk in plan.chunks), scored, keys
+    scored = sum(len(known.tokens) for known in step.scored)
+    return len(step.tokens), len(step.sample_tokens), scored, sum(step.ends)
 
 
 def test_a_budget_that_is_longer_than_the_context_is_spent_on_several_prompts():
-    for plan in worst_steps(200, 8, CONTEXT, BLOCK, VOCAB)[:2]:
-        assert sizes(plan)[:3] == (200, 8, 200 - 8)
+    for step in worst_steps(200, 8, CONTEXT, BLOCK, VOCAB)[:2]:
+        assert sizes(step)[:3] == (200, 8, 200 - 8)
     assert sizes(worst_steps(200, 8, CONTEXT, BLOCK, VOCAB)[2]) == (8, 8, 0, 8 * CONTEXT)
 
 
@@ -63,8 +63,8 @@ def test_no_step_of_the_scheduler_is_larger():
         prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, CONTEXT - 21))]
         assert scheduler.admit(new_sequence(f"{number:032}", prompt, params)).admitted
         plan = scheduler.plan()
-        seen = [max(pair) for pair in zip(seen, sizes(plan), strict=True)]
-        scheduler.commit(plan, runner.run(plan))
+        seen = [max(pair) for pair in zip(seen, sizes(plan.input), strict=True)]
+        scheduler.commit(plan, runner.run(plan.input))
     assert all(found <= worst for found, worst in zip(seen, most, strict=True)), (seen, most)
     assert seen[1] == most[1]
 
@@ -105,15 +105,13 @@ def trial(folder, tmp_path):
 
 
 def test_a_model_runs_them_with_all_that_sampling_has(trial):
-    for plan in worst_steps(200, 8, CONTEXT, BLOCK, VOCAB):
-        output = trial.run(plan)
+    for step in worst_steps(200, 8, CONTEXT, BLOCK, VOCAB):
+        output = trial.run(step)
         assert len(output.token_ids) == 8 and BAD_LOGITS not in output.token_ids
         assert sorted(output.scores) == list(range(8))
         assert all(len(score.top) == 20 and score.raw is not None for score in output.scores.values())
-        scored = {place: chunk for place, chunk in enumerate(plan.chunks) if chunk.score_from >= 0}
-        assert {place: len(scores) for place, scores in output.scored.items()} == {
-            place: chunk.length - 1 for place, chunk in scored.items()
-        }
+        counts = {number: length - 1 for number, length in enumerate(step.lengths) if length > 1}
+        assert {number: len(scores) for number, scores in output.scored.items()} == counts
 
 
 def test_the_measurement_runs_every_step_and_captures_once(trial):
@@ -134,7 +132,7 @@ def test_the_measurement_runs_every_step_and_captures_once(trial):
             done.append(work())
             return 2 << 30
 
-    plans = worst_steps(200, 8, CONTEXT, BLOCK, VOCAB)
-    found = measured_block_bytes(StandInMemory(), 0.75, trial, plans, lambda layers: tuple(layers[0].shape[:1]))
+    steps = worst_steps(200, 8, CONTEXT, BLOCK, VOCAB)
+    found = measured_block_bytes(StandInMemory(), 0.75, trial, steps, lambda layers: tuple(layers[0].shape[:1]))
     assert found == (60 - 10 - 3 - 2) << 30
     assert done == [8, 8, 8, (1,)]

@@ -1,19 +1,18 @@
 """The extension's sampler takes all that the definition takes, and gives the same tokens."""
 
 import dataclasses
-import math
 
 import pytest
 import torch
+from parameter_values import inside
 
 from gpu_worker.ops import native
 from gpu_worker.sampling.native_sampler import NativeSampler
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.scheduling.state.sequence import Branch, Sequence
 from gpu_worker.scheduling.state.step import BAD_LOGITS
-from octavo.request.ids import SequenceId
-from octavo.request.limits import NUMBERS
-from octavo.request.sampling import SamplingParams
+from gpu_worker.steps.runner import BAD_LOGITS
+from gpu_worker.steps.seats import Seat
+from octavo.request.sampling import PARAMETERS, SamplingParams
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the extension was not built")
 VOCABULARY = 300
@@ -21,8 +20,7 @@ VOCABULARY = 300
 
 def branch_of(params):
     params = dataclasses.replace(params, seed=params.seed or 0)
-    sequence = Sequence(SequenceId("0" * 32), 1, [3, 5], params, b"")
-    return Branch(sequence, 0, [3, 5, 7, 7], 2)
+    return Seat(params, [3, 5, 7, 7], 2)
 
 
 def both(logits, branches):
@@ -43,12 +41,10 @@ def test_a_temperature_may_be_a_whole_number():
     assert tokens == expected
 
 
-def limits_of(name):
-    field = NUMBERS[name]
-    return [math.nextafter(field.low, 1) if field.above else field.low, field.high]
+EDGES = [(row.name, value) for row in PARAMETERS.values() if row.allowed for value in inside(row)]
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name in NUMBERS for value in limits_of(name)])
+@pytest.mark.parametrize(("name", "value"), EDGES)
 def test_every_number_may_be_at_its_limit(name, value):
     branch = branch_of(dataclasses.replace(SamplingParams(seed=4), **{name: value}))
     logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(1))

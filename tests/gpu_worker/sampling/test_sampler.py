@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from gpu_worker.ops import native
 from gpu_worker.sampling.native_sampler import NativeSampler
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.scheduling.state.sequence import Branch, Sequence
-from gpu_worker.scheduling.state.step import BAD_LOGITS
-from octavo.request.ids import SequenceId
+from gpu_worker.steps.runner import BAD_LOGITS
+from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import SamplingParams
 
 torch.set_num_threads(1)
@@ -25,8 +24,7 @@ EOS = (2,)
 
 def branch_of(params, prompt=(), output=(), index=0):
     params = dataclasses.replace(params, seed=0 if params.seed is None else params.seed)
-    sequence = Sequence(SequenceId("0" * 32), 1, list(prompt), params, b"")
-    return Branch(sequence, index, [*prompt, *output], len(prompt))
+    return Seat(params, [*prompt, *output], len(prompt), index)
 
 
 def logits_of(num_rows, vocab_size, seed=0, scale=3.0):
@@ -207,7 +205,7 @@ def test_seed_branch_and_index_each_change_the_draw():
 
 def adjusted_logits(logits, branch):
     """What adjustments are, token by token."""
-    params, x = branch.sequence.params, logits.double().numpy().copy()
+    params, x = branch.params, logits.double().numpy().copy()
     for token in range(len(x)):
         x[token] += params.logit_bias.get(token, 0.0)
         if token in branch.tokens:
@@ -267,52 +265,13 @@ def test_adjustments_equal_the_reference_while_branches_change(requests, seed, d
             if change == "grow":
                 branch.tokens.append(data.draw(ids))
             elif change == "rewrite" and branch.num_output:  # same length, other content
-                branch.tokens[-1] = data.draw(ids)
+                branches[branches.index(branch)] = Seat(
+                    branch.params, [*branch.tokens[:-1], data.draw(ids)], branch.num_prompt
+                )
             elif change == "fork":
-                branches.append(Branch(branch.sequence, 1, list(branch.tokens), branch.num_prompt))
+                branches.append(Seat(branch.params, list(branch.tokens), branch.num_prompt, 1))
             elif change == "leave" and len(branches) > 1:
                 branches.remove(branch)
-
-
-def test_bias_comes_before_penalties():
-    """0 + 4 is divided by 2, to 2; 0 divided by 2 and biased would be 4, and above the other token's 3."""
-    logits = torch.tensor([[0.0, 3.0]])
-    params = SamplingParams(temperature=0.0, repetition_penalty=2.0, logit_bias={0: 4.0}, logprobs=2)
-    (token,), scores = sample(logits, [branch_of(params, [0])])
-    assert token == 1
-    assert scores[0].logprob - dict(scores[0].top)[0] == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(
-    ("output", "banned"),
-    [([], False), ([5], False), ([5, 6], True), ([6], False), ([1, 5, 6], True), ([5, 6, 1], False), ([9], True)],
-)
-@pytest.mark.parametrize("bias", [{}, {3: 5.0}])
-def test_a_banned_sequence_is_not_completed(output, banned, bias):
-    """The prompt does not count: a word may begin there."""
-    logits = torch.zeros(1, 10)
-    logits[0, 3], logits[0, 4] = 2.0, 1.0
-    params = SamplingParams(temperature=0.0, logit_bias=bias, banned_sequences=((5, 6, 3), (9, 3), (8, 77)))
-    branch = branch_of(params, [5, 6], output)
-    assert sample(logits, [branch])[0] == [4 if banned else 3]
-    assert logits[0, 3] == 2.0
-
-
-@pytest.mark.parametrize(("prompt", "output"), [([1, 0], []), ([0], [1]), ([2], [0, 1])])
-def test_the_repetition_penalty_counts_prompt_and_output(prompt, output):
-    """Also after a replay, whose first step computes tokens of the output like those of a prompt."""
-    logits = torch.tensor([[5.0, 4.0, 3.0, 2.9]])
-    branch = branch_of(SamplingParams(temperature=0.0, repetition_penalty=9.0), prompt, output)
-    assert sample(logits, [branch])[0] == [2 if 2 not in prompt else 3]
-
-
-def test_min_tokens_bans_what_would_end_the_branch():
-    logits = torch.tensor([[0.0, 1.0, 9.0, 8.0, 5.0]])
-    params = SamplingParams(temperature=0.0, min_tokens=2, stop_token_ids=(3,))
-    assert sample(logits, [branch_of(params, [1], [0])])[0] == [4]
-    assert sample(logits, [branch_of(params, [1], [0, 0])])[0] == [2]
-    ignoring = dataclasses.replace(params, ignore_eos=True)  # then the end token ends nothing
-    assert sample(logits, [branch_of(ignoring, [1])])[0] == [2]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
@@ -388,7 +347,7 @@ def test_output_is_scored_again_as_it_was_when_it_was_sampled(change):
         (token,), found = sampler.sample(logits[row : row + 1], [0], [branch])
         branch.tokens.append(token)
         scores.append(found[0])
-    again = KIND[0](40).score_output(logits[10:], branch, branch.num_prompt + 10)
+    again = KIND[0](40).score_output(logits[10:], branch, branch.num_prompt + 10, branch.output[10:])
     assert [score.token_id for score in again] == [score.token_id for score in scores[10:]]
     for new, old in zip(again, scores[10:], strict=True):
         assert new.logprob == pytest.approx(old.logprob, abs=1e-5)

@@ -7,6 +7,7 @@ from moving_benches import KINDS, MovingBench, copy_blocks, hashes_of, move
 from scheduler_bench import GREEDY
 
 from gpu_worker.scheduling.block_exchange import tail_name
+from gpu_worker.scheduling.state.place import Hold, Place
 from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail
 from octavo.request.errors import CannotMove, OutOfBlocks
 from octavo.request.hashing import block_hashes
@@ -41,7 +42,9 @@ def test_a_sequence_moves_and_nobody_notices(kind: str, num_steps: int) -> None:
     plan, result = target.step()
     num_branches = params.num_branches
     assert len(plan.chunks) == num_branches + 1, "it runs in the next step"
-    assert plan.num_tokens == num_branches + 1 and not plan.copies, "nothing is computed again, and no block is copied"
+    assert plan.num_tokens == num_branches + 1 and not plan.input.copies, (
+        "nothing is computed again, and no block is copied"
+    )
     assert all(len(delta.token_ids) == 1 for delta in result.deltas), "no token is told again"
     assert all(delta.cached_tokens is None for delta in result.deltas)
     target.finish()
@@ -53,25 +56,6 @@ def test_a_sequence_moves_and_nobody_notices(kind: str, num_steps: int) -> None:
         assert target.totals[key] == pytest.approx(whole.totals[key])
     assert not target.runner.mismatches, target.runner.first_mismatch
     assert is_empty(target)
-
-
-def test_it_moves_back_and_forth() -> None:
-    params, benches = KINDS["n with logprobs"], [MovingBench(), MovingBench()]
-    benches[0].admit("a", 11, params)
-    benches[0].run_steps(2)
-    for turn in range(6):
-        source, target = benches[turn % 2], benches[1 - turn % 2]
-        held = move(source, target, "a")
-        assert turn < 2 or len(held.wanted) <= 3, "what it left there is there"
-        target.run_steps(2)
-        for key, tokens in source.tokens.items():
-            target.tokens[key] = tokens + target.tokens[key]
-            target.scores[key] = source.scores[key] + target.scores[key]
-        source.tokens, source.scores = {}, {}
-    benches[0].finish()
-    whole = undisturbed("a", 11, params)
-    assert benches[0].tokens == whole.tokens and benches[0].scores == whole.scores
-    assert not any(bench.runner.mismatches for bench in benches)
 
 
 @pytest.mark.parametrize("with_tails", [True, False])
@@ -114,23 +98,6 @@ def test_a_tail_that_does_not_fit_its_branch_is_computed(num_computed: int) -> N
     assert is_empty(target)
 
 
-def test_a_tail_of_an_import_that_has_ended_is_computed() -> None:
-    source, target = MovingBench(), MovingBench()
-    sequence = source.admit("a", 21, LONG)
-    source.run_steps(3)
-    held = target.exchange.hold(hashes_of(sequence, 4), with_tails=True)
-    copy_blocks(source, target, held)
-    moved = target.new("a", sequence.prompt, LONG, epoch=2, outputs=[source.tokens["a.0"]])
-    moved.carried = CarriedScores((0.0,), tails={0: CarriedTail(next(iter(held.tails.values())), 23)})
-    target.exchange.release(held)
-    assert is_empty(target)
-    assert target.scheduler.admit(moved).admitted
-    plan, _ = target.step()
-    assert plan.num_tokens == 4
-    target.finish()
-    assert source.tokens["a.0"] + target.tokens["a.0"] == undisturbed("a", 21, LONG).tokens["a.0"]
-
-
 def test_a_pinned_tail_is_not_written_by_a_branch_that_runs_on() -> None:
     bench = MovingBench()
     sequence = bench.admit("a", 21, LONG)
@@ -168,53 +135,6 @@ def test_the_indexes_of_tails_are_between_those_of_wanted_blocks() -> None:
     assert is_empty(target)
 
 
-def test_what_the_target_has_is_not_wanted() -> None:
-    source, target = MovingBench(), MovingBench()
-    prompt = list(range(1, 34))
-    for bench in (source, target):
-        bench.admit("other", [*prompt[:24], 99], GREEDY)
-        bench.finish()
-    sequence = source.admit("a", prompt, LONG)
-    source.run_steps(3)
-    held = target.exchange.hold(hashes_of(sequence, 4))
-    assert held.num_blocks == 8 and [wanted.index for wanted in held.wanted] == [0, 1]
-    assert [wanted.block_hash for wanted in held.wanted] == hashes_of(sequence, 4)[0][6:]
-    assert target.load().num_used_blocks == 8, "nor does it go away"
-    target.exchange.release(held)
-    target.scheduler.check_state()
-    assert is_empty(target)
-
-
-def test_a_finished_branch_needs_no_block_and_stays_finished() -> None:
-    source, target = MovingBench(), MovingBench()
-    sequence = source.admit("a", 9, KINDS["n"])
-    source.run_steps(4)
-    source.scheduler.end_branch(sequence, 1)
-    move(source, target, "a")
-    target.finish()
-    assert set(target.tokens) == {"a.0", "a.2"}
-
-
-def test_pinned_blocks_outlive_their_sequence_and_are_never_written() -> None:
-    bench = MovingBench(sizes={"num_blocks": 10})
-    sequence = bench.admit("a", 12, LONG)
-    bench.run_steps(2)
-    (hashes,) = hashes_of(sequence, 4)
-    pinned = bench.exchange.pin([*hashes, BlockHash(bytes(16))])
-    assert list(pinned.blocks) == hashes
-    before = {block: bench.runner._arena[block].copy() for block in pinned.blocks.values()}
-    bench.drop("a")
-    bench.admit("b", 20, replace(GREEDY, max_tokens=8))
-    bench.finish()
-    bench.scheduler.check_state()
-    assert all((bench.runner._arena[block] == content).all() for block, content in before.items())
-    assert bench.load().num_used_blocks == len(hashes)
-    for _ in range(2):
-        bench.exchange.unpin(pinned)
-    bench.scheduler.check_state()
-    assert is_empty(bench)
-
-
 def test_an_import_takes_all_blocks_or_none_and_leaves_what_others_need() -> None:
     bench = MovingBench(sizes={"num_blocks": 20}, watermark=0.2)
     hashes = [BlockHash(bytes([index] * 16)) for index in range(20)]
@@ -233,90 +153,6 @@ def test_an_import_takes_all_blocks_or_none_and_leaves_what_others_need() -> Non
     assert is_empty(bench) and bench.load().num_free_blocks == 20, "nothing that has not arrived is known"
     with pytest.raises(CannotMove, match="has ended"):
         bench.exchange.extend(held, [hashes])
-
-
-def test_an_import_needs_rows_for_its_branches() -> None:
-    bench = MovingBench(max_batch_sequences=3)
-    bench.admit("a", 5, LONG)
-    bench.step()
-    bench.exchange.release(bench.exchange.hold([[], []]))
-    with pytest.raises(OutOfBlocks, match="no room for 3 more branches"):
-        bench.exchange.hold([[], [], []])
-
-
-def test_a_worker_without_a_prefix_cache_takes_nothing() -> None:
-    with pytest.raises(CannotMove, match="no prefix cache"):
-        MovingBench(prefix_caching=False).exchange.hold([[]])
-
-
-def test_the_same_content_that_has_become_known_meanwhile_is_shared() -> None:
-    source, target = MovingBench(), MovingBench()
-    source.admit("a", 21, LONG)
-    source.run_steps(2)
-    held = target.exchange.hold(hashes_of(source.sequence("a"), 4))
-    taken = [held.block_of(wanted.index) for wanted in held.wanted]
-    target.admit("b", source.sequence("a").prompt, LONG)
-    target.run_steps(2)
-    copy_blocks(source, target, held)
-    assert not held.missing
-    shared = [held.block_of(wanted.index) for wanted in held.wanted]
-    assert shared == target.sequence("b").branches[0].blocks[: len(shared)] and not set(shared) & set(taken)
-    target.scheduler.check_state()
-    target.exchange.seal(held, [0, 1])  # again
-    target.exchange.release(held)
-    target.finish()
-    assert is_empty(target) and not target.runner.mismatches
-
-
-def test_a_block_that_has_not_arrived_is_hit_by_nobody() -> None:
-    source, target = MovingBench(), MovingBench()
-    source.admit("a", 21, LONG)
-    source.run_steps(2)
-    held = target.exchange.hold(hashes_of(source.sequence("a"), 4))
-    target.admit("b", source.sequence("a").prompt, LONG)
-    target.step()
-    assert target.num_computed == 21
-    target.exchange.release(held)
-
-
-def test_a_block_that_arrives_too_late_is_nobodys() -> None:
-    source, target = MovingBench(), MovingBench()
-    source.admit("a", 21, LONG)
-    source.run_steps(2)
-    held = target.exchange.hold(hashes_of(source.sequence("a"), 4))
-    target.exchange.release(held)
-    target.exchange.seal(held, [0, 1])
-    target.scheduler.check_state()
-    assert target.load().num_free_blocks == 64
-
-
-def test_blocks_that_are_still_to_be_copied_out_are_not_taken() -> None:
-    bench = MovingBench()
-    bench.admit("a", 21, LONG)
-    bench.run_steps(2)
-    bench.scheduler.swap(bench.sequence("a").seq_id, 1, "out")
-    hashes = [BlockHash(bytes([index] * 16)) for index in range(8)]
-    with pytest.raises(OutOfBlocks, match="about to be copied"):
-        bench.exchange.hold([hashes])
-    bench.step()
-    bench.exchange.release(bench.exchange.hold([hashes]))
-
-
-def test_a_debug_run_does_not_poison_what_arrives() -> None:
-    """Blocks that were given up before are filled with NaN by the next step, unless they were reserved since."""
-    source, target = MovingBench(), MovingBench(sizes={"num_blocks": 12})
-    target.admit("full", 44, replace(GREEDY, max_tokens=1))
-    target.finish()
-    source.admit("a", 21, LONG)
-    source.run_steps(3)
-    held = target.exchange.hold(hashes_of(source.sequence("a"), 4))
-    copy_blocks(source, target, held)
-    target.admit("b", 3, GREEDY)
-    target.step()
-    move(source, target, "a")
-    target.exchange.release(held)
-    target.finish()
-    assert not target.runner.mismatches, target.runner.first_mismatch
 
 
 def test_a_moved_sequence_overtakes_prompts_that_wait() -> None:
@@ -344,7 +180,7 @@ def test_one_that_cannot_start_at_once_waits_in_its_turn(lost: str) -> None:
     held = target.exchange.hold(hashes_of(sequence, 4))
     if lost != "blocks":
         copy_blocks(source, target, held)
-    fields = {"epoch": 2, "outputs": [source.tokens["a.0"]], "alone": lost == "company"}
+    fields = {"epoch": 2, "outputs": [source.tokens["a.0"]], "suspect": lost == "company"}
     moved = target.new("a", sequence.prompt, params, **fields)
     moved.carried = None if lost == "scores" else CarriedScores((0.0,), (tuple(source.scores["a.0"]),))
     others = {"rows": [5, 5], "room": [57], "turn": [5]}.get(lost, [])
@@ -353,10 +189,9 @@ def test_one_that_cannot_start_at_once_waits_in_its_turn(lost: str) -> None:
         target.run_steps(1 + prompt // 32)
     if lost == "turn":  # one that runs alone waits for room
         target.scheduler.abort_step(target.scheduler.plan(), "{}")
-        target.sequence("x").starved = True
+        target.workload.hold(target.sequence("x"), Hold.STARVED)
     assert target.scheduler.admit(moved).admitted
-    assert moved.queued, "it waits"
-    assert not any(branch.blocks for branch in moved.branches)
+    assert moved.place is Place.WAITING
     target.exchange.release(held)
     if lost == "company":
         assert target.scheduler.reserve_steps(moved) and target.scheduler.begin_trial(moved)

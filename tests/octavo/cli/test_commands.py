@@ -72,6 +72,16 @@ def test_generate_says_what_is_wrong(endpoint, capsys, arguments, code, message)
     assert message in captured.err
 
 
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [(["generate", "--prompt", "hi"], "--endpoint"), (["chat"], "--endpoint"), (["status"], "--admin-endpoint")],
+)
+def test_a_wrong_endpoint_is_refused_in_one_line(capsys, command, flag):
+    assert main([*command, flag, "127.0.0.1:1,127.0.0.1:99999"]) == 2
+    err = capsys.readouterr().err
+    assert err == f"octavo {command[0]}: {flag}: 127.0.0.1:99999: port must be 1 to 65535\n"
+
+
 def test_without_an_endpoint_the_running_up_is_asked(router, endpoint, capsys, tmp_path):
     assert main(["generate", "--prompt", "hi", "--state-dir", str(tmp_path)]) == 1
     assert "--endpoint" in capsys.readouterr().err
@@ -131,81 +141,6 @@ def test_status_joins_the_file_with_the_answers(endpoint, capsys, tmp_path):
     assert re.search(r"^worker-0 .* abc +prefill +3 ", text, re.M)
 
 
-def test_up_refuses_used_directories_and_unknown_settings(capsys, tmp_path):
-    with state.locked(tmp_path):
-        assert main(["up", "--grpc-port", "0", "--state-dir", str(tmp_path)]) == 1
-    assert "--state-dir" in capsys.readouterr().err
-    assert main(["up", "--workers", "-1"]) == 2
-    assert "workers" in capsys.readouterr().err
-    assert main(["up", "--no-such-flag"]) == 2
-    assert main(["up", "--workers", "0"]) == 2
-    assert "`octavo router` runs a router alone" in capsys.readouterr().err
-
-
-def test_bash_completes(capsys):
-    main(["completion", "bash"])
-    script = (
-        capsys.readouterr().out + '\nCOMP_WORDS=(octavo generate --max); COMP_CWORD=2; _octavo; echo "${COMPREPLY[@]}"'
-    )
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["--max-tokens"]
-
-
-def example(endpoint, directory):
-    return ClusterState(
-        pid=8,
-        model="m",
-        state_dir=str(directory),
-        store=StoreState(f"unix://{directory}/no.sock", 9, True),
-        routers=[RouterState("router-0", 10, endpoint, endpoint)],
-        workers=[WorkerState("worker-0", 11, "127.0.0.1:9"), WorkerState("worker-1", 12, "127.0.0.1:8")],
-        ready=True,
-    )
-
-
-@pytest.mark.parametrize(
-    ("command", "flag"),
-    [(["generate", "--prompt", "hi"], "--endpoint"), (["chat"], "--endpoint"), (["status"], "--admin-endpoint")],
-)
-def test_a_wrong_endpoint_is_refused_in_one_line(capsys, command, flag):
-    assert main([*command, flag, "127.0.0.1:1,127.0.0.1:99999"]) == 2
-    err = capsys.readouterr().err
-    assert err == f"octavo {command[0]}: {flag}: 127.0.0.1:99999: port must be 1 to 65535\n"
-
-
-def test_status_asks_any_admin_endpoint(endpoint, capsys):
-    assert main(["status", "--admin-endpoint", endpoint, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["workers"][0]["worker_id"] == "worker-0"
-    assert main(["status", "--admin-endpoint", "127.0.0.1:1", "--timeout", "0.1"]) == 1
-    assert "no answer within 0.1 s: correct --admin-endpoint" in capsys.readouterr().err
-
-
-def test_up_prints_the_settings_of_all_its_programs(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["up", "--print-config", "--threads=3", "--max-streams=5"])
-    assert ended.value.code == 0
-    tables = tomllib.loads(capsys.readouterr().out)
-    assert set(tables) == {"up", "router", "worker"}
-    assert (tables["worker"]["threads"], tables["router"]["max_streams"]) == (3, 5)
-
-
-def test_doctor_says_what_to_fix(capsys, tmp_path):
-    assert main(["doctor", "--json", "--model", "nope", "--state-dir", str(tmp_path), "--grpc-port", "0"]) == 1
-    found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
-    assert found["model"]["result"] == "bad"
-    assert "--model" in found["model"]["fix"]
-    assert found["python"]["result"] == found["state"]["result"] == "ok"
-    assert main(["doctor", "--workers", "x"]) == 2
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_commands_and_flags(capsys, shell):
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    for word in ("generate", "max-tokens", "grpc-port", "doctor"):
-        assert word in script
-
-
 def test_status_names_a_silent_router_and_its_log(endpoint, capsys, tmp_path):
     written = example(endpoint, tmp_path)
     written.routers.append(state.RouterState("router-1", 13, "127.0.0.1:1", "127.0.0.1:1"))
@@ -219,6 +154,13 @@ def test_status_names_a_silent_router_and_its_log(endpoint, capsys, tmp_path):
     assert capsys.readouterr().err.endswith(": correct --admin-endpoint, or wait longer with --timeout\n")
 
 
+def test_status_asks_any_admin_endpoint(endpoint, capsys):
+    assert main(["status", "--admin-endpoint", endpoint, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["workers"][0]["worker_id"] == "worker-0"
+    assert main(["status", "--admin-endpoint", "127.0.0.1:1", "--timeout", "0.1"]) == 1
+    assert "no answer within 0.1 s: correct --admin-endpoint" in capsys.readouterr().err
+
+
 def test_up_names_a_used_port_with_its_remedy(capsys, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -228,6 +170,35 @@ def test_up_names_a_used_port_with_its_remedy(capsys, tmp_path):
     message = capsys.readouterr().err
     assert port in message
     assert "--grpc-port" in message
+
+
+def test_up_prints_the_settings_of_all_its_programs(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["up", "--print-config", "--threads=3", "--max-streams=5"])
+    assert ended.value.code == 0
+    tables = tomllib.loads(capsys.readouterr().out)
+    assert set(tables) == {"up", "router", "worker"}
+    assert (tables["worker"]["threads"], tables["router"]["max_streams"]) == (3, 5)
+
+
+def test_up_refuses_used_directories_and_unknown_settings(capsys, tmp_path):
+    with state.locked(tmp_path):
+        assert main(["up", "--grpc-port", "0", "--state-dir", str(tmp_path)]) == 1
+    assert "--state-dir" in capsys.readouterr().err
+    assert main(["up", "--workers", "-1"]) == 2
+    assert "workers" in capsys.readouterr().err
+    assert main(["up", "--no-such-flag"]) == 2
+    assert main(["up", "--workers", "0"]) == 2
+    assert "`octavo router` runs a router alone" in capsys.readouterr().err
+
+
+def test_doctor_says_what_to_fix(capsys, tmp_path):
+    assert main(["doctor", "--json", "--model", "nope", "--state-dir", str(tmp_path), "--grpc-port", "0"]) == 1
+    found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert found["model"]["result"] == "bad"
+    assert "--model" in found["model"]["fix"]
+    assert found["python"]["result"] == found["state"]["result"] == "ok"
+    assert main(["doctor", "--workers", "x"]) == 2
 
 
 def test_doctor_tells_what_was_compiled(monkeypatch):
@@ -261,3 +232,32 @@ def test_doctor_knows_its_own_ports(tmp_path):
         assert [check.result for check in checks.port_checks(settings, None)] == ["bad"]
         own = example(f"127.0.0.1:{port}", tmp_path)
         assert [check.result for check in checks.port_checks(settings, own)] == ["ok"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_and_flags(capsys, shell):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("generate", "max-tokens", "grpc-port", "doctor"):
+        assert word in script
+
+
+def test_bash_completes(capsys):
+    main(["completion", "bash"])
+    script = (
+        capsys.readouterr().out + '\nCOMP_WORDS=(octavo generate --max); COMP_CWORD=2; _octavo; echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["--max-tokens"]
+
+
+def example(endpoint, directory):
+    return ClusterState(
+        pid=8,
+        model="m",
+        state_dir=str(directory),
+        store=StoreState(f"unix://{directory}/no.sock", 9, True),
+        routers=[RouterState("router-0", 10, endpoint, endpoint)],
+        workers=[WorkerState("worker-0", 11, "127.0.0.1:9"), WorkerState("worker-1", 12, "127.0.0.1:8")],
+        ready=True,
+    )

@@ -10,6 +10,8 @@ import pytest
 from octavo.cli import connection, main
 from octavo.request.errors import Unreachable
 
+QUESTIONS = [["generate", "hi"], ["chat"]]
+
 
 @pytest.fixture
 def silent():
@@ -18,9 +20,6 @@ def silent():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-QUESTIONS = [["generate", "hi"], ["chat"]]
 
 
 def test_a_closed_connection_may_mean_tls(capsys):
@@ -40,15 +39,15 @@ def test_a_closed_connection_may_mean_tls(capsys):
     assert "give --tls-ca if routers use TLS, correct --endpoint" in capsys.readouterr().err
 
 
-def test_each_trouble_of_a_call_is_told_once(capsys):
-    notice = connection.RetryNotice("generate")
-    for trouble_s in (0.0, 0.9, 1.1, 3.0, 0.0, 0.5, 2.0):
-        notice.retrying(Unreachable("gone"), trouble_s)
-    assert capsys.readouterr().err == "octavo generate: gone; retrying\n" * 2
-
-
 @pytest.mark.parametrize("command", QUESTIONS)
 def test_an_endpoint_that_is_silent(capsys, silent, command):
     assert main([*command, f"--endpoint={silent}", "--timeout=0.3"]) == 1
     (end,) = capsys.readouterr().err.splitlines()
     assert "not connected within 0.3 s" in end
+
+
+def test_each_trouble_of_a_call_is_told_once(capsys):
+    notice = connection.RetryNotice("generate")
+    for trouble_s in (0.0, 0.9, 1.1, 3.0, 0.0, 0.5, 2.0):
+        notice.retrying(Unreachable("gone"), trouble_s)
+    assert capsys.readouterr().err == "octavo generate: gone; retrying\n" * 2

@@ -72,6 +72,22 @@ async def test_foreign_tokens_give_way_to_id_and_indexes(router, serve, script):
     assert (by_index.request_id, list(by_index.next_indexes)) == (generate.request_id, [6])
 
 
+async def test_a_lost_record_is_lost_history(router, serve, script):
+    router.scripts.extend([script(at=3, fault="end"), script(error=errors.ForeignToken("another key"))])
+    router.scripts.append(script(error=errors.NotFound("no such request", resource="request")))
+    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
+        with pytest.raises(errors.HistoryLost):
+            await gather(client.generate("hello"))
+
+
+@pytest.mark.parametrize("fault", ["UNAVAILABLE", "UNKNOWN"])
+async def test_breaks_after_the_terminal_event_break_nothing(router, serve, script, fault):
+    router.scripts.append(script(at=len(router.oracle[0]) // 2, fault=fault))
+    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
+        assert await gather(client.generate("hello")) == (*router.oracle, [FinishReason.LENGTH])
+    assert [method for method, _ in router.calls] == ["Generate"]
+
+
 async def test_a_refused_request_waits_as_it_is_told(router, serve, script):
     router.scripts.append(script(error=errors.QueueFull("full", retry_after_ms=150)))
     async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
@@ -80,6 +96,15 @@ async def test_a_refused_request_waits_as_it_is_told(router, serve, script):
         assert asyncio.get_running_loop().time() - started >= 0.15
     assert (list(completion.token_ids), completion.text) == router.oracle
     assert (completion.usage.prompt_tokens, completion.num_reattaches) == (3, 0)
+
+
+async def test_the_budget_ends_retries_of_refused_requests(router, serve, script):
+    router.scripts.extend(script(error=errors.QueueFull("full")) for _ in range(50))
+    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
+        for _ in range(10):
+            with pytest.raises(errors.QueueFull):
+                await client.complete("hello")
+    assert len(router.calls) <= 10 + 3 + 1  # ten calls, the minimum, a tenth
 
 
 @pytest.mark.parametrize("error", [errors.NoWorkers("none"), errors.Loading("soon"), errors.StoreUnavailable("away")])
@@ -144,6 +169,23 @@ async def test_unary_calls_are_retried_and_converted(router, serve, script):
 
 
 @pytest.mark.parametrize(
+    ("prompt", "kind"),
+    [
+        ("a", "text"),
+        (b"\xff", "raw_text"),
+        ([1, 2], "token_ids"),
+        ([], "token_ids"),
+        ([("user", "é")], "chat"),
+        ([{"role": "user", "content": "é"}], "chat"),
+    ],
+)
+async def test_prompts_are_told_by_their_type(router, serve, prompt, kind):
+    async with serve(router) as endpoint, AsyncClient(endpoint) as client:
+        await client.complete(prompt)
+    assert router.calls[0][1].WhichOneof("input") == kind
+
+
+@pytest.mark.parametrize(
     ("options", "field"),
     [
         ({"max_tokens": -1}, "max_tokens"),
@@ -176,45 +218,3 @@ async def test_the_policy_is_told_of_each_retry(router, serve, script):
         assert (await client.complete("hi")).text == router.oracle[1]
     assert [type(error) for error, _ in told] == [errors.NoWorkers, errors.Unreachable]
     assert all(trouble_s >= 0 for _, trouble_s in told)
-
-
-async def test_a_lost_record_is_lost_history(router, serve, script):
-    router.scripts.extend([script(at=3, fault="end"), script(error=errors.ForeignToken("another key"))])
-    router.scripts.append(script(error=errors.NotFound("no such request", resource="request")))
-    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
-        with pytest.raises(errors.HistoryLost):
-            await gather(client.generate("hello"))
-
-
-@pytest.mark.parametrize("fault", ["UNAVAILABLE", "UNKNOWN"])
-async def test_breaks_after_the_terminal_event_break_nothing(router, serve, script, fault):
-    router.scripts.append(script(at=len(router.oracle[0]) // 2, fault=fault))
-    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
-        assert await gather(client.generate("hello")) == (*router.oracle, [FinishReason.LENGTH])
-    assert [method for method, _ in router.calls] == ["Generate"]
-
-
-async def test_the_budget_ends_retries_of_refused_requests(router, serve, script):
-    router.scripts.extend(script(error=errors.QueueFull("full")) for _ in range(50))
-    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
-        for _ in range(10):
-            with pytest.raises(errors.QueueFull):
-                await client.complete("hello")
-    assert len(router.calls) <= 10 + 3 + 1  # ten calls, the minimum, a tenth
-
-
-@pytest.mark.parametrize(
-    ("prompt", "kind"),
-    [
-        ("a", "text"),
-        (b"\xff", "raw_text"),
-        ([1, 2], "token_ids"),
-        ([], "token_ids"),
-        ([("user", "é")], "chat"),
-        ([{"role": "user", "content": "é"}], "chat"),
-    ],
-)
-async def test_prompts_are_told_by_their_type(router, serve, prompt, kind):
-    async with serve(router) as endpoint, AsyncClient(endpoint) as client:
-        await client.complete(prompt)
-    assert router.calls[0][1].WhichOneof("input") == kind

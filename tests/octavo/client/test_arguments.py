@@ -2,17 +2,16 @@
 
 import subprocess
 import sys
-from dataclasses import fields
 
 import pytest
 
-from octavo.client.arguments import RequestArguments, SamplingArguments, make_sampling
+from octavo.client.arguments import RequestArguments, make_sampling
 from octavo.request.errors import InvalidArgument
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import PARAMETERS, SamplingArguments, SamplingParams
 
 
 def test_every_parameter_is_an_argument():
-    assert list(SamplingArguments.__annotations__) == [field.name for field in fields(SamplingParams)]
+    assert list(SamplingArguments.__annotations__) == list(PARAMETERS)
     assert SamplingArguments.__annotations__.keys() < RequestArguments.__annotations__.keys()
 
 

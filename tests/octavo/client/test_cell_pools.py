@@ -4,7 +4,7 @@ import pytest
 
 from octavo.client import AsyncClient, RetryPolicy
 from octavo.request import errors
-from octavo.request.cells import cell_number
+from octavo.request.ids import cell_number
 
 QUICK = RetryPolicy(progress_timeout_s=5.0, backoff_base_s=0.001, backoff_cap_s=0.01)
 IDS = [f"request-{number}" for number in range(8)]

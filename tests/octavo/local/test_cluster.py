@@ -14,14 +14,14 @@ def worker_ids(directory: Path, store: str) -> list[str]:
     return [worker.worker_id for worker in cluster.state(ready=True).workers]
 
 
-def test_prefill_workers_come_before_decode_workers():
-    up = UpSettings(workers=4, prefill_workers=1, decode_workers=2)
-    assert [role_of(index, up) for index in range(4)] == ["prefill", "decode", "decode", "both"]
-    assert role_of(0, UpSettings()) == "both"
-
-
 def test_clusters_on_one_store_have_different_ids(tmp_path):
     assert worker_ids(tmp_path, "") == ["worker-0", "worker-1"]
     ours, others = (worker_ids(tmp_path, "redis://127.0.0.1:1") for _ in range(2))
     assert len({*ours, *others}) == 4
     assert ours[1].startswith("worker-1-")
+
+
+def test_prefill_workers_come_before_decode_workers():
+    up = UpSettings(workers=4, prefill_workers=1, decode_workers=2)
+    assert [role_of(index, up) for index in range(4)] == ["prefill", "decode", "decode", "both"]
+    assert role_of(0, UpSettings()) == "both"

@@ -46,7 +46,7 @@ def test_a_file_that_is_no_state_is_none(tmp_path, text):
 def test_a_directory_has_one_owner(tmp_path):
     code = f"""
 from pathlib import Path
-from octavo.cli import state
+from octavo.local import state
 try:
     with state.locked(Path({str(tmp_path)!r})):
         print("locked")

@@ -1,14 +1,17 @@
 """The HTTP server that both programs start: errors, bounds, and how it ends."""
 
 import asyncio
+import inspect
 import json
 import logging
+import re
 from contextlib import suppress
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from octavo.net import http_server
-from octavo.net.http_server import HttpServer
+from octavo.net.http_server import HttpConnection, HttpServer
 
 SECRET = "what neither a client nor the log may see"
 GET = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -103,6 +106,24 @@ def error_in(answer):
     return int(head.split()[1]), json.loads(body)["error"]
 
 
+async def test_exceptions_are_answered_with_a_logged_id(server, connect, caplog):
+    with caplog.at_level(logging.ERROR):
+        status, error = error_in(await answer_to(connect, server, GET % b"fail"))
+    assert status == 500
+    assert error["type"] == "server_error"
+    assert error["message"].split()[2].rstrip(";") in caplog.text
+    assert SECRET not in error["message"]
+    assert SECRET not in caplog.text
+
+
+async def test_an_exception_breaks_the_answer_off(server, connect):
+    reader, writer = await connect(server)
+    writer.write(GET % b"halt")
+    answer = await reader.read()
+    assert b"half" in answer
+    assert not answer.endswith(b"0\r\n\r\n")
+
+
 @pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])
 async def test_headers_are_bounded(server, connect, end):
     many = b"".join(b"x-%d: %s\r\n" % (i, b"y" * 1000) for i in range(40))
@@ -139,24 +160,6 @@ async def test_a_request_whose_client_leaves_is_cancelled(server, connect, app):
     await until(lambda: not app.waiting)
 
 
-async def test_exceptions_are_answered_with_a_logged_id(server, connect, caplog):
-    with caplog.at_level(logging.ERROR):
-        status, error = error_in(await answer_to(connect, server, GET % b"fail"))
-    assert status == 500
-    assert error["type"] == "server_error"
-    assert error["message"].split()[2].rstrip(";") in caplog.text
-    assert SECRET not in error["message"]
-    assert SECRET not in caplog.text
-
-
-async def test_an_exception_breaks_the_answer_off(server, connect):
-    reader, writer = await connect(server)
-    writer.write(GET % b"halt")
-    answer = await reader.read()
-    assert b"half" in answer
-    assert not answer.endswith(b"0\r\n\r\n")
-
-
 async def test_headers_after_a_body_are_not_gathered(server, connect):
     _, writer = await connect(server)
     writer.write(b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n")
@@ -172,3 +175,12 @@ async def test_a_connection_has_few_requests_that_wait(server, app, connect):
     writer.write(GET % b"wait" * 400)
     assert await asyncio.wait_for(reader.read(), 20) == b"", "the connection ends"
     await until(lambda: not app.waiting)
+
+
+def test_uvicorn_has_what_is_overridden() -> None:
+    """A method that a new version of uvicorn does not have would be overridden in vain."""
+    own = "send_400_response", "_unset_keepalive_if_required"
+    named = {*re.findall(r"super\(\)\.(\w+)", inspect.getsource(HttpConnection)), *own}
+    assert {"data_received", "on_headers_complete", "_start_asgi_task"} <= named
+    source = inspect.getsource(HttpToolsProtocol)
+    assert not {name for name in named if f"def {name}(" not in source}

@@ -16,18 +16,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.net.channel import open_channel
 from octavo.net.server import add_standard_services, make_server
 from octavo.request import errors, limits
 from octavo.request.errors import ServingError
 from octavo.wire import statuses
-
-
-def failed_with(domain="octavo", code=grpc.StatusCode.UNAVAILABLE, message="details"):
-    status = status_pb2.Status(code=code.value[0], message=message)
-    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="STALE_EPOCH", domain=domain))
-    return Failed([(DETAILS_KEY, status.SerializeToString())])
-
+from octavo.wire.channel import open_channel
 
 SERVICE = "octavo.test.Echo"
 CANARY = "xyzzy-canary"
@@ -150,13 +143,36 @@ async def test_other_exceptions_become_internal_and_stay_secret(kind, caplog):
             await call(channel, kind, b"request " + CANARY.encode())
     assert type(caught.value) is ServingError
     error_id = caught.value.metadata["id"]
-    ours = [record for record in caplog.records if record.name == "octavo.rpc"]
+    ours = [record for record in caplog.records if record.name == "octavo.net.server"]
     assert len(ours) == 1
     assert error_id in ours[0].getMessage()
     assert "KeyError" in ours[0].getMessage()
     assert "_answer" in ours[0].getMessage()
     assert CANARY not in caplog.text
     assert CANARY not in str(caught.value)
+
+
+async def test_invalid_utf8_is_the_caller_s_mistake():
+    async with served(Echo()) as channel:
+        with pytest.raises(errors.InvalidArgument) as caught, statuses.serving_errors():
+            await channel.unary_unary(f"/{SERVICE}/parsed")(b"\x0a\x01\xff")
+        assert caught.value.field == "service"
+        assert await channel.unary_unary(f"/{SERVICE}/parsed")(b"\x0a\x01a") == b"\x0a\x01a"
+
+
+async def test_errors_before_any_handler_still_have_a_class():
+    unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    async with serving(Echo()) as endpoint:
+        async with open_channel(endpoint) as channel:
+            with pytest.raises(errors.Unimplemented, match="no router's Inference listener"), statuses.serving_errors():
+                await call(channel, "no_such_method")
+        async with grpc.aio.insecure_channel(endpoint, options=unlimited) as big:
+            with pytest.raises(errors.MessageTooLarge), statuses.serving_errors():
+                await call(big, "unary_unary", b"x" * (limits.MAX_MESSAGE_BYTES + 1))
+            assert len((await call(big, "unary_unary", b"x" * limits.MAX_MESSAGE_BYTES))[0]) == limits.MAX_MESSAGE_BYTES
+    async with open_channel("127.0.0.1:1") as nobody:
+        with pytest.raises(errors.Unreachable), statuses.serving_errors():
+            await call(nobody, "unary_unary")
 
 
 async def test_headers_have_a_limit_that_is_exact():
@@ -213,6 +229,25 @@ class Failed(grpc.RpcError):
 def test_details_that_are_not_ours_are_not_believed(data):
     error = statuses.error_from(Failed([(DETAILS_KEY, data)]))
     assert isinstance(error, errors.Unreachable)
+
+
+def failed_with(domain="octavo", code=grpc.StatusCode.UNAVAILABLE, message="details"):
+    status = status_pb2.Status(code=code.value[0], message=message)
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="STALE_EPOCH", domain=domain))
+    return Failed([(DETAILS_KEY, status.SerializeToString())])
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        failed_with(domain="elsewhere"),
+        failed_with(code=grpc.StatusCode.INVALID_ARGUMENT),
+        failed_with(message="another message"),
+    ],
+    ids=["another domain", "another code", "another message"],
+)
+def test_details_that_contradict_the_call_are_not_believed(failed):
+    assert type(statuses.error_from(failed)) is errors.Unreachable
 
 
 async def test_standard_services_answer():
@@ -272,39 +307,3 @@ async def test_a_message_that_is_compressed_is_refused():
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await unary(b"x" * 10_000, compression=grpc.Compression.Gzip)
     assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_invalid_utf8_is_the_caller_s_mistake():
-    async with served(Echo()) as channel:
-        with pytest.raises(errors.InvalidArgument) as caught, statuses.serving_errors():
-            await channel.unary_unary(f"/{SERVICE}/parsed")(b"\x0a\x01\xff")
-        assert caught.value.field == "service"
-        assert await channel.unary_unary(f"/{SERVICE}/parsed")(b"\x0a\x01a") == b"\x0a\x01a"
-
-
-async def test_errors_before_any_handler_still_have_a_class():
-    unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-    async with serving(Echo()) as endpoint:
-        async with open_channel(endpoint) as channel:
-            with pytest.raises(errors.Unimplemented, match="no router's Inference listener"), statuses.serving_errors():
-                await call(channel, "no_such_method")
-        async with grpc.aio.insecure_channel(endpoint, options=unlimited) as big:
-            with pytest.raises(errors.MessageTooLarge), statuses.serving_errors():
-                await call(big, "unary_unary", b"x" * (limits.MAX_MESSAGE_BYTES + 1))
-            assert len((await call(big, "unary_unary", b"x" * limits.MAX_MESSAGE_BYTES))[0]) == limits.MAX_MESSAGE_BYTES
-    async with open_channel("127.0.0.1:1") as nobody:
-        with pytest.raises(errors.Unreachable), statuses.serving_errors():
-            await call(nobody, "unary_unary")
-
-
-@pytest.mark.parametrize(
-    "failed",
-    [
-        failed_with(domain="elsewhere"),
-        failed_with(code=grpc.StatusCode.INVALID_ARGUMENT),
-        failed_with(message="another message"),
-    ],
-    ids=["another domain", "another code", "another message"],
-)
-def test_details_that_contradict_the_call_are_not_believed(failed):
-    assert type(statuses.error_from(failed)) is errors.Unreachable

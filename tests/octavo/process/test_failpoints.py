@@ -10,7 +10,7 @@ import pytest
 from octavo.process import failpoints
 from octavo.request.errors import StoreUnavailable
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -18,35 +18,6 @@ def _a_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(failpoints.NAMES, "test.here", "a place of this test")
     yield
     failpoints.disarm_all()
-
-
-def test_kill_ends_the_process():
-    script = """
-import asyncio
-from octavo import failpoints
-failpoints.NAMES["a.b"] = ""
-failpoints.arm_all(["a.b=kill"])
-asyncio.run(failpoints.reach("a.b"))
-print("alive")
-"""
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (-9, b"")
-
-
-def reached_names() -> list[str]:
-    """The places that the packages reach, one for each call."""
-    found = []
-    for package in ("octavo", "router", "gpu_worker"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Call) and ast.unparse(node.func) == "failpoints.reach":
-                    found.append(ast.literal_eval(node.args[0]))
-    return found
-
-
-def test_every_failpoint_is_reached_at_one_place():
-    names = set(failpoints.NAMES) - {"test.here"}
-    assert sorted(reached_names()) == sorted(names)
 
 
 async def test_an_error_is_raised_as_often_as_asked():
@@ -93,6 +64,19 @@ async def test_a_function_of_the_test_is_called():
     assert calls == [1]
 
 
+def test_kill_ends_the_process():
+    script = """
+import asyncio
+from octavo.process import failpoints
+failpoints.NAMES["a.b"] = ""
+failpoints.arm_all(["a.b=kill"])
+asyncio.run(failpoints.reach("a.b"))
+print("alive")
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (-9, b"")
+
+
 @pytest.mark.parametrize(
     "text",
     ["nowhere=kill", "test.here", "test.here=", "test.here=error:0", "test.here=delay", "test.here=delay:x", "=kill"],
@@ -108,3 +92,19 @@ def test_texts_are_armed():
     failpoints.require_texts(["test.here=delay:0"])
     failpoints.arm_all(["test.here=delay:0"])
     assert set(failpoints._armed) == {"test.here"}
+
+
+def reached_names() -> list[str]:
+    """The places that the packages reach, one for each call."""
+    found = []
+    for package in ("octavo", "router", "gpu_worker"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "failpoints.reach":
+                    found.append(ast.literal_eval(node.args[0]))
+    return found
+
+
+def test_every_failpoint_is_reached_at_one_place():
+    names = set(failpoints.NAMES) - {"test.here"}
+    assert sorted(reached_names()) == sorted(names)

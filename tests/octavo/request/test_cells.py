@@ -4,7 +4,7 @@ import json
 import runpy
 from collections import Counter
 
-from octavo.request.cells import cell_number
+from octavo.request.ids import cell_number
 
 IDS = [f"r-{number:032x}" for number in range(3000)]
 

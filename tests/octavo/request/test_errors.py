@@ -34,7 +34,7 @@ def test_retrying_is_said_to_help_only_where_it_can(cls):
 
 
 def test_the_reasons_are_in_the_contract(root):
-    text = (root / "docs/protocol.md").read_text(encoding="utf-8").split("\n## Errors\n")[1].split("\n## ")[0]
+    text = (root / "docs/protocol-reference.md").read_text(encoding="utf-8").split("\n## Errors\n")[1].split("\n## ")[0]
     files = [file for folder in ("octavo", "router", "gpu_worker") for file in (root / folder).rglob("*.py")]
     code = "\n".join(file.read_text(encoding="utf-8") for file in files)
     code = re.sub(r"^class \w+\(.*\):$", "", code, flags=re.MULTILINE)

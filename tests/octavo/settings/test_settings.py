@@ -22,34 +22,6 @@ def test_parse_ends_with_the_closest_flag(capsys):
     assert "did you mean --kv-cache-bytes?" in capsys.readouterr().err
 
 
-def names_read(sources: Iterable[str], of: tuple[str, ...]) -> set[str]:
-    """The names of attributes that the sources read of a variable, or of an attribute, that is called one of `of`."""
-    nodes = (node for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))
-    return {
-        node.attr
-        for node in nodes
-        if isinstance(node.ctx, ast.Load)
-        and (node.value.id if isinstance(node.value, ast.Name) else getattr(node.value, "attr", "")) in of
-    }
-
-
-@pytest.mark.parametrize(
-    ("cls", "folder", "variables"),
-    [
-        (RouterSettings, "router", ("settings", "_settings")),
-        (WorkerSettings, "gpu_worker", ("settings", "_settings")),
-        (UpSettings, "octavo/cli", ("up",)),
-    ],
-)
-def test_every_setting_is_read_by_its_program(root, cls, folder, variables):
-    files = [*(root / folder).rglob("*.py"), *(root / "octavo/security").rglob("*.py"), root / "octavo/settings.py"]
-    read = names_read((path.read_text() for path in files), variables)
-    for name, member in vars(cls).items():
-        if isinstance(member, property) and name in read:
-            read |= names_read([textwrap.dedent(inspect.getsource(member.fget))], ("self",))
-    assert [name for name in options_of(cls) if name not in read] == []
-
-
 @pytest.mark.parametrize(
     ("table", "variable", "why"),
     [
@@ -72,3 +44,32 @@ def test_what_up_decides_is_set_nowhere_else(config, table, variable, why):
     args = argparse.Namespace(config=str(config(f"[up]\nmodel = 'y'\n{table}\n")))
     with pytest.raises(SettingsError, match=why):
         from_args(UpSettings, args, environ=variable)
+
+
+def names_read(sources: Iterable[str], of: tuple[str, ...]) -> set[str]:
+    """The names of attributes that the sources read of a variable, or of an attribute, that is called one of `of`."""
+    nodes = (node for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))
+    return {
+        node.attr
+        for node in nodes
+        if isinstance(node.ctx, ast.Load)
+        and (node.value.id if isinstance(node.value, ast.Name) else getattr(node.value, "attr", "")) in of
+    }
+
+
+@pytest.mark.parametrize(
+    ("cls", "folder", "variables"),
+    [
+        (RouterSettings, "router", ("settings", "_settings")),
+        (WorkerSettings, "gpu_worker", ("settings", "_settings")),
+        (UpSettings, "octavo/local", ("up",)),
+    ],
+)
+def test_every_setting_is_read_by_its_program(root, cls, folder, variables):
+    shared = ("octavo/cli", "octavo/net/security", "octavo/settings")
+    files = [path for each in (folder, *shared) for path in (root / each).rglob("*.py")]
+    read = names_read((path.read_text() for path in files), variables)
+    for name, member in vars(cls).items():
+        if isinstance(member, property) and name in read:
+            read |= names_read([textwrap.dedent(inspect.getsource(member.fget))], ("self",))
+    assert [name for name in options_of(cls) if name not in read] == []

@@ -164,10 +164,10 @@ class Fleet:
             if not worker.up:
                 stream.reason, stream.next_take_ms = TakeReason.CONNECTION, self.now_ms + self._within(NOTICED_MS)
                 return
-            stream.announced = not taken.alone
-            if taken.epoch > 1 and not taken.alone:
+            stream.announced = not taken.suspect
+            if taken.epoch > 1 and not taken.suspect:
                 assert await self.store.announce(stream.seq_id, taken.epoch, owner)
-            stream.worker, stream.alone, stream.next_take_ms = worker, taken.alone, None
+            stream.worker, stream.alone, stream.next_take_ms = worker, taken.suspect, None
             stream.running_from_ms = self.now_ms + self._within(PREFILL_MS)
             worker.streams.append(stream)
             return

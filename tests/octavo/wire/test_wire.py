@@ -5,66 +5,43 @@ import math
 import os
 import subprocess
 import sys
-from types import MappingProxyType
 
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
+from parameter_values import U32, strategy
 
-from octavo.request import errors, limits
+from octavo.internal.v1 import worker_pb2
+from octavo.request import errors
 from octavo.request.errors import Failure
 from octavo.request.ids import RequestId, SequenceId
 from octavo.request.record import Record, SequenceState, Snapshot
-from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.request.sampling import PARAMETERS, FinishReason, SamplingParams, TokenScore
 from octavo.v1 import inference_pb2, types_pb2
-from octavo.wire.internal import admission_of_record
+from octavo.wire.internal import admission_from_wire, admission_of_record, admission_to_wire
 from octavo.wire.public import (
-    ChatPrompt,
-    chat_from_wire,
     defaults_to_wire,
     failure_from_wire,
     failure_to_wire,
     finish_from_wire,
     finish_to_wire,
-    limits_to_wire,
     recommended_from_wire,
     recommended_to_wire,
-    request_hash,
     sampling_bytes,
     sampling_from_bytes,
     sampling_from_wire,
     sampling_to_wire,
     score_from_wire,
     score_to_wire,
-    state_to_wire,
     usage_to_wire,
+    with_recommended,
 )
+from octavo.wire.requests import ChatPrompt, chat_from_wire, limits_to_wire, request_hash, state_to_wire
 
 FIELDS = types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
-U32 = st.integers(0, 2**32 - 1)
 
 
-def numbers(allowed):
-    if allowed.integer:
-        values = st.integers(int(allowed.low), int(allowed.high))
-    else:
-        values = st.floats(allowed.low, allowed.high, width=32, exclude_min=allowed.above)
-    return st.none() | values if allowed.optional else values
-
-
-params = st.builds(
-    SamplingParams,
-    **{name: numbers(allowed) for name, allowed in limits.NUMBERS.items()},
-    **dict.fromkeys(limits.FLAGS, st.booleans()),
-    stop=st.lists(st.text(min_size=1, max_size=9), max_size=4).map(tuple),
-    **{
-        name: st.lists(U32, max_size=5).map(tuple)
-        for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids")
-    },
-    banned_sequences=st.lists(st.lists(U32, max_size=3).map(tuple), max_size=3).map(tuple),
-    logit_bias=st.dictionaries(U32, st.floats(-100, 100, width=32), max_size=5).map(MappingProxyType),
-)
+params = st.builds(SamplingParams, **{name: strategy(row) for name, row in PARAMETERS.items()})
 
 
 @given(params)
@@ -105,8 +82,8 @@ def test_bytes_of_a_known_value():
 def test_bytes_do_not_depend_on_the_implementation_of_protobuf(root):
     """Its own deterministic mode does: one sorts maps downwards, the other upwards."""
     script = (
-        "from google.protobuf.internal import api_implementation as a; from octavo import wire;"
-        f"from octavo.request.sampling import SamplingParams; print(a.Type(), wire.sampling_bytes({KNOWN!r}).hex())"
+        "from google.protobuf.internal import api_implementation as a; from octavo.wire.public import sampling_bytes;"
+        f"from octavo.request.sampling import SamplingParams; print(a.Type(), sampling_bytes({KNOWN!r}).hex())"
     ).replace("mappingproxy(", "dict(")
     environ = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
     command = [sys.executable, "-c", script]
@@ -115,25 +92,7 @@ def test_bytes_do_not_depend_on_the_implementation_of_protobuf(root):
 
 
 def test_every_field_of_the_message_is_a_field_of_the_parameters():
-    assert sorted(FIELDS) == sorted(field.name for field in dataclasses.fields(SamplingParams))
-
-
-@pytest.mark.parametrize("name", sorted(FIELDS))
-def test_every_field_is_carried_both_ways(name):
-    field = FIELDS[name]
-    message = types_pb2.SamplingParams()
-    if name == "logit_bias":
-        message.logit_bias[3] = 1.5
-    elif name == "banned_sequences":
-        message.banned_sequences.add(ids=[3, 4])
-    elif field.is_repeated:
-        getattr(message, name).extend(["x"] if field.type == FieldDescriptor.TYPE_STRING else [3])
-    else:
-        setattr(message, name, not getattr(SamplingParams(), name) if name in limits.FLAGS else 3)
-    value = getattr(sampling_from_wire(message), name)
-    assert value != getattr(SamplingParams(), name)
-    back = sampling_to_wire(dataclasses.replace(SamplingParams(), **{name: value}))
-    assert getattr(back, name) == getattr(message, name)
+    assert sorted(FIELDS) == sorted(PARAMETERS)
 
 
 def test_what_is_left_out_is_the_default_and_zero_is_zero():
@@ -145,15 +104,19 @@ def test_what_is_left_out_is_the_default_and_zero_is_zero():
 RECOMMENDED = {"temperature": 0.5, "top_k": 40, "max_tokens": 512, "repetition_penalty": 1.5}
 
 
+def recommended(**fields):
+    message = types_pb2.SamplingParams(**fields)
+    return with_recommended(sampling_from_wire(message), message, RECOMMENDED)
+
+
 def test_a_field_that_is_left_out_is_what_the_model_recommends():
-    assert sampling_from_wire(types_pb2.SamplingParams(), RECOMMENDED) == SamplingParams(**RECOMMENDED)
-    own = sampling_from_wire(types_pb2.SamplingParams(temperature=1.0, top_k=0, max_tokens=3), RECOMMENDED)
+    assert recommended() == SamplingParams(**RECOMMENDED)
+    own = recommended(temperature=1.0, top_k=0, max_tokens=3)
     assert own == SamplingParams(temperature=1.0, top_k=0, max_tokens=3, repetition_penalty=1.5)
 
 
 def test_beside_a_beam_search_nothing_is_recommended_that_says_how_tokens_are_drawn():
-    beams = sampling_from_wire(types_pb2.SamplingParams(beam_width=4), RECOMMENDED)
-    assert beams == SamplingParams(beam_width=4, max_tokens=512)
+    assert recommended(beam_width=4) == SamplingParams(beam_width=4, max_tokens=512)
 
 
 def test_recommended_values_cross_the_wire_alone():
@@ -166,27 +129,29 @@ def test_defaults_are_written_out():
     """A receiver of another version may have other defaults."""
     message = defaults_to_wire({})
     unset = {name for name, field in FIELDS.items() if field.has_presence and not message.HasField(name)}
-    assert unset == {name for name, allowed in limits.NUMBERS.items() if allowed.optional} | {"best_of"}
+    assert unset == {row.name for row in PARAMETERS.values() if row.default is None or row.is_late} | {"best_of"}
 
 
-@pytest.mark.parametrize("name", sorted(limits.COUNTS))
-def test_a_list_over_its_limit_is_refused_before_it_is_copied(name):
+@pytest.mark.parametrize("row", [row for row in PARAMETERS.values() if row.most is not None], ids=lambda row: row.name)
+def test_a_list_over_its_limit_is_refused_before_it_is_copied(row):
     message = types_pb2.SamplingParams()
-    for i in range(limits.COUNTS[name] + 1):
-        if name == "logit_bias":
+    for i in range(row.most + 1):
+        if row.name == "logit_bias":
             message.logit_bias[i] = 1.0
-        elif name == "banned_sequences":
+        elif row.name == "banned_sequences":
             message.banned_sequences.add(ids=[i])
         else:
-            getattr(message, name).append("x" if name == "stop" else i)
+            getattr(message, row.name).append("x" if row.name == "stop" else i)
     with pytest.raises(errors.InvalidArgument) as caught:
         sampling_from_wire(message)
-    assert caught.value.field == name
+    assert caught.value.field == row.name
 
 
 def test_parameters_in_a_record_that_cannot_be_read():
     with pytest.raises(errors.HistoryLost):
         sampling_from_bytes(b"\xff\xff")
+    with pytest.raises(errors.InvalidArgument, match=r"^sampling: cannot be read"):
+        admission_from_wire(worker_pb2.Admission(sampling=b"\xff\xff"))
 
 
 def test_a_retry_is_told_from_another_body():
@@ -197,11 +162,14 @@ def test_a_retry_is_told_from_another_body():
             message.sampling.logit_bias[token_id] = value
         return message
 
+    def hash_of(message):
+        return request_hash(message, sampling_from_wire(message.sampling))
+
     same = request(bias={1: 1.0, 2: 2.0})
-    assert request_hash(same) == request_hash(request(bias={2: 2.0, 1: 1.0}))
-    assert request_hash(request()) == request_hash(request(sampling=types_pb2.SamplingParams(temperature=1)))
+    assert hash_of(same) == hash_of(request(bias={2: 2.0, 1: 1.0}))
+    assert hash_of(request()) == hash_of(request(sampling=types_pb2.SamplingParams(temperature=1)))
     others = [request(), request(text="y"), request(priority=4), request(bias={1: 1.0}), request(model="m"), same]
-    assert len({request_hash(other) for other in others}) == len(others)
+    assert len({hash_of(other) for other in others}) == len(others)
 
 
 @given(st.integers(0, 16), st.text(), st.text(), st.booleans())
@@ -260,10 +228,16 @@ def test_an_admission_has_what_the_record_says(deadline_ms):
         finishes=(FinishReason.NONE, FinishReason.STOP),
     )  # fmt: skip
     snapshot = Snapshot(record, (1, 2), ((3,), (4, 5)), now_ms=1_000)
-    admission = admission_of_record(snapshot, epoch=5, alone=True, age_ms=500)
-    assert (admission.seq_id, admission.epoch, admission.prompt) == ("a" * 32, 5, (1, 2))
-    assert (admission.outputs, admission.finished_branches) == (((3,), (4, 5)), [1])
-    assert (admission.sampling, admission.salt, admission.priority, admission.alone) == (
+    message = admission_to_wire(snapshot, epoch=5, suspect=True, age_ms=500, hint=("o", 1))
+    assert message.sampling == record.sampling, "it travels unread"
+    admission = admission_from_wire(message)
+    own = admission_of_record(snapshot, epoch=5, age_ms=500)
+    assert dataclasses.replace(own, suspect=True, prefix_owner="o", prefix_owner_tokens=1) == dataclasses.replace(
+        admission, prompt=(1, 2), outputs=((3,), (4, 5)), finished_branches=[1]
+    )
+    assert (admission.seq_id, admission.epoch, admission.prompt) == ("a" * 32, 5, [1, 2])
+    assert (admission.outputs, admission.finished_branches) == ([[3], [4, 5]], (1,))
+    assert (admission.sampling, admission.salt, admission.priority, admission.suspect) == (
         sampling_from_bytes(record.sampling),
         "s",
         2,

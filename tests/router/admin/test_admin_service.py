@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from octavo.net.channel import open_channel
 from octavo.request.errors import InvalidArgument, NotFound
 from octavo.request.sampling import SamplingParams
 from octavo.request.worker_role import WorkerRole
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, types_pb2
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel
 from octavo.wire.public import sampling_to_wire
 from router.admin.messages import worker_to_wire
 

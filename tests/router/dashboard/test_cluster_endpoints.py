@@ -6,8 +6,8 @@ import json
 import pytest
 from web_pages import get
 
-from octavo.net.channel import open_channel
 from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.wire.channel import open_channel
 from octavo.wire.message_json import message_values
 from router.admin import cluster_watch
 

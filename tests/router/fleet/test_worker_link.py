@@ -11,9 +11,7 @@ from gpu_worker.serving.calls.worker_service import WorkerService
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.net.server import make_server
 from octavo.request import errors
-from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.record import Admission
-from octavo.request.sampling import SamplingParams
+from octavo.request.ids import Incarnation
 from octavo.store.calls import Member
 from octavo.wire.internal import INTERNAL_REVISION
 from router.fleet import worker_link
@@ -22,12 +20,7 @@ from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_link import LinkError, ProbeResult, WorkerLink
 from router.session_registry import SessionRegistry
 
-ADMISSION = Admission(
-    seq_id=SequenceId("a" * 32),
-    epoch=1,
-    prompt=[1],
-    sampling=SamplingParams(seed=1),
-)
+ADMISSION = worker_pb2.Admission(seq_id="a" * 32, epoch=1)
 
 
 class Silent(worker_pb2_grpc.WorkerServicer):
@@ -128,6 +121,12 @@ async def test_a_router_uses_workers_of_its_own_revision(revision, reason):
         opening.cancel()
 
 
+async def test_a_probe_without_an_answer_decides_nothing(silent, monkeypatch):
+    monkeypatch.setattr(worker_link, "PROBE_S", 0.1)
+    _, link = silent
+    assert await link.probe() is ProbeResult.UNKNOWN
+
+
 @pytest.mark.parametrize(
     ("servicer", "error"),
     [
@@ -140,12 +139,6 @@ async def test_a_drain_that_fails_is_a_typed_error(servicer, error):
         with pytest.raises(error):
             async for _ in link.drain(0, undo=False):
                 pass
-
-
-async def test_a_probe_without_an_answer_decides_nothing(silent, monkeypatch):
-    monkeypatch.setattr(worker_link, "PROBE_S", 0.1)
-    _, link = silent
-    assert await link.probe() is ProbeResult.UNKNOWN
 
 
 async def test_draining_a_removed_worker_is_a_typed_error():

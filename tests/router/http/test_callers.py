@@ -11,8 +11,7 @@ from certificates import Certificates
 
 from octavo.client import AsyncClient
 from octavo.net.security.api_keys import line_of, new_key
-from octavo.net.security.client_credentials import ClientCredentials
-from octavo.net.security.tls import TlsFiles
+from octavo.wire.tls import ClientCredentials, TlsFiles
 
 PATHS = [
     ("POST", "/v1/completions"),

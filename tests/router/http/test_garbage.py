@@ -7,47 +7,19 @@ from contextlib import suppress
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from parameter_values import beyond, inside
 
 from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import PARAMETERS
+from octavo.wire.public import sampling_from_wire
 from router.http.chat_completions import read_chat
 from router.http.completions import read_completion
 from router.http.json_body import parse_object
 
-NAMES = [
-    "model",
-    "prompt",
-    "messages",
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "top_p",
-    "n",
-    "best_of",
-    "stop",
-    "seed",
-    "logprobs",
-    "top_logprobs",
-    "stream",
-    "stream_options",
-    "echo",
-    "suffix",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "tools",
-    "tool_choice",
-    "user",
-    "response_format",
-    "request_id",
-    "priority",
-    "on_disconnect",
-    "top_k",
-    "min_p",
-    "stop_token_ids",
-    "beam_width",
-    "ignore_eos",
-    "return_token_ids",
-]
+NAMES = [row.http for row in PARAMETERS.values() if row.http]
+NAMES += ["model", "prompt", "messages", "max_tokens", "max_completion_tokens", "best_of", "logprobs", "top_logprobs"]
+NAMES += ["stream", "stream_options", "echo", "suffix", "tools", "tool_choice", "user", "response_format", "request_id"]
+NAMES += ["priority", "on_disconnect", "return_token_ids"]
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(allow_nan=False), st.text(max_size=8)
 )
@@ -80,6 +52,22 @@ def test_a_body_is_read_or_refused(read, body):
 def test_bytes_are_an_object_or_refused(data):
     with suppress(InvalidArgument):
         assert isinstance(parse_object(data), dict)
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("row", [row for row in PARAMETERS.values() if row.http], ids=lambda row: row.name)
+def test_a_parameter_is_taken_or_refused(read, row):
+    base = {"prompt": "x"} if read is read_completion else {"messages": [{"role": "user", "content": "x"}]}
+    for value in inside(row):
+        written = {str(token): bias for token, bias in value.items()} if row.name == "logit_bias" else value
+        listed = list(written) if isinstance(written, tuple) else written
+        params = sampling_from_wire(read({**base, row.http: listed}).request.sampling)
+        assert getattr(params, row.name) == pytest.approx(value)
+    for value in beyond(row) if row.allowed else []:
+        if value is None or value == 1.0 or (row.name == "seed" and value == -1):
+            continue  # left out; whole; signed, as OpenAI has it
+        with pytest.raises(InvalidArgument, match=f"^{row.http}: .*{'' if row.name == 'seed' else row.allowed}"):
+            read({**base, row.http: value})
 
 
 async def test_no_body_is_an_error_of_the_server(world, connect):

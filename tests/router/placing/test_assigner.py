@@ -22,7 +22,7 @@ from octavo.store.calls import (
     WorkerLimits,
 )
 from octavo.store.memory import MemoryState, MemoryStore
-from octavo.store.memory.state import Quarantine
+from octavo.store.memory.state import Trial
 from router.background_tasks import BackgroundTasks
 from router.fleet.limits_registry import LimitsRegistry
 from router.fleet.model_registry import ModelRegistry
@@ -243,7 +243,7 @@ async def suspect(scene, owners: str = "xyz") -> int:
         taken = await scene.store.take_ownership(TakeRequest(scene.seq_id, epoch, Incarnation(owner), owner, reason))
         epoch = taken.epoch
         await scene.store.announce(scene.seq_id, epoch, Incarnation(owner))
-    assert taken.alone == (len(owners) == 3)
+    assert taken.suspect == (len(owners) == 3)
     return epoch
 
 
@@ -251,15 +251,15 @@ async def test_a_suspect_goes_where_no_other_suspect_runs(make_scene):
     scene = await make_scene(ADMITTED, ADMITTED)
     epoch, state = await suspect(scene, "xy"), scene.store.shared  # when y has died, too, it is to run alone
     until_ms = state.now_ms() + 60_000
-    state.quarantine |= {Incarnation(name): Quarantine(SequenceId("other"), until_ms, begun=False) for name in "ab"}
+    state.trials |= {Incarnation(name): Trial(SequenceId("other"), until_ms, begun=False) for name in "ab"}
     assigning = asyncio.create_task(scene.assigner.assign_sequence(scene.seq_id, epoch, TakeReason.LEASE))
     await asyncio.sleep(0.1)
     assert not assigning.done()  # it waits for one of them
-    del state.quarantine[Incarnation("b")]
+    del state.trials[Incarnation("b")]
     await assigning
     record = (await scene.store.read(scene.seq_id)).record
     assert (record.owner, record.crashes) == ("b", 2)
-    assert scene.links[1].admissions[0].alone
+    assert scene.links[1].admissions[0].suspect
     assert scene.num_asked() == [0, 1]
 
 

@@ -6,7 +6,8 @@ from octavo.request.errors import InvalidArgument, NoTokenizer
 from octavo.request.ids import Incarnation
 from octavo.request.sampling import SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
-from octavo.wire.public import request_hash, sampling_from_bytes, sampling_to_wire
+from octavo.wire.public import sampling_from_bytes, sampling_to_wire
+from octavo.wire.requests import request_hash
 from router.fleet.model_registry import ModelRegistry
 from router.streaming.request_preparer import RequestPreparer
 
@@ -77,7 +78,7 @@ async def test_fields_left_out_are_what_the_model_recommends(hello):
     params = sampling_from_bytes(prepared.new.sampling)
     assert (params.temperature, params.top_k, params.top_p, params.max_tokens) == (0.5, 40, 1.0, 9)
     assert prepared.new.max_tokens == 9
-    assert prepared.new.body_hash == request_hash(empty), "the hash is of what the client sent"
+    assert prepared.new.body_hash == request_hash(empty, SamplingParams()), "the hash is of what the client sent"
     own = inference_pb2.GenerateRequest(text="abc", sampling=types_pb2.SamplingParams(temperature=1.0, top_k=0))
     params = (await preparer.prepare(own)).params
     assert (params.temperature, params.top_k, params.max_tokens) == (1.0, 0, 9)

@@ -21,7 +21,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 class Broken(FakeRunner):
     """Fails in every step, with an error that says what it was about."""
 
-    def run(self, plan):
+    def run(self, step):
         raise ValueError(f"cannot run {CANARY}")
 
 

@@ -22,9 +22,9 @@ from octavo.client import AsyncClient, ClientCredentials
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.local import ports
 from octavo.local.embedded import EmbeddedStore
-from octavo.net.channel import channel_options
-from octavo.net.security.roles import WORKER_NAME
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
+from octavo.wire.channel import channel_options
+from octavo.wire.tls import WORKER_NAME
 
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 90.0
@@ -233,7 +233,7 @@ class Cluster:
         pids = {name: process.pid for name, process in self.processes.items()}
         return {w.worker_id: w for w in reply.workers if pids.get(w.worker_id) == w.pid}
 
-    def load(self, name: str) -> worker_pb2.Load:
+    def load(self, name: str) -> admin_pb2.WorkerLoad:
         """What the worker says of itself now."""
         watch = self.worker(name).Watch(worker_pb2.WatchRequest(interval_ms=50), timeout=10)
         try:
@@ -280,5 +280,5 @@ class Cluster:
         return json.dumps({name: p._popen and p._popen.poll() for name, p in self.processes.items()}) + "\n".join(parts)
 
 
-def idle(load: worker_pb2.Load) -> bool:
+def idle(load: admin_pb2.WorkerLoad) -> bool:
     return not (load.num_sequences or load.num_running or load.num_waiting or load.num_swapped or load.num_used_blocks)

@@ -2,9 +2,7 @@
 
 import codecs
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, cast
+from dataclasses import dataclass, replace
 
 from slow_beams import best_outputs
 
@@ -12,6 +10,7 @@ from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
 from gpu_worker.testing.witness_runner import MASK, WitnessRunner, contribution, salt_of, settle
 from octavo.client import FinishReason, SamplingParams
 from octavo.request import hashing
+from octavo.text.ranking import rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +37,12 @@ class Oracle:
         if params.beam_width:
             found = best_outputs(self.info, prompt, params, self._state)
             return [Expected(best.token_ids, cut(best.token_ids, params).text, best.finish) for best in found]
-        branches = [self._branch(prompt, params, branch) for branch in range(params.num_branches)]
-        if params.num_branches > params.n:
-            branches = sorted(branches, key=lambda scored: -scored[1])[: params.n]
-        return [cut(tokens, params) for tokens, _ in branches]
+        outputs = [cut(self._branch(prompt, params, branch)[0], params) for branch in range(params.num_branches)]
+        if params.num_branches == params.n:
+            return outputs
+        lengths = [replace(params, max_tokens=len(output.token_ids)) for output in outputs]  # what counts ends there
+        scores = [self._branch(prompt, length, branch)[1] for branch, length in enumerate(lengths)]
+        return [outputs[branch] for branch in rank(scores, params.n)]
 
     def tokens(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
         """Greedy."""
@@ -55,14 +56,13 @@ class Oracle:
 
     def _branch(self, prompt: Sequence[int], params: SamplingParams, branch: int) -> tuple[list[int], float]:
         tokens, score, total = list(prompt), 0.0, 0
-        asker = cast(Any, SimpleNamespace(sequence=SimpleNamespace(params=params)))
         for position, token in enumerate(prompt):
             total += contribution(token, position, self._salt)
         for index in range(params.max_tokens or 0):
             state = settle(total & MASK, len(tokens)) if self._witness else fold(tokens)
             token = self._chooser.token(state, params, branch, index)
             if params.ranked:
-                score += self._chooser.score(state, token, asker).logprob
+                score += self._chooser.score(state, token, params).logprob
             total += contribution(token, len(tokens), self._salt)
             tokens.append(token)
         return tokens[len(prompt) :], score

@@ -21,14 +21,12 @@ from pathlib import Path
 
 import torch
 from malformed.file_cases import FileCase, write_cases
+from steps import Piece, step_of
 
 from gpu_worker.models.decoders import transformers_any
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
-from gpu_worker.scheduling.state.sequence import Branch, Sequence
-from gpu_worker.scheduling.state.step import Chunk, StepPlan
 from octavo.request.errors import Code, ServingError
-from octavo.request.sampling import SamplingParams
 from octavo.text.tokenizer import open_tokenizer
 
 MEMORY = 768 << 20  # beside what the process has when it begins; the seeds need a hundredth of that
@@ -128,13 +126,11 @@ def use_tokenizer(source: str) -> None:
 
 
 def run_step(runner: ModelRunner) -> None:
-    info, params = runner.info, SamplingParams(temperature=0.0, max_tokens=2)
+    info = runner.info
     prompt = [token % info.vocab_size for token in PROMPT[: info.context_tokens - 1]]
     if not prompt:
         return
-    branch = Branch(Sequence("0" * 32, 1, prompt, params, b""), 0, list(prompt), len(prompt))
-    branch.blocks = [0]
-    runner.run(StepPlan(1, [Chunk(branch, 0, len(prompt), (branch,))]))
+    runner.run(step_of([Piece(prompt, len(prompt), [0])], info.block_size))
 
 
 def report(case: FileCase, seed: int, error: BaseException, tally: Tally) -> None:

@@ -40,7 +40,7 @@ class Cluster:
         self.worker_names = [f"w{number}" for number in range(workers)]
         self.hosts: dict[str, Host] = {}
         self.runners: list[engine.SimRunner] = []  # of all workers that have ever run
-        self.poisoned: Counter[str] = Counter()  # how many workers each poison request has killed
+        self.poisoned: Counter[str] = Counter()  # how many workers each poison prompt has killed
         self.poisons_left, self.poison_share = 1, 0.02  # how many poison requests are still made, and how soon
         self.restarts = True  # whether whatever ends is started again
         self.rng = self.network.rng("cluster")
@@ -85,9 +85,9 @@ class Cluster:
         self.runners.append(runner)
         return runner
 
-    def _poison(self, seq_id: str) -> None:
+    def _poison(self, prompt: list[int]) -> None:
         self.log.count("poison", HOST.get().name)
-        self.poisoned[seq_id] += 1
+        self.poisoned[str(prompt)] += 1
         os._exit(137)
 
     @property

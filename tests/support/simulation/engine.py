@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from gpu_worker.engine.engine import Engine
-from gpu_worker.scheduling.state.step import StepOutput, StepPlan
+from gpu_worker.steps.runner import StepOutput
+from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.witness_runner import WitnessRunner
 from simulation.loop import HOST
 
@@ -85,21 +86,20 @@ async def _drive(engine: Engine) -> None:
 class SimRunner(WitnessRunner):
     """A WitnessRunner whose steps take virtual time, and which a poison token kills."""
 
-    def __init__(self, on_poison: Callable[[str], None], life: int) -> None:
+    def __init__(self, on_poison: Callable[[list[int]], None], life: int) -> None:
         super().__init__(num_blocks=BLOCKS, num_host_blocks=16, context_tokens=1024)
         self.next_step_s = STEP_S
         self._on_poison = on_poison
         self._life = life
 
-    def run(self, plan: StepPlan) -> StepOutput:
-        for chunk in plan.chunks:
-            if chunk.branch.sequence.prompt[-1] == POISON:
-                self._on_poison(chunk.branch.sequence.seq_id)
+    def run(self, step: StepInput) -> StepOutput:
+        output = super().run(step)
+        for seat in self.seats.of_chunks(step):
+            if seat.tokens[seat.num_prompt - 1 : seat.num_prompt] == [POISON]:
+                self._on_poison(seat.tokens[: seat.num_prompt])
         HOST.get().busy_s += self.next_step_s
-        self.next_step_s = STEP_S + TOKEN_S * plan.num_tokens
-        output = super().run(plan)
-        samples = [branch for chunk in plan.chunks for branch in chunk.samples]
-        for place, branch in enumerate(samples):
-            if branch.sequence.prompt[0] == FREE:
+        self.next_step_s = STEP_S + TOKEN_S * len(step.tokens)
+        for place, sample in enumerate(self.seats.samples(step)):
+            if sample.tokens[0] == FREE:
                 output.token_ids[place] = 1 + (output.token_ids[place] + self._life) % MAX_TOKEN
         return output

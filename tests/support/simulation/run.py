@@ -139,9 +139,9 @@ class Simulation:
         # Other deaths excuse a request, and a worker whose renewals do not arrive counts as dead.
         if not (self.is_poisonous or happened & (LOSSES | {"lost request", "late request"}) or self.faults.is_lossy):
             allowed = MAX_POISONED + bool(happened & CUTS)  # a death at an admission may go unseen with its connection
-            for seq_id, number in self.cluster.poisoned.items():
+            for prompt, number in self.cluster.poisoned.items():
                 if number > allowed:
-                    self.violations.append(f"{seq_id} has killed {number} workers")
+                    self.violations.append(f"the prompt {prompt} has killed {number} workers")
 
     async def _come_to_rest(self) -> None:
         """Waits until nothing is left of the requests."""

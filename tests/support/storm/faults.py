@@ -18,7 +18,7 @@ from storm.storm_cluster import StormCluster
 from waiting import until
 
 GRACE_S = 60.0  # within which a process that was asked to leave has ended
-READY_S = 20.0
+READY_S = 20.0  # and the time in which a worker loads its model
 LONG_STOP = 6.0  # in leases: longer than lease and grace of a request
 OUT_S = 12.0  # longer than the grace of a request
 TRAFFIC_S = 10.0  # within which something comes over a link, else another link is tried
@@ -137,7 +137,7 @@ class Faults:
     async def _start(self, name: str) -> None:
         await asyncio.to_thread(self._cluster.processes[name].start)
         with suppress(TimeoutError):  # it may wait for a store that is gone: the end of the run waits for everybody
-            await self._cluster.ready(name, READY_S)
+            await self._cluster.ready(name, READY_S + self._cluster.load_s)
 
     # The store
 

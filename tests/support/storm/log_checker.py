@@ -20,6 +20,8 @@ from typing import Any
 from live.oracle import Expected, Oracle
 from storm.stream_log import StreamLine, read_log
 
+from octavo.client import SamplingParams
+
 LENGTH, STOP, CANCELLED = 2, 1, 3
 NOTICEABLE_S = 0.5  # a shorter gap is no fault's
 LOSES_DATA = "promotion-lossy"
@@ -40,6 +42,7 @@ class Verdict:
     """What a log comes to."""
 
     num_streams: Counter[str] = field(default_factory=Counter)  # by mode
+    kinds: Counter[str] = field(default_factory=Counter)  # of requests: one may be of several
     num_tokens: int = 0
     num_reattaches: int = 0
     num_unchecked_records: int = 0
@@ -68,6 +71,7 @@ class LogChecker:
     def check_stream(self, line: StreamLine) -> None:
         verdict = self.verdict
         verdict.num_streams[line.mode] += 1
+        verdict.kinds.update(kinds_of(line.sampling))
         attaches = {event[1] for event in line.events}
         verdict.num_reattaches += max(0, len(attaches) - 1)
         try:
@@ -173,6 +177,18 @@ class LogChecker:
         return min(there, key=lambda fault: abs(fault.began - before)).kind if there else "none"
 
 
+def kinds_of(sampling: SamplingParams) -> list[str]:
+    """What is special about a request, in words."""
+    found = {
+        "beams": sampling.beam_width,
+        "best_of": sampling.best_of > sampling.n,
+        "several branches": sampling.n > 1,
+        "a seed": sampling.seed is not None,
+        "stop strings": sampling.stop,
+    }
+    return [kind for kind, is_so in found.items() if is_so] or ["greedy"]
+
+
 def _name(line: StreamLine) -> str:
     num_tokens = sum(event[5] for event in line.events)
     kind = " ".join(f"{name}={value}" for name, value in line.params.items() if name not in ("seed", "stop"))
@@ -209,6 +225,7 @@ def summary(verdict: Verdict) -> dict[str, Any]:
     """As JSON: the numbers of a verdict, and its violations."""
     return {
         "streams": dict(verdict.num_streams),
+        "requests": dict(verdict.kinds),
         "ends": dict(verdict.ends),
         "tokens": verdict.num_tokens,
         "reattaches": verdict.num_reattaches,

@@ -16,8 +16,8 @@ from storm.faults import WAYS, FaultMissed, Faults
 from storm.storm_cluster import StormCluster
 
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.net.channel import open_channel
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
+from octavo.wire.channel import open_channel
 from octavo.wire.statuses import error_from, status_in
 
 Result = TypeVar("Result")

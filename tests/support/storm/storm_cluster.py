@@ -15,7 +15,8 @@ from storm.replicated_store import ReplicatedStore
 
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.local import ports
-from octavo.net.channel import open_channel
+from octavo.v1 import admin_pb2
+from octavo.wire.channel import open_channel
 
 PACKAGES = ("octavo", "router", "gpu_worker", "tests/support")
 # 32 blocks of 512 bytes: a prompt of 200 tokens with an output of 500 does not fit.
@@ -66,7 +67,7 @@ class StormCluster:
     def __init__(self, folder: Path, shape: Shape, *, mixed: bool = False, load_s: float = 0.0) -> None:
         self.folder = folder
         self._own_args = MIXED if mixed else {}
-        self._load_s = load_s
+        self.load_s = load_s
         self.code = folder / "code"
         copy_code(self.code)
         self.shape = shape
@@ -111,7 +112,7 @@ class StormCluster:
             "--web-listen",
             "",
         ]
-        load = ["--load-s", str(self._load_s)]
+        load = ["--load-s", str(self.load_s)]
         behind = [] if name in self.routers else [*load, "--blocks", str(self.links[f"blocks-{name}"].port)]
         observed = module_command(self.code, "storm.observed", str(self.observation(name)), *behind)
         if name in self.routers:
@@ -164,7 +165,7 @@ class StormCluster:
             except grpc.aio.AioRpcError:
                 return False
 
-    async def load(self, name: str) -> worker_pb2.Load:
+    async def load(self, name: str) -> admin_pb2.WorkerLoad:
         """What the worker says of itself."""
         async with open_channel(self.endpoints[name], internal=True) as channel:
             watch = worker_pb2_grpc.WorkerStub(channel).Watch(worker_pb2.WatchRequest(interval_ms=50), timeout=10)

@@ -7,9 +7,11 @@ import argparse
 import asyncio
 import random
 import signal
+import string
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import IO
 
 from live.client_loops import varied_request
@@ -22,6 +24,9 @@ from octavo.request.errors import ServingError
 STREAMS_PER_CLIENT = 10
 LEAVERS, READERS = 0.05, 0.05  # shares of the streams that leave early, and that a second client reads, too
 BEAMS = 0.1  # the share of beam searches, which journal nothing before their end
+STOPS = 0.3  # the share of all requests that end at one of many stop strings, if their text has it
+NEVER = ("\n\nUser:", "<|end|>")  # stop strings that no text has, though it may have their beginnings
+MOST_STOPS = 16
 ENOUGH_TO_READ = 20
 LENGTHS = [30, 80, 80, 120, 120, 200, 500]  # of outputs, in tokens
 STATUS_INTERVAL_S = 2.0
@@ -80,6 +85,8 @@ class StreamClients:
             prompt, sampling = varied_request(self._random, self._oracle, place, length)
             if self._random.random() < BEAMS:
                 sampling = SamplingParams(beam_width=3, n=2, max_tokens=min(length, 120))
+            if self._random.random() < STOPS:
+                sampling = replace(sampling, stop=self._stops(prompt, sampling))
             leaves = self._random.random() < LEAVERS
             reader = None
             line = self._line("leaver" if leaves else "own", prompt, sampling)
@@ -88,6 +95,16 @@ class StreamClients:
             await self._follow(client, line, self._random.randrange(1, 40) if leaves else None)
             if reader is not None:
                 await reader
+
+    def _stops(self, prompt: list[int], sampling: SamplingParams) -> tuple[str, ...]:
+        """Pieces of the text that the request would have without stop strings, and some that never come. Of a beam
+        search, whose text depends on them, single characters."""
+        if sampling.beam_width:
+            return tuple(self._random.sample(string.ascii_letters, MOST_STOPS))
+        text = "".join(output.text for output in self._oracle.outputs(prompt, sampling))
+        pieces = {text[at : at + self._random.randint(1, 4)] for at in range(len(text) // 3, len(text))}
+        found = sorted(piece for piece in pieces if piece and "\ufffd" not in piece)
+        return (*self._random.sample(found, min(len(found), MOST_STOPS - len(NEVER))), *NEVER)
 
     def _line(self, mode: str, prompt: list[int], sampling: SamplingParams, request_id: str = "") -> StreamLine:
         self._num_streams += 1

@@ -17,7 +17,7 @@ from gpu_worker.migration.blocks.checksum import BlockChecksum
 from gpu_worker.migration.blocks.frames import checksum_seed
 from gpu_worker.ops import native
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden"
 
 
 def built() -> ModuleType:

@@ -16,8 +16,9 @@ from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
 from gpu_worker.migration.blocks.rate_limiter import RateLimiter
-from octavo.net.security.roles import WORKER_NAME, PeerRole
+from octavo.net.security.roles import PeerRole
 from octavo.request.errors import TransferFailed
+from octavo.wire.tls import WORKER_NAME
 
 NUM_BLOCKS, LAYERS, LAYER_BYTES = 30, 5, 70_000  # a part is longer than a record of TLS, which has 16 KiB at most
 
@@ -178,4 +179,4 @@ def eavesdropping(port: int) -> Iterator[tuple[int, Callable[[], bytes]]]:
 
 
 def test_the_version_is_the_newest(certificates: Certificates) -> None:
-    assert certificates.files("worker").server_context().minimum_version is ssl.TLSVersion.TLSv1_3
+    assert certificates.files("worker").current().server_context.minimum_version is ssl.TLSVersion.TLSv1_3

@@ -15,9 +15,9 @@ from gpu_worker.migration.calls import connection_pool
 from gpu_worker.migration.calls.connection_pool import ConnectionPool
 from gpu_worker.migration.calls.link_share import LinkShare
 from gpu_worker.migration.calls.targets import TargetWorker
-from octavo.process.endpoint import Endpoint
 from octavo.request.errors import TransferFailed
 from octavo.request.ids import Incarnation
+from octavo.wire.endpoint import Endpoint
 
 TARGET = TargetWorker(Incarnation("b"), Endpoint("127.0.0.1", 1))
 

@@ -46,9 +46,9 @@ PARAMS = long_params()
 )
 async def test_a_sequence_moves_with_its_blocks(params: SamplingParams):
     async with moving_workers(params, num_tokens=12) as move:
-        plans = []
+        steps = []
         run = move.target.runner.run
-        move.target.runner.run = lambda plan: plans.append(plan) or run(plan)
+        move.target.runner.run = lambda step: steps.append(step) or run(step)
         ends = await move.until_finish()
         finished = await move.finish(ends)
         assert finished.epoch == 2
@@ -56,8 +56,8 @@ async def test_a_sequence_moves_with_its_blocks(params: SamplingParams):
         move.drop()
         record = await move.runs_to_its_end(params)
         assert (record.owner, record.epoch, record.last_mig) == ("target", 2, 1)
-        first = next(plan for plan in plans if plan.chunks)
-        assert first.num_tokens == params.num_branches, "nothing is computed again"
+        first = next(step for step in steps if step.seats)
+        assert len(first.tokens) == params.num_branches, "nothing is computed again"
         assert await move.finish(ends) == finished, "the answer was lost: Finish comes again"
         await move.target.has_let_go()
         await move.source.has_let_go()
@@ -65,9 +65,9 @@ async def test_a_sequence_moves_with_its_blocks(params: SamplingParams):
 
 async def test_without_its_tail_a_sequence_moves_and_computes_that(move: Move):
     """Tails are named that have not come: the target does not believe it."""
-    plans = []
+    steps = []
     run = move.target.runner.run
-    move.target.runner.run = lambda plan: plans.append(plan) or run(plan)
+    move.target.runner.run = lambda step: steps.append(step) or run(step)
     move.sends_tails = False
     ends = await move.until_finish()
     num_known = len(PROMPT) + ends[0].num_tokens
@@ -75,8 +75,8 @@ async def test_without_its_tail_a_sequence_moves_and_computes_that(move: Move):
     await move.finish(ends)
     move.drop()
     await move.runs_to_its_end(PARAMS)
-    first = next(plan for plan in plans if plan.chunks)
-    assert first.num_tokens == 1 + (num_known - 1) % 4 > 1
+    first = next(step for step in steps if step.seats)
+    assert len(first.tokens) == 1 + (num_known - 1) % 4 > 1
     await move.target.has_let_go()
 
 

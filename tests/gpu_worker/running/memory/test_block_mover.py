@@ -8,7 +8,7 @@ from tiny_llama import CPU, Form, drive, request, requests, tiny_llama
 
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running.memory import block_mover
-from gpu_worker.scheduling.state.step import StepPlan
+from gpu_worker.steps.step_input import StepInput
 
 torch.set_num_threads(1)
 
@@ -93,9 +93,9 @@ def test_a_copy_that_is_over_is_forgotten():
     run = (
         under_way := block_mover.BlockMover(tiny_llama(Form(), ops, num_blocks=8, num_host_blocks=8).arena)
     ).move_blocks
-    run(StepPlan(1, swap_out=[(0, 0), (1, 1)]))
+    run(StepInput(1, swap_out=[(0, 0), (1, 1)]))
     ops.advance(1)
-    run(StepPlan(2))
+    run(StepInput(2))
     assert not under_way._pending and not ops.told
 
 
@@ -105,18 +105,18 @@ def test_only_those_that_a_step_needs_are_waited_for():
     for layer in tiny.arena.layers:
         layer.normal_()
     run = block_mover.BlockMover(tiny.arena).move_blocks
-    assert run(StepPlan(0, swap_out=[(0, 0)])) == 0 and ops.queue
+    assert run(StepInput(0, swap_out=[(0, 0)])) == 0 and ops.queue
     ops.advance(1)
-    assert run(StepPlan(1, swap_out=[(0, 0)])) > 0 and not ops.queue, "the second is measured"
+    assert run(StepInput(1, swap_out=[(0, 0)])) > 0 and not ops.queue, "the second is measured"
     before = [layer.clone() for layer in tiny.arena.layers]
-    assert run(StepPlan(2, swap_out=[(1, 1)], swap_in=[(0, 2)])) == 0
-    assert run(StepPlan(3, copies=[(3, 4)])) == 0
+    assert run(StepInput(2, swap_out=[(1, 1)], swap_in=[(0, 2)])) == 0
+    assert run(StepInput(3, copies=[(3, 4)])) == 0
     assert len(ops.queue) == 2
-    run(StepPlan(4, poison=[1]))
+    run(StepInput(4, poison=[1]))
     assert len(ops.queue) == 1, "a block is read before it is spoilt"
-    run(StepPlan(5, copies=[(2, 5)]))
+    run(StepInput(5, copies=[(2, 5)]))
     assert not ops.queue
-    run(StepPlan(6, swap_in=[(1, 6)], copies=[(6, 7)]))
+    run(StepInput(6, swap_in=[(1, 6)], copies=[(6, 7)]))
     for layer, old in zip(tiny.arena.layers, before, strict=True):
         assert torch.equal(layer[5], old[0]) and torch.equal(layer[7], old[1]) and torch.equal(layer[4], old[3])
         assert layer[1].isnan().all()
@@ -127,8 +127,8 @@ def test_a_swap_on_request_is_waited_for_and_measured():
     ops = LateOps()
     tiny = tiny_llama(Form(), ops, num_blocks=8, num_host_blocks=8)
     run = block_mover.BlockMover(tiny.arena).move_blocks
-    assert run(StepPlan(0, swap_out=[(0, 0)], timed=True)) > 0 and not ops.queue
-    assert run(StepPlan(1, swap_in=[(0, 1)], timed=True)) > 0 and not ops.queue
+    assert run(StepInput(0, swap_out=[(0, 0)], timed=True)) > 0 and not ops.queue
+    assert run(StepInput(1, swap_in=[(0, 1)], timed=True)) > 0 and not ops.queue
 
 
 def demoting(ops, *, host_tier):
@@ -138,9 +138,9 @@ def demoting(ops, *, host_tier):
     runner = tiny_llama(Form(), ops, num_blocks=24, num_host_blocks=96).runner
     demoted, promoted = [], []
 
-    def watch(plan):
-        demoted.extend(plan.demotions)
-        promoted.extend(plan.swap_in)
+    def watch(step):
+        demoted.extend(step.demotions)
+        promoted.extend(step.swap_in)
 
     outputs, _ = drive(runner, again, watch, host_tier=host_tier, max_batch_sequences=1)
     runner.close()
@@ -161,12 +161,12 @@ def test_demotions_are_begun_and_not_waited_for():
     tiny = tiny_llama(Form(), ops, num_blocks=8, num_host_blocks=8)
     mover = block_mover.BlockMover(tiny.arena)
     for number in range(3 * block_mover.MEASURE_EVERY):
-        plan = StepPlan(number, demotions=[(0, 1)])
-        assert mover.move_blocks(plan) == mover.demote_blocks(plan) == 0
+        step = StepInput(number, demotions=[(0, 1)])
+        assert mover.move_blocks(step) == mover.demote_blocks(step) == 0
         assert mover.is_copying()
         ops.advance(1)
         assert not mover.is_copying()
     assert not ops.told, "no step waits, not even one that measures"
     at_once = block_mover.BlockMover(tiny_llama(Form(), ReferenceOps(), num_blocks=8, num_host_blocks=8).arena)
-    assert at_once.demote_blocks(StepPlan(0, demotions=[(0, 1)])) > 0
-    assert at_once.demote_blocks(StepPlan(1)) == 0 and not at_once.is_copying()
+    assert at_once.demote_blocks(StepInput(0, demotions=[(0, 1)])) > 0
+    assert at_once.demote_blocks(StepInput(1)) == 0 and not at_once.is_copying()

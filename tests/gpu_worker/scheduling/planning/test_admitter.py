@@ -1,8 +1,6 @@
 """Who is let in: what never fits, a full queue, epochs."""
 
-from dataclasses import replace
-
-from scheduler_bench import GREEDY, Bench
+from scheduler_bench import Bench
 
 from octavo.request.ids import SequenceId
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome
@@ -60,21 +58,3 @@ def test_a_newer_epoch_ends_the_older_one_even_if_it_is_refused_itself() -> None
         bench.finish()
         assert "a.0" not in bench.finishes
         bench.finishes.clear()
-
-
-def test_nothing_is_said_of_an_older_epoch_that_has_ended() -> None:
-    bench = Bench()
-    bench.admit("a")
-    bench.step()
-    bench.cancel("a")
-    newer = bench.admit("a", epoch=2)
-    deltas = bench.step()[1].deltas
-    assert {delta.sequence for delta in deltas} == {newer}
-
-
-def test_max_tokens_reserves_nothing() -> None:
-    bench = Bench(runner={"num_blocks": 8})
-    for name in "abcd":
-        bench.admit(name, 5, replace(GREEDY, max_tokens=24))
-    plan, _ = bench.step()
-    assert len(plan.chunks) == 4

@@ -37,23 +37,12 @@ def test_only_so_many_prompts_are_under_way() -> None:
     for _ in range(25):
         plan = bench.scheduler.plan()
         seen |= {chunk.branch.sequence.seq_id for chunk in plan.chunks}
-        bench.scheduler.commit(plan, bench.runner.run(plan))
+        bench.scheduler.commit(plan, bench.runner.run(plan.input))
         left = [len(branch.tokens) - branch.num_computed for branch in bench.workload.lists.prefilling]
         assert len(left) <= 3
         assert sum(num_tokens > 32 for num_tokens in left) <= 2
         most = max(most, len(left))
     assert most >= 2 and len(seen) == 6
-
-
-def test_decodes_come_first_and_prompts_get_what_is_left() -> None:
-    bench = Bench(max_batch_tokens=16)
-    for name in "abc":
-        bench.admit(name, 4, replace(GREEDY, max_tokens=50))
-    bench.step()
-    bench.admit("p", 40)
-    plan, _ = bench.step()
-    assert [chunk.length for chunk in plan.chunks] == [1, 1, 1, 13]
-    assert plan.num_decodes == 3
 
 
 def test_unchunked_prompts_run_whole_and_never_beside_decodes() -> None:
@@ -88,7 +77,7 @@ def test_a_suspect_on_trial_has_the_steps_to_itself() -> None:
     long = replace(GREEDY, max_tokens=40)
     for name in "abc":
         bench.admit(name, params=long)
-    suspect = bench.admit("x", params=long, alone=True)
+    suspect = bench.admit("x", params=long, suspect=True)
     assert [names_in(bench) for _ in range(3)] == [{"a", "b", "c"}] * 3, "before its trial it does not run"
     assert bench.scheduler.reserve_steps(suspect)
     bench.admit("d", params=long)
@@ -107,7 +96,7 @@ def test_others_pause_until_the_end_of_the_trial_is_told(how: str) -> None:
     bench = Bench()
     for name in "ab":
         bench.admit(name, params=replace(GREEDY, max_tokens=40))
-    suspect = bench.admit("x", params=replace(GREEDY, max_tokens=2), alone=True)
+    suspect = bench.admit("x", params=replace(GREEDY, max_tokens=2), suspect=True)
     bench.step()
     bench.scheduler.reserve_steps(suspect)
     if how == "is cancelled" or how == "is dropped":
@@ -121,13 +110,13 @@ def test_others_pause_until_the_end_of_the_trial_is_told(how: str) -> None:
     bench.scheduler.end_trial(suspect)
     assert names_in(bench) >= {"a", "b"}
     bench.finish()
-    assert not bench.workload.loners
+    assert not bench.workload.suspects
 
 
 def test_steps_are_reserved_for_those_alone_that_are_here() -> None:
     bench = Bench()
     bench.admit("a")
-    suspect, other = bench.admit("x", alone=True), bench.admit("y", alone=True)
+    suspect, other = bench.admit("x", suspect=True), bench.admit("y", suspect=True)
     bench.drop("x")
     assert not bench.scheduler.reserve_steps(suspect)
     assert names_in(bench) == {"a"}
@@ -150,7 +139,7 @@ def test_a_suspect_gets_room_from_others_that_cannot_go_on(policy: str, preempti
     bench.admit("a", 5, long, priority=1)
     bench.step()
     bench.admit("b", prompt, long, priority=1)
-    suspect = bench.admit("x", prompt, long, priority=4, alone=True)
+    suspect = bench.admit("x", prompt, long, priority=4, suspect=True)
     bench.step()
     bench.scheduler.reserve_steps(suspect)
     bench.scheduler.begin_trial(suspect)

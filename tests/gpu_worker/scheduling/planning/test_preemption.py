@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_bench import GREEDY, Bench
-from sequences import crowd
 
-from gpu_worker.blocks.block_manager import Reservation
-from gpu_worker.scheduling.planning.preemption import choose_victim
+from gpu_worker.scheduling.state.place import Hold, Place
 from gpu_worker.scheduling.state.sequence import Branch, Sequence
 from octavo.request.sampling import FinishReason, SamplingParams
 
@@ -27,28 +25,6 @@ def test_priority_overtakes_and_displaces_fcfs_does_not() -> None:
         assert all(len(tokens) == 8 for tokens in bench.tokens.values())
     assert order["fcfs"][-1] == "urgent.0"
     assert order["priority"].index("urgent.0") <= 1
-
-
-def test_the_newest_of_the_lowest_class_gives_way() -> None:
-    bench = Bench(runner={"num_blocks": 9}, preemption="recompute", policy="priority")
-    for name, priority in {"old": 3, "low": 4, "new": 3}.items():
-        bench.admit(name, 8, replace(GREEDY, max_tokens=20), priority=priority)
-    while not bench.load().num_preempted_recompute:
-        bench.step()
-    assert [name for name, s in bench.workload.sequences.items() if s.last_preempted >= 0] == ["low"]
-    bench.now += 10
-    bench.finish()
-    assert all(len(tokens) == 20 for tokens in bench.tokens.values())
-
-
-def test_with_fcfs_who_came_last_gives_way_whatever_its_class() -> None:
-    bench = Bench(runner={"num_blocks": 9}, preemption="recompute", policy="fcfs")
-    for name, priority in {"bulk": 4, "default": 3, "system": 1}.items():
-        bench.admit(name, 8, replace(GREEDY, max_tokens=20), priority=priority)
-    while not bench.load().num_preempted_recompute:
-        bench.step()
-    assert [name for name, s in bench.workload.sequences.items() if s.last_preempted >= 0] == ["system"]
-    bench.finish()
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
@@ -125,96 +101,29 @@ def test_blocks_go_by_rank(policy: str, requests: list, preemption: str, num_blo
         rules.note()
         plan = bench.scheduler.plan()
         rules.compare()
-        bench.scheduler.commit(plan, bench.runner.run(plan))
+        bench.scheduler.commit(plan, bench.runner.run(plan.input))
         bench.now += 0.05
         step += 1
         assert step < 3000
 
 
-def test_the_memory_of_the_worker_ends_a_lone_sequence_with_length() -> None:
-    bench = Bench(runner={"num_blocks": 5, "num_host_blocks": 8})
-    bench.admit("a", 6, replace(GREEDY, max_tokens=500))
-    bench.finish()
-    assert bench.finishes == {"a.0": FinishReason.LENGTH}
-    assert len(bench.tokens["a.0"]) == 20 - 6 + 1  # the last token needs no slot
-
-
-def test_branches_that_do_not_fit_together_run_one_after_the_other() -> None:
-    bench = Bench(runner={"num_blocks": 6})
-    params = SamplingParams(temperature=1.0, seed=4, n=4, max_tokens=14)
-    bench.admit("a", 8, params)
-    for _ in range(4000):
-        if not bench.scheduler.has_work:
-            break
-        bench.step()
-        bench.now += 0.1
-    assert [len(bench.tokens[f"a.{branch}"]) for branch in range(4)] == [14] * 4
-
-
-def test_the_lowest_class_newest_first_but_nobody_ranked_before_the_requester() -> None:
-    high, old, new, low = running = crowd((1, 9), (3, 1), (3, 2), (4, 0))
-    assert choose_victim(running, old, (), 0.0) is low
-    assert choose_victim([high, old, new], old, (), 0.0) is new
-    assert choose_victim([high, old, new], new, (), 0.0) is new  # it gives way itself
-    assert choose_victim([high, old, new], new, (), 0.0, forced=True) is None
-    assert choose_victim([new], new, (), 0.0) is None
-
-
-def test_by_arrival_alone_with_fcfs() -> None:
-    bulk, default, system = running = crowd((4, 0), (3, 1), (1, 2), policy="fcfs")
-    assert choose_victim(running, bulk, (), 0.0) is system
-    assert choose_victim(running, default, (), 0.0) is system
-    assert choose_victim([bulk, default], default, (), 0.0) is default
-
-
-def test_who_moves_in_this_step_is_waited_for_unless_forced() -> None:
-    old, new, low = running = crowd((3, 1), (3, 2), (4, 0))
-    assert choose_victim(running, old, {low}, 0.0) is None
-    assert choose_victim(running, low, {low}, 0.0) is None
-    assert choose_victim(running, old, {low}, 0.0, forced=True) is new
-
-
-def test_who_was_preempted_a_moment_ago_keeps_its_blocks_from_nobody_but_itself() -> None:
-    old, new, low = running = crowd((3, 1), (3, 2), (4, 0))
-    low.last_preempted = new.last_preempted = 5.0
-    assert choose_victim(running, old, (), 4.0) is low
-    assert choose_victim([old, new], old, (), 4.0) is new
-    assert choose_victim([old, new], new, (), 4.0) is None
-    assert choose_victim([old, new], new, (), 5.0) is new
-
-
-def three_of_which_one_is_out(num_taken: int) -> tuple[Bench, Reservation]:
-    """The first runs, the second waits to be computed again, the third is out, and some blocks are taken."""
+def test_nobody_comes_back_before_a_starved_suspect() -> None:
     bench = Bench(runner={"num_blocks": 20})
-    for name, prompt in {"first": 8, "second": 16, "third": 8}.items():
+    for name, prompt in {"runs": 8, "suspect": 16, "out": 8}.items():
         bench.admit(name, prompt, replace(GREEDY, max_tokens=12))
     while len(bench.tokens) < 3:
         bench.step()
-    assert bench.scheduler.swap(bench.sequence("third").seq_id, 1, "out")
+    out, suspect = bench.sequence("out"), bench.sequence("suspect")
+    assert bench.scheduler.swap(out.seq_id, 1, "out")
     bench.step()
-    assert bench.scheduler.swap(bench.sequence("second").seq_id, 1, "drop")
+    assert bench.scheduler.swap(suspect.seq_id, 1, "drop")
     bench.scheduler.end_holds()
-    return bench, bench.workload.tables.device.reserve(num_taken)
-
-
-def test_a_sequence_that_comes_back_leaves_room_for_one_that_waits_before_it() -> None:
-    bench, taken = three_of_which_one_is_out(11)  # of the others the first has three, and the second needs five
-    with taken:
-        bench.step()
-        assert bench.sequence("third").swapped and not bench.sequence("second").queued
-        bench.finish()
-    assert all(len(tokens) == 12 for tokens in bench.tokens.values())
-
-
-def test_no_sequence_comes_back_before_one_that_runs_alone_and_finds_no_room() -> None:
-    bench, taken = three_of_which_one_is_out(13)
-    with taken:
-        second = bench.sequence("second")
-        bench.workload.isolate(second)
+    with bench.workload.tables.device.reserve(13):  # "runs" has three blocks of the others, and the suspect needs five
+        bench.workload.hold(suspect, Hold.FAILED)
         for _ in range(4):
             bench.step()
-            assert bench.sequence("third").swapped and second.queued
-        assert second.starved and "first.0" not in bench.finishes
+            assert out.place is Place.SWAPPED and suspect.place is Place.WAITING
+        assert Hold.STARVED in suspect.holds and "runs.0" not in bench.finishes
     bench.finish()
     assert all(len(tokens) == 12 for tokens in bench.tokens.values())
 

@@ -40,24 +40,6 @@ def test_a_slow_model_gets_a_block_and_a_fast_one_all_there_is() -> None:
     assert slow.tokens == 240  # it can grow again
 
 
-def test_one_disturbed_step_costs_half_at_most() -> None:
-    following = budget()
-    run(following, 2000)
-    before = following.tokens
-    following.observe(before, 100.0)
-    assert before / 2 - BLOCK < following.tokens <= before / 2
-    run(following, 2000, steps=3)
-    assert following.tokens == before
-
-
-def test_small_steps_say_nothing_unless_they_are_slow() -> None:
-    following = budget()
-    following.observe(40, 0.02)
-    assert following.tokens == START_TOKENS
-    following.observe(40, 0.5)
-    assert following.tokens == START_TOKENS // 2
-
-
 @pytest.mark.parametrize("rate", [1000, 4000])
 def test_what_every_step_costs_does_not_keep_the_budget_small(rate: float) -> None:
     """The rate of small steps is then far below that of large ones."""
@@ -83,13 +65,6 @@ def test_without_a_time_the_budget_is_constant() -> None:
     fixed = budget(step_s=0.0, max_batch_tokens=100, max_batch_sequences=100)
     fixed.observe(100, 9.0)
     assert (fixed.tokens, fixed.for_prompts(30), fixed.for_prompts(100)) == (100, 70, 0)
-
-
-def test_a_prompt_is_long_when_it_does_not_fit_a_step() -> None:
-    assert budget(long_prefill_threshold=7).long_prefill == 7
-    following = budget()
-    run(following, 400)
-    assert following.long_prefill == following.tokens
 
 
 def test_any_measurements_leave_it_within_its_bounds() -> None:

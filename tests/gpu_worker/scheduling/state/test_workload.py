@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from scheduler_bench import GREEDY, Bench
 
+from gpu_worker.scheduling.state.place import Hold, Place, check_holds
 from gpu_worker.scheduling.state.workload import Workload
 from octavo.request.sampling import FinishReason
 
@@ -44,29 +45,20 @@ def lose_slot(work: Workload) -> None:
     branch.tokens += [1] * (branch.num_computed + 1 - len(branch.tokens))
 
 
-def share_slot(work: Workload) -> None:
-    branch = work.lists.decodes[0].branch
-    work.lists._needy.clear()
-    work._sequences["twin"] = twin = replace(branch.sequence, branches=[], queued=True)
-    twin.branches.append(replace(branch, sequence=twin, blocks=work.tables.device.share(branch.blocks)))
-    work._active[twin] = None
-    work.lists._decodes.append(replace(work.lists.decodes[0], branch=twin.branches[0]))
-
-
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
         (lambda work: work.lists._decodes.clear(), "on no list"),
         (lambda work: work.lists._prefilling.clear(), "on no list"),
         (lambda work: work.lists._searches.clear(), "on no list"),
-        (lambda work: work._active.popitem(), "active is not"),
-        (lambda work: setattr(work.waiting[0], "queued", False), "not queued"),
+        (lambda work: work.active.pop(), "queue"),
+        (lambda work: setattr(work.waiting[0], "place", Place.RUNNING), "where its branches are"),
+        (lambda work: work.waiting[0].holds.add(Hold.FAILED), "not listed"),
         (lambda work: work.lists.decodes[0].branch.blocks.pop(), "references"),
         (lambda work: work.swapped[0].branches[0].host_blocks.pop(), "references"),
         (lambda work: setattr(work.swapped[0].branches[0], "state", work.waiting[0].branches[0].state), "wrong place"),
         (lose_chunk_place, "last token"),
         (lose_slot, "slot of its own"),
-        (share_slot, "slot of its own"),
     ],
 )
 def test_what_is_wrong_is_noticed(spoil: Callable[[Workload], object], problem: str) -> None:
@@ -82,14 +74,23 @@ def test_ending_everything_leaves_no_block_and_no_list() -> None:
     for sequence in list(work.sequences.values()):
         assert bench.scheduler.cancel(sequence)
         bench.scheduler.check_state()
-    assert not (
-        work.active
-        or work.waiting
-        or work.swapped
-        or work.lists.decodes
-        or work.lists.prefilling
-        or work.lists.searches
-    )
+    assert not any((work.active, work.waiting, work.swapped, work.sequences))
+    assert not any((work.lists.decodes, work.lists.prefilling, work.lists.searches))
     assert {delta.finish for delta in work.pending} == {FinishReason.CANCELLED}
     load = bench.load()
     assert (load.num_used_blocks, load.num_free_host_blocks) == (0, 16)
+
+
+@pytest.mark.parametrize(
+    ("place", "holds"),
+    [
+        (Place.FROZEN, {Hold.UNREPORTED}),
+        (Place.RUNNING, {Hold.REQUESTED}),
+        (Place.SWAPPED, {Hold.AWAITS_PREFIX}),
+        (Place.WAITING, {Hold.CRASHED, Hold.REQUESTED}),
+        (Place.WAITING, {Hold.STARVED}),
+    ],
+)
+def test_places_and_holds_exclude_each_other(place: Place, holds: set[Hold]) -> None:
+    with pytest.raises(AssertionError, match=r"excludes|starved"):
+        check_holds(place, holds)

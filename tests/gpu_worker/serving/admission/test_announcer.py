@@ -41,7 +41,7 @@ async def test_a_suspect_is_announced_before_it_is_admitted(store):
 
 
 async def test_who_is_to_run_alone_is_not_announced_before_its_turn(store):
-    assert await OwnershipAnnouncer(store, W2).refuse_admission(replace(admission(2), alone=True)) is None
+    assert await OwnershipAnnouncer(store, W2).refuse_admission(replace(admission(2), suspect=True)) is None
     assert (await store.read(SEQ)).record.announced == 0
 
 

@@ -7,12 +7,14 @@ import pytest
 from scheduler_parts import SchedulerParts
 
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.step import StepDeltas, StepOutput, StepPlan
+from gpu_worker.scheduling.state.step import StepDeltas
 from gpu_worker.serving.admission import trial_queue
 from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
 from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal.journal_writer import JournalWriter
 from gpu_worker.serving.journal.step_publisher import StepPublisher
+from gpu_worker.steps.runner import StepOutput
+from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation, SequenceId
@@ -38,9 +40,10 @@ class NotingRunner(FakeRunner):
         super().__init__(block_size=4, num_blocks=3000, num_host_blocks=4, context_tokens=16000, step_s=0.001)
         self.steps: list[set[str]] = []
 
-    def run(self, plan: StepPlan) -> StepOutput:
-        self.steps.append({name_of(chunk.branch.sequence.seq_id) for chunk in plan.chunks})
-        return super().run(plan)
+    def run(self, step: StepInput) -> StepOutput:
+        output = super().run(step)
+        self.steps.append({bytes(seat.tokens[: seat.num_prompt]).decode() for seat in self.seats.of_chunks(step)})
+        return output
 
 
 class SlowStore:
@@ -94,11 +97,11 @@ class Bench:
 
     async def admit(self, name: str, max_tokens: int = 15_000, **more) -> AdmissionOutcome:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, seed=1, best_of=1, ignore_eos=True)
-        fields = {"seq_id": id_of(name), "epoch": 1, "prompt": [ord(name[0])] * 5, "sampling": params, **more}
+        fields = {"seq_id": id_of(name), "epoch": 1, "prompt": list(name.encode()), "sampling": params, **more}
         return (await self.engine_client.admit(Admission(**fields), "")).outcome
 
     async def suspect(self, name: str, **more) -> AdmissionOutcome:
-        return await self.admit(name, alone=True, epoch=4, **more)
+        return await self.admit(name, suspect=True, epoch=4, **more)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):

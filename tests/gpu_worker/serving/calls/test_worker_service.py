@@ -220,8 +220,7 @@ async def test_a_stream_that_is_not_read_is_cut_off_and_others_are_not(service, 
     await service.until(lambda: len(service.publisher._routers) == 2)
     prompt = tuple(range(1, 10))
     for number in range(8):
-        item = admission(number, prompt, max_tokens=4000)
-        item.sampling.logprobs = 20
+        item = admission(number, prompt, max_tokens=4000, logprobs=20)
         await service.schedule(item, router_id="slow")
         await fast.send(follow=worker_pb2.Follow(seq_id=f"{number:032x}"))
     await fast.grant(0)

@@ -12,11 +12,11 @@ from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.program import build_runner_in_thread
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.net.channel import open_channel
 from octavo.request import errors
 from octavo.request.errors import NotFound
 from octavo.settings.worker import WorkerSettings
 from octavo.wire import statuses
+from octavo.wire.channel import open_channel
 
 
 async def test_it_listens_and_says_so_while_the_model_loads(monkeypatch):

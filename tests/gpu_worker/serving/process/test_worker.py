@@ -9,15 +9,15 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from waiting import until
 
-from gpu_worker.scheduling.state.step import StepOutput, StepPlan
 from gpu_worker.serving.admission import reconciler
 from gpu_worker.serving.leaving import releaser
 from gpu_worker.serving.process import program, progress_monitor
 from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.worker import Worker
+from gpu_worker.steps.runner import StepOutput
+from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
-from octavo.net.channel import open_channel
 from octavo.request.errors import CannotMove, Draining, Loading, NotFound, StoreUnavailable
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import NewSequence, SequenceState
@@ -26,7 +26,8 @@ from octavo.settings.worker import WorkerSettings
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from octavo.wire import statuses
-from octavo.wire.public import sampling_to_wire
+from octavo.wire.channel import open_channel
+from octavo.wire.public import sampling_bytes
 
 SEQ = SequenceId("a" * 32)
 LEASE_MS = 300
@@ -45,11 +46,11 @@ class Stubborn(FakeRunner):
     def close(self) -> None:
         self.closed = True
 
-    def run(self, plan: StepPlan) -> StepOutput:
+    def run(self, step: StepInput) -> StepOutput:
         if not self.go.is_set():
             self.hangs.set()
         self.go.wait(30)
-        return super().run(plan)
+        return super().run(step)
 
 
 class Life:
@@ -97,7 +98,7 @@ class Life:
         taken = await self.store.take_ownership(TakeRequest(SEQ, 0, self.listener.incarnation, "t", TakeReason.QUEUED))
         if not scheduled:
             return
-        item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=sampling_to_wire(params))
+        item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=sampling_bytes(params))
         item.prompt.ids.extend([1, 2, 3])
         await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
         self.worker.engine.grant_steps(steps)

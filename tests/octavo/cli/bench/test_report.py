@@ -7,7 +7,7 @@ from scripted_endpoint import ScriptedEndpoint
 from octavo.cli.bench import report
 from octavo.cli.bench.endpoint_base import StreamPart, StreamTotals
 from octavo.cli.bench.measurement import RequestMeasurement, RoundMeasurement
-from octavo.cli.bench.objective import parse_objective
+from octavo.cli.bench.summary import parse_objective
 
 SPREAD = {"mean", "p50", "p90", "p95", "p99", "max"}
 SUMMARY = {

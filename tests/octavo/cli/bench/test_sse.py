@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.cli.bench import sse
-from octavo.cli.bench.sse import EventTooLarge, ServerSentEvents
+from octavo.cli.bench import openai_endpoint
+from octavo.cli.bench.endpoint_base import RequestFailed
+from octavo.cli.bench.openai_endpoint import ServerSentEvents
 
 STREAM = (
     b': hello\r\ndata: {"a": 1}\r\n\r\nevent: x\ndata:two\ndata: lines\n\n\n\nid: 3\ndata: [DONE]\n\ndata: unfinished'
@@ -25,8 +26,8 @@ def test_any_pieces_give_the_same_events(cuts):
 
 
 def test_an_event_without_an_end_is_refused(monkeypatch):
-    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 100)
+    monkeypatch.setattr(openai_endpoint, "MAX_EVENT_BYTES", 100)
     reader = ServerSentEvents()
-    with pytest.raises(EventTooLarge):
+    with pytest.raises(RequestFailed):
         for _ in range(100):
             list(reader.feed(b"data: xxxxxxxxxx"))

@@ -8,10 +8,11 @@ from certificates import Certificates
 from cryptography import x509
 
 from octavo.local import development_ca
-from octavo.local.development_ca import certificate_files, is_complete, make_certificates
-from octavo.net.security import tls
+from octavo.local.certificate_files import certificate_files
+from octavo.local.development_ca import is_complete, make_certificates
 from octavo.net.security.roles import PeerRole
-from octavo.net.security.tls import TlsError, TlsFiles
+from octavo.wire import tls
+from octavo.wire.tls import TlsError, TlsFiles
 
 
 def write(file: Path, text: str) -> str:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from octavo.net.http_server import HttpServer
 from octavo.net.security import trail
-from octavo.net.security.tls import TlsFiles
 from octavo.net.security.trail import (
     AccessReason,
     AccessTrail,
@@ -21,6 +20,7 @@ from octavo.net.security.trail import (
     printable,
 )
 from octavo.process import telemetry
+from octavo.wire.tls import TlsFiles
 
 
 class Lines(logging.Handler):

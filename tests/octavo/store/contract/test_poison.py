@@ -31,7 +31,7 @@ async def others_die(bench: Any, new: New, *names: str) -> None:
 async def test_the_third_crash_is_poison(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
     first, second = await bench.crash(seq_id, epoch, W2), await bench.crash(seq_id, epoch + 1, W3)
-    assert [(taken.crashes, taken.alone) for taken in (first, second)] == [(1, False), (2, True)]
+    assert [(taken.crashes, taken.suspect) for taken in (first, second)] == [(1, False), (2, True)]
     for _ in range(2):  # and a retry is told the same
         assert (await bench.crash(seq_id, epoch + 2, W4)).status is TakeStatus.POISON
     record = (await bench.store.read(seq_id)).record
@@ -64,13 +64,26 @@ async def test_deaths_at_one_place_are_pardoned_sometimes(bench: Any, new: New) 
     assert MAX_PARDONS + 3 <= num_deaths <= MAX_PARDONS + 12  # those that were pardoned count as deaths of others
 
 
+async def test_only_the_owner_tells_of_progress(bench: Any, new: New) -> None:
+    store, seq_id, epoch = bench.store, new().seq_id, await bench.run(new())
+    assert await store.note_progress(seq_id, epoch, W1, 16) is AppendStatus.OK
+    assert await store.note_progress(seq_id, epoch, W2, 16) is AppendStatus.FENCED
+    await bench.crash(seq_id, epoch, W2)
+    assert await store.note_progress(seq_id, epoch, W1, 32) is AppendStatus.FENCED
+    await store.cancel(seq_id)
+    assert await store.note_progress(seq_id, epoch + 1, W2, 16) is AppendStatus.OK_CANCEL
+    await store.finish(Finish(seq_id, FinishReason.CANCELLED))
+    assert await store.note_progress(seq_id, epoch + 1, W2, 32) is AppendStatus.CLOSED
+    assert await store.note_progress(new("unknown").seq_id, epoch, W1, 16) is AppendStatus.GONE
+
+
 async def test_other_deaths_raise_the_threshold_of_blame(bench: Any, new: New) -> None:
     await others_die(bench, new, "x", "y", "z")
     seq_id, epoch = new().seq_id, await bench.run(new())
     owners = [Incarnation(f"owner{i}") for i in range(5)]
     for number, owner in enumerate(owners[:4]):  # three deaths of others stand for two crashes more
         taken = await bench.crash(seq_id, epoch + number, owner)
-        assert (taken.status, taken.crashes, taken.alone) == (TakeStatus.OK, number + 1, number == 3)
+        assert (taken.status, taken.crashes, taken.suspect) == (TakeStatus.OK, number + 1, number == 3)
     assert (await bench.crash(seq_id, epoch + 4, owners[4])).status is TakeStatus.POISON
 
 
@@ -89,7 +102,7 @@ async def test_two_suspects_share_no_worker_at_first(bench: Any, new: New) -> No
     await bench.run(new("second"))
     for seq_id in (first, second):
         assert (await bench.crash(seq_id, epoch, W2)).crashes == 1
-    assert (await bench.crash(first, epoch + 1, W3)).alone
+    assert (await bench.crash(first, epoch + 1, W3)).suspect
     for _ in range(2):  # the death is counted once, though the take is asked for again and again
         refused = await bench.crash(second, epoch + 1, W3)
         assert (refused.status, refused.retry_ms) == (TakeStatus.OCCUPIED, 250)
@@ -98,7 +111,7 @@ async def test_two_suspects_share_no_worker_at_first(bench: Any, new: New) -> No
     assert (await bench.store.take_ownership(request)).status is TakeStatus.OCCUPIED
     request = TakeRequest(second, epoch + 1, W3, "no more", TakeReason.CONNECTION, waited_ms=10_000)
     taken = await bench.store.take_ownership(request)
-    assert (taken.status, taken.alone) == (TakeStatus.OK, True)
+    assert (taken.status, taken.suspect) == (TakeStatus.OK, True)
 
 
 async def test_no_innocent_is_blamed_for_a_suspect(bench: Any, new: New) -> None:
@@ -128,7 +141,7 @@ async def run_two_suspects_on_one_worker(bench: Any, new: New) -> tuple[Sequence
     await bench.crash(first, epoch + 1, W3)
     await bench.store.announce(second, epoch + 1, W2)
     request = TakeRequest(second, epoch + 1, W3, "no more", TakeReason.CONNECTION, waited_ms=10_000)
-    assert (await bench.store.take_ownership(request)).alone
+    assert (await bench.store.take_ownership(request)).suspect
     await bench.store.announce(first, epoch + 2, W3)
     return first, second, epoch
 
@@ -141,16 +154,3 @@ async def test_of_two_suspects_the_announced_is_blamed(bench: Any, new: New) -> 
         assert (taken.status, taken.crashes) == (TakeStatus.OK, 2)
     taken = await bench.take_ownership(first, epoch + 2, W5, "t", TakeReason.CONNECTION)
     assert taken.status is TakeStatus.POISON
-
-
-async def test_only_the_owner_tells_of_progress(bench: Any, new: New) -> None:
-    store, seq_id, epoch = bench.store, new().seq_id, await bench.run(new())
-    assert await store.note_progress(seq_id, epoch, W1, 16) is AppendStatus.OK
-    assert await store.note_progress(seq_id, epoch, W2, 16) is AppendStatus.FENCED
-    await bench.crash(seq_id, epoch, W2)
-    assert await store.note_progress(seq_id, epoch, W1, 32) is AppendStatus.FENCED
-    await store.cancel(seq_id)
-    assert await store.note_progress(seq_id, epoch + 1, W2, 16) is AppendStatus.OK_CANCEL
-    await store.finish(Finish(seq_id, FinishReason.CANCELLED))
-    assert await store.note_progress(seq_id, epoch + 1, W2, 32) is AppendStatus.CLOSED
-    assert await store.note_progress(new("unknown").seq_id, epoch, W1, 16) is AppendStatus.GONE

@@ -1,0 +1,94 @@
+"""Makes of a plan what a runner is given: the arrays of the step, and what the runner does not know yet of branches."""
+
+from gpu_worker.scheduling.state.sequence import Branch
+from gpu_worker.scheduling.state.step import Chunk, StepPlan
+from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.step_input import KnownTokens, OpenedSeat, StepInput, TableChange, ints, longs
+from octavo.request.ids import BlockId
+
+
+class StepInputs:
+    """Fills the inputs of plans, and gives seats to branches."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._left = workload.tables.left_seats
+        self._block_size = workload.info.block_size
+        self._free_seats: list[int] = []
+        self._num_seats = 0
+
+    def fill(self, plan: StepPlan) -> None:
+        """Writes into the input what the plan's chunks run. The runner has to be given it, or the step be aborted."""
+        step, num_decodes = plan.input, plan.num_decodes
+        step.left = ints(self._left)
+        self._free_seats += self._left
+        self._left.clear()
+        shift, mask = self._block_size.bit_length() - 1, self._block_size - 1
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        seats: list[int] = []
+        branches: list[int] = []
+        for chunk in plan.chunks[:num_decodes]:  # the steady state, kept lean
+            branch, start = chunk.branch, chunk.start
+            blocks = branch.blocks
+            if branch.told_tokens != start or branch.told_blocks != len(blocks):
+                self._tell(branch, start, step)
+            branch.told_tokens = start + 1
+            tokens.append(branch.tokens[start])
+            positions.append(start)
+            slots.append(blocks[start >> shift] << shift | start & mask)
+            seats.append(branch.seat)
+            branches.append(branch.index)
+        ends = [position + 1 for position in positions]
+        lengths = [1] * num_decodes
+        sample_tokens = list(range(num_decodes))
+        sample_seats = seats.copy()
+        for number, chunk in enumerate(plan.chunks[num_decodes:], num_decodes):
+            branch, start, end = chunk.branch, chunk.start, chunk.start + chunk.length
+            if branch.told_tokens != start or branch.told_blocks != len(branch.blocks):
+                self._tell(branch, start, step)
+            branch.told_tokens = end
+            tokens += branch.tokens[start:end]
+            positions += range(start, end)
+            slots += self._slots(branch.blocks, start, end)
+            seats.append(branch.seat)
+            lengths.append(chunk.length)
+            ends.append(end)
+            for sample in chunk.samples:
+                sample_tokens.append(len(tokens) - 1)
+                sample_seats.append(branch.seat)
+                branches.append(sample.index)
+            if chunk.score_from >= 0:
+                step.scored.append(_known_tokens(number, chunk))
+        step.num_decodes = num_decodes
+        step.tokens, step.positions, step.slots = longs(tokens), longs(positions), longs(slots)
+        step.seats, step.lengths, step.ends = ints(seats), ints(lengths), ints(ends)
+        step.sample_tokens, step.sample_seats = ints(sample_tokens), ints(sample_seats)
+        step.sample_branches = ints(branches)
+
+    def _tell(self, branch: Branch, start: int, step: StepInput) -> None:
+        """Brings what the runner knows of a branch, up to its token at `start`, and what it has, to one."""
+        if branch.seat < 0:
+            branch.seat = self._free_seats.pop() if self._free_seats else self._num_seats
+            self._num_seats = max(self._num_seats, branch.seat + 1)
+        sequence = branch.sequence
+        if branch.told_tokens != start:
+            known = longs(branch.tokens[:start])
+            step.opened.append(OpenedSeat(branch.seat, sequence.params, branch.num_prompt, known, sequence.root))
+            branch.told_blocks = 0
+        first = branch.told_blocks
+        step.tables.append(TableChange(branch.seat, first, ints(branch.blocks[first:])))
+        branch.told_blocks = len(branch.blocks)
+
+    def _slots(self, blocks: list[BlockId], start: int, end: int) -> list[int]:
+        """Where the tokens [start, end) of a branch are written."""
+        size = self._block_size
+        slots: list[int] = []
+        for index in range(start // size, -(-end // size)):
+            first = blocks[index] * size
+            slots += range(first + max(0, start - index * size), first + min(size, end - index * size))
+        return slots
+
+
+def _known_tokens(number: int, chunk: Chunk) -> KnownTokens:
+    return KnownTokens(number, chunk.score_from, longs(chunk.branch.tokens[chunk.score_from : chunk.score_end]))

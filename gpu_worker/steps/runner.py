@@ -1,0 +1,118 @@
+"""What a runner is (`Runner`), what it says of itself (`RunnerInfo`), and what a step of it brings (`StepOutput`)."""
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from gpu_worker.steps.step_input import StepInput
+from octavo.request.sampling import TokenScore
+
+BAD_LOGITS = -1
+
+
+@dataclass(slots=True, eq=False)
+class StepOutput:
+    """What the runner returns for a step.
+
+    `token_ids` has an entry per sample of the input. BAD_LOGITS marks one whose logits were not finite. `scores` (by
+    sample) has an entry for each sample whose parameters ask for logprobs, are ranked, or search beams; for a beam,
+    `top` holds 2 * beam_width candidates. `scored` (by chunk) holds the scores of the input's known tokens.
+    """
+
+    token_ids: list[int]
+    scores: dict[int, TokenScore] = field(default_factory=dict)
+    scored: dict[int, list[TokenScore]] = field(default_factory=dict)
+    copy_s: float = 0.0  # how long the swaps took; 0 if that was not measured
+    demote_s: float = 0.0  # how long the step waited for its demotions; 0 if they run beside it
+    is_copying: bool = False  # whether some copies were still under way when the step had run
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class RunnerInfo:
+    """What the rest of the worker needs to know about a runner's model and memory."""
+
+    model: str  # name that requests use
+    fingerprint: str  # of weights, tokenizer, configuration
+    layout: str  # fingerprint of a block's layout: dtype, shape, order
+    numerics: str = ""  # by what its bits may differ from those of another worker of this model; empty: by nothing
+    kv_dtype: str
+    device: str
+    vocab_size: int
+    context_tokens: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int
+    bytes_per_block: int
+    # How many tokens a query sees at most, its own included, in whatever layer. 0: in some layer it sees all.
+    window: int = 0
+    tokenizer: str  # what octavo.text.tokenizer.open_tokenizer takes: a path, or empty if there is none
+    # What the model recommends, by field of SamplingParams.
+    sampling_defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def window_blocks(self) -> int:
+        """How many full blocks before its own a token may see, if every layer has a window; at least one. 0: all."""
+        return max(1, -(-(self.window - 1) // self.block_size)) if self.window else 0
+
+    @property
+    def max_sequence_blocks(self) -> int:
+        """How many blocks suffice for one branch of any length, alone, if every layer has a window. 0: no number."""
+        return self.window_blocks + 1 if self.window else 0
+
+
+class BlockMemory(Protocol):
+    """The bytes of a runner's blocks, for a connection to another worker. Any thread may call it.
+
+    Who calls makes sure that no step writes a block that is read here, and that none reads a block before it is kept.
+    """
+
+    @property
+    def bytes_per_block(self) -> int: ...
+
+    @property
+    def blocks_per_turn(self) -> int:
+        """How many blocks `read_blocks` may be asked for at once."""
+        ...
+
+    def read_blocks(self, blocks: SequenceOf[int]) -> AbstractContextManager[Iterator[SequenceOf[memoryview]]]:
+        """For each block runs of memory that are, one after another, its bytes. They are valid inside the context."""
+        ...
+
+    def open_block(self, block: int) -> SequenceOf[memoryview]:
+        """Runs of memory in which the bytes of a block are to be written, one after another."""
+        ...
+
+    def keep_block(self, block: int) -> None:
+        """Says that all bytes have been written. When it returns, steps that begin later can use the block."""
+        ...
+
+    def close_block(self, block: int) -> None:
+        """Says that the runs are not written any more. Called once for each `open_block`."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs steps, and sees nothing of sequences but the inputs of its steps.
+
+    It is not thread-safe: the engine's thread is its only caller, but for `block_memory`.
+    """
+
+    @property
+    def info(self) -> RunnerInfo: ...
+
+    @property
+    def block_memory(self) -> BlockMemory:
+        """The bytes of the blocks on the device."""
+        ...
+
+    def run(self, step: StepInput) -> StepOutput: ...
+
+    def check_device(self) -> None:
+        """Raises an error if the device can compute nothing any more. Called after a step that failed."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,76 @@
+"""Converts what a router reads in the requests of clients, and what it tells of itself and of requests."""
+
+import hashlib
+from dataclasses import dataclass
+
+from octavo.request import limits
+from octavo.request.chat_tools import MessageDetails, Tool, ToolCall
+from octavo.request.record import SequenceState
+from octavo.request.sampling import PARAMETERS, SamplingParams
+from octavo.v1 import inference_pb2
+from octavo.wire.public import sampling_bytes
+
+# Grows by one with each change of protos/octavo/v1 that a client could notice, such as a new sampling parameter.
+SCHEMA_REVISION = max(row.since for row in PARAMETERS.values())
+
+
+def request_hash(request: inference_pb2.GenerateRequest, params: SamplingParams) -> bytes:
+    """A hash of the request, equal on every router, that tells a retry from another body under the same request id.
+
+    The request must be valid, and `params` what it says of sampling, without what the model recommends.
+    """
+    rest = inference_pb2.GenerateRequest()
+    rest.CopyFrom(request)
+    rest.ClearField("sampling")
+    sampling = sampling_bytes(params)
+    body = len(sampling).to_bytes(4, "little") + sampling + rest.SerializeToString(deterministic=True)
+    return hashlib.blake2b(body, digest_size=16).digest()
+
+
+_STATES = {
+    SequenceState.QUEUED: inference_pb2.REQUEST_STATE_QUEUED,
+    SequenceState.RUNNING: inference_pb2.REQUEST_STATE_RUNNING,
+    SequenceState.DONE: inference_pb2.REQUEST_STATE_DONE,
+    SequenceState.FAILED: inference_pb2.REQUEST_STATE_FAILED,
+    SequenceState.CANCELLED: inference_pb2.REQUEST_STATE_CANCELLED,
+}
+
+
+def state_to_wire(state: SequenceState) -> inference_pb2.RequestState:
+    return _STATES[state]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A prompt of chat messages, as a client sent it."""
+
+    messages: list[tuple[str, str | bytes]]  # role and content, for octavo.request.validation.validate_chat
+    begin_answer: bool  # whether the prompt ends where the assistant begins
+    tools: list[Tool]
+    details: list[MessageDetails]  # of each message; empty if no message has any
+
+
+def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
+    begin_answer = message.add_generation_prompt if message.HasField("add_generation_prompt") else True
+    turns = [(turn.role, turn.raw_content or turn.content) for turn in message.messages]
+    tools = [Tool(tool.name, tool.description, tool.parameters_json) for tool in message.tools]
+    details = [
+        MessageDetails(
+            turn.name,
+            turn.tool_call_id,
+            [ToolCall(call.id, call.name, call.arguments_json) for call in turn.tool_calls],
+        )
+        for turn in message.messages
+    ]
+    return ChatPrompt(turns, begin_answer, tools, details if any(each != MessageDetails() for each in details) else [])
+
+
+def limits_to_wire() -> inference_pb2.Limits:
+    return inference_pb2.Limits(
+        max_message_bytes=limits.MAX_MESSAGE_BYTES,
+        max_n=limits.MAX_N,
+        max_logprobs=limits.MAX_LOGPROBS,
+        max_stop=limits.MAX_STOP,
+        max_stop_bytes=limits.MAX_STOP_BYTES,
+        max_logit_bias=limits.MAX_LOGIT_BIAS,
+    )
