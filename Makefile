@@ -179,10 +179,11 @@ wire-baseline: install  ## later contracts are compared with the one of today
 	cd protos && ../$(BIN)/buf build --path octavo/v1 --exclude-source-info -o $(WIRE_BASELINE)
 
 .PHONY: format
-format: install  ## rewrite Python, C++ and protos as `make lint` wants them
+format: install  ## rewrite Python, C++, protos and prose as `make lint` and the tests want them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/clang-format -i $(CPP)
+	$(BIN)/python tools/wrap_prose.py
 	$(BIN)/buf format --write protos
 
 .PHONY: generate

@@ -55,7 +55,7 @@ class RegisteredSession(Protocol):
         ...
 
     def note_unknown(self, owner: Incarnation) -> None:
-        """That worker says that it does not run the sequence."""
+        """Tells the session that this worker does not run the sequence."""
         ...
 
     def poll_record(self) -> None:

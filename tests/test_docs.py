@@ -1,6 +1,7 @@
 """docs/ and the READMEs say what the code is: its folders and their imports, its words, in at most a page each."""
 
 import ast
+import importlib.util
 import re
 import subprocess
 import tomllib
@@ -195,6 +196,33 @@ def test_nothing_refers_to_what_is_not_here() -> None:
 def test_a_reference_to_the_outside_is_seen() -> None:
     assert all(map(OUTSIDE.search, ["design/protocol.md", "see § 8", "fixes issue 12", "Issue #3"]))
     assert not OUTSIDE.search("the issue of a request; design of an op; a point 3 tokens away")
+
+
+# ---- lines -----------------------------------------------------------------------------------------------------------
+
+SPEC = importlib.util.spec_from_file_location("wrap_prose", ROOT / "tools/wrap_prose.py")
+assert SPEC
+assert SPEC.loader
+wrap_prose = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(wrap_prose)
+
+
+def test_lines_of_prose_are_short() -> None:
+    """`make format` wraps the others."""
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in tracked("*.md")}
+    assert len(texts) > 50
+    assert not {name: lines for name, text in texts.items() if (lines := wrap_prose.long_lines(text))}
+
+
+def test_wrapping_changes_only_prose() -> None:
+    prose, row, code = "a word, `a span of code`, " * 9, "| cell |" * 20, "x" * 150
+    text = f"# A heading\n\n{prose}\n\n{row}\n\n    {code}\n\n```\n{code}\n```\n"
+    assert wrap_prose.long_lines(text) == [prose]
+    wrapped = wrap_prose.wrap(text)
+    assert not wrap_prose.long_lines(wrapped)
+    assert wrapped.split() == text.split()
+    assert {row, f"    {code}", code} <= set(wrapped.split("\n"))
+    assert wrapped.count("`a span of code`") == 9
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

@@ -33,9 +33,9 @@ class Bytes {
     Py_buffer view_{};
 };
 
-void add_part(py::handle lanes, std::uint64_t seed, std::uint64_t offset, const py::sequence& runs) {
-    const Bytes sums(lanes, PyBUF_WRITABLE);
-    require(sums.size() == part_sum::kStripeBytes, "lanes", "does not have 64 bytes");
+void add_part(py::handle totals, std::uint64_t seed, std::uint64_t offset, const py::sequence& runs) {
+    const Bytes sums(totals, PyBUF_WRITABLE);
+    require(sums.size() == part_sum::kStripeBytes, "totals", "does not have 64 bytes");
     require(offset % part_sum::kStripeBytes == 0, "offset", "is not a multiple of 64");
     std::vector<Bytes> held;
     std::vector<part_sum::Run> parts;
@@ -45,7 +45,7 @@ void add_part(py::handle lanes, std::uint64_t seed, std::uint64_t offset, const 
         held.emplace_back(run, PyBUF_SIMPLE);
         parts.push_back({held.back().data(), held.back().size()});
     }
-    std::uint64_t values[part_sum::kLanes];
+    std::uint64_t values[part_sum::kTotals];
     std::memcpy(values, sums.data(), sizeof values);
     {
         const py::gil_scoped_release free;
@@ -54,10 +54,10 @@ void add_part(py::handle lanes, std::uint64_t seed, std::uint64_t offset, const 
     std::memcpy(sums.data(), values, sizeof values);
 }
 
-std::uint64_t digest(py::handle lanes, std::uint64_t seed, std::uint64_t num_bytes) {
-    const Bytes sums(lanes, PyBUF_SIMPLE);
-    require(sums.size() == part_sum::kStripeBytes, "lanes", "does not have 64 bytes");
-    std::uint64_t values[part_sum::kLanes];
+std::uint64_t digest(py::handle totals, std::uint64_t seed, std::uint64_t num_bytes) {
+    const Bytes sums(totals, PyBUF_SIMPLE);
+    require(sums.size() == part_sum::kStripeBytes, "totals", "does not have 64 bytes");
+    std::uint64_t values[part_sum::kTotals];
     std::memcpy(values, sums.data(), sizeof values);
     return part_sum::digest(values, seed, num_bytes);
 }
@@ -66,11 +66,11 @@ std::uint64_t digest(py::handle lanes, std::uint64_t seed, std::uint64_t num_byt
 
 void bind_part_sum(py::module_& module) {
     module.def(
-        "add_part", &add_part, "lanes"_a, "seed"_a, "offset"_a, "runs"_a,
+        "add_part", &add_part, "totals"_a, "seed"_a, "offset"_a, "runs"_a,
         "Adds the part of a block that begins at byte `offset`, whose bytes are `runs` one after another, to the "
-        "64 bytes of `lanes`.");
-    module.def("digest", &digest, "lanes"_a, "seed"_a, "num_bytes"_a,
-               "The checksum of a block whose parts are all in `lanes`.");
+        "64 bytes of `totals`.");
+    module.def("digest", &digest, "totals"_a, "seed"_a, "num_bytes"_a,
+               "The checksum of a block whose parts are all in `totals`.");
 }
 
 }  // namespace octavo::bind

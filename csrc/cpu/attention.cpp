@@ -68,17 +68,17 @@ void AttentionPlan::build(const BatchRef& batch, std::int64_t num_kv_heads, std:
     std::stable_sort(order_.begin(), order_.end(), [&](std::int64_t a, std::int64_t b) { return cost(a) > cost(b); });
 }
 
-void AttentionPlan::run(Lane& lane, const AttentionJob& job) {
+void AttentionPlan::run(PoolThread& thread, const AttentionJob& job) {
     const Kernels& k = kernels();
-    const auto lanes = static_cast<std::size_t>(Pool::instance().size());
+    const auto threads = static_cast<std::size_t>(Pool::instance().size());
     const auto item = [this](std::size_t i) { return &items_[static_cast<std::size_t>(order_[i])]; };
-    lane.each(static_cast<std::int64_t>(order_.size()), [&](std::int64_t part) {
+    thread.each(static_cast<std::int64_t>(order_.size()), [&](std::int64_t part) {
         const auto i = static_cast<std::size_t>(part);
-        k.attend(job, *item(i), i + lanes < order_.size() ? item(i + lanes) : nullptr,
-                 lane.scratch(k.attend_scratch(job, most_queries_)));
+        k.attend(job, *item(i), i + threads < order_.size() ? item(i + threads) : nullptr,
+                 thread.scratch(k.attend_scratch(job, most_queries_)));
     });
     if (!splits_.empty()) {
-        lane.each(static_cast<std::int64_t>(splits_.size()), [&](std::int64_t i) {
+        thread.each(static_cast<std::int64_t>(splits_.size()), [&](std::int64_t i) {
             const Split& split = splits_[static_cast<std::size_t>(i)];
             k.merge(job, items_[split.first_item], split.num_parts, split.part_floats);
         });
@@ -191,23 +191,23 @@ void paged_attention(const TensorRef& out, const TensorRef& queries, const KvCac
 
     AttentionPlan plan;
     plan.build(batch, job.kv.num_heads, job.group, head_dim, options.window);
-    const auto half_row = [](const TensorRef& x, std::int64_t token, std::int64_t head) {
+    const auto bf16_row = [](const TensorRef& x, std::int64_t token, std::int64_t head) {
         return x.as<std::uint16_t>() + token * x.stride[0] + head * x.stride[1];
     };
-    Pool::instance().run([&](Lane& lane) {
+    Pool::instance().run([&](PoolThread& thread) {
         const auto each_head = [&](auto convert) {
-            lane.each(wide ? 0 : num_tokens, [&](std::int64_t token) {
+            thread.each(wide ? 0 : num_tokens, [&](std::int64_t token) {
                 for (std::int64_t head = 0; head < num_heads; ++head) {
                     convert(token, head, token * row + head * head_dim);
                 }
             });
         };
         each_head([&](std::int64_t token, std::int64_t head, std::int64_t place) {
-            kernels().to_float(queries.dtype, half_row(queries, token, head), head_dim, copies.data() + place);
+            kernels().to_float(queries.dtype, bf16_row(queries, token, head), head_dim, copies.data() + place);
         });
-        plan.run(lane, job);
+        plan.run(thread, job);
         each_head([&](std::int64_t token, std::int64_t head, std::int64_t place) {
-            kernels().from_float(queries.dtype, job.out + place, head_dim, half_row(out, token, head));
+            kernels().from_float(queries.dtype, job.out + place, head_dim, bf16_row(out, token, head));
         });
     });
 }

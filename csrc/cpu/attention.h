@@ -17,8 +17,8 @@ class AttentionPlan {
     void build(const BatchRef& batch, std::int64_t num_kv_heads, std::int64_t group, std::int64_t head_dim,
                std::int64_t window);
 
-    // In every lane.
-    void run(Lane& lane, const AttentionJob& job);
+    // In every thread.
+    void run(PoolThread& thread, const AttentionJob& job);
 
     // What the plan is made of: items, in what order they are begun, and where partial results lie.
     const std::vector<AttentionItem>& items() const { return items_; }

@@ -13,7 +13,7 @@
 
 #include "attention/floats.inl"
 
-#include "attention/halves.inl"
+#include "attention/bf16_pairs.inl"
 
 #include "attention/scores.inl"
 

@@ -58,8 +58,8 @@ void check_once(const TensorRef& ids, const char* name, std::int64_t first, std:
 
 template <typename Body>
 void each_block(std::int64_t count, const Arena& arena, Body&& body) {
-    Pool::instance().run([&](Lane& lane) {
-        lane.each(count * arena.layers, [&](std::int64_t i) { body(i / arena.layers, i % arena.layers); });
+    Pool::instance().run([&](PoolThread& thread) {
+        thread.each(count * arena.layers, [&](std::int64_t i) { body(i / arena.layers, i % arena.layers); });
     });
 }
 
@@ -195,8 +195,8 @@ void check::checksum_blocks(const TensorRef& sums, const TensorRef& arena, const
 void checksum_blocks(const TensorRef& sums, const TensorRef& arena, const TensorRef& ids) {
     check::checksum_blocks(sums, arena, ids);
     const Arena from(arena, "arena");
-    Pool::instance().run([&](Lane& lane) {
-        lane.each(ids.shape[0], [&](std::int64_t i) {
+    Pool::instance().run([&](PoolThread& thread) {
+        thread.each(ids.shape[0], [&](std::int64_t i) {
             std::uint64_t sum = 0;
             for (std::int64_t layer = 0; layer < from.layers; ++layer) {
                 sum += checksum_of(from.at(layer, ids.as<std::int64_t>()[i]), from.bytes,

@@ -33,10 +33,10 @@ void cache_write(const KvCache& kv, const TensorRef& keys, const TensorRef& valu
         return;
     }
     const std::int64_t dim = pages.head_dim, size = pages.block_size;
-    Pool::instance().run([&](Lane& lane) {
-        lane.each(keys.shape[0], [&](std::int64_t token) {
+    Pool::instance().run([&](PoolThread& thread) {
+        thread.each(keys.shape[0], [&](std::int64_t token) {
             const std::int64_t slot = slots.as<std::int64_t>()[token];
-            float* wide = lane.scratch(dim);
+            float* wide = thread.scratch(dim);
             for (std::int64_t head = 0; slot >= 0 && head < pages.num_heads; ++head) {
                 kernels().to_float(keys.dtype, row_at(keys, token, head), dim, wide);
                 kernels().write_slot(pages, pages.keys, slot / size, head, slot % size, wide);

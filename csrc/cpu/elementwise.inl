@@ -15,12 +15,12 @@ void to_float(DType dtype, const void* from, std::int64_t count, float* to) {
         }
         return;
     }
-    const auto* half = static_cast<const std::uint16_t*>(from);
+    const auto* narrow = static_cast<const std::uint16_t*>(from);
     for (std::int64_t i = 0; i < whole; i += 8) {
-        store8(to + i, dtype == DType::kF16 ? load8_f16(half + i) : load8_bf16(half + i));
+        store8(to + i, dtype == DType::kF16 ? load8_f16(narrow + i) : load8_bf16(narrow + i));
     }
     for (std::int64_t i = whole; i < count; ++i) {
-        to[i] = dtype == DType::kF16 ? half_to_float(half[i]) : bf16_to_float(half[i]);
+        to[i] = dtype == DType::kF16 ? half_to_float(narrow[i]) : bf16_to_float(narrow[i]);
     }
 }
 
@@ -39,12 +39,12 @@ void from_float(DType dtype, const float* from, std::int64_t count, void* to) {
         }
         return;
     }
-    auto* half = static_cast<std::uint16_t*>(to);
+    auto* narrow = static_cast<std::uint16_t*>(to);
     for (std::int64_t i = 0; i < whole; i += 8) {
-        dtype == DType::kF16 ? store8_f16(half + i, load8(from + i)) : store8_bf16(half + i, load8(from + i));
+        dtype == DType::kF16 ? store8_f16(narrow + i, load8(from + i)) : store8_bf16(narrow + i, load8(from + i));
     }
     for (std::int64_t i = whole; i < count; ++i) {
-        half[i] = dtype == DType::kF16 ? float_to_half(from[i]) : float_to_bf16(from[i]);
+        narrow[i] = dtype == DType::kF16 ? float_to_half(from[i]) : float_to_bf16(from[i]);
     }
 }
 
@@ -83,17 +83,17 @@ void silu_mul(const float* gate, const float* up, std::int64_t count, float* out
     }
 }
 
-void rotate(const float* head, const float* cos, const float* sin, std::int64_t half, float* out) {
+void rotate(const float* head, const float* cos, const float* sin, std::int64_t pairs, float* out) {
     std::int64_t i = 0;
-    for (; i + 8 <= half; i += 8) {
-        const F8 a = load8(head + i), b = load8(head + half + i), c = load8(cos + i), s = load8(sin + i);
+    for (; i + 8 <= pairs; i += 8) {
+        const F8 a = load8(head + i), b = load8(head + pairs + i), c = load8(cos + i), s = load8(sin + i);
         store8(out + i, sub8(mul8(a, c), mul8(b, s)));
-        store8(out + half + i, add8(mul8(b, c), mul8(a, s)));
+        store8(out + pairs + i, add8(mul8(b, c), mul8(a, s)));
     }
-    for (; i < half; ++i) {
-        const float a = head[i], b = head[half + i];
+    for (; i < pairs; ++i) {
+        const float a = head[i], b = head[pairs + i];
         out[i] = a * cos[i] - b * sin[i];
-        out[half + i] = b * cos[i] + a * sin[i];
+        out[pairs + i] = b * cos[i] + a * sin[i];
     }
 }
 

@@ -98,21 +98,21 @@ bool agree(const Kernels& one, const Kernels& other) {
     }
     std::vector<std::uint8_t> numbers(kRows * kCols * 3);
     for (std::size_t i = 0; i < numbers.size(); i += 2) {  // as bfloat16 powers of two, as float16 small numbers
-        const auto half = static_cast<std::uint16_t>(0x3c00 + i % 5 * 0x80);
-        std::memcpy(numbers.data() + i, &half, 2);
+        const auto scale16 = static_cast<std::uint16_t>(0x3c00 + i % 5 * 0x80);
+        std::memcpy(numbers.data() + i, &scale16, 2);
     }
     std::vector<InputBlock> digits(2 * kInputColumns * kCols / kBlock);
-    std::vector<HalfBlock> halves(digits.size());
+    std::vector<Bf16Block> bf16(digits.size());
     for (std::int64_t c = 0; c < kColumns; ++c) {
         one.to_digits(x.data() + c * kCols, kCols, digits.data() + input_at(c, kCols / kBlock));
-        one.to_halves(x.data() + c * kCols, kCols, halves.data() + input_at(c, kCols / kBlock));
+        one.to_bf16_blocks(x.data() + c * kCols, kCols, bf16.data() + input_at(c, kCols / kBlock));
     }
-    for (const Format format : {Format::kHalves, Format::kQ8, Format::kQ4, Format::kQ4Mins}) {
+    for (const Format format : {Format::kBf16Pairs, Format::kQ8, Format::kQ4, Format::kQ4Mins}) {
         const Weight weight{format, numbers.data(), kRows, kCols, 0, false};
         std::vector<float> results[2];
         for (int i = 0; i < 2; ++i) {
             results[i].resize(kColumns * kRows);
-            const LinearJob job{weight,   x.data(),          kCols, digits.data(), halves.data(),
+            const LinearJob job{weight,   x.data(),          kCols, digits.data(), bf16.data(),
                                 kColumns, results[i].data(), kRows, nullptr,       false};
             (i == 0 ? one : other).linear(job, 0, kRows, nullptr);
         }

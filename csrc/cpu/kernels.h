@@ -22,7 +22,7 @@ struct alignas(16) InputBlock {
 constexpr std::int32_t kDigit = 128, kLargestNumber = 127 * kDigit;
 
 // 32 inputs in bfloat16.
-struct alignas(64) HalfBlock {
+struct alignas(64) Bf16Block {
     std::uint16_t x[kBlock];
 };
 
@@ -43,7 +43,7 @@ struct LinearJob {
     std::int64_t x_stride;
     // Rounded inputs, with room for a multiple of kInputColumns; what lies past `columns` is ignored.
     const InputBlock* digits;  // for weights whose inputs are rounded to 15 bits
-    const HalfBlock* halves;   // for weights whose inputs are rounded to bfloat16
+    const Bf16Block* bf16;     // for weights whose inputs are rounded to bfloat16
     std::int64_t columns;
     float* y;  // [columns, rows]
     std::int64_t y_stride;
@@ -110,7 +110,7 @@ struct Kernels {
     std::int64_t (*linear_scratch)(const LinearJob& job);  // floats
     std::int64_t (*tile_rows)(const Weight& weight);       // a product is fastest with multiples of so many
     void (*to_digits)(const float* x, std::int64_t count, InputBlock* to);
-    void (*to_halves)(const float* x, std::int64_t count, HalfBlock* to);
+    void (*to_bf16_blocks)(const float* x, std::int64_t count, Bf16Block* to);
     void (*weight_row)(const Weight& weight, std::int64_t row, float* out);
     // `next`, if it is not null, will probably be computed then: its first keys are asked for.
     void (*attend)(const AttentionJob& job, const AttentionItem& item, const AttentionItem* next, float* scratch);
@@ -120,7 +120,7 @@ struct Kernels {
     void (*silu_mul)(const float* gate, const float* up, std::int64_t count, float* out);
     void (*write_slot)(const KvPages& pages, const KvSide& side, std::int64_t block, std::int64_t head,
                        std::int64_t slot, const float* row);
-    void (*rotate)(const float* head, const float* cos, const float* sin, std::int64_t half, float* out);
+    void (*rotate)(const float* head, const float* cos, const float* sin, std::int64_t pairs, float* out);
     void (*to_float)(DType dtype, const void* from, std::int64_t count, float* to);
     void (*from_float)(DType dtype, const float* from, std::int64_t count, void* to);
     std::int64_t (*argmax)(const float* x,

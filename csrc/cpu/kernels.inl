@@ -33,7 +33,7 @@ namespace {
 
 #include "linear_digits.inl"
 
-#include "linear_halves.inl"
+#include "linear_bf16.inl"
 
 #include "linear_dense.inl"
 
@@ -43,8 +43,8 @@ namespace {
 
 const Kernels* OCTAVO_TABLE() {
     static constexpr Kernels kTable = {
-        OCTAVO_ISA, linear,   linear_scratch, tile_rows,  to_digits, to_halves, weight_row, attend, attend_scratch,
-        merge,      rms_norm, silu_mul,       write_slot, rotate,    to_float,  from_float, argmax,
+        OCTAVO_ISA, linear,   linear_scratch, tile_rows,  to_digits, to_bf16_blocks, weight_row, attend, attend_scratch,
+        merge,      rms_norm, silu_mul,       write_slot, rotate,    to_float,       from_float, argmax,
     };
     return &kTable;
 }

@@ -1,4 +1,4 @@
-// Matrix products within a run of the pool: every lane calls these functions, in the same order.
+// Matrix products within a run of the pool: every thread calls these functions, in the same order.
 #pragma once
 
 #include "kernels.h"
@@ -8,17 +8,17 @@ namespace octavo {
 
 constexpr std::int64_t kTurnBytes = 512 << 10;  // the second cache keeps them for all columns
 
-// How many rows a lane takes at once, which is a turn: whole tiles if each lane gets one, else groups. Some turns for
-// each lane, so that one that comes late holds up nobody for long, and of those numbers the one with which lanes that
-// keep up end together.
-inline std::int64_t rows_at_once(const Weight& weight, int lanes) {
+// How many rows a thread takes at once, which is a turn: whole tiles if each thread gets one, else groups. Some turns
+// for each thread, so that one that comes late holds up nobody for long, and of those numbers the one with which
+// threads that keep up end together.
+inline std::int64_t rows_at_once(const Weight& weight, int threads) {
     const std::int64_t wanted = kernels().tile_rows(weight), enough = weight.rows / wanted;
-    const std::int64_t tile = enough < lanes ? kGroupRows : wanted, tiles = (weight.rows + tile - 1) / tile;
-    const std::int64_t share = tiles / (lanes * 6), cached = kTurnBytes / row_bytes(weight) / tile;
+    const std::int64_t tile = enough < threads ? kGroupRows : wanted, tiles = (weight.rows + tile - 1) / tile;
+    const std::int64_t share = tiles / (threads * 6), cached = kTurnBytes / row_bytes(weight) / tile;
     const std::int64_t most = share < cached ? share : cached;
     std::int64_t best = 1, least = tiles + 1;
     for (std::int64_t some = most; some > 0 && 2 * some > most; --some) {
-        const std::int64_t turns = (tiles + some - 1) / some, longest = (turns + lanes - 1) / lanes * some;
+        const std::int64_t turns = (tiles + some - 1) / some, longest = (turns + threads - 1) / threads * some;
         if (longest < least) {
             best = some;
             least = longest;
@@ -30,7 +30,7 @@ inline std::int64_t rows_at_once(const Weight& weight, int lanes) {
 // Room for rounded inputs. A product uses one of them, as its weight's `rounding()` says.
 struct Inputs {
     InputBlock* digits;
-    HalfBlock* halves;
+    Bf16Block* bf16;
 };
 
 // How many blocks `columns` columns of `cols` inputs take.
@@ -45,23 +45,23 @@ inline void round_inputs(const Weight& weight, const float* x, std::int64_t colu
     switch (weight.rounding()) {
         case Rounding::kDigits:
             return kernels().to_digits(x + first, count, to.digits + block);
-        case Rounding::kHalves:
-            return kernels().to_halves(x + first, count, to.halves + block);
+        case Rounding::kBf16:
+            return kernels().to_bf16_blocks(x + first, count, to.bf16 + block);
         case Rounding::kNone:
             return;
     }
 }
 
-inline void run_linear(Lane& lane, int lanes, const LinearJob& job) {
-    const std::int64_t rows = job.weight.rows, some = rows_at_once(job.weight, lanes);
-    const std::int64_t turns = (rows + some - 1) / some, share = (turns + lanes - 1) / lanes;
-    lane.each(share * lanes, [&](std::int64_t i) {
-        // Lanes mostly alternate, so a lane's turns mostly follow each other in memory: it has asked for the beginning
-        // of each in the turn before.
-        const std::int64_t turn = i % lanes * share + i / lanes, first = turn * some;
+inline void run_linear(PoolThread& thread, int threads, const LinearJob& job) {
+    const std::int64_t rows = job.weight.rows, some = rows_at_once(job.weight, threads);
+    const std::int64_t turns = (rows + some - 1) / some, share = (turns + threads - 1) / threads;
+    thread.each(share * threads, [&](std::int64_t i) {
+        // Lanes mostly alternate, so a thread's turns mostly follow each other in memory: it has asked for the
+        // beginning of each in the turn before.
+        const std::int64_t turn = i % threads * share + i / threads, first = turn * some;
         if (turn < turns) {
             const std::int64_t end = first + some < rows ? first + some : rows;
-            kernels().linear(job, first, end, lane.scratch(kernels().linear_scratch(job)));
+            kernels().linear(job, first, end, thread.scratch(kernels().linear_scratch(job)));
         }
     });
 }

@@ -5,8 +5,8 @@ inline F8 load_weight(const void* p, std::int64_t i) {
     if (kFormat == Format::kF32) {
         return load8(static_cast<const float*>(p) + i);
     }
-    const auto* half = static_cast<const std::uint16_t*>(p) + i;
-    return kFormat == Format::kF16 ? load8_f16(half) : load8_bf16(half);
+    const auto* narrow = static_cast<const std::uint16_t*>(p) + i;
+    return kFormat == Format::kF16 ? load8_f16(narrow) : load8_bf16(narrow);
 }
 
 // Fewer than eight, the rest zero.
@@ -134,8 +134,8 @@ template <Format kFormat>
 void packed_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, float* scratch) {
     if (job.weight.exact) {
         exact_rows<kFormat, Rows>(job, first_row, end_row, scratch);
-    } else if constexpr (kFormat == Format::kHalves) {
-        half_rows(job, first_row, end_row);
+    } else if constexpr (kFormat == Format::kBf16Pairs) {
+        bf16_rows(job, first_row, end_row);
     } else {
         digit_rows<kFormat>(job, first_row, end_row);
     }
@@ -155,8 +155,8 @@ void linear(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, 
             return packed_rows<Format::kQ4>(job, first_row, end_row, scratch);
         case Format::kQ4Mins:
             return packed_rows<Format::kQ4Mins>(job, first_row, end_row, scratch);
-        case Format::kHalves:
-            return packed_rows<Format::kHalves>(job, first_row, end_row, scratch);
+        case Format::kBf16Pairs:
+            return packed_rows<Format::kBf16Pairs>(job, first_row, end_row, scratch);
     }
 }
 
@@ -166,8 +166,8 @@ std::int64_t linear_scratch(const LinearJob& job) {
 }
 
 std::int64_t tile_rows(const Weight& weight) {
-    static_assert(kHalfTileRows % kGroupRows == 0);
-    return weight.format == Format::kHalves && !weight.exact ? kHalfTileRows : kGroupRows;
+    static_assert(kBf16TileRows % kGroupRows == 0);
+    return weight.format == Format::kBf16Pairs && !weight.exact ? kBf16TileRows : kGroupRows;
 }
 
 void weight_row(const Weight& weight, std::int64_t row, float* out) {
@@ -185,7 +185,7 @@ void weight_row(const Weight& weight, std::int64_t row, float* out) {
             return packed_row<Format::kQ4>(weight, row, out);
         case Format::kQ4Mins:
             return packed_row<Format::kQ4Mins>(weight, row, out);
-        case Format::kHalves:
-            return packed_row<Format::kHalves>(weight, row, out);
+        case Format::kBf16Pairs:
+            return packed_row<Format::kBf16Pairs>(weight, row, out);
     }
 }

@@ -24,18 +24,18 @@ inline void put_tile(const LinearJob& job, std::int64_t column, std::int64_t row
     }
 }
 
-// Where the rows from `row` on lie in the blocks of their group. `lane` counts rows within the group.
+// Where the rows from `row` on lie in the blocks of their group. `place` is the row within its group.
 template <Format kFormat>
 struct Part {
     static constexpr std::int64_t kNumbers = numbers_bytes(kFormat), kBytes = block_bytes(kFormat);
     const std::uint8_t* group;
-    std::int64_t lane;
+    std::int64_t place;
 
     Part(const Weight& weight, std::int64_t row)
         : group(static_cast<const std::uint8_t*>(weight.data) + row / kGroupRows * (weight.cols / kBlock) * kBytes),
-          lane(row % kGroupRows) {}
-    const std::uint8_t* numbers(std::int64_t block) const { return group + block * kBytes + lane * 4; }
-    const std::uint8_t* scales(std::int64_t block) const { return group + block * kBytes + kNumbers + lane * 2; }
+          place(row % kGroupRows) {}
+    const std::uint8_t* numbers(std::int64_t block) const { return group + block * kBytes + place * 4; }
+    const std::uint8_t* scales(std::int64_t block) const { return group + block * kBytes + kNumbers + place * 2; }
     const std::uint8_t* minimums(std::int64_t block) const { return scales(block) + kGroupRows * 2; }
 };
 
@@ -46,7 +46,7 @@ constexpr std::int64_t kAhead = 8192;  // bytes; into the second cache: asking f
 template <Format kFormat, typename R, typename Take>
 inline void decode_block(const Part<kFormat>& at, std::int64_t block, Take take) {
     using F = typename R::F;
-    if (kFormat == Format::kHalves) {
+    if (kFormat == Format::kBf16Pairs) {
 #pragma GCC unroll 16
         for (int two = 0; two < kBlock / 2; ++two) {
             const auto pair = R::pair(at.numbers(block) + two * 64);

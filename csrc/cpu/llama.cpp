@@ -41,9 +41,9 @@ class Buffer {
 };
 
 constexpr std::int64_t kMostSize = std::int64_t{1} << 30;  // of anything: two of them multiply within 64 bits
-constexpr std::int64_t kClaims = 8;                        // of each lane in a phase over rows of activations, at least
-constexpr std::int64_t kMostAtOnce = 16;                   // rows of a claim
-constexpr std::int64_t kPiece = 512;  // floats of an activation that one lane takes at once; a multiple of kBlock
+constexpr std::int64_t kClaims = 8;       // of each thread in a phase over rows of activations, at least
+constexpr std::int64_t kMostAtOnce = 16;  // rows of a claim
+constexpr std::int64_t kPiece = 512;      // floats of an activation that one thread takes at once; a multiple of kBlock
 
 void expect_vector(const TensorRef& tensor, const char* name, std::int64_t size, bool optional = false) {
     if (!optional || tensor.given()) {
@@ -67,16 +67,16 @@ void expect_ids(const TensorRef& ids, const char* name, std::int64_t low, std::i
 struct Llama::Workspace {
     Buffer<float> x, normed, qkv, attended, gate_up, inner;
     Buffer<InputBlock> digits;
-    Buffer<HalfBlock> halves;
+    Buffer<Bf16Block> bf16;
     std::map<std::int64_t, AttentionPlan> plans;  // by window
     std::vector<KvPages> layers;
 };
 
-// One step in one lane.
+// One step in one thread.
 class Llama::Run {
   public:
-    Run(Llama& model, const LlamaStep& step, const std::vector<KvPages>& kv, Lane& lane, int lanes)
-        : m_(model), s_(model.sizes_), step_(step), kv_(kv), lane_(lane), lanes_(lanes), k_(kernels()) {
+    Run(Llama& model, const LlamaStep& step, const std::vector<KvPages>& kv, PoolThread& thread, int threads)
+        : m_(model), s_(model.sizes_), step_(step), kv_(kv), thread_(thread), threads_(threads), k_(kernels()) {
         num_tokens_ = step.token_ids.shape[0];
         Workspace& space = *model.space_;
         x_ = space.x.take(0);
@@ -85,7 +85,7 @@ class Llama::Run {
         attended_ = space.attended.take(0);
         gate_up_ = space.gate_up.take(0);
         inner_ = space.inner.take(0);
-        inputs_ = {space.digits.take(0), space.halves.take(0)};
+        inputs_ = {space.digits.take(0), space.bf16.take(0)};
     }
 
     void operator()(const TensorRef& hidden) {
@@ -112,11 +112,11 @@ class Llama::Run {
     }
 
   private:
-    // Work on single rows takes as long as claiming it from the other lanes does, so a lane claims several at once.
+    // Work on single rows takes as long as claiming it from the other threads does, so a thread claims several at once.
     template <typename Body>
     void each(std::int64_t count, const Body& body) {
-        const std::int64_t some = std::clamp<std::int64_t>(count / (lanes_ * kClaims), 1, kMostAtOnce);
-        lane_.each((count + some - 1) / some, [&](std::int64_t part) {
+        const std::int64_t some = std::clamp<std::int64_t>(count / (threads_ * kClaims), 1, kMostAtOnce);
+        thread_.each((count + some - 1) / some, [&](std::int64_t part) {
             const std::int64_t first = part * some, end = std::min(first + some, count);
             for (std::int64_t i = first; i < end; ++i) {
                 body(i);
@@ -138,21 +138,21 @@ class Llama::Run {
     }
 
     void product(const Weight& weight, const float* x, const TensorRef& bias, float* y, bool accumulate) {
-        run_linear(lane_, lanes_,
-                   {weight, x, weight.cols, inputs_.digits, inputs_.halves, num_tokens_, y, weight.rows,
-                    bias.as<float>(), accumulate});
+        run_linear(thread_, threads_,
+                   {weight, x, weight.cols, inputs_.digits, inputs_.bf16, num_tokens_, y, weight.rows, bias.as<float>(),
+                    accumulate});
     }
 
     // Norms and turns queries and keys where they are, and puts keys and values into their slots.
     void place(const LlamaLayer& layer, const KvPages& kv) {
         const std::int64_t d = s_.head_dim, turning = s_.heads + s_.kv_heads, row = (turning + s_.kv_heads) * d;
-        const std::int64_t half = m_.cos_.shape[1] / 2, size = kv.block_size;
+        const std::int64_t pairs = m_.cos_.shape[1] / 2, size = kv.block_size;
         each(num_tokens_, [&](std::int64_t t) {
             float* heads = qkv_ + t * row;
             const std::int64_t position = step_.positions.as<std::int64_t>()[t];
             const Rope rope{m_.cos_.as<float>() + position * m_.cos_.stride[0],
-                            m_.sin_.as<float>() + position * m_.sin_.stride[0], half, false};
-            float* space = lane_.scratch(d);
+                            m_.sin_.as<float>() + position * m_.sin_.stride[0], pairs, false};
+            float* space = thread_.scratch(d);
             for (std::int64_t h = 0; h < turning; ++h) {
                 float* head = heads + h * d;
                 const TensorRef& weight = h < s_.heads ? layer.q_norm : layer.k_norm;
@@ -182,7 +182,7 @@ class Llama::Run {
         job.scale = s_.scale;
         job.window = layer.window;
         put_sparse(job, layer.sparse, s_.heads);
-        m_.space_->plans.at(layer.window).run(lane_, job);
+        m_.space_->plans.at(layer.window).run(thread_, job);
     }
 
     void activate(const Weight& next) {
@@ -200,8 +200,8 @@ class Llama::Run {
     const LlamaSizes& s_;
     const LlamaStep& step_;
     const std::vector<KvPages>& kv_;
-    Lane& lane_;
-    const int lanes_;
+    PoolThread& thread_;
+    const int threads_;
     const Kernels& k_;
     std::int64_t num_tokens_;
     float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_;
@@ -298,13 +298,13 @@ void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::v
     space_->gate_up.take(n * 2 * s.inner);
     space_->inner.take(n * s.inner);
     space_->digits.take(num_blocks(n, widest));
-    space_->halves.take(num_blocks(n, widest));
+    space_->bf16.take(num_blocks(n, widest));
     for (auto& [window, plan] : space_->plans) {
         plan.build(step.batch, s.kv_heads, s.heads / s.kv_heads, s.head_dim, window);
     }
     Pool& pool = Pool::instance();
-    const int lanes = pool.size();
-    pool.run([&](Lane& lane) { Run(*this, step, layers, lane, lanes)(hidden); });
+    const int threads = pool.size();
+    pool.run([&](PoolThread& thread) { Run(*this, step, layers, thread, threads)(hidden); });
 }
 
 void Llama::logits(const TensorRef& out, const TensorRef& hidden) const {

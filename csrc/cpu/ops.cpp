@@ -1,4 +1,4 @@
-// The ops on rows: each checks its arguments, then gives its rows to the lanes of the pool.
+// The ops on rows: each checks its arguments, then gives its rows to the threads of the pool.
 #include <vector>
 
 #include "linear.h"
@@ -19,15 +19,15 @@ const char* at(const TensorRef& tensor, std::int64_t i, std::int64_t j = 0) {
     return tensor.as<char>() + (i * tensor.stride[0] + inner) * size_of(tensor.dtype);
 }
 
-// Rows one lane takes at once, so that small ones are not handed out one by one.
+// Rows one thread takes at once, so that small ones are not handed out one by one.
 template <typename Body>
 void each_row(std::int64_t rows, std::int64_t floats, Body&& body) {
     const std::int64_t some = floats >= 4096 ? 1 : 4096 / (floats + 1) + 1;
     Pool& pool = Pool::instance();
-    const auto run = [&](Lane& lane) {
-        lane.each((rows + some - 1) / some, [&](std::int64_t turn) {
+    const auto run = [&](PoolThread& thread) {
+        thread.each((rows + some - 1) / some, [&](std::int64_t turn) {
             for (std::int64_t row = turn * some; row < rows && row < (turn + 1) * some; ++row) {
-                body(lane, row);
+                body(thread, row);
             }
         });
     };
@@ -71,8 +71,8 @@ void rotary(const TensorRef& heads, const TensorRef& positions, const TensorRef&
         return;
     }
     const std::int64_t num = heads.shape[1], dim = heads.shape[2];
-    each_row(heads.shape[0], num * dim, [&](Lane& lane, std::int64_t token) {
-        float* wide = lane.scratch(2 * dim);
+    each_row(heads.shape[0], num * dim, [&](PoolThread& thread, std::int64_t token) {
+        float* wide = thread.scratch(2 * dim);
         const Rope rope = rope_of(positions, cos, sin, rotated, token, interleaved);
         for (std::int64_t head = 0; head < num; ++head) {
             char* to = const_cast<char*>(at(heads, token, head));
@@ -98,8 +98,8 @@ void rms_norm(const TensorRef& out, const TensorRef& x, const TensorRef& weight,
         return;
     }
     const std::int64_t count = x.shape[1];
-    each_row(x.shape[0], count, [&](Lane& lane, std::int64_t row) {
-        float* wide = lane.scratch(2 * count);
+    each_row(x.shape[0], count, [&](PoolThread& thread, std::int64_t row) {
+        float* wide = thread.scratch(2 * count);
         kernels().to_float(x.dtype, at(x, row), count, wide);
         kernels().rms_norm(wide, weight.as<float>(), eps, count, wide + count);
         kernels().from_float(x.dtype, wide + count, count, const_cast<char*>(at(out, row)));
@@ -120,8 +120,8 @@ void silu_and_mul(const TensorRef& out, const TensorRef& x) {
         return;
     }
     const std::int64_t count = x.shape[1] / 2;
-    each_row(x.shape[0], count, [&](Lane& lane, std::int64_t row) {
-        float* wide = lane.scratch(3 * count);
+    each_row(x.shape[0], count, [&](PoolThread& thread, std::int64_t row) {
+        float* wide = thread.scratch(3 * count);
         kernels().to_float(x.dtype, at(x, row), 2 * count, wide);
         kernels().silu_mul(wide, wide + count, count, wide + 2 * count);
         kernels().from_float(x.dtype, wide + 2 * count, count, const_cast<char*>(at(out, row)));
@@ -147,17 +147,17 @@ void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, cons
     const auto blocks = static_cast<std::size_t>(num_blocks(columns, weight.cols));
     const Rounding rounding = weight.rounding();
     std::vector<InputBlock> digits(rounding == Rounding::kDigits ? blocks : 0);
-    std::vector<HalfBlock> halves(rounding == Rounding::kHalves ? blocks : 0);
-    const Inputs inputs{digits.data(), halves.data()};
-    const LinearJob job{weight,  x.as<float>(),   x.stride[0],   inputs.digits,    inputs.halves,
+    std::vector<Bf16Block> bf16(rounding == Rounding::kBf16 ? blocks : 0);
+    const Inputs inputs{digits.data(), bf16.data()};
+    const LinearJob job{weight,  x.as<float>(),   x.stride[0],   inputs.digits,    inputs.bf16,
                         columns, out.as<float>(), out.stride[0], bias.as<float>(), false};
     Pool& pool = Pool::instance();
-    const int lanes = pool.size();
-    pool.run([&](Lane& lane) {
-        lane.each(rounding == Rounding::kNone ? 0 : columns, [&](std::int64_t i) {
+    const int threads = pool.size();
+    pool.run([&](PoolThread& thread) {
+        thread.each(rounding == Rounding::kNone ? 0 : columns, [&](std::int64_t i) {
             round_inputs(weight, x.as<float>() + i * x.stride[0], i, 0, weight.cols, inputs);
         });
-        run_linear(lane, lanes, job);
+        run_linear(thread, threads, job);
     });
 }
 
@@ -175,8 +175,9 @@ void check::weight_rows(const TensorRef& out, const Weight& weight, const Tensor
 void weight_rows(const TensorRef& out, const Weight& weight, const TensorRef& rows) {
     check::weight_rows(out, weight, rows);
     const auto* ids = rows.as<std::int64_t>();
-    each_row(rows.shape[0], weight.cols,
-             [&](Lane&, std::int64_t i) { kernels().weight_row(weight, ids[i], out.as<float>() + i * out.stride[0]); });
+    each_row(rows.shape[0], weight.cols, [&](PoolThread&, std::int64_t i) {
+        kernels().weight_row(weight, ids[i], out.as<float>() + i * out.stride[0]);
+    });
 }
 
 }  // namespace octavo

@@ -11,16 +11,16 @@ namespace octavo::part_sum {
 namespace {
 
 struct Sums {
-    std::uint64_t lanes[kLanes];
-    std::uint64_t keys[kLanes];  // of the next stripe
+    std::uint64_t totals[kTotals];
+    std::uint64_t keys[kTotals];  // of the next stripe
 };
 
 #if defined(__SSE2__)  // every x86-64 has it, so there is no choice at run time
 
 void add_stripes(Sums& sums, const char* data, std::size_t count) {
-    constexpr int kPairs = kLanes / 2;
-    __m128i lanes[kPairs], keys[kPairs];
-    std::memcpy(lanes, sums.lanes, sizeof lanes);
+    constexpr int kPairs = kTotals / 2;
+    __m128i totals[kPairs], keys[kPairs];
+    std::memcpy(totals, sums.totals, sizeof totals);
     std::memcpy(keys, sums.keys, sizeof keys);
     const __m128i step = _mm_set1_epi64x(static_cast<std::int64_t>(kStep));
     for (; count > 0; --count, data += kStripeBytes) {
@@ -30,11 +30,11 @@ void add_stripes(Sums& sums, const char* data, std::size_t count) {
             const __m128i mixed = _mm_xor_si128(words, keys[i]);
             const __m128i product = _mm_mul_epu32(mixed, _mm_srli_epi64(mixed, 32));
             const __m128i turned = _mm_shuffle_epi32(words, _MM_SHUFFLE(1, 0, 3, 2));
-            lanes[i] = _mm_add_epi64(lanes[i], _mm_add_epi64(product, turned));
+            totals[i] = _mm_add_epi64(totals[i], _mm_add_epi64(product, turned));
             keys[i] = _mm_add_epi64(keys[i], step);
         }
     }
-    std::memcpy(sums.lanes, lanes, sizeof lanes);
+    std::memcpy(sums.totals, totals, sizeof totals);
     std::memcpy(sums.keys, keys, sizeof keys);
 }
 
@@ -42,11 +42,11 @@ void add_stripes(Sums& sums, const char* data, std::size_t count) {
 
 void add_stripes(Sums& sums, const char* data, std::size_t count) {
     for (; count > 0; --count, data += kStripeBytes) {
-        std::uint64_t words[kLanes];
+        std::uint64_t words[kTotals];
         std::memcpy(words, data, sizeof words);
-        for (int i = 0; i < kLanes; ++i) {
+        for (int i = 0; i < kTotals; ++i) {
             const std::uint64_t mixed = words[i] ^ sums.keys[i];
-            sums.lanes[i] += (mixed & 0xffffffffU) * (mixed >> 32) + words[i ^ 1];
+            sums.totals[i] += (mixed & 0xffffffffU) * (mixed >> 32) + words[i ^ 1];
             sums.keys[i] += kStep;
         }
     }
@@ -56,10 +56,10 @@ void add_stripes(Sums& sums, const char* data, std::size_t count) {
 
 }  // namespace
 
-void add(std::uint64_t lanes[kLanes], std::uint64_t seed, std::uint64_t stripe, const Run* runs, std::size_t count) {
+void add(std::uint64_t totals[kTotals], std::uint64_t seed, std::uint64_t stripe, const Run* runs, std::size_t count) {
     Sums sums;
-    std::memcpy(sums.lanes, lanes, sizeof sums.lanes);
-    for (int i = 0; i < kLanes; ++i) {
+    std::memcpy(sums.totals, totals, sizeof sums.totals);
+    for (int i = 0; i < kTotals; ++i) {
         sums.keys[i] = checksum::mixed(seed, i) + stripe * kStep;
     }
     char held[kStripeBytes];  // the beginning of a stripe whose rest is in the next run
@@ -84,13 +84,13 @@ void add(std::uint64_t lanes[kLanes], std::uint64_t seed, std::uint64_t stripe, 
         std::fill(held + filled, held + kStripeBytes, '\0');
         add_stripes(sums, held, 1);
     }
-    std::memcpy(lanes, sums.lanes, sizeof sums.lanes);
+    std::memcpy(totals, sums.totals, sizeof sums.totals);
 }
 
-std::uint64_t digest(const std::uint64_t lanes[kLanes], std::uint64_t seed, std::uint64_t bytes) {
-    std::uint64_t sum = checksum::mixed(seed ^ bytes, kLanes);
-    for (int i = 0; i < kLanes; ++i) {
-        sum = checksum::mixed(sum ^ lanes[i], i);
+std::uint64_t digest(const std::uint64_t totals[kTotals], std::uint64_t seed, std::uint64_t bytes) {
+    std::uint64_t sum = checksum::mixed(seed ^ bytes, kTotals);
+    for (int i = 0; i < kTotals; ++i) {
+        sum = checksum::mixed(sum ^ totals[i], i);
     }
     return sum;
 }

@@ -71,12 +71,12 @@ struct Pool::State {
     bool recruited = false;
     std::atomic<int> size{0};  // 0: not yet decided
 
-    // The run. Who holds `runs` writes it while no other lane is inside; a lane reads it when its entry into `inside`
-    // found kOpen, which was set after that.
+    // The run. Who holds `runs` writes it while no other thread is inside; a thread reads it when its entry into
+    // `inside` found kOpen, which was set after that.
     Work work = nullptr;
     const void* context = nullptr;
     std::uint64_t phase = 0;
-    alignas(64) std::atomic<std::uint32_t> inside{0};  // lanes of other threads in the run, and whether more may come
+    alignas(64) std::atomic<std::uint32_t> inside{0};  // threads of other threads in the run, and whether more may come
 
     alignas(64) std::atomic<std::uint64_t> generation{0};  // of runs; kOver: threads shall end. Changes under `mutex`
     std::mutex mutex;
@@ -170,8 +170,8 @@ void Pool::serve() {
     std::uint64_t seen = 0;
     while ((seen = state.await(seen)) != State::kOver) {
         if (state.inside.fetch_add(1, std::memory_order_acq_rel) & State::kOpen) {
-            Lane lane(*this, state.phase, false);
-            state.work(state.context, lane);
+            PoolThread thread(*this, state.phase, false);
+            state.work(state.context, thread);
         }
         state.inside.fetch_sub(1, std::memory_order_release);
     }
@@ -184,18 +184,19 @@ void Pool::start(Work work, const void* context) {
         recruit(state.size.load(std::memory_order_relaxed));
     }
     const std::uint64_t phase = claim_.load(std::memory_order_relaxed);
-    Lane lane(*this, phase, state.threads.empty());
+    PoolThread thread(*this, phase, state.threads.empty());
     if (state.threads.empty()) {
-        work(context, lane);
+        work(context, thread);
         return;
     }
-    // A lane that came too late for the run before may still be on its way out; it looks at nothing that changes here.
+    // A thread that came too late for the run before may still be on its way out; it looks at nothing that changes
+    // here.
     state.work = work;
     state.context = context;
     state.phase = phase;
     state.inside.fetch_or(State::kOpen, std::memory_order_acq_rel);
     state.announce(state.generation.load(std::memory_order_relaxed) + 1);
-    work(context, lane);
+    work(context, thread);
     state.inside.fetch_and(~State::kOpen, std::memory_order_acq_rel);
     spin([&] { return state.inside.load(std::memory_order_acquire) == 0; });
 }
@@ -204,7 +205,7 @@ void Pool::wait(std::uint64_t phase) {
     spin([&] { return claim_.load(std::memory_order_acquire) - phase >= kPhase; });
 }
 
-float* Lane::scratch(std::int64_t floats) {
+float* PoolThread::scratch(std::int64_t floats) {
     Scratch& mine = own_scratch;
     if (mine.floats < floats) {
         std::free(mine.data);

@@ -6,19 +6,19 @@
 namespace octavo {
 
 struct Rope {
-    const float *cos, *sin;  // [half], of the position
-    std::int64_t half;
-    bool interleaved;  // dimension 2 i turns with 2 i + 1, not i with i + half
+    const float *cos, *sin;  // [pairs], of the position
+    std::int64_t pairs;
+    bool interleaved;  // dimension 2 i turns with 2 i + 1, not i with i + pairs
 };
 
-// In place. space: [2 half].
+// In place. space: [2 pairs].
 inline void turn(const Kernels& k, const Rope& rope, float* head, float* space) {
     if (!rope.interleaved) {
-        k.rotate(head, rope.cos, rope.sin, rope.half, space);
-        k.to_float(DType::kF32, space, 2 * rope.half, head);
+        k.rotate(head, rope.cos, rope.sin, rope.pairs, space);
+        k.to_float(DType::kF32, space, 2 * rope.pairs, head);
         return;
     }
-    for (std::int64_t i = 0; i < rope.half; ++i) {
+    for (std::int64_t i = 0; i < rope.pairs; ++i) {
         const float a = head[2 * i], b = head[2 * i + 1];
         head[2 * i] = a * rope.cos[i] - b * rope.sin[i];
         head[2 * i + 1] = b * rope.cos[i] + a * rope.sin[i];

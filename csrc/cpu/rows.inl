@@ -1,5 +1,5 @@
 // Eight (Rows8) or sixteen (Rows16) rows of a packed matrix side by side in a register: what linear_packed.inl,
-// linear_digits.inl and linear_halves.inl multiply with. In both forms a row has the same operations, so results of
+// linear_digits.inl and linear_bf16.inl multiply with. In both forms a row has the same operations, so results of
 // digits have the same bits wherever fma() fuses, which is everywhere but in plain C++.
 
 // A number of columns (tokens: LinearJob), known to the compiler.
@@ -50,7 +50,7 @@ struct Rows8 {
         }
         return load8(wide);
     }
-    // Halves are float16 here (scales, minimums), and bfloat16 in the names of products.
+    // Bf16Pairs are float16 here (scales, minimums), and bfloat16 in the names of products.
     static F halves(const std::uint8_t* p) { return load8_f16(reinterpret_cast<const std::uint16_t*>(p)); }
     // Of a 32-bit word per row, the bits from `shift` on that `mask` leaves.
     static F pick(const std::uint8_t* p, std::uint32_t shift, int mask) { return pick_of(words_of(p), shift, mask); }
@@ -61,11 +61,11 @@ struct Rows8 {
         F first, second;
     };
     static Pair pair(const std::uint8_t* p) { return words_of(p); }
-    static F first(Pair w) { return low_halves(w); }
-    static F second(Pair w) { return high_halves(w); }
+    static F first(Pair w) { return low_words(w); }
+    static F second(Pair w) { return high_words(w); }
     static Two two(const std::uint16_t* p) {
         const Words w = same_words(p);
-        return {low_halves(w), high_halves(w)};
+        return {low_words(w), high_words(w)};
     }
     static F add_pair(F sum, Pair w, Two x) { return fma(second(w), x.second, fma(first(w), x.first, sum)); }
 
@@ -111,7 +111,7 @@ struct Rows16 {
         const __m512i lows = _mm512_sub_epi32(_mm512_loadu_si512(low), offsets);
         return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(_mm512_loadu_si512(high), 7), lows));
     }
-    static F8 eight(F x, int half) { return half == 0 ? _mm512_castps512_ps256(x) : _mm512_extractf32x8_ps(x, 1); }
+    static F8 eight(F x, int which) { return which == 0 ? _mm512_castps512_ps256(x) : _mm512_extractf32x8_ps(x, 1); }
     static F halves(const std::uint8_t* p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     }

@@ -408,9 +408,9 @@ void no_score(const Scores& scores, std::int64_t branch) {
 void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, const Adjustments& adjustments,
             const Scores& scores) {
     check::sample(ids, logits, draws, adjustments, scores);
-    Pool::instance().run([&](Lane& lane) {
+    Pool::instance().run([&](PoolThread& thread) {
         Drawer drawer(logits.shape[1]);
-        lane.each(ids.shape[0], [&](std::int64_t branch) {
+        thread.each(ids.shape[0], [&](std::int64_t branch) {
             const float* x = logits.as<float>() + at<std::int64_t>(draws.rows, branch) * logits.stride[0];
             std::int64_t token = drawer.look(x);
             if (token != kBadLogits && adjusts(adjustments, branch)) {
@@ -432,9 +432,9 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
 
 void score(const TensorRef& logits, const TensorRef& targets, const Scores& scores) {
     check::score(logits, targets, scores);
-    Pool::instance().run([&](Lane& lane) {
+    Pool::instance().run([&](PoolThread& thread) {
         Drawer drawer(logits.shape[1]);
-        lane.each(logits.shape[0], [&](std::int64_t row) {
+        thread.each(logits.shape[0], [&](std::int64_t row) {
             const std::int64_t best = drawer.look(logits.as<float>() + row * logits.stride[0]);
             best == kBadLogits
                 ? no_score(scores, row)

@@ -34,10 +34,10 @@ struct Place {
 };
 
 Place place(std::uint8_t* packed, Format format, std::int64_t cols, std::int64_t row, std::int64_t block) {
-    const std::int64_t lane = row % kGroupRows, blocks = row / kGroupRows * (cols / kBlock) + block;
+    const std::int64_t place = row % kGroupRows, blocks = row / kGroupRows * (cols / kBlock) + block;
     std::uint8_t* numbers = packed + blocks * block_bytes(format);
     std::uint8_t* scales = numbers + numbers_bytes(format);
-    return {scales + lane * 2, scales + (kGroupRows + lane) * 2, numbers + lane * 4};
+    return {scales + place * 2, scales + (kGroupRows + place) * 2, numbers + place * 4};
 }
 
 void put_block(const Place& to, const std::uint8_t* from, Format format) {
@@ -80,7 +80,7 @@ void round_block(const float* values, Format format, std::uint8_t* gguf) {
 }  // namespace
 
 Format format_named(const char* name) {
-    for (int i = 0; i <= static_cast<int>(Format::kHalves); ++i) {
+    for (int i = 0; i <= static_cast<int>(Format::kBf16Pairs); ++i) {
         if (std::strcmp(name, kNames[i]) == 0) {
             return static_cast<Format>(i);
         }
@@ -130,8 +130,8 @@ void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::
     expect_apart(packed, "packed", {&gguf});
     auto* to = packed.as<std::uint8_t>();
     std::memset(to, 0, static_cast<std::size_t>(packed.shape[0]));
-    Pool::instance().run([&](Lane& lane) {
-        lane.each((rows + kGroupRows - 1) / kGroupRows, [&](std::int64_t group) {
+    Pool::instance().run([&](PoolThread& thread) {
+        thread.each((rows + kGroupRows - 1) / kGroupRows, [&](std::int64_t group) {
             for (std::int64_t row = group * kGroupRows; row < std::min(rows, (group + 1) * kGroupRows); ++row) {
                 for (std::int64_t block = 0; block < blocks; ++block) {
                     const std::uint8_t* from = gguf.as<std::uint8_t>() + row * gguf.stride[0] + block * bytes;
@@ -145,12 +145,12 @@ void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::
 void pack(const TensorRef& packed, const TensorRef& values) {
     expect(values, "values", {kAny, kAny}, DType::kBF16);
     const std::int64_t rows = values.shape[0], cols = values.shape[1], blocks = cols / kBlock;
-    check_packed(packed, Format::kHalves, rows, cols);
+    check_packed(packed, Format::kBf16Pairs, rows, cols);
     expect_apart(packed, "packed", {&values});
     auto* to = packed.as<std::uint8_t>();
     std::memset(to, 0, static_cast<std::size_t>(packed.shape[0]));
-    Pool::instance().run([&](Lane& lane) {
-        lane.each((rows + kGroupRows - 1) / kGroupRows, [&](std::int64_t group) {
+    Pool::instance().run([&](PoolThread& thread) {
+        thread.each((rows + kGroupRows - 1) / kGroupRows, [&](std::int64_t group) {
             for (std::int64_t row = group * kGroupRows; row < std::min(rows, (group + 1) * kGroupRows); ++row) {
                 const auto* from = values.as<std::uint16_t>() + row * values.stride[0];
                 for (std::int64_t two = 0; two < blocks * kBlock / 2; ++two) {
@@ -170,8 +170,8 @@ void quantize(const TensorRef& packed, const TensorRef& values, Format format) {
     expect_apart(packed, "packed", {&values});
     auto* to = packed.as<std::uint8_t>();
     std::memset(to, 0, static_cast<std::size_t>(packed.shape[0]));
-    Pool::instance().run([&](Lane& lane) {
-        lane.each((rows + kGroupRows - 1) / kGroupRows, [&](std::int64_t group) {
+    Pool::instance().run([&](PoolThread& thread) {
+        thread.each((rows + kGroupRows - 1) / kGroupRows, [&](std::int64_t group) {
             std::uint8_t block[34];
             for (std::int64_t row = group * kGroupRows; row < std::min(rows, (group + 1) * kGroupRows); ++row) {
                 const float* from = values.as<float>() + row * values.stride[0];

@@ -9,23 +9,23 @@ namespace octavo::ref {
 namespace {
 
 double packed_at(const Weight& weight, std::int64_t row, std::int64_t col) {
-    const std::int64_t lane = row % kGroupRows, i = col % kBlock;
+    const std::int64_t place = row % kGroupRows, i = col % kBlock;
     const std::int64_t block = row / kGroupRows * (weight.cols / kBlock) + col / kBlock;
     const auto* first = static_cast<const std::uint8_t*>(weight.data) + block * block_bytes(weight.format);
-    if (weight.format == Format::kHalves) {
-        return read(first + i / 2 * 64 + lane * 4 + i % 2 * 2, DType::kBF16);
+    if (weight.format == Format::kBf16Pairs) {
+        return read(first + i / 2 * 64 + place * 4 + i % 2 * 2, DType::kBF16);
     }
     const auto* scales = first + numbers_bytes(weight.format);
-    const double scale = read(scales + lane * 2, DType::kF16);
+    const double scale = read(scales + place * 2, DType::kF16);
     if (weight.format == Format::kQ8) {
-        return scale * (first[i / 4 * 64 + lane * 4 + i % 4] - 128);
+        return scale * (first[i / 4 * 64 + place * 4 + i % 4] - 128);
     }
-    const int byte = first[i % 16 / 4 * 64 + lane * 4 + i % 4];
+    const int byte = first[i % 16 / 4 * 64 + place * 4 + i % 4];
     const int nibble = i < 16 ? byte & 15 : byte >> 4;
     if (weight.format == Format::kQ4) {
         return scale * (nibble - 8);
     }
-    return scale * nibble + read(scales + (kGroupRows + lane) * 2, DType::kF16);
+    return scale * nibble + read(scales + (kGroupRows + place) * 2, DType::kF16);
 }
 
 double weight_at(const Weight& weight, std::int64_t row, std::int64_t col) {
@@ -65,11 +65,11 @@ void linear(const TensorRef& out, const TensorRef& x, const Weight& weight, cons
         if (weight.rounding() == Rounding::kDigits) {
             round_inputs(input);
         }
-        if (weight.rounding() == Rounding::kHalves) {
+        if (weight.rounding() == Rounding::kBf16) {
             for (double& value : input) {
-                std::uint16_t half = 0;
-                write(&half, DType::kBF16, value);
-                value = read(&half, DType::kBF16);
+                std::uint16_t narrow = 0;
+                write(&narrow, DType::kBF16, value);
+                value = read(&narrow, DType::kBF16);
             }
         }
         for (std::int64_t row = 0; row < weight.rows; ++row) {

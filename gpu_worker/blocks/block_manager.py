@@ -221,13 +221,13 @@ class Reservation:
         self._manager.release([block])
 
     def commit(self) -> list[BlockId]:
-        """The reserved blocks, as a table that is the caller's from now on."""
+        """Hands the reserved blocks to the caller, as a table."""
         self._manager._reservations.discard(self)
         blocks, self.blocks = self.blocks, []
         return blocks
 
     def release(self) -> None:
-        """Gives back what has not been committed. May be called again."""
+        """Gives back the blocks that have not been committed. May be called again."""
         self._manager.release(self.commit())
 
     def __enter__(self) -> Self:

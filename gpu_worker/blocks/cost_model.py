@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class CostModel:
-    """The rates of copying and computing: first cautious guesses, then what the engine gives to `observe_*`."""
+    """The rates of copying and computing: guesses at first, then figures that the engine reports by `observe_*`."""
 
     copy_bytes_per_s: float = 4e9
     prefill_tokens_per_s: float = 2000.0

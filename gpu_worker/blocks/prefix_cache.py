@@ -179,5 +179,5 @@ class PrefixCache:
             self._events.append((REMOVED, block_hash))
 
     def _toggle(self, block_hash: BlockHash) -> None:
-        """Takes a hash into the digest, or out of it."""
+        """Adds a hash to the digest, or removes it."""
         self.digest ^= int.from_bytes(block_hash[:8], "little")

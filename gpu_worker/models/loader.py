@@ -98,12 +98,12 @@ def load_model(
 
 
 def is_of_the_machine(error: Exception) -> bool:
-    """Whether the model's files are not to blame: for want of memory, and for what a GPU reports."""
+    """Whether the machine is to blame and not the model's files: memory is lacking, or a GPU reports an error."""
     return isinstance(error, MemoryError) or any(word in str(error) for word in ("memory", "CUDA", "cuda"))
 
 
 def shortened(text: str) -> str:
-    """The message, without what is too long of a value that it shows."""
+    """The message, in which long values are cut."""
     return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}…"
 
 
@@ -238,7 +238,7 @@ class _LoadOptions:
         return False
 
     def variant(self, decoder: Decoder, packed: bool) -> str:
-        """What makes this decoder's tokens differ from those of other decoders of the same files; empty: nothing."""
+        """Why this decoder's tokens differ from those of other decoders of the same files; empty if they do not."""
         rounded = self.quantization in ("q8", "q4") or (self.quantization == "auto" and packed)
         variant = self.quantization if rounded and isinstance(decoder, NativeLlamaDecoder) else ""
         if isinstance(decoder, (NativeLlamaDecoder, llama.LlamaDecoder)) and decoder.config.rope.kind == "longrope":

@@ -1,7 +1,9 @@
-"""The class of numerics of a runner: everything by which its bits may differ from those of another one of its model.
+"""The class of numerics of a runner: everything by which its bits may differ from the bits of another runner of its
+model.
 
-Runners whose classes and layouts are equal compute the same bits from the same weights, as far as what they compute in
-one step does not matter (`Ops.batch_invariant`). Classes are made too narrow rather than too wide: what has not been
+Runners whose classes and layouts are equal compute the same bits from the same weights, as far as the bits do not
+depend on what else a step computes (`Ops.batch_invariant`). Classes are made too narrow rather than too wide: what has
+not been
 seen to give equal bits (`tests/gpu_worker/models/test_numerics.py`) has a class of its own.
 
 A class is for people to read and has no spaces, such as

@@ -45,7 +45,7 @@ class CallOptions(TypedDict, total=False):
 
 
 class ChatCallOptions(CallOptions, total=False):
-    """The same for `chat`."""
+    """Arguments of vLLM's `chat` that octavo does not have: only None passes."""
 
     chat_template: None
     chat_template_content_format: str

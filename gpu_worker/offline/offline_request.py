@@ -127,7 +127,7 @@ class OfflineRequest:
 
 
 def _by_token(score: TokenScore, decode: TokenDecoder, rank_of_chosen: int | None = None) -> LogprobsByToken:
-    """The log probabilities of one place: that of its token first, then those of the likeliest tokens."""
+    """The log probabilities at one index: first of its token, then of the likeliest tokens."""
     found: LogprobsByToken = {score.token_id: Logprob(score.logprob, rank_of_chosen, decode(score.token_id))}
     for place, (token_id, logprob) in enumerate(score.top, 1):
         found[token_id] = Logprob(logprob, place, decode(token_id))

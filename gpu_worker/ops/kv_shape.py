@@ -37,7 +37,10 @@ class KvShape:
 
     @property
     def layout(self) -> str:
-        """A text that is equal for two arenas exactly if the bytes of a block mean the same in both."""
+        """A text that names the layout of a block.
+
+        Two arenas have the same text exactly if a block's bytes mean the same in both.
+        """
         return f"hnd.{self.dtype_name}.l{self.num_layers}.h{self.num_kv_heads}.b{self.block_size}.d{self.head_dim}"
 
     def allocate_arena(self, num_blocks: int, device: torch.device, pinned: bool = False) -> Tensor:

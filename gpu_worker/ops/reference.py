@@ -79,7 +79,7 @@ def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _WriteSlots:
-    """Where the keys and values of a step are written, which is the same in every layer."""
+    """The places to which the keys and values of a step are written, the same in every layer."""
 
     def __init__(self, slots: Tensor, block_size: int) -> None:
         kept = slots >= 0

@@ -17,7 +17,10 @@ def print_json(data: Any, indent: int | None = None) -> None:
 
 
 def prepare_streams() -> None:
-    """Lets stdin take any bytes, and stdout any text, by escapes; a stream that is closed leads nowhere."""
+    """Makes stdin accept any bytes and stdout any text, by escapes.
+
+    A closed stream is replaced by one that leads nowhere.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))

@@ -1,4 +1,4 @@
-"""Says what a request waits for from which nothing comes, so that no command waits in silence."""
+"""Says what a silent request waits for, so that no command waits without a word."""
 
 import threading
 from collections.abc import Iterator

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make_certificates(wanted: ClusterSettings) -> None:
-    """Makes those of --secure, unless they are there and stay valid for weeks."""
+    """Makes the certificates of --secure, unless there are some that stay valid for weeks."""
     folder = wanted.tls_folder
     if folder is not None and not development_ca().is_complete(folder):
         development_ca().make_certificates(folder, [] if wanted.up.host in EVERY_INTERFACE else [wanted.up.host])
@@ -84,7 +84,7 @@ def _settings(args: argparse.Namespace) -> ClusterSettings:
 
 
 def _require_usable(wanted: ClusterSettings) -> None:
-    """Raises CommandError for what the processes would notice only seconds later, or wait for in vain."""
+    """Raises CommandError for settings that would make the processes fail seconds later, or wait in vain."""
     up, worker = wanted.up, wanted.worker
     if up.prefill_workers + up.decode_workers > up.workers:
         raise CommandError(

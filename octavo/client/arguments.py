@@ -24,7 +24,7 @@ PriorityName: TypeAlias = Literal["", "system", "interactive", "default", "bulk"
 
 
 class RequestArguments(SamplingArguments, total=False):
-    """The keyword arguments of `generate` and `complete`: those of the request, and those of its sampling."""
+    """The keyword arguments of `generate` and `complete`: fields of the request, and its sampling parameters."""
 
     model: str | None
     request_id: str | None

@@ -21,6 +21,8 @@ class BrokenStreamError(Exception):
 # In every branch: received.index <= delivered.index, and received.chars <= delivered.chars.
 @dataclass(slots=True)
 class _BranchPlace:
+    """How far a stream has come in one branch: tokens, and characters of text."""
+
     index: int  # the index of the next token
     chars: int = 0
 
@@ -126,7 +128,7 @@ class StreamReceiver:
         return self.starts[event.branch] if event.branch < len(self.starts) else 0
 
     def _cut(self, event: Event, received: _BranchPlace) -> Event:
-        """The event without what was delivered before."""
+        """The event without the tokens and the text that the caller has already."""
         delivered = self._delivered.setdefault(event.branch, replace(received))
         skip = delivered.index - received.index
         first_position = max(event.first_prompt_position, 1)

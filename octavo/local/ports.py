@@ -38,7 +38,10 @@ class PortPool:
         self._turn = 0
 
     def in_turn(self) -> Iterator[int]:
-        """All ports, first those of the blocks claimed so far: which one was given out longest ago comes first."""
+        """All ports, the ports of blocks that are claimed already first.
+
+        Among these the port that was given out longest ago comes first.
+        """
         for _ in range(len(self._ports)):
             self._turn = (self._turn + 1) % len(self._ports)
             yield self._ports[self._turn]

@@ -31,6 +31,8 @@ class ExitHistory:
 
 @dataclass(slots=True)
 class RouterState:
+    """A router of `octavo up`: its process and its addresses."""
+
     router_id: str
     pid: int | None
     endpoint: str
@@ -42,6 +44,8 @@ class RouterState:
 
 @dataclass(slots=True)
 class WorkerState:
+    """A worker of `octavo up`: its process and its addresses."""
+
     worker_id: str
     pid: int | None
     endpoint: str
@@ -51,6 +55,8 @@ class WorkerState:
 
 @dataclass(slots=True)
 class StoreState:
+    """The store of `octavo up`."""
+
     url: str
     pid: int | None
     embedded: bool

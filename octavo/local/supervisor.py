@@ -105,9 +105,10 @@ class Supervisor:
         await asyncio.Event().wait()
 
     async def stop(self, grace_s: float) -> None:
-        """Ends all processes within the grace time; those that do not end by then are killed.
+        """Ends all processes within the grace time, and kills those that have not ended by then.
 
-        Processes that were started together end together, and before those that were started earlier, which they use.
+        Processes that were started together end together. They end before the processes that were started earlier,
+        because they use those.
         """
         until = time.monotonic() + grace_s
         tasks = [*self._keepers, *([self._trimmer] if self._trimmer else [])]

@@ -138,7 +138,7 @@ def _guarded_generator(behaviour: Any, admit: Callable[[Any, Any], Any], method:
 
 
 async def _hear_out(requests: AsyncIterator[Any]) -> None:
-    """Reads what a caller still sends, until it says that this was all."""
+    """Reads the rest of what a caller sends, until the caller has ended its side."""
     with suppress(Exception):  # a request that cannot be parsed, or a reader of the handler's that has not ended
         async with asyncio.timeout(HEARING_S):
             reader = aiter(requests)

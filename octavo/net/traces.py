@@ -41,7 +41,7 @@ class Span:
         error: bool = False,
         standard: Mapping[str, str | int | float | tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
-        """Ends the span, with what is known of it by now; `standard` attributes have names that others gave."""
+        """Ends the span with its attributes. `standard` attributes have the names of OpenTelemetry's conventions."""
         from opentelemetry.trace import StatusCode
 
         for name, value in attributes.items():
@@ -80,7 +80,7 @@ class RequestTracer:
         return Span(span, f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}")
 
     def close(self) -> None:
-        """Writes what is left, for a few seconds at most."""
+        """Sends the spans that are left to the collector, for a few seconds at most."""
         self._provider.shutdown()
 
 

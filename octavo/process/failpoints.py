@@ -69,7 +69,7 @@ class Failpoint:
     disarmed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def fail(self) -> None:
-        """Does what the place is armed with."""
+        """Carries out the action that the place is armed with."""
         self.num_reached += 1
         self.reached.set()
         if not isinstance(self.action, str):

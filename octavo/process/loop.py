@@ -57,7 +57,7 @@ async def before(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
 
 
 def unlogged(future: F) -> F:
-    """The future. An error of it that nobody waits for any more, since the caller was cancelled, is not logged."""
+    """The future itself. If its caller is cancelled and nobody waits for it any more, its error is not logged."""
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
     return future
 

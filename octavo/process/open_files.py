@@ -10,7 +10,8 @@ log = logging.getLogger(__name__)
 
 
 def connection_limit(wanted: int, listeners: int = 2) -> int:
-    """How many connections each of so many listeners may have: `wanted`, or what the open files of a process leave.
+    """How many connections each of the listeners may have: `wanted`, or fewer if the limit of open files does not
+    suffice.
 
     Raises the limit of this process to what the system allows it. Without a bound, connections of strangers would take
     the files by which a program reaches its store.

@@ -25,10 +25,7 @@ _context: ContextVar[dict[str, str | int] | None] = ContextVar("octavo_log_conte
 
 @contextmanager
 def about(**context: str | int) -> Iterator[None]:
-    """Adds its arguments, as in about(request=..., epoch=...), to every line that is logged inside the context.
-
-    That includes lines of tasks that are started inside.
-    """
+    """Adds its arguments, such as request=... or epoch=..., to every line that is logged inside, also by new tasks."""
     token = _context.set({**(_context.get() or {}), **context})
     try:
         yield

@@ -1,6 +1,7 @@
 """The one tree of errors. Each class names its status code, its reason, and whether trying again can help.
 
-`octavo.rpc` turns an error into a status with google.rpc.ErrorInfo, and such a status into an error of the same class.
+`octavo.wire.statuses` turns an error into a status with google.rpc.ErrorInfo, and such a status into an error of the
+same class.
 """
 
 import difflib
@@ -108,7 +109,7 @@ class InvalidArgument(ServingError, ValueError):
         return self.metadata.get("field", "")
 
     def inside(self, path: str) -> "InvalidArgument":
-        """The same error about the fields of a message that is itself a field: `n` inside `sampling` is sampling.n."""
+        """This error for a message that is the field `path` of another one: `n` becomes sampling.n."""
         first, *others = (FieldViolation(f"{path}.{field}", what) for field, what in self.violations)
         return InvalidArgument(*first, *others)
 
@@ -128,7 +129,7 @@ class ViolationCollector:
             return None
 
     def run_inside(self, path: str, check: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
-        """As `run`, for a check of a message that is itself the field `path`."""
+        """Runs a check of the message in the field `path`; the fields that it names begin with that path."""
         try:
             return check(*arguments, **options)
         except InvalidArgument as error:

@@ -13,7 +13,7 @@ from octavo.request.ids import BlockHash
 def root_key(fingerprint: str, layout: str, lora: str = "", salt: str = "", numerics: str = "") -> bytes:
     """The key of all block hashes of one model, KV layout, LoRA, tenant salt and class of numerics.
 
-    So whoever mixes up two classes finds no block, and never one with other bits.
+    So a worker that mixes up two classes finds no block, and never a block with other bits.
     """
     named = (fingerprint, layout, lora, salt, *([numerics] if numerics else ()))
     parts = (part.encode() for part in named)

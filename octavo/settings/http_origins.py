@@ -10,7 +10,10 @@ _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+", re.ASCII)
 
 
 def parse_origins(entries: Iterable[str]) -> tuple[str, ...]:
-    """The origins as browsers write them. Raises a ValueError that names the entry that is wrong, and what is right."""
+    """The origins as browsers write them.
+
+    Raises a ValueError that names the wrong entry and says what would be right.
+    """
     return tuple(ANY if each.strip() == ANY else _parse_one(each.strip()) for each in entries)
 
 

@@ -96,7 +96,10 @@ class Option:
 
     @property
     def help_text(self) -> str:
-        """The line of a help: what the setting is, and its default, which of an empty text the line itself explains."""
+        """The line of a help: what the setting is, and its default.
+
+        If the default is an empty text, the line itself explains that.
+        """
         default = self.to_text(self.default)
         return f"{self.help} [default: {default}]" if default else self.help
 

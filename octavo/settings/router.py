@@ -113,5 +113,5 @@ class RouterSettings:
 
     @property
     def http_address(self) -> str:
-        """The same for HTTP; empty: nowhere."""
+        """HOST:PORT on which the router listens for HTTP; empty if it does not."""
         return self.http_listen and listen_address.with_host(self.http_listen, self.host)

@@ -1,6 +1,6 @@
 """The rights of a store's user who may call octavo's functions, and nothing else.
 
-A server lets a function do what the user may do who calls it. So the user needs the data commands of the functions, on
+A function may do on the server what its caller's user may do. So the user needs the data commands of the functions, on
 keys of octavo alone, and can call those by themselves; what an attacker would want besides (EVAL, KEYS, FLUSHALL,
 CONFIG, other keys) is refused.
 """

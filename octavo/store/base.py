@@ -101,7 +101,8 @@ class Store(Protocol):
         ...
 
     async def note_progress(self, seq_id: SequenceId, epoch: int, owner: Incarnation, num_tokens: int) -> AppendStatus:
-        """Notes how many tokens of an output the owner has computed since the take, where the journal shows none of it.
+        """Notes how many output tokens the owner has computed since the take, for outputs that reach the journal at
+        their end.
 
         Like tokens in the journal, these prove that the sequence does not kill its owners: those of up to MAX_PARDONS
         owners in a row, and of each that got further than all before it. The answer is that of an append: OK,

@@ -85,10 +85,7 @@ class QueueLimits:
 
     @property
     def head_start(self) -> int:
-        """By how many tokens of each tenant a waiting sequence is overtaken per class above its own: a 64th of a queue.
-
-        All routers of a store must have the same.
-        """
+        """How many tokens of each tenant may overtake a sequence per class above its own. Alike on all routers."""
         return self.max_tokens // 64
 
     def exceeded_bound(self, all_tenants: QueueDepth, tenant: QueueDepth, cost: int) -> QueueBound:
@@ -153,7 +150,7 @@ class TakeRequest:
 
 
 def crash_failure(seq_id: SequenceId) -> str:
-    """The failure, as a record holds it, of a sequence that is answered POISON."""
+    """The failure that the record of a sequence holds after the answer POISON."""
     message = f"sequence {seq_id}: worker after worker died while running it; it will not be tried again"
     return PoisonSuspected(message).failure().to_json()
 
@@ -290,7 +287,7 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What bounds the sequences that a worker can hold, and of which model. Many workers may have the same."""
+    """The largest sequence of a model that a worker can hold. Many workers may have equal limits."""
 
     model: str  # the name that requests use
     fingerprint: str

@@ -27,7 +27,7 @@ class ConnectionPools:
         self._clients = {name: connect(size) for name, size in sizes.items()}
 
     def client_of(self, function: str = "") -> Any:
-        """The client for calls of that function; for whatever else is asked of the server, that of requests."""
+        """The client for calls of that function; for all other commands, the client of the pool for requests."""
         return self._clients[POOL_OF.get(function, REQUESTS)]
 
     def __iter__(self) -> Iterator[Any]:

@@ -70,7 +70,7 @@ class RedisStore:
         await self.server.close()
 
     async def _call_on(self, seq_id: SequenceId, name: str, *args: Any) -> list[Any]:
-        """The reply of a function that is about one sequence."""
+        """Calls a function of the store that is about one sequence, and returns its reply."""
         return await self._call(name, *args, records=[keys.record(seq_id)])
 
     # A sequence's life

@@ -15,7 +15,7 @@ Address = tuple[str, int]
 
 
 class PrimaryConnection(Connection):
-    """A connection to that one of the addresses that is a primary, and has the newest generation.
+    """A connection to the address whose server is a primary and has the newest generation.
 
     An old primary that comes back by itself still calls itself one. It has an older generation than the server that was
     promoted in its place.
@@ -76,7 +76,7 @@ class SecureConnection(SSLConnection):
 
 
 class SecurePrimaryConnection(PrimaryConnection, SecureConnection):
-    """The same over TLS."""
+    """A connection to the primary over TLS."""
 
     probe_class = SecureConnection
 

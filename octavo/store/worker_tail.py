@@ -104,7 +104,7 @@ class WorkerTail:
         return AppendReply(AppendStatus.OK, joined.length)
 
     async def _checkpoint(self) -> None:
-        """Appends to the journals what is in the tail, and empties it."""
+        """Appends the tokens of the tail to the journals, and empties the tail."""
         unsettled = [branch for branch, joined in self._joined.items() if joined.unsettled]
         await self._append_journals([self._nothing_new(branch) for branch in unsettled], self._tail_end)
 

@@ -110,7 +110,10 @@ class StopMatcher:
         return held
 
     def _scan(self, automaton: _Automaton, text: str, armed: bool) -> int | None:
-        """Follows the text to its end, or to the character that completes a stop string; returns where that is."""
+        """Follows the text to its end, or to the character that completes a stop string.
+
+        Returns the position reached.
+        """
         state, position, length = self._state, 0, len(text)
         end = None
         while position < length and end is None:

@@ -166,7 +166,7 @@ def _sentencepiece(metadata: Metadata, tokens: Sequence[str], types: Sequence[in
 
 
 def _with_spaces(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
-    """The tokens; those that are looked for in a text as it comes are written with its spaces."""
+    """The tokens. Tokens that are looked for in the text before it is normalized are written with its spaces."""
     found = {i for i, kind in enumerate(types[: len(tokens)]) if kind == TokenType.USER_DEFINED}
     return [token.replace(SPACE, " ") if i in found else token for i, token in enumerate(tokens)]
 

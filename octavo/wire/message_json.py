@@ -34,7 +34,7 @@ def message_values(message: Message) -> dict[str, Any]:
 
 @cache
 def _fields(descriptor: Descriptor) -> tuple[tuple[str, Convert | None, bool], ...]:
-    """Of each field: its name, what makes a plain value of it, and whether it may be absent."""
+    """Each field: its name, the function that makes a plain value of it, and whether it may be absent."""
     return tuple((field.name, _conversion(field), field.has_presence) for field in descriptor.fields)
 
 

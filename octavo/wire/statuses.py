@@ -25,7 +25,7 @@ MAX_DETAIL_BYTES = 1024  # of a status message; metadata values have at most 256
 
 
 def status_of(error: ServingError) -> Status:
-    """The status from which `error_from` makes the same error again."""
+    """The status of an error. `error_from` makes an equal error from it."""
     status = Status(code=int(error.code), message=_clip(error.message, MAX_DETAIL_BYTES))
     metadata = {_clip(key, 64): _clip(value, 256) for key, value in error.metadata.items()}
     status.details.add().Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))

@@ -1,7 +1,7 @@
 """The state of the cluster for all who watch it: the router's page, and callers of Admin.WatchCluster.
 
-Nothing is read while nobody watches. Those who watch share what is read: a view that is young enough for one is given
-to all. Nothing is kept for a watcher that reads slowly; it gets the newest view when it asks again.
+Nothing is read while nobody watches. All watchers share what the router reads: a view that is young enough for one is
+given to all. Nothing is kept for a watcher that reads slowly; it gets the newest view when it asks again.
 """
 
 import asyncio

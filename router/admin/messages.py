@@ -1,4 +1,4 @@
-"""From what a router knows of workers, sequences and placements to the messages of the Admin service."""
+"""Makes the messages of the Admin service from what a router knows of workers, sequences and placements."""
 
 import time
 from typing import TYPE_CHECKING, Any, cast

@@ -1,7 +1,8 @@
-"""Which sequences have changed their owner lately, as their records tell.
+"""The sequences that changed their owner lately, as their records tell.
 
-A record says who has owned its sequence and since when. So a move is noticed by whoever reads the record while the
-sequence lives, however short the move was; what has ended before it was read is not noticed.
+A record says who has owned its sequence and since when. So a router notices each change that it finds in the record of
+a live sequence, however short it was. It does not notice the changes of a sequence that ended before the router read
+the record.
 """
 
 from collections import OrderedDict

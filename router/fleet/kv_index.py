@@ -47,6 +47,8 @@ class ApplyOutcome(Enum):
 
 @dataclass(slots=True)
 class _WorkerEntry:
+    """The prefix cache of one worker, as its Watch stream describes it."""
+
     bit: int
     event_seq: int
     digest: int = 0  # XOR of the hashes (first 8 bytes, little endian) in either set, each once

@@ -11,7 +11,7 @@ QUIET_S = 60.0  # a worker that was lost longer ago than this is lost for the fi
 
 @dataclass(slots=True)
 class WorkerLoss:
-    """That this router found the process of a worker dead, or thought so."""
+    """A loss of a worker: this router found its process dead, or thought so."""
 
     lost_at: float
     pause_s: float  # how long the worker is not tried again where it keeps its lease
@@ -44,7 +44,7 @@ class LostWorkers:
     def note_leases(self, present: Collection[Incarnation], asked_at: float) -> list[Incarnation]:
         """Takes note of which workers have a lease, as the store says that was asked then.
 
-        Returns those that are lost no more: they live on, or are forgotten.
+        Returns the workers that are lost no more, because they live or are forgotten.
         """
         found = []
         for incarnation, loss in list(self._losses.items()):

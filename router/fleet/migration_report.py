@@ -7,7 +7,7 @@ from octavo.request.errors import Failure
 from octavo.request.ids import Incarnation
 
 
-class MoveOutcome(Enum):
+class MigrationEnd(Enum):
     """Where a migration has left its sequence."""
 
     MOVED = auto()  # the target runs it
@@ -19,7 +19,7 @@ class MoveOutcome(Enum):
 class MigrationReport:
     """The end of one migration, with what it has cost."""
 
-    outcome: MoveOutcome
+    outcome: MigrationEnd
     failure: Failure | None = None
     epoch: int = 0
     target: Incarnation = Incarnation("")
@@ -31,4 +31,4 @@ class MigrationReport:
 
     @property
     def moved(self) -> bool:
-        return self.outcome is MoveOutcome.MOVED
+        return self.outcome is MigrationEnd.MOVED

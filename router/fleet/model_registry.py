@@ -92,7 +92,7 @@ class ModelRegistry:
         self.served_lately: Callable[[str], bool] = lambda name: False  # by any worker that any router has met
 
     async def add_worker(self, facts: WorkerFacts) -> str:
-        """Counts the worker among those of its model. Returns why that cannot be, or an empty string."""
+        """Counts the worker among the workers of its model. Returns why that is impossible, or an empty string."""
         if refusal := await self.add_model(facts):
             return refusal
         if difference := find_difference(self._models[facts.model], facts):
@@ -101,7 +101,10 @@ class ModelRegistry:
         return ""
 
     async def add_model(self, facts: WorkerFacts) -> str:
-        """Knows the model of such a worker, whether the worker lives or not. Returns why that cannot be, or nothing."""
+        """Registers the model of such a worker, whether the worker lives or not.
+
+        Returns why that is impossible, or an empty string.
+        """
         if meant := self._aliases.get(facts.model):
             return f"its model has the name {facts.model}, which --model-aliases gives to {meant}: rename one of them"
         async with self._loading:

@@ -69,7 +69,7 @@ class ModelWatch:
 
 
 def description_of(facts: WorkerFacts) -> bytes:
-    """What is the same for each worker of the model."""
+    """The description that all workers of the model share."""
     return json.dumps({name: value for name, value in asdict(facts).items() if name not in OF_ONE_WORKER}).encode()
 
 

@@ -15,12 +15,12 @@ from octavo.request.errors import Unreachable
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.wire import statuses
 from octavo.wire.public import failure_from_wire
-from router.fleet.migration_report import MigrationReport, MoveOutcome
+from router.fleet.migration_report import MigrationEnd, MigrationReport
 
 OUTCOMES = {
-    worker_pb2.MIGRATION_OUTCOME_MOVED: MoveOutcome.MOVED,
-    worker_pb2.MIGRATION_OUTCOME_STAYED: MoveOutcome.STAYED,
-    worker_pb2.MIGRATION_OUTCOME_ENDED: MoveOutcome.ENDED,
+    worker_pb2.MIGRATION_OUTCOME_MOVED: MigrationEnd.MOVED,
+    worker_pb2.MIGRATION_OUTCOME_STAYED: MigrationEnd.STAYED,
+    worker_pb2.MIGRATION_OUTCOME_ENDED: MigrationEnd.ENDED,
 }
 
 
@@ -48,9 +48,9 @@ async def migrate_sequence(
     *,
     during_prefill: bool,
 ) -> MigrationReport:
-    """Has the worker move a sequence to the target, and waits until the migration is over.
+    """Asks the worker to migrate a sequence to the target, and waits for the end of the migration.
 
-    For a sequence that is moving already, this waits for that migration, whichever its target is.
+    If the sequence is migrating already, the call waits for that migration, whichever its target is.
     """
     request = worker_pb2.WorkerMigrateRequest(seq_id=seq_id, epoch=epoch, target=target, during_prefill=during_prefill)
     async with aclosing(_read_progress(stub.Migrate, request, worker_id)) as messages:

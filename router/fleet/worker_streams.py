@@ -42,7 +42,7 @@ class StepStream:
         self._send(worker_pb2.StepRequest(follow=worker_pb2.Follow(seq_id=seq_id, next_indexes=next_indexes)))
 
     def unfollow(self, seq_id: SequenceId) -> None:
-        """The items of that sequence are not wanted any more. A stream that is not open brings none."""
+        """Asks the worker for no more items of that sequence. A stream that is not open brings none anyway."""
         self._send(worker_pb2.StepRequest(unfollow=worker_pb2.Unfollow(seq_id=seq_id)))
 
     async def read_items(self) -> None:

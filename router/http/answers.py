@@ -47,7 +47,7 @@ class AnswerService:
         self._closed = False
 
     def close(self) -> None:
-        """From now on a connection that ends has not been left by its client: this router ends it."""
+        """Notes that this router ends its connections itself from now on: no client has left then."""
         self._closed = True
 
     async def echoed_prompt(self, asked: AskedAnswer, model: ServedModel) -> EchoedPrompt | None:
@@ -66,7 +66,7 @@ class AnswerService:
             self._background.spawn(self._cancel(asked.request.request_id))
 
     async def _cancel(self, request_id: str) -> None:
-        """The task has the tenant of the one that has started it."""
+        """Cancels the request. The task has the tenant of the task that started it."""
         async with self._cancelling:
             await self._cancel_now(request_id)
 

@@ -42,7 +42,7 @@ def status_of(error: ServingError) -> int:
 
 
 def headers_of(error: ServingError) -> list[tuple[bytes, bytes]]:
-    """When to come back: in whole seconds as HTTP has it, and in milliseconds as OpenAI's SDKs read it."""
+    """The headers that say when to come back: in whole seconds for HTTP, in milliseconds for OpenAI's SDKs."""
     if not error.retry_after_ms:
         return []
     seconds = max(1, math.ceil(error.retry_after_ms / 1000))

@@ -380,7 +380,7 @@ class Assigner:
         # A sequence without a living owner stays as it is: a sweep after the end of the owner's lease finds it again.
 
     async def _fits_nowhere(self, attempt: AssignmentAttempt) -> bool:
-        """Whether no worker can hold the sequence: none that is here, and none that was here lately."""
+        """Whether neither a worker that is here nor one that was here lately can hold the sequence."""
         if not (attempt.refusals or self._too_large(attempt)):
             return False
         links = [self.pool.find_link(worker) for worker in attempt.refusals]

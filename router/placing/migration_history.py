@@ -14,7 +14,7 @@ MIN_EXPECTED_TOKENS = 32  # a sequence that ends sooner stays
 
 @dataclass(frozen=True, slots=True)
 class ProposedMigration:
-    """That a sequence should move, and why."""
+    """A proposal that a sequence migrate, and the reason."""
 
     seq_id: SequenceId
     source: Incarnation
@@ -52,7 +52,7 @@ class MigrationHistory:
                 self._resting_pairs.add(frozenset((migration.source, migration.target)))
 
     def add(self, migration: ProposedMigration) -> None:
-        """From now on its sequence and its pair of workers are at rest."""
+        """Adds a migration: its sequence and its pair of workers are at rest from now on."""
         self._migrating.add(migration.seq_id)
         self._resting_pairs.add(frozenset((migration.source, migration.target)))
 

@@ -1,4 +1,4 @@
-"""Has single running sequences move to other workers with their blocks.
+"""Has single running sequences migrate to other workers with their blocks.
 
 The owner does the work, and the store decides who owns. Where a sequence changes its owner meanwhile, its record is
 read again.
@@ -22,7 +22,7 @@ from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import Record, SequenceState, Snapshot
 from octavo.request.worker_role import WorkerRole
 from octavo.store.base import Store
-from router.fleet.migration_report import MigrationReport, MoveOutcome
+from router.fleet.migration_report import MigrationEnd, MigrationReport
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
@@ -76,7 +76,7 @@ class Migrator:
             if target is not None and record.owner == target.incarnation:
                 if not attempt:
                     raise InvalidArgument("worker_id", f"{target.worker_id} runs the request already: name another one")
-                return MigrationReport(outcome=MoveOutcome.MOVED, epoch=record.epoch, target=record.owner)
+                return MigrationReport(outcome=MigrationEnd.MOVED, epoch=record.epoch, target=record.owner)
             source = self.pool.find_link(record.owner)
             if source is None or source.lost:
                 raise Unreachable("this router does not reach the worker that runs the request: retry")
@@ -88,7 +88,7 @@ class Migrator:
                     raise
                 last = error
                 continue
-            if report.outcome is MoveOutcome.STAYED:
+            if report.outcome is MigrationEnd.STAYED:
                 raise _error_of(report)
             if report.moved and (target is None or report.target == target.incarnation):
                 return report
@@ -144,9 +144,9 @@ async def _move(
             if error.resource != "worker":
                 raise
             away = Unreachable(f"the worker that was to have the request has gone: {error.message}")
-            report = MigrationReport(outcome=MoveOutcome.STAYED, failure=away.failure(), target=target)
+            report = MigrationReport(outcome=MigrationEnd.STAYED, failure=away.failure(), target=target)
         failure = report.failure
-        if report.outcome is not MoveOutcome.STAYED or failure is None or failure.code not in NO_ROOM:
+        if report.outcome is not MigrationEnd.STAYED or failure is None or failure.code not in NO_ROOM:
             break
     return report
 

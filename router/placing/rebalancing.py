@@ -50,7 +50,8 @@ def find_overloaded(workers: Sequence[WorkerSnapshot]) -> list[Incarnation]:
 
 
 def load_of(view: WorkerView, slow: float = 0.0) -> float:
-    """How busy a worker is with what lasts: its branches and those that are coming, and the tokens that they hold.
+    """How busy a worker is for longer: its branches, the branches that are coming, and the tokens that all of them
+    hold.
 
     Prompt tokens left to compute are no part of it: most of them are computed before a migration would end.
     """
@@ -174,7 +175,7 @@ def _without(view: WorkerView, sequence: SequenceView) -> WorkerView:
 
 
 def _with(view: WorkerView, sequence: SequenceView) -> WorkerView:
-    """The free blocks go first, then those that only the prefix cache holds."""
+    """The view with one more sequence, which takes free blocks first, then those that are only cached."""
     num_free = view.num_free_blocks - sequence.num_blocks
     return replace(
         view,

@@ -74,10 +74,10 @@ class BranchReader:
         return True
 
     def confirm(self, first_index: int, token_ids: Sequence[int]) -> bool:
-        """Compares what was read with what the journal holds from `first_index` on.
+        """Compares the tokens that were read with the journal from `first_index` on.
 
-        Returns whether the journal holds all of it; False if the reading does not reach as far. Raises HistoryLost if
-        the journal holds other tokens.
+        Returns whether the journal holds all of them; False if the reading of the journal ends before. Raises
+        HistoryLost if the journal holds other tokens.
         """
         num_known = self.next_index - first_index
         if first_index > self.confirmed_index or num_known > len(token_ids):

@@ -80,17 +80,23 @@ class Delivery:
 
     @property
     def unconfirmed_indexes(self) -> list[int]:
-        """From where each journal has to be read: what items have brought since is not yet found in it."""
+        """The index from which each journal has to be read.
+
+        Items have brought the tokens after it, and no reading has found them in the journal yet.
+        """
         return [reader.confirmed_index for reader in self.readers]
 
     @property
     def missing_indexes(self) -> list[int]:
-        """From where a worker has to send each branch. A branch without score needs its last token once more."""
+        """The index from which a worker has to send each branch.
+
+        A branch without a score needs its last token once more.
+        """
         return [reader.next_index - (reader.branch in self._without_score) for reader in self.readers]
 
     @property
     def places(self) -> Sequence[StreamPlace]:
-        """Where the client is in each returned branch, after the last piece that `next_piece` has given out."""
+        """The place of the client in each returned branch, after the last piece that `next_piece` has given out."""
         return self._places
 
     # In

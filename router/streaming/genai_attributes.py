@@ -19,7 +19,10 @@ def operation_of(field: str) -> str:
 
 
 def request_attributes(params: SamplingParams) -> dict[str, AttributeValue]:
-    """What a request asks for. What it leaves as it is, such as a penalty of 0, is left out."""
+    """The attributes of what a request asks for.
+
+    Parameters that change nothing, such as a penalty of 0, are left out.
+    """
     asked: dict[str, AttributeValue] = {
         "gen_ai.request.temperature": params.temperature,
         "gen_ai.request.top_p": params.top_p,

@@ -1,7 +1,7 @@
 """Brings one session's delivery up to the journals in the store.
 
 Normally the worker's stream brings every token, with its log probabilities and scores, which the journals do not have.
-So tokens that a journal has and the delivery lacks are left to the stream for a moment, if the stream works. A second
+So the reader leaves the tokens that the delivery lacks to the stream for a moment, if the stream works. A second
 read that finds the delivery at the same indexes delivers them from the journals.
 
 A new generation of the store may have lost the end of a journal, and another worker may have written another end. So
@@ -57,7 +57,7 @@ class JournalReader:
         return self._generation == self._store.generation
 
     def distrust_stream(self) -> None:
-        """The next reading is delivered at once: the stream may have left something out."""
+        """Makes the next reading be delivered at once, because the stream may have left something out."""
         self._is_stream_trusted = False
 
     async def go_to_start(self) -> None:

@@ -65,12 +65,12 @@ class DeadlineMargin:
         self._measured_at = -inf
 
     def note_lateness(self, seconds: float, now: float) -> None:
-        """Something happened so much later than it should have."""
+        """Takes note that something happened so much later than it should have."""
         if seconds > self._lateness_at(now):
             self._lateness_s, self._measured_at = seconds, now
 
     def margin_s(self, remaining_s: float, now: float) -> float:
-        """Of a call that ends after `remaining_s`."""
+        """The margin of a call that ends after `remaining_s`."""
         usual_s = min(USUAL_MARGIN_S, USUAL_SHARE * remaining_s)
         return min(usual_s + LATENESS_FACTOR * self._lateness_at(now), MAX_MARGIN_S, MAX_SHARE * remaining_s)
 

@@ -87,7 +87,7 @@ class RequestProgress:
 
     @property
     def start(self) -> float:
-        """When the request, or the client that came back, arrived."""
+        """The time at which the request arrived, or the client that came back."""
         return self.began_at if self.arrived_at is None else self.arrived_at
 
     @property
@@ -250,7 +250,7 @@ class ProgressRegistry:
         progress.note_end(reason)
 
     def traceparent_of(self, seq_id: SequenceId) -> str:
-        """By which a worker's span becomes a child of the stream's; empty if the sequence has no traced stream here."""
+        """The text that makes a worker's span a child of the stream's; empty if no stream of it is traced here."""
         spans = (progress.span for progress in self._recent.get(seq_id, ()) if progress.ended_at is None)
         return next((span.traceparent for span in spans if span is not None), "")
 

@@ -1,4 +1,4 @@
-"""What this router has counted of requests: for metrics alone, and the same whoever calls, by gRPC or HTTP."""
+"""The requests that this router has counted, for metrics. gRPC and HTTP count alike."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -80,7 +80,7 @@ class ResumeTokens:
         self.use_key(key, generation)
 
     def use_key(self, key: bytes, generation: int) -> None:
-        """From now on tokens are made with this key, which the store has in that generation."""
+        """Makes tokens with this key from now on. The store has it in that generation."""
         self._key, self._key_id, self._generation = key, key_id(key), generation
         self._keys[self._key_id] = key
         self._keys.move_to_end(self._key_id)

@@ -105,17 +105,20 @@ class SessionOpener:
                 yield session
 
     async def _accept_in_turn(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
-        """What the store says. It goes on when the client has left, so the turn is that of the store's call."""
+        """Calls `accept` in the store, one call at a time.
+
+        The call goes on when the client has left, and keeps its turn until the store has answered.
+        """
         async with self._accepting:
             return await self._store.accept(new, limits)
 
     async def _attach_in_turn(self, seq_id: SequenceId) -> Record | None:
-        """The same for a request that was accepted before: a crowd that attaches leaves connections to the outbox."""
+        """Calls `attach` in the store, one at a time: a crowd of clients leaves connections to the outbox."""
         async with self._accepting:
             return await self._store.attach(seq_id, self._router_id)
 
     def sequence_of(self, request_id: RequestId) -> SequenceId:
-        """The sequence of a request of whoever calls: another tenant's request of that name is another one."""
+        """The sequence of the caller's request. A request of another tenant with the same id has another sequence."""
         return sequence_id(self._authorizer.current_tenant(), request_id)
 
     def refuse_sessions(self) -> None:
@@ -221,7 +224,10 @@ class SessionOpener:
 
     @contextmanager
     def _counted(self, seq_id: SequenceId | None) -> Iterator[None]:
-        """A session that is open or refused. Whoever is refused keeps a request alive that was accepted before."""
+        """Counts a session as open, or refuses it.
+
+        A refused call still renews the grace of a request that was accepted before.
+        """
         if refusal := self._why_not():
             self._progress.count_refusal(refusal, self._authorizer.current_tenant())
             if seq_id is not None:

@@ -1,6 +1,6 @@
-"""When sessions send what has come for them: together, in waves, so that what comes while a wave goes out is joined.
+"""Sessions send their events together, in waves, so that the items that arrive during a wave are joined.
 
-A router that is busy spends its time on messages, whatever is in them. While the sessions of a wave encode and send,
+A busy router spends its time on messages, however many tokens they carry. While the sessions of a wave encode and send,
 workers' items wait, and those of a branch become one. So a router has fewer messages to send the more it falls behind,
 and each session has one at most in each wave. A router that is not busy sends everything as it comes.
 """
@@ -20,7 +20,7 @@ class WavingSession(Protocol):
     """What a session lets its waves do."""
 
     def begin_wave(self) -> bool:
-        """The session may send what has come for it. Returns whether it does so at once: it may be at work still."""
+        """Tells the session that it may send its events. Returns whether it begins at once: it may still be busy."""
         ...
 
 
@@ -28,7 +28,7 @@ class SessionWaves:
     """Tells sessions that have items when to send them. Lives on the event loop.
 
     A wave ends when each of its sessions has left it: it has sent what it had, and the client's connection has taken
-    it. It ends without those that take too long.
+    it. A wave does not wait for a session that takes too long.
     """
 
     def __init__(self) -> None:
@@ -46,14 +46,14 @@ class SessionWaves:
             asyncio.get_running_loop().call_soon(self._begin)  # with all that join meanwhile
 
     def leave(self, session: WavingSession) -> None:
-        """The session has sent what it had, or has ended."""
+        """Takes a session out of the wave: it has sent its events, or has ended."""
         if session in self._sending:
             self._sending.discard(session)
             if not (self._sending or self._unwoken):
                 self._begin()
 
     def _begin(self) -> None:
-        """Begins the next wave, without those that are late in this one."""
+        """Begins the next wave, without the sessions that are still sending from the last one."""
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None

@@ -1,5 +1,5 @@
 // What pool.h promises, put to the test: each promise is a function here, and main runs the one it is told. Ordinary
-// variables carry what one lane tells another, so that ThreadSanitizer sees a missing order even where the values are
+// variables carry what one thread tells another, so that ThreadSanitizer sees a missing order even where the values are
 // right by luck. Where a broken promise shows only if a thread is slow, a thread is.
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,43 +18,43 @@
 
 namespace {
 
-using octavo::Lane;
 using octavo::Pool;
+using octavo::PoolThread;
 
-constexpr int kLanes = 3;
+constexpr int kThreads = 3;
 
 void require(bool kept, const char* promise) {
     if (!kept) {
         std::fprintf(stderr, "broken: %s\n", promise);
-        std::_Exit(1);  // other lanes may be anywhere
+        std::_Exit(1);  // other threads may be anywhere
     }
 }
 
 void dawdle() { std::this_thread::sleep_for(std::chrono::milliseconds(10)); }
 
-// A phase with a part for every lane, in which all meet. Returns the part this lane had.
-int meet(Lane& lane) {
+// A phase with a part for every thread, in which all meet. Returns the part this thread had.
+int meet(PoolThread& thread) {
     static std::atomic<int> come{0};
     thread_local int part = -1;
-    lane.each(kLanes, [&](std::int64_t i) {
+    thread.each(kThreads, [&](std::int64_t i) {
         part = static_cast<int>(i);
-        const int round = come.fetch_add(1) / kLanes;
-        while (come.load() < (round + 1) * kLanes) {
+        const int round = come.fetch_add(1) / kThreads;
+        while (come.load() < (round + 1) * kThreads) {
             std::this_thread::yield();
         }
     });
     return part;
 }
 
-// After a phase, every lane sees what all of its parts have written.
+// After a phase, every thread sees what all of its parts have written.
 void phases_wait() {
-    Pool::instance().resize(kLanes);
-    std::vector<int> written(kLanes);
+    Pool::instance().resize(kThreads);
+    std::vector<int> written(kThreads);
     for (int round = 1; round <= 10; ++round) {
-        Pool::instance().run([&](Lane& lane) {
+        Pool::instance().run([&](PoolThread& thread) {
             bool last = false;
-            meet(lane);
-            lane.each(kLanes, [&](std::int64_t i) {
+            meet(thread);
+            thread.each(kThreads, [&](std::int64_t i) {
                 last = i == 0;
                 if (last) {
                     dawdle();
@@ -65,21 +65,21 @@ void phases_wait() {
                 require(value == round, "a phase is over when its parts are done");
             }
             if (last) {
-                dawdle();  // that the others see the phase's end, and not what this lane does after it
+                dawdle();  // that the others see the phase's end, and not what this thread does after it
             }
-            meet(lane);  // all have looked
+            meet(thread);  // all have looked
         });
     }
 }
 
-// After a run, its lanes have left it, and what they wrote is seen.
+// After a run, its threads have left it, and what they wrote is seen.
 void runs_wait() {
-    Pool::instance().resize(kLanes);
-    std::vector<int> left(kLanes);
+    Pool::instance().resize(kThreads);
+    std::vector<int> left(kThreads);
     for (int round = 1; round <= 10; ++round) {
         const std::thread::id caller = std::this_thread::get_id();
-        Pool::instance().run([&](Lane& lane) {
-            const int part = meet(lane);
+        Pool::instance().run([&](PoolThread& thread) {
+            const int part = meet(thread);
             if (std::this_thread::get_id() != caller) {
                 dawdle();
             }
@@ -92,12 +92,13 @@ void runs_wait() {
 }
 
 // Who comes too late for a run stays out of it: runs too short for anybody to come in time.
-void late_lanes_stay_out() {
-    Pool::instance().resize(kLanes);
+void late_threads_stay_out() {
+    Pool::instance().resize(kThreads);
     std::atomic<int> on{0};
     for (int round = 1; round <= 3000; ++round) {
         on.store(round);
-        Pool::instance().run([&, round](Lane&) { require(on.load() == round, "a lane that comes late stays out"); });
+        Pool::instance().run(
+            [&, round](PoolThread&) { require(on.load() == round, "a thread that comes late stays out"); });
         on.store(0);
         if (round % 100 == 0) {
             dawdle();  // they fall asleep
@@ -116,14 +117,14 @@ void parts_are_done_once() {
         for (std::vector<int>& phase : done) {
             phase.resize(dice() % 40);
         }
-        Pool::instance().run([&](Lane& lane) {
+        Pool::instance().run([&](PoolThread& thread) {
             const std::vector<int>* before = nullptr;
             for (std::vector<int>& phase : done) {
-                lane.each(static_cast<std::int64_t>(phase.size()), [&](std::int64_t i) {
+                thread.each(static_cast<std::int64_t>(phase.size()), [&](std::int64_t i) {
                     for (std::size_t j = 0; before != nullptr && j < before->size(); ++j) {
                         require((*before)[j] == 1, "phases follow each other");
                     }
-                    float* scratch = lane.scratch(1 + 700 * i);
+                    float* scratch = thread.scratch(1 + 700 * i);
                     scratch[700 * i] = 1;
                     ++phase[static_cast<std::size_t>(i)];
                 });
@@ -145,9 +146,9 @@ void threads_take_turns() {
         threads.emplace_back([] {
             for (int round = 0; round < 200; ++round) {
                 std::vector<int> done(9);
-                Pool::instance().run([&](Lane& lane) {
-                    lane.each(9, [&](std::int64_t i) { ++done[static_cast<std::size_t>(i)]; });
-                    lane.each(9, [&](std::int64_t i) { done[static_cast<std::size_t>(8 - i)] += round; });
+                Pool::instance().run([&](PoolThread& thread) {
+                    thread.each(9, [&](std::int64_t i) { ++done[static_cast<std::size_t>(i)]; });
+                    thread.each(9, [&](std::int64_t i) { done[static_cast<std::size_t>(8 - i)] += round; });
                 });
                 for (const int value : done) {
                     require(value == round + 1, "runs follow each other");
@@ -163,7 +164,7 @@ void threads_take_turns() {
     threads.emplace_back([] {
         for (int round = 0; round < 1000; ++round) {
             const int size = Pool::instance().size();
-            require(size >= 1, "there is a lane");
+            require(size >= 1, "there is a thread");
         }
     });
     for (std::thread& thread : threads) {
@@ -173,11 +174,11 @@ void threads_take_turns() {
 
 // A process forked at any time has a pool of its own, whatever the parent's is doing.
 void forks_have_their_own() {
-    Pool::instance().resize(kLanes);
+    Pool::instance().resize(kThreads);
     std::atomic<bool> going{true};
     std::thread busy([&] {
         while (going.load()) {
-            Pool::instance().run([](Lane& lane) { lane.each(50, [](std::int64_t) {}); });
+            Pool::instance().run([](PoolThread& thread) { thread.each(50, [](std::int64_t) {}); });
         }
     });
     for (int round = 0; round < 30; ++round) {
@@ -185,10 +186,10 @@ void forks_have_their_own() {
         if (child == 0) {
             alarm(20);  // threads that are not there would be waited for
             std::atomic<int> done{0};
-            require(Pool::instance().size() == kLanes, "a fork's pool is as large as its parent's");
-            Pool::instance().run([&](Lane& lane) {
-                meet(lane);
-                lane.each(100, [&](std::int64_t) { done.fetch_add(1); });
+            require(Pool::instance().size() == kThreads, "a fork's pool is as large as its parent's");
+            Pool::instance().run([&](PoolThread& thread) {
+                meet(thread);
+                thread.each(100, [&](std::int64_t) { done.fetch_add(1); });
             });
             std::_Exit(done.load() == 100 ? 0 : 1);
         }
@@ -208,7 +209,7 @@ struct Promise {
 constexpr Promise kPromises[] = {
     {"phases_wait", phases_wait},
     {"runs_wait", runs_wait},
-    {"late_lanes_stay_out", late_lanes_stay_out},
+    {"late_threads_stay_out", late_threads_stay_out},
     {"parts_are_done_once", parts_are_done_once},
     {"threads_take_turns", threads_take_turns},
     {"forks_have_their_own", forks_have_their_own},

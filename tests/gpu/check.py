@@ -46,7 +46,7 @@ STAGES = (
     Stage("decode", 45, "decode.py"),
     Stage("prefill", 25, "prefill.py"),
     Stage("movement", 30, "movement.py"),
-    Stage("moving", 40, "moving.py"),
+    Stage("migration", 40, "migration.py"),
     Stage("rows", 25, "rows.py"),
     Stage("step", 40, "step.py"),
     Stage("peers", 75, "peers.py"),  # last: a wheel may compile for minutes, or end the process

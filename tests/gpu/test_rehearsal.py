@@ -32,7 +32,7 @@ def rehearsed(simulator: Path, out: Path, *options: str) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_some_stages_run(simulator: Path, tmp_path: Path) -> None:
-    report = rehearsed(simulator, tmp_path, "--only", "build,smoke,fuzz,decode,moving")
+    report = rehearsed(simulator, tmp_path, "--only", "build,smoke,fuzz,decode,migration")
     assert report.count("| passed |") == 5
     assert "**Decode attention" in report
 

@@ -159,6 +159,7 @@ def test_commands_flags_metrics_and_panels_of_the_runbook_exist():
     assert set(NAME.findall(text)) <= set(SERIES)
     titles = {panel["title"] for panel in dashboard()["panels"]}
     panels = set(re.findall(r"panels? \*([^*]+)\*", text)) | set(re.findall(r"and \*([A-Z][^*]+)\*[;,:]", text))
+    panels = {" ".join(panel.split()) for panel in panels}
     assert panels <= titles, panels - titles
 
 

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from moving_benches import MovingBench, move
+from migration_benches import MigrationBench, move
 
 from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.blocks.block_sender import BlockSender
@@ -74,8 +74,8 @@ class Delivery:
         assert sorted(self._accepted) == list(range(self._num_blocks))
 
 
-class ConnectedBench(MovingBench):
-    """A `MovingBench` that sends its blocks over a connection. `goes_on`: both sides run steps meanwhile."""
+class ConnectedBench(MigrationBench):
+    """A `MigrationBench` that sends its blocks over a connection. `goes_on`: both sides run steps meanwhile."""
 
     def __init__(self, *, goes_on: bool = True, **options) -> None:
         super().__init__(**options)
@@ -84,7 +84,7 @@ class ConnectedBench(MovingBench):
         self.num_sent = 0
         self.num_steps_meanwhile = 0
 
-    def send(self, target: MovingBench, places: Sequence[tuple[BlockId, BlockId]]) -> None:
+    def send(self, target: MigrationBench, places: Sequence[tuple[BlockId, BlockId]]) -> None:
         if not places:
             return
         mine, theirs = self.runner.block_memory, target.runner.block_memory
@@ -102,7 +102,7 @@ class ConnectedBench(MovingBench):
             with mine.read_blocks([block]) as sent, theirs.read_blocks([place]) as received:
                 assert b"".join(map(bytes, next(sent))) == b"".join(map(bytes, next(received)))
 
-    def move_to(self, target: MovingBench, name: str, between: Iterable[Callable[[], object]] = ()) -> None:
+    def move_to(self, target: MigrationBench, name: str, between: Iterable[Callable[[], object]] = ()) -> None:
         """Moves a sequence of one branch. Its output moves to `target.tokens`."""
         move(self, target, name, between)
         target.tokens[f"{name}.0"] = self.tokens.pop(f"{name}.0")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from moving_benches import MovingBench, move
+from migration_benches import MigrationBench, move
 
 from gpu_worker.ops import native
 from gpu_worker.running.loading import load_runner
@@ -98,7 +98,7 @@ def draw_cases(
     return cases
 
 
-class Engine(MovingBench):
+class Engine(MigrationBench):
     """An engine whose tokens and scores are those of the whole output, also of what was continued or computed again."""
 
     def begin(self, case: Case, output: Sequence[int] = ()) -> None:

@@ -1,4 +1,4 @@
-// Products in float32, for pages of every type that halves.inl does not take.
+// Products in float32, for pages of every type that bf16_pairs.inl does not take.
 
 struct Floats {
     using Number = float;

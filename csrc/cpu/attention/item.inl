@@ -230,7 +230,7 @@ void attend_as(const AttentionJob& job, const AttentionItem& item, const Attenti
 void attend(const AttentionJob& job, const AttentionItem& item, const AttentionItem* next, float* scratch) {
 #if defined(__AVX512BF16__) || defined(OCTAVO_TILES)
     if (job.kv.dtype != DType::kF32 && job.kv.dtype != DType::kF16) {
-        return attend_as<Halves>(job, item, next, scratch);
+        return attend_as<Bf16Pairs>(job, item, next, scratch);
     }
 #endif
     attend_as<Floats>(job, item, next, scratch);

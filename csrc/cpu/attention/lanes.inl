@@ -51,7 +51,7 @@ struct Lanes : Rows16 {
         }
         return kPart == 0 ? _mm512_castsi512_ps(top) : upper(words);
     }
-    // The upper halves of lanes.
+    // The upper words of lanes.
     static F upper(F x) {
         return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(-65536)));
     }
@@ -104,7 +104,7 @@ struct Lanes : Rows8 {
     }
     template <DType kType, int kPart>
     static F part(F words) {
-        return kType == DType::kI8 ? byte8<kPart>(words) : half8<kPart>(words);
+        return kType == DType::kI8 ? byte8<kPart>(words) : word8<kPart>(words);
     }
     __attribute__((always_inline)) static void transpose(F (&x)[kCount]) { transpose8(x); }
 };

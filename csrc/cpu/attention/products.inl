@@ -1,6 +1,6 @@
-// Multiplies rows of numbers, which are queries or weights, with packed keys or values. A form (floats.inl, halves.inl)
-// says what numbers are. A result is one sum in the order of dimensions or of keys, whatever is computed beside it;
-// keys that a row does not see add zeros, which change nothing.
+// Multiplies rows of numbers, which are queries or weights, with packed keys or values. A form (floats.inl,
+// bf16_pairs.inl) says what numbers are. A result is one sum in the order of dimensions or of keys, whatever is
+// computed beside it; keys that a row does not see add zeros, which change nothing.
 
 // Numbers [rows, inner] times [inner, columns] in which kPair neighbours of `inner` lie beside each other.
 template <typename Number>
@@ -21,8 +21,8 @@ struct Factors {
 template <typename Form, DType kType>
 constexpr std::int64_t kTurned = Lanes::kCount * Form::template kInLane<kType>;
 
-// It asks for as many lines as it reads one by one, or, where `kHalf`, for half of them at once.
-template <typename Form, DType kType, bool kHalf, typename Use>
+// It asks for as many lines as it reads one by one, or, where `kFewer`, for half of them at once.
+template <typename Form, DType kType, bool kFewer, typename Use>
 __attribute__((always_inline)) inline void turn(const SlotLanes& lanes, std::int64_t d, std::int64_t dim,
                                                 std::int64_t end, Ahead& ahead, const Use& use) {
     constexpr std::int64_t kEach = Form::template kInLane<kType>;
@@ -32,7 +32,7 @@ __attribute__((always_inline)) inline void turn(const SlotLanes& lanes, std::int
     for (int i = 0; i < Lanes::kCount; ++i) {
         x[i] = Form::template load_words<kType>(lanes.at(i) + d * kSize<kType>, dim - d);
     }
-    if (kHalf) {
+    if (kFewer) {
         ahead.ask(lines_for(kTurned<Form, kType> * Lanes::kCount * kSize<kType>));
     }
     Lanes::transpose(x);
@@ -40,7 +40,7 @@ __attribute__((always_inline)) inline void turn(const SlotLanes& lanes, std::int
 #pragma GCC unroll 16
         for (int i = 0; i < Lanes::kCount; ++i) {
             Form::template take_apart<kType>(x[i], d + i * kEach, use);
-            if (!kHalf && i % kOften == 0) {
+            if (!kFewer && i % kOften == 0) {
                 ahead.ask(1);
             }
         }

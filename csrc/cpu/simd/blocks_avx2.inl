@@ -66,9 +66,9 @@ inline Words same_words(const std::uint16_t* p) {
     std::memcpy(&word, p, 4);
     return {_mm256_set1_epi32(word)};
 }
-// The low and the high half of each 32-bit lane, which are bfloat16.
-inline F8 low_halves(Words w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w.v, 16)); }
-inline F8 high_halves(Words w) {
+// The low and the high word of each 32-bit lane, which are bfloat16.
+inline F8 low_words(Words w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w.v, 16)); }
+inline F8 high_words(Words w) {
     return _mm256_castsi256_ps(_mm256_and_si256(w.v, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
 }
 

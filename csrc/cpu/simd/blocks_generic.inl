@@ -60,8 +60,8 @@ inline U4 some_words(Words w, int first) {
     std::memcpy(&word, w.p, sizeof word);
     return U4{word, word, word, word};
 }
-inline F8 low_halves(Words w) { return {floats_of(some_words(w, 0) << 16), floats_of(some_words(w, 4) << 16)}; }
-inline F8 high_halves(Words w) {
+inline F8 low_words(Words w) { return {floats_of(some_words(w, 0) << 16), floats_of(some_words(w, 4) << 16)}; }
+inline F8 high_words(Words w) {
     return {floats_of(some_words(w, 0) & ~0xffffU), floats_of(some_words(w, 4) & ~0xffffU)};
 }
 inline std::int32_t store32_i8(std::int8_t* p, const F8* x) {

@@ -84,7 +84,7 @@ inline float top8(F8 x) {
 
 // Of the two bfloat16 or the four int8 of each word, the one at kPart.
 template <int kPart>
-inline F8 half8(F8 words) {
+inline F8 word8(F8 words) {
     const __m256i bits = _mm256_castps_si256(words);
     return _mm256_castsi256_ps(kPart == 0 ? _mm256_slli_epi32(bits, 16)
                                           : _mm256_and_si256(bits, _mm256_set1_epi32(-65536)));

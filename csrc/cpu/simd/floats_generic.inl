@@ -129,12 +129,12 @@ inline float top8(F8 x) {
 }
 
 template <int kPart>
-inline V4 half4(V4 words) {
+inline V4 word4(V4 words) {
     return floats_of(kPart == 0 ? bits_of(words) << 16 : bits_of(words) & ~0xffffU);
 }
 template <int kPart>
-inline F8 half8(F8 words) {
-    return {half4<kPart>(words.low), half4<kPart>(words.high)};
+inline F8 word8(F8 words) {
+    return {word4<kPart>(words.low), word4<kPart>(words.high)};
 }
 template <int kPart>
 inline V4 byte4(V4 words) {

@@ -1,7 +1,7 @@
-// AMX's tiles: eight registers of at most 16 rows of 64 bytes. add_halves and add_bytes multiply a tile of inputs (a
+// AMX's tiles: eight registers of at most 16 rows of 64 bytes. add_bf16 and add_bytes multiply a tile of inputs (a
 // row for each column of a product) with a tile of weights, and add to a tile of sums of 32 bits:
-//   sums[m, n] += inputs[m, k] * weights[k, n], where the p neighbours of k that fill 32 bits (2 halves or 4 bytes) lie
-//   beside each other in both: row k / p of the weights has [n, k % p].
+//   sums[m, n] += inputs[m, k] * weights[k, n], where the p neighbours of k that fill 32 bits (2 of bfloat16 or 4
+//   bytes) lie beside each other in both: row k / p of the weights has [n, k % p].
 // Where OCTAVO_EMULATED_TILES is defined the same operations are C++, so that every machine tests what is computed with
 // them. A thread makes a Tiles before it works on tiles, and destroys it when it is done.
 
@@ -41,11 +41,11 @@ class Tiles {
             std::memcpy(static_cast<char*>(to) + row * stride, data_[kTile] + 64 * row, shapes_.bytes[kTile]);
         }
     }
-    // Halves are bfloat16. Even and odd k are summed apart; the products themselves are exact in float32.
+    // Bf16Pairs are bfloat16. Even and odd k are summed apart; the products themselves are exact in float32.
     template <int kSum, int kInputs, int kWeights>
-    void add_halves() {
+    void add_bf16() {
         check<kSum, kInputs, kWeights>();
-        const auto half = [&](int tile, int row, int i) {
+        const auto number = [&](int tile, int row, int i) {
             std::uint16_t bits;
             std::memcpy(&bits, data_[tile] + 64 * row + 2 * i, 2);
             return bf16_to_float(bits);
@@ -53,8 +53,8 @@ class Tiles {
         each<float>(kSum, [&](int m, int n, float& sum) {
             float even = 0, odd = 0;
             for (int k = 0; k < shapes_.rows[kWeights]; ++k) {
-                even += half(kInputs, m, 2 * k) * half(kWeights, k, 2 * n);
-                odd += half(kInputs, m, 2 * k + 1) * half(kWeights, k, 2 * n + 1);
+                even += number(kInputs, m, 2 * k) * number(kWeights, k, 2 * n);
+                odd += number(kInputs, m, 2 * k + 1) * number(kWeights, k, 2 * n + 1);
             }
             sum += even + odd;
         });
@@ -120,7 +120,7 @@ class Tiles {
         __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(kTile) : "memory");
     }
     template <int kSum, int kInputs, int kWeights>
-    void add_halves() {
+    void add_bf16() {
         __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kInputs), "i"(kWeights));
     }
     template <int kSum, int kInputs, int kWeights>

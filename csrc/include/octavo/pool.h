@@ -1,8 +1,8 @@
 // The threads that ops run on: one team per process, kept between calls.
 //
-// A phase (`each`) ends when its parts are done, not when all lanes have come. A lane whose thread is not running,
+// A phase (`each`) ends when its parts are done, not when all threads have come. A thread whose thread is not running,
 // because others need the core, delays the phase only while it is within a part. It catches up by passing over phases
-// that have ended. Between phases lanes spin, because the next one is microseconds away; after a run they soon sleep.
+// that have ended. Between phases threads spin, because the next one is microseconds away; after a run they soon sleep.
 #pragma once
 
 #include <atomic>
@@ -13,19 +13,19 @@ namespace octavo {
 
 class Pool;
 
-// One thread's part in a run. All lanes of a run call `each` in the same order with the same counts.
-class Lane {
+// One thread's part in a run. All threads of a run call `each` in the same order with the same counts.
+class PoolThread {
   public:
-    // Calls body(i) for every i in [0, count), each in some lane, and returns in every lane when all are done.
+    // Calls body(i) for every i in [0, count), each in some thread, and returns in every thread when all are done.
     template <typename Body>
     void each(std::int64_t count, const Body& body);
 
-    // Memory that belongs to this lane, 64-byte aligned. The next call overwrites it.
+    // Memory that belongs to this thread, 64-byte aligned. The next call overwrites it.
     float* scratch(std::int64_t floats);
 
   private:
     friend class Pool;
-    Lane(Pool& pool, std::uint64_t phase, bool alone) : pool_(pool), phase_(phase), alone_(alone) {}
+    PoolThread(Pool& pool, std::uint64_t phase, bool alone) : pool_(pool), phase_(phase), alone_(alone) {}
     Pool& pool_;
     std::uint64_t phase_;  // the claim its next phase begins with
     const bool alone_;
@@ -35,21 +35,21 @@ class Pool {
   public:
     static Pool& instance();
 
-    // Sets how many lanes a run has, this thread's included; 0: one per core that the process may use. It waits for the
-    // end of a run, so a body must not call it.
+    // Sets how many threads a run has, this thread's included; 0: one per core that the process may use. It waits for
+    // the end of a run, so a body must not call it.
     void resize(int threads);
     int size() const;
 
-    // Runs body(lane) in this thread and in those others that come in time, and returns when all have returned. The
+    // Runs body(thread) in this thread and in those others that come in time, and returns when all have returned. The
     // body must not throw. Runs of several threads follow each other.
     template <typename Body>
     void run(const Body& body) {
-        start([](const void* context, Lane& lane) { (*static_cast<const Body*>(context))(lane); }, &body);
+        start([](const void* context, PoolThread& thread) { (*static_cast<const Body*>(context))(thread); }, &body);
     }
 
   private:
-    friend class Lane;
-    using Work = void (*)(const void*, Lane&);
+    friend class PoolThread;
+    using Work = void (*)(const void*, PoolThread&);
     struct State;
     static constexpr std::uint64_t kPhase = std::uint64_t{1} << 40;  // more than the parts of any phase
 
@@ -68,7 +68,7 @@ class Pool {
 };
 
 template <typename Body>
-void Lane::each(std::int64_t count, const Body& body) {
+void PoolThread::each(std::int64_t count, const Body& body) {
     if (count <= 0) {
         return;
     }
@@ -86,8 +86,8 @@ void Lane::each(std::int64_t count, const Body& body) {
             continue;
         }
         body(static_cast<std::int64_t>(claim - phase));
-        // Releases what this part wrote. The lane that does the last part acquires what all parts wrote, and releases
-        // it to the lanes of the next phase with the claim.
+        // Releases what this part wrote. The thread that does the last part acquires what all parts wrote, and releases
+        // it to the threads of the next phase with the claim.
         if (pool_.done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
             pool_.done_.store(0, std::memory_order_relaxed);
             pool_.claim_.store(phase + Pool::kPhase, std::memory_order_release);

@@ -7,7 +7,7 @@
 //   kQ8: 8 pieces, byte = number + 128; value = scale * number
 //   kQ4: 4 pieces, low nibbles are columns 4j …, high nibbles columns 16 + 4j …; value = scale * (nibble - 8)
 //   kQ4Mins: the same; value = scale * nibble + minimum
-//   kHalves: 16 pieces, bytes 4r … 4r + 3 of a piece are two neighbouring columns of row r in bfloat16; no scales
+//   kBf16Pairs: 16 pieces, bytes 4r … 4r + 3 of a piece are two neighbouring columns of row r in bfloat16; no scales
 // kQ8, kQ4 and kQ4Mins are GGUF's Q8_0, Q4_0 and Q4_1 in another order: repacking loses nothing.
 #pragma once
 
@@ -17,10 +17,10 @@
 
 namespace octavo {
 
-enum class Format : std::uint8_t { kF32, kF16, kBF16, kQ8, kQ4, kQ4Mins, kHalves };
+enum class Format : std::uint8_t { kF32, kF16, kBF16, kQ8, kQ4, kQ4Mins, kBf16Pairs };
 
 // What a product rounds its inputs to: nothing, 15 bits of the largest of 32 neighbours, or bfloat16.
-enum class Rounding : std::uint8_t { kNone, kDigits, kHalves };
+enum class Rounding : std::uint8_t { kNone, kDigits, kBf16 };
 
 constexpr std::int64_t kGroupRows = 16;
 constexpr std::int64_t kBlock = 32;
@@ -35,7 +35,9 @@ struct Weight {
 
     bool packed() const { return format >= Format::kQ8; }
     Rounding rounding() const {
-        return !packed() || exact ? Rounding::kNone : format == Format::kHalves ? Rounding::kHalves : Rounding::kDigits;
+        return !packed() || exact             ? Rounding::kNone
+               : format == Format::kBf16Pairs ? Rounding::kBf16
+                                              : Rounding::kDigits;
     }
 };
 
@@ -44,12 +46,12 @@ const char* name_of(Format format);
 
 // Bytes of a packed block, of its numbers, and of a whole packed matrix.
 static constexpr std::int64_t numbers_bytes(Format format) {
-    return format == Format::kHalves ? kGroupRows * kBlock * 2
-           : format == Format::kQ8   ? kGroupRows * kBlock
-                                     : kGroupRows * kBlock / 2;
+    return format == Format::kBf16Pairs ? kGroupRows * kBlock * 2
+           : format == Format::kQ8      ? kGroupRows * kBlock
+                                        : kGroupRows * kBlock / 2;
 }
 static constexpr std::int64_t block_bytes(Format format) {
-    const std::int64_t scales = format == Format::kHalves ? 0 : format == Format::kQ4Mins ? 2 : 1;
+    const std::int64_t scales = format == Format::kBf16Pairs ? 0 : format == Format::kQ4Mins ? 2 : 1;
     return numbers_bytes(format) + kGroupRows * 2 * scales;
 }
 // How many bytes a row takes; packed rows share blocks.
@@ -68,7 +70,7 @@ Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std:
 // GGUF blocks, row after row, into `packed`: Q8_0 into kQ8, Q4_0 into kQ4, Q4_1 into kQ4Mins. Nothing is rounded.
 void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::int64_t rows, std::int64_t cols);
 
-// Puts `values` bfloat16 [rows, cols] in the order of kHalves.
+// Puts `values` bfloat16 [rows, cols] in the order of kBf16Pairs.
 void pack(const TensorRef& packed, const TensorRef& values);
 
 // Rounds `values` float32 [rows, cols] to kQ8 or kQ4, a scale per 32, as GGUF's own quantizer does.

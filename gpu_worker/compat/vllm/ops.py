@@ -172,7 +172,7 @@ def _swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
 
 
 def _copy_by_torch(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
-    """By way of a copy that lies densely: neither copy engines nor kernels reach memory that is not pinned."""
+    """Copies by way of a dense copy, because neither copy engines nor kernels reach memory that is not pinned."""
     source, target = (side.view(torch.uint8) if side.element_size() == 1 else side for side in (src, dst))
     froms, tos = block_mapping.unbind(1)
     target[tos] = source[froms].to(target.device)

@@ -107,7 +107,10 @@ class BlockSender:
         return self._in_flight
 
     def open_ticket(self, number: int, secret: bytes) -> "Future[None]":
-        """Shows the target that this worker knows the secret. Done when the target has shown the same."""
+        """Shows the target that this worker knows the secret.
+
+        The result is done when the target has shown that it knows it, too.
+        """
         if len(secret) != SECRET_BYTES:
             raise InvalidArgument("secret", f"has {len(secret)} bytes, not {SECRET_BYTES}")
         ticket = OutgoingTicket(number, secret)
@@ -123,7 +126,7 @@ class BlockSender:
 
     @contextmanager
     def expect_urgent(self) -> Iterator[None]:
-        """Urgent blocks will come inside: what is sent of others before them is accepted soon."""
+        """Expects urgent blocks inside: sends so little of others before them that it is accepted soon."""
         self._num_expected += 1  # on one thread
         try:
             yield

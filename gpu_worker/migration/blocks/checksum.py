@@ -1,7 +1,7 @@
 """The checksum by which the target of a move knows that a block has arrived whole, in parts and in any order.
 
 A block is stripes of eight words of eight bytes, the least significant byte first; the last stripe is filled up with
-zeros. Lane i sums, modulo 2^64, the products of the halves of word ^ key of its words, and the words of lane i ^ 1
+zeros. Total i adds up, modulo 2^64, the products of the halves of word ^ key of its words, and the words of total i ^ 1
 themselves. Every place of a block has a key of its own, which follows from the seed. The extension computes the same
 (csrc/include/octavo/part_sum.h); tests/golden/block_checksums.json fixes it.
 """

@@ -47,7 +47,7 @@ class OutgoingTicket:
         return delivery
 
     def begin_turn(self, most: int) -> None:
-        """Makes the next blocks, `most` at most, those that are being sent."""
+        """Begins to send the next blocks, `most` at most."""
         self.sending = [self.queued.popleft() for _ in range(min(most, len(self.queued)))]
 
     def confirm_block(self, index: int) -> "Future[None] | None":
@@ -59,14 +59,17 @@ class OutgoingTicket:
         return None if delivery.num_left else delivery.arrived
 
     def requeue_block(self, index: int) -> bool:
-        """Sends a block again, before those that were not sent yet. False: the ticket has no such block."""
+        """Sends a block again, before the blocks that were not sent yet. False: the ticket has no such block."""
         if index not in self.unconfirmed:
             return False
         self.queued.appendleft(self.unconfirmed[index][0])
         return True
 
     def fail(self, error: TransferFailed) -> list[Callable[[], None]]:
-        """Forgets everything. Returns what to call, outside the lock, so that all who wait are told."""
+        """Forgets everything.
+
+        Returns the functions that tell those who wait; the caller calls them outside the lock.
+        """
         self.error = error
         waiting = {id(delivery): delivery.arrived for _, delivery in self.unconfirmed.values()}
         waiting[id(self.opened)] = self.opened

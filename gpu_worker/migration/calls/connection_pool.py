@@ -44,7 +44,7 @@ class TargetConnection:
         self.closing: asyncio.TimerHandle | None = None
 
     async def open_sender(self, port: int) -> BlockSender:
-        """The sender of blocks to this port: the one that is there, if it works. Raises TransferFailed."""
+        """The sender of blocks to this port: an open one that works, or a new one. Raises TransferFailed."""
         async with self._opening:
             await self._wait_for_sender()
             if self._sender is None or self._sender.has_failed or self._port != port:
@@ -60,7 +60,7 @@ class TargetConnection:
         return sender
 
     async def _wait_for_sender(self) -> None:
-        """Waits for the one that is being made for a caller that was cancelled: its thread cannot be."""
+        """Waits for the sender that a cancelled caller was opening. Its thread cannot be cancelled."""
         if self._making is not None:
             await asyncio.wait({self._making})
 

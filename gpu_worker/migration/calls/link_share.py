@@ -38,7 +38,7 @@ class LinkShare:
         return PROBE_BYTES if num_bytes > PROBE_BYTES and not fresh and self._is_busy() else 0
 
     def note_delivery(self, num_bytes: int, seconds: float) -> None:
-        """Takes note of how long the target took to accept what was sent at full speed."""
+        """Notes how long the target took to accept a delivery that was sent at full speed."""
         now, speed = time.monotonic(), num_bytes / max(seconds, 1e-6)
         fresh = now - self._measured_at < FRESH_S
         if self._measured is None or not fresh or speed > self._measured:
@@ -59,7 +59,7 @@ class LinkShare:
             self.adjust()
 
     def adjust(self) -> None:
-        """Sets the rate for what is under way now."""
+        """Sets the rate for the deliveries that are under way now."""
         rate = self._most
         if self._num_shared and not self._num_urgent and self._measured is not None and self._is_busy():
             share = SHARE * self._measured

@@ -39,9 +39,9 @@ class TargetPool:
         raise NotFound(text, resource="worker", name=incarnation)
 
     async def candidates(self) -> list[TargetWorker]:
-        """Those of the same class of numerics, as far as they say. The one that was chosen longest ago comes first.
+        """The workers of the same class of numerics, as far as they name it.
 
-        Those that are for prompts come last.
+        The worker that was chosen longest ago comes first. Workers for prompts come last.
         """
         found = [
             target

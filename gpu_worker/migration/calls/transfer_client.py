@@ -36,7 +36,7 @@ class TransferClient:
         self._stub = transfer_pb2_grpc.TransferStub(channel)
 
     async def prepare(self, request: MigrationRequest) -> MigrationReservation:
-        """Asks for a reservation. A lost answer is asked for once more: the target gives the same ticket."""
+        """Asks for a reservation, and once more if the answer is lost: the target gives the same ticket."""
         message = transfer_pb2.PrepareRequest(
             seq_id=request.seq_id,
             epoch=request.epoch,
@@ -63,9 +63,10 @@ class TransferClient:
         )
 
     async def extend(self, ticket: int) -> list[WantedBlock]:
-        """Reserves blocks for what the journals have got since. Returns all that are still to be sent.
+        """Reserves blocks for the tokens that the journals have got since.
 
-        A lost answer is asked for once more: the target names the same blocks again.
+        Returns all blocks that are still to be sent. Asks once more if the answer is lost: the target names the same
+        blocks again.
         """
         message = transfer_pb2.ExtendRequest(ticket=ticket)
         try:

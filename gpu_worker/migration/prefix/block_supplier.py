@@ -43,9 +43,8 @@ class BlockSupplier:
         self._closed = False
 
     async def send_blocks(self, request: FetchRequest) -> int:
-        """Sends those of the blocks that are here. Returns how many leading ones the worker that asks has got.
-
-        A call that comes twice, while the first is answered, gets the same answer.
+        """Sends the blocks that are here. Returns how many leading blocks the asking worker has got. A repeated call,
+        while the first is answered, gets the same answer.
 
         Raises Mismatch, NotFound, TooManyMoves, TransferFailed, or Draining.
         """

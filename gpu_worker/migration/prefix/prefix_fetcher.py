@@ -67,7 +67,7 @@ class PrefixFetcher:
         return self._speeds.allowed_s(owner, num_bytes, num_tokens, tokens_per_s)
 
     async def fetch(self, owner: Incarnation, hashes: Sequence[BlockHash], allowed_s: float) -> int:
-        """Gets those of the blocks that are lacking here, in their order, as far as they come in time.
+        """Gets the blocks that are lacking here, in their order, as far as they come in time.
 
         Returns how many have come, if all went well. Blocks that are on their way already are waited for.
         """
@@ -78,10 +78,10 @@ class PrefixFetcher:
             return 0
 
     async def fetch_from(self, owner: Incarnation, hashes: Sequence[BlockHash], allowed_s: float) -> int:
-        """The same. Raises ServingError, TimeoutError or OSError; what has come until then stays.
+        """Fetches as `fetch` does. Raises ServingError, TimeoutError or OSError; blocks that have come until then stay.
 
-        Whoever waits for blocks that are on their way already is no further fetch. Raises TooManyMoves for one more
-        than MOST_FETCHES: several may have been allowed before the first of them began.
+        A caller that waits for blocks which are on their way already makes no further fetch. Raises TooManyMoves for
+        one fetch more than MOST_FETCHES: several may have been allowed before the first of them began.
         """
         if self._closed:
             raise Draining("this worker ends")
@@ -153,7 +153,7 @@ class PrefixFetcher:
                 log.debug("%d blocks of worker %s came in %.0f ms", len(held.sealed), owner, 1000 * seconds)
 
     async def _end(self, blocks: IncomingBlocks, hashes: Sequence[BlockHash], over: asyncio.Event) -> None:
-        """Lets go of what a fetch holds, which the sequence that waits for it need not wait for."""
+        """Lets go of the blocks that a fetch holds. The sequence that waits for the fetch does not wait for this."""
         try:
             await blocks.end()
         finally:

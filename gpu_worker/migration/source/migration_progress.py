@@ -1,4 +1,4 @@
-"""How far a migration has come, and what became of it, for whoever waits for it."""
+"""How far a migration has come, and how it ended, for its waiting callers."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class MigrationOutcome(Enum):
 
 @dataclass(slots=True)
 class MigrationProgress:
-    """How far a migration has come. The numbers are those of the target that is tried now."""
+    """How far a migration has come. The numbers are about the target that is tried now."""
 
     seq_id: SequenceId
     epoch: int  # of the sequence: one more once it has moved

@@ -21,7 +21,7 @@ RETRY_MS = 200
 
 
 class MigrationRegistry:
-    """Begins migrations, at most `limit` at once. One that is under way is joined by every further call for it."""
+    """Begins migrations, at most `limit` at once. A further call for a migration under way joins it."""
 
     def __init__(self, worker: SourceWorker, targets: TargetPool, limit: int) -> None:
         self.targets = targets
@@ -30,7 +30,7 @@ class MigrationRegistry:
         self._worker = worker
         self._limit = limit
         self._stopped = False
-        self._moving: dict[SequenceId, OutgoingMigration] = {}
+        self._under_way: dict[SequenceId, OutgoingMigration] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._one_ended = asyncio.Event()
         self._over: OrderedDict[tuple[SequenceId, int], tuple[float, MigrationProgress]] = OrderedDict()
@@ -38,21 +38,21 @@ class MigrationRegistry:
     @property
     def moving(self) -> Collection[SequenceId]:
         """The sequences that are on their way. Those that wait for their prompt to be started are not."""
-        return [seq_id for seq_id, migration in self._moving.items() if not migration.awaits_start]
+        return [seq_id for seq_id, migration in self._under_way.items() if not migration.awaits_start]
 
     @property
     def num_branches(self) -> int:
         """The branches of these that run."""
-        return sum(migration.num_branches for migration in self._moving.values() if not migration.awaits_start)
+        return sum(migration.num_branches for migration in self._under_way.values() if not migration.awaits_start)
 
     @property
     def num_free(self) -> int:
         """How many more migrations may begin now, beside those that began before their prompts were computed."""
-        return self._limit - sum(not migration.during_prefill for migration in self._moving.values())
+        return self._limit - sum(not migration.during_prefill for migration in self._under_way.values())
 
     @property
     def _num_awaiting_start(self) -> int:
-        return sum(migration.awaits_start for migration in self._moving.values())
+        return sum(migration.awaits_start for migration in self._under_way.values())
 
     async def wait_for_end(self, most_s: float) -> None:
         """Returns when a migration has ended since the last call, and after `most_s` in any case. For one caller."""
@@ -81,7 +81,7 @@ class MigrationRegistry:
         Raises NotFound, CannotMove where the sequence is here at another epoch, TooManyMoves, or Draining.
         """
         sequence_log = self._worker.publisher.logs.get(seq_id)
-        migration = self._moving.get(seq_id)
+        migration = self._under_way.get(seq_id)
         if migration is not None and migration.epoch == epoch:
             if not during_prefill:
                 migration.hurry()
@@ -95,16 +95,16 @@ class MigrationRegistry:
             raise CannotMove(text, cause="epoch")
         if self._stopped:
             raise Draining("this worker ends: its sequences go to others by themselves")
-        num_moving = sum(other.during_prefill == during_prefill for other in self._moving.values())
+        num_under_way = sum(other.during_prefill == during_prefill for other in self._under_way.values())
         limit = MOST_PROMPTS if during_prefill else self._limit
-        if migration is not None or num_moving >= limit:
-            text = f"this worker moves {num_moving} sequences, of {limit} at once"
+        if migration is not None or num_under_way >= limit:
+            text = f"this worker moves {num_under_way} sequences, of {limit} at once"
             raise TooManyMoves(text, retry_after_ms=RETRY_MS)
         prompt = PromptSender(self._worker.engine, sequence_log) if during_prefill else None
         migration = OutgoingMigration(
             self._worker, sequence_log, self.targets, target, prompt, lambda: self._num_awaiting_start
         )
-        self._moving[seq_id] = migration
+        self._under_way[seq_id] = migration
         task = asyncio.create_task(self._run(seq_id, epoch, migration))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -127,7 +127,7 @@ class MigrationRegistry:
         try:
             await migration.run()
         finally:
-            del self._moving[seq_id]
+            del self._under_way[seq_id]
             self._one_ended.set()
             outcome = migration.progress.outcome
             self.num_moved += outcome is MigrationOutcome.MOVED

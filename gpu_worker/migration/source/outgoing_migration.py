@@ -339,7 +339,8 @@ class OutgoingMigration:
 
     @contextmanager
     def _thawed_in_time(self) -> Iterator[None]:
-        """Lets the sequence run on after STOP_S, although what is inside may still wait until nothing reads its blocks.
+        """Lets the sequence run on after STOP_S, although the body of the context may still wait until nothing reads
+        its blocks.
 
         They are pinned until then. Raises TimeoutError if the sequence runs.
         """
@@ -384,7 +385,7 @@ class OutgoingMigration:
         return [0 if each.ended else (num_prompt + each.num_tokens - 1) // size for each in self._log.branches]
 
     async def _leave(self, epoch: int) -> None:
-        """Lets go of a sequence that another worker owns now, and tells those who follow it."""
+        """Lets go of a sequence that another worker owns now, and tells its followers."""
         with suppress(StoreUnavailable):
             await failpoints.reach("source.finished")
         progress, worker = self.progress, self._worker

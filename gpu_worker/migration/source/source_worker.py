@@ -34,14 +34,14 @@ def gone_without_engine() -> Iterator[None]:
 
 
 class SendingEngine(Protocol):
-    """The engine, by its client: what blocks that leave ask of it."""
+    """The calls of the engine's client that leaving blocks need."""
 
     async def pin_blocks(self, hashes: Seq[BlockHash]) -> PinnedBlocks: ...
     async def unpin(self, pinned: PinnedBlocks) -> None: ...
 
 
 class SourceEngine(SendingEngine, Protocol):
-    """The engine, by its client: what sequences that leave ask of it."""
+    """The calls of the engine's client that leaving sequences need."""
 
     async def check_movable(self, seq_id: SequenceId, epoch: int) -> None: ...
     async def prompt_progress(self, seq_id: SequenceId, epoch: int) -> PromptProgress: ...

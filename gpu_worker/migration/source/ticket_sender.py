@@ -54,9 +54,9 @@ class TicketSender:
         await self._send_found(wanted, len(wanted), tails=tails, urgent=urgent)
 
     async def send_found(self, wanted: Sequence[WantedBlock], at_least: int) -> list[WantedBlock]:
-        """Sends those of the blocks that are here by now, if there are so many of them. Returns those not sent.
+        """Sends the blocks that are here by now, if there are enough of them.
 
-        Raises what `send` raises, but for a block that is not here.
+        Returns the blocks not sent. Raises what `send` raises, except for a block that is not here.
         """
         return await self._send_found(wanted, at_least, urgent=False, all_of_them=False)
 
@@ -146,5 +146,5 @@ class TicketSender:
 
 
 def observed(future: "Future[None]") -> "asyncio.Future[None]":
-    """The future for this event loop. An error of it that nobody waits for any more is not logged."""
+    """The future for this event loop. Its error is not logged if nobody waits for it any more."""
     return unlogged(asyncio.wrap_future(future))

@@ -94,9 +94,10 @@ class IncomingBlocks:
         return wanted
 
     async def extend(self, hashes_per_branch: Sequence[Sequence[BlockHash]]) -> list[WantedBlock]:
-        """Holds further blocks, and lets those of them in that are lacking. OutOfBlocks changes nothing.
+        """Holds further blocks, and lets in the ones that are lacking.
 
-        Returns all blocks that have not come, also those that were wanted before: an earlier answer may be lost.
+        OutOfBlocks changes nothing. Returns all blocks that have not come, also earlier ones: an earlier answer may be
+        lost.
         """
         if self.held is None or self._ticket is None:
             raise RuntimeError("a ticket is opened before it is extended")
@@ -109,7 +110,7 @@ class IncomingBlocks:
         self._listener.tickets.extend_ticket(self.number, time.monotonic() + self._ttl_s)
 
     def close_ticket(self) -> None:
-        """Lets nothing more in: what has come is all."""
+        """Lets no more blocks in."""
         self._end_ticket(None)
 
     async def wait_until_sealed(self) -> None:
@@ -157,7 +158,10 @@ class IncomingBlocks:
             self._sealing = asyncio.create_task(self._seal_arrived())
 
     async def _seal_arrived(self) -> None:
-        """Makes known what has arrived. What cannot be sealed any more is missing in the end."""
+        """Makes the blocks that have arrived known to the prefix cache.
+
+        Blocks that cannot be sealed any more are missing at the end.
+        """
         with contextlib.suppress(ServingError):
             while self._arrived and self.held is not None:
                 arrived, self._arrived = self._arrived, []

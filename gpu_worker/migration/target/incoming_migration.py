@@ -22,7 +22,7 @@ from gpu_worker.migration.calls.transfer_calls import (
     MigrationReservation,
 )
 from gpu_worker.migration.target.incoming_blocks import IncomingBlocks, IntakeEngine
-from gpu_worker.migration.target.moving_history import MovingHistory
+from gpu_worker.migration.target.incoming_history import IncomingHistory
 from gpu_worker.scheduling.block_exchange import BlockImport, WantedBlock
 from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail
 from gpu_worker.steps.runner import BlockMemory, RunnerInfo
@@ -81,7 +81,7 @@ class IncomingMigration:
         self._listener = listener
         self._blocks = IncomingBlocks(self.number, engine, memory, listener, TTL_S, self._note_loss)
         self._on_ending = on_ending
-        self._history = MovingHistory(store, request, incarnation)
+        self._history = IncomingHistory(store, request, incarnation)
         self._hashes: list[list[BlockHash]] = []  # of each branch that goes on, as far as the journals were read
         self._lock = asyncio.Lock()
         self._calls: set[asyncio.Task[object]] = set()  # under way, and harmless to cancel
@@ -89,7 +89,7 @@ class IncomingMigration:
 
     @property
     def num_wanted(self) -> int:
-        """How many blocks were taken for what is to come."""
+        """How many blocks were taken for the blocks that are to come."""
         held = self._blocks.held
         return len(held.wanted) + len(held.tails) if held else 0
 
@@ -122,7 +122,10 @@ class IncomingMigration:
             return MigrationReservation(self.number, secret, ttl_ms, port, wanted, held.num_blocks, tails)
 
     async def extend(self) -> list[WantedBlock]:
-        """Holds blocks for what the journals have got meanwhile. OutOfBlocks changes nothing; other errors end it."""
+        """Holds blocks for the tokens that the journals have got meanwhile.
+
+        OutOfBlocks changes nothing; other errors end the migration.
+        """
         async with self._call():
             self._open_import()
             await failpoints.reach("target.extend")

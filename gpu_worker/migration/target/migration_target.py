@@ -20,7 +20,6 @@ from gpu_worker.migration.calls.transfer_calls import (
 )
 from gpu_worker.migration.target.incoming_migration import ImportEngine, IncomingMigration, unknown_ticket
 from gpu_worker.scheduling.block_exchange import WantedBlock
-from gpu_worker.scheduling.state.step import BlockMemory
 from gpu_worker.steps.runner import BlockMemory
 from octavo.net.security.listener_tls import ListenerTls
 from octavo.process import failpoints
@@ -70,7 +69,7 @@ class MigrationTarget:
 
     @property
     def listener(self) -> BlockListener | None:
-        """Where blocks come in, also those that no sequence brings."""
+        """The listener by which blocks come in, also blocks that no sequence brings."""
         return self._listener
 
     @property

@@ -87,7 +87,7 @@ class Fp8Source:
         return found[0] if found else ""
 
     def _is_scale(self, name: str) -> bool:
-        """Whether the tensor is no weight: a scale of one that is there, or a scale that is not used."""
+        """Whether the tensor is a scale and no weight: the scale of a weight in the file, or an unused one."""
         stem, _, last = name.rpartition(".")
         return (last in SCALES and f"{stem}.weight" in self._stored) or last in UNUSED_SCALES
 

@@ -148,7 +148,7 @@ def read_config(file: GgufFile) -> dict[str, Any]:
 
 
 def _gemma2(data: Metadata, num_layers: int, head_dim: int) -> dict[str, Any]:
-    """What only Gemma 2 has. Files may leave it out, and then it is that of the published models."""
+    """The settings that only Gemma 2 has. A file may leave them out; then they are those of the published models."""
     size = data.integer("gemma2.embedding_length") // data.integer("gemma2.attention.head_count")
     return {
         "query_pre_attn_scalar": size if num_layers == GEMMA2_27B_LAYERS else head_dim,

@@ -82,7 +82,7 @@ class MatrixPacker:
         return f"{', '.join(sorted(self.formats))}; inputs {', '.join(sorted(self._roundings()))}"
 
     def arithmetic(self) -> str:
-        """The same without spaces, for a class of numerics."""
+        """The facts of `describe` without spaces, for a class of numerics."""
         return f"{'+'.join(sorted(self.formats))}/in={'+'.join(sorted(self._roundings())).replace(' ', '-')}"
 
     def _roundings(self) -> set[str]:

@@ -138,7 +138,7 @@ class CheckpointReader:
         return torch.cat([self.read_tensor(name, shape) for name, shape in zip(names, shapes, strict=True)])
 
     def check_all_read(self, ignored: Callable[[str], bool]) -> None:
-        """BadModel if a tensor is left that is not `ignored`: then the model is not what its configuration says."""
+        """Raises BadModel if a tensor was neither read nor `ignored`: the model is not what its configuration says."""
         left = sorted(name for name in self._left if not ignored(name))
         if left:
             some = f"{', '.join(left[:5])}{' …' if len(left) > 5 else ''}"

@@ -224,7 +224,7 @@ def _activation(config: Mapping[str, Any], field: str, default: str) -> str:
 
 
 def _refuse_others(config: Mapping[str, Any], **only: Any) -> None:
-    """BadModel if one of the settings is there with another value than the only one that is supported."""
+    """Raises BadModel if one of the settings has another value than the only supported one."""
     for field, value in only.items():
         if config.get(field, value) != value and config[field] is not None:
             raise BadModel(f"config.json: {field} {config[field]!r} is not supported, only {value!r}")

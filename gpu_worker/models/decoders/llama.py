@@ -58,7 +58,7 @@ def collect(checkpoint: CheckpointReader, matrix: StackTensors[M], config: Llama
 
 
 def with_stored_parts(config: LlamaConfig, names: AbstractSet[str]) -> LlamaConfig:
-    """The configuration of a file that does not say which optional parts its layers have: those of the first layer."""
+    """The configuration with the optional parts of the file's first layer, where the file does not name them."""
     first = "model.layers.0."
     biased = {part for part, source in FIRST_SOURCES.items() if f"{first}{source}.bias" in names}
     normed = f"{first}self_attn.q_norm.weight" in names

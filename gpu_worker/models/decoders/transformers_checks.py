@@ -11,10 +11,11 @@ log = logging.getLogger(__name__)
 
 
 def check_weights(name: str, weights: Mapping[str, Any]) -> None:
-    """BadModel unless each weight came from the checkpoint and each tensor of it went into the model.
+    """Raises BadModel unless each weight came from the checkpoint and each tensor of the checkpoint went into the
+    model.
 
-    Transformers fills a weight that is missing with random numbers. It does not count as missing what is tied to
-    another weight, nor as unexpected the buffers that it has given up.
+    Transformers fills a weight that is missing with random numbers. It does not count a weight that is tied to another
+    one as missing, nor a buffer that it has given up as unexpected.
     """
     mismatched = [
         f"{key} is {list(stored)} and should be {list(made)}" for key, stored, made in weights["mismatched_keys"]
@@ -48,9 +49,9 @@ def find_context(name: str, config: Any) -> int:
 
 
 def check_windows(name: str, config: Any, windows: Mapping[int, int], masked: AbstractSet[int]) -> None:
-    """BadModel unless every window that a mask would have is one that attention is told of, because masks are not used.
+    """Raises BadModel unless attention is told of every window that a mask would have, because masks are not used.
 
-    `windows` are those that attention is told of, by layer (0: none), and `masked` are those of masks.
+    `windows` has the windows that attention is told of, by layer (0: none), and `masked` those of masks.
     """
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
     strange = set(kinds) - {"full_attention", "sliding_attention"}

@@ -13,7 +13,6 @@ from gpu_worker.serving.process.lease import WorkerIdTaken, register_worker
 from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.worker import Worker, member_of
 from gpu_worker.steps.runner import Runner
-from octavo.net.security.tls import TlsError
 from octavo.net.traces import TracesError, open_tracer
 from octavo.process import failpoints
 from octavo.process.listen_address import ListenError, why_not_listening

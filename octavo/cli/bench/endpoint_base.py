@@ -48,7 +48,7 @@ class RequestFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What is the same for all requests of a run."""
+    """The options that all requests of a run share."""
 
     temperature: float
     ignore_eos: bool

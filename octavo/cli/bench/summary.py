@@ -181,7 +181,7 @@ def failures(requests: Sequence[RequestMeasurement]) -> dict[str, dict[str, Any]
 
 
 def _told(requests: Sequence[RequestMeasurement], name: str) -> int | None:
-    """A sum over what the endpoint told of each request; None if it told nothing."""
+    """The sum of a number that the endpoint reported for each request; None if it reported none."""
     told = [getattr(request.totals, name) for request in requests if request.totals is not None]
     known = [value for value in told if value is not None]
     return sum(known) if known else None

@@ -91,7 +91,7 @@ class ClusterFigures:
         return self._samples[-1].first_token.since(self._earlier(MINUTE_MS).first_token).quantile(part)
 
     def between_tokens_s(self, part: float) -> float | None:
-        """The same of the time between tokens."""
+        """The time between tokens that this part of the last minute's gaps does not exceed."""
         return self._samples[-1].between_tokens.since(self._earlier(MINUTE_MS).between_tokens).quantile(part)
 
     def steps_of(self, incarnation: str) -> StepPhases:

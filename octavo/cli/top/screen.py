@@ -224,7 +224,7 @@ def _line(text: str = "", style: str = "") -> Text:
 
 
 def plain(text: str) -> str:
-    """A text that others have chosen, without what a terminal would obey."""
+    """A text from outside, without the control characters that a terminal would obey."""
     return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
 
 

@@ -60,7 +60,7 @@ class ApiKey:
 
     @property
     def id(self) -> str:
-        """By which people find the key's line; it does not tell the key."""
+        """The text by which people find the key's line in the file. It does not reveal the key."""
         return f"key:{self.digest.hex()[:8]}"
 
     @property

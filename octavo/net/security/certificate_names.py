@@ -21,12 +21,12 @@ def uris_of_context(found: AuthContext) -> list[str]:
 
 
 def uris_of_peer(certificate: Mapping[str, Any] | None) -> list[str]:
-    """The same of a peer's certificate, as ssl's `getpeercert` gives it: none for a peer without one."""
+    """The URIs in a peer's certificate, as ssl's `getpeercert` gives it: none for a peer without a certificate."""
     return [value for kind, value in _alternatives(certificate) if kind == "URI"]
 
 
 def subject_of_context(found: AuthContext) -> list[str]:
-    """By which names people know the peer: URIs and common names, and others if there is neither."""
+    """The names by which people know the peer: URIs and common names, or other names if there is neither."""
     uris = uris_of_context(found)
     known = [*uris, *(f"CN={_text(name)}" for name in found.get("x509_common_name", ()))]
     cut = set(found.get("peer_uri", ()))
@@ -35,7 +35,7 @@ def subject_of_context(found: AuthContext) -> list[str]:
 
 
 def subject_of_peer(certificate: Mapping[str, Any] | None) -> list[str]:
-    """The same."""
+    """The names by which people know a peer, from its certificate as `getpeercert` gives it."""
     pairs = (pair for each in (certificate or {}).get("subject", ()) for pair in each)
     known = [*uris_of_peer(certificate), *(f"CN={value}" for name, value in pairs if name == "commonName")]
     others = (value for kind, value in _alternatives(certificate) if kind != "URI" and isinstance(value, str))

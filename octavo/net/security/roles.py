@@ -1,4 +1,4 @@
-"""Which roles may call each gRPC method. What stands in no line of the table may be called by nobody.
+"""Which roles may call each gRPC method. Nobody may call a method that has no line in the table.
 
 A role stands in the certificate of whoever calls, as a URI among its alternative names: octavo:///role/router. A
 certificate may have several. Without TLS there are no roles, and whoever reaches a listener may call all of it.

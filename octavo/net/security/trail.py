@@ -109,7 +109,7 @@ class AccessTrail:
     def note_refusal(
         self, listener: ListenerKind, reason: AccessReason, caller: Caller, method: str, detail: str = ""
     ) -> None:
-        """A call was refused. `method` may be what the peer has sent, such as the path of an HTTP request."""
+        """Counts and logs a refused call. `method` may be a text of the peer, such as the path of an HTTP request."""
         with self._lock:
             self._refusals[listener, reason] += 1
         facts = {"listener": listener.value, "reason": reason.value, "method": printable(method)}
@@ -159,8 +159,10 @@ def is_admin_call(method: str, *, by_router: bool) -> bool:
 
 
 def printable(text: str) -> str:
-    """The text as one word of ASCII, cut where it is long: what a peer has sent may be anything, such as a path that
-    looks like further fields of the line."""
+    """The text as one word of ASCII, cut where it is long.
+
+    A peer may have sent anything, such as a path that looks like further fields of the log line.
+    """
     return ascii(text)[1:-1].replace(" ", r"\x20")[:MAX_TEXT]
 
 

@@ -123,8 +123,8 @@ class FairQueue:
     def correct_charge(self, record: Record, charge: int, num_tokens: int | None) -> None:
         """Corrects the charge of a sequence that has ended with so many tokens, or without an owner ever (None).
 
-        The charge of one that waited leaves the counter. What another one has left over is credit, and what it has
-        used beyond is debt: so the tenant's next sequences do not overtake those that wait.
+        The charge of a sequence that only waited is taken off the counter. A sequence that used less than its charge
+        leaves credit, one that used more leaves debt: so the tenant's next sequences do not overtake those that wait.
         """
         flow = (record.priority, record.tenant)
         account = self.accounts.get(flow)

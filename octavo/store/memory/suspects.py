@@ -135,11 +135,11 @@ def count_proof(state: MemoryState, stored: StoredSequence, num_tokens: int) -> 
 
 
 def note_progress(state: MemoryState, stored: StoredSequence, num_tokens: int) -> None:
-    """Takes in how many tokens the owner has computed since the take that no journal shows.
+    """Takes in how many tokens that no journal shows the owner has computed since the take.
 
-    They prove the sequence like tokens in a journal. But what is in no journal is computed again by the next owner: a
-    suspect might be proved again and again, and kill at the same place. So only some owners may prove it without
-    getting further than the others.
+    They prove the sequence like tokens in a journal. But the next owner computes them again: a suspect might be proved
+    again and again, and kill at the same place. So only some owners may prove it without getting further than the
+    others.
     """
     proves = stored.record.crashes > 0 and num_tokens >= PROOF_TOKENS
     if num_tokens >= stored.best + PROOF_TOKENS:

@@ -58,18 +58,18 @@ MUTANTS = {
         ATTENTION,
     ),
     "pairs of values the wrong way round": Mutant(
-        "cpu/attention/halves.inl", "to[2 * i] = first.x[i];", "to[2 * i] = second.x[i];", EMULATED, TILES
+        "cpu/attention/bf16_pairs.inl", "to[2 * i] = first.x[i];", "to[2 * i] = second.x[i];", EMULATED, TILES
     ),
     "tiles of the lower rows forgotten": Mutant(
-        "cpu/attention/halves.inl", "f.rows > 16 ?", "f.rows > 31 ?", EMULATED, TILES
+        "cpu/attention/bf16_pairs.inl", "f.rows > 16 ?", "f.rows > 31 ?", EMULATED, TILES
     ),
     "tiles that do not go on from what is there": Mutant(
-        "cpu/attention/halves.inl", "if (kHigh && f.add) {", "if (kHigh && false) {", EMULATED, TILES
+        "cpu/attention/bf16_pairs.inl", "if (kHigh && f.add) {", "if (kHigh && false) {", EMULATED, TILES
     ),
     "row sum not rescaled": Mutant(
         "cpu/attention/scores.inl",
-        "multiply_row(totals, Lanes::kCount, drop)",
-        "multiply_row(totals, Lanes::kCount, Lanes::set(1.0F))",
+        "store8(totals, mul8(load8(totals), Lanes::low(drop)))",
+        "store8(totals, load8(totals))",
         GENERIC,
         ATTENTION,
     ),
@@ -114,7 +114,7 @@ MUTANTS = {
         LINEAR,
     ),
     "repacked into the wrong row": Mutant(
-        "cpu/weight.cpp", "numbers + lane * 4}", "numbers + (kGroupRows - 1 - lane) * 4}", ("cpu/weight.cpp",), LINEAR
+        "cpu/weight.cpp", "numbers + place * 4}", "numbers + (kGroupRows - 1 - place) * 4}", ("cpu/weight.cpp",), LINEAR
     ),
     "bfloat16 truncated, not rounded": Mutant(
         "cpu/half.h", "(bits + 0x7fffU + (bits >> 16 & 1U)) >> 16", "bits >> 16", GENERIC, "test_rows.py -k generic"

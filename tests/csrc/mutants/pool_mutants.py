@@ -23,12 +23,12 @@ MUTANTS = {
         (),
         "plain runs_wait",
     ),
-    "a lane let in after the run": Mutant(
+    "a thread let in after the run": Mutant(
         POOL_CPP,
         "if (state.inside.fetch_add(1, std::memory_order_acq_rel) & State::kOpen) {",
         "state.inside.fetch_add(1, std::memory_order_acq_rel);\n        {",
         (),
-        "plain late_lanes_stay_out",
+        "plain late_threads_stay_out",
     ),
     "a fork goes on with its parent's pool": Mutant(
         POOL_CPP, "[] { pool->forget_parent(); }", "[] {}", (), "plain forks_have_their_own"
@@ -47,7 +47,7 @@ MUTANTS = {
         (),
         "tsan phases_wait",
     ),
-    "a lane's results not released": Mutant(
+    "a thread's results not released": Mutant(
         POOL_CPP,
         "state.inside.fetch_sub(1, std::memory_order_release);",
         "state.inside.fetch_sub(1, std::memory_order_relaxed);",

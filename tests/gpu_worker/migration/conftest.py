@@ -1,7 +1,7 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from moving_workers import Move, long_params, moving_workers
+from migration_workers import Move, long_params, migration_workers
 
 from gpu_worker.migration.target import incoming_migration
 from octavo.process import failpoints
@@ -22,5 +22,5 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def move() -> AsyncIterator[Move]:
-    async with moving_workers(long_params()) as made:
+    async with migration_workers(long_params()) as made:
         yield made

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from cache_audit import audit_cache
-from moving_peers import Corrupter
+from migration_peers import Corrupter
 from worker_pair import PROMPT, Follower, PairedWorker, WorkerPair, greedy, worker_pair
 
 from gpu_worker.migration.blocks.frame_socket import FrameSocket

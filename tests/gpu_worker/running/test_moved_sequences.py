@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from moving_benches import KINDS, MovingBench, move
+from migration_benches import KINDS, MigrationBench, move
 from tiny_llama import CPU, PROMPTS, Form, tiny_llama
 
 from gpu_worker.ops import choose_ops
@@ -15,8 +15,8 @@ FORM = Form()
 LONG = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
 
-def new_bench(form: Form = FORM) -> MovingBench:
-    return MovingBench(runner=tiny_llama(form, choose_ops(CPU)).runner, max_batch_tokens=64)
+def new_bench(form: Form = FORM) -> MigrationBench:
+    return MigrationBench(runner=tiny_llama(form, choose_ops(CPU)).runner, max_batch_tokens=64)
 
 
 @pytest.mark.usefixtures("on_ops")
@@ -48,7 +48,7 @@ def test_a_moved_sequence_goes_on_with_the_same_tokens(kind: str) -> None:
 
 def moved_often(
     kind: str, every: int, *, form: Form = FORM, with_tails: bool = True
-) -> tuple[MovingBench, MovingBench]:
+) -> tuple[MigrationBench, MigrationBench]:
     """A bench on which a sequence ran, and one where it has ended that moved between two after every so many steps."""
     params = replace(KINDS[kind], max_tokens=50, logprobs=1)
     whole, source, target = new_bench(form), new_bench(form), new_bench(form)

@@ -9,7 +9,6 @@ from parameter_values import inside
 from gpu_worker.ops import native
 from gpu_worker.sampling.native_sampler import NativeSampler
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.scheduling.state.step import BAD_LOGITS
 from gpu_worker.steps.runner import BAD_LOGITS
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import PARAMETERS, SamplingParams

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from moving_benches import KINDS, MovingBench, copy_blocks, hashes_of, move
+from migration_benches import KINDS, MigrationBench, copy_blocks, hashes_of, move
 from scheduler_bench import GREEDY
 
 from gpu_worker.scheduling.block_exchange import tail_name
@@ -18,21 +18,21 @@ from octavo.request.sampling import SamplingParams, TokenScore
 LONG = replace(GREEDY, max_tokens=40)
 
 
-def undisturbed(name: str, prompt: int, params: SamplingParams) -> MovingBench:
-    bench = MovingBench()
+def undisturbed(name: str, prompt: int, params: SamplingParams) -> MigrationBench:
+    bench = MigrationBench()
     bench.admit(name, prompt, params)
     bench.finish()
     return bench
 
 
-def is_empty(bench: MovingBench) -> bool:
+def is_empty(bench: MigrationBench) -> bool:
     return not bench.load().num_used_blocks
 
 
 @pytest.mark.parametrize("num_steps", [3, 6, 7, 12])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sequence_moves_and_nobody_notices(kind: str, num_steps: int) -> None:
-    params, source, target = KINDS[kind], MovingBench(), MovingBench()
+    params, source, target = KINDS[kind], MigrationBench(), MigrationBench()
     source.admit("a", 37, params)
     source.run_steps(num_steps)
     target.admit("b", 9, LONG)
@@ -62,7 +62,7 @@ def test_a_sequence_moves_and_nobody_notices(kind: str, num_steps: int) -> None:
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 4, 5])
 def test_the_last_block_travels_however_full_it_is(num_steps: int, with_tails: bool) -> None:
     """11 tokens of prompt: one token of output, and 12 computed tokens, which fill three blocks, are among them."""
-    params, source, target = replace(KINDS["n"], max_tokens=9), MovingBench(), MovingBench()
+    params, source, target = replace(KINDS["n"], max_tokens=9), MigrationBench(), MigrationBench()
     source.admit("a", 11, params)
     source.run_steps(num_steps)
     move(source, target, "a", with_tails=with_tails)
@@ -80,7 +80,7 @@ def test_the_last_block_travels_however_full_it_is(num_steps: int, with_tails: b
 @pytest.mark.parametrize("num_computed", [0, 20, 24, 25])
 def test_a_tail_that_does_not_fit_its_branch_is_computed(num_computed: int) -> None:
     """Of 24 tokens, 20 are in full blocks, and 23 are computed."""
-    source, target = MovingBench(), MovingBench()
+    source, target = MigrationBench(), MigrationBench()
     sequence = source.admit("a", 21, LONG)
     source.run_steps(3)
     held = target.exchange.hold(hashes_of(sequence, 4), with_tails=True)
@@ -99,7 +99,7 @@ def test_a_tail_that_does_not_fit_its_branch_is_computed(num_computed: int) -> N
 
 
 def test_a_pinned_tail_is_not_written_by_a_branch_that_runs_on() -> None:
-    bench = MovingBench()
+    bench = MigrationBench()
     sequence = bench.admit("a", 21, LONG)
     bench.run_steps(3)
     bench.freezer.freeze(sequence.seq_id, 1)
@@ -117,7 +117,7 @@ def test_a_pinned_tail_is_not_written_by_a_branch_that_runs_on() -> None:
 
 
 def test_the_indexes_of_tails_are_between_those_of_wanted_blocks() -> None:
-    source, target = MovingBench(), MovingBench(sizes={"num_blocks": 16})
+    source, target = MigrationBench(), MigrationBench(sizes={"num_blocks": 16})
     sequence = source.admit("a", 21, KINDS["n"])
     source.run_steps(2)
     held = target.exchange.hold(hashes_of(sequence, 4), with_tails=True)
@@ -136,7 +136,7 @@ def test_the_indexes_of_tails_are_between_those_of_wanted_blocks() -> None:
 
 
 def test_an_import_takes_all_blocks_or_none_and_leaves_what_others_need() -> None:
-    bench = MovingBench(sizes={"num_blocks": 20}, watermark=0.2)
+    bench = MigrationBench(sizes={"num_blocks": 20}, watermark=0.2)
     hashes = [BlockHash(bytes([index] * 16)) for index in range(20)]
     with pytest.raises(OutOfBlocks, match="16 blocks needed, and 5 for what runs here; 20 are available"):
         bench.exchange.hold([hashes[:16]])
@@ -156,7 +156,7 @@ def test_an_import_takes_all_blocks_or_none_and_leaves_what_others_need() -> Non
 
 
 def test_a_moved_sequence_overtakes_prompts_that_wait() -> None:
-    source, target = MovingBench(), MovingBench(sizes={"num_blocks": 30})
+    source, target = MigrationBench(), MigrationBench(sizes={"num_blocks": 30})
     source.admit("a", 21, LONG)
     source.run_steps(3)
     target.admit("runs", 30, LONG)
@@ -174,7 +174,7 @@ def test_one_that_cannot_start_at_once_waits_in_its_turn(lost: str) -> None:
     """Its tokens are the same. Without its scores, all its tokens are told again with their scores."""
     params = replace(KINDS["logprobs"], max_tokens=12)
     whole = undisturbed("a", 21, params)
-    source, target = MovingBench(), MovingBench(max_batch_sequences=2, sizes={"num_blocks": 20})
+    source, target = MigrationBench(), MigrationBench(max_batch_sequences=2, sizes={"num_blocks": 20})
     sequence = source.admit("a", 21, params)
     source.run_steps(3)
     held = target.exchange.hold(hashes_of(sequence, 4))
@@ -220,7 +220,7 @@ def test_scores_fit_the_tokens_they_belong_to() -> None:
 
 def test_a_full_queue_keeps_nobody_out_who_has_moved() -> None:
     """The store has made this worker the owner: nobody else runs it."""
-    source, target = MovingBench(), MovingBench(max_waiting=1, max_batch_sequences=1)
+    source, target = MigrationBench(), MigrationBench(max_waiting=1, max_batch_sequences=1)
     source.admit("a", 21, LONG)
     source.run_steps(3)
     moved = target.new("a", source.sequence("a").prompt, LONG, epoch=2, outputs=[source.tokens["a.0"]])
@@ -235,7 +235,7 @@ def test_a_full_queue_keeps_nobody_out_who_has_moved() -> None:
 
 
 def test_blocks_behind_a_known_prefix_are_lacking() -> None:
-    bench = MovingBench()
+    bench = MigrationBench()
     bench.admit("a", list(range(1, 10)))
     bench.finish()
     root = bench.new("x").root

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from moving_benches import MovingBench, sampled
+from migration_benches import MigrationBench, sampled
 from scheduler_bench import GREEDY
 
 from octavo.request.errors import CannotMove, NotFound, StaleEpoch
@@ -12,17 +12,17 @@ from octavo.request.sampling import FinishReason, SamplingParams
 LONG = replace(GREEDY, max_tokens=30)
 
 
-def freeze(bench: MovingBench, name: str):
+def freeze(bench: MigrationBench, name: str):
     return bench.freezer.freeze(bench.sequence(name).seq_id, bench.sequence(name).epoch)
 
 
-def thaw(bench: MovingBench, name: str, epoch: int = 1) -> None:
+def thaw(bench: MigrationBench, name: str, epoch: int = 1) -> None:
     bench.freezer.thaw(bench.sequence(name).seq_id, epoch)
 
 
 def test_a_frozen_sequence_does_not_run_and_goes_on_with_the_same_tokens() -> None:
     params = sampled(n=2, best_of=3)
-    bench, whole = MovingBench(), MovingBench()
+    bench, whole = MigrationBench(), MigrationBench()
     for each in (bench, whole):
         each.admit("a", 9, params)
         each.admit("b", 6, LONG)
@@ -46,7 +46,7 @@ def test_a_frozen_sequence_does_not_run_and_goes_on_with_the_same_tokens() -> No
 
 @pytest.mark.parametrize("how", ["cancel", "deadline", "drop", "newer epoch", "end of branch"])
 def test_a_frozen_sequence_can_end(how: str) -> None:
-    bench = MovingBench()
+    bench = MigrationBench()
     sequence = bench.admit("a", 12, LONG, deadline_in_ms=5000)
     bench.run_steps(2)
     freeze(bench, "a")
@@ -70,7 +70,7 @@ def test_a_frozen_sequence_can_end(how: str) -> None:
 
 def test_nobody_takes_its_blocks() -> None:
     """Who needs them waits, also one of a lower rank, and goes on when it has gone."""
-    bench = MovingBench(sizes={"num_blocks": 8}, min_preempt_interval_s=0.0)
+    bench = MigrationBench(sizes={"num_blocks": 8}, min_preempt_interval_s=0.0)
     bench.admit("a", 12, replace(GREEDY, max_tokens=16))
     bench.admit("b", 12, LONG)
     bench.run_steps(2)
@@ -88,7 +88,7 @@ def test_nobody_takes_its_blocks() -> None:
 
 
 def test_a_frozen_sequence_is_not_swapped() -> None:
-    bench = MovingBench()
+    bench = MigrationBench()
     bench.admit("a", 12, LONG)
     bench.step()
     freeze(bench, "a")
@@ -97,39 +97,39 @@ def test_a_frozen_sequence_is_not_swapped() -> None:
             bench.scheduler.swap(bench.sequence("a").seq_id, 1, operation)
 
 
-def prefilling(bench: MovingBench) -> None:
+def prefilling(bench: MigrationBench) -> None:
     bench.admit("a", 70, LONG)
     bench.step()
 
 
-def forking(bench: MovingBench) -> None:
+def forking(bench: MigrationBench) -> None:
     bench.admit("a", 70, sampled(n=2))
     bench.step()
 
 
-def waiting(bench: MovingBench) -> None:
+def waiting(bench: MigrationBench) -> None:
     bench.admit("a")
 
 
-def searching(bench: MovingBench) -> None:
+def searching(bench: MigrationBench) -> None:
     bench.admit("a", 9, SamplingParams(n=2, beam_width=3, temperature=0.0, max_tokens=20))
     bench.run_steps(2)
 
 
-def swapped(bench: MovingBench) -> None:
+def swapped(bench: MigrationBench) -> None:
     bench.admit("a", 9, LONG)
     bench.step()
     bench.scheduler.swap(bench.sequence("a").seq_id, 1, "out")
     bench.scheduler.end_holds()
 
 
-def held(bench: MovingBench) -> None:
+def held(bench: MigrationBench) -> None:
     bench.admit("a", 9, LONG)
     bench.step()
     bench.scheduler.swap(bench.sequence("a").seq_id, 1, "out")
 
 
-def coming_back(bench: MovingBench) -> None:
+def coming_back(bench: MigrationBench) -> None:
     held(bench)
     bench.step()
     bench.workload.tables.cache.enabled = False  # all blocks are copied
@@ -137,14 +137,14 @@ def coming_back(bench: MovingBench) -> None:
     bench.workload.tables.cache.enabled = True
 
 
-def suspected(bench: MovingBench) -> None:
+def suspected(bench: MigrationBench) -> None:
     suspect = bench.admit("a", 9, LONG, suspect=True)
     bench.scheduler.reserve_steps(suspect)
     bench.scheduler.begin_trial(suspect)
     bench.step()
 
 
-def failed(bench: MovingBench) -> None:
+def failed(bench: MigrationBench) -> None:
     bench.admit("a", 9, LONG)
     bench.scheduler.abort_step(bench.scheduler.plan(), "{}")
 
@@ -164,7 +164,7 @@ def failed(bench: MovingBench) -> None:
     ],
 )
 def test_what_cannot_move_says_why(begin, cause: str) -> None:
-    bench = MovingBench()
+    bench = MigrationBench()
     begin(bench)
     seq_id = bench.sequence("a").seq_id
     for refuse in (bench.freezer.check_movable, bench.freezer.freeze):
@@ -179,7 +179,7 @@ def test_what_cannot_move_says_why(begin, cause: str) -> None:
 
 
 def test_a_sequence_may_leave_until_its_window_has_passed_a_block() -> None:
-    bench = MovingBench(sizes={"window": 9})
+    bench = MigrationBench(sizes={"window": 9})
     bench.admit("a", 8, LONG)
     bench.step()
     assert freeze(bench, "a").branches[0].num_tokens == 1
@@ -194,7 +194,7 @@ def test_a_sequence_may_leave_until_its_window_has_passed_a_block() -> None:
     ("begin", "started", "num_computed"), [(waiting, False, 0), (prefilling, True, 64), (forking, True, 64)]
 )
 def test_a_prompt_is_watched_until_every_branch_has_a_token(begin, started: bool, num_computed: int) -> None:
-    bench = MovingBench()
+    bench = MigrationBench()
     begin(bench)
     seq_id = bench.sequence("a").seq_id
     progress = bench.freezer.prompt_progress(seq_id, 1)

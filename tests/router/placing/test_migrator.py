@@ -18,7 +18,7 @@ from octavo.request.errors import (
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
-from router.fleet.migration_report import MigrationReport, MoveOutcome
+from router.fleet.migration_report import MigrationEnd, MigrationReport
 
 LONG = SamplingParams(temperature=0.0, max_tokens=3000)
 
@@ -59,14 +59,14 @@ class Source:
 
 
 def moved(target):
-    return MigrationReport(outcome=MoveOutcome.MOVED, epoch=2, target=target, num_blocks=3, num_sent_blocks=2)
+    return MigrationReport(outcome=MigrationEnd.MOVED, epoch=2, target=target, num_blocks=3, num_sent_blocks=2)
 
 
 def stayed(error):
-    return lambda target: MigrationReport(outcome=MoveOutcome.STAYED, failure=error.failure(), target=target)
+    return lambda target: MigrationReport(outcome=MigrationEnd.STAYED, failure=error.failure(), target=target)
 
 
-ENDED = MigrationReport(outcome=MoveOutcome.ENDED)
+ENDED = MigrationReport(outcome=MigrationEnd.ENDED)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ async def test_operators_hear_why_nothing_can_move(running):
 )
 async def test_what_stayed_says_why(running, error, raised):
     if error is ValueError:
-        source = Source(running, MigrationReport(outcome=MoveOutcome.STAYED))
+        source = Source(running, MigrationReport(outcome=MigrationEnd.STAYED))
     else:
         source = Source(running, stayed(error))
     with pytest.raises(raised, match="stayed" if error is ValueError else error.message):

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.sampling import SamplingParams
-from router.fleet.migration_report import MigrationReport, MoveOutcome
+from router.fleet.migration_report import MigrationEnd, MigrationReport
 from router.placing import rebalancer
 from router.placing.rebalancing import find_overloaded
 
@@ -52,8 +52,8 @@ class Uneven:
             self.asked.append((router, seq_id, link.incarnation, target))
             await self.may_end.wait()
             if self.answers is not None:
-                return MigrationReport(outcome=MoveOutcome.STAYED, failure=self.answers.failure())
-            return MigrationReport(outcome=MoveOutcome.MOVED, epoch=epoch + 1, target=target)
+                return MigrationReport(outcome=MigrationEnd.STAYED, failure=self.answers.failure())
+            return MigrationReport(outcome=MigrationEnd.MOVED, epoch=epoch + 1, target=target)
 
         return migrate
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from moving_peers import PATIENCE_S, SECRET, BytesMemory, RawSource, Target, name_of, target_of, wait_until
+from migration_peers import PATIENCE_S, SECRET, BytesMemory, RawSource, Target, name_of, target_of, wait_until
 
 from gpu_worker.migration.blocks import block_listener, incoming_connection
 from gpu_worker.migration.blocks.checksum import BlockChecksum

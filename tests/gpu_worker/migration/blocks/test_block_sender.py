@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from moving_peers import PATIENCE_S, SECRET, BytesMemory, Corrupter, name_of, target_of, wait_until
+from migration_peers import PATIENCE_S, SECRET, BytesMemory, Corrupter, name_of, target_of, wait_until
 
 from gpu_worker.migration.blocks import block_sender
 from gpu_worker.migration.blocks.block_sender import BlockSender

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from moving_peers import wait_until
+from migration_peers import wait_until
 
 from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from certificates import Certificates
 from cryptography import x509
-from moving_peers import PATIENCE_S, SECRET, BytesMemory, Target, name_of, wait_until
+from migration_peers import PATIENCE_S, SECRET, BytesMemory, Target, name_of, wait_until
 
 from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.blocks.block_sender import BlockSender

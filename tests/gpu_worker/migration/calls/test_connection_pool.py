@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from moving_peers import BytesMemory
+from migration_peers import BytesMemory
 from waiting import until
 
 from gpu_worker.migration.blocks.block_listener import BlockListener

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
-from moving_peers import Corrupter
+from migration_peers import Corrupter
 from prefixes import NUM_BLOCKS, PARAMS, PREFIX, PROMPT, SIZE, compute, lets_go
 from waiting import until
 from worker_pair import WorkerPair, worker_pair

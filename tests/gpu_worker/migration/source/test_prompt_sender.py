@@ -38,7 +38,7 @@ class Scene:
     async def admit(self, params, prompt=PROMPT, **changes) -> Follower:
         follower = await self.pair.run(params, prompt=prompt, num_tokens=0, **changes)
         self.moves.append(asyncio.create_task(self._move(follower)))
-        await until(lambda: follower.seq_id in self.registry._moving or self.moves[-1].done())
+        await until(lambda: follower.seq_id in self.registry._under_way or self.moves[-1].done())
         return follower
 
     async def _move(self, follower):
@@ -50,7 +50,7 @@ class Scene:
         return self.pair.a.worker.migrations
 
     def progress(self, follower):
-        return self.registry._moving[follower.seq_id].progress
+        return self.registry._under_way[follower.seq_id].progress
 
     async def step(self, count=1):
         engine = self.pair.a.worker.engine
@@ -172,7 +172,7 @@ async def test_a_target_that_dies_in_the_middle_costs_nothing(scene):
     third = await scene.pair.add("c", **SIZES)
     follower = await scene.pair.run(greedy(40), prompt=PROMPT, num_tokens=0)
     move = asyncio.create_task(scene.pair.a.migrate(follower.seq_id, target=third.incarnation, during_prefill=True))
-    await until(lambda: follower.seq_id in scene.registry._moving)
+    await until(lambda: follower.seq_id in scene.registry._under_way)
     await scene.step(5)
     await scene.sent(follower, 3 * STEP_BLOCKS)
     await third.stop()
@@ -225,7 +225,7 @@ def preempt(scheduler, seq_id):
 async def test_while_it_waits_no_other_worker_is_asked_and_a_drain_need_not_wait(scene):
     """Steps are paused, so it is not started."""
     follower = await scene.admit(greedy(40))
-    migration = scene.registry._moving[follower.seq_id]
+    migration = scene.registry._under_way[follower.seq_id]
     assert migration.awaits_start
     assert not scene.registry.moving
     assert scene.registry.num_free == 4
@@ -249,7 +249,7 @@ async def test_a_drain_moves_what_has_begun_and_releases_what_waits():
         first, second = await scene.admit(greedy(40)), await scene.admit(greedy(40), prompt=PROMPT[::-1])
         await scene.step(3)
         await scene.sent(first, STEP_BLOCKS)
-        assert scene.registry._moving[second.seq_id].awaits_start
+        assert scene.registry._under_way[second.seq_id].awaits_start
         pair.a.worker.drain.begin(30.0)
         assert (await scene.moves[1]).outcome in (STAYED, ENDED)
         scene.run_on()

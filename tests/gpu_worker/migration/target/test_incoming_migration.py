@@ -7,8 +7,8 @@ from collections.abc import Coroutine, Iterable
 
 import pytest
 from effort import draws
-from moving_peers import RawSource
-from moving_workers import PROMPT, Move, long_params, moving_workers
+from migration_peers import RawSource
+from migration_workers import PROMPT, Move, long_params, migration_workers
 from waiting import until
 
 from gpu_worker.migration.blocks.frame_socket import FrameSocket
@@ -45,7 +45,7 @@ PARAMS = long_params()
     ],
 )
 async def test_a_sequence_moves_with_its_blocks(params: SamplingParams):
-    async with moving_workers(params, num_tokens=12) as move:
+    async with migration_workers(params, num_tokens=12) as move:
         steps = []
         run = move.target.runner.run
         move.target.runner.run = lambda step: steps.append(step) or run(step)
@@ -392,7 +392,7 @@ async def test_a_ticket_of_another_source_is_not_told(move: Move):
 
 
 async def test_what_is_in_no_journal_does_not_come():
-    async with moving_workers(long_params(temperature=1.0, beam_width=2, n=2, best_of=2), num_tokens=0) as move:
+    async with migration_workers(long_params(temperature=1.0, beam_width=2, n=2, best_of=2), num_tokens=0) as move:
         await move.begin()
         with pytest.raises(CannotMove) as raised:
             await move.prepare()
@@ -402,7 +402,7 @@ async def test_what_is_in_no_journal_does_not_come():
 @pytest.mark.parametrize("lost", [False, True])
 async def test_the_scores_of_a_prompt_come_along_or_are_computed_again(lost: bool):
     params = long_params(prompt_logprobs=1)
-    async with moving_workers(params, num_tokens=12) as move:
+    async with migration_workers(params, num_tokens=12) as move:
         ends = await move.until_finish()
         known = as_told(move.source.publisher.logs[move.seq_id].prompt_scores())
         assert [score.token_id for score in known] == list(PROMPT[1:])
@@ -542,7 +542,7 @@ class Damage:
 
 async def test_a_damaged_block_is_sent_again_and_no_token_is_wrong(monkeypatch: pytest.MonkeyPatch):
     damage = Damage(monkeypatch, every=5)
-    async with moving_workers(PARAMS, num_tokens=40) as move:
+    async with migration_workers(PARAMS, num_tokens=40) as move:
         assert await move.migrate()
         assert damage.num_changed > 1
         assert (await move.runs_to_its_end(PARAMS)).owner == "target"
@@ -550,7 +550,7 @@ async def test_a_damaged_block_is_sent_again_and_no_token_is_wrong(monkeypatch: 
 
 async def test_a_link_that_damages_everything_leaves_the_sequence_and_no_block(monkeypatch: pytest.MonkeyPatch):
     Damage(monkeypatch, every=1)
-    async with moving_workers(PARAMS) as move:
+    async with migration_workers(PARAMS) as move:
         assert not await move.migrate()
         assert isinstance(move.error, TransferFailed) and move.error.cause == "WRONG_CHECKSUM"
         await move.target.has_let_go()
@@ -569,7 +569,7 @@ async def test_whatever_comes_when_there_is_one_owner_and_no_wrong_token(seed: i
     for name in failpoints.NAMES:
         if name.startswith("target.") and rng.random() < 0.5:
             failpoints.arm(name, rng.choice(["delay:0.02", "delay:0.02", "delay:0.1", "error:1"]))
-    async with moving_workers(PARAMS) as move:
+    async with migration_workers(PARAMS) as move:
         move.store.lost_commits = rng.choice([0, 0, 1])
         ends = None
         with contextlib.suppress(ServingError):

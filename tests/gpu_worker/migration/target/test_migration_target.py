@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from moving_workers import Move, long_params, moving_workers
+from migration_workers import Move, long_params, migration_workers
 from waiting import until
 
 from gpu_worker.migration.calls.transfer_calls import MigrationRequest
@@ -28,7 +28,7 @@ async def test_no_more_tickets_than_allowed(move: Move, monkeypatch: pytest.Monk
 
 
 async def test_a_share_of_the_blocks_is_for_what_comes(monkeypatch: pytest.MonkeyPatch):
-    async with moving_workers(PARAMS, num_blocks=8) as move:
+    async with migration_workers(PARAMS, num_blocks=8) as move:
         monkeypatch.setattr(migration_target, "IMPORT_SHARE", 3 / 8)
         await move.begin()
         with pytest.raises(OutOfBlocks, match="at most 3"):
@@ -40,7 +40,7 @@ async def test_a_share_of_the_blocks_is_for_what_comes(monkeypatch: pytest.Monke
 
 async def test_a_further_round_keeps_to_that_share(monkeypatch: pytest.MonkeyPatch):
     """The ticket has ended after it, and its blocks are free."""
-    async with moving_workers(PARAMS) as move:
+    async with migration_workers(PARAMS) as move:
         await move.begin()
         await move.send((await move.prepare()).wanted)
         monkeypatch.setattr(migration_target, "IMPORT_SHARE", 7 / 64)  # a tail, and six full blocks
@@ -67,7 +67,7 @@ async def grow(move: Move, num_tokens: int) -> None:
 
 
 async def test_a_target_without_room_says_so_and_the_ticket_stays():
-    async with moving_workers(PARAMS, num_tokens=1, num_blocks=8) as move:
+    async with migration_workers(PARAMS, num_tokens=1, num_blocks=8) as move:
         await move.begin()
         await move.send((await move.prepare()).wanted)
         move.source.engine.grant_steps(40)

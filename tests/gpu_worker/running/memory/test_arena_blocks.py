@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from moving_peers import PATIENCE_S, SECRET, Target, name_of
+from migration_peers import PATIENCE_S, SECRET, Target, name_of
 
 from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock

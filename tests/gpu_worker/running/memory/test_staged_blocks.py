@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from late_copier import CopyFailed, LateCopier, check_buffers, late_blocks
-from moving_peers import PATIENCE_S, SECRET, Target, name_of
+from migration_peers import PATIENCE_S, SECRET, Target, name_of
 
 from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.blocks.frame_socket import STALL_S, TICK_S

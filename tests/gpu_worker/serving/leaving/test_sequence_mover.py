@@ -74,7 +74,7 @@ async def test_a_migration_of_an_older_epoch_does_not_end_the_drain(scene):
     await until(older.done.is_set)
     assert older.outcome is MigrationOutcome.ENDED
     assert scene.mover.move_some() == {SEQ}
-    assert scene.registry._moving[SEQ].epoch == 2
+    assert scene.registry._under_way[SEQ].epoch == 2
 
 
 async def test_a_migration_that_goes_on_for_long_fails_once(scene, monkeypatch):

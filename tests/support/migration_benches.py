@@ -19,7 +19,7 @@ from octavo.request.sampling import SamplingParams, TokenScore
 SIZES = {"block_size": 4, "num_blocks": 64, "num_host_blocks": 48}
 
 
-class MovingBench(Bench):
+class MigrationBench(Bench):
     """A scheduler whose runner reads its blocks. It counts what its steps computed, and keeps the scores."""
 
     def __init__(self, *, sizes: dict | None = None, runner: Runner | None = None, **config) -> None:
@@ -44,7 +44,7 @@ class MovingBench(Bench):
         for _ in range(count):
             self.step()
 
-    def send(self, target: "MovingBench", places: SequenceOf[tuple[BlockId, BlockId]]) -> None:
+    def send(self, target: "MigrationBench", places: SequenceOf[tuple[BlockId, BlockId]]) -> None:
         """Copies pinned blocks (mine, the target's), and keeps them there."""
         for block, place in places:
             copy_block(self, target, block, place)
@@ -56,7 +56,7 @@ def hashes_of(sequence: Sequence, block_size: int) -> list[list[BlockHash]]:
     return [block_hashes(sequence.root, branch.tokens[:-1], block_size) for branch in going]
 
 
-def copy_block(source: MovingBench, target: MovingBench, block: BlockId, place: BlockId) -> None:
+def copy_block(source: MigrationBench, target: MigrationBench, block: BlockId, place: BlockId) -> None:
     mine, theirs = source.runner.block_memory, target.runner.block_memory
     with mine.read_blocks([block]) as contents:
         for sent, received in zip(next(contents), theirs.open_block(place), strict=True):
@@ -66,7 +66,7 @@ def copy_block(source: MovingBench, target: MovingBench, block: BlockId, place: 
 
 
 def copy_tails(
-    source: MovingBench, target: MovingBench, sequence: Sequence, held: BlockImport, indexes: dict[int, int]
+    source: MigrationBench, target: MigrationBench, sequence: Sequence, held: BlockImport, indexes: dict[int, int]
 ) -> dict[int, CarriedTail]:
     """Sends the tails of a frozen sequence to their indexes, by branch. What is not sent is of no use."""
     pinned = source.exchange.pin_tails(sequence)
@@ -81,7 +81,7 @@ def copy_tails(
     return tails
 
 
-def copy_blocks(source: MovingBench, target: MovingBench, held: BlockImport) -> None:
+def copy_blocks(source: MigrationBench, target: MigrationBench, held: BlockImport) -> None:
     """Sends the missing blocks of an import, and seals them."""
     pinned = source.exchange.pin([wanted.block_hash for wanted in held.missing])
     source.send(target, [(pinned.blocks[each.block_hash], held.block_of(each.index)) for each in held.missing])
@@ -90,8 +90,8 @@ def copy_blocks(source: MovingBench, target: MovingBench, held: BlockImport) -> 
 
 
 def move(
-    source: MovingBench,
-    target: MovingBench,
+    source: MigrationBench,
+    target: MigrationBench,
     name: str,
     between: Iterable[Callable[[], object]] = (),
     *,

@@ -13,8 +13,8 @@ from target import Target, target  # first: it says where the others lie
 # isort: split
 from connected_bench import BlockLink, ConnectedBench
 from late_copier import check_buffers
+from migration_benches import copy_blocks
 from model import capture
-from moving_benches import copy_blocks
 from steps import decodes
 from tiny_llama import PROMPTS, Form, tiny_llama
 

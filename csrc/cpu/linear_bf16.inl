@@ -1,6 +1,6 @@
 // Products with packed bfloat16 weights and inputs rounded to bfloat16, summed in float32.
 
-void to_halves(const float* x, std::int64_t count, HalfBlock* to) {
+void to_bf16_blocks(const float* x, std::int64_t count, Bf16Block* to) {
     for (std::int64_t block = 0; block < count / kBlock; ++block, x += kBlock, to += kInputColumns) {
         for (std::int64_t i = 0; i < kBlock; i += 8) {
             store8_bf16(to->x + i, load8(x + i));
@@ -13,9 +13,9 @@ void to_halves(const float* x, std::int64_t count, HalfBlock* to) {
 
 #if defined(OCTAVO_TILES)
 
-constexpr std::int64_t kHalfTileRows = 2 * kGroupRows;
+constexpr std::int64_t kBf16TileRows = 2 * kGroupRows;
 
-constexpr TileShapes half_shapes() {
+constexpr TileShapes bf16_shapes() {
     TileShapes shapes;
     for (int tile = 0; tile < 8; ++tile) {
         shapes.put(tile, 16, 64);
@@ -26,12 +26,12 @@ constexpr TileShapes half_shapes() {
 // 16 * kWide columns of 16 * kHigh rows. Tiles 0 … 3 are sums, 4 and 5 inputs of the first and the second 16 columns, 6
 // and 7 weights of the first and the second 16 rows.
 template <int kWide, int kHigh>
-inline void half_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std::int64_t column, std::int64_t shares) {
-    using At = Part<Format::kHalves>;
+inline void bf16_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std::int64_t column, std::int64_t shares) {
+    using At = Part<Format::kBf16Pairs>;
     const std::int64_t blocks = job.weight.cols / kBlock;
     const At first_rows(job.weight, row), second_rows(job.weight, kHigh == 2 ? row + kGroupRows : row);
-    const HalfBlock* first = job.halves + input_at(column, blocks);
-    const HalfBlock* second = job.halves + input_at(kWide == 2 ? column + kInputColumns : column, blocks);
+    const Bf16Block* first = job.bf16 + input_at(column, blocks);
+    const Bf16Block* second = job.bf16 + input_at(kWide == 2 ? column + kInputColumns : column, blocks);
     const std::int64_t share = kHigh * blocks * At::kBytes / shares, step = share / blocks;
     const std::uint8_t* next = first_rows.numbers(kHigh * blocks) + share * (column / (2 * kInputColumns));
     tiles.zero<0>();
@@ -43,19 +43,19 @@ inline void half_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std
         for (std::int64_t line = 0; line < step; line += 64) {
             fetch_second(next + line);
         }
-        tiles.load<4>(first, sizeof(HalfBlock));
+        tiles.load<4>(first, sizeof(Bf16Block));
         tiles.load<6>(first_rows.numbers(block), 64);
-        tiles.add_halves<0, 4, 6>();
+        tiles.add_bf16<0, 4, 6>();
         if constexpr (kHigh == 2) {
             tiles.load<7>(second_rows.numbers(block), 64);
-            tiles.add_halves<1, 4, 7>();
+            tiles.add_bf16<1, 4, 7>();
         }
         if constexpr (kWide == 2) {
-            tiles.load<5>(second, sizeof(HalfBlock));
-            tiles.add_halves<2, 5, 6>();
+            tiles.load<5>(second, sizeof(Bf16Block));
+            tiles.add_bf16<2, 5, 6>();
         }
         if constexpr (kWide == 2 && kHigh == 2) {
-            tiles.add_halves<3, 5, 7>();
+            tiles.add_bf16<3, 5, 7>();
         }
     }
     alignas(64) float sums[2][2][kInputColumns][kGroupRows];  // [16 columns, 16 rows, column, row]
@@ -72,25 +72,25 @@ inline void half_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std
 }
 
 template <int kHigh>
-inline void half_columns(Tiles& tiles, const LinearJob& job, std::int64_t row) {
+inline void bf16_columns(Tiles& tiles, const LinearJob& job, std::int64_t row) {
     const std::int64_t shares = (job.columns + 2 * kInputColumns - 1) / (2 * kInputColumns);
     std::int64_t column = 0;
     for (; column + kInputColumns < job.columns; column += 2 * kInputColumns) {
-        half_tiles<2, kHigh>(tiles, job, row, column, shares);
+        bf16_tiles<2, kHigh>(tiles, job, row, column, shares);
     }
     if (column < job.columns) {
-        half_tiles<1, kHigh>(tiles, job, row, column, shares);
+        bf16_tiles<1, kHigh>(tiles, job, row, column, shares);
     }
 }
 
-void half_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
-    static constexpr TileShapes kShapes = half_shapes();
+void bf16_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
+    static constexpr TileShapes kShapes = bf16_shapes();
     Tiles tiles(kShapes);
     for (; row + kGroupRows < end; row += 2 * kGroupRows) {
-        half_columns<2>(tiles, job, row);
+        bf16_columns<2>(tiles, job, row);
     }
     if (row < end) {
-        half_columns<1>(tiles, job, row);
+        bf16_columns<1>(tiles, job, row);
     }
 }
 
@@ -98,20 +98,20 @@ void half_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
 
 // Tiles of rows side by side, and columns: as many sums as leave registers for weights and inputs.
 #if defined(__AVX512BF16__)
-constexpr int kHalfTiles = 3, kHalfColumns = 8;
+constexpr int kBf16Tiles = 3, kBf16Columns = 8;
 #elif defined(__AVX512VL__)
-constexpr int kHalfTiles = 2, kHalfColumns = 8;
+constexpr int kBf16Tiles = 2, kBf16Columns = 8;
 #else
-constexpr int kHalfTiles = 2, kHalfColumns = 4;
+constexpr int kBf16Tiles = 2, kBf16Columns = 4;
 #endif
-constexpr std::int64_t kHalfTileRows = kHalfTiles * Rows::kRows;
+constexpr std::int64_t kBf16TileRows = kBf16Tiles * Rows::kRows;
 
 // kColumns columns of kTiles * R::kRows rows. `step` is how many bytes of the next tile are asked for per pair of k.
 template <typename R, int kTiles, int kColumns>
-inline void half_tile(const LinearJob& job, std::int64_t row, std::int64_t column, std::int64_t shares) {
-    using At = Part<Format::kHalves>;
+inline void bf16_tile(const LinearJob& job, std::int64_t row, std::int64_t column, std::int64_t shares) {
+    using At = Part<Format::kBf16Pairs>;
     const std::int64_t blocks = job.weight.cols / kBlock;
-    const HalfBlock* inputs = job.halves + input_at(column, blocks);
+    const Bf16Block* inputs = job.bf16 + input_at(column, blocks);
     const std::uint8_t* numbers[kTiles];
     typename R::F sums[kTiles][kColumns];
 #pragma GCC unroll 4
@@ -123,7 +123,7 @@ inline void half_tile(const LinearJob& job, std::int64_t row, std::int64_t colum
         }
     }
     const std::int64_t tile = kTiles * R::kRows / kGroupRows * blocks * At::kBytes, step = 64 * kTiles / shares;
-    const std::uint8_t* next = numbers[0] + tile + tile / shares * (column / kHalfColumns);
+    const std::uint8_t* next = numbers[0] + tile + tile / shares * (column / kBf16Columns);
     for (std::int64_t block = 0; block < blocks; ++block, inputs += kInputColumns) {
 #pragma GCC unroll 4
         for (std::int64_t pair = 0; pair < kBlock / 2; ++pair, next += step) {
@@ -160,19 +160,19 @@ inline void half_tile(const LinearJob& job, std::int64_t row, std::int64_t colum
 }
 
 template <typename R, int kTiles>
-inline void half_columns(const LinearJob& job, std::int64_t row) {
-    const std::int64_t shares = (job.columns + kHalfColumns - 1) / kHalfColumns;
-    each_columns<kHalfColumns>(job.columns, [&](auto count, std::int64_t column) {
-        half_tile<R, kTiles, decltype(count)::kColumns>(job, row, column, shares);
+inline void bf16_columns(const LinearJob& job, std::int64_t row) {
+    const std::int64_t shares = (job.columns + kBf16Columns - 1) / kBf16Columns;
+    each_columns<kBf16Columns>(job.columns, [&](auto count, std::int64_t column) {
+        bf16_tile<R, kTiles, decltype(count)::kColumns>(job, row, column, shares);
     });
 }
 
-void half_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
-    for (; row + kHalfTileRows <= end; row += kHalfTileRows) {
-        half_columns<Rows, kHalfTiles>(job, row);
+void bf16_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
+    for (; row + kBf16TileRows <= end; row += kBf16TileRows) {
+        bf16_columns<Rows, kBf16Tiles>(job, row);
     }
     for (; row < end; row += Rows::kRows) {
-        half_columns<Rows, 1>(job, row);
+        bf16_columns<Rows, 1>(job, row);
     }
 }
 

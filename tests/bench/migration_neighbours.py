@@ -1,6 +1,6 @@
 """What moves cost the streams beside them: their inter-token times while others move, and while none does.
 
-    python tests/bench/moving_neighbours.py [--rounds 4] [--neighbours 8] [--movers 8] [--prompt 1000] [--window-s 6]
+    python tests/bench/migration_neighbours.py [--rounds 4] [--neighbours 8] [--movers 8] [--prompt 1000] [--window-s 6]
 
 One router and two workers with a model. Neighbours run on both workers all the time. In each round as many movers
 begin, with prompts of their own. Once they all decode two windows follow in random order: in one nothing happens, in

@@ -13,7 +13,7 @@ template <DType>
 constexpr std::int64_t kInWord = 2;
 #endif
 
-struct Halves {
+struct Bf16Pairs {
     using Number = std::uint16_t;
     static constexpr std::int64_t kPair = 2, kRowStep = 16, kDimStep = 32, kKeyStep = 32;
 
@@ -24,12 +24,13 @@ struct Halves {
     }
     static float value(Number x) { return bf16_to_float(x); }
 
-    static void pack_keys(const KvPages& pages, const Slots& slots, Range range, Scratch<Halves>& s, Ahead& asked) {
+    static void pack_keys(const KvPages& pages, const Slots& slots, Range range, Scratch<Bf16Pairs>& s, Ahead& asked) {
         with_pairs(pages.dtype, [&](auto type) {
-            pack_keys_of<Halves, decltype(type)::value>(pages.head_dim, slots, range, s, asked);
+            pack_keys_of<Bf16Pairs, decltype(type)::value>(pages.head_dim, slots, range, s, asked);
         });
     }
-    static bool pack_values(const KvPages& pages, const Slots& slots, Range range, Scratch<Halves>& s, Ahead& asked) {
+    static bool pack_values(const KvPages& pages, const Slots& slots, Range range, Scratch<Bf16Pairs>& s,
+                            Ahead& asked) {
         bool finite = false;
         with_pairs(pages.dtype, [&](auto type) {
             finite = pack_values_of<decltype(type)::value>(pages.head_dim, slots, range, s, asked);
@@ -225,7 +226,7 @@ struct Halves {
 #endif
 
     template <DType kType>
-    static bool pack_values_of(std::int64_t dim, const Slots& slots, Range range, Scratch<Halves>& s, Ahead& asked) {
+    static bool pack_values_of(std::int64_t dim, const Slots& slots, Range range, Scratch<Bf16Pairs>& s, Ahead& asked) {
         Lanes::F zeros = Lanes::zero();
         Ahead ahead = asked;
         for (std::int64_t key = range.from; key < range.end; key += Lanes::kCount) {
@@ -284,12 +285,12 @@ struct Halves {
                 tiles_.load<4>(left, left_bytes);
                 tiles_.load<6>(right, 2 * f.right_stride);
                 tiles_.load<7>(right + 32, 2 * f.right_stride);
-                tiles_.add_halves<0, 4, 6>();
-                tiles_.add_halves<1, 4, 7>();
+                tiles_.add_bf16<0, 4, 6>();
+                tiles_.add_bf16<1, 4, 7>();
                 if (kHigh) {
                     tiles_.load<5>(left + 16 * f.left_stride, left_bytes);
-                    tiles_.add_halves<2, 5, 6>();
-                    tiles_.add_halves<3, 5, 7>();
+                    tiles_.add_bf16<2, 5, 6>();
+                    tiles_.add_bf16<3, 5, 7>();
                 }
             }
             tiles_.store<0>(out, out_bytes);
@@ -301,7 +302,7 @@ struct Halves {
         }
     }
 
-    static constexpr TileShapes kShapes = half_shapes();
+    static constexpr TileShapes kShapes = bf16_shapes();
     Tiles tiles_{kShapes};
 #else
   public:
@@ -311,15 +312,16 @@ struct Halves {
     static std::int64_t most_turned(const KvPages& pages) { return pages.dtype == DType::kBF16 ? 3 : kBlockRows; }
     static std::int64_t most_in_place(const KvPages& pages) { return most_turned(pages); }
 
-    void multiply(const Factors<Number>& f, Ahead& ahead) { multiply_in_registers<Halves>(f, Packed{}, ahead); }
+    void multiply(const Factors<Number>& f, Ahead& ahead) { multiply_in_registers<Bf16Pairs>(f, Packed{}, ahead); }
     static void multiply_keys(const KvPages& pages, const Slots& slots, Range range, const Factors<Number>& f,
                               Ahead& ahead) {
         with_pairs(pages.dtype,
-                   [&](auto type) { octavo::multiply_keys<Halves, decltype(type)::value>(f, slots, range, ahead); });
+                   [&](auto type) { octavo::multiply_keys<Bf16Pairs, decltype(type)::value>(f, slots, range, ahead); });
     }
     static void multiply_values(const KvPages& pages, const Group* groups, const Factors<Number>& f, Ahead& ahead) {
-        with_pairs(pages.dtype,
-                   [&](auto type) { multiply_in_registers<Halves>(f, InPlace<decltype(type)::value>{groups}, ahead); });
+        with_pairs(pages.dtype, [&](auto type) {
+            multiply_in_registers<Bf16Pairs>(f, InPlace<decltype(type)::value>{groups}, ahead);
+        });
     }
 #endif
 };

@@ -12,7 +12,7 @@ from octavo.store.base import Store
 from octavo.wire.internal import admission_of_record
 
 
-class MovingHistory:
+class IncomingHistory:
     """The record, the prompt and the journals of a sequence. Each read adds what the journals have got since.
 
     Every read raises CannotMove unless the record says that this migration to this target is under way.

@@ -78,7 +78,7 @@ class FlakyStore(MemoryStore):
             raise StoreUnavailable("the store is away")
 
 
-class MovingWorker:
+class MigrationWorker:
     """An engine whose WitnessRunner notices each wrong block, its journal in a store, and its migration target."""
 
     def __init__(self, name: str, store: MemoryStore, *, num_blocks: int = 64, step_s: float = 0.001) -> None:
@@ -143,7 +143,7 @@ class MovingWorker:
 class Move:
     """A migration from one worker to another, of which the test makes each step."""
 
-    def __init__(self, source: MovingWorker, target: MovingWorker, seq_id: SequenceId) -> None:
+    def __init__(self, source: MigrationWorker, target: MigrationWorker, seq_id: SequenceId) -> None:
         self.source, self.target, self.seq_id = source, target, seq_id
         self.store = source.store
         self.epoch = self.number = 1
@@ -310,14 +310,14 @@ def long_params(**changes: Any) -> SamplingParams:
 
 
 @asynccontextmanager
-async def moving_workers(
+async def migration_workers(
     params: SamplingParams, *, num_tokens: int = 9, num_blocks: int = 64, **changes: Any
 ) -> AsyncIterator[Move]:
     """A sequence that has so many tokens of each branch at the source, and goes on when the source may run steps."""
     store = FlakyStore()
     await store.open()
-    source = MovingWorker("source", store)
-    target = MovingWorker("target", store, num_blocks=num_blocks)
+    source = MigrationWorker("source", store)
+    target = MigrationWorker("target", store, num_blocks=num_blocks)
     info = source.runner.info
     new = accepted_sequence(PROMPT, params, model=info.fingerprint, layout=info.layout, **changes)
     move = Move(source, target, new.seq_id)
