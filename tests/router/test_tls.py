@@ -112,9 +112,7 @@ async def test_requests_migrations_and_operators_work_over_tls(secured: Any, sha
     client = caller_of(secured, shared.caller("client"))
     plain = await client.complete(list(range(3, 60)), max_tokens=50, temperature=0.0)
     task = asyncio.create_task(client.complete(list(range(3, 60)), max_tokens=400, temperature=0.0, request_id="moves"))
-    await secured.until(
-        lambda: any(len(e.journals[0]) > 20 for e in secured.entries if e.record.request_id == "moves")
-    )
+    await secured.until(lambda: any(len(e.journals[0]) > 20 for e in secured.entries if e.record.request_id == "moves"))
     with pytest.raises(PermissionDenied):
         await caller_of(secured, shared.caller("worker")).models()
     async with open_channel(admin_endpoint(secured), credentials=shared.caller("operator")) as channel:
