@@ -168,7 +168,7 @@ async def test_a_retry_gets_the_first_answer(world):
 
 async def test_a_request_may_name_an_alias(world, oracle):
     await world.worker()
-    name = world.workers[0].engine_client.info.model
+    name = world.workers[0].workload.info.model
     await world.router(model_aliases=(f"chat={name}",))
     await world.ready()
     completion = await world.client().complete(PROMPT, GREEDY, model="chat")

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gpu_worker.serving.calls.sequence_tracer import SequenceTracer
 from octavo.net.traces import RequestTracer
 from octavo.request.sampling import SamplingParams
 from octavo.v1 import inference_pb2, inference_pb2_grpc
@@ -20,10 +19,7 @@ CANARY = "xyzzy-plugh-9081726354"
 async def traced(world):
     """A world of one router and one worker whose spans go to an exporter, which is the fixture's value."""
     exporter = InMemorySpanExporter()
-    worker = await world.worker()
-    service = worker.listener.service
-    service.tracer = SequenceTracer(RequestTracer("worker", exporter, 0.0, at_once=True), "worker-0")
-    worker.publisher.on_forgotten = service.tracer.end
+    await world.worker(tracer=RequestTracer("worker", exporter, 0.0, at_once=True))
     await world.router(tracer=RequestTracer("router", exporter, 0.0, at_once=True))
     await world.ready()
     return exporter
@@ -72,4 +68,4 @@ async def test_without_a_sampled_trace_there_is_no_span(world, traced):
     await complete(world, CALLER[:-2] + "00")
     await world.client().complete([1, 2, 3], replace(GREEDY, max_tokens=2))
     assert not traced.get_finished_spans()
-    assert not world.workers[0].listener.service.tracer._open
+    assert not world.workers[0].publisher._tracer._open

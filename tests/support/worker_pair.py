@@ -97,7 +97,7 @@ class PairedWorker:
         self.incarnation = self.listener.incarnation
         self.channel = open_channel(self.listener.endpoint, internal=True)
         self.stub = worker_pb2_grpc.WorkerStub(self.channel)
-        self.worker.engine.grant_steps(0)
+        self.worker.engine.control.grant_steps(0)
 
     async def stop(self) -> None:
         await self.channel.close()
@@ -129,7 +129,7 @@ class PairedWorker:
         """Waits until no pin, ticket or reservation is left here, and recounts all blocks."""
         device = self.worker.workload.tables.device
         await until(lambda: not (device.num_reserved or self.worker.target.num_tickets), seconds)
-        await asyncio.wrap_future(self.worker.engine.post_command(lambda scheduler: scheduler.check_state()))
+        await asyncio.wrap_future(self.worker.engine.port.post(lambda scheduler: scheduler.check_state()))
 
 
 class Follower:

@@ -52,10 +52,11 @@ async def test_with_one_in_a_hundred_parts_damaged_no_token_is_wrong_and_no_bloc
             begun = dict(
                 zip([await pair.run(params, prompt=prompt, num_tokens=1) for prompt in prompts], prompts, strict=True)
             )
-            pair.a.worker.engine.pause()  # blocks of four tokens become full faster than rounds end on a busy machine
+            # Blocks of four tokens become full faster than rounds end on a busy machine.
+            pair.a.worker.engine.control.pause()
             answers = await asyncio.gather(*(pair.a.migrate(follower.seq_id) for follower in begun))
             assert {answer[-1].outcome for answer in answers} == {MOVED}
-            pair.a.worker.engine.grant_steps(0)
+            pair.a.worker.engine.control.grant_steps(0)
             for follower, prompt in begun.items():
                 await pair.check_end(follower, params, prompt=prompt)
             followers |= begun
@@ -107,15 +108,15 @@ async def test_a_damaged_tail_is_sent_again_or_the_sequence_stays(
         damage = TailDamage(monkeypatch, is_tail, times)
         follower = await pair.run(params)
         engine = pair.a.worker.engine
-        engine.pause()
+        engine.control.pause()
         while min((await pair.record(follower.seq_id)).num_tokens) % 4 != 3:  # two tokens in the last block
-            engine.grant_steps(1)
+            engine.control.grant_steps(1)
             await pair.a.worker.journal_writer.wait_until_flushed()
             await asyncio.sleep(0.005)
         calling = asyncio.create_task(pair.a.migrate(follower.seq_id))
         last = (await calling)[-1]
         assert places
-        engine.grant_steps(0)
+        engine.control.grant_steps(0)
         if moves:
             assert last.outcome == MOVED
             assert damage.num_changed == times

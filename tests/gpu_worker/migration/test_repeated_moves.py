@@ -95,9 +95,8 @@ async def test_a_branch_that_ends_does_not_hide_that_another_one_has_grown():
     async def prepare(request):
         return SimpleNamespace(ticket=7, num_blocks=1, wanted=[], tail_indexes=[0, 1])
 
-    worker = SimpleNamespace(
-        info=SimpleNamespace(block_size=4, fingerprint="f", layout="l", numerics="n"), incarnation="a"
-    )
+    info = SimpleNamespace(block_size=4, fingerprint="f", layout="l", numerics="n")
+    worker = SimpleNamespace(blocks=SimpleNamespace(info=info), incarnation="a")
     connection = SimpleNamespace(client=SimpleNamespace(prepare=prepare, extend=extend))
     migration = OutgoingMigration(worker, log, None, None)
     held = await migration._prepare(connection, 1)

@@ -33,7 +33,8 @@ class GatedPair:
 
     def __init__(self, pair: WorkerPair) -> None:
         self.pair, self.a, self.b = pair, pair.a, pair.b
-        self.freezes = CallCount(pair.a.worker.engine_client, "freeze_and_pin")  # each posts its command at once
+        # Each posts its command at once.
+        self.freezes = CallCount(pair.a.worker.migrations._worker.blocks, "freeze_and_pin")
         self.followers: list[tuple[Follower, tuple[int, ...]]] = []
 
     async def begin(self, count: int) -> None:
@@ -44,7 +45,7 @@ class GatedPair:
         for worker in (self.a, self.b):
             worker.runner.gated = True
         await until(lambda: self.a.runner.waits and self.b.runner.waits, PATIENCE_S)
-        self.admissions = CallCount(self.b.worker.engine, "post_command")  # nothing else is posted there from here on
+        self.admissions = CallCount(self.b.worker.engine.port, "post")  # nothing else is posted there from here on
         self.a.runner.num_steps = self.b.runner.num_steps = 0
 
     @property

@@ -29,25 +29,9 @@ from router.fleet.model_registry import ModelRegistry
 from router.fleet.pending_dispatches import PendingDispatches
 from router.fleet.worker_link import LinkError, ProbeResult
 from router.fleet.worker_view import WorkerView
+from router.placing import assigner as assigner_module
 from router.placing.assigner import Assigner
 from router.session_registry import SessionRegistry
-
-
-class FakeSession:
-    """A session that notes what it is told."""
-
-    owner = Incarnation("")
-
-    def __init__(self, seq_id: SequenceId) -> None:
-        self.seq_id = seq_id
-        self.told: list = []
-
-    def note_assignment(self, assignment):
-        self.told.append(assignment)
-
-    def poll_record(self):
-        self.told.append("poll")
-
 
 ADMITTED = AdmissionAnswer(AdmissionOutcome.ADMITTED)
 LATER = AdmissionAnswer(AdmissionOutcome.LATER, OutOfBlocks("full").failure())
@@ -109,6 +93,22 @@ class FakePool:
         return incarnation.upper()
 
 
+class FakeSession:
+    """A session that notes what it is told."""
+
+    owner = Incarnation("")
+
+    def __init__(self, seq_id: SequenceId) -> None:
+        self.seq_id = seq_id
+        self.told: list = []
+
+    def note_assignment(self, assignment):
+        self.told.append(assignment)
+
+    def poll_record(self):
+        self.told.append("poll")
+
+
 class Scene:
     """One sequence that has been popped from the queue, and workers a, b, …, which are asked in this order.
 
@@ -123,6 +123,8 @@ class Scene:
         limits = LimitsRegistry(store, lambda: {LIMITS}, 60_000)
         self.assigner = Assigner(store, FakePool(self.links), sessions, models, limits, self.background)
         self.seq_id = accepted_sequence().seq_id
+        self.session = FakeSession(self.seq_id)
+        sessions.add(self.session)
 
     async def assign(self):
         """Assigns the sequence and returns its record."""
@@ -152,6 +154,17 @@ async def make_scene(hello):
     yield make
     for scene in made:
         await scene.background.close()
+
+
+async def test_workers_hear_where_the_prefix_is(make_scene, monkeypatch):
+    scene = await make_scene(LATER, ADMITTED, prompt=tuple(range(200)))
+    size = view(Incarnation("a")).block_size
+    hits = {Incarnation("a"): (5 * size, 0)}
+    monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: hits)
+    await scene.assign()
+    (first,), (second,) = (link.admissions for link in scene.links[:2])
+    assert (first.prefix_owner, first.prefix_owner_tokens) == (None, 0), "it has the most of it itself"
+    assert (second.prefix_owner, second.prefix_owner_tokens) == ("a", 5 * size), "also if that one had no room"
 
 
 @pytest.mark.parametrize("refusal", [LATER, NEVER, LinkError("broken")], ids=["later", "never", "broken"])
@@ -270,16 +283,6 @@ async def test_what_no_worker_can_ever_take_fails(make_scene):
     assert "never" in record.failure
 
 
-async def test_without_the_store_nothing_is_too_large(make_scene, monkeypatch):
-    scene = await make_scene(NEVER)
-
-    async def away(*_):
-        raise StoreUnavailable("away")
-
-    monkeypatch.setattr(scene.store, "note_limits", away)
-    assert not (await scene.assign()).state.ended
-
-
 @pytest.mark.parametrize("answers", [(NEVER,), (NEVER, NEVER), ()], ids=["one", "two", "none"])
 @pytest.mark.parametrize(
     ("lost", "waits"),
@@ -288,7 +291,7 @@ async def test_without_the_store_nothing_is_too_large(make_scene, monkeypatch):
 )
 async def test_large_prompts_wait_for_a_lost_worker(make_scene, monkeypatch, answers, lost, waits):
     """Whether workers that are here refuse it, or a router sees by its length that it fits none of them."""
-    monkeypatch.setattr("router.placing.assigner.REQUEUE_DELAY_S", 0.01)
+    monkeypatch.setattr(assigner_module, "REQUEUE_DELAY_S", 0.01)
     prompt = (1, 2) if answers else tuple(range(40_000))
     scene = await make_scene(*(answers or (ADMITTED,)), prompt=prompt)
     if not answers:
@@ -307,15 +310,14 @@ async def test_large_prompts_wait_for_a_lost_worker(make_scene, monkeypatch, ans
     assert scene.num_asked() == ([1] * len(answers) or [0]), "nobody is asked again, which would cost an epoch"
 
 
-async def test_workers_hear_where_the_prefix_is(make_scene, monkeypatch):
-    scene = await make_scene(LATER, ADMITTED, prompt=tuple(range(200)))
-    size = view(Incarnation("a")).block_size
-    hits = {Incarnation("a"): (5 * size, 0)}
-    monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: hits)
-    await scene.assign()
-    (first,), (second,) = (link.admissions for link in scene.links[:2])
-    assert (first.prefix_owner, first.prefix_owner_tokens) == (None, 0), "it has the most of it itself"
-    assert (second.prefix_owner, second.prefix_owner_tokens) == ("a", 5 * size), "also if that one had no room"
+async def test_without_the_store_nothing_is_too_large(make_scene, monkeypatch):
+    scene = await make_scene(NEVER)
+
+    async def away(*_):
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(scene.store, "note_limits", away)
+    assert not (await scene.assign()).state.ended
 
 
 async def test_a_wrong_admission_fails_without_asking_another_worker(make_scene):

@@ -53,7 +53,7 @@ async def test_each_sequence_moves_once_with_unchanged_outputs(world):
     completions = await asyncio.gather(*tasks)
     source, target = links[WorkerRole.PREFILL].incarnation, links[WorkerRole.DECODE].incarnation
     assert world.asked == [(source, target, True)] * 6
-    records = [entry.record for entry in world.state._entries.values()]
+    records = [entry.record for entry in world.entries]
     assert [(record.owner, record.epoch) for record in records] == [(target, 2)] * 6
     await world.until(lambda: links[WorkerRole.PREFILL].load.num_sequences == 0)
     for link in links.values():

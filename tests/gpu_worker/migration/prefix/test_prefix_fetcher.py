@@ -116,7 +116,7 @@ async def test_a_cancel_ends_a_sequence_that_waits_for_its_blocks(pair: WorkerPa
     running = asyncio.create_task(compute(pair, pair.b, PROMPT, pair.a.incarnation))
     await armed.reached.wait()
     seq_id = next(iter(pair.b.worker.publisher.logs))
-    pair.b.worker.engine_client.cancel([(seq_id, 1)])
+    pair.b.worker.admissions.cancel([(seq_id, 1)])
     await until(lambda: not pair.b.worker.publisher.logs)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -230,7 +230,7 @@ async def test_no_room_for_the_blocks_costs_nothing(pair: WorkerPair, monkeypatc
     def refuse(*_: object) -> None:
         raise OutOfBlocks("no room")
 
-    monkeypatch.setattr(pair.b.worker.engine_client._exchange, "hold", refuse)
+    monkeypatch.setattr(pair.b.worker.fetcher._blocks._exchange, "hold", refuse)
     cached = await compute(pair, pair.b, PROMPT, pair.a.incarnation)
     assert cached == 0
     await lets_go(pair)

@@ -100,7 +100,7 @@ async def test_the_hottest_blocks_come_first_and_each_before_those_behind_it() -
     async with worker_pair() as pair:
         await compute(pair, pair.a, tuple(range(300, 340)))
         await compute(pair, pair.a, PROMPT)
-        client = pair.a.worker.engine_client
+        client = pair.a.worker.supplier._blocks
         hashes = await client.hottest_blocks(100)
         info = pair.a.runner.info
         own = hashing.block_hashes(hashing.root_key(info.fingerprint, info.layout), PREFIX, SIZE)

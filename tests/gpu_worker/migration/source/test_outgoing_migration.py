@@ -64,8 +64,8 @@ async def test_a_prefix_that_the_target_has_does_not_travel():
         moved = (await pair.a.migrate(first.seq_id))[-1]
         assert moved.outcome == MOVED
         assert moved.num_sent_blocks >= 49
-        engine.pause()
-        engine.grant_steps(3)  # three tokens: the block after the prompt's is not full
+        engine.control.pause()
+        engine.control.grant_steps(3)  # three tokens: the block after the prompt's is not full
         second = await pair.run(greedy(60), prompt=(*prompt[:-1], 999), num_tokens=1)
         nothing = (await pair.a.migrate(second.seq_id))[-1]
         assert (nothing.outcome, nothing.num_blocks) == (MOVED, 50), "with its last block, which is not full"
@@ -87,13 +87,13 @@ async def test_blocks_that_fill_during_each_round_do_not_keep_it(monkeypatch):
             num_sent += 1
             await send(self, wanted, **tails)
             if num_sent <= MAX_ROUNDS:
-                await asyncio.wrap_future(engine.pause())
+                await asyncio.wrap_future(engine.control.pause())
                 steps = runner.num_steps
-                engine.grant_steps(12)  # three blocks of four tokens, however busy the machine
+                engine.control.grant_steps(12)  # three blocks of four tokens, however busy the machine
                 await until(lambda: runner.num_steps >= steps + 12)
                 await pair.a.worker.journal_writer.wait_until_flushed(at_once=True)
             elif num_sent == MAX_ROUNDS + 1:
-                engine.grant_steps(0)
+                engine.control.grant_steps(0)
 
         monkeypatch.setattr(TicketSender, "send", slow)
         follower = await pair.run(greedy(200))
@@ -175,7 +175,7 @@ async def test_calls_for_one_sequence_share_a_migration():
         armed = failpoints.arm("source.sent", "hang")
         calls = [asyncio.create_task(pair.a.migrate(follower.seq_id)) for _ in range(3)]
         await armed.reached.wait()
-        assert list(pair.a.worker.migrations.moving) == [follower.seq_id]
+        assert list(pair.a.worker.migrations.departures.moving) == [follower.seq_id]
         failpoints.disarm_all()
         answers = [(await call)[-1] for call in calls]
         assert {(each.outcome, each.epoch) for each in answers} == {(MOVED, 2)}
@@ -448,7 +448,7 @@ async def test_one_that_has_ended_in_the_engine_has_ended(name, monkeypatch):
             return await send(items)
 
         monkeypatch.setattr(worker.journal_writer, "_send", send_late)
-        worker.engine_client.cancel([(follower.seq_id, 1)])
+        worker.admissions.cancel([(follower.seq_id, 1)])
         await until(lambda: follower.seq_id not in worker.workload.sequences)
         assert not worker.publisher.logs[follower.seq_id].gone
         failpoints.disarm_all()
@@ -529,9 +529,9 @@ async def test_a_worker_that_drains_holds_no_blocks_back():
     async with worker_pair() as pair:
         await pair.run(greedy(800))
         worker = pair.a.worker
-        await until(lambda: worker.engine_client.report.load.num_running == 1)
-        assert worker._others_decode()
+        await until(lambda: worker.watch.load.num_running == 1)
+        assert worker.migrations.departures.others_decode()
         worker.drain.begin(30.0)
-        assert not worker._others_decode()
+        assert not worker.migrations.departures.others_decode()
         worker.drain.undo()
-        assert not worker._draining
+        assert not worker.watch.draining

@@ -32,7 +32,7 @@ class Scene:
 
     def __init__(self, pair: WorkerPair) -> None:
         self.pair = pair
-        pair.a.worker.engine.pause()
+        pair.a.worker.engine.control.pause()
         self.moves: list[asyncio.Task] = []
 
     async def admit(self, params, prompt=PROMPT, **changes) -> Follower:
@@ -55,18 +55,18 @@ class Scene:
     async def step(self, count=1):
         engine = self.pair.a.worker.engine
         first = engine_steps(self.pair.a)
-        engine.grant_steps(count)
+        engine.control.grant_steps(count)
         await until(lambda: engine_steps(self.pair.a) >= first + count)
 
     async def sent(self, follower, count, seconds=5.0):
         await until(lambda: self.progress(follower).num_sent_blocks >= count, seconds)
 
     def run_on(self):
-        self.pair.a.worker.engine.grant_steps(0)
+        self.pair.a.worker.engine.control.grant_steps(0)
 
 
 def engine_steps(worker):
-    return worker.worker.engine_client.report.num_steps
+    return worker.worker.watch.times.num_steps
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ async def test_a_cancel_during_the_prompt_ends_its_migration(scene):
     follower = await scene.admit(greedy(40))
     await scene.step(3)
     await scene.sent(follower, STEP_BLOCKS)
-    scene.pair.a.worker.engine_client.cancel([(follower.seq_id, 1)])
+    scene.pair.a.worker.admissions.cancel([(follower.seq_id, 1)])
     scene.run_on()
     assert (await scene.moves[0]).outcome == ENDED
     await until_ended(scene, follower)
@@ -209,7 +209,7 @@ async def test_one_that_loses_its_blocks_during_the_prompt_stays(scene):
     await scene.step(5)
     await scene.sent(follower, 3 * STEP_BLOCKS)
     engine = scene.pair.a.worker.engine
-    await asyncio.wrap_future(engine.post_command(lambda scheduler: preempt(scheduler, follower.seq_id)))
+    await asyncio.wrap_future(engine.port.post(lambda scheduler: preempt(scheduler, follower.seq_id)))
     stayed = await scene.moves[0]
     assert (stayed.outcome, stayed.failure.reason) == (STAYED, "CANNOT_MOVE")
     scene.run_on()
@@ -227,7 +227,7 @@ async def test_while_it_waits_no_other_worker_is_asked_and_a_drain_need_not_wait
     follower = await scene.admit(greedy(40))
     migration = scene.registry._under_way[follower.seq_id]
     assert migration.awaits_start
-    assert not scene.registry.moving
+    assert not scene.registry.departures.moving
     assert scene.registry.num_free == 4
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):

@@ -223,7 +223,7 @@ async def test_an_engine_that_does_not_admit_gives_the_sequence_back(move: Move,
     async def refuse(*args: object) -> AdmissionAnswer:
         return AdmissionAnswer(AdmissionOutcome.LATER, OutOfBlocks("full by now").failure())
 
-    monkeypatch.setattr(move.target.engine_client, "admit", refuse)
+    monkeypatch.setattr(move.target.target, "_admit", refuse)
     assert await move.migrate()
     record = await move.record()
     assert (record.state, record.owner, record.epoch) == (SequenceState.QUEUED, "", 3)

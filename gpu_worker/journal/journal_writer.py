@@ -1,21 +1,22 @@
 """Appends tokens to the journals in the store, and publishes only those that the store has accepted.
 
-The step loop does not wait for the store. The engine submits the deltas of each step that has any, and of each step of
-a finite grant, which its stream awaits. One task appends everything that is due (`pending_deltas`) in one call, then
-publishes what was accepted. While the store is away StepDeltas gather. At WINDOW_STEPS of them the engine is held until
+The step loop does not wait for the store. The engine submits the items of each step that has any, and of each step of
+a finite grant, which its stream awaits. One task appends everything that is due (`pending_items`) in one call, then
+publishes what was accepted. While the store is away StepItems gather. At WINDOW_STEPS of them the engine is held until
 the store answers, so that a worker that dies costs at most about that many computed steps.
 """
 
 import asyncio
 import logging
 import time
-from typing import Protocol
 
+from gpu_worker.engine.command_port import CommandPort
+from gpu_worker.engine.loop_control import LoopControl
+from gpu_worker.journal.pending_items import AppendPolicy, BranchRun, ItemBatch, PendingItems
+from gpu_worker.journal.sequence_log import SequenceLog
+from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import StepDeltas
-from gpu_worker.serving.journal.pending_deltas import AppendPolicy, BranchRun, DeltaBatch, PendingDeltas, join_runs
-from gpu_worker.serving.journal.sequence_log import SequenceLog
-from gpu_worker.serving.journal.step_publisher import StepPublisher
+from gpu_worker.scheduling.state.step import StepItems
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import CALL_BOUNDS
 from octavo.process.retry import until_answered
@@ -27,7 +28,7 @@ from octavo.store.calls import AppendItem, AppendReply, AppendStatus, Finish
 
 log = logging.getLogger(__name__)
 
-WINDOW_STEPS = 32  # StepDeltas that wait for the store; steps that brought nothing are not among them
+WINDOW_STEPS = 32  # StepItems that wait for the store; steps that brought nothing are not among them
 ACCEPTED = (AppendStatus.OK, AppendStatus.OK_CANCEL, AppendStatus.DUP)
 # The reply to a mended gap may be GAP again. After that, either status means that the record cannot be trusted.
 BROKEN = (AppendStatus.CONFLICT, AppendStatus.GAP)
@@ -39,15 +40,6 @@ REFUSALS = {
 }
 
 
-class EngineControl(Protocol):
-    """What the journal writer asks of the engine, by its client. A sequence that was replaced is left alone."""
-
-    def hold_steps(self, held: bool) -> None: ...
-    def drop(self, sequence: Sequence) -> None: ...
-    def cancel_one(self, sequence: Sequence) -> None: ...
-    def end_branch(self, sequence: Sequence, branch: int) -> None: ...
-
-
 class JournalWriter:
     """Appends the tokens of each step to the store, in order, and publishes those that the store has accepted."""
 
@@ -56,7 +48,8 @@ class JournalWriter:
         store: Store | None,
         owner: Incarnation,
         publisher: StepPublisher,
-        control: EngineControl,
+        port: CommandPort,
+        control: LoopControl,
         policy: AppendPolicy = AppendPolicy(),  # noqa: B008  frozen: one for all
         window_steps: int = WINDOW_STEPS,
     ) -> None:
@@ -67,20 +60,26 @@ class JournalWriter:
         self._store = store
         self._owner = owner
         self._publisher = publisher
+        self._port = port
         self._control = control
         self._window = window_steps
-        self._pending = PendingDeltas(policy)
+        self._pending = PendingItems(policy, publisher.find_log)
+        self._loop = asyncio.get_running_loop()
         self._progress: dict[Sequence, int] = {}  # of beam searches, which the store is to be told
         self._wake = asyncio.Event()
-        self._num_submitted = self._num_settled = 0  # StepDeltas so far
+        self._num_submitted = self._num_settled = 0  # StepItems so far
         self._settled = asyncio.Condition()
         self._held = False
         self.append_times = Histogram(CALL_BOUNDS)  # in seconds, until the store has answered
         self.num_tokens = 0  # that the journal has accepted
         self.num_fenced = 0  # appends that the store has refused
 
-    def submit_deltas(self, result: StepDeltas) -> None:
-        """Adds the deltas of a step to those that wait for the store. Only the event loop may call this."""
+    def submit_soon(self, result: StepItems) -> None:
+        """What the engine's thread does with each result."""
+        self._loop.call_soon_threadsafe(self.submit, result)
+
+    def submit(self, result: StepItems) -> None:
+        """Adds the items of a step to those that wait for the store. Only the event loop may call this."""
         self._pending.add_step(result, time.monotonic())
         self._progress.update((each.sequence, each.num_tokens) for each in result.progress)
         self._num_submitted += 1
@@ -103,7 +102,7 @@ class JournalWriter:
     async def run(self) -> None:
         """Appends for as long as the worker lives. An exception here must end the worker."""
         while True:
-            await self._wait_for_deltas()
+            await self._wait_for_items()
             while self._progress:
                 await self._tell_progress(*self._progress.popitem())
             while batch := self._pending.next_batch(time.monotonic()):
@@ -111,10 +110,10 @@ class JournalWriter:
                 if self._held:
                     self._hold(False)
                 async with self._settled:
-                    self._num_settled += len(batch.steps)
+                    self._num_settled += batch.num_steps
                     self._settled.notify_all()
 
-    async def _wait_for_deltas(self) -> None:
+    async def _wait_for_items(self) -> None:
         """Returns with the next step, or when the steps that wait are due without another one."""
         try:
             async with asyncio.timeout(self._pending.wait_s(time.monotonic())):
@@ -138,19 +137,18 @@ class JournalWriter:
         if sequence_log.gone:
             return
         if status is AppendStatus.OK_CANCEL:
-            self._control.cancel_one(sequence)
+            self._port.tell(lambda scheduler: scheduler.cancel(sequence))
         elif status is not AppendStatus.OK:
             self._drop(sequence_log, status)
         sequence_log.note_progress(num_tokens)
 
-    async def _append(self, batch: DeltaBatch) -> None:
-        runs = join_runs(batch.deltas, self._publisher.find_log)
-        for run, reply in zip(runs, await self._send([run.to_item() for run in runs]), strict=True):
+    async def _append(self, batch: ItemBatch) -> None:
+        for run, reply in zip(batch.runs, await self._send([run.to_append() for run in batch.runs]), strict=True):
             # While the store was awaited, an earlier reply of this batch may have ended the sequence or the branch, or
             # a newer admission may have replaced the log.
-            if not run.sequence_log.gone and not run.sequence_log.branches[run.branch_index].ended:
+            if not run.sequence_log.gone and not run.sequence_log.branches[run.branch].ended:
                 await self._settle(run, reply)
-        self._publisher.flush(batch.last_step, max(1, len(batch.steps)))
+        self._publisher.flush(batch.last_step, max(1, batch.num_steps))
 
     async def _send(self, items: list[AppendItem]) -> list[AppendReply]:
         store = self._store
@@ -167,14 +165,14 @@ class JournalWriter:
         if reply.status == AppendStatus.GAP:
             reply = await self._mend(run, reply.length)
         if reply.status in ACCEPTED:
-            for delta in run.deltas:
-                self.num_tokens += len(delta.token_ids)
-                self._publisher.publish_delta(sequence_log, delta)
-            if reply.status == AppendStatus.OK_CANCEL and not run.deltas[-1].finish:
-                self._control.cancel_one(sequence_log.sequence)
+            for item in run.items:
+                self.num_tokens += len(item.token_ids)
+                self._publisher.publish_item(sequence_log, item)
+            if reply.status == AppendStatus.OK_CANCEL and not run.items[-1].finish:
+                self._port.tell(lambda scheduler: scheduler.cancel(sequence_log.sequence))
         elif reply.status == AppendStatus.CLOSED:
-            self._control.end_branch(sequence_log.sequence, run.branch_index)
-            self._publisher.end_branch(sequence_log, run.branch_index)
+            self._port.tell(lambda scheduler: scheduler.end_branch(sequence_log.sequence, run.branch))
+            self._publisher.end_branch(sequence_log, run.branch)
         elif reply.status in BROKEN:
             await self._give_up(sequence_log, reply.status)
         else:
@@ -184,14 +182,14 @@ class JournalWriter:
         """Runs a sequence no further: the store has given it to another worker, or has ended or lost it."""
         self.num_fenced += status is AppendStatus.FENCED
         log.warning("sequence %s: refused at epoch %d: %s", sequence_log.seq_id, sequence_log.epoch, REFUSALS[status])
-        self._control.drop(sequence_log.sequence)
+        self._port.tell(lambda scheduler: scheduler.drop(sequence_log.sequence))
         self._publisher.forget_log(sequence_log)
 
     async def _mend(self, run: BranchRun, length: int) -> AppendReply:
         """Appends again what the store has lost of the journal's end. The log still has every token of it."""
-        lost = run.sequence_log.branches[run.branch_index].tokens[length:]
+        lost = run.sequence_log.branches[run.branch].tokens[length:]
         log.warning("journal of %s fell back to %d tokens; appending it again", run.sequence_log.seq_id, length)
-        return (await self._send([run.to_item(length, lost)]))[0]
+        return (await self._send([run.to_append(length, lost)]))[0]
 
     async def _give_up(self, sequence_log: SequenceLog, status: AppendStatus) -> None:
         """Ends the record with HISTORY_LOST: it does not hold what this worker computed, so no worker can go on.
@@ -201,7 +199,7 @@ class JournalWriter:
         seq_id = sequence_log.seq_id
         log.error("journal of %s says %s: history cannot be trusted", seq_id, status)
         failure = HistoryLost("the journal does not continue what this worker computed").failure()
-        self._control.drop(sequence_log.sequence)
+        self._port.tell(lambda scheduler: scheduler.drop(sequence_log.sequence))
         ended = True
         if (store := self._store) is not None:
             end = Finish(seq_id, FinishReason.ERROR, failure=failure.to_json(), epoch=sequence_log.epoch)

@@ -1,12 +1,11 @@
-"""The log of a sequence: what it holds after each delta, and what a reader that comes late gets of it."""
+"""The log of a sequence: what it holds after each item, and what a reader that comes late gets of it."""
 
-from sequences import new_sequence
+from sequences import item_of, new_sequence
 
+from gpu_worker.journal.sequence_log import SequenceLog
 from gpu_worker.scheduling.state.sequence import CarriedScores
-from gpu_worker.scheduling.state.step import Delta
-from gpu_worker.serving.journal.sequence_log import SequenceLog
-from octavo.request.errors import HistoryLost, RunnerFailed
-from octavo.request.hashing import extend_chain, prompt_chain
+from octavo.request.errors import RunnerFailed
+from octavo.request.hashing import prompt_chain
 from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
 
 
@@ -16,27 +15,12 @@ def new_log(outputs: list[list[int]], ended: tuple[int, ...] = ()) -> SequenceLo
     return SequenceLog(sequence, prompt_chain([1]), outputs, ended)
 
 
-def test_tokens_that_are_in_the_log_are_not_appended_twice():
-    log = new_log([[5, 6]])
-    log.append_delta(Delta(log.sequence, 0, 1, (6, 7)))
-    assert log.branches[0].tokens == [5, 6, 7]
-    assert log.branches[0].chain == extend_chain(prompt_chain([1]), [5, 6, 7])
-
-
 def test_a_failed_branch_gives_its_failure_to_every_reader():
     log = new_log([[]])
     failure = RunnerFailed("the model failed").failure()
-    item = log.append_delta(Delta(log.sequence, 0, 0, (), FinishReason.ERROR, failure.to_json()))
-    assert item.failure == failure
+    log.append_item(item_of(log.sequence, 0, 0, (), finish=FinishReason.ERROR, failure=failure))
     assert [late.failure for late in log.items_from([0])] == [failure]
     assert log.ended
-
-
-def test_a_failure_outside_the_journal_ends_only_branches_that_run():
-    log = new_log([[5], [6]], ended=(0,))
-    failure = HistoryLost("lost").failure()
-    (item,) = log.failure_items(failure)
-    assert (item.branch, item.first_index, item.finish, item.failure) == (1, 1, FinishReason.ERROR, failure)
 
 
 def scored(*tokens: int) -> tuple[TokenScore, ...]:
@@ -47,19 +31,11 @@ def test_the_scores_of_a_branch_are_those_of_all_its_tokens():
     params = SamplingParams(max_tokens=99, seed=1, logprobs=0)
     log = SequenceLog(new_sequence("s", [1], params), prompt_chain([1]), [[]], ())
     assert log.scores_of(0) == []
-    log.append_delta(Delta(log.sequence, 0, 0, (5, 6), scores=scored(5, 6)))
-    log.append_delta(Delta(log.sequence, 0, 2, (7,), scores=scored(7)))
+    log.append_item(item_of(log.sequence, 0, 0, (5, 6), scores=scored(5, 6)))
+    log.append_item(item_of(log.sequence, 0, 2, (7,), scores=scored(7)))
     assert log.scores_of(0) == list(scored(5, 6, 7))
-    log.append_delta(Delta(log.sequence, 0, 3, (8,)))
+    log.append_item(item_of(log.sequence, 0, 3, (8,)))
     assert log.scores_of(0) == [], "not all are known"
-
-
-def test_the_first_delta_of_a_replay_has_the_scores_of_all():
-    params = SamplingParams(max_tokens=99, seed=1, logprobs=0)
-    log = SequenceLog(new_sequence("s", [1], params), prompt_chain([1]), [[5, 6]], ())
-    assert log.scores_of(0) == []
-    log.append_delta(Delta(log.sequence, 0, 0, (5, 6, 7), scores=scored(5, 6, 7)))
-    assert log.scores_of(0) == list(scored(5, 6, 7))
 
 
 def test_a_sequence_that_has_moved_brings_its_scores_for_late_readers():
@@ -67,7 +43,7 @@ def test_a_sequence_that_has_moved_brings_its_scores_for_late_readers():
     sequence = new_sequence("s", [1], params)
     sequence.carried = CarriedScores((-5.5, -3.5), (scored(5, 6), scored(7)))
     log = SequenceLog(sequence, prompt_chain([1]), [[5, 6], [7]], (1,))
-    log.append_delta(Delta(sequence, 0, 2, (8,), scores=scored(8), cumulative_logprob=-9.5))
+    log.append_item(item_of(sequence, 0, 2, (8,), scores=scored(8), cumulative_logprob=-9.5))
     assert log.scores_of(0) == list(scored(5, 6, 8)) and log.scores_of(1) == list(scored(7))
     found = [(item.branch, item.first_index, item.scores, item.cumulative_logprob) for item in log.items_from([])]
     assert found == [(0, 0, scored(5, 6), -5.5), (0, 2, scored(8), -9.5), (1, 0, scored(7), -3.5)]

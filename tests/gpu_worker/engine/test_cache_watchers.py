@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
+from gpu_worker.engine import cache_watchers as watchers_module
+from gpu_worker.engine.cache_watchers import CacheEvent, CacheEventBatch, CacheSnapshot, CacheWatchers, join_events
+from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.serving import cache_watchers as watchers_module
-from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch, CacheSnapshot, CacheWatchers, join_events
-from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.journal.step_publisher import StepPublisher
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.ids import SequenceId
 from octavo.request.sampling import SamplingParams
@@ -83,20 +82,6 @@ async def test_a_watcher_that_falls_too_far_behind_has_a_gap_and_holds_little(mo
     assert len((await slow.next_batch(0.01)).events) == 1
 
 
-async def test_next_returns_after_the_interval_with_nothing_new():
-    watcher = CacheWatchers().open_watcher()
-    batch = await watcher.next_batch(0.001)
-    assert batch == CacheEventBatch(0, 0, [])
-
-
-async def test_closed_watchers_are_told_nothing():
-    watchers = CacheWatchers()
-    watcher = watchers.open_watcher()
-    watchers.close_watcher(watcher)
-    watchers.publish_events([CacheEvent("stored", b"x" * 16)], 1)
-    assert not watcher.events
-
-
 @pytest.mark.parametrize("seed", range(3))
 async def test_every_message_describes_the_cache_while_steps_run(seed):
     """Watchers come and go while blocks are stored and evicted; no digest is ever wrong, no number is missing."""
@@ -116,21 +101,20 @@ async def test_every_message_describes_the_cache_while_steps_run(seed):
 
     def between_steps() -> None:
         refill()
-        engine_client.refresh()
+        watch.refresh()
 
-    engine_client: EngineClient
-    engine = parts.engine(runner, lambda result: None, on_progress=between_steps, idle_round_s=0.01)
-    engine_client = EngineClient(engine, parts.workload, parts.budget, StepPublisher())
+    watch = WorkerWatch(parts.port, parts.scheduler, parts.workload, parts.times)
+    engine = parts.engine(runner, lambda result: None, on_progress=[between_steps], idle_round_s=0.01)
     refill()
     engine.start()
-    engine.grant_steps(0)
+    engine.control.grant_steps(0)
     num_events = num_on_host = 0
 
-    async def watch() -> None:
+    async def keep_watching() -> None:
         nonlocal num_events, num_on_host
         await asyncio.sleep(rng.random() / 10)
-        watcher = engine_client.watchers.open_watcher()
-        first = await engine_client.begin_watch(watcher)
+        watcher = watch.watchers.open_watcher()
+        first = await watch.begin_watch(watcher)
         assert not first.events
         reader = Reader(first.snapshot, first)
         num_on_host += reader.num_on_host
@@ -138,13 +122,13 @@ async def test_every_message_describes_the_cache_while_steps_run(seed):
             await asyncio.sleep(rng.choice([0, 0, 0.01]))
             assert reader.apply(await watcher.next_batch(0.01))
         num_events += reader.num_events
-        engine_client.watchers.close_watcher(watcher)
+        watch.watchers.close_watcher(watcher)
 
     async with asyncio.timeout(patience(60)):
-        await asyncio.gather(*(watch() for _ in range(12)))
+        await asyncio.gather(*(keep_watching() for _ in range(12)))
         while not num_on_host:  # the first blocks may be swapped out only now
-            await watch()
+            await keep_watching()
     engine.stop()
     assert num_events > 50
     await asyncio.sleep(0)
-    assert not engine_client.watchers._watchers
+    assert not watch.watchers._watchers

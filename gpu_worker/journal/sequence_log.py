@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from gpu_worker.journal.step_subscription import StepSubscription
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import Delta
-from gpu_worker.serving.journal.step_subscription import StepSubscription
 from octavo.request.errors import Failure
 from octavo.request.hashing import extend_chain
 from octavo.request.ids import SequenceId
@@ -59,7 +58,7 @@ class SequenceLog:
         self._keeps_items = sequence.params.ranked or sequence.reports_scores
         if self._keeps_items:
             for branch, log in enumerate(self.branches):
-                # Tokens without their scores would come too early: the branch's first delta repeats them with scores.
+                # Tokens without their scores would come too early: the branch's first item repeats them with scores.
                 if log.ended or not sequence.reports_scores or sequence.carried is not None:
                     log.published.append(self._item(branch, 0))
 
@@ -85,37 +84,29 @@ class SequenceLog:
         if num_tokens >= PROOF_TOKENS:
             self.settled.set()
 
-    def append_delta(self, delta: Delta) -> StepItem:
-        """Records tokens that the journal has accepted, and returns the item that followers are to get.
+    def append_item(self, item: StepItem) -> None:
+        """Records tokens that the journal has accepted, and gives the item its chain: followers may get it now.
 
-        Tokens of the delta that the log has already are not appended twice, as the store does not append them twice.
+        Tokens of the item that the log has already are not appended twice, as the store does not append them twice.
         """
-        log = self.branches[delta.branch_index]
-        new = delta.token_ids[max(0, len(log.tokens) - delta.first_index) :]
+        log = self.branches[item.branch]
+        new = item.token_ids[max(0, len(log.tokens) - item.first_index) :]
         log.tokens.extend(new)
         self._num_accepted += len(new)
         if self._num_accepted >= PROOF_TOKENS:
             self.settled.set()
         log.chain = extend_chain(log.chain, new)
-        log.finish, log.ended = delta.finish, bool(delta.finish)
-        log.failure = Failure.from_json(delta.failure) if delta.failure else None
-        item = StepItem(
-            self.seq_id,
-            self.epoch,
-            delta.branch_index,
-            delta.first_index,
-            delta.token_ids,
-            log.chain,
-            log.finish,
-            log.failure,
-            delta.scores,
-            delta.prompt_scores,
-            delta.cumulative_logprob,
-            delta.cached_tokens,
-        )
+        log.finish, log.ended, log.failure = item.finish, bool(item.finish), item.failure
+        item.chain = log.chain
         if self._keeps_items:
             log.published.append(item)
-        return item
+
+    def follows_move(self, item: StepItem) -> bool:
+        """Whether these are the first tokens of a branch since its sequence has moved here: its client has waited."""
+        sequence = self.sequence
+        if sequence.carried is None:
+            return False
+        return item.first_index == sequence.branches[item.branch].num_journalled_at_start
 
     def scores_of(self, branch: int) -> list[TokenScore]:
         """The scores of all tokens of a branch; none if they are not kept, or not all are known."""

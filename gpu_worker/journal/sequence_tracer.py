@@ -1,6 +1,6 @@
 """The spans of a worker: one for each sequence that a traced request brings here."""
 
-from gpu_worker.serving.journal.sequence_log import SequenceLog
+from gpu_worker.journal.sequence_log import SequenceLog
 from octavo.net import traces
 from octavo.net.traces import RequestTracer, Span
 from octavo.request.ids import SequenceId

@@ -6,14 +6,16 @@ A StepPublisher lives on the event loop.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import TypeVar
 
+from gpu_worker.engine.step_times import StepTimes
+from gpu_worker.journal.sequence_log import SequenceLog
+from gpu_worker.journal.sequence_tracer import SequenceTracer
+from gpu_worker.journal.step_subscription import MovedSequence, StepMessage, StepSubscription
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import Delta, StepDeltas, SubscriptionId
-from gpu_worker.serving.journal.sequence_log import SequenceLog
-from gpu_worker.serving.journal.step_subscription import MovedSequence, StepMessage, StepSubscription
+from gpu_worker.scheduling.state.step import StepItems, SubscriptionId
 from octavo.request.errors import Failure
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.step_item import StepItem
@@ -31,14 +33,15 @@ class StepPublisher:
     The tokens of `interval` steps are sent together. First tokens and ends are sent at once.
     """
 
-    def __init__(self, interval: int = 1) -> None:
+    def __init__(self, interval: int = 1, times: StepTimes | None = None, tracer: SequenceTracer | None = None) -> None:
+        """`times` know when the first step of a sequence began, and `tracer` is told where its log ends."""
         self.logs: dict[SequenceId, SequenceLog] = {}
         self.num_prompt_tokens = 0  # of the sequences that have brought their first token here; histories count, too
-        self.start_of: Callable[[SequenceId, int], float | None] = lambda seq_id, epoch: None  # by time.perf_counter
         self.num_hit_tokens = 0  # of these, what the prefix cache had
         self.subscriptions: dict[SubscriptionId, StepSubscription] = {}
-        self.on_forgotten: Callable[[SequenceLog], None] = lambda sequence_log: None  # nothing more is published of it
         self._interval = interval
+        self._times = times
+        self._tracer = tracer
         self._routers: dict[str, StepSubscription] = {}
         self._observers: set[StepSubscription] = set()
         self._ended_epochs: OrderedDict[SequenceId, int] = OrderedDict()
@@ -123,7 +126,7 @@ class StepPublisher:
     ) -> SequenceLog:
         """Opens the log of an admitted sequence, which the given router follows.
 
-        Another log of this sequence, of the same or an older epoch, is forgotten. (EngineClient admits a sequence
+        Another log of this sequence, of the same or an older epoch, is forgotten. (`Admissions` admits a sequence
         anew at the same epoch only after the older log is gone.)
         """
         self.forget_before(sequence.seq_id, sequence.epoch + 1)
@@ -140,12 +143,13 @@ class StepPublisher:
         if subscription is not None:
             sequence_log.followers.add(subscription)
 
-    def find_log(self, delta: Delta) -> SequenceLog | None:
-        """The log a delta goes to; None if its sequence was dropped or replaced, or its branch has ended otherwise."""
-        sequence_log = self.logs.get(delta.sequence.seq_id)
-        if sequence_log is None or sequence_log.sequence is not delta.sequence:
-            return None
-        return None if sequence_log.branches[delta.branch_index].ended else sequence_log
+    def find_log(self, item: StepItem) -> SequenceLog | None:
+        """The log that an item goes to which the engine has just brought; None if its sequence was dropped.
+
+        A log opens before the first item for it arrives, and after the last one of a sequence that it replaces.
+        """
+        sequence_log = self.logs.get(item.seq_id)
+        return sequence_log if sequence_log is not None and sequence_log.epoch == item.epoch else None
 
     def known_epoch(self, seq_id: SequenceId) -> int | None:
         """The newest epoch at which the sequence runs here, or has ended here not long ago."""
@@ -154,8 +158,8 @@ class StepPublisher:
 
     def forget_log(self, sequence_log: SequenceLog) -> None:
         """Publishes nothing more of this log. Its followers are told nothing: they learn the reason from the store."""
-        if not sequence_log.gone:
-            self.on_forgotten(sequence_log)
+        if self._tracer is not None and not sequence_log.gone:
+            self._tracer.end(sequence_log)
         sequence_log.forget()
         if self.logs.get(sequence_log.seq_id) is sequence_log:
             del self.logs[sequence_log.seq_id]
@@ -204,16 +208,17 @@ class StepPublisher:
 
     # What happens to a sequence. Readers get it with the next `flush`.
 
-    def publish_delta(self, sequence_log: SequenceLog, delta: Delta) -> None:
+    def publish_item(self, sequence_log: SequenceLog, item: StepItem) -> None:
         """Records tokens that the journal has accepted, for every follower."""
-        item = sequence_log.append_delta(delta)
-        if delta.cached_tokens is not None:
-            self.num_prompt_tokens += len(delta.sequence.prompt)
-            self.num_hit_tokens += delta.cached_tokens
-            start = self.start_of(sequence_log.seq_id, sequence_log.epoch)
+        sequence_log.append_item(item)
+        if item.cached_tokens is not None:
+            self.num_prompt_tokens += len(sequence_log.sequence.prompt)
+            self.num_hit_tokens += item.cached_tokens
+            times, key = self._times, (sequence_log.seq_id, sequence_log.epoch)
+            start = times.forget_start(*key) if times is not None else None
             item.prefill_ms = None if start is None else round(1000 * (time.perf_counter() - start))
         self._add_item(sequence_log, item)
-        if delta.finish:
+        if item.finish:
             self._forget_if_ended(sequence_log)
 
     def publish_failure(self, sequence_log: SequenceLog, failure: Failure) -> None:
@@ -242,7 +247,7 @@ class StepPublisher:
 
     # Steps
 
-    def flush(self, result: StepDeltas, num_steps: int = 1) -> None:
+    def flush(self, result: StepItems, num_steps: int = 1) -> None:
         """Ends the items of a step: each subscription that has enough to send, or granted the step, gets a message.
 
         `num_steps` is how many steps brought the items, where the tokens of several were journalled together.
