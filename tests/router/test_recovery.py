@@ -7,12 +7,15 @@ import pytest
 from slow_beams import best_outputs
 
 from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.client import AsyncClient, RetryPolicy
 from octavo.request.errors import (
+    ServingError,
     TooLarge,
+    TooManyStreams,
 )
 from octavo.request.ids import Incarnation
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome, SequenceState
-from octavo.request.sampling import SamplingParams
+from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.store.calls import Member, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from router.streaming import owner_link
@@ -163,3 +166,32 @@ async def test_a_repeated_request_waits_for_its_model(world, oracle):
     await world.until(lambda: world.routers[0].sessions.seq_ids())
     await world.worker()
     assert oracle.returned(await answer) == oracle.outputs(PROMPT, GREEDY)
+
+
+@pytest.mark.parametrize("method", ["complete", "attach"])
+async def test_a_full_router_keeps_returning_requests(world, oracle, method):
+    """A request outlives its last client for a second, and clients that this router refuses, too, for longer."""
+    await world.worker(FakeRunner(step_s=0.02))
+    await world.router(max_streams=1)
+    await world.ready()
+    long = replace(GREEDY, max_tokens=200)  # four seconds
+    first = world.client().generate(PROMPT, long, request_id="again")
+    await anext(first)
+    await first.aclose()
+    await world.until(lambda: not world.routers[0]._opener.num_sessions)
+    other = world.client().generate([1], replace(GREEDY, max_tokens=4000))
+    await anext(other)
+    refusals: list[ServingError] = []
+    policy = RetryPolicy(on_retry=lambda error, since: refusals.append(error), min_retries=100, backoff_cap_s=0.1)
+    async with AsyncClient(world.routers[0].endpoint, policy=policy) as client:
+        if method == "complete":
+            answer = asyncio.create_task(client.complete(PROMPT, long, request_id="again"))
+        else:
+            answer = asyncio.create_task(gathered(client.attach(request_id="again")))
+        await world.until(lambda: len(refusals) > 2, 30)  # each of them asks for a second
+        assert all(isinstance(error, TooManyStreams) for error in refusals)
+        assert world.entry("again").record.finishes[0] is not FinishReason.CANCELLED
+        await other.aclose()
+        (tokens, *_) = oracle.outputs(PROMPT, long)[0]
+        found = await answer
+        assert tokens == (found if method == "attach" else tuple(found.outputs[0].token_ids))
