@@ -195,3 +195,7 @@ async def test_a_full_router_keeps_returning_requests(world, oracle, method):
         (tokens, *_) = oracle.outputs(PROMPT, long)[0]
         found = await answer
         assert tokens == (found if method == "attach" else tuple(found.outputs[0].token_ids))
+
+
+async def gathered(stream) -> tuple[int, ...]:
+    return tuple([token async for event in stream for token in event.token_ids])
