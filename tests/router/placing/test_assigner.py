@@ -23,6 +23,7 @@ from octavo.store.calls import (
 )
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.memory.state import Trial
+from octavo.wire.internal import admission_from_wire
 from router.background_tasks import BackgroundTasks
 from router.fleet.limits_registry import LimitsRegistry
 from router.fleet.model_registry import ModelRegistry
@@ -62,7 +63,7 @@ class FakeLink:
         self.admissions: list = []
 
     async def schedule(self, admission, follow):
-        self.admissions.append(admission)
+        self.admissions.append(admission_from_wire(admission))
         if isinstance(self.answer, LinkError):
             raise self.answer
         return self.answer
