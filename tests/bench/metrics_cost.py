@@ -22,7 +22,7 @@ from gpu_worker.serving.process.listener import Listener
 from gpu_worker.serving.process.worker import Worker
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.client import AsyncClient
-from octavo.metrics.histogram import Histogram
+from octavo.metrics.value import Histogram
 from octavo.process import telemetry
 from octavo.request.ids import new_incarnation
 from octavo.request.sampling import SamplingParams

@@ -16,8 +16,8 @@ from gpu_worker.scheduling.state.step import StepDeltas
 from gpu_worker.serving.journal.pending_deltas import AppendPolicy, BranchRun, DeltaBatch, PendingDeltas, join_runs
 from gpu_worker.serving.journal.sequence_log import SequenceLog
 from gpu_worker.serving.journal.step_publisher import StepPublisher
-from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import CALL_BOUNDS
+from octavo.metrics.value import Histogram
 from octavo.process.retry import until_answered
 from octavo.request.errors import HistoryLost
 from octavo.request.ids import Incarnation

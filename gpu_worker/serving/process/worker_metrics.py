@@ -11,9 +11,8 @@ from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.journal.journal_writer import JournalWriter
 from gpu_worker.serving.leaving.drain import WorkerDrain
 from octavo.metrics.aliases import ModelLoad, alias_values
-from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import STALL_BOUNDS
-from octavo.metrics.value import MetricValue
+from octavo.metrics.value import Histogram, MetricValue
 
 
 class MigrationTally:

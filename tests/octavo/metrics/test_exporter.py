@@ -7,9 +7,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from web_pages import samples_in
 
 from octavo.metrics.exporter import MetricExporter
-from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import METRICS, MetricKind
-from octavo.metrics.value import MetricValue
+from octavo.metrics.value import Histogram, MetricValue
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -3,7 +3,7 @@
 import random
 from itertools import accumulate
 
-from octavo.metrics.histogram import Histogram
+from octavo.metrics.value import Histogram
 
 
 def test_a_value_at_a_bound_is_below_it() -> None:

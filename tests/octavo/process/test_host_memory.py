@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.process.host_memory import available_bytes, bound_bytes
+from octavo.process.machine import available_bytes, bound_bytes
 
 GIB = 1 << 30
 
