@@ -123,7 +123,7 @@ def worker_settings(model: str, options: Mapping[str, Any]) -> WorkerSettings:
     given: dict[str, Any] = {"model": model}
     origins: dict[str, str] = {}
     for name, value in options.items():
-        if value is None or name in LLM_ARGUMENTS:
+        if value is None or name not in _KNOWN:
             continue
         setting, converted = _setting(name, value)
         if setting in origins:

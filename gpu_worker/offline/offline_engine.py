@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from tqdm import tqdm
 
 from gpu_worker.blocks.cost_model import CostModel
+from gpu_worker.engine.command_port import CommandPort
 from gpu_worker.engine.engine import BLOCKED_ROUND_S, Engine
+from gpu_worker.engine.loop_control import LoopControl
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.offline.interrupt_guard import InterruptGuard
 from gpu_worker.offline.offline_request import OfflineRequest
@@ -22,6 +24,8 @@ from octavo.request import hashing
 from octavo.request.errors import TooLarge
 from octavo.request.ids import SequenceId
 from octavo.request.record import Admission, AdmissionAnswer
+
+Admitted = tuple[OfflineRequest, ScheduledSequence]
 
 
 class OfflineEngine:
@@ -41,7 +45,8 @@ class OfflineEngine:
         self.scheduler = Scheduler(self.workload, costs, budget)
         times = StepTimes(costs, budget, self._info.bytes_per_block)
         # It is never started: its steps run in the caller's thread.
-        self.loop = Engine(self.scheduler, self._runner, times, on_deltas=lambda _: None)
+        port = CommandPort(self.scheduler)
+        self.loop = Engine(port, LoopControl(port), self.scheduler, self._runner, times, on_items=lambda _: None)
 
     def run(self, requests: Sequence[OfflineRequest], bar: tqdm, guard: InterruptGuard) -> None:
         """Runs all requests to their ends, and shows it on the bar. After an exception, it has started anew.
@@ -64,36 +69,38 @@ class OfflineEngine:
 
     def _run_steps(self, requests: Sequence[OfflineRequest], bar: tqdm, guard: InterruptGuard) -> None:
         waiting = deque(sorted(requests, key=lambda request: request.priority))
-        admitted = dict[SequenceId, OfflineRequest]()
+        admitted = dict[SequenceId, Admitted]()
         progress = ProgressBar(bar)
         while waiting or admitted:
             guard.deliver_interrupt()
             self._admit(waiting, admitted)
             result = self.loop.step()
-            for delta in result.deltas:
-                seq_id = delta.sequence.seq_id
-                request = admitted.get(seq_id)
-                if request is None:
+            for item in result.items:
+                seq_id = item.seq_id
+                if seq_id not in admitted:
                     continue
-                stopped = request.add_delta(delta)
-                progress.num_tokens += len(delta.token_ids)
+                request, sequence = admitted[seq_id]
+                stopped = request.add_item(item)
+                progress.num_tokens += len(item.token_ids)
                 if request.ended:
-                    self.scheduler.drop(delta.sequence)  # the scheduler does not know an end by a stop string
+                    self.scheduler.drop(sequence)  # the scheduler does not know an end by a stop string
                     del admitted[seq_id]
                     bar.update()
                 elif stopped:
-                    self.scheduler.end_branch(delta.sequence, delta.branch_index)
+                    self.scheduler.end_branch(sequence, item.branch)
             progress.show()
-            if not result.num_tokens and not result.deltas:
+            if not result.num_tokens and not result.items:
                 time.sleep(BLOCKED_ROUND_S)  # every sequence waits for time to pass
 
-    def _admit(self, waiting: deque[OfflineRequest], admitted: dict[SequenceId, OfflineRequest]) -> None:
+    def _admit(
+        self, waiting: deque[OfflineRequest], admitted: dict[SequenceId, tuple[OfflineRequest, ScheduledSequence]]
+    ) -> None:
         """Admits as many requests as the scheduler's queue takes. The rest waits outside, where it costs nothing."""
         work = self.workload
         while waiting and len(work.waiting) < work.config.max_waiting:
             request = waiting.popleft()
             sequence = self._new_sequence(request)
-            admitted[sequence.seq_id] = request
+            admitted[sequence.seq_id] = (request, sequence)
             _expect_admitted(request, self.scheduler.admit(sequence))
 
     def _new_sequence(self, request: OfflineRequest) -> ScheduledSequence:

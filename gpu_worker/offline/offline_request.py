@@ -1,13 +1,13 @@
-"""A request of offline use: how the deltas of each step become tokens, text and ends."""
+"""A request of offline use: how the items of each step become tokens, text and ends."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 from gpu_worker.offline.outputs import CompletionOutput, FinishText, Logprob, LogprobsByToken, RequestOutput
-from gpu_worker.scheduling.state.step import Delta
 from octavo.request.errors import Failure
 from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.request.step_item import StepItem
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
 
@@ -26,19 +26,19 @@ class _Branch:
     finish: FinishReason = FinishReason.NONE
     stop_reason: str | int | None = None
 
-    def add_delta(self, delta: Delta, params: SamplingParams) -> None:
-        self.token_ids += delta.token_ids
-        self.scores += delta.scores
-        if delta.cumulative_logprob is not None:
-            self.score = delta.cumulative_logprob
-        piece = self.stream.push(delta.token_ids)
+    def add_item(self, item: StepItem, params: SamplingParams) -> None:
+        self.token_ids += item.token_ids
+        self.scores += item.scores
+        if item.cumulative_logprob is not None:
+            self.score = item.cumulative_logprob
+        piece = self.stream.push(item.token_ids)
         self.text.append(piece.text)
         if piece.stopped:
             del self.token_ids[piece.num_tokens_used :], self.scores[piece.num_tokens_used :]
             self.finish, self.stop_reason = FinishReason.STOP, self.stream.matched
-        elif delta.finish:
+        elif item.finish:
             self.text.append(self.stream.finish().text)
-            self.finish = delta.finish
+            self.finish = item.finish
             if self.finish is FinishReason.STOP and self.token_ids and self.token_ids[-1] in params.stop_token_ids:
                 self.stop_reason = self.token_ids[-1]
 
@@ -95,17 +95,17 @@ class OfflineRequest:
         """A text in which stop strings end beams. None if there are none to find."""
         return self._new_stream() if self.params.beam_width and self.params.stop else None
 
-    def add_delta(self, delta: Delta) -> bool:
+    def add_item(self, item: StepItem) -> bool:
         """Adds what a step generated. True if a stop string has ended the branch, which the scheduler does not know."""
-        branch = self._branches[delta.branch_index]
-        self._num_cached = delta.cached_tokens if delta.cached_tokens is not None else self._num_cached
-        self._prompt_scores += delta.prompt_scores
+        branch = self._branches[item.branch]
+        self._num_cached = item.cached_tokens if item.cached_tokens is not None else self._num_cached
+        self._prompt_scores += item.prompt_scores
         if branch.finish:
             return False
-        if delta.failure:
-            self._failure = Failure.from_json(delta.failure)
-        branch.add_delta(delta, self.params)
-        return bool(branch.finish and not delta.finish)
+        if item.failure is not None:
+            self._failure = item.failure
+        branch.add_item(item, self.params)
+        return bool(branch.finish and not item.finish)
 
     def output(self, request_id: str) -> RequestOutput:
         """The output of the request. Call it once the request has ended."""

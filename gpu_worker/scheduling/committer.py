@@ -3,14 +3,15 @@
 import sys
 
 from gpu_worker.scheduling.state.beam import BeamCandidate, Hypothesis, expand
-from gpu_worker.scheduling.state.deltas import branch_delta
 from gpu_worker.scheduling.state.place import Hold
 from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Sequence
-from gpu_worker.scheduling.state.step import BeamProgress, Chunk, Delta, StepDeltas, StepPlan
+from gpu_worker.scheduling.state.step import BeamProgress, Chunk, StepItems, StepPlan
+from gpu_worker.scheduling.state.step_items import branch_item
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import BAD_LOGITS, StepOutput
 from octavo.request.errors import BadLogits
 from octavo.request.sampling import FinishReason, TokenScore
+from octavo.request.step_item import StepItem
 
 NONE, STOP, LENGTH, ERROR = FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
 
@@ -25,9 +26,9 @@ class Committer:
         self._lists = workload.lists
         self._tables = workload.tables
 
-    def apply(self, plan: StepPlan, output: StepOutput, result: StepDeltas) -> None:
+    def apply(self, plan: StepPlan, output: StepOutput, result: StepItems) -> None:
         """Takes in the output of a plan. A sequence that has ended since it was planned is left alone."""
-        self._decodes(plan, output, result.deltas)
+        self._decodes(plan, output, result.items)
         place = plan.num_decodes
         beams: dict[Sequence, list[tuple[Branch, int, TokenScore]]] = {}
         for number in range(plan.num_decodes, len(plan.chunks)):
@@ -38,7 +39,7 @@ class Committer:
                 tokens = output.token_ids[place : place + len(chunk.samples)]
                 scores = [output.scores.get(place + i) for i in range(len(chunk.samples))]
                 if branch.sequence.search is None:
-                    self._sampled(chunk, tokens, scores, result.deltas)
+                    self._sampled(chunk, tokens, scores, result.items)
                 elif tokens:
                     score = scores[0] or TokenScore(tokens[0], 0.0)
                     beams.setdefault(branch.sequence, []).append((branch, tokens[0], score))
@@ -46,17 +47,17 @@ class Committer:
         for sequence, offers in beams.items():
             self._advance_beams(sequence, offers, result)
 
-    def _decodes(self, plan: StepPlan, output: StepOutput, deltas: list[Delta]) -> None:
+    def _decodes(self, plan: StepPlan, output: StepOutput, items: list[StepItem]) -> None:
         """Appends a token to each branch that decodes: the steady state, kept lean."""
         lists, tables = self._lists, self._tables
         mask = tables.device.block_size - 1
-        append, scores = deltas.append, output.scores
+        append, scores = items.append, output.scores
         for place, (chunk, token) in enumerate(zip(plan.chunks[: plan.num_decodes], output.token_ids, strict=False)):
             branch = chunk.branch
             if branch.state is not RUNNING:
                 continue
             score = scores.get(place) if scores else None
-            if token in branch.stops and self._stop(branch, token, score, deltas):
+            if token in branch.stops and self._stop(branch, token, score, items):
                 continue
             branch.tokens.append(token)
             chunk.start = computed = branch.num_computed + 1
@@ -68,19 +69,20 @@ class Committer:
                 continue
             if computed >= branch.slots_end:
                 lists.need_slot(branch)
-            delta = Delta(branch.sequence, branch.index, computed - branch.num_prompt, (token,))
-            append(delta)
+            sequence = branch.sequence
+            item = StepItem(sequence.seq_id, sequence.epoch, branch.index, computed - branch.num_prompt, (token,))
+            append(item)
             if score is not None:
-                self._score(branch, score, delta)
+                self._score(branch, score, item)
 
-    def _stop(self, branch: Branch, token: int, score: TokenScore | None, deltas: list[Delta]) -> bool:
+    def _stop(self, branch: Branch, token: int, score: TokenScore | None, items: list[StepItem]) -> bool:
         """Ends the branch by a stop token or BAD_LOGITS. False if it goes on: the token is not appended then."""
         if token == BAD_LOGITS:
             failure = BadLogits(
                 f"branch {branch.index}: the model gave no finite logit after {len(branch.tokens)} tokens; "
                 "no other sequence is affected"
             ).failure()
-            deltas += self._workload.end(branch.sequence, ERROR, failure.to_json())
+            items += self._workload.end(branch.sequence, ERROR, failure)
             return True
         if branch.num_output < branch.sequence.params.min_tokens:
             return False
@@ -88,24 +90,24 @@ class Committer:
         if branch.num_computed < len(branch.tokens) - 1:  # a decode: its last token was computed in this step
             branch.num_computed = len(branch.tokens) - 1
             self._tables.seal_blocks(branch)
-        deltas.append(self._end(branch, token, score, STOP))
+        items.append(self._end(branch, token, score, STOP))
         return True
 
-    def _end(self, branch: Branch, token: int, score: TokenScore | None, reason: FinishReason) -> Delta:
-        """The last delta of a branch whose last token has been appended."""
-        delta = branch_delta(branch, (token,), reason)
+    def _end(self, branch: Branch, token: int, score: TokenScore | None, reason: FinishReason) -> StepItem:
+        """The last item of a branch whose last token has been appended."""
+        item = branch_item(branch, (token,), reason)
         if score is not None:
-            self._score(branch, score, delta)
+            self._score(branch, score, item)
         self._workload.finish(branch)
-        return delta
+        return item
 
-    def _score(self, branch: Branch, score: TokenScore, delta: Delta) -> None:
+    def _score(self, branch: Branch, score: TokenScore, item: StepItem) -> None:
         params = branch.sequence.params
         branch.cumulative_logprob += score.rank_logprob
-        if params.logprobs is not None and len(delta.scores) + 1 == len(delta.token_ids):
-            delta.scores = (*delta.scores, score)
+        if params.logprobs is not None and len(item.scores) + 1 == len(item.token_ids):
+            item.scores = (*item.scores, score)
         if params.ranked:
-            delta.cumulative_logprob = branch.cumulative_logprob
+            item.cumulative_logprob = branch.cumulative_logprob
 
     # Prompts
 
@@ -127,7 +129,7 @@ class Committer:
         if branch.num_computed == branch.prefill_end:
             self._lists.end_prefill(branch)
 
-    def _sampled(self, chunk: Chunk, tokens: list[int], scores: list[TokenScore | None], deltas: list[Delta]) -> None:
+    def _sampled(self, chunk: Chunk, tokens: list[int], scores: list[TokenScore | None], items: list[StepItem]) -> None:
         """Gives the branches of a complete prompt their tokens; they decode from now on."""
         if not tokens:
             return
@@ -139,22 +141,22 @@ class Committer:
         for branch, token, score in zip(chunk.samples, tokens, scores, strict=True):
             if branch.state is not RUNNING:  # a sibling had bad logits
                 continue
-            if token in branch.stops and self._stop(branch, token, score, deltas):
+            if token in branch.stops and self._stop(branch, token, score, items):
                 continue
             branch.tokens.append(token)
             if len(branch.tokens) > branch.last:
-                deltas.append(self._end(branch, token, score, LENGTH))
+                items.append(self._end(branch, token, score, LENGTH))
                 continue
-            delta = branch_delta(branch, (token,))
+            item = branch_item(branch, (token,))
             if score is not None:
-                self._score(branch, score, delta)
-            deltas.append(delta)
+                self._score(branch, score, item)
+            items.append(item)
             self._lists.add_decode(branch)
 
     # Beams
 
     def _advance_beams(
-        self, sequence: Sequence, offers: list[tuple[Branch, int, TokenScore]], result: StepDeltas
+        self, sequence: Sequence, offers: list[tuple[Branch, int, TokenScore]], result: StepItems
     ) -> None:
         """Takes the offers of a search's beams: some candidates go on, some are complete."""
         search = sequence.search
@@ -162,7 +164,7 @@ class Committer:
             return
         for branch, token, score in offers:
             if token == BAD_LOGITS:
-                self._stop(branch, token, score, result.deltas)
+                self._stop(branch, token, score, result.items)
                 return
         beams = [branch for branch, _, _ in offers]
         length = beams[0].num_output + 1
@@ -178,7 +180,7 @@ class Committer:
                 Hypothesis(token_ids, candidate.total, search.normalize(candidate.total, length), finish, scores)
             )
         if at_end or search.decided([candidate.total for candidate in going], length):
-            result.deltas += self._workload.end(sequence, NONE)
+            result.items += self._workload.end(sequence, NONE)
             return
         self._fork_beams(sequence, beams, going)
         if length % PROGRESS_TOKENS == 0:

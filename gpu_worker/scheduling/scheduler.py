@@ -23,12 +23,12 @@ from gpu_worker.scheduling.planning.starter import Starter
 from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.state.place import QUEUED, Hold, Place
 from gpu_worker.scheduling.state.sequence import FINISHED, Branch, Sequence
-from gpu_worker.scheduling.state.step import StepDeltas, StepPlan, SwapOperation
+from gpu_worker.scheduling.state.step import StepItems, StepPlan, SwapOperation
 from gpu_worker.scheduling.state.workload import Workload, stale_epoch
 from gpu_worker.scheduling.step_inputs import StepInputs
 from gpu_worker.steps.runner import StepOutput
 from gpu_worker.steps.step_input import StepInput
-from octavo.request.errors import CannotMove, InvalidArgument
+from octavo.request.errors import CannotMove, Failure, InvalidArgument
 from octavo.request.ids import SequenceId
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome
 from octavo.request.sampling import FinishReason
@@ -101,7 +101,7 @@ class Scheduler:
         return answer
 
     def cancel(self, sequence: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> bool:
-        """Ends a sequence with what it has; its last deltas come with the next step. False if it is not here."""
+        """Ends a sequence with what it has; its last items come with the next step. False if it is not here."""
         if not self.is_here(sequence):
             return False
         if self._in_flight is not None:
@@ -111,7 +111,7 @@ class Scheduler:
         return True
 
     def drop(self, sequence: Sequence) -> None:
-        """Forgets a sequence that has another owner, without a delta. Does nothing if it is not here."""
+        """Forgets a sequence that has another owner, without an item. Does nothing if it is not here."""
         if not self.is_here(sequence):
             return
         self._workload.discard_pending(sequence.seq_id)
@@ -122,7 +122,7 @@ class Scheduler:
             self._workload.drop(sequence)
 
     def end_branch(self, sequence: Sequence, branch_index: int) -> bool:
-        """Ends one branch without a delta: its end is known already (a stop string). The other branches go on.
+        """Ends one branch without an item: its end is known already (a stop string). The other branches go on.
 
         False if there is nothing to end. Beams compete until their search ends, so none of them can be ended alone.
         """
@@ -197,7 +197,7 @@ class Scheduler:
         self._in_flight = plan
         return plan
 
-    def commit(self, plan: StepPlan, output: StepOutput) -> StepDeltas:
+    def commit(self, plan: StepPlan, output: StepOutput) -> StepItems:
         """Takes in what the step brought."""
         work = self._workload
         result = self._settle(plan, done=True)
@@ -208,11 +208,11 @@ class Scheduler:
         self._check()
         return result
 
-    def abort_step(self, plan: StepPlan, failure: str) -> StepDeltas:
+    def abort_step(self, plan: StepPlan, failure: Failure) -> StepItems:
         """Undoes a step in which the runner raised an error: its sequences lose their blocks and are computed again.
 
         Each of them is a suspect then, until a step with it has not failed. A suspect whose step fails again ends with
-        `failure` (JSON of octavo.request.errors.Failure). So no other sequence is lost with it.
+        `failure`. So no other sequence is lost with it.
         """
         work = self._workload
         moved = work.tables.written | work.tables.moving_out
@@ -222,7 +222,7 @@ class Scheduler:
             if not self.is_here(sequence):
                 continue
             if Hold.FAILED in sequence.holds and sequence in ran:
-                result.deltas += work.end(sequence, FinishReason.ERROR, failure)
+                result.items += work.end(sequence, FinishReason.ERROR, failure)
                 continue
             work.send_back(sequence)
             if sequence in ran:
@@ -230,14 +230,14 @@ class Scheduler:
         self._check()
         return result
 
-    def _settle(self, plan: StepPlan, *, done: bool) -> StepDeltas:
+    def _settle(self, plan: StepPlan, *, done: bool) -> StepItems:
         """Ends the step in flight, then the branches and sequences whose end has waited for that."""
         if self._in_flight is not plan:
             raise RuntimeError(f"step {plan.input.step_id} is not the one in flight")
         self._in_flight = None
         work = self._workload
         work.tables.end_step(done=done)
-        result = StepDeltas(plan.input.step_id, work.take_pending(), plan.num_branches, plan.num_tokens)
+        result = StepItems(plan.input.step_id, work.take_pending(), plan.num_branches, plan.num_tokens)
         branches, self._ending_branches = self._ending_branches, []
         for branch in branches:
             if branch.state is not FINISHED:
@@ -247,7 +247,7 @@ class Scheduler:
             if reason is FinishReason.NONE:
                 work.drop(sequence)
             elif self.is_here(sequence):
-                result.deltas += work.end(sequence, reason)
+                result.items += work.end(sequence, reason)
         return result
 
     # Blocks

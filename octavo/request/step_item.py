@@ -1,4 +1,7 @@
-"""The items by which a worker tells routers of journalled tokens. Their wire form is octavo.internal.v1.StepItem."""
+"""The items in which tokens leave a worker: a step makes them, the journal takes them, and routers are sent them.
+
+Their wire form is octavo.internal.v1.StepItem.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,14 +13,14 @@ from octavo.request.sampling import FinishReason, TokenScore
 
 @dataclass(slots=True)
 class StepItem:
-    """Journalled tokens of one branch of a sequence, and the branch's end if it has ended."""
+    """Tokens of one branch of a sequence, and the branch's end if it has ended."""
 
     seq_id: SequenceId
     epoch: int
     branch: int
     first_index: int  # the index of the first of token_ids in the branch's output
     token_ids: Sequence[int]
-    chain: int  # the chain after the last of token_ids
+    chain: int = 0  # the chain after the last of token_ids, once the journal has them
     finish: FinishReason = FinishReason.NONE
     failure: Failure | None = None  # with FinishReason.ERROR
     scores: Sequence[TokenScore] = ()  # one per token, if the request asks for log probabilities

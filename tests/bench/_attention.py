@@ -1,13 +1,12 @@
 """Paged attention of kernels.py: decodes over caches that nothing has in a cache, prompts and chunks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 from _cases import AttentionCase
-from _peer import Peer, names
 from _rates import Side, clocked
 from _table import Plan, Table, Work
 from torch import Tensor
@@ -25,29 +24,29 @@ SHAPES = ((3, 3, 64), (4, 8, 128), (8, 4, 128), (1, 8, 64))
 PROMPTS = ((512, 0), (512, 3584))  # tokens, after so many others
 
 
-def decodes(extension: ModuleType, plan: Plan, peers: Sequence[Peer]) -> None:
-    table = Table(plan, f"Decode attention, context {CONTEXT}, blocks of {BLOCK}, shuffled, cold", names(peers), True)
+def decodes(extension: ModuleType, plan: Plan) -> None:
+    table = Table(plan, f"Decode attention, context {CONTEXT}, blocks of {BLOCK}, shuffled, cold", products=True)
     types = ("float32", "bfloat16") if plan.quick else tuple(kv_format.DTYPES)
     for group, kv_heads, dim in SHAPES[:1] if plan.quick else SHAPES:
         for name in types:
             shape = kv_shape(name, kv_heads, dim)
             sequences = max(1, CACHE_BYTES // (CONTEXT // BLOCK * shape.bytes_per_block))
-            row(table, extension, peers, AttentionCase(sequences, CONTEXT, 1, group, kv_heads, dim, name))
+            row(table, extension, AttentionCase(sequences, CONTEXT, 1, group, kv_heads, dim, name))
 
 
-def prompts(extension: ModuleType, plan: Plan, peers: Sequence[Peer]) -> None:
-    table = Table(plan, "Prefill attention: a prompt, or a chunk of one", names(peers), True)
+def prompts(extension: ModuleType, plan: Plan) -> None:
+    table = Table(plan, "Prefill attention: a prompt, or a chunk of one", products=True)
     for group, kv_heads, dim in SHAPES[:1] if plan.quick else SHAPES[:2]:
         for name in ("float32",) if plan.quick else ("float32", "bfloat16"):
             for tokens, before in PROMPTS[:1] if plan.quick else PROMPTS:
-                row(table, extension, peers, AttentionCase(1, tokens + before, tokens, group, kv_heads, dim, name))
+                row(table, extension, AttentionCase(1, tokens + before, tokens, group, kv_heads, dim, name))
 
 
 def kv_shape(dtype: str, kv_heads: int, dim: int) -> KvShape:
     return KvShape(num_layers=1, num_kv_heads=kv_heads, block_size=BLOCK, head_dim=dim, dtype=kv_format.DTYPES[dtype])
 
 
-def row(table: Table, extension: ModuleType, peers: Sequence[Peer], case: AttentionCase) -> None:
+def row(table: Table, extension: ModuleType, case: AttentionCase) -> None:
     tokens = f"{case.queries} of {case.context}" if case.queries > 1 else f"{case.sequences} sequences"
     name = f"{case.group}/{case.kv_heads}/{case.dim}, {case.dtype}, {tokens}"
     if not table.wants(name):
@@ -68,7 +67,6 @@ def row(table: Table, extension: ModuleType, peers: Sequence[Peer], case: Attent
         assert error < (1e-4 if dtype == torch.float32 else 2e-2), f"{error} in {case}"
         sides["torch"] = clocked(theirs)
     del queries, keys, values
-    sides |= {peer.name: peer.seconds for peer in peers if peer.has(case, found)}
     # What is read: keys and values, by all queries together.
     num_bytes = (
         case.sequences * -(-case.context // BLOCK) * kv_shape(case.dtype, case.kv_heads, case.dim).bytes_per_block

@@ -1,8 +1,6 @@
-"""What kernels.py and its peers, each in a process of its own, are given: the same numbers, made from the same seed."""
+"""What kernels.py is given: the same numbers, made from the same seed."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -63,14 +61,3 @@ class LinearCase:
 
 
 PERIOD = 256
-Case = AttentionCase | LinearCase
-KINDS: dict[str, Callable[..., Case]] = {kind.__name__: kind for kind in (AttentionCase, LinearCase)}
-
-
-def to_message(case: Case) -> list[Any]:
-    return [type(case).__name__, asdict(case)]
-
-
-def from_message(message: list[Any]) -> Case:
-    name, fields = message
-    return KINDS[name](**fields)

@@ -8,7 +8,6 @@ from typing import Any
 import gguf
 import torch
 from _cases import PERIOD, LinearCase
-from _peer import Peer, names
 from _rates import Side, clocked
 from _table import Plan, Table, Work
 from torch import Tensor
@@ -19,22 +18,20 @@ from gpu_worker.models.checkpoint.huge_pages import HugePageAllocator
 ROWS, INNER = 49152, 1152  # as the largest matrix of a small model; 4-bit forms of it are as large as the last cache
 PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16}
 PACKED = ("q8", "q4", "q4_mins")
-HALVES = "halves"  # packed bfloat16, inputs rounded to it: for the peers it is bf16
+HALVES = "halves"  # packed bfloat16, inputs rounded to it
 FORMS = (*PLAIN, HALVES, *PACKED)
 
 
-def linears(extension: ModuleType, plan: Plan, peers: Sequence[Peer]) -> None:
-    table = Table(plan, f"Linears, {ROWS} × {INNER}; torch in float32 or bfloat16", names(peers), True)
+def linears(extension: ModuleType, plan: Plan) -> None:
+    table = Table(plan, f"Linears, {ROWS} × {INNER}; torch in float32 or bfloat16", products=True)
     for form in FORMS:
-        rows(table, extension, peers, form, False, (1, 16) if plan.quick else (1, 2, 4, 8, 16, 48, 256))
+        rows(table, extension, form, False, (1, 16) if plan.quick else (1, 2, 4, 8, 16, 48, 256))
     for form in PACKED:
-        rows(table, extension, (), form, True, (1, 16) if plan.quick else (1, 16, 48))
+        rows(table, extension, form, True, (1, 16) if plan.quick else (1, 16, 48))
     loading(table, extension)
 
 
-def rows(
-    table: Table, extension: ModuleType, peers: Sequence[Peer], form: str, exact: bool, counts: Sequence[int]
-) -> None:
+def rows(table: Table, extension: ModuleType, form: str, exact: bool, counts: Sequence[int]) -> None:
     names = {count: f"{form}{' exact' if exact else ''}, {count} columns" for count in counts}
     if not any(map(table.wants, names.values())):
         return
@@ -42,7 +39,7 @@ def rows(
     for count, name in names.items():
         if table.wants(name):
             case = LinearCase(ROWS, INNER, count, "bf16" if form == HALVES else form)
-            row(name, table, extension, peers, case, memory, weight)
+            row(name, table, extension, case, memory, weight)
 
 
 def loading(table: Table, extension: ModuleType) -> None:
@@ -83,7 +80,6 @@ def row(
     name: str,
     table: Table,
     extension: ModuleType,
-    peers: Sequence[Peer],
     case: LinearCase,
     memory: Tensor,
     weight: Any,
@@ -97,7 +93,6 @@ def row(
         sides["torch"] = clocked(partial(functional.linear, x.to(dense.dtype), dense))
     del matrix
     ours()
-    sides |= {peer.name: peer.seconds for peer in peers if peer.has(case, out)}
     int8 = weight.format in PACKED and not weight.exact
     work = Work(memory.numel() * memory.itemsize, 2.0 * case.columns * case.rows * case.inner, int8=int8)
     table.row(name, work, sides)

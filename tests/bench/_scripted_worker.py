@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpu_worker.journal.step_subscription import StepMessage, StepSubscription
 from gpu_worker.serving.calls.messages import step_to_wire
-from gpu_worker.serving.journal.step_subscription import StepMessage, StepSubscription
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.net.server import make_server
 from octavo.request.hashing import extend_chain, prompt_chain

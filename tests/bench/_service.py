@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,52 +23,24 @@ from octavo.request.errors import ServingError
 from octavo.request.sampling import SamplingParams
 
 
-@dataclass
-class Service:
-    """A store, a router and a worker, each a process of its own."""
-
-    client: AsyncClient
-    router: psutil.Process
-    worker: psutil.Process
-    store_url: str
-    http_port: int  # of the router
-
-
-@dataclass
-class Load:
-    """What a closed loop of streams brought."""
-
-    num_tokens: int
-    seconds: float
-    gaps: list[float]  # seconds between tokens of a stream, all streams
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.seconds
-
-    def gap_ms(self, quantile: float) -> float:
-        return 1000 * sorted(self.gaps)[int(quantile * (len(self.gaps) - 1))]
-
-
 @asynccontextmanager
 async def service(
     *worker_args: str, ready_s: float = 120.0, program: Sequence[str] = ("-m", "gpu_worker")
-) -> AsyncIterator[Service]:
-    """Starts everything and waits until a request succeeds."""
+) -> AsyncIterator[AsyncClient]:
+    """A store, a router and a worker, each a process of its own; begins once a request succeeds."""
     with tempfile.TemporaryDirectory() as folder:
         store = EmbeddedStore(Path(folder))
         await store.start()
         port = free_port()
         common = ["--store", store.url, "--log-level", "warning"]
-        http_port = free_port()
-        nowhere = ["--admin-listen", "", "--http-listen", f"127.0.0.1:{http_port}", "--web-listen", ""]
+        nowhere = ["--admin-listen", "", "--http-listen", "", "--web-listen", ""]
         router = ["-m", "router", "--listen", f"127.0.0.1:{port}", *nowhere, *common]
         worker = [*program, "--listen", "127.0.0.1:0", "--web-listen", "", *common, *worker_args]
         processes = [await start(sys.executable, *command) for command in (router, worker)]
         try:
             async with AsyncClient(f"127.0.0.1:{port}") as client:
                 await until_ready(client, ready_s)
-                yield Service(client, *(psutil.Process(process.pid) for process in processes), store.url, http_port)
+                yield client
         finally:
             for process in processes:
                 process.terminate()
@@ -98,25 +69,6 @@ async def until_ready(client: AsyncClient, seconds: float) -> None:
             if time.monotonic() > until:
                 raise
             await asyncio.sleep(0.2)
-
-
-async def load(client: AsyncClient, prompts: Sequence[Sequence[int]], num_tokens: int) -> Load:
-    """All prompts at once, greedy, each for that many tokens."""
-    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-    gaps: list[float] = []
-
-    async def one(prompt: Sequence[int]) -> int:
-        count, last = 0, 0.0
-        async for event in client.generate(list(prompt), params):
-            now = time.perf_counter()
-            if event.token_ids and count:
-                gaps.append(now - last)
-            count, last = count + len(event.token_ids), now
-        return count
-
-    began = time.perf_counter()
-    counts = await asyncio.gather(*(one(prompt) for prompt in prompts))
-    return Load(sum(counts), time.perf_counter() - began, gaps)
 
 
 def processor_seconds(process: psutil.Process) -> float:

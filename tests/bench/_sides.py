@@ -22,7 +22,7 @@ from typing import Protocol
 import psutil
 from _llama_cpp import programs
 from _service import free_port, service, start, until_ready
-from throughput import Peer
+from _transformers import Peer
 
 from octavo.client import AsyncClient
 from octavo.request.sampling import SamplingParams
@@ -141,8 +141,7 @@ class Octavo:
 
     async def start(self) -> None:
         self._processes = Processes()
-        running = await self._stack.enter_async_context(service(*self._args, program=self._program))
-        self._client = running.client
+        self._client = await self._stack.enter_async_context(service(*self._args, program=self._program))
         self._processes.note()
         self._processes.signal(signal.SIGSTOP)
 
@@ -294,7 +293,7 @@ class Transformers:
         texts = load.prompts()
         began = time.perf_counter()
         for first in range(0, len(texts), load.streams):
-            await asyncio.to_thread(self._peer.generate_texts, texts[first : first + load.streams], num_tokens)
+            await asyncio.to_thread(self._peer.generate, texts[first : first + load.streams], num_tokens)
         return Figures(len(texts) * num_tokens, time.perf_counter() - began, float("nan"))
 
     async def stop(self) -> None:

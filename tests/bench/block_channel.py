@@ -3,12 +3,10 @@
 python tests/bench/block_channel.py [--blocks 1024] [--rounds 5] [--layers 30] [--layer-bytes 24576]
 
 Every way moves the same bytes out of blocks of an arena into blocks of another one, layer by layer, in calls of up to
-1 MiB: raw TCP without frames, sums or answers; asyncio as loop.sock_sendall and loop.sock_recv_into have it; and the
-connection for blocks. CPU seconds are those of both processes.
+1 MiB: raw TCP without frames, sums or answers, and the connection for blocks. CPU seconds are those of both processes.
 """
 
 import argparse
-import asyncio
 import multiprocessing
 import os
 import random
@@ -32,7 +30,7 @@ from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 
 SECRET = bytes(32)
 CALL_BYTES = 1 << 20
-WAYS = ("raw TCP", "asyncio", "blocks")
+WAYS = ("raw TCP", "blocks")
 
 
 class Rate(NamedTuple):
@@ -95,12 +93,9 @@ def receive(args: argparse.Namespace, pipe: Connection) -> None:
         pipe.send(server.getsockname()[1])
         sock = server.accept()[0]
         began = time.process_time()
-        if way == "raw TCP":
-            for runs in calls(arena, order):
-                while runs:
-                    drop_front(runs, sock.recvmsg_into(runs, 0, socket.MSG_WAITALL)[0])
-        else:
-            asyncio.run(receive_on_loop(sock, arena, order))
+        for runs in calls(arena, order):
+            while runs:
+                drop_front(runs, sock.recvmsg_into(runs, 0, socket.MSG_WAITALL)[0])
         sock.sendall(b"!")
         pipe.recv()
         pipe.send(time.process_time() - began)
@@ -108,34 +103,12 @@ def receive(args: argparse.Namespace, pipe: Connection) -> None:
         server.close()
 
 
-async def receive_on_loop(sock: socket.socket, arena: Arena, order: list[int]) -> None:
-    sock.setblocking(False)
-    loop = asyncio.get_running_loop()
-    for runs in calls(arena, order):
-        for run in runs:
-            left = run
-            while left:
-                left = left[await loop.sock_recv_into(sock, left) :]
-    sock.setblocking(True)
-
-
-async def send_on_loop(sock: socket.socket, arena: Arena, order: list[int]) -> None:
-    sock.setblocking(False)
-    for runs in calls(arena, order):
-        for run in runs:
-            await asyncio.get_running_loop().sock_sendall(sock, run)
-    sock.setblocking(True)
-
-
-def send_raw(way: str, port: int, arena: Arena, order: list[int]) -> None:
+def send_raw(port: int, arena: Arena, order: list[int]) -> None:
     with socket.create_connection(("127.0.0.1", port)) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-        if way == "asyncio":
-            asyncio.run(send_on_loop(sock, arena, order))
-        else:
-            for runs in calls(arena, order):
-                while runs:
-                    drop_front(runs, sock.sendmsg(runs))
+        for runs in calls(arena, order):
+            while runs:
+                drop_front(runs, sock.sendmsg(runs))
         sock.recv(1)
 
 
@@ -153,7 +126,7 @@ def measure(way: str, pipe: Connection, arena: Arena, order: list[int]) -> Rate:
     if way == "blocks":
         send_blocks(port, arena, order)
     else:
-        send_raw(way, port, arena, order)
+        send_raw(port, arena, order)
     took = time.perf_counter() - began
     mine = time.process_time() - cpu
     pipe.send("done")
@@ -172,7 +145,7 @@ def main(args: argparse.Namespace) -> None:
     process.start()
     rounds: list[dict[str, Rate]] = []
     for number in range(args.rounds + 1):
-        taken = {way: measure(way, mine, arena, order) for way in WAYS[number % 3 :] + WAYS[: number % 3]}
+        taken = {way: measure(way, mine, arena, order) for way in WAYS[number % 2 :] + WAYS[: number % 2]}
         if number:  # the first one touches memory for the first time
             rounds.append(taken)
     mine.send(None)

@@ -1,11 +1,11 @@
-"""The CPU kernels against what this machine can do, torch, llama.cpp and vLLM-CPU; and whole steps of the demo model.
+"""The CPU kernels against what this machine can do, and torch; and whole steps of the demo model beside llama.cpp.
 
     python tests/bench/kernels.py [--only linears decode prefill rows blocks draws steps] [--match REGEX] [--quick]
-        [--llama-cpp DIR] [--vllm-cpu DIR]
+        [--llama-cpp DIR]
 
-Sides take turns on the same numbers, each peer in a process of its own; medians. The machine's own rates (torch: a
+Sides take turns on the same numbers; medians. The machine's own rates (torch: a
 sum, a copy, two products) are sides like the others, so that each row has its roof from the seconds it was measured in;
-their turn empties the caches. DIR: as in peers.py. Results of peers are compared with ours before.
+their turn empties the caches. DIR: as in peers.py.
 """
 
 import argparse
@@ -17,7 +17,6 @@ from _attention import decodes, prompts
 from _blocks import blocks
 from _draws import draws
 from _linears import linears
-from _peer import Peer, llama_cpp, vllm_cpu
 from _rates import Machine
 from _rows import rows
 from _service import describe_machine
@@ -29,7 +28,7 @@ from gpu_worker.ops import native
 PARTS = ("linears", "decode", "prefill", "rows", "blocks", "draws", "steps")
 
 
-def run(args: argparse.Namespace, peers: list[Peer]) -> None:
+def run(args: argparse.Namespace) -> None:
     extension = native.load()
     if extension is None:
         raise SystemExit("the extension was not built: make extension")
@@ -38,9 +37,9 @@ def run(args: argparse.Namespace, peers: list[Peer]) -> None:
     print(f"{describe_machine()}; {args.isa or extension.isa()}, {extension.threads()} threads")
     plan = Plan(Machine(), args.repeats, args.quick, args.match)
     parts = {
-        "linears": lambda: linears(extension, plan, peers),
-        "decode": lambda: decodes(extension, plan, peers),
-        "prefill": lambda: prompts(extension, plan, peers),
+        "linears": lambda: linears(extension, plan),
+        "decode": lambda: decodes(extension, plan),
+        "prefill": lambda: prompts(extension, plan),
         "rows": lambda: rows(extension, plan),
         "blocks": lambda: blocks(extension, plan),
         "draws": lambda: draws(extension, plan),
@@ -59,18 +58,7 @@ def main() -> None:
     parser.add_argument("--isa", default="", help="a lesser instruction set than the best one")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="some of the parts")
     parser.add_argument("--llama-cpp", type=Path, metavar="DIR")
-    parser.add_argument("--vllm-cpu", type=Path, metavar="DIR")
-    args = parser.parse_args()
-    peers = [
-        start(folder)
-        for start, folder in ((llama_cpp, args.llama_cpp), (vllm_cpu, args.vllm_cpu))
-        if folder and set(args.only) & {"linears", "decode", "prefill"}
-    ]
-    try:
-        run(args, peers)
-    finally:
-        for peer in peers:
-            peer.close()
+    run(parser.parse_args())
 
 
 if __name__ == "__main__":

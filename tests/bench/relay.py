@@ -1,6 +1,6 @@
-"""What a router costs per token, beside the router of another checkout and a bare grpc.aio server that echoes messages.
+"""What a router costs per token, beside the router of another checkout.
 
-    python tests/bench/relay.py [--streams 256] [--step-ms 8] [--seconds 5] [--rounds 3] [--against CHECKOUT] [--echo]
+    python tests/bench/relay.py [--streams 256] [--step-ms 8] [--seconds 5] [--rounds 3] [--against CHECKOUT]
 
 A scripted worker makes a token for every stream in each step, one message a step, and the store is in the router's
 memory: the router's processor seconds are spent on the relay alone. All sides are measured in turns, so other load on
@@ -28,7 +28,6 @@ from _service import describe_machine, free_port, processor_seconds
 from octavo.request.ids import Incarnation, new_incarnation
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 
-ECHO = "/octavo.bench.Echo/Echo"
 PROBE_INTERVAL_S = 0.05
 BEGINNING = 32  # streams at once
 LEASE_MS = 60_000
@@ -38,23 +37,6 @@ MAX_TOKENS = 16_384  # of a stream; more than a round takes
 
 
 # The processes that are measured
-
-
-async def serve_echo(port: int) -> None:
-    """The least a gRPC server in Python can do: read a message, write it."""
-
-    async def echo(requests: AsyncIterator[object], context: object) -> AsyncIterator[object]:
-        async for request in requests:
-            yield request
-
-    handler = grpc.stream_stream_rpc_method_handler(
-        echo, inference_pb2.GenerateEvent.FromString, inference_pb2.GenerateEvent.SerializeToString
-    )
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("octavo.bench.Echo", {"Echo": handler}),))
-    server.add_insecure_port(f"127.0.0.1:{port}")
-    await server.start()
-    await server.wait_for_termination()
 
 
 async def serve_router(port: int, incarnation: Incarnation, endpoint: str) -> None:
@@ -82,11 +64,9 @@ def main_serve(what: str, port: int, *more: str) -> None:
     match what:
         case "worker":
             uvloop.run(ScriptedWorker(more[0], float(more[1]), int(more[2])).serve(port))
-        case "router":
+        case _:
             os.nice(ROUTER_NICE)
             uvloop.run(serve_router(port, Incarnation(more[0]), more[1]))
-        case _:
-            uvloop.run(serve_echo(port))
 
 
 # The rounds
@@ -237,34 +217,6 @@ async def relay_round(side: Side, num_streams: int, seconds: float, name: str) -
     return result
 
 
-async def echo_round(echo: psutil.Process, port: int, messages: list[bytes], streams: int) -> float:
-    """Messages per processor second of the echo server."""
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call_of = channel.stream_stream(ECHO, request_serializer=bytes, response_deserializer=bytes)
-
-        async def one() -> None:
-            call = call_of()
-            for message in messages:
-                await call.write(message)
-                await call.read()
-            await call.done_writing()
-
-        await one()
-        before = processor_seconds(echo)
-        await asyncio.gather(*(one() for _ in range(streams)))
-        return streams * len(messages) / (processor_seconds(echo) - before)
-
-
-def wire_events(tokens: int) -> list[bytes]:
-    """Messages as a router sends them: one token, a little text, a resume token."""
-    return [
-        inference_pb2.GenerateEvent(
-            request_id="r-" + "0" * 32, first_index=i, token_ids=[500 + i], text=" word", resume_token=bytes(69)
-        ).SerializeToString()
-        for i in range(tokens)
-    ]
-
-
 def quantile_ms(seconds: list[float], quantile: float) -> float:
     return 1000 * sorted(seconds)[int(quantile * (len(seconds) - 1))] if seconds else float("nan")
 
@@ -288,15 +240,11 @@ async def main(args: argparse.Namespace) -> None:
     if args.against:
         pythons["against"] = f"{args.against}/.venv/bin/python"
     rounds: dict[str, list[RelayRound]] = {name: [] for name in pythons}
-    echoes: list[float] = []
     async with AsyncExitStack() as stack:
         sides = {
             name: await stack.enter_async_context(open_side(python, args.step_ms / 1000, args.streams))
             for name, python in pythons.items()
         }
-        port = free_port()
-        echo = await asyncio.create_subprocess_exec(sys.executable, __file__, "--serve", "echo", str(port))
-        stack.callback(echo.kill)
         for number in range(args.rounds):
             for name in sorted(sides, reverse=bool(number % 2)):
                 each = await relay_round(sides[name], args.streams, args.seconds, f"{name}-{number}")
@@ -305,8 +253,6 @@ async def main(args: argparse.Namespace) -> None:
                     f"{each.tokens_per_core:7.0f} tokens per core-second, {each.tokens_per_event:5.1f} tokens/event"
                 )
                 print(f"{name:8} {figures}, load {os.getloadavg()[0]:.1f}", flush=True)
-            if args.echo:
-                echoes.append(await echo_round(psutil.Process(echo.pid), port, wire_events(200), args.streams))
     print(f"medians of {args.rounds} rounds at {args.streams} streams")
     for what, figure in FIGURES.items():
         values = [[figure(each) for each in side] for side in rounds.values()]
@@ -316,9 +262,6 @@ async def main(args: argparse.Namespace) -> None:
         ratios = [ours / theirs for ours, theirs in zip(*values, strict=True)] if args.against else []
         ratio = f"   ratio {statistics.median(ratios):.2f} {[round(each, 2) for each in ratios]}" if ratios else ""
         print(f"{what:48} {medians}{ratio}")
-    if echoes:
-        rate = statistics.median(each.tokens_per_core for each in rounds["octavo"])
-        print(f"echo: {statistics.median(echoes):.0f} messages per core-second; {rate / statistics.median(echoes):.2f}")
 
 
 if __name__ == "__main__":
@@ -328,7 +271,6 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=5.0, help="how long a round is measured")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--against", help="another checkout, measured in turns")
-    parser.add_argument("--echo", action="store_true", help="measure the echo, too")
     parser.add_argument("--serve", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

@@ -141,22 +141,6 @@ async def test_several_poisons_at_once_end_and_innocents_survive(supervised, see
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_poisons_that_keep_coming_take_no_innocent_along(supervised, seed):
-    """While one stream is suspected and runs alone, a poison request that nobody suspects yet comes to its worker."""
-    cluster, supervisor = supervised
-    async with cluster.client() as client:
-        innocents = Innocents(client, Oracle("fake"), seed, 12)
-        await asyncio.sleep(0.5)
-        async with asyncio.timeout(500):
-            await asyncio.gather(*(poison(client, number, after_s=0.4 * number) for number in range(1, 6)))
-        assert supervisor.num_deaths >= 5  # each has the last one to itself
-        await asyncio.to_thread(cluster_whole, cluster)
-        innocents.check()
-        await innocents.stop()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
 async def test_workers_that_die_together_end_no_stream(supervised, seed):
     """Three of four within 0.4 s, again and again, while each stream has lost its owner before."""
     cluster, supervisor = supervised
@@ -172,24 +156,6 @@ async def test_workers_that_die_together_end_no_stream(supervised, seed):
         await innocents.stop()
         assert supervisor.num_deaths >= 10
         assert innocents.num_streams >= 12
-
-
-@pytest.mark.night
-@pytest.mark.timeout(3600)
-async def test_workers_that_die_at_random_end_no_stream(supervised, seed, num_kills):
-    cluster, supervisor = supervised
-    async with cluster.client() as client:
-        innocents, rng = Innocents(client, Oracle("fake"), seed, 20), random.Random(seed)
-        for _ in range(num_kills):
-            await asyncio.sleep(rng.uniform(0.5, 4.0))
-            running = [name for name in cluster.worker_endpoints if cluster.processes[name].running]
-            if running:
-                cluster.kill(rng.choice(running))
-            innocents.check()
-        await asyncio.to_thread(cluster_whole, cluster)
-        await innocents.stop()
-        assert supervisor.num_deaths >= num_kills // 2
-        assert innocents.num_streams >= 20
 
 
 def suspects(cluster):

@@ -4,136 +4,50 @@ import random
 
 import pytest
 import torch
+from op_calls import Fence, good_call
 
-from gpu_worker.ops import native
+I32 = torch.int32
 
-X, OUT, W = torch.randn(2, 8), torch.empty(2, 8), torch.randn(8)
-KV = torch.randn(4, 2, 2, 8, 16)
-Q = torch.randn(2, 4, 16)
-CU, LENS = torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([9, 3], dtype=torch.int32)
-TABLES = torch.tensor([[0, 1], [2, 99]], dtype=torch.int32)
-ARENA = torch.randn(2, 4, 3)
-
-GOOD = {
-    "rms_norm": {"out": OUT, "x": X, "weight": W, "eps": 1e-5},
-    "silu_and_mul": {"out": torch.empty(2, 4), "x": X},
-    "rotary": {
-        "heads": torch.randn(2, 4, 16),
-        "positions": None,
-        "cos": torch.ones(2, 8),
-        "sin": torch.ones(2, 8),
-        "rotated": 16,
-    },
-    "cache_write": {
-        "kv": KV,
-        "keys": torch.randn(2, 2, 16),
-        "values": torch.randn(2, 2, 16),
-        "slots": torch.tensor([3, -1]),
-    },
-    "paged_attention": {
-        "out": torch.empty(2, 4, 16),
-        "queries": Q,
-        "kv": KV,
-        "cu_q": CU,
-        "seq_lens": LENS,
-        "block_tables": TABLES,
-        "scale": 0.3,
-    },
-    "copy_blocks": {"source": ARENA, "target": ARENA, "pairs": torch.tensor([[0, 1]])},
-    "gather_blocks": {"staging": torch.empty(1, 2, 3), "arena": ARENA, "ids": torch.tensor([3])},
-    "scatter_blocks": {"arena": ARENA, "staging": torch.empty(1, 2, 3), "ids": torch.tensor([3])},
-    "checksum_blocks": {"sums": torch.empty(1, dtype=torch.int64), "arena": ARENA, "ids": torch.tensor([3])},
-    "quantize": {"packed": torch.empty(0, dtype=torch.uint8), "values": torch.randn(3, 32), "format": "q8"},
-}
-if native.load() is not None:
-    GOOD["quantize"]["packed"] = torch.empty(native.load().packed_bytes("q8", 3, 32), dtype=torch.uint8)
-
+# Instead of an argument of a good call: what only its op can know to be wrong. The fuzz test has what no op takes.
 BAD = [
-    ("rms_norm", "x", X.double()),
-    ("rms_norm", "x", X.to("meta")),
-    ("rms_norm", "x", None),
-    ("rms_norm", "x", 3),
-    ("rms_norm", "x", torch.randn(8, 2).T),
-    ("rms_norm", "out", torch.empty(2, 7)),
-    ("rms_norm", "out", torch.empty(2, 8, dtype=torch.float16)),
-    ("rms_norm", "weight", W[:7]),
-    ("rms_norm", "weight", W.half()),
-    ("silu_and_mul", "x", torch.randn(2, 7)),
+    ("rms_norm", "weight", torch.randn(7)),
     ("rotary", "rotated", 18),
-    ("rotary", "rotated", 15),
+    ("rotary", "rotated", 7),
     ("rotary", "rotated", -2),
-    ("rotary", "cos", torch.ones(2, 7)),
-    ("rotary", "cos", torch.ones(2, 8).double()),
-    ("rotary", "sin", torch.ones(1, 8)),
-    ("rotary", "positions", torch.tensor([0, 2])),
+    ("rotary", "positions", torch.tensor([0, 5])),
     ("rotary", "positions", torch.tensor([-1, 0])),
     ("cache_write", "slots", torch.tensor([3, 32])),
     ("cache_write", "slots", torch.tensor([3, -2])),
-    ("cache_write", "slots", torch.tensor([3, 4], dtype=torch.int32)),
     ("cache_write", "keys", torch.randn(2, 1, 16)),
-    ("cache_write", "values", torch.randn(2, 2, 16).half()),
-    ("cache_write", "kv", torch.randn(4, 2, 3, 8, 16)),
     ("paged_attention", "kv", torch.randn(4, 2, 2, 12, 16)),
     ("paged_attention", "kv", torch.randn(4, 2, 2, 8, 12)),
-    ("paged_attention", "kv", KV.to(torch.int32)),
-    ("paged_attention", "kv", KV.transpose(3, 4)),
     ("paged_attention", "queries", torch.randn(2, 3, 16)),
-    ("paged_attention", "kv", torch.randn(4, 2, 2, 8, 24)),
-    ("paged_attention", "out", torch.empty(2, 4, 16).half()),
-    ("paged_attention", "cu_q", torch.tensor([0, 1, 3], dtype=torch.int32)),
-    ("paged_attention", "cu_q", torch.tensor([0, 3, 2], dtype=torch.int32)),
-    ("paged_attention", "seq_lens", torch.tensor([9, 0], dtype=torch.int32)),
-    ("paged_attention", "block_tables", torch.tensor([[0, 4], [2, 0]], dtype=torch.int32)),
-    ("paged_attention", "block_tables", torch.tensor([[0, -1], [2, 0]], dtype=torch.int32)),
-    ("paged_attention", "block_tables", torch.tensor([[0], [2]], dtype=torch.int32)),
-    ("paged_attention", "alibi", torch.randn(3)),
-    ("paged_attention", "sinks", torch.randn(4).double()),
+    ("paged_attention", "cu_q", torch.tensor([0, 1, 3], dtype=I32)),
+    ("paged_attention", "cu_q", torch.tensor([0, 3, 2], dtype=I32)),
+    ("paged_attention", "seq_lens", torch.tensor([9, 0], dtype=I32)),
+    ("paged_attention", "block_tables", torch.tensor([[0, 4], [2, 0]], dtype=I32)),
+    ("paged_attention", "block_tables", torch.tensor([[0, -1], [2, 0]], dtype=I32)),
+    ("paged_attention", "block_tables", torch.tensor([[0], [2]], dtype=I32)),
     ("paged_attention", "window", -1),
-    ("paged_attention", "sparse", [1, 2, 64]),
     ("paged_attention", "sparse", [1, 2, 0, 0, 0]),
-    ("paged_attention", "sparse", [-1, 2, 64, 0, 0]),
     ("copy_blocks", "pairs", torch.tensor([[0, 4]])),
     ("copy_blocks", "pairs", torch.tensor([[-1, 0]])),
-    ("copy_blocks", "pairs", torch.tensor([[0, 3], [1, 2], [2, 3]])),
-    ("copy_blocks", "target", torch.randn(2, 4, 4)),
-    ("copy_blocks", "source", torch.randn(2, 4, 3, 2).transpose(2, 3)),
-    ("gather_blocks", "ids", torch.tensor([4])),
-    ("gather_blocks", "staging", torch.empty(2, 2, 3)),
-    ("gather_blocks", "staging", torch.empty(1, 2, 4)),
+    ("gather_blocks", "ids", torch.tensor([4, 0])),
     ("gather_blocks", "begin", -1),
-    ("gather_blocks", "begin", 13),
-    ("scatter_blocks", "staging", torch.empty(1, 3, 2)),
-    ("scatter_blocks", "ids", torch.tensor([-1])),
-    ("checksum_blocks", "sums", torch.empty(2, dtype=torch.int64)),
-    ("quantize", "packed", torch.empty(100, dtype=torch.uint8)),
-    ("quantize", "cols", torch.randn(3, 33)),
-    ("quantize", "format", "q5"),
+    ("scatter_blocks", "ids", torch.tensor([-1, 0])),
+    ("scatter_blocks", "ids", torch.tensor([3, 3])),
     ("quantize", "format", "f32"),
 ]
 
 
-@pytest.mark.parametrize("op", GOOD)
-def test_the_others_are_taken(either, op):
-    getattr(either, op)(**GOOD[op])
-
-
 @pytest.mark.parametrize(("op", "name", "value"), BAD)
 def test_it_is_refused_by_name(either, op, name, value):
-    where = {"cols": "values"}.get(name, name)
-    arguments = {**GOOD[op], where: value}
-    tensors = [x for x in arguments.values() if isinstance(x, torch.Tensor) and not x.is_meta]
-    before = [x.clone() for x in tensors]
+    fence = Fence()
+    call = good_call(either, op, fence)
+    call.arguments[name] = value
     with pytest.raises(either.ArgumentError, match=rf"^{name}: "):
-        getattr(either, op)(**arguments)
-    for x, kept in zip(tensors, before, strict=True):
-        torch.testing.assert_close(x, kept, rtol=0, atol=0, equal_nan=True)
-
-
-def test_no_block_is_scattered_to_twice(either):
-    arena, packed = torch.zeros(2, 4, 3), torch.ones(2, 2, 3)
-    with pytest.raises(either.ArgumentError, match=r"^ids: writes a block twice"):
-        either.scatter_blocks(arena, packed, torch.tensor([3, 3]))
-    assert not arena.any()
+        call()
+    assert fence.is_whole([])
 
 
 def test_weights_are_checked(either):

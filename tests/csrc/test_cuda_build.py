@@ -19,7 +19,6 @@ NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 NOT_BUILT = "there is no nvcc" if NVCC is None else "`make cuda` builds it"
 built = pytest.mark.skipif(not MODULE.exists(), reason=f"gpu_worker/_C_cuda was not built: {NOT_BUILT}")
 ARCHITECTURES = ("sm_80", "sm_90a")
-MOST_BYTES = 15 << 20  # of an architecture
 
 
 @pytest.mark.skipif("CI" not in os.environ or NVCC is None, reason="only CI must build for a device that is not there")
@@ -38,17 +37,6 @@ def test_it_loads_without_a_driver_and_counts_no_devices() -> None:
 
 
 @built
-def test_bad_arguments_are_named_before_anything_is_touched() -> None:
-    from gpu_worker.ops import native
-
-    module = native.load_cuda()
-    assert module is not None
-    nothing = (0, 0, (2, 16), (16, 1))
-    with pytest.raises(module.ArgumentError, match=r"^weight: "):
-        module.rms_norm(nothing, nothing, (0, 1, (16,), (1,)), 1e-5, 0)
-
-
-@built
 def test_memory_of_the_host_is_refused_by_name() -> None:
     from gpu_worker.ops import native
     from gpu_worker.ops.native_cuda import ref
@@ -59,11 +47,6 @@ def test_memory_of_the_host_is_refused_by_name() -> None:
     with pytest.raises(module.ArgumentError, match=r"^weight: (is in the host's memory|cannot be used)"):
         module.rms_norm(ref(out), ref(x), ref(weight), 1e-5, 0)
     assert not out.any()
-
-
-@built
-def test_it_is_not_too_large() -> None:
-    assert MODULE.stat().st_size <= MOST_BYTES * len(ARCHITECTURES)
 
 
 def disassembler() -> str | None:

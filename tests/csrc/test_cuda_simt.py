@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sanitized
 from effort import draws
-from simt_case_counts import BATCHES, GRIDS, WHOLE, usual
+from simt_case_counts import BATCHES, usual
 
 SCRIPT = Path(__file__).with_name("simt_cases")
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -31,14 +31,6 @@ def simulator() -> Path:
 @pytest.mark.parametrize("batch", BATCHES)
 def test_kernels_agree_with_float64(simulator: Path, batch: str) -> None:
     run_cases(simulator, {group: draws(usual(count), count) for group, count in BATCHES[batch].items()})
-
-
-@pytest.mark.slow
-@pytest.mark.scaled
-@pytest.mark.timeout(3600)  # a whole grid
-@pytest.mark.parametrize("peer", GRIDS)
-def test_kernels_pass_the_grids_of_others(simulator: Path, peer: str) -> None:
-    run_cases(simulator, {group: draws(count, WHOLE) for group, count in GRIDS[peer].items()})
 
 
 def run_cases(simulator: Path, counts: dict[str, int]) -> None:

@@ -43,18 +43,6 @@ def test_tiles_make_the_products_that_dot_products_make(extension, one: str, oth
     assert extension.inside.agree(one, other)
 
 
-def test_wider_registers_make_the_same_products(extension) -> None:
-    if not {"avx2", "avx512"} <= set(extension.isas()):
-        pytest.skip("this machine or build has no avx512 beside avx2")
-    assert extension.inside.agree("avx512", "avx2")
-
-
-def test_products_that_are_rounded_elsewhere_are_told_apart(extension) -> None:
-    if "avx2" not in extension.isas():
-        pytest.skip("this machine has no avx2")
-    assert not extension.inside.agree("avx2", "generic")
-
-
 @pytest.mark.parametrize(
     ("wanted", "in_it", "not_in_it"),
     [

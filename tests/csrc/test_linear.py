@@ -110,16 +110,6 @@ def test_inputs_so_small_that_their_steps_have_no_inverse(kernels, format_, size
     assert float(error[1:].abs().max()) < 1e-4
 
 
-@pytest.mark.parametrize("format_", ["q8", "q4"])
-def test_weights_too_small_for_their_scale_are_zero(kernels, format_):
-    for size in (1e-9, 1e-37, 1e-39, 1e-44):
-        data = torch.empty(kernels.packed_bytes(format_, 3, 32), dtype=torch.uint8)
-        kernels.quantize(data, torch.randn(3, 32) * size, format_)
-        out = torch.empty(3, 32)
-        kernels.weight_rows(out, kernels.Weight(data, format_, 3, 32), torch.arange(3))
-        assert not out.any()
-
-
 @pytest.mark.parametrize("format_", [*PLAIN, *PACKED])
 def test_rows_are_decoded_to_the_bit(kernels, format_):
     _data, weight, values = make(kernels, format_, 37, 64)

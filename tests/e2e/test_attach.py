@@ -102,20 +102,6 @@ def check_rest(seen, next_index, text, expected):
     assert text + got_text == expected.text
 
 
-async def test_a_character_across_the_cut(routers, oracle, rng):
-    """Its first byte on one side and its last on the other: it comes once, and whole."""
-    for _ in range(3):
-        expected = None
-        while expected is None or not any(c > "\x7f" and c != "\ufffd" for c in expected.text):
-            prompt = prompt_of(rng)
-            expected = oracle.outputs(list(prompt), GREEDY)[0]
-        text = ""
-        for event in await events(routers[0].Generate(make_request(prompt))):
-            text += event.text
-            rest = await events(routers[1].Attach(inference_pb2.AttachRequest(resume_token=event.resume_token)))
-            assert text + joined(rest)[1] == expected.text
-
-
 async def test_a_stop_string_across_the_cut(routers, oracle, rng):
     """Held back on one side of the cut, completed on the other."""
     found = 0
@@ -137,21 +123,6 @@ async def test_a_stop_string_across_the_cut(routers, oracle, rng):
             rest = await events(routers[1].Attach(inference_pb2.AttachRequest(resume_token=event.resume_token)))
             assert text + joined(rest)[1] == expected.text
             assert rest[-1].finish_reason == expected.finish_reason
-
-
-async def test_branches_each_have_their_place(routers, oracle, rng):
-    prompt, params = prompt_of(rng), SamplingParams(temperature=1.0, seed=5, n=3, max_tokens=30)
-    expected = oracle.outputs(list(prompt), params)
-    seen = [message async for message in routers[0].Generate(make_request(prompt, params, request_id="branches"))]
-    for message in seen[::7]:
-        counts = [0, 0, 0]
-        for earlier in seen[: seen.index(message) + 1]:
-            counts[earlier.branch] += len(earlier.token_ids)
-        for request in (inference_pb2.AttachRequest(resume_token=message.resume_token), attach("branches", *counts)):
-            rest = [m async for m in routers[1].Attach(request)]
-            for branch in range(3):
-                tokens = [t for m in rest if m.branch == branch for t in m.token_ids]
-                assert tokens == list(expected[branch].token_ids[counts[branch] :])
 
 
 async def test_the_end_of_a_branch_comes_again_and_nothing_else(routers, rng):
@@ -180,28 +151,6 @@ async def test_the_end_of_a_branch_comes_again_and_nothing_else(routers, rng):
 
 def together(one, two):
     return one[0] + two[0], one[1] + two[1]
-
-
-async def accepted(router, request_id):
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                return await router.Get(inference_pb2.GetRequest(request_id=request_id))
-            except grpc.aio.AioRpcError:
-                await asyncio.sleep(0.02)
-
-
-async def test_two_clients_at_once_both_get_everything(routers, oracle, rng):
-    prompt = prompt_of(rng)
-    expected = list(oracle.outputs(list(prompt), GREEDY)[0].token_ids)
-    request = make_request(prompt, request_id="twice")
-    calls = [events(routers[i % 2].Generate(request)) for i in range(3)]
-    first = asyncio.gather(*calls)
-    await accepted(routers[0], "twice")
-    joins = [events(routers[i].Attach(attach("twice"))) for i in range(2)]
-    for seen in await first + await asyncio.gather(*joins):
-        assert joined(seen)[0] == expected
-    assert joined(await events(routers[1].Generate(request)))[0] == expected  # joined when it is over
 
 
 async def test_what_is_refused(routers, rng):

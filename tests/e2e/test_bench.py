@@ -1,14 +1,11 @@
 """`octavo bench` against a live deployment by gRPC, and against a server with OpenAI's interface."""
 
 import json
-import os
-import pty
 import re
 import signal
 import subprocess
 import sys
 
-import pytest
 from live.cluster import ROOT
 from live.process import wait_until
 from scripted_endpoint import openai_server
@@ -61,20 +58,6 @@ def test_a_router_is_measured_by_grpc_and_by_http_in_turns(cluster):
     assert found["comparison"]["output_tokens_per_s"]["num_rounds"] == 2
 
 
-def test_an_unknown_model_of_the_router_lists_its_models(cluster):
-    for url in (endpoints(cluster), f"http://{cluster.http_endpoints[0]}"):
-        done = bench(url, "--model", "huge", code=1)
-        assert "has no model 'huge'; it serves " in done.stderr
-        assert done.stderr.count("\n") == 1
-
-
-def test_conversations_arrive_in_an_open_loop_with_token_counts(cluster):
-    words = ["--rate", "20", "--requests", "8", "--turns", "2", "--shared-prefix", "40", "--output-tokens", "5"]
-    total = json.loads(bench(endpoints(cluster), *words, "--json").stdout)["endpoints"][0]["total"]
-    assert (total["completed"], total["output_tokens"]) == (8, 40)
-    assert total["cached_tokens"] > 0  # the shared prefix, and the first turn
-
-
 def test_ctrl_c_cancels_what_runs_and_shows_the_rest(cluster):
     """Requests of any length: the ones under way at Ctrl-C are cancelled, as the fixture checks by free blocks."""
     words = [endpoints(cluster), "--output-tokens", "400", "--concurrency", "4", "--requests", "4000", "--warm-up", "1"]
@@ -91,28 +74,3 @@ def test_ctrl_c_cancels_what_runs_and_shows_the_rest(cluster):
     assert re.search(r"cut by Ctrl-C +4\n", out)
     assert "interrupted: these are the results so far" in out
     assert err == ""
-
-
-def test_a_terminal_shows_a_progress_bar(cluster):
-    screen, terminal = pty.openpty()
-    words = [*COMMAND, endpoints(cluster), *LOAD]
-    process = subprocess.Popen(words, cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal)
-    os.close(terminal)
-    shown = b""
-    try:
-        while piece := os.read(screen, 4096):
-            shown += piece
-    except OSError:  # the terminal's other end is closed
-        pass
-    os.close(screen)
-    assert process.wait(60) == 0
-    assert re.search(rb"\d+/12", shown)
-    assert b"output tokens/s" in shown
-
-
-@pytest.mark.parametrize("url", ["grpc://127.0.0.1:9", "http://127.0.0.1:9"])
-def test_nobody_there_is_one_line(url):
-    done = bench(url, "--timeout", "1", code=1)
-    assert done.stderr.count("\n") == 1
-    assert "correct the URL" in done.stderr
-    assert done.stdout == ""

@@ -1,7 +1,7 @@
 """Hostile clients beside a good one: the router's memory stays bounded, and the good one's stream goes on unharmed.
 
 `make test` runs short attacks of few connections; `make test-long` all of them, over TLS, too, and `pytest --night`
-does so with 10,000 connections. Figures: tests/bench/floods.py.
+does so with 10,000 connections. Figures: docs/measurements/router.md.
 """
 
 from contextlib import contextmanager

@@ -1,6 +1,5 @@
 """The wheel that `make wheel` makes, where a user has it: in a bare environment, without compiler and sources."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -85,29 +84,6 @@ def test_up_serves_from_a_wheel(everything: Installed, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_offline_engine_runs_from_a_wheel(everything: Installed) -> None:
     assert everything.run("python", "-I", "-c", OFFLINE, demo_file()).split()[-1] == "8"
-
-
-@pytest.mark.slow
-def test_it_has_every_instruction_set_but_that_of_tests(everything: Installed) -> None:
-    told = everything.run(
-        *("python", "-I", "-c", "from gpu_worker.ops import native as n; m = n.load(); print(*m.isas(), m.best_isa())")
-    )
-    *built, best = told.split()
-    assert built[0] == "generic" and built[-1] == best and "emulated" not in built
-
-
-@pytest.mark.slow
-def test_doctor_gives_advice_that_fits_a_wheel(everything: Installed) -> None:
-    done = subprocess.run(
-        [everything.bin / "octavo", "doctor", "--json"],
-        capture_output=True,
-        text=True,
-        env=everything.environment,
-        cwd=everything.home,
-    )
-    assert "make extension" not in done.stdout
-    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-    assert checks["extension"]["result"] == "ok", checks["extension"]
 
 
 @pytest.mark.slow

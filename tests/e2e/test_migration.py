@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import signal
 from contextlib import asynccontextmanager
 
 import pytest
@@ -92,24 +91,6 @@ async def test_a_stream_moves_and_says_the_same(cluster, client, oracle, prompt)
     assert reader.stream.num_reattaches == 0
 
 
-async def test_what_the_target_has_already_does_not_travel(cluster, client, oracle, prompt):
-    """There and back: the full blocks of before are still in the first worker's cache. The last one always travels."""
-    reader = Reader(client.generate(prompt, LONG, request_id="back"))
-    await reader.until(40)
-    migrate = Mover(cluster, "back")
-    first = await migrate.owner()
-    there = await migrate()
-    await reader.until(reader.num_tokens + 40)
-    back = await migrate(to=first)
-    assert (back.worker_id, back.epoch) == (first, 3)
-    assert 1 <= back.num_sent_blocks <= back.num_blocks - there.num_blocks + 1 < back.num_blocks
-    for _ in range(3):
-        await reader.until(reader.num_tokens + 20)
-        await migrate()
-    await asyncio.wait_for(reader.task, 60)
-    assert reader.tokens == {0: list(oracle.tokens(prompt, LONG.max_tokens))}
-
-
 @pytest.mark.parametrize(
     "params",
     [
@@ -132,30 +113,6 @@ async def test_all_that_a_request_can_ask_for_moves(cluster, client, oracle, par
     await asyncio.wait_for(reader.task, 60)
     expected = oracle.outputs(prompt, params)
     assert reader.tokens == {branch: list(output.token_ids) for branch, output in enumerate(expected)}
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(temperature=0, max_tokens=400, logprobs=3),
-        SamplingParams(n=2, seed=3, max_tokens=300, logprobs=1),
-        SamplingParams(
-            seed=3, max_tokens=400, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4, logprobs=0
-        ),
-    ],
-    ids=["logprobs", "n2", "penalties"],
-)
-async def test_scores_and_penalties_go_on_as_if_nothing_had_happened(cluster, client, params, prompt):
-    """Compared with the same request that stays: none of its scores is lost or computed otherwise."""
-    request_id = f"scored-{next(NUMBERS)}"
-    reader = Reader(client.generate(prompt, params, request_id=request_id))
-    migrate = Mover(cluster, request_id)
-    await until_journalled(migrate, 60)
-    await migrate()
-    await asyncio.wait_for(reader.task, 60)
-    whole_one = await client.complete(prompt, params)
-    assert reader.tokens == {branch: list(output.token_ids) for branch, output in enumerate(whole_one.outputs)}
-    assert reader.scores == {branch: list(output.logprobs) for branch, output in enumerate(whole_one.outputs)}
 
 
 async def test_grpcurl_moves_a_stream_and_prints_its_progress(cluster, client, oracle, prompt):
@@ -208,113 +165,6 @@ async def test_what_operators_get_wrong_is_named(cluster, client, prompt):
         await migrate()
 
 
-TRANSFERS = [  # what grpcurl sends by hand, and what it is told
-    ("Prepare", {"seq_id": "no id"}, "InvalidArgument", "seq_id"),
-    ("Prepare", {"number": 0}, "InvalidArgument", "number: 0 is not a number from 1 on"),
-    ("Prepare", {"source": ""}, "InvalidArgument", "name the incarnation that owns the sequence"),
-    ("Prepare", {"seq_id": "0" * 32}, "NotFound", "there is no such record"),
-    ("Prepare", {"kv_layout": "other"}, "FailedPrecondition", "laid out as"),
-    ("Prepare", {"model_fingerprint": "other"}, "FailedPrecondition", "this worker serves"),
-    ("Prepare", {"source": "thief"}, "FailedPrecondition", "is owned by"),
-    ("Prepare", {"epoch": 9}, "FailedPrecondition", "at epoch 1, not 9"),
-    ("Prepare", {"number": 7}, "FailedPrecondition", "the store knows migration 0, not 7"),
-    ("Extend", {"ticket": "7"}, "NotFound", "ticket 7 is unknown here"),
-    ("Finish", {"ticket": "7"}, "NotFound", "ticket 7 is unknown here"),
-    ("Fetch", {"ticket": "7"}, "InvalidArgument", "wanted: has 0 blocks"),
-    ("ListHot", {"kv_layout": "other", "limit": 4}, "FailedPrecondition", "asked for as other"),
-]
-
-
-async def test_calls_of_transfer_by_hand_are_refused_by_name_and_hold_nothing(cluster, client, prompt):
-    lasting = SamplingParams(temperature=0, max_tokens=4000)  # it still runs when all calls have been made
-    reader = Reader(client.generate(prompt, lasting, request_id="not for you"))
-    await reader.until(20)
-    migrate = Mover(cluster, "not for you")
-    status, source = await migrate.status(), await migrate.owner()
-    (target,) = (name for name in cluster.worker_endpoints if name != source)
-    workers = await asyncio.to_thread(cluster.workers)
-    good = {
-        "Prepare": {
-            "seq_id": status.seq_id,
-            "epoch": 1,
-            "number": 1,
-            "source": workers[source].incarnation,
-            "model_fingerprint": workers[source].model_fingerprint,
-            "kv_layout": workers[source].kv_layout,
-        },
-        "ListHot": {"model_fingerprint": workers[source].model_fingerprint},
-    }
-    before = await asyncio.to_thread(cluster.load, target)
-    for call, changes, code, words in TRANSFERS:
-        data = {**good.get(call, {}), **changes}
-        method = f"octavo.internal.v1.Transfer/{call}"
-        told = await asyncio.to_thread(grpcurl, cluster.worker_endpoints[target], method, data=data, ok=False)
-        assert code in told, (call, changes, told)
-        assert words in told, (call, changes, told)
-    abort = "octavo.internal.v1.Transfer/Abort"
-    assert await asyncio.to_thread(grpcurl, cluster.worker_endpoints[target], abort, data={"ticket": "7"})
-    after = await asyncio.to_thread(cluster.load, target)
-    assert (after.num_used_blocks, after.num_sequences) == (before.num_used_blocks, 0)
-    assert (await migrate(to=target)).worker_id == target, "and the sequence can still move there"
-    await client.cancel("not for you")
-    await asyncio.wait_for(asyncio.wait([reader.task]), 30)
-
-
-@pytest.mark.long
-async def test_a_target_that_drains_is_refused_by_name(three, prompt):
-    async with three.client() as client:
-        reader = Reader(client.generate(prompt, LONG, request_id="not there"))
-        await reader.until(20)
-        migrate = Mover(three, "not there")
-        source = await migrate.owner()
-        drained = next(name for name in three.worker_endpoints if name != source)
-        await drain(three, drained)
-        with pytest.raises(errors.Draining, match="drains"):
-            await migrate(to=drained)
-        assert await migrate.owner() == source
-        await drain(three, drained, undo=True)
-        await client.cancel("not there")
-        await asyncio.wait_for(asyncio.wait([reader.task]), 30)
-
-
-async def test_what_cannot_move_stays_and_says_why(cluster, client, prompt):
-    search = SamplingParams(beam_width=3, n=2, max_tokens=200)
-    task = asyncio.create_task(client.complete(prompt, search, request_id="beams"))
-    migrate = Mover(cluster, "beams")
-    await until_journalled(migrate, 0)
-    with pytest.raises(errors.CannotMove, match="beam"):
-        await migrate()
-    completion = await asyncio.wait_for(task, 60)
-    assert [o.token_ids for o in completion.outputs] == [
-        o.token_ids for o in (await client.complete(prompt, search)).outputs
-    ]
-
-
-async def test_one_worker_has_nowhere_to_move_to(tight, prompt):
-    async with tight.client() as client:
-        reader = Reader(client.generate(prompt, LONG, request_id="alone"))
-        await reader.until(10)
-        with pytest.raises(errors.NoWorkers, match="no other worker"):
-            await Mover(tight, "alone")()
-        await client.cancel("alone")
-        await asyncio.wait_for(asyncio.wait([reader.task]), 30)
-
-
-@pytest.mark.long
-async def test_two_operators_at_two_routers_move_it_once(cluster, client, oracle, prompt):
-    """The same migration is waited for by both."""
-    reader = Reader(client.generate(prompt, LONG, request_id="asked of two"))
-    await reader.until(40)
-    migrate = Mover(cluster, "asked of two")
-    source = await migrate.owner()
-    (target,) = (name for name in cluster.worker_endpoints if name != source)
-    both = await asyncio.gather(migrate(to=target), migrate(to=target, router=1))
-    assert {moved.epoch for moved in both} == {2}
-    assert {moved.worker_id for moved in both} == {target}
-    await asyncio.wait_for(reader.task, 60)
-    assert reader.tokens == {0: list(oracle.tokens(prompt, LONG.max_tokens))}
-
-
 async def test_a_drain_moves_the_streams_of_its_worker(three, oracle):
     params = SamplingParams(temperature=0, max_tokens=800)
     async with three.client() as client:
@@ -357,22 +207,6 @@ async def load_on(cluster, oracle, count=6, max_tokens=900):
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("victim", ["source", "target"])
-async def test_kill_9_during_migrations_costs_no_token(three, oracle, rng, victim):
-    """Under load, at a moment by chance. Whichever worker owns the sequence by then, the stream goes on."""
-    async with load_on(three, oracle) as (ids, _):
-        migrate = Mover(three, rng.choice(ids))
-        source = await migrate.owner()
-        target = rng.choice([name for name in three.worker_endpoints if name != source])
-        moving = asyncio.create_task(outcome_of(migrate, target))
-        await asyncio.sleep(rng.uniform(0, 0.03))
-        await asyncio.to_thread(three.kill, source if victim == "source" else target)
-        await moving
-        await asyncio.to_thread(three.spawn, source if victim == "source" else target)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
 async def test_a_router_that_is_told_to_evens_the_load(evening, oracle):
     """All streams begin on one worker, and some go on on the other one: one after the other, since pairs rest."""
     await drain(evening, "w1")
@@ -383,64 +217,6 @@ async def test_a_router_that_is_told_to_evens_the_load(evening, oracle):
             while (await asyncio.to_thread(evening.load, "w1")).num_sequences < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
         assert not any(reader.task.done() for reader in readers)
-
-
-STEPS = ["source.frozen", "target.committed"]
-MORE_STEPS = [
-    *("source.begun", "source.prepared", "source.sent", "source.flushed", "source.tail_sent", "source.finishing"),
-    *("source.finished", "target.held", "target.prepared", "target.seal", "target.finish", "target.commit"),
-    *("target.admit", "target.admitted"),
-]
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("step", [*STEPS, *(pytest.param(step, marks=pytest.mark.night) for step in MORE_STEPS)])
-async def test_a_worker_that_dies_at_a_step_of_a_migration_costs_no_token(three, oracle, step):
-    """The same as by chance, at that step."""
-    await asyncio.to_thread(three.replace, "w0", "--failpoints", f"{step}=kill")
-    await asyncio.to_thread(three.wait_ready)
-    async with load_on(three, oracle) as (ids, _):
-        owners = {id: await Mover(three, id).owner() for id in ids}
-        if step.startswith("source"):
-            migrate, target = Mover(three, next(id for id in ids if owners[id] == "w0")), "w1"
-        else:
-            migrate, target = Mover(three, next(id for id in ids if owners[id] != "w0")), "w0"
-        await outcome_of(migrate, target)
-        async with asyncio.timeout(20):
-            while three.processes["w0"].running:  # noqa: ASYNC110  the step is reached by itself
-                await asyncio.sleep(0.02)
-        assert three.processes["w0"].exit_code == -signal.SIGKILL
-        await asyncio.to_thread(three.replace, "w0")
-
-
-async def outcome_of(migrate, target):
-    """The answer, or the error that says that a worker is away."""
-    try:
-        return await migrate(to=target)
-    except (errors.Unreachable, errors.CannotMove, errors.NoWorkers, errors.TooManyMoves) as error:
-        return error
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-async def test_many_migrations_at_once_under_load_cost_no_token(three, oracle, rng):
-    async with load_on(three, oracle, count=8) as (ids, readers):
-        names = list(three.worker_endpoints)
-        num_moved = 0
-        while not any(reader.task.done() for reader in readers):
-            tries = [outcome_in(Mover(three, id), rng.choice(names)) for id in rng.sample(ids, 3)]
-            num_moved += sum(await asyncio.gather(*tries))
-        assert num_moved >= 6
-
-
-async def outcome_in(migrate, target):
-    """Whether it has moved. It may run there already, have ended, or the source may have enough to move."""
-    try:
-        await migrate(to=target)
-        return True
-    except (errors.InvalidArgument, errors.CannotMove, errors.TooManyMoves, errors.OutOfBlocks, errors.NotFound):
-        return False
 
 
 async def until_journalled(migrate, num_tokens):

@@ -7,14 +7,13 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from octavo.client import FinishReason, RetryPolicy, SamplingParams
+from octavo.client import FinishReason, SamplingParams
 from octavo.request import errors
 from octavo.v1 import admin_pb2, inference_pb2, inference_pb2_grpc
 from octavo.wire import statuses
 from octavo.wire.channel import open_channel
 
 LONG = SamplingParams(temperature=0, max_tokens=4000)
-NEVER = RetryPolicy(min_retries=0, retry_ratio=0.0)
 
 
 async def until(condition, timeout_s=20.0):
@@ -75,18 +74,6 @@ async def test_cancel_frees_blocks_within_two_steps(tight):
             await client.cancel("nobody")
 
 
-async def test_cancel_of_a_request_that_waits(tight):
-    async with tight.client() as client:
-        runs = await begun(client)
-        waits = client.generate(b"def", LONG, request_id="waits")
-        events = asyncio.create_task(rest(waits))
-        await until(lambda: waiting(tight, 1))
-        await client.cancel("waits")
-        assert [event.finish_reason for event in await events] == [FinishReason.CANCELLED]
-        await client.cancel(runs.request_id)
-        await rest(runs)
-
-
 async def waiting(cluster, count):
     """Whether that many requests are in the queue or wait on the worker."""
     reply = await asyncio.to_thread(lambda: cluster.admin().ListWorkers(admin_pb2.ListWorkersRequest(), timeout=10))
@@ -104,23 +91,6 @@ async def test_a_client_that_leaves_cancels_after_the_grace(tight):
         await until(lambda: has_state(client, stream.request_id, "CANCELLED"))
 
 
-async def test_a_client_that_comes_back_in_time_keeps_its_request(tight, oracle):
-    async with tight.client() as client:
-        stream = await begun(client, params=SamplingParams(temperature=0, max_tokens=150))
-        await stream.aclose()
-        tokens = [token async for event in client.attach(stream.request_id) for token in event.token_ids]
-        assert tokens == oracle.tokens(list(b"abc"), 150)
-
-
-async def test_a_request_may_outlive_its_client(tight, oracle):
-    async with tight.client() as client:
-        stream = await begun(client, params=SamplingParams(temperature=0, max_tokens=100), keep_on_disconnect=True)
-        await stream.aclose()
-        await until(lambda: has_state(client, stream.request_id, "DONE"))
-        tokens = [token async for event in client.attach(stream.request_id) for token in event.token_ids]
-        assert tokens == oracle.tokens(list(b"abc"), 100)
-
-
 async def has_state(client, request_id, state):
     return (await client.get(request_id)).state == state
 
@@ -134,25 +104,6 @@ async def test_a_deadline_ends_a_running_request_with_what_it_has(tight, oracle)
         assert done.finish_reason is FinishReason.DEADLINE
         assert 0 < len(done.token_ids) < 4000
         assert list(done.token_ids) == oracle.tokens(list(b"abc"), len(done.token_ids))
-
-
-async def test_what_waits_past_its_deadline_is_never_scheduled(tight):
-    async with tight.client() as client:
-        runs = await begun(client)
-        done = await client.complete(b"late", LONG, request_id="late", deadline_s=0.5)
-        assert done.finish_reason is FinishReason.DEADLINE
-        assert done.token_ids == ()
-        await client.cancel(runs.request_id)
-        await rest(runs)
-        status = await client.get("late")
-        assert status.num_tokens == (0,)
-        assert tight.load("w0").num_sequences == 0
-
-
-async def test_a_deadline_that_has_passed_is_refused(tight):
-    async with raw(tight) as stub:
-        error, _ = await refused(stub.Complete(message(max_tokens=5), timeout=0.0001))
-        assert isinstance(error, errors.DeadlineExceeded)
 
 
 # The queue
@@ -187,25 +138,6 @@ async def test_a_full_queue_says_when_to_come_back(tight):
             assert len(reply.outputs[0].token_ids) == 10
         with pytest.raises(errors.NotFound):  # what was refused has left nothing
             await client.get(f"many-{len(calls)}")
-
-
-async def test_the_queue_is_served_by_class(tight):
-    async with tight.client() as client:
-        blocker = await begun(client)
-        await until(lambda: asyncio.to_thread(lambda: tight.workers()["w0"].load.num_running == 1))  # the router knows
-        order = []
-
-        async def one(priority):
-            await client.complete(b"abc", SamplingParams(temperature=0, max_tokens=5), priority=priority)
-            order.append(priority)
-
-        tasks = []
-        for count, priority in enumerate(["bulk", "", "interactive", "system"], start=1):
-            tasks.append(asyncio.create_task(one(priority)))
-            await until(lambda count=count: waiting(tight, count))
-        await client.cancel(blocker.request_id)
-        await asyncio.gather(rest(blocker), *tasks)
-        assert order == ["system", "interactive", "", "bulk"]
 
 
 # Without workers, without a store

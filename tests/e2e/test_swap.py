@@ -5,7 +5,7 @@ import asyncio
 from live.grpcurl import grpcurl, objects
 from live.reader import Reader
 
-from octavo.client import FinishReason, SamplingParams
+from octavo.client import SamplingParams
 
 NUM_TOKENS = 1500
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
@@ -55,20 +55,6 @@ async def test_a_stream_pauses_and_goes_on(cluster, client, oracle):
     assert reader.tokens == {0: list(oracle.tokens(PROMPT, NUM_TOKENS))}
 
 
-async def test_a_stream_that_is_out_can_be_cancelled_and_has_a_deadline(cluster, client):
-    for request_id, deadline_s in (("cancelled", None), ("overdue", 6.0)):
-        reader = Reader(client.generate(PROMPT, PARAMS, request_id=request_id, deadline_s=deadline_s))
-        await reader.until(20)
-        swap = await asyncio.to_thread(Swapper, cluster, request_id)
-        assert await swap("OUT")
-        if deadline_s is None:
-            await client.cancel(request_id)
-        await asyncio.wait_for(asyncio.wait([reader.task]), 30)
-        assert reader.finish == {0: FinishReason.DEADLINE if deadline_s else FinishReason.CANCELLED}
-        assert 20 <= reader.num_tokens < NUM_TOKENS
-        await asyncio.to_thread(cluster.wait_idle)
-
-
 async def test_a_stream_that_was_out_on_a_worker_that_dies_goes_on_elsewhere(cluster, client, oracle):
     """Where it was out is forgotten with the worker: the other one computes it again, and it runs."""
     reader = Reader(client.generate(PROMPT, PARAMS, request_id="orphaned"))
@@ -79,13 +65,3 @@ async def test_a_stream_that_was_out_on_a_worker_that_dies_goes_on_elsewhere(clu
     await asyncio.to_thread(cluster.kill, name)
     await asyncio.wait_for(reader.task, 60)
     assert reader.tokens == {0: list(oracle.tokens(PROMPT, NUM_TOKENS))}
-
-
-async def test_a_stream_that_is_out_goes_when_its_client_has_gone(tight):
-    async with tight.client() as client:
-        stream = client.generate(PROMPT, PARAMS, request_id="left")
-        await anext(stream)
-        swap = await asyncio.to_thread(Swapper, tight, "left")
-        assert await swap("OUT")
-        await stream.aclose()
-        await asyncio.to_thread(tight.wait_idle)

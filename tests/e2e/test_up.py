@@ -20,7 +20,7 @@ from live.oracle import Oracle
 from live.process import Process, wait_until
 
 from octavo.client import AsyncClient, Client, FinishReason, RetryPolicy, SamplingParams
-from octavo.request.errors import StoreFull, StoreUnavailable
+from octavo.request.errors import StoreFull
 from octavo.request.ids import Incarnation, RequestId, new_request_id, sequence_id
 from octavo.request.record import NewSequence
 from octavo.store import open_store
@@ -28,7 +28,6 @@ from octavo.store.calls import QueueLimits
 
 STOP_S = 40.0
 STORY_PATIENCE_S = 120.0
-PROMPT_S = 2.0  # on a quiet machine: how soon a router says that its store hangs
 
 
 class Up:
@@ -121,24 +120,6 @@ def serves(endpoint):
     return reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-@pytest.mark.long
-@pytest.mark.timeout(240)
-def test_a_store_that_hangs_is_told_and_so_is_its_return(up):
-    endpoints, store = [router["endpoint"] for router in up.status()["routers"]], up.pids()["store"]
-    os.kill(store, signal.SIGSTOP)
-    try:
-        stopped = time.monotonic()
-        wait_until(lambda: not any(map(serves, endpoints)), 20, "a router serves without a store")
-        assert time.monotonic() - stopped < 2 * PROMPT_S
-        status = json.loads(up.started("status").stdout)
-        assert "no answer" in status["store"]["trouble"]
-        assert not status["store"]["serving"]
-        assert not any(router["serving"] for router in status["routers"])
-    finally:
-        os.kill(store, signal.SIGCONT)
-    wait_until(up.whole, 30, "the store answers, and nobody serves")
-
-
 async def fill(store):
     """Requests for a model that nobody serves, until the store refuses even the smallest; their sequences."""
     accepted = []
@@ -199,61 +180,6 @@ def test_a_full_store_refuses_new_requests_and_no_token(tmp_path):
         with Client(router["endpoint"]) as client:
             assert len(client.complete("new", max_tokens=3, temperature=0).token_ids) == 3
         assert story.end() == 0
-    finally:
-        up.process.stop()
-        for pid in children:
-            wait_until(lambda pid=pid: not exists(pid), STOP_S, f"process {pid} is left")
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 32 MiB, where a file system can be mounted at all."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "--lazy", disk], check=True)
-
-
-def use_up(disk):
-    with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
-        while filler.write(b"x" * 4096):
-            pass
-
-
-async def write_until_refused(url):
-    store = open_store(url)
-    with suppress(StoreUnavailable):
-        await store.open()
-        await fill(store)
-    await store.close()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(240)
-def test_a_full_disk_ends_nothing(tmp_path, small_disk):
-    up = Up(tmp_path, routers=1, workers=2, state_dir=small_disk / "state")
-    children = up.children()
-    try:
-        worker, url = up.pids()["worker-0"], json.loads((up.state_dir / "state.json").read_text())["store"]["url"]
-        use_up(small_disk)
-        asyncio.run(write_until_refused(url))
-        os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: "the state cannot be written" in up.process.log.read_text(), 30, "nothing was said")
-        wait_until(lambda: "worker-0: started again" in up.process.log.read_text(), 30, "worker-0 stays away")
-        children += up.children()
-        (small_disk / "filler").unlink()
-        wait_until(lambda: "the state is written again" in up.process.log.read_text(), 30, "the state is not written")
-        wait_until(lambda: "a new file is begun" in up.process.log.read_text(), 30, "the store's file may be damaged")
-        wait_until(up.whole, 60, f"the service does not come back:\n{up.process.tail()}")
-        assert up.process.log.read_text().count("the state cannot be written") == 1
-        status = up.status()
-        [exits] = [each["exits"] for each in status["workers"] if each["worker_id"] == "worker-0"]
-        assert exits["count"] == 1
-        assert "SIGKILL" in exits["last_reason"]
-        assert len(up.run("generate", "--prompt", "Once", "--max-tokens", 3, "--temperature", 0)["token_ids"]) == 3
     finally:
         up.process.stop()
         for pid in children:

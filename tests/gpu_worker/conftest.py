@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from block_traffic import BLOCK_OPERATIONS, BlockTraffic
+from scheduler_bench import FAILURE
 from scheduler_parts import SchedulerParts
 from sequences import beam_text, new_sequence
 
@@ -14,7 +15,7 @@ from gpu_worker.ops import native
 from gpu_worker.scheduling.state.place import Hold, Place
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import StepDeltas, StepPlan
+from gpu_worker.scheduling.state.step import StepItems, StepPlan
 from gpu_worker.steps.runner import StepOutput
 from gpu_worker.testing.fake_runner import Chooser
 from gpu_worker.testing.witness_runner import WitnessContext, WitnessRunner, salt_of
@@ -120,7 +121,7 @@ class Request:
 
 
 class World:
-    """Random clients of one scheduler. `seed` decides everything; every delta is checked as it comes."""
+    """Random clients of one scheduler. `seed` decides everything; every item is checked as it comes."""
 
     def __init__(
         self,
@@ -243,7 +244,7 @@ class World:
 
     # Time
 
-    def step(self, fail: bool = False) -> StepDeltas:
+    def step(self, fail: bool = False) -> StepItems:
         suspect = self.advance_trial()
         plan = self.scheduler.plan()
         assert plan.num_tokens <= self.config.max_batch_tokens
@@ -257,7 +258,7 @@ class World:
         if fail:
             self.runner.run(plan.input) if self.rng.random() < 0.5 else None
             self.lend(plan)
-            result = self.scheduler.abort_step(plan, '{"reason": "TEST"}')
+            result = self.scheduler.abort_step(plan, FAILURE)
             self.counts["failed step"] += 1
         else:
             output = self.output(plan)
@@ -267,8 +268,8 @@ class World:
         self.scheduler.check_state()
         for sequence in self.parts.workload.sequences.values():
             self.seen |= {sequence.place, *sequence.holds}
-        for delta in result.deltas:
-            self.deliver(delta)
+        for item in result.items:
+            self.deliver(item)
         self.now += self.rng.choice([0.001, 0.01, 0.3])
         self.counts["step"] += 1
         return result
@@ -280,16 +281,23 @@ class World:
             self.counts["during a step"] += 1
 
     def end_something(self) -> None:
-        """Ends a branch alone, between steps or during one, or the wait for blocks of another worker."""
+        """Ends a sequence, a branch alone, or the wait for blocks of another worker: between steps or during one."""
         if self.ending_rng is None or not self.open or self.ending_rng.random() < 0.9:
             return
         request = self.ending_rng.choice(list(self.open.values()))
+        sequence = self.admitted[request.seq_id]
+        how = self.ending_rng.choice(["wait", "branch", "branch", "cancel", "drop"])
         branch = self.ending_rng.randrange(len(request.outputs))
-        if self.scheduler.end_branch(self.admitted[request.seq_id], branch):
+        if how == "wait":
+            self.scheduler.end_wait(sequence)
+        elif how == "cancel":
+            self.scheduler.cancel(sequence)
+        elif how == "drop":
+            self.scheduler.drop(sequence)
+            self.replay(request)
+        elif self.scheduler.end_branch(sequence, branch):
             self.counts["ended alone"] += 1
             self.finish(request, branch, ENDED_ALONE)
-        else:
-            self.scheduler.end_wait(self.admitted[request.seq_id])
 
     def advance_trial(self) -> Sequence | None:
         """The suspect that has the steps to itself now: one after the other, each until it has some tokens or ends."""
@@ -313,30 +321,31 @@ class World:
     def output(self, plan) -> StepOutput:
         return self.runner.run(plan.input)
 
-    def deliver(self, delta) -> None:
+    def deliver(self, item) -> None:
         """The journal: indexes without gap, one end per branch, every token as the oracle says."""
-        request = self.requests[delta.sequence.seq_id]
-        output = request.outputs[delta.branch_index]
-        assert delta.sequence.epoch == request.epoch
-        assert delta.branch_index not in request.finishes, "a delta after the end"
-        repeated = len(output) - delta.first_index
+        request = self.requests[item.seq_id]
+        output = request.outputs[item.branch]
+        assert item.epoch == request.epoch
+        assert item.branch not in request.finishes, "an item after the end"
+        repeated = len(output) - item.first_index
         if repeated:  # a worker that took the sequence over reports scores that no journal has
             assert request.replayed
-            assert delta.sequence.reports_scores and delta.sequence.carried is None
-            assert list(delta.token_ids[:repeated]) == output
+            sequence = self.admitted[item.seq_id]
+            assert sequence.reports_scores and sequence.carried is None
+            assert list(item.token_ids[:repeated]) == output
             self.counts["repeated tokens"] += 1
-        output += delta.token_ids[repeated:]
-        request.scores[delta.branch_index][delta.first_index :] = delta.scores
-        if request.params.logprobs is not None and (delta.scores or not (repeated and delta.finish)):
-            assert [score.token_id for score in delta.scores] == list(delta.token_ids)
-        if delta.prompt_scores:
-            assert [s.logprob for s in delta.prompt_scores] == pytest.approx(self.model.prompt_logprobs(request))
+        output += item.token_ids[repeated:]
+        request.scores[item.branch][item.first_index :] = item.scores
+        if request.params.logprobs is not None and (item.scores or not (repeated and item.finish)):
+            assert [score.token_id for score in item.scores] == list(item.token_ids)
+        if item.prompt_scores:
+            assert [s.logprob for s in item.prompt_scores] == pytest.approx(self.model.prompt_logprobs(request))
             self.counts["prompt scores"] += 1
-        if delta.cumulative_logprob is not None:
-            request.logprobs[delta.branch_index] = delta.cumulative_logprob
-        if delta.finish:
-            self.counts[delta.finish.name] += 1
-            self.finish(request, delta.branch_index, delta.finish)
+        if item.cumulative_logprob is not None:
+            request.logprobs[item.branch] = item.cumulative_logprob
+        if item.finish:
+            self.counts[item.finish.name] += 1
+            self.finish(request, item.branch, item.finish)
 
     def finish(self, request: Request, branch: int, reason: FinishReason) -> None:
         request.finishes[branch] = reason

@@ -198,15 +198,6 @@ def lines_of_the_guide(heading):
     return [re.split("[|#]", line)[0].split() for line in section.splitlines() if line.startswith("on octavo-store")]
 
 
-def test_the_server_does_what_the_guide_says_before_and_after_a_backup(stores):
-    here, _ = stores
-    wait_until(lambda: here.is_ready(0), SECONDS, here.processes[0].tail())
-    first, question, last = (words[2:] for words in lines_of_the_guide("Backup"))
-    assert here.ask(0, *first).stdout.strip() == here.ask(0, *last).stdout.strip() == "OK"
-    assert "aof_rewrite_in_progress:0" in here.ask(0, *question).stdout
-    assert list((here._folder / "data-0/appendonlydir").glob("*.aof"))
-
-
 def test_servers_have_certificates_for_the_names_in_the_url_and_ask_for_one(stores):
     here, url = stores
     wait_until(lambda: here.is_ready(0), SECONDS, here.processes[0].tail())
@@ -230,44 +221,3 @@ def test_servers_have_certificates_for_the_names_in_the_url_and_ask_for_one(stor
         timeout=SECONDS,
     )
     assert "PONG" not in done.stdout
-
-
-@pytest.mark.timeout(300)
-def test_a_server_that_sentinel_promotes_is_found(tmp_path, programs):
-    """A store of one's own whose URL names all servers: octavo asks no Sentinel, and follows what Sentinel does."""
-    first, second, sentinel = ports.pick(3)
-    server = str(programs / "valkey-server")
-    config = tmp_path / "sentinel.conf"
-    config.write_text(
-        f"port {sentinel}\nsentinel monitor octavo 127.0.0.1 {first} 1\nsentinel down-after-milliseconds octavo 1000\n"
-    )
-    common = ["--save", "", "--appendonly", "no"]
-    follow = ["--replicaof", "127.0.0.1", str(first)]
-    commands = {
-        "first": [server, "--port", str(first), *common],
-        "second": [server, "--port", str(second), *common, *follow],
-        "sentinel": [server, str(config), "--sentinel"],
-    }
-    processes = {}
-
-    def role(port):
-        words = [str(programs / "valkey-cli"), "-p", str(port), "role"]
-        return subprocess.run(words, capture_output=True, text=True, timeout=SECONDS).stdout.split("\n")
-
-    try:
-        for name, command in commands.items():
-            (tmp_path / name).mkdir()
-            processes[name] = Process(name, command, tmp_path / f"{name}.log", tmp_path / name)
-            processes[name].start()
-        wait_until(lambda: "connected" in role(second), SECONDS, "the replica does not follow")
-        url = f"redis://127.0.0.1:{first},127.0.0.1:{second}/0"
-        kept = secret_in(url)
-        wait_until(lambda: "slave" in (tmp_path / "sentinel.log").read_text(), SECONDS, "Sentinel knows no replica")
-        exists = [str(programs / "valkey-cli"), "-p", str(second), "exists", "octavo:secret:resume"]
-        wait_until(lambda: subprocess.check_output(exists, text=True).strip() == "1", SECONDS, "no copy")
-        processes["first"].kill()
-        wait_until(lambda: role(second)[0] == "master", 2 * SECONDS, "Sentinel promotes nobody")
-        assert secret_in(url) == kept
-    finally:
-        for process in processes.values():
-            process.stop(0)

@@ -14,7 +14,6 @@ from rendered_chart import (
     all_pods,
     by_name,
     component_of,
-    notes,
     of_kind,
     options_by_variable,
     pods,
@@ -27,8 +26,6 @@ from rendered_chart import (
 )
 
 from octavo.net import health
-from octavo.settings.store_url import require_store_url, server_urls
-from octavo.wire.endpoint import parse_cells
 
 SERVED = {"router": "resume", "worker": "octavo.internal.v1.Worker"}
 # What others define: no schema of Kubernetes knows it.
@@ -175,22 +172,6 @@ def test_what_a_pod_is_told_is_what_its_program_reads(objects):
         assert {f"{component}_id", "store"} <= given
 
 
-def test_what_a_profile_says_reaches_the_program():
-    external = {
-        c: settings_of(c, container) for c, _, container in programs(by_name(template(profile="external-store")))
-    }
-    assert external["router"].max_streams == 2048
-    assert external["router"].model_aliases == ("chat=smollm2",)
-    assert (external["router"].store_replicas, external["worker"].store_replicas) == (1, 1)
-    cpu = {c: settings_of(c, container) for c, _, container in programs(by_name(template(profile="cpu")))}
-    assert (cpu["worker"].threads, cpu["worker"].kv_cache_bytes, cpu["worker"].model_name) == (4, 2 << 30, "smollm2")
-    large = by_name(
-        template("--set", "worker.settings.swap_bytes=34359738368,router.settings.max_queued_tokens=8000000")
-    )
-    read = {c: settings_of(c, container) for c, _, container in programs(large)}
-    assert (read["worker"].swap_bytes, read["router"].max_queued_tokens) == (32 << 30, 8_000_000)
-
-
 def test_a_pod_has_left_before_it_is_killed(objects):
     """Kubernetes waits for what comes before a drain, for the drain, and for some seconds to end in."""
     for component, pod, container in programs(objects):
@@ -245,13 +226,6 @@ def test_no_secret_stands_in_arguments_or_variables(objects):
             assert not urls or names.index("STORE_PASSWORD") < len(names) - 1  # variables see those before them
 
 
-def test_kubernetes_replaces_nothing_in_the_scripts_of_pods(objects):
-    """It puts variables in the place of $(NAME), also in the text of a script."""
-    for key, pod in all_pods(objects).items():
-        for container in pod["spec"]["containers"]:
-            assert "$(" not in "".join((*container.get("command", ()), *container.get("args", ()))), key
-
-
 def test_the_store_is_bundled_unless_there_is_another():
     bundled = by_name(template(*INSECURE))
     assert ("StatefulSet", "trial-octavo-store") in bundled
@@ -272,15 +246,6 @@ def test_the_store_is_bundled_unless_there_is_another():
     assert url == {"name": "octavo-store", "key": "url"}
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounts["store-tls"] == "/etc/octavo/store-tls"
-
-
-def test_the_urls_of_stores_are_urls_that_programs_take():
-    for options in ((), INSECURE, ("--set", "store.bundled.replicas=2")):
-        container = pods(by_name(template(*options)))["router"]["spec"]["containers"][0]
-        url = values_of(container)["OCTAVO_ROUTER_STORE"].replace("$(STORE_PASSWORD)", "canary")
-        require_store_url(url)
-        assert [each.count("canary") for each in server_urls(url)] == [1] * url.count("6379")
-    assert url.count("6379") == 3
 
 
 def test_the_password_of_the_store_is_made_anew_or_named():
@@ -331,19 +296,6 @@ def test_each_cell_has_objects_and_a_store_of_its_own():
     assert workers == [1, 3]
 
 
-def test_the_notes_ask_for_a_certificate_where_clients_need_one(tmp_path):
-    assert " -cert tls.crt -key tls.key" in notes(tmp_path / "certificates")
-    keys = ("--set=security.clientCertificates=false", "--set=security.apiKeys.existingSecret=keys")
-    said = notes(tmp_path / "keys", *keys)
-    assert "-cacert ca.crt" in said
-    assert "tls.crt" not in said
-
-
-def test_what_the_notes_say_of_cells_is_what_clients_take(tmp_path):
-    (endpoints,) = re.findall(r"--endpoint '(.*)'", notes(tmp_path, *INSECURE, "--set", CELLS))
-    assert parse_cells(endpoints) == (("trial-octavo-a.ns:50051",), ("trial-octavo-b.ns:50051",))
-
-
 def test_a_container_has_the_variables_that_values_name():
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
     objects = by_name(
@@ -354,49 +306,6 @@ def test_a_container_has_the_variables_that_values_name():
     for name in ("OCTAVO_WORKER_THREADS", "HOME", "STORE_PASSWORD"):
         said = template("--set-json", f'worker.env=[{{"name": "{name}", "value": "4"}}]', ok=False)
         assert f"worker.env: {name} is the chart's own: give settings in worker.settings" in said
-
-
-def test_labels_that_a_platform_asks_for_are_on_every_pod():
-    """A policy that asks for one refuses the pod of a test as well."""
-    names = ("router", "worker", "store.bundled")
-    objects = by_name(template("--set", ",".join(f"{name}.podLabels.team=research" for name in names)))
-    assert {pod["metadata"]["labels"].get("team") for pod in all_pods(objects).values()} == {"research"}
-
-
-def test_a_gpu_is_asked_for_by_its_name():
-    for name in ("prompts", "outputs"):
-        pod = by_name(template(profile="gpu"))["StatefulSet", f"trial-octavo-worker-{name}"]["spec"]["template"]["spec"]
-        (container,) = pod["containers"]
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
-        assert container["args"][-2:] == ["--device", "cuda"]
-        assert pod["runtimeClassName"] == "nvidia"
-        assert pod["nodeSelector"] == {"accelerator": "nvidia"}
-        assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
-    default = pods(by_name(template()))["worker"]["spec"]["containers"][0]
-    assert "nvidia.com/gpu" not in default["resources"]["limits"]
-
-
-def test_prompts_and_outputs_can_have_workers_of_their_own():
-    objects = by_name(template(profile="gpu"))
-    roles = {
-        name: settings_of("worker", each["spec"]["template"]["spec"]["containers"][0]).role
-        for name, each in of_kind(objects, "StatefulSet").items()
-        if "worker" in name
-    }
-    assert roles == {"trial-octavo-worker-prompts": "prefill", "trial-octavo-worker-outputs": "decode"}
-    assert {each["spec"]["serviceName"] for each in of_kind(objects, "StatefulSet").values()} == {
-        "trial-octavo-workers",
-        "trial-octavo-store",
-    }
-
-
-def test_the_cache_outlives_its_pod_if_it_is_to():
-    worker = by_name(template(profile="gpu"))["StatefulSet", "trial-octavo-worker-outputs"]["spec"]
-    (claim,) = worker["volumeClaimTemplates"]
-    assert claim["spec"]["resources"]["requests"] == {"storage": "100Gi"}
-    (container,) = worker["template"]["spec"]["containers"]
-    home = values_of(container)["HOME"]
-    assert {"name": "cache", "mountPath": home} in container["volumeMounts"]
 
 
 def test_addresses_of_version_6_have_brackets():

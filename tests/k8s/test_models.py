@@ -1,12 +1,11 @@
 """Several models in one release, how their files come, and the routes and pools by which gateways reach routers."""
 
-import json
 import os
 import subprocess
 import sys
 
 import pytest
-from rendered_chart import INSECURE, by_name, of_kind, pods, programs, settings_of, template, values_of
+from rendered_chart import by_name, of_kind, pods, programs, settings_of, template, values_of
 
 TWO = "models[0].name=small,models[1].name=large,models[1].model.path=/models/large,models[1].worker.gpus=1"
 
@@ -34,26 +33,6 @@ def test_models_have_workers_of_their_own_and_share_the_rest():
     assert "octavo/model" not in objects["Service", "trial-octavo-workers"]["spec"]["selector"]
     (hook,) = of_kind(objects, "Pod").values()
     assert values_of(hook["spec"]["containers"][0])["MODEL"] == "small"
-
-
-def test_a_release_of_one_model_has_the_names_it_had():
-    objects = by_name(template())
-    worker = objects["StatefulSet", "trial-octavo-worker"]
-    assert "octavo/model" not in worker["spec"]["selector"]["matchLabels"]
-    (hook,) = of_kind(objects, "Pod").values()
-    assert "MODEL" not in values_of(hook["spec"]["containers"][0])
-
-
-def test_models_have_pools_and_cells_have_models():
-    more = "models[1].worker.pools[0].name=p,models[1].worker.pools[0].role=prefill,models[1].worker.pools[1].name=d"
-    objects = by_name(template("--set", f"{TWO},{more},cells[0].name=a,cells[1].name=b"))
-    names = {name.removeprefix("trial-octavo-") for name in of_kind(objects, "StatefulSet") if "-worker" in name}
-    assert names == {f"{cell}-worker-{kind}" for cell in "ab" for kind in ("small", "large-p", "large-d")}
-
-
-def test_a_name_that_is_too_long_is_refused():
-    said = template("--set", f"fullnameOverride={'x' * 44},{TWO}", ok=False)
-    assert "give a shorter fullnameOverride" in said
 
 
 @pytest.mark.parametrize("items", ["models", "cells", "worker.pools"])
@@ -143,15 +122,6 @@ def test_a_folder_with_another_model_is_not_used(tmp_path):
     assert (folder / "config.json").read_text() == "org/model"
 
 
-def test_each_download_runs_where_its_program_is():
-    """An image that fetches from a bucket does not know the hub, also where all models have it in common."""
-    objects = by_name(template(profile="models"))
-    for _, pod, container in programs(objects):
-        for fetching in pod["spec"]["initContainers"]:
-            of_hub = fetching["command"][0] == "python"
-            assert fetching["image"] == (container["image"] if of_hub else "registry.example/fetch:1")
-
-
 POOL_FIELDS = {"selector", "targetPorts", "endpointPickerRef"}  # of inference.networking.k8s.io/v1, all required
 
 
@@ -177,26 +147,3 @@ def test_a_pool_has_the_routers_and_the_port_of_openais_api():
         {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "trial-octavo"}
     ]
     assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
-
-
-def test_a_route_without_a_pool_leads_to_the_service():
-    options = ("--set", "httpRoute.enabled=true,httpRoute.parentRefs[0].name=public")
-    objects = by_name(template(*options))
-    (rule,) = objects["HTTPRoute", "trial-octavo-http"]["spec"]["rules"]
-    ports = {port["name"]: port["port"] for port in objects["Service", "trial-octavo"]["spec"]["ports"]}
-    assert rule["backendRefs"] == [{"name": "trial-octavo", "port": ports["http"]}]
-    assert not of_kind(objects, "BackendTLSPolicy")
-    secure = by_name(template(*options, "--set", "grpcRoute.backendTls.enabled=true"))
-    assert ("BackendTLSPolicy", "trial-octavo") in secure
-    assert "parentRefs must name a gateway" in template("--set", "httpRoute.enabled=true", ok=False)
-    assert "endpointPicker.name must be" in template(*INSECURE, "--set", "inferencePool.enabled=true", ok=False)
-
-
-def test_on_openshift_the_platform_chooses_the_ids():
-    for pod in pods(by_name(template(profile="openshift"))).values():
-        assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-
-
-def test_further_objects_may_use_the_values():
-    given = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-x"}}]
-    assert ("ConfigMap", "trial-x") in by_name(template("--set-json", f"extraObjects={json.dumps(given)}"))

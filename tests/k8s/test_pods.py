@@ -1,6 +1,5 @@
 """The pods of the chart, started here as the chart says: programs, probes, hooks, and the lines of the notes."""
 
-import asyncio
 import json
 import re
 import shlex
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,7 +27,6 @@ from web_pages import get, samples_in
 from octavo.client import Client
 from octavo.local import ports
 from octavo.net.security.api_keys import line_of, new_key
-from octavo.store import open_store
 from octavo.wire.tls import ClientCredentials, TlsFiles
 
 SECONDS = 150
@@ -239,44 +236,10 @@ def test_two_models_of_one_release_serve_behind_one_router(tmp_path, store):
         assert [sample(router, each) for each in accepted] == [3, 1]
 
 
-async def descriptions_in(url):
-    store = open_store(url)
-    try:
-        await store.open()
-        return await store.model_descriptions()
-    finally:
-        await store.close()
-
-
 def sample(process, name):
     """The value of a metric of a pod without TLS, by its name and labels; None without one."""
     port = process.environment["OCTAVO_ROUTER_WEB_LISTEN"].rpartition(":")[2]
     return samples_in(get(f"127.0.0.1:{port}", "/metrics").text).get(name)
-
-
-@pytest.mark.timeout(300)
-def test_a_request_waits_for_workers_that_were_scaled_away(tmp_path, store):
-    """At a router that has never met one: it is ready, tells what waits, and the first worker answers."""
-    objects = by_name(template(*INSECURE, "--set=worker.autoscaling.enabled=true,worker.autoscaling.minReplicas=0"))
-    with started(objects, store, tmp_path) as here:
-        router, worker = here.start("router"), here.start("worker", runner="witness")
-        wait_until(lambda: here.probe(worker, "readinessProbe"), SECONDS, "the worker does not start")
-        wait_until(
-            lambda: asyncio.run(descriptions_in(store.url)), SECONDS, f"the store knows no model: {router.tail()}"
-        )
-        (model,) = asyncio.run(descriptions_in(store.url))
-        assert (worker.stop(), router.stop()) == (0, 0)
-        router = here.start("router", index=1)
-        wait_until(lambda: here.probe(router, "readinessProbe"), SECONDS, "a router without workers is not ready")
-        waiting = f"octavo_queue_tokens{{model={model}}}"
-        wait_until(lambda: sample(router, waiting) == 0, SECONDS, "the model is not known")
-        with Client(f"127.0.0.1:{here.ports['grpc']}") as client, ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(client.complete, [5, 6], max_tokens=20, ignore_eos=True)
-            wait_until(lambda: sample(router, waiting) > 0, SECONDS, "nothing waits")
-            assert not asked.done()
-            here.start("worker", index=1, runner="witness")
-            assert len(asked.result(SECONDS).outputs[0].token_ids) == 20
-        wait_until(lambda: sample(router, waiting) == 0, SECONDS, "what has ended still waits")
 
 
 SECURE = (
@@ -377,13 +340,3 @@ def ssl_connection(port, context, name):
     with socket.create_connection(("127.0.0.1", int(port)), timeout=20) as plain:
         with context.wrap_socket(plain, server_hostname=name) as connection:
             yield connection
-
-
-def test_a_pod_without_certificates_or_the_word_insecure_does_not_start(tmp_path, store):
-    """What the chart would have to say in so many words."""
-    with started(by_name(template(*INSECURE)), store, tmp_path) as here:
-        env = here.environment("router")
-        del env["OCTAVO_ROUTER_INSECURE"]
-        done = subprocess.run(["octavo", "router"], env=env, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 2
-    assert "other machines could use it" in done.stderr

@@ -8,17 +8,6 @@ from rendered_chart import by_name, of_kind, programs, promtool, settings_of, te
 from octavo.metrics.table import METRICS, ROUTER, WORKER, MetricKind
 
 
-def test_routers_scale_by_cpu():
-    objects = by_name(template(profile="secure"))
-    scaler = objects["HorizontalPodAutoscaler", "trial-octavo-router"]["spec"]
-    deployment = objects["Deployment", "trial-octavo-router"]["spec"]
-    assert scaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "trial-octavo-router"}
-    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 8)
-    assert deployment["replicas"] == 3  # at first: see below for upgrades
-    assert "cpu" in deployment["template"]["spec"]["containers"][0]["resources"]["requests"]
-    assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
-
-
 def test_workers_scale_by_queued_tokens_and_by_what_runs():
     objects = by_name(template("--namespace", "ns", profile="gpu"))
     (scaled,) = of_kind(objects, "ScaledObject").values()
@@ -44,12 +33,6 @@ def test_workers_scale_by_queued_tokens_and_by_what_runs():
     assert down["policies"][0]["periodSeconds"] == workers["template"]["spec"]["terminationGracePeriodSeconds"]
 
 
-def test_routers_can_be_replaced_all_at_once():
-    """Kubernetes takes no rollingUpdate beside Recreate, and Helm leaves the default's there."""
-    objects = by_name(template("--set=router.updateStrategy.type=Recreate"))
-    assert objects["Deployment", "trial-octavo-router"]["spec"]["strategy"] == {"type": "Recreate"}
-
-
 def test_bounds_are_those_that_kubernetes_takes():
     """An autoscaler with others is refused by the API server, when the rest has been changed."""
     slow = scaled_objects("--set=worker.autoscaling.enabled=true,worker.drainSeconds=3500")
@@ -58,13 +41,6 @@ def test_bounds_are_those_that_kubernetes_takes():
     for part in ("router", "worker"):
         bounds = (f"--set={part}.autoscaling.{name}" for name in ("enabled=true", "minReplicas=2", "maxReplicas=1"))
         assert f"trial-octavo-{part}: autoscaling.minReplicas is above" in template(*bounds, ok=False)
-
-
-def test_numbers_of_pods_that_do_not_scale_are_those_of_the_values():
-    objects = by_name(template(profile="gpu"))
-    assert objects["StatefulSet", "trial-octavo-worker-prompts"]["spec"]["replicas"] == 2
-    assert objects["Deployment", "trial-octavo-router"]["spec"]["replicas"] == 2
-    assert not of_kind(objects, "HorizontalPodAutoscaler")
 
 
 def test_nodes_can_be_drained_one_pod_of_a_kind_at_a_time(objects):
@@ -87,13 +63,6 @@ def test_pods_are_spread_over_zones_and_nodes(objects):
 
 def scaled_objects(*options, profile="default"):
     return of_kind(by_name(template("--namespace", "ns", *options, profile=profile)), "ScaledObject")
-
-
-def test_without_an_answer_there_are_as_many_workers_as_before():
-    spec = scaled_objects("--set=worker.autoscaling.enabled=true")["trial-octavo-worker"]["spec"]
-    assert spec["fallback"] == {"failureThreshold": 3, "replicas": 1, "behavior": "currentReplicasIfHigher"}
-    older = scaled_objects("--set=worker.autoscaling.enabled=true,worker.autoscaling.fallback.behavior=")
-    assert set(older["trial-octavo-worker"]["spec"]["fallback"]) == {"failureThreshold", "replicas"}
 
 
 def test_workers_can_be_scaled_to_none_where_requests_wait():

@@ -1,7 +1,6 @@
 """Who may do what in a release: certificates, roles, keys, and which pods can talk to which."""
 
 import itertools
-import re
 
 import pytest
 from rendered_chart import (
@@ -10,12 +9,10 @@ from rendered_chart import (
     all_pods,
     by_name,
     component_of,
-    notes,
     of_kind,
     programs,
     settings_of,
     template,
-    values_of,
 )
 
 from octavo.net.security.roles import PeerRole, roles_in
@@ -36,12 +33,6 @@ def test_a_release_is_insecure_only_where_its_values_say_so(profile):
             }
             (volume,) = [volume for volume in pod["spec"]["volumes"] if volume["name"] == "tls"]
             assert volume["secret"]["secretName"].endswith((component, f"{component}-tls"))
-
-
-def test_the_notes_warn_of_an_insecure_release(tmp_path):
-    assert "neither encrypted nor authenticated" in notes(tmp_path / "plain", *INSECURE)
-    assert "WARNING" not in notes(tmp_path / "secure")
-    assert "every pod of the cluster" in notes(tmp_path / "open", "--set", "networkPolicy.enabled=false")
 
 
 def test_certificates_have_the_roles_and_names_that_the_code_expects():
@@ -103,24 +94,6 @@ def test_every_secret_that_a_pod_needs_is_made_or_named_in_the_values():
                 refs = [entry.get("valueFrom", {}).get("secretKeyRef") for entry in container.get("env", ())]
                 needed |= {ref["name"] for ref in refs if ref}
         assert needed - made == expected, profile
-
-
-def test_an_issuer_of_ones_own_signs_everything():
-    objects = by_name(template(profile="secure"))
-    assert not of_kind(objects, "Issuer")
-    for certificate in of_kind(objects, "Certificate").values():
-        expected = {"name": "internal-ca", "kind": "ClusterIssuer", "group": "cert-manager.io"}
-        assert certificate["spec"]["issuerRef"] == expected
-
-
-def test_clients_without_certificates_need_keys():
-    (router,) = [c for component, _, c in programs(by_name(template(profile="secure"))) if component == "router"]
-    read = settings_of("router", router)
-    assert not read.client_certificates
-    assert read.api_keys == "/etc/octavo/api-keys/keys.txt"
-    lines = by_name(template("--set", f"security.apiKeys.lines={{acme:{'0' * 64},beta:{'1' * 64}}}"))
-    content = lines["Secret", "trial-octavo-api-keys"]["stringData"]["keys.txt"]
-    assert content.splitlines() == [f"acme:{'0' * 64}", f"beta:{'1' * 64}"]
 
 
 @pytest.mark.parametrize(
@@ -226,39 +199,6 @@ def test_a_store_of_ones_own_is_reached_where_it_is():
         assert not passes(policies, source, ("elsewhere", {}), 6380)
 
 
-def test_a_balancer_lets_in_whom_it_is_told_to():
-    """NetworkPolicies see callers' addresses where the balancer keeps them."""
-    for profile, ranges in (("openshift", ["203.0.113.0/24"]), ("default", [])):
-        objects = by_name(template("--set", "router.service.loadBalancerSourceRanges=null", profile=profile))
-        assert "ipBlock" not in str(objects["NetworkPolicy", "trial-octavo-router"]["spec"]["ingress"])
-        rule = by_name(template(profile=profile))["NetworkPolicy", "trial-octavo-router"]["spec"]["ingress"][0]
-        assert [peer["ipBlock"]["cidr"] for peer in rule["from"] if "ipBlock" in peer] == ranges
-        assert {each["port"] for each in rule["ports"]} == {50051, 58051}
-
-
-def test_the_gateways_of_a_profile_reach_its_routers(profile):
-    objects = by_name(template("--namespace", "ns", profile=profile))
-    policies = list(of_kind(objects, "NetworkPolicy").values())
-    routers = [pod for pod in all_pods(objects).values() if component_of(pod) == "router"]
-    for kind, port in (("GRPCRoute", 50051), ("HTTPRoute", 58051)):
-        for route in of_kind(objects, kind).values():
-            for parent, pod in itertools.product(route["spec"]["parentRefs"], routers):
-                assert passes(policies, (parent["namespace"], {}), ("ns", pod["metadata"]["labels"]), port)
-
-
-def test_routes_lead_to_ports_that_the_service_has():
-    objects = by_name(template(profile="secure"))
-    ports = {port["name"]: port["port"] for port in objects["Service", "trial-octavo"]["spec"]["ports"]}
-    route = objects["GRPCRoute", "trial-octavo"]["spec"]
-    assert route["rules"][0]["backendRefs"] == [{"name": "trial-octavo", "port": ports["grpc"]}]
-    (rule,) = objects["Ingress", "trial-octavo"]["spec"]["rules"]
-    (path,) = rule["http"]["paths"]
-    assert path["backend"]["service"] == {"name": "trial-octavo", "port": {"name": "http"}}
-    services = {match["method"]["service"] for match in route["rules"][0]["matches"]}
-    assert "octavo.v1.Inference" in services
-    assert not [name for name in services if re.search("Admin|internal|channelz", name)]
-
-
 @pytest.mark.parametrize("cell", ["", "-b"])
 def test_a_gateway_knows_routers_by_a_name_in_their_certificate(cell):
     options = ["--set=cells[0].name=a,cells[1].name=b"] if cell else []
@@ -276,11 +216,3 @@ def test_a_gateway_knows_routers_by_a_name_in_their_certificate(cell):
     assert "needs routers with TLS" in template(
         *INSECURE, *options, "--set=security.clientCertificates=true", profile="secure", ok=False
     )
-
-
-def test_the_hook_shows_what_clients_show():
-    objects = by_name(template(profile="secure"))
-    (hook,) = of_kind(objects, "Pod").values()
-    assert hook["metadata"]["annotations"]["helm.sh/hook"] == "test"
-    (container,) = hook["spec"]["containers"]
-    assert set(values_of(container)) == {"ENDPOINT", "TLS", "API_KEY_FILE"}

@@ -63,18 +63,6 @@ def test_an_upgrade_starts_what_was_stopped_for_it():
     assert numbers_of(upgraded(before, *always))["worker"] == 3
 
 
-def test_without_autoscaling_the_values_decide():
-    before = running(by_name(template(SCALING)), router=7, worker=5)
-    found = upgraded(before, "--set=router.replicas=3,worker.replicas=2")
-    assert numbers_of(found) == {"router": 3, "worker": 2, "store": 1}
-
-
-def test_the_first_number_is_within_the_bounds():
-    bounds = "--set=worker.autoscaling.enabled=true,worker.autoscaling.minReplicas=2,worker.autoscaling.maxReplicas=5"
-    for given, expected in ((1, 2), (4, 4), (9, 5)):
-        assert numbers_of(by_name(template(bounds, f"--set=worker.replicas={given}")))["worker"] == expected
-
-
 CLAIMS = [
     ("store", "store.bundled.persistence.size=8Gi", "store.bundled.persistence.size=4Gi"),
     ("store", "store.bundled.persistence.enabled=false", "store.bundled.persistence.enabled=true"),
@@ -92,15 +80,6 @@ def test_a_change_of_claims_is_refused_with_the_remedy(name, before, after):
     assert f"kubectl --namespace ns delete statefulset trial-octavo-{name} --cascade=orphan" in said
     assert upgraded(there, f"--set={before}")
     assert upgraded([each for each in there if not each["metadata"]["name"].endswith(name)], f"--set={after}")
-
-
-def test_what_claims_do_not_say_changes_freely():
-    """An annotation of an older release says nothing, and a size of a folder is no claim."""
-    there = running(by_name(template()))
-    assert upgraded(there, "--set=worker.cache.size=9Gi,worker.replicas=3")
-    for each in there:
-        each["metadata"].pop("annotations", None)
-    assert upgraded(there, "--set=store.bundled.persistence.size=8Gi")
 
 
 def test_the_password_of_the_store_is_kept():
@@ -146,12 +125,3 @@ def test_the_guide_deletes_all_that_a_release_leaves():
     claiming = [each for each in of_kind(objects, "StatefulSet").values() if "volumeClaimTemplates" in each["spec"]]
     assert (flag, len(claiming)) == ("-l", 2)
     assert {each["spec"]["selector"]["matchLabels"][label] for each in claiming} == {value}
-
-
-@pytest.mark.parametrize("helm", ["helm3", "helm4"])
-def test_the_guide_names_flags_that_helm_has(helm):
-    lines = re.findall(r"(?:^|`)helm (\w+)([^`\n#]*)", (ROOT / "docs/deployment.md").read_text(), flags=re.M)
-    used = {(command, flag) for command, rest in lines for flag in re.findall(r"--[a-z-]+", rest)}
-    assert len(used) > 3
-    known = {command: run(tool(helm), command, "--help") for command, _ in used}
-    assert [each for each in sorted(used) if f"{each[1]} " not in known[each[0]]] == []

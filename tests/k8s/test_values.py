@@ -1,7 +1,6 @@
 """values.yaml and its schema: complete, explained, and each value does what it says."""
 
 import copy
-import itertools
 import json
 import re
 import subprocess
@@ -9,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
-from rendered_chart import CHART, CLASSES, ROOT, run, same_password, template, tool
+from rendered_chart import CHART, CLASSES, ROOT, run, same_password, tool
 
 from octavo.settings.options import options_of
 
@@ -70,17 +69,6 @@ def test_the_schema_has_the_values_and_no_others():
                 compare(value, inner, f"{path}{name}.")
 
     compare(VALUES, SCHEMA, "")
-
-
-def test_every_value_has_a_comment():
-    """A line `# --` before it, or before the value beside it that it belongs to."""
-    lines = (CHART / "values.yaml").read_text().splitlines()
-    unexplained = []
-    for before, line in itertools.pairwise(lines):
-        name, colon, value = line.strip().partition(":")
-        if colon and value and not name.startswith(("#", "-")) and not before.strip().startswith("#"):
-            unexplained.append(name)
-    assert unexplained == [*["requests", "limits"] * 3, "existingSecretKey"]
 
 
 def other_value(schema, default):
@@ -205,10 +193,6 @@ def test_an_unknown_value_is_refused_wherever_it_stands(tmp_path):
     path.write_text(json.dumps(values))
     said = run(tool("helm3"), "template", "trial", CHART, "-f", path, ok=False)
     assert said.count("gizmo") == len(folders), said
-
-
-def test_the_defaults_can_be_rendered_by_themselves():
-    assert template()
 
 
 def is_value(path):

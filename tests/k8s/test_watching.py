@@ -5,15 +5,10 @@ import re
 
 import pytest
 import yaml
-from rendered_chart import CHART, INSECURE, ROOT, by_name, of_kind, programs, promtool, settings_of, template
+from rendered_chart import CHART, ROOT, by_name, of_kind, programs, promtool, settings_of, template
 
-from octavo.cli.commands import parser
 from octavo.metrics.table import METRICS, MetricKind
 from octavo.net.security.roles import PeerRole
-from octavo.settings.options import options_of
-from octavo.settings.router import RouterSettings
-from octavo.settings.up import UpSettings
-from octavo.settings.worker import WorkerSettings
 
 WATCHING = CHART / "watching"
 ON = [f"--set=watching.{part}.enabled=true" for part in ("monitor", "alerts", "dashboard")]
@@ -63,55 +58,6 @@ def test_an_expression_names_what_exists(name, expr):
     assert not faults(expr), name
 
 
-@pytest.mark.parametrize(
-    "expr",
-    [
-        "octavo_gizmos > 1",
-        'octavo_blocks{colour="red"} > 1',
-        "sum by (tenant) (octavo_streams)",
-        "rate(octavo_streams[5m])",
-        "octavo_request_seconds > 1",
-        "histogram_quantile(0.9, sum by (le) (rate(octavo_request_seconds_sum[5m])))",
-    ],
-)
-def test_a_wrong_expression_is_seen(expr):
-    assert faults(expr)
-
-
-def test_label_values_that_alerts_ask_for_are_those_of_the_code():
-    """An alert that waits for a reason which nobody counts would never fire."""
-    code = "\n".join(
-        p.read_text() for package in ("octavo", "router", "gpu_worker") for p in (ROOT / package).rglob("*.py")
-    )
-    for name, expr in expressions():
-        for values in re.findall(r'(?:reason|state|outcome|class|program)[=!]~?"([^"]*)"', expr):
-            for value in values.split("|"):
-                assert f'"{value}"' in code or f" {value.upper()} = " in code, (name, value)
-
-
-def test_the_dashboard_shows_every_metric():
-    """Those that say only what a process is are not numbers to be drawn."""
-    shown = {SERIES[name].name for _, expr in expressions() for name in NAME.findall(expr) if name in SERIES}
-    assert set(METRICS) - shown == {
-        *("octavo_queue_tokens", "octavo_waiting_tenants", "octavo_sequences"),
-    }
-
-
-def test_panels_do_not_overlap_and_have_ids_of_their_own():
-    panels = dashboard()["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    taken = set()
-    for place in (panel["gridPos"] for panel in panels):
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & taken
-        assert all(x < 24 for x, _ in cells)
-        taken |= cells
-
-
 def sections():
     text = (ROOT / "docs/runbook.md").read_text()
     parts = re.split(r"^## (.+)\n", text, flags=re.M)
@@ -125,51 +71,6 @@ def test_each_alert_has_a_section_and_each_section_an_alert():
         assert rule["labels"]["severity"] in ("critical", "warning")
         for part in ("**Meaning.**", "**Check.**", "**Remedy.**"):
             assert sections()[name].count(part) == 1, name
-
-
-def test_alerts_point_to_the_runbook_where_people_reach_it():
-    url = "https://docs.example/runbook.md"
-    rendered = by_name(template(*INSECURE, *ON, f"--set=watching.alerts.runbookUrl={url}"))
-    (found,) = of_kind(rendered, "PrometheusRule").values()
-    for rule in found["spec"]["groups"][0]["rules"]:
-        assert rule["annotations"]["runbook_url"] == f"{url}#{rule['alert'].lower()}"
-        assert "runbook" not in rule["annotations"]
-
-
-def test_commands_flags_metrics_and_panels_of_the_runbook_exist():
-    text = (ROOT / "docs/runbook.md").read_text()
-    (commands,) = [action.choices for action in parser()._actions if action.dest == "command"]
-    said = set(re.findall(r"`octavo (\w+)", text)) | set(re.findall(r"^octavo (\w+)", text, flags=re.M))
-    assert said <= set(commands), said
-    known = {
-        flag
-        for cls in (RouterSettings, WorkerSettings, UpSettings)
-        for flag in (o.flag for o in options_of(cls).values())
-    }
-    for command in commands.values():
-        known |= {flag for action in command._actions for flag in action.option_strings}
-    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - {
-        "--previous",
-        "--latency",
-        "--cacert",
-        "--cert",
-        "--key",
-    }  # of kubectl, valkey-cli and curl
-    assert flags <= known, flags - known
-    assert set(NAME.findall(text)) <= set(SERIES)
-    titles = {panel["title"] for panel in dashboard()["panels"]}
-    panels = set(re.findall(r"panels? \*([^*]+)\*", text)) | set(re.findall(r"and \*([A-Z][^*]+)\*[;,:]", text))
-    panels = {" ".join(panel.split()) for panel in panels}
-    assert panels <= titles, panels - titles
-
-
-def test_the_chart_brings_them_where_it_is_told_to():
-    assert not [kind for kind, _ in by_name(template()) if kind in ("PodMonitor", "PrometheusRule")]
-    objects = by_name(template(*ON))
-    assert objects["PrometheusRule", "trial-octavo"]["spec"] == yaml.safe_load((WATCHING / "alerts.yaml").read_text())
-    config = objects["ConfigMap", "trial-octavo-dashboard"]
-    assert json.loads(config["data"]["octavo.json"]) == dashboard()
-    assert config["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
 @pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
@@ -227,10 +128,6 @@ def test_monitors_show_the_certificate_of_an_operator_and_know_whom_they_ask(cel
             answers = objects["Certificate", f"trial-octavo{cell}-{name.rpartition('-')[2]}-tls"]["spec"]
             assert tls["serverName"] in answers["dnsNames"]
             assert len(set(answers["dnsNames"])) == len(answers["dnsNames"])
-
-
-def test_monitors_of_an_insecure_release_show_nothing():
-    assert "tlsConfig" not in str(of_kind(by_name(template(*ON, *INSECURE)), "PodMonitor"))
 
 
 def test_prometheus_can_read_every_expression(tmp_path):

@@ -93,7 +93,9 @@ class World:
 
     # Building
 
-    async def worker(self, runner: object = None, store: object = None, **settings: object) -> Worker:
+    async def worker(
+        self, runner: object = None, store: object = None, tracer: object = None, **settings: object
+    ) -> Worker:
         runner = runner or FakeRunner(step_s=0.001)
         name = f"worker-{len(self.runners)}"
         made_settings = WorkerSettings(
@@ -101,7 +103,7 @@ class World:
         )
         listener = Listener(made_settings)
         await listener.open()
-        made = Worker(made_settings, listener, store or MemoryStore(self.state), runner)
+        made = Worker(made_settings, listener, store or MemoryStore(self.state), runner, tracer)
         made.start()
         self.workers.append(made)
         self.runners.append(runner)
@@ -161,8 +163,8 @@ class World:
     async def kill(self, worker: Worker) -> None:
         """Makes a worker look like a killed process: it does not listen, journals nothing, and keeps its lease."""
         self.workers.remove(worker)
-        worker.lease.beat = lambda: None
-        for task in (worker._journalling, worker._monitoring):
+        worker.lease._ended = True
+        for task in (worker._journalling, *worker._watching):
             task.cancel()
         await worker.listener.close(0)
         await asyncio.to_thread(worker.engine.stop)

@@ -134,7 +134,7 @@ async def test_what_was_moved_out_on_request_holds_no_drain(world, oracle):
     await world.until(lambda: worker.drain.num_left == 1)
     await world.until(lambda: bool(world.entry("out").journals[0]))
     record = world.entry("out").record
-    await worker.drain._engine_client.swap(record.seq_id, record.epoch, "out")
+    await asyncio.wrap_future(worker.engine.swap(record.seq_id, record.epoch, "out"))
     worker.drain.begin(60.0)
     await world.until(lambda: worker.drain.done, 20.0)
     assert world.entry("out").record.state is SequenceState.DONE

@@ -47,7 +47,7 @@ class Move:
             outputs=[list(journal) for journal in self.entry.journals],
             sampling=sampling_from_bytes(self.record.sampling),
         )
-        assert (await self.target.engine_client.admit(admission, "")).admitted
+        assert (await self.target.admissions.admit(admission, "")).admitted
 
     def announce(self, epoch=None, owner=None):
         """The source says on its Step stream that the sequence has moved."""

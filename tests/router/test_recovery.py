@@ -250,15 +250,15 @@ async def test_no_room_anywhere_waits_without_spinning(world, oracle):
         admits += 1
         return AdmissionAnswer(AdmissionOutcome.LATER, OutOfBlocks("full").failure())
 
-    real = [worker.engine_client.admit for worker in world.workers]
+    real = [worker.admissions.admit for worker in world.workers]
     for worker in world.workers:
-        worker.engine_client.admit = later
+        worker.admissions.admit = later
     task = asyncio.create_task(world.client().complete([*PROMPT, 0], GREEDY))
     await world.until(lambda: admits >= 2)
     await asyncio.sleep(0.5)
     assert admits < 60  # once per worker and report, and not as fast as it goes
     for worker, admit in zip(world.workers, real, strict=True):
-        worker.engine_client.admit = admit
+        worker.admissions.admit = admit
     await oracle.check_completions([task])
 
 
@@ -269,7 +269,7 @@ async def test_what_no_worker_can_ever_hold_fails_at_once(world):
         return AdmissionAnswer(AdmissionOutcome.NEVER, TooLarge("too large").failure())
 
     for worker in world.workers:
-        worker.engine_client.admit = never
+        worker.admissions.admit = never
     with pytest.raises(TooLarge):
         await world.client().complete(PROMPT, GREEDY)
     assert all(link.pending_dispatches.num_tokens == 0 for link in world.routers[0].pool.links.values())

@@ -60,7 +60,7 @@ async def test_a_worker_tells_of_its_steps_blocks_and_journal(world):
     await client.complete(PROMPT, GREEDY)
     again = await client.complete(PROMPT, GREEDY)
     worker = world.workers[0]
-    await world.until(lambda: worker.engine_client.report.load.num_sequences == 0)
+    await world.until(lambda: worker.watch.load.num_sequences == 0)
     found = await of_worker(world)
     assert found["octavo_journal_tokens_total"] == 40
     assert 0 < found["octavo_journal_seconds_count"] <= 40

@@ -216,7 +216,7 @@ async def test_a_retry_of_complete_with_its_request_id_gets_the_first_answer(wor
 
 async def test_a_request_may_name_its_model_by_an_alias(world, oracle):
     await world.worker()
-    name = world.workers[0].engine_client.info.model
+    name = world.workers[0].workload.info.model
     await world.router(model_aliases=(f"chat={name}",))
     await world.ready()
     completion = await world.client().complete(PROMPT, GREEDY, model="chat")

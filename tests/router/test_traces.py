@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gpu_worker.serving.calls.sequence_tracer import SequenceTracer
-from gpu_worker.serving.engine_client import EngineClient
+from gpu_worker.serving.admission.admissions import Admissions
 from octavo.net.traces import RequestTracer
 from octavo.request.sampling import SamplingParams
 from octavo.v1 import inference_pb2, inference_pb2_grpc
@@ -22,10 +21,7 @@ CANARY = "xyzzy-plugh-9081726354"
 async def traced(world):
     """A world of one router and one worker whose spans go to an exporter, which is the fixture's value."""
     exporter = InMemorySpanExporter()
-    worker = await world.worker()
-    service = worker.listener.service
-    service.tracer = SequenceTracer(RequestTracer("worker", exporter, 0.0, at_once=True), "worker-0")
-    worker.publisher.on_forgotten = service.tracer.end
+    await world.worker(tracer=RequestTracer("worker", exporter, 0.0, at_once=True))
     await world.router(tracer=RequestTracer("router", exporter, 0.0, at_once=True))
     await world.ready()
     return exporter
@@ -72,24 +68,24 @@ async def test_router_and_worker_continue_the_callers_trace(world, traced):
 
 async def test_a_sequence_that_ends_before_its_admission_is_answered(world, traced, monkeypatch):
     worker = world.workers[0]
-    admit = EngineClient.admit
+    admit = Admissions.admit
 
     async def admit_and_run(client, admission, router_id):
         answer = await admit(client, admission, router_id)
         await world.until(lambda: not worker.publisher.logs)
         return answer
 
-    monkeypatch.setattr(EngineClient, "admit", admit_and_run)
+    monkeypatch.setattr(Admissions, "admit", admit_and_run)
     await complete(world, CALLER)
     await world.until(lambda: len(traced.get_finished_spans()) == 2)
-    assert not worker.listener.service.tracer._open
+    assert not worker.publisher._tracer._open
 
 
 async def test_without_a_sampled_trace_there_is_no_span(world, traced):
     await complete(world, CALLER[:-2] + "00")
     await world.client().complete([1, 2, 3], replace(GREEDY, max_tokens=2))
     assert not traced.get_finished_spans()
-    assert not world.workers[0].listener.service.tracer._open
+    assert not world.workers[0].publisher._tracer._open
 
 
 async def test_a_span_says_what_was_asked_for(world, traced):

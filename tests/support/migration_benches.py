@@ -9,7 +9,7 @@ from scheduler_bench import Bench
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, tail_name
 from gpu_worker.scheduling.freezer import Freezer
 from gpu_worker.scheduling.state.sequence import FINISHED, CarriedScores, CarriedTail, Sequence
-from gpu_worker.scheduling.state.step import StepDeltas, StepPlan
+from gpu_worker.scheduling.state.step import StepItems, StepPlan
 from gpu_worker.steps.runner import Runner
 from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.request.hashing import block_hashes
@@ -30,13 +30,13 @@ class MigrationBench(Bench):
         self.totals: dict[str, float | None] = {}
         self.num_computed = 0
 
-    def step(self) -> tuple[StepPlan, StepDeltas]:
+    def step(self) -> tuple[StepPlan, StepItems]:
         plan, result = super().step()
         self.num_computed += sum(self.lengths.values())
-        for delta in result.deltas:
-            name = f"{delta.sequence.seq_id}.{delta.branch_index}"
-            self.scores.setdefault(name, []).extend(delta.scores)
-            self.totals[name] = delta.cumulative_logprob
+        for item in result.items:
+            name = f"{item.seq_id}.{item.branch}"
+            self.scores.setdefault(name, []).extend(item.scores)
+            self.totals[name] = item.cumulative_logprob
         self.scheduler.check_state()
         return plan, result
 

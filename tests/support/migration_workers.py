@@ -8,8 +8,14 @@ from typing import Any
 
 from accepted import accepted_sequence
 from scheduler_parts import SchedulerParts
+from served_worker import admissions_of
 from waiting import until
 
+from gpu_worker.engine.block_port import BlockPort
+from gpu_worker.engine.worker_watch import WorkerWatch
+from gpu_worker.journal.journal_writer import JournalWriter
+from gpu_worker.journal.step_publisher import StepPublisher
+from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
 from gpu_worker.migration.blocks.rate_limiter import RateLimiter
@@ -18,11 +24,7 @@ from gpu_worker.migration.transfer_service import TransferService
 from gpu_worker.scheduling.block_exchange import PinnedBlocks, tail_name
 from gpu_worker.scheduling.freezer import FrozenSequence
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.step import StepDeltas
 from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
-from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.journal.journal_writer import JournalWriter
-from gpu_worker.serving.journal.step_publisher import StepPublisher
 from gpu_worker.testing.witness_runner import WitnessRunner, witness_oracle
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc
 from octavo.net.server import make_server
@@ -88,22 +90,16 @@ class MigrationWorker:
             block_size=BLOCK_SIZE, num_blocks=num_blocks, num_host_blocks=0, context_tokens=512, step_s=step_s
         )
         config = SchedulerConfig(max_batch_tokens=64, max_batch_sequences=8, watermark=0.0, debug=True)
-        loop = asyncio.get_running_loop()
-
-        def on_deltas(result: StepDeltas) -> None:
-            loop.call_soon_threadsafe(self.journal_writer.submit_deltas, result)
-
-        self.parts = SchedulerParts(config, self.runner.info)
-        self.engine = self.parts.engine(self.runner, on_deltas)
+        self.parts = parts = SchedulerParts(config, self.runner.info)
         self.publisher = StepPublisher()
-        announcer = OwnershipAnnouncer(store, self.incarnation)
-        self.engine_client = EngineClient(
-            self.engine, self.parts.workload, self.parts.budget, self.publisher, announcer
-        )
-        self.journal_writer = JournalWriter(store, self.incarnation, self.publisher, self.engine_client)
-        self.draining = False
+        self.journal_writer = JournalWriter(store, self.incarnation, self.publisher, parts.port, parts.control)
+        self.engine = parts.engine(self.runner, self.journal_writer.submit_soon)
+        self.blocks = BlockPort(parts.port, parts.workload)
+        self.admissions = admissions_of(parts, self.publisher, OwnershipAnnouncer(store, self.incarnation))
+        self.watch = WorkerWatch(parts.port, parts.scheduler, parts.workload, parts.times)
+        memory, listener = self.runner.block_memory, BlockListener("127.0.0.1")
         self.target = MigrationTarget(
-            store, self.incarnation, self.engine_client, self.runner.block_memory, "127.0.0.1", lambda: self.draining
+            store, self.incarnation, self.blocks, self.admissions.admit, self.watch, memory, listener
         )
 
     async def start(self) -> None:
@@ -132,7 +128,7 @@ class MigrationWorker:
 
     async def recount(self) -> None:
         """Recounts all blocks and references."""
-        await asyncio.wrap_future(self.engine.post_command(lambda scheduler: scheduler.check_state()))
+        await asyncio.wrap_future(self.engine.port.post(lambda scheduler: scheduler.check_state()))
 
     async def has_let_go(self, seconds: float = 5.0) -> None:
         """Waits until no ticket and no reservation is left, and recounts."""
@@ -203,21 +199,21 @@ class Move:
 
     async def send(self, wanted: Sequence[transfer_pb2.WantedBlock]) -> None:
         sender = self.sender or await self.connect()
-        pinned = await self.source.engine_client.pin_blocks([BlockHash(each.hash) for each in wanted])
+        pinned = await self.source.blocks.pin_blocks([BlockHash(each.hash) for each in wanted])
         try:
             blocks = [OutgoingBlock(each.index, pinned.blocks[BlockHash(each.hash)], each.hash) for each in wanted]
             await asyncio.wrap_future(sender.send_blocks(self.ticket, blocks))
             self.num_sent += len(blocks)
         finally:
-            await self.source.engine_client.unpin(pinned)
+            await self.source.blocks.unpin(pinned)
 
     async def freeze(self) -> list[transfer_pb2.BranchEnd]:
         """Stops the sequence at the source, and says where."""
-        frozen, pinned = await self.source.engine_client.freeze_and_pin(self.seq_id, self.epoch)
+        frozen, pinned = await self.source.blocks.freeze_and_pin(self.seq_id, self.epoch)
         try:
             num_computed = await self._send_tails(pinned, frozen) if self.sends_tails else {}
         finally:
-            self.source.engine_client.unpin_soon(pinned)
+            self.source.blocks.unpin_soon(pinned)
         await self.source.journal_writer.wait_until_flushed()
         log = self.source.publisher.logs[self.seq_id]
         return [
@@ -255,14 +251,14 @@ class Move:
     def drop(self) -> None:
         """What a source does once it has lost the sequence."""
         if log := self.source.publisher.logs.get(self.seq_id):
-            self.source.engine_client.drop(log.sequence)
+            self.source.blocks.drop(log.sequence)
             self.source.publisher.forget_log(log)
 
     async def abort_in_store(self) -> MigrateStatus:
         """What a source does that got no answer; it runs on, or has lost the sequence."""
         reply = await self.store.mig_abort(self.seq_id, self.epoch, self.number)
         if reply.status is MigrateStatus.ABORTED:
-            self.source.engine_client.thaw(self.seq_id, self.epoch)
+            self.source.blocks.thaw(self.seq_id, self.epoch)
         else:
             self.drop()
         return reply.status
@@ -283,7 +279,7 @@ class Move:
 
     async def runs_to_its_end(self, params: SamplingParams) -> Record:
         """Waits for the end of the sequence, wherever it runs; its output is that of an undisturbed run."""
-        self.source.engine.grant_steps(0)
+        self.source.engine.control.grant_steps(0)
 
         async def ended() -> bool:
             return (await self.record()).state.ended
@@ -329,15 +325,15 @@ async def migration_workers(
         taken = await store.take_ownership(take)
         snapshot = await MemoryStore.read(store, new.seq_id, prompt=True, from_indexes=[0] * new.num_branches)
         assert snapshot is not None
-        answer = await source.engine_client.admit(admission_of_record(snapshot, epoch=taken.epoch, age_ms=0), "")
+        answer = await source.admissions.admit(admission_of_record(snapshot, epoch=taken.epoch, age_ms=0), "")
         assert answer.admitted
-        source.engine.grant_steps(num_tokens)
+        source.engine.control.grant_steps(num_tokens)
 
         async def has_tokens() -> bool:
             return min((await move.record()).num_tokens) >= num_tokens
 
         await until(has_tokens)
-        target.engine.grant_steps(0)
+        target.engine.control.grant_steps(0)
         yield move
     finally:
         store.away = False

@@ -21,7 +21,7 @@ from migration_benches import MigrationBench, move
 from gpu_worker.ops import native
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
-from gpu_worker.scheduling.state.step import StepDeltas, StepPlan
+from gpu_worker.scheduling.state.step import StepItems, StepPlan
 from octavo.request.sampling import SamplingParams, TokenScore
 from octavo.text.tokenizer import open_tokenizer
 
@@ -109,13 +109,13 @@ class Engine(MigrationBench):
     def has(self, case: Case, num_tokens: int) -> bool:
         return len(self.tokens.get(case.key, ())) >= num_tokens
 
-    def step(self) -> tuple[StepPlan, StepDeltas]:
+    def step(self) -> tuple[StepPlan, StepItems]:
         plan = self.scheduler.plan()
         result = self.scheduler.commit(plan, self.runner.run(plan.input))
-        for delta in result.deltas:
-            key = f"{delta.sequence.seq_id}.{delta.branch_index}"
-            self.tokens[key] = [*self.tokens.get(key, ())[: delta.first_index], *delta.token_ids]
-            self.scores[key] = [*self.scores.get(key, ())[: delta.first_index], *delta.scores]
+        for item in result.items:
+            key = f"{item.seq_id}.{item.branch}"
+            self.tokens[key] = [*self.tokens.get(key, ())[: item.first_index], *item.token_ids]
+            self.scores[key] = [*self.scores.get(key, ())[: item.first_index], *item.scores]
         return plan, result
 
     def swap(self, case: Case, operation: str) -> None:

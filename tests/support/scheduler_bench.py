@@ -7,11 +7,13 @@ from sequences import new_sequence
 
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import StepDeltas, StepPlan
+from gpu_worker.scheduling.state.step import StepItems, StepPlan
 from gpu_worker.steps.runner import Runner
 from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.request.errors import Failure
 from octavo.request.sampling import FinishReason, SamplingParams
 
+FAILURE = Failure(13, "TEST", "the runner failed", False)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
 
@@ -45,17 +47,17 @@ class Bench(SchedulerParts):
     def drop(self, name: str) -> None:
         self.scheduler.drop(self.sequence(name))
 
-    def step(self) -> tuple[StepPlan, StepDeltas]:
+    def step(self) -> tuple[StepPlan, StepItems]:
         plan = self.scheduler.plan()
         lengths = {c.branch.sequence.seq_id: c.length for c in plan.chunks}
         result = self.scheduler.commit(plan, self.runner.run(plan.input))
         self.lengths = lengths
-        for delta in result.deltas:
-            name = f"{delta.sequence.seq_id}.{delta.branch_index}"
-            self.tokens.setdefault(name, []).extend(delta.token_ids)
-            if delta.finish:
+        for item in result.items:
+            name = f"{item.seq_id}.{item.branch}"
+            self.tokens.setdefault(name, []).extend(item.token_ids)
+            if item.finish:
                 assert name not in self.finishes
-                self.finishes[name] = delta.finish
+                self.finishes[name] = item.finish
         return plan, result
 
     def finish(self, limit: int = 2000) -> None:

@@ -4,14 +4,16 @@ import time
 from collections.abc import Callable
 
 from gpu_worker.blocks.cost_model import CostModel
+from gpu_worker.engine.command_port import CommandPort
 from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.loop_control import LoopControl
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.load import Load
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import StepDeltas
+from gpu_worker.scheduling.state.step import StepItems
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import Runner, RunnerInfo
 from octavo.request.ids import SequenceId
@@ -25,6 +27,8 @@ class SchedulerParts:
         self.costs, self.budget = CostModel(), StepBudget(config, info.block_size)
         self.scheduler = Scheduler(self.workload, self.costs, self.budget, clock)
         self.times = StepTimes(self.costs, self.budget, info.bytes_per_block)
+        self.port = CommandPort(self.scheduler)
+        self.control = LoopControl(self.port)
 
     def load(self) -> Load:
         return Load.of(self.workload)
@@ -32,6 +36,6 @@ class SchedulerParts:
     def sequence(self, name: str) -> Sequence:
         return self.workload.sequences[SequenceId(name)]
 
-    def engine(self, runner: Runner, on_deltas: Callable[[StepDeltas], None], **options: object) -> Engine:
+    def engine(self, runner: Runner, on_items: Callable[[StepItems], None], **options: object) -> Engine:
         """An engine that drives the scheduler; it has not started."""
-        return Engine(self.scheduler, runner, self.times, on_deltas, **options)  # type: ignore[arg-type]
+        return Engine(self.port, self.control, self.scheduler, runner, self.times, on_items, **options)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from gpu_worker.scheduling.state.sequence import Sequence
 from octavo.request.ids import SequenceId
 from octavo.request.record import Admission
 from octavo.request.sampling import SamplingParams
+from octavo.request.step_item import StepItem
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
 
@@ -33,3 +34,8 @@ def beam_text(params: SamplingParams, eos_token_ids: tuple[int, ...] = ()) -> Te
     if not (params.beam_width and params.stop):
         return None
     return TextStream.of_branch(ByteTokenizer().detokenizer(), params, eos_token_ids)
+
+
+def item_of(sequence: Sequence, branch: int, first_index: int, token_ids: SequenceOf[int], **fields: Any) -> StepItem:
+    """What a step brings of a sequence: an item that the journal does not have yet."""
+    return StepItem(sequence.seq_id, sequence.epoch, branch, first_index, tuple(token_ids), **fields)

@@ -1,7 +1,15 @@
 """How many cases of each group in tests/csrc/simt_cases run in `make test-long` and on mutants."""
 
 BATCHES = {  # each runs in a process of its own
-    "decode": {"decode_mma": 240, "decode_simt": 120, "merged": 12, "growing": 9, "vllm": 80, "longest": 1},
+    "decode": {
+        "decode_mma": 240,
+        "decode_simt": 120,
+        "merged": 12,
+        "growing": 9,
+        "vllm": 80,
+        "vllm_sizes": 24,
+        "longest": 1,
+    },
     "prefill": {"prefill_mma": 80, "prefill_simt": 60, "plan": 4},
     "caches": {"write": 300, "blocks": 100, "convert": 100, "swap": 60, "place": 2, "device": 1, "far": 3},
     "rows": {"rows": 120, "ops": 8, "compat": 6, "compat_options": 8, "arguments": 1, "garbage": 200},
@@ -9,25 +17,6 @@ BATCHES = {  # each runs in a process of its own
     "simulator": {"streams": 60, "errors": 3, "probes": 60},
     "promises": {"same_bits": 24, "nan": 240, "lost": 24, "graphs": 3, "invariant": 3, "swapped": 2},
 }
-GRIDS = {  # how many cases of each grid `make test` runs; `make test-long` runs all
-    "vllm": {
-        "vllm_attention": 16,
-        "vllm_longest": 2,
-        "vllm_write": 8,
-        "vllm_write_flash": 8,
-        "vllm_move": 12,
-        "vllm_convert": 4,
-    },
-    "flashinfer": {
-        "flashinfer_decode": 10,
-        "flashinfer_prefill": 6,
-        "flashinfer_norm": 24,
-        "flashinfer_activation": 12,
-        "flashinfer_filters": 16,
-        "flashinfer_frequencies": 2,
-    },
-}
-WHOLE = 1 << 20  # cases: more than any grid has
 CASES = {group: count for batch in BATCHES.values() for group, count in batch.items()}
 FEW = 10  # of cases that are long
 

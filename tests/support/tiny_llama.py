@@ -182,9 +182,9 @@ def drive(
             return [outputs[key] for key in sorted(outputs)], parts.workload
         plan = scheduler.plan()
         watch(plan.input)
-        for delta in scheduler.commit(plan, runner.run(plan.input)).deltas:
-            assert not delta.failure, f"failed: {delta.failure}"
-            outputs.setdefault((delta.sequence.seq_id, delta.branch_index), []).extend(delta.token_ids)
+        for item in scheduler.commit(plan, runner.run(plan.input)).items:
+            assert not item.failure, f"failed: {item.failure}"
+            outputs.setdefault((item.seq_id, item.branch), []).extend(item.token_ids)
     raise AssertionError("the scheduler does not come to an end")
 
 

@@ -1,7 +1,6 @@
 """Whole workers of one store in this process, and a reader that follows a sequence wherever it moves."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -34,32 +33,16 @@ PATIENCE_S = 30.0
 
 
 class CountingRunner(WitnessRunner):
-    """Counts the steps that it runs, and the tokens of prompts in them. While `gated`, each step waits for its turn."""
+    """Counts the steps that it runs, and the tokens of prompts in them."""
 
     num_prefill = 0
     num_steps = 0
-    gated = False
-    waits = False  # a step for its turn
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.turns = threading.Semaphore(0)
 
     def run(self, step: StepInput) -> StepOutput:
         self.num_prefill += len(step.tokens) - step.num_decodes
-        if step.seats and self.gated:
-            self.waits = True
-            if not self.turns.acquire(timeout=PATIENCE_S):
-                raise TimeoutError("the test gives this step no turn")
-            self.waits = False
         output = super().run(step)
         self.num_steps += bool(step.seats)
         return output
-
-    def let_go(self) -> None:
-        """Steps wait no more."""
-        self.gated = False
-        self.turns.release(1)  # for the one that waits
 
 
 class PairedWorker:
@@ -97,7 +80,7 @@ class PairedWorker:
         self.incarnation = self.listener.incarnation
         self.channel = open_channel(self.listener.endpoint, internal=True)
         self.stub = worker_pb2_grpc.WorkerStub(self.channel)
-        self.worker.engine.grant_steps(0)
+        self.worker.engine.control.grant_steps(0)
 
     async def stop(self) -> None:
         await self.channel.close()
@@ -129,7 +112,7 @@ class PairedWorker:
         """Waits until no pin, ticket or reservation is left here, and recounts all blocks."""
         device = self.worker.workload.tables.device
         await until(lambda: not (device.num_reserved or self.worker.target.num_tickets), seconds)
-        await asyncio.wrap_future(self.worker.engine.post_command(lambda scheduler: scheduler.check_state()))
+        await asyncio.wrap_future(self.worker.engine.port.post(lambda scheduler: scheduler.check_state()))
 
 
 class Follower:

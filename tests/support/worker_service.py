@@ -6,13 +6,13 @@ from collections.abc import Callable
 import grpc
 import pytest
 from scheduler_parts import SchedulerParts
+from served_worker import admissions_of
 
+from gpu_worker.engine.worker_watch import WorkerWatch
+from gpu_worker.journal.journal_writer import JournalWriter
+from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.step import StepDeltas
-from gpu_worker.serving.calls.worker_service import WorkerService
-from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.journal.journal_writer import JournalWriter
-from gpu_worker.serving.journal.step_publisher import StepPublisher
+from gpu_worker.serving.calls.worker_service import ServedWorker, WorkerService
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.net.server import make_server
@@ -31,20 +31,18 @@ class Service:
 
     def __init__(self) -> None:
         self.runner = FakeRunner(block_size=4, num_blocks=4096, num_host_blocks=16, context_tokens=4096)
-        loop = asyncio.get_running_loop()
-
-        def on_deltas(result: StepDeltas) -> None:
-            loop.call_soon_threadsafe(self.journal_writer.submit_deltas, result)
-
-        def on_progress() -> None:
-            self.engine_client.refresh()
-
         config = SchedulerConfig(max_batch_tokens=64, max_batch_sequences=16)
         parts = SchedulerParts(config, self.runner.info)
-        self.engine = parts.engine(self.runner, on_deltas, on_progress=on_progress, idle_round_s=0.02)
         self.publisher = StepPublisher()
-        self.engine_client = EngineClient(self.engine, parts.workload, parts.budget, self.publisher)
-        self.journal_writer = JournalWriter(None, Incarnation("w"), self.publisher, self.engine_client)
+        self.journal_writer = JournalWriter(None, Incarnation("w"), self.publisher, parts.port, parts.control)
+        self.admissions = admissions_of(parts, self.publisher)
+        self.watch = WorkerWatch(parts.port, parts.scheduler, parts.workload, parts.times)
+        self.engine = parts.engine(
+            self.runner, self.journal_writer.submit_soon, on_progress=[self.watch.refresh], idle_round_s=0.02
+        )
+        self.served = ServedWorker(
+            self.engine, parts.workload, parts.budget, self.admissions, self.publisher, self.watch
+        )
         self.service = WorkerService("w", Incarnation("me"))
 
     async def start(self) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from gpu_worker.migration.blocks.block_memory import BlockReader, Runs, part_of
 from gpu_worker.migration.blocks.checksum import STRIPE_BYTES, BlockChecksum
 from gpu_worker.migration.blocks.frame_socket import BUFFER_BYTES, STALL_S, TICK_S, FrameSocket
 from gpu_worker.migration.blocks.frames import (
@@ -34,6 +33,8 @@ from gpu_worker.migration.blocks.frames import (
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock, OutgoingTicket
 from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 from gpu_worker.migration.blocks.refusal import Refusal, failed
+from gpu_worker.migration.blocks.runs import Runs, part_of
+from gpu_worker.steps.runner import BlockMemory
 from octavo.net.security.listener_tls import ListenerTls
 from octavo.request.errors import InvalidArgument, TransferFailed
 
@@ -56,7 +57,7 @@ class BlockSender:
         self,
         host: str,
         port: int,
-        reader: BlockReader,
+        reader: BlockMemory,
         limiter: RateLimiter,
         tls: ListenerTls | None = None,
         *,

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpu_worker.migration.blocks.block_memory import BlockWriter, Runs, part_of
 from gpu_worker.migration.blocks.checksum import STRIPE_BYTES, BlockChecksum
 from gpu_worker.migration.blocks.frames import LAST, SECRET_BYTES, BlockFrame, checksum_seed
 from gpu_worker.migration.blocks.refusal import Refusal, failed
+from gpu_worker.migration.blocks.runs import Runs, part_of
+from gpu_worker.steps.runner import BlockMemory
 from octavo.request.errors import InvalidArgument, TransferFailed
 
 MOST_RESENDS = 3  # of one block
@@ -52,7 +53,7 @@ class IncomingTicket:
         self,
         number: int,
         secret: bytes,
-        writer: BlockWriter,
+        writer: BlockMemory,
         expires_at: float,
         on_block: Callable[[int], None],
         on_end: Callable[[TransferFailed | None], None],

@@ -5,11 +5,11 @@ import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 
-from gpu_worker.migration.blocks.block_memory import BlockReader
 from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.calls.link_share import LinkShare
 from gpu_worker.migration.calls.targets import TargetWorker
 from gpu_worker.migration.calls.transfer_client import TransferClient
+from gpu_worker.steps.runner import BlockMemory
 from octavo.net.security.listener_tls import ListenerTls
 from octavo.process.loop import end_tasks, shared
 from octavo.request.errors import ServingError
@@ -27,7 +27,7 @@ class TargetConnection:
     """What two workers talk over: gRPC for the calls, and one TCP connection for blocks, made when it is first used."""
 
     def __init__(
-        self, target: TargetWorker, reader: BlockReader, share: LinkShare, tls: ListenerTls | None = None
+        self, target: TargetWorker, reader: BlockMemory, share: LinkShare, tls: ListenerTls | None = None
     ) -> None:
         self.target = target
         self.share = share
@@ -79,7 +79,7 @@ class TargetConnection:
 class ConnectionPool:
     """The connections that are in use, or were until some seconds ago."""
 
-    def __init__(self, reader: BlockReader, share: LinkShare, tls: ListenerTls | None = None) -> None:
+    def __init__(self, reader: BlockMemory, share: LinkShare, tls: ListenerTls | None = None) -> None:
         self._reader = reader
         self._share = share
         self._tls = tls

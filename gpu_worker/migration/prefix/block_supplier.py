@@ -2,15 +2,13 @@
 
 import asyncio
 from collections import Counter
-from typing import Protocol
 
+from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.migration.calls.connection_pool import ConnectionPool
 from gpu_worker.migration.calls.targets import TargetPool
 from gpu_worker.migration.calls.transfer_calls import FetchRequest
 from gpu_worker.migration.source.migration_progress import MigrationProgress
-from gpu_worker.migration.source.source_worker import SendingEngine
 from gpu_worker.migration.source.ticket_sender import TicketSender
-from gpu_worker.steps.runner import RunnerInfo
 from octavo.process.loop import end_tasks, shared
 from octavo.request.errors import Draining, Mismatch, TooManyMoves
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
@@ -22,20 +20,11 @@ RETRY_MS = 100
 FetchKey = tuple[Incarnation, int, bytes]  # the worker that asks, its ticket, and the secret of that
 
 
-class SupplyEngine(SendingEngine, Protocol):
-    """What the engine does for blocks that others ask for (`EngineClient`)."""
-
-    @property
-    def info(self) -> RunnerInfo: ...
-
-    async def hottest_blocks(self, limit: int) -> list[BlockHash]: ...
-
-
 class BlockSupplier:
     """Answers Fetch and ListHot. Blocks are pinned only while they are sent."""
 
-    def __init__(self, engine: SupplyEngine, targets: TargetPool, connections: ConnectionPool) -> None:
-        self._engine = engine
+    def __init__(self, blocks: BlockPort, targets: TargetPool, connections: ConnectionPool) -> None:
+        self._blocks = blocks
         self._targets = targets
         self._connections = connections
         self._sending: dict[FetchKey, asyncio.Task[int]] = {}
@@ -73,7 +62,7 @@ class BlockSupplier:
     async def list_hot(self, fingerprint: str, layout: str, numerics: str, limit: int) -> list[BlockHash]:
         """The blocks that are worth most, each before those that continue it. Raises Mismatch or Draining."""
         self._require_model(fingerprint, layout, numerics)
-        return await self._engine.hottest_blocks(min(limit, MOST_WANTED))
+        return await self._blocks.hottest_blocks(min(limit, MOST_WANTED))
 
     async def close(self) -> None:
         """Refuses further calls, and ends those under way."""
@@ -84,7 +73,7 @@ class BlockSupplier:
         target = await self._targets.find(request.target)
         async with self._connections.connect(target) as connection:
             progress = MigrationProgress(SequenceId(""), 0)  # of no sequence: nobody asks for it
-            sender = TicketSender(self._engine, connection, request, lambda: False, progress)
+            sender = TicketSender(self._blocks, connection, request, lambda: False, progress)
             try:
                 lacking = await sender.send_found(request.wanted, 1)
                 return request.wanted.index(lacking[0]) if lacking else len(request.wanted)
@@ -94,7 +83,7 @@ class BlockSupplier:
     def _require_model(self, fingerprint: str, layout: str, numerics: str) -> None:
         if self._closed:
             raise Draining("this worker ends: compute the tokens")
-        info = self._engine.info
+        info = self._blocks.info
         if info.fingerprint != fingerprint:
             raise Mismatch(f"this worker serves {info.fingerprint}, the one that asks {fingerprint}")
         if info.layout != layout:

@@ -5,16 +5,16 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
+from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.calls.connection_pool import ConnectionPool, TargetConnection
 from gpu_worker.migration.calls.targets import TargetPool
 from gpu_worker.migration.calls.transfer_calls import FetchRequest
 from gpu_worker.migration.prefix.link_speeds import LinkSpeeds
-from gpu_worker.migration.target.incoming_blocks import IncomingBlocks, IntakeEngine
+from gpu_worker.migration.target.incoming_blocks import IncomingBlocks
 from gpu_worker.scheduling.block_exchange import BlockImport
-from gpu_worker.steps.runner import BlockMemory, RunnerInfo
+from gpu_worker.steps.runner import BlockMemory
 from octavo.request.errors import Draining, Mismatch, NotFound, ServingError, TooManyMoves, TransferFailed
 from octavo.request.ids import BlockHash, Incarnation
 
@@ -22,13 +22,6 @@ log = logging.getLogger(__name__)
 
 MOST_FETCHES = 8
 TTL_S = 4.0  # after which a ticket ends whose end has got lost here
-
-
-class FetchEngine(IntakeEngine, Protocol):
-    """What the engine does for blocks that are fetched (`EngineClient`)."""
-
-    @property
-    def info(self) -> RunnerInfo: ...
 
 
 class PrefixFetcher:
@@ -40,7 +33,7 @@ class PrefixFetcher:
     def __init__(
         self,
         incarnation: Incarnation,
-        engine: FetchEngine,
+        blocks: BlockPort,
         memory: BlockMemory,
         listener: BlockListener,
         targets: TargetPool,
@@ -50,7 +43,7 @@ class PrefixFetcher:
         self.connections = connections
         self.num_fetched = 0  # blocks
         self._incarnation = incarnation
-        self._engine = engine
+        self._blocks = blocks
         self._memory = memory
         self._listener = listener
         self._speeds = LinkSpeeds()
@@ -63,7 +56,7 @@ class PrefixFetcher:
         """How long a sequence may wait for so many blocks of another worker; 0.0: not at all. Any thread may ask."""
         if not num_blocks or owner == self._incarnation or self._closed or self._num_fetches >= MOST_FETCHES:
             return 0.0
-        num_bytes, num_tokens = num_blocks * self._memory.bytes_per_block, num_blocks * self._engine.info.block_size
+        num_bytes, num_tokens = num_blocks * self._memory.bytes_per_block, num_blocks * self._blocks.info.block_size
         return self._speeds.allowed_s(owner, num_bytes, num_tokens, tokens_per_s)
 
     async def fetch(self, owner: Incarnation, hashes: Sequence[BlockHash], allowed_s: float) -> int:
@@ -107,7 +100,7 @@ class PrefixFetcher:
     async def _fetch_lacking(
         self, owner: Incarnation, hashes: Sequence[BlockHash], allowed_s: float, over: asyncio.Event
     ) -> int:
-        blocks = IncomingBlocks(secrets.randbits(64), self._engine, self._memory, self._listener, TTL_S, note_loss)
+        blocks = IncomingBlocks(secrets.randbits(64), self._blocks, self._memory, self._listener, TTL_S, note_loss)
         try:
             target = await self.targets.find(owner)
             held = await blocks.hold([hashes])
@@ -126,7 +119,7 @@ class PrefixFetcher:
         self, connection: TargetConnection, blocks: IncomingBlocks, held: BlockImport, allowed_s: float
     ) -> None:
         """Has the other worker send the blocks, and measures how fast they come."""
-        owner, info, began = connection.target.incarnation, self._engine.info, time.monotonic()
+        owner, info, began = connection.target.incarnation, self._blocks.info, time.monotonic()
         request = FetchRequest(
             self._incarnation,
             info.fingerprint,

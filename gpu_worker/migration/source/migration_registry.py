@@ -3,10 +3,11 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
 
 from gpu_worker.migration.calls.targets import TargetPool, TargetWorker
+from gpu_worker.migration.source.departures import Departures
 from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress
+from gpu_worker.migration.source.migration_tally import MigrationTally
 from gpu_worker.migration.source.outgoing_migration import OutgoingMigration
 from gpu_worker.migration.source.prompt_sender import PromptSender
 from gpu_worker.migration.source.source_worker import SourceWorker
@@ -23,36 +24,22 @@ RETRY_MS = 200
 class MigrationRegistry:
     """Begins migrations, at most `limit` at once. A further call for a migration under way joins it."""
 
-    def __init__(self, worker: SourceWorker, targets: TargetPool, limit: int) -> None:
+    def __init__(self, worker: SourceWorker, targets: TargetPool, departures: Departures, limit: int) -> None:
         self.targets = targets
-        self.num_moved = 0
-        self.on_over: Callable[[MigrationProgress], None] = lambda progress: None
+        self.departures = departures
+        self.tally = MigrationTally()
         self._worker = worker
         self._limit = limit
         self._stopped = False
-        self._under_way: dict[SequenceId, OutgoingMigration] = {}
+        self._under_way = departures.migrations
         self._tasks: set[asyncio.Task[None]] = set()
         self._one_ended = asyncio.Event()
         self._over: OrderedDict[tuple[SequenceId, int], tuple[float, MigrationProgress]] = OrderedDict()
 
     @property
-    def moving(self) -> Collection[SequenceId]:
-        """The sequences that are on their way. Those that wait for their prompt to be started are not."""
-        return [seq_id for seq_id, migration in self._under_way.items() if not migration.awaits_start]
-
-    @property
-    def num_branches(self) -> int:
-        """The branches of these that run."""
-        return sum(migration.num_branches for migration in self._under_way.values() if not migration.awaits_start)
-
-    @property
     def num_free(self) -> int:
         """How many more migrations may begin now, beside those that began before their prompts were computed."""
         return self._limit - sum(not migration.during_prefill for migration in self._under_way.values())
-
-    @property
-    def _num_awaiting_start(self) -> int:
-        return sum(migration.awaits_start for migration in self._under_way.values())
 
     async def wait_for_end(self, most_s: float) -> None:
         """Returns when a migration has ended since the last call, and after `most_s` in any case. For one caller."""
@@ -100,9 +87,9 @@ class MigrationRegistry:
         if migration is not None or num_under_way >= limit:
             text = f"this worker moves {num_under_way} sequences, of {limit} at once"
             raise TooManyMoves(text, retry_after_ms=RETRY_MS)
-        prompt = PromptSender(self._worker.engine, sequence_log) if during_prefill else None
+        prompt = PromptSender(self._worker.blocks, sequence_log) if during_prefill else None
         migration = OutgoingMigration(
-            self._worker, sequence_log, self.targets, target, prompt, lambda: self._num_awaiting_start
+            self._worker, sequence_log, self.targets, target, prompt, self.departures.count_awaiting_start
         )
         self._under_way[seq_id] = migration
         task = asyncio.create_task(self._run(seq_id, epoch, migration))
@@ -130,8 +117,7 @@ class MigrationRegistry:
             del self._under_way[seq_id]
             self._one_ended.set()
             outcome = migration.progress.outcome
-            self.num_moved += outcome is MigrationOutcome.MOVED
-            self.on_over(migration.progress)
+            self.tally.note_over(migration.progress)
             if outcome is not MigrationOutcome.STAYED:
                 self._over[seq_id, epoch] = (time.monotonic(), migration.progress)
 

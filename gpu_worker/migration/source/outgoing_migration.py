@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from operator import gt
 
+from gpu_worker.journal.sequence_log import SequenceLog
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
 from gpu_worker.migration.blocks.refusal import Refusal, failed
 from gpu_worker.migration.calls.connection_pool import TargetConnection
@@ -26,7 +27,7 @@ from gpu_worker.migration.calls.targets import TargetPool, TargetWorker
 from gpu_worker.migration.calls.transfer_calls import BranchEnd, MigrationRequest, MigrationReservation
 from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress
 from gpu_worker.migration.source.prompt_sender import PromptSender
-from gpu_worker.migration.source.source_worker import SequenceGone, SourceLog, SourceWorker, gone_without_engine
+from gpu_worker.migration.source.source_worker import SequenceGone, SourceWorker, gone_without_engine
 from gpu_worker.migration.source.ticket_sender import TicketSender
 from gpu_worker.scheduling.block_exchange import PinnedBlocks, WantedBlock, tail_name
 from gpu_worker.scheduling.freezer import FrozenSequence
@@ -61,7 +62,7 @@ class OutgoingMigration:
     def __init__(
         self,
         worker: SourceWorker,
-        sequence_log: SourceLog,
+        sequence_log: SequenceLog,
         targets: TargetPool,
         target: TargetWorker | None,
         prompt: PromptSender | None = None,
@@ -137,7 +138,7 @@ class OutgoingMigration:
             await self._prompt.wait_for_start(self._num_waiting)
         else:
             with gone_without_engine():
-                await self._worker.engine.check_movable(self._seq_id, self.epoch)
+                await self._worker.blocks.check_movable(self._seq_id, self.epoch)
         await failpoints.reach("source.checked")
         candidates = [self._target] if self._target else await self._targets.candidates()
         last: ServingError = NoWorkers("no other worker serves this model and takes sequences")
@@ -208,7 +209,7 @@ class OutgoingMigration:
         if reply.status is MigrateStatus.COMMITTED:
             return reply.epoch
         if reply.status is MigrateStatus.FENCED:
-            self._worker.engine.drop(self._log.sequence)
+            self._worker.blocks.drop(self._log.sequence)
             self._worker.publisher.release_before(self._seq_id, reply.epoch)
             raise SequenceGone
         self._thaw()
@@ -225,14 +226,14 @@ class OutgoingMigration:
     def _thaw(self) -> None:
         if self._may_be_frozen:
             self._may_be_frozen = False
-            self._worker.engine.thaw(self._seq_id, self.epoch)
+            self._worker.blocks.thaw(self._seq_id, self.epoch)
 
     # With the target
 
     async def _exchange(self, connection: TargetConnection, number: int) -> int:
         """Returns the epoch at which the target is the owner."""
         held = await self._prepare(connection, number)
-        sender = TicketSender(self._worker.engine, connection, held, lambda: self._log.gone, self.progress)
+        sender = TicketSender(self._worker.blocks, connection, held, lambda: self._log.gone, self.progress)
         try:
             await self._copy(connection, held, sender)
             with sender.before_stop():
@@ -244,7 +245,7 @@ class OutgoingMigration:
             sender.close()
 
     async def _prepare(self, connection: TargetConnection, number: int) -> MigrationReservation:
-        worker, info = self._worker, self._worker.info
+        worker, info = self._worker, self._worker.blocks.info
         self._num_asked = self._num_full_blocks()
         going = [index for index, branch in enumerate(self._log.branches) if not branch.ended]
         try:
@@ -307,12 +308,12 @@ class OutgoingMigration:
 
     async def _hand_over(self, connection: TargetConnection, held: MigrationReservation, sender: TicketSender) -> int:
         """Stops the sequence, sends what is left, and makes the target the owner."""
-        engine = self._worker.engine
+        blocks = self._worker.blocks
         self._may_be_frozen = True
         try:
             with gone_without_engine():
                 async with asyncio.timeout(FREEZE_S):
-                    frozen, pinned = await engine.freeze_and_pin(self._seq_id, self.epoch)
+                    frozen, pinned = await blocks.freeze_and_pin(self._seq_id, self.epoch)
         except TimeoutError as error:
             raise failed(Refusal.STALLED, "the step after which the sequence stops takes too long") from error
         self._stopped_at = time.monotonic()
@@ -334,7 +335,7 @@ class OutgoingMigration:
         except TimeoutError as error:
             raise failed(Refusal.STALLED, "the sequence would have stood still for too long") from error
         finally:
-            engine.unpin_soon(pinned)
+            blocks.unpin_soon(pinned)
         return finished.epoch
 
     @contextmanager
@@ -381,7 +382,7 @@ class OutgoingMigration:
 
         The last token of a branch is not computed, so it fills no block.
         """
-        num_prompt, size = len(self._log.sequence.prompt), self._worker.info.block_size
+        num_prompt, size = len(self._log.sequence.prompt), self._worker.blocks.info.block_size
         return [0 if each.ended else (num_prompt + each.num_tokens - 1) // size for each in self._log.branches]
 
     async def _leave(self, epoch: int) -> None:
@@ -392,7 +393,7 @@ class OutgoingMigration:
         if self._stopped_at:
             progress.stopped_s = time.monotonic() - self._stopped_at
         progress.epoch = epoch
-        worker.engine.drop(self._log.sequence)
+        worker.blocks.drop(self._log.sequence)
         worker.publisher.publish_moved(self._seq_id, epoch, progress.target)
         with suppress(StoreUnavailable):
             await failpoints.reach("source.moved")

@@ -9,7 +9,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from gpu_worker.migration.source.source_worker import SequenceGone, SourceEngine, SourceLog, gone_without_engine
+from gpu_worker.engine.block_port import BlockPort
+from gpu_worker.journal.sequence_log import SequenceLog
+from gpu_worker.migration.source.source_worker import SequenceGone, gone_without_engine
 from gpu_worker.migration.source.ticket_sender import TicketSender
 from gpu_worker.scheduling.block_exchange import WantedBlock
 from gpu_worker.scheduling.freezer import PromptProgress
@@ -24,8 +26,8 @@ MOST_PARTS = 16  # a part has at least this share of the blocks that were wanted
 class PromptSender:
     """One prompt at the worker that computes it."""
 
-    def __init__(self, engine: SourceEngine, sequence_log: SourceLog) -> None:
-        self._engine = engine
+    def __init__(self, blocks: BlockPort, sequence_log: SequenceLog) -> None:
+        self._blocks = blocks
         self._log = sequence_log
         self._hurried = asyncio.Event()
         self._started = False
@@ -94,7 +96,7 @@ class PromptSender:
         if self._log.gone:
             raise SequenceGone
         with gone_without_engine():
-            return await self._engine.prompt_progress(self._log.sequence.seq_id, self._log.epoch)
+            return await self._blocks.prompt_progress(self._log.sequence.seq_id, self._log.epoch)
 
     def _cannot(self, why: str) -> CannotMove:
         return CannotMove(

@@ -1,19 +1,15 @@
 """What a migration asks of the other parts of the worker that a sequence leaves."""
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
+from gpu_worker.engine.block_port import BlockPort
+from gpu_worker.journal.journal_writer import JournalWriter
+from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.calls.connection_pool import ConnectionPool
-from gpu_worker.scheduling.block_exchange import PinnedBlocks
-from gpu_worker.scheduling.freezer import FrozenSequence, PromptProgress
-from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.steps.runner import RunnerInfo
 from octavo.request.errors import NotFound, StaleEpoch
-from octavo.request.ids import BlockHash, Incarnation, SequenceId
-from octavo.request.sampling import TokenScore
+from octavo.request.ids import Incarnation
 from octavo.store.base import Store
 
 
@@ -33,73 +29,13 @@ def gone_without_engine() -> Iterator[None]:
         raise SequenceGone from error
 
 
-class SendingEngine(Protocol):
-    """The calls of the engine's client that leaving blocks need."""
-
-    async def pin_blocks(self, hashes: Seq[BlockHash]) -> PinnedBlocks: ...
-    async def unpin(self, pinned: PinnedBlocks) -> None: ...
-
-
-class SourceEngine(SendingEngine, Protocol):
-    """The calls of the engine's client that leaving sequences need."""
-
-    async def check_movable(self, seq_id: SequenceId, epoch: int) -> None: ...
-    async def prompt_progress(self, seq_id: SequenceId, epoch: int) -> PromptProgress: ...
-    async def freeze_and_pin(self, seq_id: SequenceId, epoch: int) -> tuple[FrozenSequence, PinnedBlocks]: ...
-    def unpin_soon(self, pinned: PinnedBlocks) -> None: ...
-    def thaw(self, seq_id: SequenceId, epoch: int) -> None: ...
-    def drop(self, sequence: Sequence) -> None: ...
-
-
-class LoggedBranch(Protocol):
-    """What the journal of one branch holds, as far as the store has answered."""
-
-    @property
-    def num_tokens(self) -> int: ...
-    @property
-    def chain(self) -> int: ...
-    @property
-    def ended(self) -> bool: ...
-
-
-class SourceLog(Protocol):
-    """The log of the sequence. It is gone once the sequence has ended here."""
-
-    @property
-    def sequence(self) -> Sequence: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def gone(self) -> bool: ...
-    @property
-    def branches(self) -> Seq[LoggedBranch]: ...
-    def scores_of(self, branch: int) -> Seq[TokenScore]: ...
-    def prompt_scores(self) -> Seq[TokenScore]: ...
-
-
-class SourcePublisher(Protocol):
-    """All logs, and the subscriptions that follow them."""
-
-    @property
-    def logs(self) -> Mapping[SequenceId, SourceLog]: ...
-    def publish_moved(self, seq_id: SequenceId, epoch: int, owner: Incarnation) -> None: ...
-    def release_before(self, seq_id: SequenceId, epoch: int) -> None: ...
-
-
-class SourceJournal(Protocol):
-    """The journal writer."""
-
-    async def wait_until_flushed(self, *, at_once: bool = False) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class SourceWorker:
     """The parts of the worker that sequences leave."""
 
     incarnation: Incarnation
-    info: RunnerInfo
     store: Store
-    engine: SourceEngine
-    journal: SourceJournal
-    publisher: SourcePublisher
+    blocks: BlockPort
+    journal: JournalWriter
+    publisher: StepPublisher
     connections: ConnectionPool

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
+from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
 from gpu_worker.migration.blocks.refusal import Refusal, failed
 from gpu_worker.migration.calls.connection_pool import TargetConnection
 from gpu_worker.migration.calls.transfer_calls import FetchRequest, MigrationReservation
 from gpu_worker.migration.source.migration_progress import MigrationProgress
-from gpu_worker.migration.source.source_worker import SendingEngine, SequenceGone
+from gpu_worker.migration.source.source_worker import SequenceGone
 from gpu_worker.scheduling.block_exchange import WantedBlock
 from octavo.process import failpoints
 from octavo.process.loop import unlogged
@@ -27,14 +28,14 @@ class TicketSender:
 
     def __init__(
         self,
-        engine: SendingEngine,
+        blocks: BlockPort,
         connection: TargetConnection,
         reservation: MigrationReservation | FetchRequest,
         is_gone: Callable[[], bool],
         progress: MigrationProgress,
     ) -> None:
         """`is_gone` says whether the sequence has ended here; `progress` is told what has been sent."""
-        self._engine = engine
+        self._block_port = blocks
         self._connection = connection
         self._reservation = reservation
         self._is_gone = is_gone
@@ -69,7 +70,7 @@ class TicketSender:
         all_of_them: bool = True,
         tails: Sequence[OutgoingBlock] = (),
     ) -> list[WantedBlock]:
-        pinned = await self._engine.pin_blocks([each.block_hash for each in wanted])
+        pinned = await self._block_port.pin_blocks([each.block_hash for each in wanted])
         try:
             found = [each for each in wanted if each.block_hash in pinned.blocks]
             lacking = [each for each in wanted if each.block_hash not in pinned.blocks]
@@ -82,7 +83,7 @@ class TicketSender:
             blocks = [OutgoingBlock(each.index, pinned.blocks[each.block_hash], each.block_hash) for each in found]
             await self._send_blocks(await self._open(), [*blocks, *tails], urgent=urgent)
         finally:
-            await self._engine.unpin(pinned)
+            await self._block_port.unpin(pinned)
         await failpoints.reach("source.sent")
         return lacking
 

@@ -8,8 +8,8 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
+from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.blocks.frames import SECRET_BYTES
 from gpu_worker.migration.blocks.incoming_ticket import ExpectedBlock, IncomingTicket
@@ -20,29 +20,13 @@ from octavo.request.errors import ServingError, TransferFailed
 from octavo.request.ids import BlockHash
 
 
-class IntakeEngine(Protocol):
-    """What the engine does for blocks that come (`EngineClient`)."""
-
-    async def hold_import(
-        self, hashes_per_branch: Sequence[Sequence[BlockHash]], *, with_tails: bool = False
-    ) -> BlockImport: ...
-
-    async def extend_import(
-        self, held: BlockImport, hashes_per_branch: Sequence[Sequence[BlockHash]]
-    ) -> list[WantedBlock]: ...
-
-    async def seal_imported(self, held: BlockImport, indexes: Sequence[int]) -> None: ...
-
-    async def release_import(self, held: BlockImport) -> None: ...
-
-
 class IncomingBlocks:
     """One ticket and its import. `end` has to follow in every case, and may be called at any time."""
 
     def __init__(
         self,
         number: int,
-        engine: IntakeEngine,
+        blocks: BlockPort,
         memory: BlockMemory,
         listener: BlockListener,
         ttl_s: float,
@@ -54,7 +38,7 @@ class IncomingBlocks:
         self.held: BlockImport | None = None
         self.tail_indexes: dict[int, int] = {}  # in the ticket, by branch
         self.arrived_tails: set[int] = set()  # indexes
-        self._engine = engine
+        self._blocks = blocks
         self._memory = memory
         self._listener = listener
         self._ttl_s = ttl_s
@@ -75,7 +59,7 @@ class IncomingBlocks:
 
         Raises OutOfBlocks or CannotMove.
         """
-        self.held = await self._engine.hold_import(hashes_per_branch, with_tails=bool(tails_of))
+        self.held = await self._blocks.hold_import(hashes_per_branch, with_tails=bool(tails_of))
         self.tail_indexes = dict(zip(tails_of, self.held.tails, strict=True))
         return self.held
 
@@ -101,7 +85,7 @@ class IncomingBlocks:
         """
         if self.held is None or self._ticket is None:
             raise RuntimeError("a ticket is opened before it is extended")
-        self._expect(self._ticket, self.held, await self._engine.extend_import(self.held, hashes_per_branch))
+        self._expect(self._ticket, self.held, await self._blocks.extend_import(self.held, hashes_per_branch))
         accepted = self._ticket.accepted_blocks()
         return [each for each in self.held.wanted if each.index not in accepted]
 
@@ -128,7 +112,7 @@ class IncomingBlocks:
             self._sealing.cancel()  # what it has asked of the engine comes before the release
             await asyncio.wait([self._sealing])
         if self.held is not None:
-            await self._engine.release_import(self.held)
+            await self._blocks.release_import(self.held)
 
     def _end_ticket(self, error: TransferFailed | None) -> None:
         if self._ticket is not None:
@@ -166,7 +150,7 @@ class IncomingBlocks:
             while self._arrived and self.held is not None:
                 arrived, self._arrived = self._arrived, []
                 await failpoints.reach("target.seal")
-                await self._engine.seal_imported(self.held, arrived)
+                await self._blocks.seal_imported(self.held, arrived)
 
     def _note_ticket_end(self, error: TransferFailed | None) -> None:
         self._closed.set()

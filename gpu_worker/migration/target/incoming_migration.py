@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.calls.transfer_calls import (
     BranchEnd,
@@ -21,11 +21,11 @@ from gpu_worker.migration.calls.transfer_calls import (
     MigrationRequest,
     MigrationReservation,
 )
-from gpu_worker.migration.target.incoming_blocks import IncomingBlocks, IntakeEngine
+from gpu_worker.migration.target.incoming_blocks import IncomingBlocks
 from gpu_worker.migration.target.incoming_history import IncomingHistory
 from gpu_worker.scheduling.block_exchange import BlockImport, WantedBlock
 from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail
-from gpu_worker.steps.runner import BlockMemory, RunnerInfo
+from gpu_worker.steps.runner import BlockMemory
 from octavo.process import failpoints
 from octavo.process.retry import until_answered
 from octavo.request.errors import CannotMove, Mismatch, NotFound, ServingError, StoreUnavailable, TransferFailed
@@ -43,19 +43,7 @@ COMMIT_PATIENCE_S = 1.5  # so long the source is kept waiting for the store, and
 ADMIT_S = 3.0
 
 
-class ImportEngine(IntakeEngine, Protocol):
-    """What the engine does for sequences that come (`EngineClient`)."""
-
-    @property
-    def info(self) -> RunnerInfo: ...
-
-    def branch_hashes(
-        self, admission: Admission, known: Sequence[Sequence[BlockHash]] = ()
-    ) -> list[list[BlockHash]]: ...
-
-    async def admit(
-        self, admission: Admission, router_id: str, carried: CarriedScores | None = None
-    ) -> AdmissionAnswer: ...
+AdmitCall = Callable[[Admission, str, CarriedScores | None], Awaitable[AdmissionAnswer]]
 
 
 class IncomingMigration:
@@ -66,7 +54,8 @@ class IncomingMigration:
         request: MigrationRequest,
         incarnation: Incarnation,
         store: Store,
-        engine: ImportEngine,
+        blocks: BlockPort,
+        admit: AdmitCall,
         memory: BlockMemory,
         listener: BlockListener,
         on_ending: "Callable[[IncomingMigration, asyncio.Task[None]], None]",
@@ -77,9 +66,10 @@ class IncomingMigration:
         self.answer: asyncio.Future[FinishedMigration] | None = None  # of Finish, from its first call on
         self._incarnation = incarnation
         self._store = store
-        self._engine = engine
+        self._block_port = blocks
+        self._admit_sequence = admit
         self._listener = listener
-        self._blocks = IncomingBlocks(self.number, engine, memory, listener, TTL_S, self._note_loss)
+        self._blocks = IncomingBlocks(self.number, blocks, memory, listener, TTL_S, self._note_loss)
         self._on_ending = on_ending
         self._history = IncomingHistory(store, request, incarnation)
         self._hashes: list[list[BlockHash]] = []  # of each branch that goes on, as far as the journals were read
@@ -112,7 +102,7 @@ class IncomingMigration:
             await self._history.read_all()
             admission = self._history.admission(self.request.epoch)
             self._require_movable(admission)
-            self._hashes = self._engine.branch_hashes(admission)
+            self._hashes = self._block_port.branch_hashes(admission)
             held = await self._blocks.hold(self._hashes, going_branches(admission))
             await failpoints.reach("target.held")
             wanted = self._blocks.open_ticket()
@@ -138,11 +128,11 @@ class IncomingMigration:
     def _update_hashes(self) -> list[list[BlockHash]]:
         """The hashes of all full blocks, after the journals were read. What is known already is not computed again."""
         admission = self._history.admission(self.request.epoch)
-        self._hashes = self._engine.branch_hashes(admission, self._hashes)
+        self._hashes = self._block_port.branch_hashes(admission, self._hashes)
         return self._hashes
 
     def _require_model(self) -> None:
-        mine, theirs = self._engine.info, self.request
+        mine, theirs = self._block_port.info, self.request
         if mine.fingerprint != theirs.fingerprint:
             raise Mismatch(f"this worker serves {mine.fingerprint}, the source {theirs.fingerprint}")
         if mine.layout != theirs.layout:
@@ -151,7 +141,7 @@ class IncomingMigration:
             raise Mismatch(f"tokens here are computed as {mine.numerics!r}, at the source as {theirs.numerics!r}")
 
     def _require_movable(self, admission: Admission) -> None:
-        record, params, window = self._history.record, admission.sampling, self._engine.info.window
+        record, params, window = self._history.record, admission.sampling, self._block_port.info.window
         name = f"sequence {record.seq_id}"
         if record.model != self.request.fingerprint:
             raise Mismatch(f"{name} belongs to model {record.model}, not to {self.request.fingerprint}")
@@ -200,11 +190,11 @@ class IncomingMigration:
         """Raises ServingError unless all blocks are here, and the journals have the tokens of the source."""
         self._blocks.close_ticket()
         await self._history.read_more()
-        self._history.require_ends(ends, self._engine.info.block_size)
+        self._history.require_ends(ends, self._block_port.info.block_size)
         await self._blocks.wait_until_sealed()
         hashes = self._update_hashes()
         if not all(map(held.hashes.issuperset, hashes)):
-            await self._engine.extend_import(held, hashes)  # it may be here, as part of another sequence
+            await self._block_port.extend_import(held, hashes)  # it may be here, as part of another sequence
         if held.missing:
             text = f"sequence {self.request.seq_id}: {len(held.missing)} of its {held.num_blocks} blocks have not come"
             raise CannotMove(text, cause="missing")
@@ -229,7 +219,7 @@ class IncomingMigration:
             if not committing.done():
                 text = f"sequence {request.seq_id}: the store has not answered the commit; ask it by mig_abort"
                 answer.set_exception(StoreUnavailable(text))
-                await self._engine.release_import(held)
+                await self._block_port.release_import(held)
             return await committing
         finally:
             committing.cancel()
@@ -244,7 +234,7 @@ class IncomingMigration:
         carried = CarriedScores(totals, scores, self._tails(held, ends), prompt_scores, hashes)
 
         async def admit_once() -> AdmissionAnswer:
-            answer = await self._engine.admit(self._history.admission(epoch), "", carried)
+            answer = await self._admit_sequence(self._history.admission(epoch), "", carried)
             if answer.failure is not None and answer.failure.reason == StoreUnavailable.reason:
                 raise StoreUnavailable(answer.failure.message)
             return answer
@@ -260,7 +250,7 @@ class IncomingMigration:
         except (ServingError, TimeoutError) as error:
             why = str(error) or why  # a timeout has no text
         log.warning("sequence %s has moved here and cannot run: back into the queue: %s", seq_id, why)
-        await self._engine.release_import(held)
+        await self._block_port.release_import(held)
 
         async def requeue_once() -> bool:
             await failpoints.reach("target.requeue")

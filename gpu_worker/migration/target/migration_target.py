@@ -7,10 +7,12 @@ done. A call that comes again joins the first one, or gets its answer.
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from gpu_worker.engine.block_port import BlockPort
+from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.calls.transfer_calls import (
     BranchEnd,
@@ -18,10 +20,9 @@ from gpu_worker.migration.calls.transfer_calls import (
     MigrationRequest,
     MigrationReservation,
 )
-from gpu_worker.migration.target.incoming_migration import ImportEngine, IncomingMigration, unknown_ticket
+from gpu_worker.migration.target.incoming_migration import AdmitCall, IncomingMigration, unknown_ticket
 from gpu_worker.scheduling.block_exchange import WantedBlock
 from gpu_worker.steps.runner import BlockMemory
-from octavo.net.security.listener_tls import ListenerTls
 from octavo.process import failpoints
 from octavo.process.loop import shared
 from octavo.request.errors import CannotMove, Draining, NotFound, OutOfBlocks, StoreUnavailable, TooManyMoves
@@ -48,29 +49,25 @@ class MigrationTarget:
         self,
         store: Store,
         incarnation: Incarnation,
-        engine: ImportEngine,
+        blocks: BlockPort,
+        admit: AdmitCall,
+        watch: WorkerWatch,
         memory: BlockMemory | None,
-        host: str,
-        draining: Callable[[], bool],
-        tls: ListenerTls | None = None,
+        listener: BlockListener | None,
     ) -> None:
-        """`host` is where it listens for blocks, on any free port. Raises OSError."""
+        """`listener` is where blocks come in. It is closed with the target."""
         self._store = store
         self._incarnation = incarnation
-        self._engine = engine
+        self._blocks = blocks
+        self._admit = admit
+        self._watch = watch
         self._memory = memory
-        self._listener = None if memory is None else BlockListener(host, tls=tls)
-        self._draining = draining
+        self._listener = listener
         self._closed = False
         self._by_key: dict[tuple[SequenceId, int, int], IncomingMigration] = {}  # those that have not ended
         self._migrations: dict[int, IncomingMigration] = {}  # by ticket: those that have not ended, or not answered
         self._finished: OrderedDict[int, FinishedMigration] = OrderedDict()  # by ticket
         self._tasks: set[asyncio.Task[Any]] = set()
-
-    @property
-    def listener(self) -> BlockListener | None:
-        """The listener by which blocks come in, also blocks that no sequence brings."""
-        return self._listener
 
     @property
     def num_tickets(self) -> int:
@@ -91,7 +88,7 @@ class MigrationTarget:
             if len(self._migrations) >= MOST_TICKETS:
                 raise TooManyMoves(f"{len(self._migrations)} sequences are on their way to this worker")
             migration = IncomingMigration(
-                request, self._incarnation, self._store, self._engine, memory, listener, self._note_ending
+                request, self._incarnation, self._store, self._blocks, self._admit, memory, listener, self._note_ending
             )
             self._by_key[request.key] = self._migrations[migration.number] = migration
             migration.preparing = self._spawn(self._prepare(migration))
@@ -230,12 +227,12 @@ class MigrationTarget:
     def _require_share(self) -> None:
         """Raises OutOfBlocks if the tickets together hold more blocks than they may."""
         num_wanted = sum(other.num_wanted for other in self._migrations.values())
-        most = int(IMPORT_SHARE * self._engine.info.num_blocks)
+        most = int(IMPORT_SHARE * self._blocks.info.num_blocks)
         if num_wanted > most:
             raise OutOfBlocks(f"{num_wanted} blocks would be on their way here, of at most {most}")
 
     def _refuse_draining(self) -> None:
-        if self._closed or self._draining():
+        if self._closed or self._watch.draining:
             raise Draining("this worker drains: move the sequence to another one")
 
     def _find(self, ticket: int) -> IncomingMigration:

@@ -10,7 +10,7 @@ from torch import Tensor
 class ArenaBlocks:
     """Reads and writes blocks where they lie, in an arena on a CPU: [num_layers, num_blocks, ...].
 
-    It is a `BlockReader` and a `BlockWriter` of gpu_worker.moving. Who calls makes sure that no step writes a block
+    It is a `BlockMemory`. Who calls makes sure that no step writes a block
     that is read here, and that none reads a block before it is accepted.
     """
 

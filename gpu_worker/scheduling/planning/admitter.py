@@ -1,9 +1,9 @@
 """Answers whether this worker takes a sequence, prepares its branches, and puts it into the waiting queue."""
 
 from gpu_worker.scheduling.state.beam import BeamSearch
-from gpu_worker.scheduling.state.deltas import branch_delta
 from gpu_worker.scheduling.state.place import Hold
 from gpu_worker.scheduling.state.sequence import FINISHED, WAITING, Branch, Sequence
+from gpu_worker.scheduling.state.step_items import branch_item
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import BAD_LOGITS, RunnerInfo
 from octavo.request.errors import OutOfBlocks, TooLarge
@@ -56,7 +56,7 @@ class Admitter:
         for branch in sequence.branches:
             reason = reason_to_end(branch) if branch.state is WAITING else FinishReason.NONE
             if reason:
-                work.report([branch_delta(branch, (), reason)])
+                work.report([branch_item(branch, (), reason)])
                 work.finish(branch)
         if sequence.search is not None and all(sequence.search.done):
             work.drop(sequence)

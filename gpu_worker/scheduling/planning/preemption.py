@@ -14,9 +14,9 @@ LENGTH and the tokens it has, or with ERROR if it has no output.
 from collections.abc import Callable
 
 from gpu_worker.blocks.cost_model import CostModel
-from gpu_worker.scheduling.state.deltas import branch_delta
 from gpu_worker.scheduling.state.place import Hold, Place
 from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Sequence
+from gpu_worker.scheduling.state.step_items import branch_item
 from gpu_worker.scheduling.state.workload import Workload
 from octavo.request.errors import OutOfBlocks
 from octavo.request.sampling import FinishReason
@@ -176,10 +176,10 @@ class Preemption:
                 f"no block left to compute the prompt of {requester.num_prompt} tokens: it holds "
                 f"{len(self._tables.held_blocks(requester))} of {work.info.num_blocks} and no other sequence has any"
             ).failure()
-            work.report(work.end(sequence, FinishReason.ERROR, failure.to_json()))
+            work.report(work.end(sequence, FinishReason.ERROR, failure))
         elif sequence.search is not None:
             work.report(work.end(sequence, FinishReason.LENGTH))
         else:
-            work.report([branch_delta(requester, (), FinishReason.LENGTH)])
+            work.report([branch_item(requester, (), FinishReason.LENGTH)])
             work.finish(requester)
         return False

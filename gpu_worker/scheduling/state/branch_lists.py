@@ -58,7 +58,7 @@ class BranchLists:
         self._tidy()
         sequence = branch.sequence
         computed = branch.num_computed == len(branch.tokens) - 1
-        told = Hold.UNREPORTED not in sequence.holds and not branch.num_to_repeat  # else a prefill makes its delta
+        told = Hold.UNREPORTED not in sequence.holds and not branch.num_to_repeat  # else a prefill makes its item
         if computed and branch.num_output and told and sequence.search is None:
             self.add_decode(branch)
         elif branch.num_computed < branch.prefill_end:

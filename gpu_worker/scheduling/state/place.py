@@ -34,7 +34,7 @@ class Hold(Enum):
     FAILED = "failed"  # it was in a step that failed: it is by itself in its steps until one of them has not failed
     STARVED = "starved"  # a suspect that has found no room: no other sequence starts before it
     FORKS = "forks"  # until branch 0 has computed the prompt: then the other branches fork from it
-    UNREPORTED = "unreported"  # its first delta has not been made: a prefill makes it, so the sequence does not decode
+    UNREPORTED = "unreported"  # its first item has not been made: a prefill makes it, so the sequence does not decode
 
 
 QUEUED = frozenset({Place.WAITING, Place.STARTING})  # some branch is WAITING and to be started

@@ -58,7 +58,7 @@ class Branch:
     last: int = sys.maxsize  # position of the last token it may have: max_tokens or the end of the context
     slots_end: int = 0  # while num_computed is below it, the next token has a slot in a block that no other has
     scores: list[TokenScore] | None = None  # beams only, when log probabilities are asked for
-    # Journalled tokens that its first delta repeats with their scores: the worker that had reported them is gone.
+    # Journalled tokens that its first item repeats with their scores: the worker that had reported them is gone.
     num_to_repeat: int = 0
     repeated_scores: list[TokenScore] = field(default_factory=list)
     text: TextStream | None = None  # beams only, when there are stop strings

@@ -1,11 +1,11 @@
-"""What a step runs (`StepPlan`), and what it adds to branches (`StepDeltas`)."""
+"""What a step runs (`StepPlan`), and what it adds to branches (`StepItems`)."""
 
 from dataclasses import dataclass, field
 from typing import Literal, NewType
 
 from gpu_worker.scheduling.state.sequence import Branch, Sequence
 from gpu_worker.steps.step_input import StepInput
-from octavo.request.sampling import FinishReason, TokenScore
+from octavo.request.step_item import StepItem
 
 
 @dataclass(slots=True, eq=False)
@@ -45,25 +45,9 @@ class StepPlan:
     num_decodes: int = 0  # leading chunks with length 1 and one sample, the branch itself
 
 
-@dataclass(slots=True, eq=False)
-class Delta:
-    """New tokens of one branch of the record, and its end if it has ended."""
-
-    sequence: Sequence
-    branch_index: int
-    first_index: int  # of token_ids in the branch's output
-    token_ids: tuple[int, ...]
-    finish: FinishReason = FinishReason.NONE
-    failure: str = ""  # JSON of octavo.request.errors.Failure, with FinishReason.ERROR
-    scores: tuple[TokenScore, ...] = ()  # one per token, if log probabilities are asked for
-    prompt_scores: tuple[TokenScore, ...] = ()  # of prompt[1:], with branch 0's first delta, if asked for
-    cumulative_logprob: float | None = None  # where branches are ranked
-    cached_tokens: int | None = None  # with the sequence's first delta
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class BeamProgress:
-    """How many tokens the beams of a search have by now: none of them is in a delta before the search ends."""
+    """How many tokens the beams of a search have by now: none of them is in an item before the search ends."""
 
     sequence: Sequence
     num_tokens: int
@@ -85,11 +69,11 @@ SubscriptionId = NewType("SubscriptionId", int)  # of one open Step stream, with
 
 
 @dataclass(slots=True, eq=False)
-class StepDeltas:
+class StepItems:
     """What a step that is over added to branches, in the order it happened. It is not the wire's `StepResult`."""
 
     step_id: int
-    deltas: list[Delta] = field(default_factory=list)
+    items: list[StepItem] = field(default_factory=list)
     num_branches: int = 0
     num_tokens: int = 0
     granted_by: SubscriptionId | None = None  # whose finite grant the step used up; None: an unlimited grant

@@ -16,15 +16,15 @@ from operator import attrgetter
 
 from gpu_worker.scheduling.state.block_tables import BlockTables
 from gpu_worker.scheduling.state.branch_lists import BranchLists
-from gpu_worker.scheduling.state.deltas import beam_deltas, branch_delta
 from gpu_worker.scheduling.state.place import ON_DEVICE, QUEUED, Hold, Place, check_holds
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Branch, BranchState, Sequence
-from gpu_worker.scheduling.state.step import Delta
+from gpu_worker.scheduling.state.step_items import beam_items, branch_item
 from gpu_worker.steps.runner import RunnerInfo
-from octavo.request.errors import NotFound, StaleEpoch
+from octavo.request.errors import Failure, NotFound, StaleEpoch
 from octavo.request.ids import BlockId, HostBlockId, SequenceId
 from octavo.request.sampling import FinishReason
+from octavo.request.step_item import StepItem
 
 _rank = attrgetter("rank")
 
@@ -54,7 +54,7 @@ class Workload:
         self.suspects: list[Sequence] = []
         self.reserved_for: Sequence | None = None  # all steps are for this suspect, although it may have ended
         self.on_trial: Sequence | None = None  # the same, once its trial has begun
-        self.pending: list[Delta] = []  # of what happened between steps, for the result of the next step
+        self.pending: list[StepItem] = []  # of what happened between steps, for the result of the next step
         self.num_preempted_swap = 0
         self.num_preempted_recompute = 0
         self._num_added = 0
@@ -102,21 +102,21 @@ class Workload:
         self._update_place(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """Takes a sequence and its blocks out of everything, without a delta."""
+        """Takes a sequence and its blocks out of everything, without an item."""
         for branch in sequence.branches:
             if branch.state is not FINISHED:
                 self._stop(branch, FINISHED)
         self._update_place(sequence)
 
-    def end(self, sequence: Sequence, reason: FinishReason, failure: str = "") -> list[Delta]:
-        """Ends all branches that have not finished, with the tokens they have. Returns the sequence's last deltas."""
+    def end(self, sequence: Sequence, reason: FinishReason, failure: Failure | None = None) -> list[StepItem]:
+        """Ends all branches that have not finished, with the tokens they have. Returns the sequence's last items."""
         if sequence.search is not None:
-            deltas = beam_deltas(sequence, reason, failure)
+            items = beam_items(sequence, reason, failure)
         else:
             going = [branch for branch in sequence.branches if branch.state is not FINISHED]
-            deltas = [branch_delta(branch, (), reason, failure) for branch in going]
+            items = [branch_item(branch, (), reason, failure) for branch in going]
         self.drop(sequence)
-        return deltas
+        return items
 
     def hold(self, sequence: Sequence, *holds: Hold) -> None:
         sequence.holds.update(holds)
@@ -206,7 +206,7 @@ class Workload:
         self.tables.fork_table(parent, child)
 
     def finish(self, *branches: Branch) -> None:
-        """Ends branches of a sequence and, with its last one, the sequence. The caller makes the deltas."""
+        """Ends branches of a sequence and, with its last one, the sequence. The caller makes the items."""
         for branch in branches:
             self._stop(branch, FINISHED)
         self._update_place(branches[0].sequence)
@@ -218,18 +218,18 @@ class Workload:
 
     # Between steps
 
-    def report(self, deltas: Iterable[Delta]) -> None:
-        """Keeps deltas of what happened between steps for the next step's result."""
-        self.pending += deltas
+    def report(self, items: Iterable[StepItem]) -> None:
+        """Keeps items of what happened between steps for the next step's result."""
+        self.pending += items
 
-    def take_pending(self) -> list[Delta]:
-        """The deltas reported since the last call."""
+    def take_pending(self) -> list[StepItem]:
+        """The items reported since the last call."""
         pending, self.pending = self.pending, []
         return pending
 
     def discard_pending(self, seq_id: SequenceId) -> None:
-        """Forgets the pending deltas of a sequence that has another owner."""
-        self.pending = [delta for delta in self.pending if delta.sequence.seq_id != seq_id]
+        """Forgets the pending items of a sequence that has another owner."""
+        self.pending = [item for item in self.pending if item.seq_id != seq_id]
 
     def check_places(self) -> None:
         """Recounts blocks, lists and places from the sequences; raises AssertionError with what is wrong."""

@@ -7,14 +7,12 @@ not here any more. Other sequences pause meanwhile, and further suspects wait fo
 
 import asyncio
 import logging
-from collections.abc import Callable
 
-from gpu_worker.engine.engine import Engine
-from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.engine.command_port import CommandPort
+from gpu_worker.journal.sequence_log import SequenceLog
+from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.scheduling.state.sequence import Sequence
 from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
-from gpu_worker.serving.journal.sequence_log import SequenceLog
-from gpu_worker.serving.journal.step_publisher import StepPublisher
 from octavo.process.retry import until_answered
 from octavo.request.errors import Draining
 
@@ -26,9 +24,9 @@ ABSENT_ROUND_S = 10.0  # a suspect that the engine has lost, and the store did n
 class TrialQueue:
     """Gives the engine to one suspect after the other. Lives on the event loop."""
 
-    def __init__(self, engine: Engine, publisher: StepPublisher, announcer: OwnershipAnnouncer | None) -> None:
+    def __init__(self, port: CommandPort, publisher: StepPublisher, announcer: OwnershipAnnouncer | None) -> None:
         """Without an `announcer` no store knows of this worker, and suspects are not announced."""
-        self._engine = engine
+        self._port = port
         self._publisher = publisher
         self._announcer = announcer
         self._turn = asyncio.Lock()  # whoever has it has the engine
@@ -58,14 +56,14 @@ class TrialQueue:
                 self._drop(sequence_log.sequence)
                 self._publisher.release_log(sequence_log)
             finally:
-                self._engine.post_command(lambda scheduler: scheduler.end_trial(sequence_log.sequence))
+                self._port.post(lambda scheduler: scheduler.end_trial(sequence_log.sequence))
 
     async def _have_engine(self, sequence_log: SequenceLog) -> None:
         """Returns when the suspect has proved itself, or is not here any more."""
         sequence = sequence_log.sequence
-        if await self._ask_engine(lambda scheduler: scheduler.reserve_steps(sequence)):
+        if await self._port.ask(lambda scheduler: scheduler.reserve_steps(sequence)):
             if await self._announce(sequence):
-                await self._ask_engine(lambda scheduler: scheduler.begin_trial(sequence))
+                await self._port.ask(lambda scheduler: scheduler.begin_trial(sequence))
             else:
                 log.warning("sequence %s: another worker owns it, or it has ended", sequence.seq_id)
                 self._drop(sequence)
@@ -73,7 +71,7 @@ class TrialQueue:
         await self._wait_until_settled(sequence, sequence_log.settled)
 
     def _drop(self, sequence: Sequence) -> None:
-        self._engine.post_command(lambda scheduler: scheduler.drop(sequence))
+        self._port.post(lambda scheduler: scheduler.drop(sequence))
 
     async def _announce(self, sequence: Sequence) -> bool:
         """Whether this worker owns the sequence, as the store says. While it is away, nothing could be journalled."""
@@ -89,11 +87,8 @@ class TrialQueue:
                 async with asyncio.timeout(ABSENT_ROUND_S):
                     await settled.wait()
             except TimeoutError:
-                is_here = await self._ask_engine(lambda scheduler: scheduler.is_here(sequence))
+                is_here = await self._port.ask(lambda scheduler: scheduler.is_here(sequence))
                 if not (is_here or was_here):
                     log.warning("sequence %s: gone, and the store has not answered: others go on", sequence.seq_id)
                     return
                 was_here = is_here
-
-    async def _ask_engine(self, command: Callable[[Scheduler], bool]) -> bool:
-        return await asyncio.wrap_future(self._engine.post_command(command))

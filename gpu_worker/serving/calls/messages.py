@@ -1,11 +1,15 @@
 """From plain values to the messages that only a worker sends. What routers send too is in octavo.wire."""
 
+from dataclasses import asdict
+
 from gpu_worker.blocks.prefix_cache import STORED
+from gpu_worker.engine.cache_watchers import CacheEvent, CacheEventBatch
+from gpu_worker.engine.worker_watch import WorkerWatch
+from gpu_worker.journal.step_publisher import StepPublisher
+from gpu_worker.journal.step_subscription import StepMessage
 from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress
 from gpu_worker.scheduling.state.step import SwapOperation
-from gpu_worker.serving.cache_watchers import CacheEvent, CacheEventBatch
-from gpu_worker.serving.engine_client import EngineClient, LoadReport
-from gpu_worker.serving.journal.step_subscription import StepMessage
+from gpu_worker.scheduling.state.workload import Workload
 from octavo.internal.v1 import worker_pb2
 from octavo.request.ids import Incarnation
 from octavo.request.worker_role import WorkerRole
@@ -26,9 +30,9 @@ SWAP_OPERATIONS: dict[int, SwapOperation] = {
 
 
 def hello_to_wire(
-    worker_id: str, incarnation: Incarnation, engine_client: EngineClient, role: WorkerRole
+    worker_id: str, incarnation: Incarnation, workload: Workload, max_batch_tokens: int, role: WorkerRole
 ) -> worker_pb2.HelloResponse:
-    info = engine_client.info
+    info = workload.info
     return worker_pb2.HelloResponse(
         worker_id=worker_id,
         incarnation=incarnation,
@@ -44,8 +48,8 @@ def hello_to_wire(
         vocab_size=info.vocab_size,
         tokenizer=info.tokenizer,
         eos_token_ids=info.eos_token_ids,
-        max_batch_tokens=engine_client.max_batch_tokens,
-        max_batch_sequences=engine_client.max_batch_sequences,
+        max_batch_tokens=max_batch_tokens,
+        max_batch_sequences=workload.config.max_batch_sequences,
         device=info.device,
         sampling_defaults=recommended_to_wire(info.sampling_defaults),
         max_sequence_blocks=info.max_sequence_blocks,
@@ -83,7 +87,7 @@ def migration_to_wire(progress: MigrationProgress) -> worker_pb2.WorkerMigrateRe
 
 
 def watch_to_wire(
-    incarnation: Incarnation, report: LoadReport, batch: CacheEventBatch, *, draining: bool
+    incarnation: Incarnation, watch: WorkerWatch, publisher: StepPublisher, batch: CacheEventBatch
 ) -> worker_pb2.WatchResponse:
     return worker_pb2.WatchResponse(
         incarnation=incarnation,
@@ -91,7 +95,7 @@ def watch_to_wire(
         digest=batch.digest,
         snapshot=None if batch.snapshot is None else worker_pb2.KvSnapshot(**batch.snapshot._asdict()),
         events=[event_to_wire(event) for event in batch.events],
-        load=load_to_wire(report, draining=draining),
+        load=load_to_wire(watch, publisher),
     )
 
 
@@ -101,30 +105,18 @@ def event_to_wire(event: CacheEvent) -> worker_pb2.KvEvent:
     return worker_pb2.KvEvent(removed=event.hashes)
 
 
-def load_to_wire(report: LoadReport, *, draining: bool) -> admin_pb2.WorkerLoad:
-    load = report.load
-    plan_s, run_s, commit_s = report.phases_s
+def load_to_wire(watch: WorkerWatch, publisher: StepPublisher) -> admin_pb2.WorkerLoad:
+    times = watch.times
     return admin_pb2.WorkerLoad(
-        num_running=load.num_running,
-        num_waiting=load.num_waiting,
-        num_swapped=load.num_swapped,
-        num_free_blocks=load.num_free_blocks,
-        num_cached_blocks=load.num_cached_blocks,
-        num_used_blocks=load.num_used_blocks,
-        num_prefill_tokens=load.num_prefill_tokens,
-        step_ms=report.step_s * 1000,
-        num_steps=report.num_steps,
-        draining=draining,
-        num_sequences=load.num_sequences,
-        prefill_tokens_per_s=report.prefill_tokens_per_s,
-        num_free_host_blocks=load.num_free_host_blocks,
-        num_preempted_swap=load.num_preempted_swap,
-        num_preempted_recompute=load.num_preempted_recompute,
-        step_plan_s=plan_s,
-        step_run_s=run_s,
-        step_commit_s=commit_s,
-        num_step_tokens=report.num_step_tokens,
-        prefix_asked_tokens=report.prefix_asked_tokens,
-        prefix_hit_tokens=report.prefix_hit_tokens,
-        num_demoted_blocks=load.num_demoted_blocks,
+        **asdict(watch.load),
+        step_ms=times.step_s * 1000,
+        num_steps=times.num_steps,
+        draining=watch.draining,
+        prefill_tokens_per_s=times.prefill_tokens_per_s,
+        step_plan_s=times.plan_s,
+        step_run_s=times.run_s,
+        step_commit_s=times.commit_s,
+        num_step_tokens=times.num_tokens,
+        prefix_asked_tokens=publisher.num_prompt_tokens,
+        prefix_hit_tokens=publisher.num_hit_tokens,
     )

@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import Future
 
+from gpu_worker.engine.loop_control import Grant, LoopControl
+from gpu_worker.journal.step_publisher import StepPublisher
+from gpu_worker.journal.step_subscription import MAX_PENDING_MESSAGES, StepSubscription
 from gpu_worker.serving.calls.messages import step_to_wire
-from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.journal.step_subscription import StepSubscription
 from octavo.internal.v1 import worker_pb2
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument, TooManyStreams
 from octavo.request.ids import Incarnation, SequenceId
 
 MAX_STREAMS = 256
+MAX_GRANT_STEPS = MAX_PENDING_MESSAGES // 2  # steps of finite grants that a stream may await at once
 
 
 class StepHandler:
@@ -21,10 +24,10 @@ class StepHandler:
     first request makes the reader an observer, which gets every sequence, until it sends Open.
     """
 
-    def __init__(self, engine_client: EngineClient, incarnation: Incarnation) -> None:
+    def __init__(self, publisher: StepPublisher, control: LoopControl, incarnation: Incarnation) -> None:
         """Raises TooManyStreams if this worker has as many open streams as it serves."""
-        self._engine_client = engine_client
-        self._publisher = engine_client.publisher
+        self._publisher = publisher
+        self._control = control
         self._incarnation = incarnation
         if len(self._publisher.subscriptions) >= MAX_STREAMS:
             raise TooManyStreams(f"{MAX_STREAMS} Step streams are open: close one, or retry", retry_after_ms=1000)
@@ -75,9 +78,9 @@ class StepHandler:
                 self._check_router_id(request.open.router_id)
                 publisher.assign_router(subscription, request.open.router_id)
             case "grant":
-                self._engine_client.grant_steps(subscription, request.grant.steps)
+                self._grant_steps(request.grant.steps)
             case "pause":
-                self._engine_client.pause()
+                self._pause()
             case "follow":
                 follow = request.follow
                 publisher.follow(subscription, SequenceId(follow.seq_id), list(follow.next_indexes))
@@ -85,6 +88,29 @@ class StepHandler:
                 publisher.unfollow(subscription, SequenceId(request.unfollow.seq_id))
             case _:
                 raise InvalidArgument("command", "send one of open, grant, pause, follow, unfollow")
+
+    def _grant_steps(self, steps: int) -> None:
+        """Lets the engine run `steps` steps, of each of which this stream is told. 0 is the unlimited grant."""
+        subscription = self._subscription
+        if not steps <= MAX_GRANT_STEPS - subscription.num_awaited:
+            raise InvalidArgument(
+                "grant.steps",
+                f"{steps} beside the {subscription.num_awaited} still to come are more than {MAX_GRANT_STEPS}; "
+                "grant 0 to let the worker run until Pause",
+            )
+        subscription.num_awaited += steps
+        self._control.grant_steps(steps, subscription.subscription_id)
+
+    def _pause(self) -> None:
+        """Takes back all grants, and tells each stream not to await the steps that will not run."""
+        publisher, soon = self._publisher, asyncio.get_running_loop().call_soon_threadsafe
+
+        def revoke(future: "Future[list[Grant]]") -> None:
+            for grant in future.result() if not future.exception() else ():
+                if grant.subscription_id is not None:
+                    soon(publisher.revoke_steps, grant.subscription_id, grant.steps)
+
+        self._control.pause().add_done_callback(revoke)
 
     def _check_router_id(self, router_id: str) -> None:
         field, longest = "open.router_id", limits.MAX_ROUTER_ID_CHARS

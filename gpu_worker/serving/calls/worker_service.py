@@ -1,17 +1,23 @@
-"""The Worker service: each call is checked here, and handed to the engine client."""
+"""The Worker service: each call is checked here, and handed to the part that it asks."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpu_worker.engine.cache_watchers import CacheEventBatch
+from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.worker_watch import WorkerWatch
+from gpu_worker.journal.sequence_tracer import SequenceTracer
+from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.source.migration_registry import MigrationRegistry
 from gpu_worker.migration.transfer_service import TransferService
-from gpu_worker.serving.cache_watchers import CacheEventBatch
+from gpu_worker.scheduling.planning.step_budget import StepBudget
+from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.serving.admission.admissions import Admissions
 from gpu_worker.serving.calls.messages import SWAP_OPERATIONS, hello_to_wire, migration_to_wire, watch_to_wire
-from gpu_worker.serving.calls.sequence_tracer import SequenceTracer
 from gpu_worker.serving.calls.step_handler import StepHandler
-from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.leaving.drain import WorkerDrain
 from octavo.internal.v1 import transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from octavo.net.traces import NO_PARENT, traceparent_in
@@ -39,33 +45,36 @@ LATE_SHARE = 0.25  # the same as a share of a short time
 MIGRATION_PROGRESS_S = 0.1  # how often a caller of Migrate is told how far it has come
 
 
+@dataclass(frozen=True, slots=True)
+class ServedWorker:
+    """The parts of a worker that calls of routers ask."""
+
+    engine: Engine
+    workload: Workload
+    budget: StepBudget
+    admissions: Admissions
+    publisher: StepPublisher
+    watch: WorkerWatch
+    drain: WorkerDrain | None = None  # None: calls of Drain are answered Loading
+    migrations: MigrationRegistry | None = None  # None: no sequence moves with its blocks
+    tracer: SequenceTracer | None = None
+
+
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """What routers call. Calls that need the engine are answered Loading until `serve_engine` has been called."""
+    """What routers call. Calls that need the engine are answered Loading until `serve` has been called."""
 
     def __init__(self, worker_id: str, incarnation: Incarnation, role: WorkerRole = WorkerRole.BOTH) -> None:
         self.worker_id = worker_id
         self._role = role
         self._incarnation = incarnation
-        self._served: EngineClient | None = None
-        self._drain: WorkerDrain | None = None
-        self._migrations: MigrationRegistry | None = None
-        self.draining = False  # new sequences are refused
-        self.tracer: SequenceTracer | None = None
+        self._served: ServedWorker | None = None
 
-    def serve_engine(
-        self,
-        engine_client: EngineClient,
-        drain: WorkerDrain | None = None,
-        migrations: MigrationRegistry | None = None,
-    ) -> None:
-        """Lets this engine answer calls from now on: its model is loaded, and the store has answered.
-
-        Without a `drain`, calls of Drain are answered Loading. Without `migrations` no sequence moves with its blocks.
-        """
-        self._served, self._drain, self._migrations = engine_client, drain, migrations
+    def serve(self, served: ServedWorker) -> None:
+        """Lets this worker answer calls from now on: its model is loaded, and the store has answered."""
+        self._served = served
 
     @property
-    def _engine_client(self) -> EngineClient:
+    def _worker(self) -> ServedWorker:
         """Raises Loading while there is no engine."""
         if self._served is None:
             raise self._loading()
@@ -76,54 +85,45 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return Loading(starting, retry_after_ms=LOADING_RETRY_MS)
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: "Context") -> worker_pb2.HelloResponse:
-        return hello_to_wire(self.worker_id, self._incarnation, self._engine_client, self._role)
+        worker = self._worker
+        return hello_to_wire(self.worker_id, self._incarnation, worker.workload, worker.budget.tokens, self._role)
 
     async def Schedule(self, request: worker_pb2.ScheduleRequest, context: "Context") -> worker_pb2.ScheduleResponse:
         check_batch_size("admissions", len(request.admissions))
-        if self.draining:
+        worker, router_id = self._worker, request.router_id
+        if worker.watch.draining:
             raise Draining(f"worker {self.worker_id} drains: place elsewhere")
-        engine_client, router_id = self._engine_client, request.router_id
-        traceparent = traceparent_in(context.invocation_metadata()) if self.tracer is not None else NO_PARENT
+        traceparent = traceparent_in(context.invocation_metadata()) if worker.tracer is not None else NO_PARENT
         results = await asyncio.gather(
-            *(self._admit(engine_client, item, router_id, traceparent) for item in request.admissions)
+            *(admission_result(worker, item, router_id, traceparent) for item in request.admissions)
         )
         return worker_pb2.ScheduleResponse(results=results)
-
-    async def _admit(
-        self, engine_client: EngineClient, item: worker_pb2.Admission, router_id: str, traceparent: str
-    ) -> worker_pb2.AdmissionResult:
-        """The answer to one admission. A span of the sequence begins before the sequence can end."""
-        seq_id, epoch = SequenceId(item.seq_id), item.epoch
-        begun = self.tracer is not None and self.tracer.begin(seq_id, epoch, traceparent)
-        result = await admission_result(engine_client, item, router_id)
-        if begun and self.tracer is not None and result.outcome != worker_pb2.ADMISSION_OUTCOME_ADMITTED:
-            self.tracer.drop(seq_id, epoch)
-        return result
 
     async def Step(
         self, requests: AsyncIterator[worker_pb2.StepRequest], context: "Context"
     ) -> AsyncIterator[worker_pb2.StepResult]:
-        async with aclosing(StepHandler(self._engine_client, self._incarnation).messages(requests)) as messages:
+        worker = self._worker
+        handler = StepHandler(worker.publisher, worker.engine.control, self._incarnation)
+        async with aclosing(handler.messages(requests)) as messages:
             async for message in messages:
                 yield message
 
     async def Swap(self, request: worker_pb2.SwapRequest, context: "Context") -> worker_pb2.SwapResponse:
         check_batch_size("items", len(request.items))
-        engine_client, draining = self._engine_client, self.draining
-        results = await asyncio.gather(*(swap_result(engine_client, item, draining) for item in request.items))
+        worker = self._worker
+        results = await asyncio.gather(*(swap_result(worker, item) for item in request.items))
         return worker_pb2.SwapResponse(results=results)
 
     async def Migrate(
         self, request: worker_pb2.WorkerMigrateRequest, context: "Context"
     ) -> AsyncIterator[worker_pb2.WorkerMigrateResponse]:
         seq_id = validation.validate_sequence_id("seq_id", request.seq_id)
-        if self._served is None:
-            raise self._loading()
-        if self._migrations is None:
+        migrations = self._worker.migrations
+        if migrations is None:
             text = "no sequence leaves this worker with its blocks: without journal or prefix cache, or by move_limit"
             raise CannotMove(text, cause="runner")
-        target = await self._migrations.find_target(Incarnation(request.target)) if request.target else None
-        progress = self._migrations.begin(seq_id, request.epoch, target, during_prefill=request.during_prefill)
+        target = await migrations.find_target(Incarnation(request.target)) if request.target else None
+        progress = migrations.begin(seq_id, request.epoch, target, during_prefill=request.during_prefill)
         while not progress.done.is_set():
             yield migration_to_wire(progress)
             with suppress(TimeoutError):
@@ -134,33 +134,34 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Cancel(
         self, request: worker_pb2.WorkerCancelRequest, context: "Context"
     ) -> worker_pb2.WorkerCancelResponse:
-        self._engine_client.cancel([(SequenceId(item.seq_id), item.epoch) for item in request.sequences])
+        self._worker.admissions.cancel((SequenceId(item.seq_id), item.epoch) for item in request.sequences)
         return worker_pb2.WorkerCancelResponse()
 
     async def Watch(
         self, request: worker_pb2.WatchRequest, context: "Context"
     ) -> AsyncIterator[worker_pb2.WatchResponse]:
-        engine_client = self._engine_client
+        worker = self._worker
         interval_s = max(MIN_WATCH_MS, request.interval_ms or DEFAULT_WATCH_MS) / 1000
-        watcher = engine_client.watchers.open_watcher()
+        watcher = worker.watch.watchers.open_watcher()
         try:
-            yield self._watch_response(await engine_client.begin_watch(watcher))
+            yield self._watch_response(worker, await worker.watch.begin_watch(watcher))
             while True:
-                yield self._watch_response(await watcher.next_batch(interval_s))
+                yield self._watch_response(worker, await watcher.next_batch(interval_s))
         finally:
-            engine_client.watchers.close_watcher(watcher)
+            worker.watch.watchers.close_watcher(watcher)
 
-    def _watch_response(self, batch: CacheEventBatch) -> worker_pb2.WatchResponse:
-        return watch_to_wire(self._incarnation, self._engine_client.report, batch, draining=self.draining)
+    def _watch_response(self, worker: ServedWorker, batch: CacheEventBatch) -> worker_pb2.WatchResponse:
+        return watch_to_wire(self._incarnation, worker.watch, worker.publisher, batch)
 
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: "Context"
     ) -> AsyncIterator[worker_pb2.DrainResponse]:
-        if self._drain is None:
+        drain = self._worker.drain
+        if drain is None:
             raise self._loading()
         if not request.grace_ms <= limits.MAX_DRAIN_MS:
             raise InvalidArgument("grace_ms", f"{request.grace_ms} is more than {limits.MAX_DRAIN_MS}")
-        drain, released_before, migrated_before = self._drain, self._drain.num_released, self._drain.num_migrated
+        released_before, migrated_before = drain.num_released, drain.num_migrated
         if request.undo:
             drain.undo()
         else:
@@ -193,26 +194,33 @@ def check_batch_size(field: str, size: int) -> None:
 
 
 async def admission_result(
-    engine_client: EngineClient, message: worker_pb2.Admission, router_id: str
+    worker: ServedWorker, message: worker_pb2.Admission, router_id: str, traceparent: str
 ) -> worker_pb2.AdmissionResult:
-    """The answer to one admission of a call; an admission that cannot be read is REJECTED."""
+    """The answer to one admission of a call; an admission that cannot be read is REJECTED.
+
+    A span of the sequence begins before the sequence can end.
+    """
+    seq_id, epoch, tracer = SequenceId(message.seq_id), message.epoch, worker.tracer
+    begun = tracer is not None and tracer.begin(seq_id, epoch, traceparent)
     try:
-        answer = await engine_client.admit(admission_from_wire(message), router_id)
+        answer = await worker.admissions.admit(admission_from_wire(message), router_id)
     except InvalidArgument as error:
         answer = AdmissionAnswer(AdmissionOutcome.REJECTED, error.failure())
+    if begun and tracer is not None and not answer.admitted:
+        tracer.drop(seq_id, epoch)
     return answer_to_wire(message.seq_id, answer)
 
 
-async def swap_result(engine_client: EngineClient, item: worker_pb2.SwapItem, draining: bool) -> worker_pb2.SwapResult:
+async def swap_result(worker: ServedWorker, item: worker_pb2.SwapItem) -> worker_pb2.SwapResult:
     """What one item of a call moved, or why it moved nothing. A worker that drains holds no sequence back by OUT."""
     result = worker_pb2.SwapResult(seq_id=item.seq_id)
     try:
         if item.operation not in SWAP_OPERATIONS:
             raise InvalidArgument("operation", "must be OUT, IN or DROP")
         operation = SWAP_OPERATIONS[item.operation]
-        if draining and operation == "out":
+        if worker.watch.draining and operation == "out":
             raise Draining("this worker drains: its sequences end here or go elsewhere, and none is held")
-        answer = await engine_client.swap(SequenceId(item.seq_id), item.epoch, operation)
+        answer = await asyncio.wrap_future(worker.engine.swap(SequenceId(item.seq_id), item.epoch, operation))
         result.num_blocks, result.num_bytes = answer.num_blocks, answer.num_bytes
         result.copy_ms = answer.copy_s * 1000
     except ServingError as error:

@@ -11,9 +11,10 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
+from gpu_worker.engine.command_port import CommandPort
+from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.calls.targets import TargetPool
 from gpu_worker.migration.source.migration_registry import MigrationRegistry
-from gpu_worker.serving.engine_client import EngineClient
 from gpu_worker.serving.leaving.releaser import SequenceReleaser
 from gpu_worker.serving.leaving.sequence_mover import SequenceMover
 from octavo.process.loop import end_tasks
@@ -34,7 +35,8 @@ class WorkerDrain:
 
     def __init__(
         self,
-        engine_client: EngineClient,
+        port: CommandPort,
+        publisher: StepPublisher,
         releaser: SequenceReleaser,
         targets: TargetPool,
         migrations: MigrationRegistry | None,
@@ -44,11 +46,11 @@ class WorkerDrain:
         self.active = False
         self.num_begun = 0
         self.releaser = releaser
-        self._engine_client = engine_client
-        self._publisher = engine_client.publisher
+        self._port = port
+        self._publisher = publisher
         self._targets = targets
         self._migrations = migrations
-        self._mover = SequenceMover(migrations, self._publisher) if migrations else None
+        self._mover = SequenceMover(migrations, publisher) if migrations else None
         self._on_change = on_change
         self._ended = False
         self._until = 0.0
@@ -72,7 +74,7 @@ class WorkerDrain:
     @property
     def num_migrated(self) -> int:
         """The sequences that have left this worker with their blocks."""
-        return self._migrations.num_moved if self._migrations else 0
+        return self._migrations.tally.num_moved if self._migrations else 0
 
     @property
     def done(self) -> bool:
@@ -91,7 +93,7 @@ class WorkerDrain:
         if not self.active:
             self.active = True
             self.num_begun += 1
-            self._engine_client.end_holds()
+            self._port.tell(lambda scheduler: scheduler.end_holds())
             log.info("draining: no new sequences, %d to go", self.num_left)
             self._on_change(True)
         if self._task is None or self._task.done():
@@ -153,7 +155,7 @@ class WorkerDrain:
         if self._mover is None or self._migrations is None:
             return ()
         hoped = self._mover.move_some()
-        return hoped if time.monotonic() < self._late_from else list(self._migrations.moving)
+        return hoped if time.monotonic() < self._late_from else list(self._migrations.departures.moving)
 
     async def _count_others(self) -> int:
         """How many other workers serve this model and do not drain."""

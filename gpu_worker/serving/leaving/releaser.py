@@ -10,9 +10,13 @@ import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from gpu_worker.engine.command_port import CommandPort
+from gpu_worker.journal.journal_writer import JournalWriter
+from gpu_worker.journal.step_publisher import StepPublisher
+from gpu_worker.scheduling.planning.step_budget import StepBudget
+from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.journal.journal_writer import JournalWriter
+from gpu_worker.scheduling.state.workload import Workload
 from octavo.process.retry import until_answered
 from octavo.request.errors import Draining, StoreUnavailable
 from octavo.request.ids import SequenceId
@@ -43,12 +47,22 @@ class Release:
 class SequenceReleaser:
     """Releases the sequences of this worker. Lives on the event loop."""
 
-    def __init__(self, store: Store, engine_client: EngineClient, journal_writer: JournalWriter) -> None:
+    def __init__(
+        self,
+        store: Store,
+        port: CommandPort,
+        workload: Workload,
+        budget: StepBudget,
+        publisher: StepPublisher,
+        journal_writer: JournalWriter,
+    ) -> None:
         self.num_released = 0
         self._store = store
-        self._engine_client = engine_client
+        self._port = port
+        self._workload = workload
+        self._budget = budget
         self._journal_writer = journal_writer
-        self._publisher = engine_client.publisher
+        self._publisher = publisher
         self._stopped: list[Sequence] = []  # run here no more, and the store has not been told yet
         self._under_way: list[Release] = []
 
@@ -63,7 +77,7 @@ class SequenceReleaser:
             return  # without a command to the engine, which would wait for a step
         self._under_way = [each for each in self._under_way if await self._is_under_way(each)]
         num_free = min(RELEASES_PER_WORKER * num_others, MAX_RELEASES) - len(self._under_way)
-        free_tokens = num_others * self._engine_client.max_batch_tokens - sum(r.num_tokens for r in self._under_way)
+        free_tokens = num_others * self._budget.tokens - sum(r.num_tokens for r in self._under_way)
         if num_free > 0 and (free_tokens > 0 or not self._under_way):
             await self._release(num_free, free_tokens, besides, STORE_PATIENCE_S)
 
@@ -86,12 +100,30 @@ class SequenceReleaser:
         self, max_sequences: int, max_tokens: int, besides: Collection[SequenceId], patience_s: float
     ) -> None:
         try:
-            dropped = await self._engine_client.drop_cheapest(max_sequences, max_tokens, besides)
+            dropped = await self._drop_cheapest(max_sequences, max_tokens, besides)
         except Draining:
             return  # the engine has ended: `release_rest` does it
         if dropped:
             self._stopped += dropped
             await self.release_stopped(patience_s)
+
+    async def _drop_cheapest(
+        self, max_sequences: int, max_tokens: int, besides: Collection[SequenceId]
+    ) -> list[Sequence]:
+        """Stops the sequences that another worker replays with the least work: one at least, but none of `besides`."""
+
+        def command(scheduler: Scheduler) -> list[Sequence]:
+            dropped, num_tokens = list[Sequence](), 0
+            candidates = [each for each in self._workload.sequences.values() if each.seq_id not in besides]
+            for sequence in sorted(candidates, key=replay_cost):
+                num_tokens += replay_cost(sequence)[1]
+                if len(dropped) >= max_sequences or (dropped and num_tokens > max_tokens):
+                    break
+                scheduler.drop(sequence)
+                dropped.append(sequence)
+            return dropped
+
+        return await self._port.ask(command)
 
     async def _flush(self, patience_s: float) -> None:
         try:
@@ -141,3 +173,12 @@ class SequenceReleaser:
             return True
         release.taken_at = release.taken_at or now
         return sum(record.num_tokens) <= release.num_output and now - release.taken_at < REPLAY_PATIENCE_S
+
+
+def replay_cost(sequence: Sequence) -> tuple[bool, int]:
+    """What it costs that another worker runs the sequence: whether work is thrown away, and the tokens to compute.
+
+    A sequence that waits here loses nothing, and cannot go on here.
+    """
+    num_output = sum(branch.num_output for branch in sequence.branches)
+    return any(branch.num_computed for branch in sequence.branches), len(sequence.prompt) + num_output

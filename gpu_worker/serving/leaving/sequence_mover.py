@@ -4,10 +4,10 @@ import math
 import time
 from dataclasses import dataclass
 
+from gpu_worker.journal.sequence_log import SequenceLog
+from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress
 from gpu_worker.migration.source.migration_registry import MigrationRegistry
-from gpu_worker.serving.journal.sequence_log import SequenceLog
-from gpu_worker.serving.journal.step_publisher import StepPublisher
 from octavo.request.errors import CannotMove, Code, ServingError, TooManyMoves
 from octavo.request.ids import SequenceId
 
@@ -39,14 +39,14 @@ class SequenceMover:
         for progress in [each for each in self._under_way.values() if each.done.is_set()]:
             del self._under_way[progress.seq_id]
             self._note_outcome(progress)
-        now, hoped = time.monotonic(), set(self._migrations.moving)
+        now, hoped = time.monotonic(), set(self._migrations.departures.moving)
         for sequence_log in sorted(self._publisher.logs.values(), key=size_of):
             setback = self._setbacks.get(sequence_log.seq_id)
             retry_at = setback.retry_at if setback and setback.epoch == sequence_log.epoch else 0.0
             if math.isinf(retry_at):
                 continue
             hoped.add(sequence_log.seq_id)
-            begins = retry_at <= now and sequence_log.seq_id not in self._migrations.moving
+            begins = retry_at <= now and sequence_log.seq_id not in self._migrations.departures.moving
             if begins and self._migrations.num_free > 0:
                 self._begin(sequence_log)
         return hoped

@@ -1,43 +1,16 @@
 """The metrics of a worker, read from what its parts have counted."""
 
-from collections import Counter
 from collections.abc import Iterator
 
+from gpu_worker.engine.worker_watch import WorkerWatch
+from gpu_worker.journal.journal_writer import JournalWriter
+from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher
-from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress
-from gpu_worker.migration.source.migration_registry import MigrationRegistry
+from gpu_worker.migration.source.migration_tally import MigrationTally
 from gpu_worker.scheduling.state.workload import Workload
-from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.journal.journal_writer import JournalWriter
 from gpu_worker.serving.leaving.drain import WorkerDrain
 from octavo.metrics.aliases import ModelLoad, alias_values
-from octavo.metrics.table import STALL_BOUNDS
-from octavo.metrics.value import Histogram, MetricValue
-
-
-class MigrationTally:
-    """What became of the migrations from this worker."""
-
-    def __init__(self, migrations: MigrationRegistry | None) -> None:
-        self.outcomes = Counter(dict.fromkeys(MigrationOutcome, 0))
-        self.num_bytes = 0
-        self.stalls = Histogram(STALL_BOUNDS)
-        if migrations is not None:
-            migrations.on_over = self._note_over
-
-    def _note_over(self, progress: MigrationProgress) -> None:
-        if progress.outcome is None:
-            return  # it was cut off with the worker
-        self.outcomes[progress.outcome] += 1
-        self.num_bytes += progress.num_sent_bytes
-        if progress.outcome is MigrationOutcome.MOVED:
-            self.stalls.observe(progress.stopped_s)
-
-    def values(self) -> Iterator[MetricValue]:
-        for outcome, count in self.outcomes.items():
-            yield MetricValue("octavo_migrations_total", count, (outcome.value,))
-        yield MetricValue("octavo_migration_bytes_total", self.num_bytes)
-        yield MetricValue("octavo_migration_stall_seconds", self.stalls)
+from octavo.metrics.value import MetricValue
 
 
 class WorkerMetrics:
@@ -45,18 +18,20 @@ class WorkerMetrics:
 
     def __init__(
         self,
-        engine_client: EngineClient,
+        watch: WorkerWatch,
         workload: Workload,
+        publisher: StepPublisher,
         journal_writer: JournalWriter,
         drain: WorkerDrain,
-        migrations: MigrationRegistry | None,
+        tally: MigrationTally,
         fetcher: PrefixFetcher | None,
     ) -> None:
-        self._engine_client = engine_client
+        self._watch = watch
+        self._publisher = publisher
         self._workload = workload
         self._journal_writer = journal_writer
         self._drain = drain
-        self._migrations = MigrationTally(migrations)
+        self._tally = tally
         self._fetcher = fetcher
 
     def values(self) -> Iterator[MetricValue]:
@@ -69,14 +44,14 @@ class WorkerMetrics:
         yield MetricValue("octavo_journal_seconds", journal.append_times)
         yield MetricValue("octavo_journal_tokens_total", journal.num_tokens)
         yield MetricValue("octavo_journal_fenced_total", journal.num_fenced)
-        yield from self._migrations.values()
+        yield from self._tally.values()
         yield MetricValue("octavo_drains_total", drain.num_begun)
         yield MetricValue("octavo_released_total", drain.num_released)
         yield MetricValue("octavo_draining", drain.active)
 
     def alias_values(self) -> Iterator[MetricValue]:
         """The values of now under the names that gateways know."""
-        load, info = self._engine_client.report.load, self._workload.info
+        load, info = self._watch.load, self._workload.info
         yield from alias_values(
             [
                 ModelLoad(
@@ -91,17 +66,17 @@ class WorkerMetrics:
         )
 
     def _load(self) -> Iterator[MetricValue]:
-        load = self._engine_client.report.load
+        load = self._watch.load
         yield MetricValue("octavo_branches_running", load.num_running)
         yield MetricValue("octavo_sequences", load.num_sequences)
         yield MetricValue("octavo_sequences_waiting", load.num_waiting)
         yield MetricValue("octavo_sequences_swapped", load.num_swapped)
         yield MetricValue("octavo_prefill_tokens_waiting", load.num_prefill_tokens)
-        yield MetricValue("octavo_preemptions_total", load.num_preempted_swap, ("swap",))
-        yield MetricValue("octavo_preemptions_total", load.num_preempted_recompute, ("recompute",))
+        for how, count in (("swap", load.num_preempted_swap), ("recompute", load.num_preempted_recompute)):
+            yield MetricValue("octavo_preemptions_total", count, (how,))
 
     def _steps(self) -> Iterator[MetricValue]:
-        times = self._engine_client.engine.times
+        times = self._watch.times
         yield MetricValue("octavo_steps_total", times.num_steps)
         yield MetricValue("octavo_steps_failed_total", times.num_failed)
         yield MetricValue("octavo_step_tokens_total", times.num_tokens)
@@ -111,7 +86,7 @@ class WorkerMetrics:
         yield MetricValue("octavo_step_branches", times.batch_sizes)
 
     def _blocks(self) -> Iterator[MetricValue]:
-        load, info = self._engine_client.report.load, self._workload.info
+        load, info = self._watch.load, self._workload.info
         states = (("free", load.num_free_blocks), ("cached", load.num_cached_blocks), ("used", load.num_used_blocks))
         for state, count in states:
             yield MetricValue("octavo_blocks", count, (state,))
@@ -121,7 +96,7 @@ class WorkerMetrics:
         yield MetricValue("octavo_demoted_blocks", self._workload.tables.tier.num_demoted)
 
     def _prefixes(self) -> Iterator[MetricValue]:
-        publisher, block_size = self._engine_client.publisher, self._workload.info.block_size
+        publisher, block_size = self._publisher, self._workload.info.block_size
         num_fetched = self._fetcher.num_fetched if self._fetcher is not None else 0
         yield MetricValue("octavo_prefix_asked_tokens_total", publisher.num_prompt_tokens)
         yield MetricValue("octavo_prefix_hit_tokens_total", publisher.num_hit_tokens)

@@ -15,17 +15,13 @@ import _C_cuda_simt as native
 import numpy as np
 from argument_cases import arguments_case, garbage_case
 from attention_cases import decode_case, growing_case, merged_case, prefill_case
-from attention_grids import FLASHINFER_DECODE, FLASHINFER_PREFILL, VLLM_ATTENTION, VLLM_LONGEST
 from cache_cases import blocks_case, convert_case, write_case
-from cache_grids import FP8_CONVERSION, MOVED_BLOCKS, RESHAPE_AND_CACHE, RESHAPE_AND_CACHE_FLASH
 from far_cases import far_case
 from graph_cases import graph_case, invariant_case, swapped_case
-from grids import Grid
 from logits_cases import logprobs_case, penalize_case
 from ops_cases import ops_case
 from plan_cases import plan_case
 from promise_cases import lost_case, nan_case, same_bits_case
-from row_grids import ACTIVATION, FILTERED, FREQUENCIES, NORM
 from rows_cases import rows_case
 from sample_cases import sample_case
 from sampler_cases import sampler_case
@@ -41,6 +37,7 @@ GROUPS: dict[str, Callable[[Any], None]] = {
     "merged": merged_case,
     "growing": growing_case,
     "vllm": vllm_case,
+    "vllm_sizes": lambda rng: vllm_case(rng, sizes=(80, 96, 112, 120)),
     "write": write_case,
     "blocks": blocks_case,
     "convert": convert_case,
@@ -73,20 +70,6 @@ SIMULATOR_GROUPS = {
     "swap": swap_case,
     "swapped": swapped_case,
 }
-GRIDS: dict[str, Grid] = {
-    "vllm_attention": VLLM_ATTENTION,
-    "vllm_longest": VLLM_LONGEST,
-    "vllm_write": RESHAPE_AND_CACHE,
-    "vllm_write_flash": RESHAPE_AND_CACHE_FLASH,
-    "vllm_move": MOVED_BLOCKS,
-    "vllm_convert": FP8_CONVERSION,
-    "flashinfer_decode": FLASHINFER_DECODE,
-    "flashinfer_prefill": FLASHINFER_PREFILL,
-    "flashinfer_norm": NORM,
-    "flashinfer_activation": ACTIVATION,
-    "flashinfer_filters": FILTERED,
-    "flashinfer_frequencies": FREQUENCIES,
-}
 
 
 def main(seed: int, counts: dict[str, int]) -> None:
@@ -97,25 +80,16 @@ def main(seed: int, counts: dict[str, int]) -> None:
 def run(group: str, cases: int, seed: int) -> None:
     start = time.monotonic()
     native.take_fault()  # makes the memory that faults are told in, which is none of a case's
-    cases = min(cases, len(GRIDS[group])) if group in GRIDS else cases
     for case in range(cases):
         native.runtime.choose_device(case)
         try:
-            run_case(group, case, np.random.default_rng((seed, case)))
+            (GROUPS | SIMULATOR_GROUPS)[group](np.random.default_rng((seed, case)))
             assert native.take_fault() is None, "a kernel found something wrong"
             assert native.runtime.last_error() == 0, "a call that failed has left its error behind"
         except BaseException:
             print(f"{group}: case {case} of seed {seed} failed", file=sys.stderr, flush=True)
             raise
-    of = f" of {len(GRIDS[group])}" if group in GRIDS else ""
-    print(f"{group}: {cases}{of} cases in {time.monotonic() - start:.1f} s", flush=True)
-
-
-def run_case(group: str, case: int, rng: Any) -> None:
-    if group in GRIDS:
-        GRIDS[group].case(rng, case)
-    else:
-        (GROUPS | SIMULATOR_GROUPS)[group](rng)
+    print(f"{group}: {cases} cases in {time.monotonic() - start:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,12 @@ NAMES = (
 )
 
 
-def vllm_case(rng: Any) -> None:
+def vllm_case(rng: Any, sizes: tuple[int, ...] = ()) -> None:
+    """`sizes`: of heads that other projects' tests have, in the queries' own type."""
     dtype, kind, _, _, size, kv_heads, group = attention_setup(rng, "simt")
     layout, dim = "xpack", int(rng.choice([32, 64, 64, 128, 192, 256, 80 if kind == "auto" else 64]))
+    if sizes:
+        dim, kind = int(rng.choice(sizes)), "auto"
     heads = kv_heads * group
     lens = [int(rng.choice([1, size, size + 1, 100, 300])) for _ in range(int(rng.integers(1, 4)))]
     scoring = Scoring(rng, heads, kv_heads)

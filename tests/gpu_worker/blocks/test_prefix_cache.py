@@ -17,7 +17,7 @@ def test_a_second_prompt_hits_the_first_ones_blocks_and_its_output() -> None:
     plan, result = bench.step()
     assert chat.cached_tokens == 16  # 17 tokens of the first turn, the last of which was never computed
     assert plan.num_tokens == 19 - 16
-    assert result.deltas[0].cached_tokens == 16
+    assert result.items[0].cached_tokens == 16
 
 
 def test_at_least_one_token_is_computed_and_other_roots_hit_nothing() -> None:

@@ -10,7 +10,7 @@ from sequences import new_sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.step import StepDeltas, SubscriptionId, SwapAnswer
+from gpu_worker.scheduling.state.step import StepItems, SubscriptionId, SwapAnswer
 from gpu_worker.steps.runner import StepOutput
 from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
@@ -52,8 +52,8 @@ def new_parts(runner: FakeRunner) -> SchedulerParts:
 def make():
     engines = []
 
-    def build(runner: FakeRunner | None = None, parts: SchedulerParts | None = None) -> tuple[Engine, list[StepDeltas]]:
-        results: list[StepDeltas] = []
+    def build(runner: FakeRunner | None = None, parts: SchedulerParts | None = None) -> tuple[Engine, list[StepItems]]:
+        results: list[StepItems] = []
         runner = runner or FakeRunner()
         engine = (parts or new_parts(runner)).engine(runner, results.append)
         engines.append(engine)
@@ -65,27 +65,27 @@ def make():
         engine.stop()
 
 
-def outputs(results: list[StepDeltas]) -> dict[str, list[int]]:
+def outputs(results: list[StepItems]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for result in list(results):
-        for delta in result.deltas:
-            tokens = found.setdefault(delta.sequence.seq_id, [])
-            assert delta.first_index == len(tokens)
-            tokens.extend(delta.token_ids)
+        for item in result.items:
+            tokens = found.setdefault(item.seq_id, [])
+            assert item.first_index == len(tokens)
+            tokens.extend(item.token_ids)
     return found
 
 
-def finishes(results: list[StepDeltas]) -> dict[str, FinishReason]:
-    return {d.sequence.seq_id: d.finish for r in list(results) for d in r.deltas if d.finish}
+def finishes(results: list[StepItems]) -> dict[str, FinishReason]:
+    return {d.seq_id: d.finish for r in list(results) for d in r.items if d.finish}
 
 
 def test_nothing_runs_without_a_grant_and_each_finite_grant_is_one_step(make):
     engine, results = make()
-    engine.post_command(lambda s: s.admit(sequence("a", [1, 2, 3]))).result(5)
+    engine.port.post(lambda s: s.admit(sequence("a", [1, 2, 3]))).result(5)
     time.sleep(0.05)
     assert results == []
     for count in (1, 2, 3):
-        engine.grant_steps(1)
+        engine.control.grant_steps(1)
         until(lambda wanted=count: len(results) == wanted)
     time.sleep(0.05)
     assert len(results) == 3
@@ -94,33 +94,33 @@ def test_nothing_runs_without_a_grant_and_each_finite_grant_is_one_step(make):
 
 def test_a_finite_grant_is_used_up_by_an_idle_step_too(make):
     engine, results = make()
-    engine.grant_steps(2)
+    engine.control.grant_steps(2)
     until(lambda: len(results) == 2)
-    assert all(not result.deltas and not result.num_tokens for result in results)
+    assert all(not result.items and not result.num_tokens for result in results)
 
 
 def test_runs_until_paused_and_goes_on_when_granted_again(make):
     engine, results = make(FakeRunner(step_s=0.001))
-    engine.grant_steps(0)
-    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=400))).result(5)
+    engine.control.grant_steps(0)
+    engine.port.post(lambda s: s.admit(sequence("a", [4], max_tokens=400))).result(5)
     until(lambda: len(results) > 5)
-    engine.pause()
-    engine.post_command(lambda s: None).result(5)  # the step in flight has ended
+    engine.control.pause()
+    engine.port.post(lambda s: None).result(5)  # the step in flight has ended
     count = len(results)
     time.sleep(0.05)
     assert len(results) == count
-    engine.grant_steps(0)
+    engine.control.grant_steps(0)
     until(lambda: "a" in finishes(results))
     assert outputs(results)["a"] == fake_oracle([4], 400, info=INFO)
 
 
 def test_commands_never_run_during_a_step(make):
     engine, _ = make(FakeRunner(step_s=0.005))
-    engine.grant_steps(0)
-    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=50))).result(5)
-    threads = {engine.post_command(lambda s: threading.current_thread().name).result(5) for _ in range(20)}
+    engine.control.grant_steps(0)
+    engine.port.post(lambda s: s.admit(sequence("a", [4], max_tokens=50))).result(5)
+    threads = {engine.port.post(lambda s: threading.current_thread().name).result(5) for _ in range(20)}
     assert threads == {"engine"}
-    engine.post_command(lambda s: s.check_state()).result(5)
+    engine.port.post(lambda s: s.check_state()).result(5)
 
 
 class Gated(FakeRunner):
@@ -141,15 +141,15 @@ class Gated(FakeRunner):
 def test_a_block_command_runs_while_the_runner_is_busy_and_no_other_command_does(make):
     runner = Gated()
     engine, results = make(runner)
-    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=2))).result(5)
-    engine.grant_steps(0)
+    engine.port.post(lambda s: s.admit(sequence("a", [4], max_tokens=2))).result(5)
+    engine.control.grant_steps(0)
     assert runner.running.wait(20)
-    waits = engine.post_command(lambda s: len(results))
-    done = engine.post_block_command(lambda s: threading.current_thread().name)
+    waits = engine.port.post(lambda s: len(results))
+    done = engine.port.post_block(lambda s: threading.current_thread().name)
     assert done.done()
     assert done.result() == threading.current_thread().name
     with pytest.raises(ZeroDivisionError):
-        engine.post_block_command(lambda s: 1 // 0).result(0)
+        engine.port.post_block(lambda s: 1 // 0).result(0)
     assert not waits.done()
     runner.turns.release(2)
     assert waits.result(20) == 1
@@ -160,11 +160,11 @@ def test_block_commands_wait_for_a_step_that_copies_blocks(make, monkeypatch):
     monkeypatch.setattr(StepInput, "touches_other_blocks", True)
     runner = Gated()
     engine, results = make(runner)
-    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=2))).result(5)
-    engine.grant_steps(0)
+    engine.port.post(lambda s: s.admit(sequence("a", [4], max_tokens=2))).result(5)
+    engine.control.grant_steps(0)
     assert runner.running.wait(20)
     order: list[int] = []
-    late = [engine.post_block_command(lambda s, number=number: order.append(number)) for number in range(3)]
+    late = [engine.port.post_block(lambda s, number=number: order.append(number)) for number in range(3)]
     assert not any(future.done() for future in late)
     runner.turns.release(2)
     for future in late:
@@ -200,13 +200,13 @@ def test_one_thread_at_a_time_uses_the_scheduler(make, monkeypatch):
     for name in ("plan", "commit", "check_state"):
         monkeypatch.setattr(parts.scheduler, name, alone(getattr(parts.scheduler, name)))
     engine, results = make(FakeRunner(step_s=0.001), parts)
-    engine.grant_steps(0)
-    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=60)))
+    engine.control.grant_steps(0)
+    engine.port.post(lambda s: s.admit(sequence("a", [4], max_tokens=60)))
     futures = []
 
     def post() -> None:
         while "a" not in finishes(results):
-            futures.append(engine.post_block_command(lambda s: s.check_state()))
+            futures.append(engine.port.post_block(lambda s: s.check_state()))
             futures[-1].result(20)
             time.sleep(0.001)
 
@@ -224,35 +224,35 @@ def test_block_commands_without_end_do_not_keep_the_loop_from_its_steps(make):
 
     def post_another(_) -> None:
         if "a" not in finishes(results):
-            engine.post_block_command(post_another)
+            engine.port.post_block(post_another)
 
-    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=60)))
+    engine.port.post(lambda s: s.admit(sequence("a", [4], max_tokens=60)))
     for _ in range(4):
-        engine.post_block_command(post_another)
-    engine.grant_steps(0)
+        engine.port.post_block(post_another)
+    engine.control.grant_steps(0)
     until(lambda: "a" in finishes(results))
 
 
 def test_a_command_that_raises_gives_its_error_to_the_caller_alone(make):
     engine, _ = make()
     with pytest.raises(ZeroDivisionError):
-        engine.post_command(lambda s: 1 // 0).result(5)
-    assert engine.post_command(lambda s: 7).result(5) == 7
+        engine.port.post(lambda s: 1 // 0).result(5)
+    assert engine.port.post(lambda s: 7).result(5) == 7
 
 
 def test_a_prompt_the_model_cannot_run_fails_alone(make):
     engine, results = make(Failing())
     good = {f"g{i}": [20 + i, 2, 3] for i in range(5)}
     for name, prompt in [*good.items(), ("bad", [13, 1])]:
-        engine.post_command(lambda s, n=name, p=prompt: s.admit(sequence(n, p))).result(5)
-    engine.grant_steps(0)
+        engine.port.post(lambda s, n=name, p=prompt: s.admit(sequence(n, p))).result(5)
+    engine.control.grant_steps(0)
     until(lambda: len(finishes(results)) == 6)
     assert finishes(results)["bad"] is FinishReason.ERROR
-    failure = next(d.failure for r in results for d in r.deltas if d.finish is FinishReason.ERROR)
-    assert "unlucky" not in failure or "RuntimeError" in failure
+    failure = next(d.failure for r in results for d in r.items if d.finish is FinishReason.ERROR)
+    assert "RuntimeError: unlucky" in failure.message
     for name, prompt in good.items():
         assert outputs(results)[name] == fake_oracle(prompt, 8, info=INFO)
-    engine.post_command(lambda s: s.check_state()).result(5)
+    engine.port.post(lambda s: s.check_state()).result(5)
 
 
 def test_a_broken_device_ends_the_loop_and_no_sequence(make):
@@ -264,41 +264,41 @@ def test_a_broken_device_ends_the_loop_and_no_sequence(make):
             raise RuntimeError("an illegal memory access was encountered")
 
     engine, results = make(Dead())
-    engine.post_command(lambda s: s.admit(sequence("a", [1, 2, 3]))).result(5)
-    engine.grant_steps(0)
+    engine.port.post(lambda s: s.admit(sequence("a", [1, 2, 3]))).result(5)
+    engine.control.grant_steps(0)
     until(lambda: engine.crashed)
     assert not results
 
 
 def test_holding_back_stops_steps_and_progress_goes_on(make):
     engine, results = make(FakeRunner(step_s=0.001))
-    engine.grant_steps(0)
-    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=3000))).result(5)
+    engine.control.grant_steps(0)
+    engine.port.post(lambda s: s.admit(sequence("a", [4], max_tokens=3000))).result(5)
     until(lambda: len(results) > 3)
-    engine.hold_steps(True)
-    engine.post_command(lambda s: None).result(5)
+    engine.control.hold_steps(True)
+    engine.port.post(lambda s: None).result(5)
     count, progress = len(results), engine.last_progress
     until(lambda: engine.last_progress > progress + 0.3)
     assert len(results) <= count + 1
-    engine.hold_steps(False)
+    engine.control.hold_steps(False)
     until(lambda: len(results) > count + 5)
 
 
 def test_each_result_says_whose_finite_grant_it_used(make):
     engine, results = make()
-    engine.grant_steps(2, ONE)
-    engine.grant_steps(1, OTHER)
-    engine.grant_steps(1, ONE)
+    engine.control.grant_steps(2, ONE)
+    engine.control.grant_steps(1, OTHER)
+    engine.control.grant_steps(1, ONE)
     until(lambda: len(results) == 4)
     assert [result.granted_by for result in results] == [ONE, ONE, OTHER, ONE]
 
 
 def test_a_finite_grant_is_exact_while_the_worker_runs_freely(make):
     engine, results = make(FakeRunner(step_s=0.001))
-    engine.grant_steps(0)
-    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=2000))).result(5)
+    engine.control.grant_steps(0)
+    engine.port.post(lambda s: s.admit(sequence("a", [4], max_tokens=2000))).result(5)
     until(lambda: len(results) > 3)
-    engine.grant_steps(5, ONE)
+    engine.control.grant_steps(5, ONE)
     until(lambda: sum(result.granted_by == ONE for result in results) == 5)
     count = len(results)
     until(lambda: len(results) > count + 3)
@@ -307,12 +307,12 @@ def test_a_finite_grant_is_exact_while_the_worker_runs_freely(make):
 
 def test_pause_says_what_it_took_back(make):
     engine, results = make(FakeRunner(step_s=0.05))
-    engine.post_command(lambda s: s.admit(sequence("a", [4], max_tokens=100))).result(5)
-    engine.grant_steps(0)
-    engine.grant_steps(50, ONE)
-    engine.grant_steps(7, OTHER)
+    engine.port.post(lambda s: s.admit(sequence("a", [4], max_tokens=100))).result(5)
+    engine.control.grant_steps(0)
+    engine.control.grant_steps(50, ONE)
+    engine.control.grant_steps(7, OTHER)
     until(lambda: len(results) >= 2)
-    left = {grant.subscription_id: grant.steps for grant in engine.pause().result(5)}
+    left = {grant.subscription_id: grant.steps for grant in engine.control.pause().result(5)}
     count = len(results)
     assert left == {ONE: 50 - count, OTHER: 7}
     time.sleep(0.1)
@@ -321,24 +321,26 @@ def test_pause_says_what_it_took_back(make):
 
 def test_grants_from_many_threads_are_all_counted(make):
     engine, _ = make()
-    engine.hold_steps(True)
-    threads = [threading.Thread(target=lambda: [engine.grant_steps(1, ONE) for _ in range(200)]) for _ in range(4)]
+    engine.control.hold_steps(True)
+    threads = [
+        threading.Thread(target=lambda: [engine.control.grant_steps(1, ONE) for _ in range(200)]) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(grant.steps for grant in engine.pause().result(5)) == 800
+    assert sum(grant.steps for grant in engine.control.pause().result(5)) == 800
 
 
 def test_work_that_can_only_wait_neither_spins_nor_reports(make):
     """A sequence that was moved out on request stays out; the loop must not burn a core over it."""
     engine, results = make()
-    engine.post_command(lambda s: s.admit(sequence("a", [4] * 40, max_tokens=100))).result(5)
-    engine.grant_steps(3)
+    engine.port.post(lambda s: s.admit(sequence("a", [4] * 40, max_tokens=100))).result(5)
+    engine.control.grant_steps(3)
     until(lambda: len(results) == 3)
-    assert engine.post_command(lambda s: s.swap("a", 1, "out")).result(5) > 0
-    engine.grant_steps(0)
-    engine.post_command(lambda s: None).result(5)
+    assert engine.port.post(lambda s: s.swap("a", 1, "out")).result(5) > 0
+    engine.control.grant_steps(0)
+    engine.port.post(lambda s: None).result(5)
     before, steps = len(results), engine.times.num_steps
     time.sleep(0.3)
     assert engine.times.num_steps - steps < 100
@@ -350,7 +352,7 @@ def test_a_command_wakes_an_idle_loop_at_once(make):
     time.sleep(0.02)
     began = time.monotonic()
     for _ in range(20):  # each would wait a quarter of a second for the next round
-        engine.post_command(lambda s: None).result(5)
+        engine.port.post(lambda s: None).result(5)
     assert time.monotonic() - began < 4
 
 
@@ -359,9 +361,9 @@ def test_nobody_waits_for_a_loop_that_has_ended(make):
     engine.stop()
     for _ in range(3):
         with pytest.raises(Draining):
-            engine.post_command(lambda s: None).result(1)
+            engine.port.post(lambda s: None).result(1)
         with pytest.raises(Draining):
-            engine.post_block_command(lambda s: None).result(1)
+            engine.port.post_block(lambda s: None).result(1)
 
 
 def test_a_loop_says_whether_it_ended_in_time(make):
@@ -373,8 +375,8 @@ def test_a_loop_says_whether_it_ended_in_time(make):
 
     running, gate = threading.Event(), threading.Event()
     engine, _ = make(Slow())
-    engine.post_command(lambda s: s.admit(sequence("a", [1, 2, 3]))).result(5)
-    engine.grant_steps(1)
+    engine.port.post(lambda s: s.admit(sequence("a", [1, 2, 3]))).result(5)
+    engine.control.grant_steps(1)
     assert running.wait(5)
     assert not engine.stop(timeout_s=0.05)
     gate.set()
@@ -389,10 +391,10 @@ def test_a_scheduler_that_fails_ends_the_loop_and_says_so(make):
         raise AssertionError("a block is free twice")
 
     parts.scheduler.plan = broken
-    engine.grant_steps(1)
+    engine.control.grant_steps(1)
     until(lambda: engine.crashed)
     with pytest.raises(Draining):
-        engine.post_command(lambda s: None).result(1)
+        engine.port.post(lambda s: None).result(1)
 
 
 def test_prefill_and_copies_are_measured_for_the_cost_model(make):
@@ -408,17 +410,17 @@ def test_prefill_and_copies_are_measured_for_the_cost_model(make):
     engine, results = make(runner, parts)
     copy, prefill = parts.costs.copy_bytes_per_s, parts.costs.prefill_tokens_per_s
     for number in range(4):
-        engine.post_command(lambda s, n=number: s.admit(sequence(f"s{n}", [5 + n] * 200, max_tokens=4))).result(5)
-    engine.grant_steps(0)
+        engine.port.post(lambda s, n=number: s.admit(sequence(f"s{n}", [5 + n] * 200, max_tokens=4))).result(5)
+    engine.control.grant_steps(0)
     until(lambda: len(finishes(results)) == 4)
     assert 0 < engine.times.prefill_tokens_per_s <= 64 / 0.01
     assert parts.costs.prefill_tokens_per_s != prefill
-    engine.pause().result(5)
-    engine.post_command(lambda s: s.admit(sequence("out", [5] * 60, max_tokens=30))).result(5)
-    engine.grant_steps(3)
+    engine.control.pause().result(5)
+    engine.port.post(lambda s: s.admit(sequence("out", [5] * 60, max_tokens=30))).result(5)
+    engine.control.grant_steps(3)
     until(lambda: "out" in outputs(results))
-    engine.post_command(lambda s: s.swap("out", 1, "out")).result(5)
-    engine.grant_steps(1)
+    engine.port.post(lambda s: s.swap("out", 1, "out")).result(5)
+    engine.control.grant_steps(1)
     until(lambda: parts.costs.copy_bytes_per_s != copy)
 
 
@@ -433,9 +435,9 @@ def test_a_swap_is_copied_and_measured_before_its_answer(make):
 
     moves: list[StepInput] = []
     engine, results = make(Measured(num_host_blocks=3))
-    engine.post_command(lambda s: s.admit(sequence("a", [5] * 40))).result(5)
-    engine.post_command(lambda s: s.admit(sequence("b", [6] * 40))).result(5)
-    engine.grant_steps(1)
+    engine.port.post(lambda s: s.admit(sequence("a", [5] * 40))).result(5)
+    engine.port.post(lambda s: s.admit(sequence("b", [6] * 40))).result(5)
+    engine.control.grant_steps(1)
     until(lambda: "a" in outputs(results))
     assert engine.swap("a", 1, "out").result(5) == SwapAnswer(3, 3 * INFO.bytes_per_block, 0.25)
     assert [len(step.swap_out) for step in moves] == [3]
@@ -443,7 +445,7 @@ def test_a_swap_is_copied_and_measured_before_its_answer(make):
     assert engine.swap("a", 1, "out").result(5) == SwapAnswer(0)
     with pytest.raises(OutOfBlocks):
         engine.swap("b", 1, "out").result(5)
-    engine.grant_steps(0)
+    engine.control.grant_steps(0)
     until(lambda: "b" in finishes(results))
     assert "a" not in finishes(results)
     back = engine.swap("a", 1, "in").result(5)
@@ -462,12 +464,12 @@ def test_a_swap_whose_copies_fail_loses_nothing(make):
             return super().run(step)
 
     engine, results = make(Broken())
-    engine.post_command(lambda s: s.admit(sequence("a", [5] * 40))).result(5)
-    engine.grant_steps(2)
+    engine.port.post(lambda s: s.admit(sequence("a", [5] * 40))).result(5)
+    engine.control.grant_steps(2)
     until(lambda: "a" in outputs(results))
     with pytest.raises(RunnerFailed, match="no such page"):
         engine.swap("a", 1, "out").result(5)
-    engine.grant_steps(0)
+    engine.control.grant_steps(0)
     until(lambda: finishes(results))
     assert outputs(results) == {"a": fake_oracle([5] * 40, 8, info=INFO)}
-    engine.post_command(lambda s: s.check_state()).result(5)
+    engine.port.post(lambda s: s.check_state()).result(5)

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from cache_audit import audit_cache
@@ -13,17 +13,10 @@ from gpu_worker.migration.blocks.frame_socket import FrameSocket
 from gpu_worker.migration.blocks.frames import BlockFrame, FrameKind
 from gpu_worker.scheduling.block_exchange import tail_name
 from octavo.internal.v1 import worker_pb2
-from octavo.process import failpoints
 
 MOVED = worker_pb2.MIGRATION_OUTCOME_MOVED
 STAYED = worker_pb2.MIGRATION_OUTCOME_STAYED
 NUM_ROUNDS, AT_ONCE, NUM_PROMPT = 5, 4, 240
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    failpoints.disarm_all()
 
 
 def known_blocks(worker: PairedWorker) -> list[tuple[bytes, int]]:
@@ -52,10 +45,11 @@ async def test_with_one_in_a_hundred_parts_damaged_no_token_is_wrong_and_no_bloc
             begun = dict(
                 zip([await pair.run(params, prompt=prompt, num_tokens=1) for prompt in prompts], prompts, strict=True)
             )
-            pair.a.worker.engine.pause()  # blocks of four tokens become full faster than rounds end on a busy machine
+            # Blocks of four tokens become full faster than rounds end on a busy machine.
+            pair.a.worker.engine.control.pause()
             answers = await asyncio.gather(*(pair.a.migrate(follower.seq_id) for follower in begun))
             assert {answer[-1].outcome for answer in answers} == {MOVED}
-            pair.a.worker.engine.grant_steps(0)
+            pair.a.worker.engine.control.grant_steps(0)
             for follower, prompt in begun.items():
                 await pair.check_end(follower, params, prompt=prompt)
             followers |= begun
@@ -107,15 +101,15 @@ async def test_a_damaged_tail_is_sent_again_or_the_sequence_stays(
         damage = TailDamage(monkeypatch, is_tail, times)
         follower = await pair.run(params)
         engine = pair.a.worker.engine
-        engine.pause()
+        engine.control.pause()
         while min((await pair.record(follower.seq_id)).num_tokens) % 4 != 3:  # two tokens in the last block
-            engine.grant_steps(1)
+            engine.control.grant_steps(1)
             await pair.a.worker.journal_writer.wait_until_flushed()
             await asyncio.sleep(0.005)
         calling = asyncio.create_task(pair.a.migrate(follower.seq_id))
         last = (await calling)[-1]
         assert places
-        engine.grant_steps(0)
+        engine.control.grant_steps(0)
         if moves:
             assert last.outcome == MOVED
             assert damage.num_changed == times

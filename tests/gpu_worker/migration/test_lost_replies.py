@@ -5,7 +5,7 @@ that comes twice comes at the same time, or after the answer to the first.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +16,7 @@ from waiting import until
 from worker_pair import Follower, WorkerPair, greedy, worker_pair
 
 from gpu_worker.migration.transfer_service import TransferService
-from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2
+from octavo.internal.v1 import worker_pb2
 from octavo.process import failpoints
 from octavo.request.errors import NotFound, ServingError
 
@@ -25,12 +25,6 @@ STAYED = worker_pb2.MIGRATION_OUTCOME_STAYED
 CALLS = ["Prepare", "Extend", "Finish", "Abort"]
 PARAMS = greedy(200)
 SLOW = {"step_s": 0.01, "block_size": 16}  # few blocks become full while a round takes place, however busy the machine
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    failpoints.disarm_all()
 
 
 class Mishap:
@@ -117,29 +111,6 @@ async def test_a_sequence_moves_although_an_answer_is_lost_or_a_call_comes_twice
         await check_end(pair, follower, moved=moved)
 
 
-async def test_an_extend_that_comes_again_names_what_has_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the source would not send these blocks, and the sequence would stay."""
-    answers: list[list[int]] = []
-    mishap = Mishap(monkeypatch, "Extend", "lost")
-    extend = mishap._handler
-
-    async def noted(*args: Any) -> transfer_pb2.ExtendResponse:
-        answer = await extend(*args)
-        answers.append([each.index for each in answer.wanted])
-        return answer
-
-    mishap._handler = noted
-    async with worker_pair(**SLOW) as pair:
-        follower = await pair.run(PARAMS)
-        await grown(pair, follower)
-        last = (await pair.a.migrate(follower.seq_id))[-1]
-        assert last.outcome == MOVED
-        assert len(answers[0]) >= 2, "blocks that became full in the first round"
-        assert answers[1][: len(answers[0])] == answers[0]
-        assert last.num_sent_blocks - last.num_blocks in (0, 1), "beside its tail, no block is sent or counted twice"
-        await check_end(pair, follower, moved=True)
-
-
 @pytest.mark.parametrize("call", ["Prepare", "Extend", "Finish"])
 async def test_where_no_answer_comes_at_all_there_is_one_owner(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mishap = Mishap(monkeypatch, call, "lost", times=100)
@@ -167,35 +138,3 @@ async def test_a_fetch_whose_answer_is_lost_or_that_comes_twice(what: str, monke
         with suppress(ServingError):
             await mishap.come_late()
         await lets_go(pair)
-
-
-async def test_the_same_fetch_twice_at_once_sends_the_blocks_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second call does not end the ticket of the first, either, when its caller goes away."""
-    mishap = Mishap(monkeypatch, "Fetch", "")
-    fetched: list[transfer_pb2.FetchRequest] = []
-    handler = mishap._handler
-
-    async def noted(service: TransferService, request: Any, context: Any) -> Any:
-        fetched.append(request)
-        return await handler(service, request, context)
-
-    mishap._handler = noted
-    async with worker_pair() as pair:
-        await compute(pair, pair.a, PROMPT)
-        armed = failpoints.arm("source.opened", "hang")
-        running = asyncio.create_task(compute(pair, pair.b, PROMPT, pair.a.incarnation))
-        await armed.reached.wait()
-        stub = transfer_pb2_grpc.TransferStub(pair.a.channel)
-        again = [asyncio.create_task(as_task(stub.Fetch(fetched[0]))) for _ in range(2)]
-        await until(lambda: len(fetched) == 3)
-        again[0].cancel()
-        await asyncio.gather(again[0], return_exceptions=True)
-        failpoints.disarm_all()
-        assert await running == len(PREFIX)
-        assert (await again[1]).num_blocks == NUM_BLOCKS
-        assert armed.num_reached == 1
-        await lets_go(pair)
-
-
-async def as_task(call: Any) -> Any:
-    return await call

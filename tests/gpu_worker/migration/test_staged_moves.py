@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 import pytest
 from connected_bench import ConnectedBench
 from late_copier import LateCopier, StagedWitness, check_buffers
-from prefixes import NUM_BLOCKS, PREFIX, PROMPT, compute, lets_go
 from tiny_llama import PROMPTS, Form, tiny_llama
 from worker_pair import PATIENCE_S, CountingRunner, Follower, PairedWorker, WorkerPair, greedy, worker_pair
 
@@ -87,20 +86,6 @@ async def test_sequences_cross_and_come_back(pair: WorkerPair) -> None:
         await pair.check_end(follower, param, prompt=prompt)
 
 
-async def test_a_prefix_is_fetched(pair: WorkerPair) -> None:
-    await compute(pair, pair.a, PROMPT)
-    assert await compute(pair, pair.b, PROMPT, pair.a.incarnation) == len(PREFIX)
-    assert pair.b.worker.fetcher.num_fetched == NUM_BLOCKS
-    await lets_go(pair)
-
-
-async def test_a_new_worker_is_warmed(pair: WorkerPair) -> None:
-    await compute(pair, pair.a, PROMPT)
-    new = await pair.add("new", warms_up=True)
-    assert await compute(pair, new, (*PREFIX, 90, 91)) == len(PREFIX)
-    await lets_go(pair)
-
-
 @pytest.mark.parametrize("at_source", [True, False], ids=["source", "target"])
 async def test_a_copy_that_is_not_begun_leaves_the_sequence_where_it_is(pair: WorkerPair, at_source: bool) -> None:
     params = greedy(200)
@@ -111,21 +96,6 @@ async def test_a_copy_that_is_not_begun_leaves_the_sequence_where_it_is(pair: Wo
     broken.fail_begin = False
     await moved(pair.a, follower, pair.b)
     await pair.check_end(follower, params)
-
-
-async def test_a_worker_with_a_staging_area_and_one_without_understand_each_other(monkeypatch) -> None:
-    """So a GPU and a CPU could exchange blocks of the same layout."""
-    params = greedy(300)
-    async with worker_pair() as pair:
-        monkeypatch.setattr(PairedWorker, "runner_kind", CountingWitness)
-        staged = await pair.add("staged")
-        follower = await pair.run(params)
-        await moved(pair.a, follower, staged)
-        await moved(staged, follower, pair.b, 2)
-        await pair.check_end(follower, params)
-        assert not (staged.runner.num_prefill or pair.b.runner.num_prefill)
-        await staged.has_no_pins()
-        staged.runner.check_buffers()
 
 
 @pytest.mark.parametrize("staged", [False, True], ids=["in place", "staged"])

@@ -17,91 +17,48 @@ torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-WIDE = {**SMALL, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}  # rows of whole K blocks
-GEMMA2 = {
-    **SMALL,
-    "head_dim": 16,
-    "sliding_window": 11,
-    "query_pre_attn_scalar": 16,
-    "attn_logit_softcapping": 5.0,
-    "final_logit_softcapping": 3.0,
-}
-GPT = {"vocab_size": 128, "n_positions": 128, "n_embd": 32, "n_layer": 3, "n_head": 4}
+SMALL_LAYERS = {"num_hidden_layers": 2}
+WIDE = {**SMALL, **SMALL_LAYERS, "hidden_size": 256, "intermediate_size": 256}  # rows of whole K blocks
 ENDS = {"eos_token_id": None, "bos_token_id": None}
-FALCON = {
-    "vocab_size": 128,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
-    **ENDS,
-}
+CAPPED = {**SMALL, "head_dim": 16, "sliding_window": 11, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}
+GEMMA2 = {**CAPPED, "query_pre_attn_scalar": 16}
+GPT = {"vocab_size": 128, "n_positions": 128, "n_embd": 32, "n_layer": 3, "n_head": 4, **ENDS}
+PLAIN = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, **ENDS}
+FALCON = {**PLAIN, "max_position_embeddings": 128}
+NEW_FALCON = {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}
+OLD_FALCON = {**FALCON, "parallel_attn": False}
+SIX_HEADS = {"hidden_size": 48, "num_attention_heads": 6}
+NEO_SIZES = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_layers": 4, "num_heads": 4}
+BLOOM = {"vocab_size": 128, "hidden_size": 48, "n_layer": 3, "n_head": 6, **ENDS}
 MPT = {"vocab_size": 128, "max_seq_len": 128, "d_model": 48, "n_layers": 3, "n_heads": 6, **ENDS}
+LINEAR = {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}
 SCALED = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+FACTORS = {"long_factor": [1.5, 2.5, 3.5, 4.5], "short_factor": [1.0, 1.05, 1.1, 1.2]}
+
+
+def rope(more: dict = SMALL, **parameters: object) -> dict:
+    return {**more, "rope_parameters": parameters}
+
 
 # A model per variation that could go wrong by itself.
 CONFIGS: dict[str, tuple[str, dict]] = {
     "llama": ("Llama", SMALL),
-    "llama-llama3": (
-        "Llama",
-        {
-            **SMALL,
-            "rope_parameters": {**SCALED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-        },
-    ),
-    "llama-yarn": ("Llama", {**SMALL, "rope_parameters": {**SCALED, "rope_type": "yarn"}}),
-    "llama-linear": ("Llama", {**SMALL, "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}}),
-    "llama-dynamic": (
-        "Llama",
-        {**SMALL, "rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 4.0}},
-    ),
+    "llama-llama3": ("Llama", rope(**SCALED, rope_type="llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
+    "llama-yarn": ("Llama", rope(**SCALED, rope_type="yarn")),
+    "llama-linear": ("Llama", rope(**LINEAR)),
+    "llama-dynamic": ("Llama", rope(rope_theta=1e4, rope_type="dynamic", factor=4.0)),
     "llama-biases": ("Llama", {**SMALL, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "mistral": ("Mistral", {**SMALL, "sliding_window": 13, "head_dim": 16}),
     "qwen2": ("Qwen2", {**SMALL, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}),
     "qwen3": ("Qwen3", {**SMALL, "head_dim": 16}),
     "smollm3": ("SmolLM3", SMALL),
-    "gpt2": ("GPT2", {**GPT, **ENDS}),
-    "gpt2-scaled-by-layer": ("GPT2", {**GPT, **ENDS, "scale_attn_by_inverse_layer_idx": True}),
-    "gpt2-relu": ("GPT2", {**GPT, **ENDS, "activation_function": "relu"}),
-    "opt": (
-        "OPT",
-        {
-            "vocab_size": 128,
-            "hidden_size": 32,
-            "word_embed_proj_dim": 32,
-            "ffn_dim": 48,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 128,
-            **ENDS,
-            "pad_token_id": None,
-        },
-    ),
-    "gemma2": (
-        "Gemma2",
-        {
-            **SMALL,
-            "head_dim": 16,
-            "sliding_window": 11,
-            "query_pre_attn_scalar": 20,
-            "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 3.0,
-            "tie_word_embeddings": False,
-        },
-    ),
+    "gpt2": ("GPT2", GPT),
+    "gpt2-scaled-by-layer": ("GPT2", {**GPT, "scale_attn_by_inverse_layer_idx": True}),
+    "gpt2-relu": ("GPT2", {**GPT, "activation_function": "relu"}),
+    "opt": ("OPT", {**FALCON, "word_embed_proj_dim": 32, "ffn_dim": 48, "pad_token_id": None}),
+    "gemma2": ("Gemma2", {**CAPPED, "query_pre_attn_scalar": 20, "tie_word_embeddings": False}),
     "gemma3": ("Gemma3Text", {**SMALL, "head_dim": 16, "sliding_window": 11, "tie_word_embeddings": False}),
-    "gpt-neox": (
-        "GPTNeoX",
-        {
-            "vocab_size": 128,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 128,
-            **ENDS,
-        },
-    ),
+    "gpt-neox": ("GPTNeoX", {**FALCON, "intermediate_size": 48}),
     "phi": ("Phi", SMALL),
     "gemma2-tied": ("Gemma2", GEMMA2),
     "gemma2-untied": ("Gemma2", {**GEMMA2, "tie_word_embeddings": False}),
@@ -110,16 +67,7 @@ CONFIGS: dict[str, tuple[str, dict]] = {
     "phi3-tied": ("Phi3", {**SMALL, "partial_rotary_factor": 0.5, "tie_word_embeddings": True}),
     "phi3-longrope": (
         "Phi3",
-        {
-            **SMALL,
-            "original_max_position_embeddings": 32,
-            "rope_parameters": {
-                "rope_theta": 1e4,
-                "rope_type": "longrope",
-                "long_factor": [1.5, 2.5, 3.5, 4.5],
-                "short_factor": [1.0, 1.05, 1.1, 1.2],
-            },
-        },
+        rope({**SMALL, "original_max_position_embeddings": 32}, rope_theta=1e4, rope_type="longrope", **FACTORS),
     ),
     "llama-wide": ("Llama", WIDE),
     "phi3-wide": ("Phi3", WIDE),
@@ -127,75 +75,30 @@ CONFIGS: dict[str, tuple[str, dict]] = {
         "GptOss",
         {**SMALL, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 11},
     ),
-    "gptj": ("GPTJ", {**GPT, **ENDS, "rotary_dim": 4}),
-    "codegen": ("CodeGen", {**GPT, **ENDS, "n_embd": 64, "n_head": 8, "rotary_dim": 4}),
+    "gptj": ("GPTJ", {**GPT, "rotary_dim": 4}),
+    "codegen": ("CodeGen", {**GPT, "n_embd": 64, "n_head": 8, "rotary_dim": 4}),
     "gpt-neo": (
         "GPTNeo",
-        {
-            "vocab_size": 128,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_layers": 4,
-            "num_heads": 4,
-            "max_position_embeddings": 128,
-            "attention_types": [[["global", "local"], 2]],
-            "window_size": 11,
-            **ENDS,
-        },
+        {**NEO_SIZES, **ENDS, "max_position_embeddings": 128, "window_size": 11}
+        | {"attention_types": [[["global", "local"], 2]]},
     ),
-    "bloom": ("Bloom", {"vocab_size": 128, "hidden_size": 48, "n_layer": 3, "n_head": 6, **ENDS}),
+    "bloom": ("Bloom", BLOOM),
     "bloom-normed-residual": (
         "Bloom",
-        {
-            "vocab_size": 128,
-            "hidden_size": 64,
-            "n_layer": 2,
-            "n_head": 8,
-            **ENDS,
-            "apply_residual_connection_post_layernorm": True,
-        },
+        {**BLOOM, "hidden_size": 64, "n_layer": 2, "n_head": 8, "apply_residual_connection_post_layernorm": True},
     ),
     "falcon-7b": ("Falcon", FALCON),
-    "falcon-40b": ("Falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-40b": ("Falcon", NEW_FALCON),
     "falcon-11b": (
         "Falcon",
-        {
-            **FALCON,
-            "new_decoder_architecture": True,
-            "num_kv_heads": 2,
-            "num_ln_in_parallel_attn": 1,
-            "ffn_hidden_size": 80,
-            "tie_word_embeddings": False,
-        },
+        {**NEW_FALCON, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 80, "tie_word_embeddings": False},
     ),
-    "falcon-rw": (
-        "Falcon",
-        {
-            **FALCON,
-            "hidden_size": 48,
-            "num_attention_heads": 6,
-            "alibi": True,
-            "bias": True,
-            "multi_query": False,
-            "parallel_attn": False,
-        },
-    ),
-    "falcon-sequential": (
-        "Falcon",
-        {
-            **FALCON,
-            "parallel_attn": False,
-            "activation": "relu",
-            "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0},
-        },
-    ),
+    "falcon-rw": ("Falcon", {**OLD_FALCON, **SIX_HEADS, "alibi": True, "bias": True, "multi_query": False}),
+    "falcon-sequential": ("Falcon", {**rope(OLD_FALCON, **LINEAR), "activation": "relu"}),
     "mpt": ("Mpt", MPT),
     "mpt-clipped": ("Mpt", {**MPT, "n_heads": 8, "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.25}}),
     "doge": ("Doge", SMALL),
-    "mamba": (
-        "Mamba",
-        {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, **ENDS, "pad_token_id": None},
-    ),
+    "mamba": ("Mamba", {"vocab_size": 128, "hidden_size": 32, **SMALL_LAYERS, **ENDS, "pad_token_id": None}),
 }
 
 

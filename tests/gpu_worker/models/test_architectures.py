@@ -1,14 +1,10 @@
 """Every supported architecture computes what Transformers computes; the others are refused with a reason."""
 
 import copy
-import json
 
 import pytest
 import torch
-import transformers
-from transformers_types import TYPES
 
-from gpu_worker.models.supported import OWN_DECODERS, THROUGH_TRANSFORMERS
 from octavo.request.errors import BadModel
 
 OURS = {
@@ -88,23 +84,6 @@ def test_a_context_that_needs_no_long_positions_gets_the_short_ones(tiny, load, 
     assert float((all_logits(whole, tokens) - expected).abs().max() / expected.abs().max()) > 1e-3
     assert short.info.fingerprint != whole.info.fingerprint, "workers with other contexts compute other tokens"
     assert load(model.directory, context_tokens=33).info.fingerprint == whole.info.fingerprint
-
-
-def test_the_table_of_supported_models_holds_the_types_that_are_tested(tiny):
-    tested = {}
-    for name, decoder in OURS.items():
-        content = json.loads((tiny(name).directory / "config.json").read_text())
-        tested[content["model_type"]] = decoder
-    for kind, _ in TYPES.values():
-        name = getattr(transformers, f"{kind}Config").model_type
-        tested[name] = f"transformers:{name}"
-    assert tested == OWN_DECODERS | {name: f"transformers:{name}" for name in THROUGH_TRANSFORMERS}
-
-
-def test_a_type_that_is_not_in_the_table_is_loaded_with_a_warning(tiny, load, monkeypatch, caplog):
-    monkeypatch.setattr("gpu_worker.models.loader.THROUGH_TRANSFORMERS", ())
-    assert load(tiny("opt").directory)
-    assert "model_type 'opt' is not in the table of supported models" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -63,17 +63,6 @@ def test_a_bad_index_is_refused(copied, load, index, reason):
         load(copied)
 
 
-def test_a_tensor_too_few_or_too_many_is_refused(copied, load):
-    weights = load_file(copied / "model.safetensors")
-    save_file({**weights, "model.layers.0.extra.weight": torch.zeros(2)}, copied / "model.safetensors")
-    with pytest.raises(BadModel, match=r"have no place in the model: model\.layers\.0\.extra\.weight"):
-        load(copied)
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, copied / "model.safetensors")
-    with pytest.raises(BadModel, match=r"no tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"):
-        load(copied)
-
-
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -157,13 +146,6 @@ def test_through_transformers_each_tensor_counts(name, tiny, load, tmp_path):
         load(copied)
 
 
-@pytest.mark.parametrize("name", ["opt", "gpt2"])
-def test_a_tied_output_projection_is_not_missing(name, tiny, load):
-    names = load_file(tiny(name).directory / "model.safetensors")
-    assert "lm_head.weight" not in names
-    load(tiny(name).directory)
-
-
 def test_an_encoder_is_refused(load, tmp_path):
     """BertModel has everything that the attention interface asks for, and would answer."""
     sizes = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -192,13 +174,6 @@ def test_parts_that_the_configuration_asks_for_are_not_optional(name, dropped, f
     copied = Path(shutil.copytree(tiny(name).directory, tmp_path / "copied"))
     rewrite(copied, lambda weights: [weights.pop(key) for key in list(weights) if dropped in key])
     with pytest.raises(BadModel, match=f"^copied: the checkpoint has no tensor '{re.escape(first)}'"):
-        load(copied)
-
-
-def test_parts_that_the_configuration_does_not_know_are_refused(copied, load):
-    bias = "model.layers.0.self_attn.q_proj.bias"
-    rewrite(copied, lambda weights: weights.update({bias: torch.ones(32)}))
-    with pytest.raises(BadModel, match=rf"1 tensors of the checkpoint have no place in the model: {re.escape(bias)}$"):
         load(copied)
 
 
@@ -261,15 +236,6 @@ def test_end_tokens_are_those_of_the_generation_configuration(copied, load):
     assert load(copied).info.tokenizer == str(copied)
 
 
-def test_progress_is_reported(copied):
-    from gpu_worker.running.loading import load_runner
-
-    seen: list[tuple[int, int]] = []
-    load_runner(str(copied), kv_cache_bytes=1 << 20, on_progress=lambda done, total: seen.append((done, total)))
-    total = seen[0][1]
-    assert [done for done, _ in seen] == list(range(1, total + 1))
-
-
 # The cache of converted weights
 
 
@@ -319,10 +285,6 @@ def test_no_room_for_the_cache_is_no_error(tmp_path):
 
 
 # Fingerprints
-
-
-def test_equal_files_have_equal_fingerprints_wherever_they_lie(copied, tiny, load):
-    assert load(copied).info.fingerprint == load(tiny("llama").directory).info.fingerprint
 
 
 def test_a_fingerprint_covers_configuration_tokenizer_and_weights(copied, load):

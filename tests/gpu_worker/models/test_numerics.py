@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from gpu_worker.models.checkpoint import demo
 from gpu_worker.ops import make_batch, native
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running import loading
-from octavo.request.errors import InvalidArgument, NotFound
 
 CPU = torch.device("cpu")
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
@@ -102,28 +100,3 @@ def test_wider_registers_make_no_class(tiny, load, isa, kv_cache_dtype, quantiza
     options = {"kv_cache_dtype": kv_cache_dtype, "quantization": quantization, "dtype": "bfloat16"}
     one, other = (computed(load, tiny("llama").directory, name, isa=name, **options) for name in ("avx2", isa))
     assert (one.served == other.served, one.bits == other.bits) == (is_one, is_one)
-
-
-@pytest.mark.usefixtures("best_isa")
-def test_a_type_that_changes_nothing_makes_no_class(load) -> None:
-    """The products of a GGUF file with its own bits are the same whatever --dtype says."""
-    if native.load() is None:
-        pytest.skip("the extension was not built")
-    try:
-        model = str(demo.demo_file())
-    except NotFound:
-        pytest.skip("the demo model is not installed")
-    classes = {load(model, kv_cache_dtype="float32", dtype=dtype).info.numerics for dtype in ("float32", "bfloat16")}
-    assert len(classes) == 1
-
-
-@pytest.mark.usefixtures("best_isa")
-def test_an_instruction_set_that_is_not_there_is_refused(tiny, load, monkeypatch) -> None:
-    with pytest.raises(InvalidArgument, match=r"^isa: .* lacks sse9: give one of .*generic"):
-        native.pin_isa("sse9", CPU)
-    with pytest.raises(InvalidArgument, match="is for CPUs"):
-        native.pin_isa("avx2", torch.device("cuda:0"))
-    monkeypatch.setattr(native, "load", lambda: None)
-    monkeypatch.setattr(native, "rebuild", lambda: "what fits")
-    with pytest.raises(InvalidArgument, match="was not built: what fits, or leave it out"):
-        load(tiny("llama").directory, isa="avx2")

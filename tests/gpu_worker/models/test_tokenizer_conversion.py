@@ -129,12 +129,6 @@ def test_without_a_tokenizer_that_is_certain_there_is_none(damage, bpe_folder, t
     assert "put a tokenizer.json beside the model" in caplog.text
 
 
-def test_no_room_for_the_converted_tokenizer_is_no_error(bpe_folder, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    assert find_tokenizer("m", bpe_folder, tmp_path / "file" / "cache") == ""
-    assert find_tokenizer("m", bpe_folder, None) == ""
-
-
 def test_a_model_says_which_tokenizer_it_has(tiny, load, bpe_folder, tmp_path):
     directory = Path(shutil.copytree(tiny("gpt2").directory, tmp_path / "model"))
     assert load(directory).info.tokenizer == "", "there is none beside this model"

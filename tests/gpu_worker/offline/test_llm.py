@@ -16,9 +16,8 @@ from slow_beams import best_outputs
 from gpu_worker import LLM, SamplingParams
 from gpu_worker.scheduling.state.load import Load
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
-from octavo.request.errors import InvalidArgument, RunnerFailed, TooLarge
+from octavo.request.errors import InvalidArgument, RunnerFailed
 from octavo.request.sampling import FinishReason
-from octavo.settings.options import SettingsError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -88,13 +87,6 @@ def test_each_prompt_gets_its_own_answer_in_order(requests):
     assert idle(llm)
 
 
-def test_max_tokens_beyond_the_context_ends_with_length():
-    llm = make(context_tokens=32, block_size=8)
-    (answer,) = llm.generate([[1] * 20], replace(GREEDY, max_tokens=10**9), use_tqdm=False)
-    assert answer.outputs[0].token_ids == fake_oracle([1] * 20, 12, info=llm.info)
-    assert answer.outputs[0].finish_reason == "length"
-
-
 def test_more_prompts_than_the_queue_takes():
     llm = make(vocab_size=50)
     bound = llm.engine.workload.config.max_waiting
@@ -113,12 +105,6 @@ def test_more_prompts_than_the_queue_takes():
     for prompt, answer in zip(prompts, answers, strict=True):
         assert list(answer.outputs[0].token_ids) == fake_oracle(prompt, 2, info=llm.info)
     assert idle(llm)
-
-
-def test_a_prompt_seen_before_is_found_in_the_cache(llm):
-    prompt = [7] * 40
-    assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
-    assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 32
 
 
 # Ends
@@ -141,26 +127,6 @@ def test_a_stop_string_ends_one_answer_where_it_begins():
     assert idle(llm)
 
 
-def test_a_stop_string_in_one_branch_leaves_the_others_alone():
-    llm = make()
-    params = SamplingParams(n=3, max_tokens=20, seed=5, logprobs=1)
-    branches = [fake_oracle(list(b"q"), 20, info=llm.info, params=params.to_sampling(), branch=b) for b in range(3)]
-    stop = text_of(branches[1][4:6])
-    assert all(stop not in text_of(branches[b]) for b in (0, 2))
-    outputs = llm.generate("q", replace(params, stop=(stop,)), use_tqdm=False)[0].outputs
-    assert [list(o.token_ids) for o in outputs] == [branches[0], branches[1][:6], branches[2]]
-    assert [o.finish_reason for o in outputs] == ["length", "stop", "length"]
-    assert all(len(o.logprobs) == len(o.token_ids) for o in outputs)
-    assert idle(llm)
-
-
-def test_no_step_is_spent_on_what_a_stop_string_has_ended():
-    llm = make()
-    expected = fake_oracle(list(b"q"), 5, info=llm.info)
-    llm.generate("q", replace(GREEDY, max_tokens=1000, stop=(text_of(expected[:1]),)), use_tqdm=False)
-    assert llm.engine.loop.times.num_steps == 1
-
-
 def test_stop_tokens_say_which_and_the_end_of_sequence_does_not():
     llm = make(generate_eos=True, vocab_size=10)
     expected = fake_oracle([1, 2, 3], 200, info=llm.info, generate_eos=True)
@@ -175,33 +141,6 @@ def test_stop_tokens_say_which_and_the_end_of_sequence_does_not():
 
 
 # Ranking and scores
-
-
-def test_best_of_returns_the_best_first(llm):
-    params = SamplingParams(n=2, best_of=5, max_tokens=6, seed=3, logprobs=0)
-    outputs = llm.generate("rank", params, use_tqdm=False)[0].outputs
-    everything = llm.generate("rank", replace(params, n=5, best_of=0), use_tqdm=False)[0].outputs
-    ranked = sorted(everything, key=lambda o: (-o.cumulative_logprob, o.index))
-    assert [o.token_ids for o in outputs] == [o.token_ids for o in ranked[:2]]
-    assert [o.cumulative_logprob for o in outputs] == pytest.approx([o.cumulative_logprob for o in ranked[:2]])
-    assert [o.index for o in outputs] == [0, 1]
-
-
-def test_the_text_of_an_end_token_is_shown_where_it_ends_nothing_or_is_asked_for():
-    llm = make(generate_eos=True, eos_token_ids=(ord("e"),), context_tokens=512)
-    params = SamplingParams(temperature=0.0, max_tokens=400, skip_special_tokens=False)
-
-    def text(**changes):
-        return llm.generate("a", replace(params, **changes), use_tqdm=False)[0].outputs[0].text
-
-    whole = text(ignore_eos=True)
-    assert len(whole) == 400 and "e" in whole
-    assert text() == whole[: whole.index("e")]
-    assert text(include_stop=True) == whole[: whole.index("e") + 1]
-    stop = whole[3]
-    first = whole.index(stop)
-    assert text(ignore_eos=True, stop_token_ids=(ord(stop),)) == whole[:first]
-    assert text(ignore_eos=True, stop_token_ids=(ord(stop),), include_stop=True) == whole[: first + 1]
 
 
 @pytest.mark.parametrize("stop", [("a", "q"), ("ab", "5", "~"), ("\n", "%", "Q", "c")])
@@ -220,47 +159,7 @@ def test_beams_end_at_their_stop_strings_and_are_scored_there(llm, stop, changes
     assert idle(llm)
 
 
-def test_beams_are_no_worse_than_greedy(llm):
-    params = SamplingParams(n=2, beam_width=4, max_tokens=6)
-    best, second = llm.generate("beam", params, use_tqdm=False)[0].outputs
-    greedy = llm.generate("beam", replace(GREEDY, max_tokens=6, logprobs=0), use_tqdm=False)[0].outputs[0]
-    assert best.cumulative_logprob >= second.cumulative_logprob
-    assert best.cumulative_logprob >= greedy.cumulative_logprob
-    assert best.token_ids != second.token_ids
-    assert best.text == text_of(best.token_ids)
-    assert idle(llm)
-
-
-def test_logprobs_are_there_if_asked_for(llm):
-    prompt = list(b"logprobs")
-    params = replace(GREEDY, logprobs=3, prompt_logprobs=3)
-    with_them, without = llm.generate([prompt, prompt], [params, GREEDY], use_tqdm=False)
-    output = with_them.outputs[0]
-    chosen = [place[token] for token, place in zip(output.token_ids, output.logprobs, strict=True)]
-    assert all(len(place) == 3 for place in output.logprobs)  # a greedy token is one of the likeliest
-    assert [score.rank for score in chosen] == [1] * 8
-    assert [score.decoded_token for score in chosen] == [text_of([token]) for token in output.token_ids]
-    assert output.cumulative_logprob == pytest.approx(sum(score.logprob for score in chosen))
-    first, *others = with_them.prompt_logprobs
-    assert first is None
-    assert [next(iter(place)) for place in others] == prompt[1:]
-    for place in others:
-        ranked = [score.logprob for score in place.values() if score.rank]
-        assert len(ranked) == 3
-        assert ranked == sorted(ranked, reverse=True)
-    assert (without.outputs[0].logprobs, without.outputs[0].cumulative_logprob) == (None, None)
-    assert without.prompt_logprobs is None
-
-
 # Seeds
-
-
-def test_a_seed_repeats_a_program_and_requests_differ():
-    params = SamplingParams(max_tokens=12)
-    one, two, other = (make(seed=seed).generate(["s", "s"], params, use_tqdm=False) for seed in (1, 1, 2))
-    assert one == two
-    assert one != other
-    assert one[0].outputs != one[1].outputs
 
 
 # Bad input
@@ -274,27 +173,6 @@ def test_nothing_runs_if_one_prompt_is_bad(llm):
         llm.chat([{"role": "user", "content": "Hi"}], use_tqdm=False)
     assert idle(llm)
     assert llm.engine.loop.times.num_steps == steps
-
-
-def test_what_can_never_fit_is_named_before_anything_runs():
-    llm = make(num_blocks=4)
-    with pytest.raises(TooLarge, match=r"^prompts\[1\]: 100 tokens need 7 blocks"):
-        llm.generate([[1] * 10, [1] * 100], GREEDY, use_tqdm=False)
-    assert idle(llm)
-    assert llm.engine.loop.times.num_steps == 0
-
-
-def test_options_are_those_of_a_worker():
-    with pytest.raises(TypeError, match="no option 'devise'; did you mean device"):
-        LLM(runner=FakeRunner(), devise="cpu")
-    with pytest.raises(TypeError, match="no option 'listen'"):
-        LLM(runner=FakeRunner(), listen=":1")
-    with pytest.raises(SettingsError, match="max_batch_sequences"):
-        LLM(runner=FakeRunner(), max_batch_sequences=0)
-    config = LLM(
-        runner=FakeRunner(), max_batch_sequences=3, prefix_caching=False, host_tier=False
-    ).engine.workload.config
-    assert (config.max_batch_sequences, config.prefix_caching, config.host_tier) == (3, False, False)
 
 
 # What goes wrong

@@ -53,17 +53,6 @@ def test_alone_and_in_company_a_seed_gives_the_same(llm):
     assert alone.outputs[0].token_ids != alone.outputs[1].token_ids
 
 
-def test_bad_words_of_several_tokens_are_never_generated(llm):
-    """Here a token is a byte. The first token of a word may come, the whole word may not."""
-    params = {"max_tokens": 40, "temperature": 1.0, "seed": 3, "allowed_token_ids": list(b"abc")}
-    (plain,) = llm.generate("x", SamplingParams(**params), use_tqdm=False)
-    word = plain.outputs[0].text[5:8]
-    at = plain.outputs[0].text.index(word)
-    (answer,) = llm.generate("x", SamplingParams(**params, bad_words=[word]), use_tqdm=False)
-    assert answer.outputs[0].text[: at + 2] == plain.outputs[0].text[: at + 2]
-    assert len(answer.outputs[0].text) == 40 and word not in answer.outputs[0].text
-
-
 @pytest.mark.slow
 def test_the_demo_model_knows_a_capital():
     with LLM("smollm2", device="cpu", kv_cache_bytes="64MiB", threads=1) as llm:

@@ -57,14 +57,6 @@ def test_seeds_are_drawn_in_order_where_none_is_given():
     assert [answer.params.seed for answer in make().from_prompts(read_prompts(["a"]), SamplingParams(seed=7))] == [7]
 
 
-def test_conversations_are_told_from_one_conversation():
-    turns = [{"role": "user", "content": "hi"}]
-    for conversations in (turns, [turns]):
-        (answer,) = make(WithTemplate()).from_conversations(conversations, GREEDY)
-        assert bytes(answer.prompt_token_ids) == b"user:hi\n"
-        assert answer.argument == "messages[0]"
-
-
 PROMPTS = [
     (["ok", ""], r"prompts\[1\]: is empty"),
     (["ok", []], r"prompts\[1\]: the prompt is empty"),
@@ -92,11 +84,6 @@ def test_a_bad_prompt_is_named(builder, prompts, message):
 def test_a_bad_conversation_is_named(conversation):
     with pytest.raises(InvalidArgument, match=r"^messages\[1\](\[0\])?(\.content)?: "):
         make(WithTemplate()).from_conversations([[{"role": "user", "content": "ok"}], conversation], GREEDY)
-
-
-def test_a_model_without_a_template_refuses_chats(builder):
-    with pytest.raises(InvalidArgument, match=r"^messages\[0\]: .*template"):
-        builder.from_conversations([{"role": "user", "content": "Hi"}], GREEDY)
 
 
 @pytest.mark.parametrize(
@@ -151,15 +138,6 @@ def test_a_bad_word_is_banned_alone_and_after_a_space(builder):
         builder.from_prompts(read_prompts("x"), OfflineParams(bad_words=["a" * 16]))
     with pytest.raises(InvalidArgument, match=r"^sampling_params\.banned_sequences: may leave no token"):
         builder.from_prompts(read_prompts("x"), OfflineParams(bad_words="bc", allowed_token_ids=[ord("c")]))
-
-
-def test_parameters_that_were_changed_are_checked_again(builder):
-    params = OfflineParams()
-    params.top_p, params.n = 7.0, 0
-    with pytest.raises(
-        InvalidArgument, match=r"^sampling_params\.top_p: 7 is out of range.*; sampling_params\.n: 0 is out"
-    ):
-        builder.from_prompts(read_prompts("x"), params)
 
 
 def test_messages_may_have_parts_and_pairs():

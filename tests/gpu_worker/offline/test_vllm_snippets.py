@@ -47,17 +47,6 @@ def test_basic(model, capsys):
     assert all(output.outputs[0].token_ids and output.outputs[0].finish_reason == "length" for output in outputs)
 
 
-def test_how_many_tokens(model):
-    from gpu_worker import LLM, SamplingParams
-
-    llm = LLM(model=model, max_model_len=400)
-    outputs = llm.generate(
-        ["x" * 10] * 3, [SamplingParams(), SamplingParams(max_tokens=None), SamplingParams(max_tokens=5)]
-    )
-
-    assert [len(output.outputs[0].token_ids) for output in outputs] == [256, 390, 5]
-
-
 def test_every_argument_of_the_engine(model):
     from gpu_worker import LLM, SamplingParams
 
@@ -93,16 +82,6 @@ def test_every_argument_of_the_engine(model):
     assert (config.prefix_caching, config.chunked_prefill) == (True, True)
     assert llm.info.context_tokens == 128
     assert llm.info.num_host_blocks * llm.info.bytes_per_block <= 0.001 * 1024**3
-
-
-def test_half_precision(model):
-    from gpu_worker import LLM, SamplingParams
-
-    llm = LLM(model=model, dtype="half", max_model_len=64)
-    outputs = llm.generate(["half"], SamplingParams(max_tokens=2))
-
-    assert len(outputs[0].outputs[0].token_ids) == 2
-    assert llm.info.kv_dtype == "float16"
 
 
 def test_dictionaries_and_token_ids(llm):

@@ -26,8 +26,8 @@ def scores(sequences, **config):
     found = {}
     while scheduler.has_work:
         plan = scheduler.plan()
-        for delta in scheduler.commit(plan, tiny.runner.run(plan.input)).deltas:
-            found.setdefault(delta.sequence.seq_id, []).extend((s.token_id, s.logprob, s.top) for s in delta.scores)
+        for item in scheduler.commit(plan, tiny.runner.run(plan.input)).items:
+            found.setdefault(item.seq_id, []).extend((s.token_id, s.logprob, s.top) for s in item.scores)
     return found
 
 

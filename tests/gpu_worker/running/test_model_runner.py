@@ -96,11 +96,11 @@ def drive(runner: ModelRunner, sequences: list[Sequence], at_once: bool = True, 
             if not scheduler.has_work:
                 break
             plan = scheduler.plan()
-            for delta in scheduler.commit(plan, runner.run(plan.input)).deltas:
-                assert not delta.failure
-                output = outputs.setdefault((delta.sequence.seq_id, delta.branch_index), [])
-                assert delta.first_index == len(output)
-                output += delta.token_ids
+            for item in scheduler.commit(plan, runner.run(plan.input)).items:
+                assert not item.failure
+                output = outputs.setdefault((item.seq_id, item.branch), [])
+                assert item.first_index == len(output)
+                output += item.token_ids
         else:
             pytest.fail("the scheduler does not come to an end")
     return [outputs[key] for key in sorted(outputs)], parts.workload
@@ -218,13 +218,13 @@ def test_the_repetition_penalty_is_that_of_transformers_whatever_happens_to_a_se
 def resume(runner: ModelRunner, sequences: list[Sequence]) -> list[list[int]]:
     """The tokens that come after what the sequences brought along."""
     parts = SchedulerParts(SchedulerConfig(max_batch_tokens=64, max_batch_sequences=16), runner.info)
-    tokens: dict[Sequence, list[int]] = {sequence: [] for sequence in sequences}
+    tokens: dict[str, list[int]] = {sequence.seq_id: [] for sequence in sequences}
     for sequence in sequences:
         assert parts.scheduler.admit(sequence).admitted
     while parts.scheduler.has_work:
         plan = parts.scheduler.plan()
-        for delta in parts.scheduler.commit(plan, runner.run(plan.input)).deltas:
-            tokens[delta.sequence] += delta.token_ids
+        for item in parts.scheduler.commit(plan, runner.run(plan.input)).items:
+            tokens[item.seq_id] += item.token_ids
     return list(tokens.values())
 
 
@@ -245,8 +245,8 @@ def test_prompt_logprobs_in_chunks_are_those_of_transformers(make, model):
     scheduler.admit(sequence)
     while scheduler.has_work:
         plan = scheduler.plan()
-        for delta in scheduler.commit(plan, runner.run(plan.input)).deltas:
-            scores += delta.prompt_scores
+        for item in scheduler.commit(plan, runner.run(plan.input)).items:
+            scores += item.prompt_scores
     with torch.inference_mode():
         logprobs = model[1](torch.tensor([prompt]), use_cache=False).logits[0].log_softmax(-1)
     assert [score.token_id for score in scores] == prompt[1:]
@@ -401,10 +401,10 @@ def test_a_replay_in_the_middle_ranks_branches_as_if_nothing_had_happened(make):
         found, scores = [list(output) for output in outputs], {}
         while scheduler.has_work:
             plan = scheduler.plan()
-            for delta in scheduler.commit(plan, runner.run(plan.input)).deltas:
-                found[delta.branch_index] += delta.token_ids
-                if delta.finish:
-                    scores[delta.branch_index] = delta.cumulative_logprob
+            for item in scheduler.commit(plan, runner.run(plan.input)).items:
+                found[item.branch] += item.token_ids
+                if item.finish:
+                    scores[item.branch] = item.cumulative_logprob
         return found, scores
 
     whole, scores = run([[], [], [], []])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from migration_benches import KINDS, MigrationBench, copy_blocks, hashes_of, move
-from scheduler_bench import GREEDY
+from scheduler_bench import FAILURE, GREEDY
 
 from gpu_worker.scheduling.block_exchange import tail_name
 from gpu_worker.scheduling.state.place import Hold, Place
@@ -45,8 +45,8 @@ def test_a_sequence_moves_and_nobody_notices(kind: str, num_steps: int) -> None:
     assert plan.num_tokens == num_branches + 1 and not plan.input.copies, (
         "nothing is computed again, and no block is copied"
     )
-    assert all(len(delta.token_ids) == 1 for delta in result.deltas), "no token is told again"
-    assert all(delta.cached_tokens is None for delta in result.deltas)
+    assert all(len(item.token_ids) == 1 for item in result.items), "no token is told again"
+    assert all(item.cached_tokens is None for item in result.items)
     target.finish()
     whole = undisturbed("a", 37, params)
     for index in range(num_branches):
@@ -188,7 +188,7 @@ def test_one_that_cannot_start_at_once_waits_in_its_turn(lost: str) -> None:
         target.admit(name, prompt, replace(GREEDY, max_tokens=3))
         target.run_steps(1 + prompt // 32)
     if lost == "turn":  # one that runs alone waits for room
-        target.scheduler.abort_step(target.scheduler.plan(), "{}")
+        target.scheduler.abort_step(target.scheduler.plan(), FAILURE)
         target.workload.hold(target.sequence("x"), Hold.STARVED)
     assert target.scheduler.admit(moved).admitted
     assert moved.place is Place.WAITING

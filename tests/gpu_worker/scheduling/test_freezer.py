@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from migration_benches import MigrationBench, sampled
-from scheduler_bench import GREEDY
+from scheduler_bench import FAILURE, GREEDY
 
 from octavo.request.errors import CannotMove, NotFound, StaleEpoch
 from octavo.request.sampling import FinishReason, SamplingParams
@@ -146,7 +146,7 @@ def suspected(bench: MigrationBench) -> None:
 
 def failed(bench: MigrationBench) -> None:
     bench.admit("a", 9, LONG)
-    bench.scheduler.abort_step(bench.scheduler.plan(), "{}")
+    bench.scheduler.abort_step(bench.scheduler.plan(), FAILURE)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from scheduler_bench import GREEDY, Bench
+from scheduler_bench import FAILURE, GREEDY, Bench
 
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.steps.runner import BAD_LOGITS
-from octavo.request.errors import Failure
 from octavo.request.sampling import FinishReason, SamplingParams
 
 
@@ -19,11 +18,11 @@ def test_bad_logits_fail_one_sequence_alone() -> None:
     plan = bench.scheduler.plan()
     output = bench.runner.run(plan.input)
     output.token_ids[1] = BAD_LOGITS
-    deltas = bench.scheduler.commit(plan, output).deltas
-    failed = [delta for delta in deltas if delta.finish]
-    assert {delta.sequence.seq_id for delta in failed} == {"a"}
+    items = bench.scheduler.commit(plan, output).items
+    failed = [item for item in items if item.finish]
+    assert {item.seq_id for item in failed} == {"a"}
     assert len(failed) == 2
-    assert {Failure.from_json(delta.failure).reason for delta in failed} == {"BAD_LOGITS"}
+    assert {item.failure.reason for item in failed} == {"BAD_LOGITS"}
     bench.finish()
     assert {name for name, reason in bench.finishes.items() if reason == FinishReason.LENGTH} == {"b.0", "b.1"}
     assert bench.load().num_used_blocks == 0
@@ -55,14 +54,14 @@ def test_a_failing_step_loses_only_who_fails_alone() -> None:
             break
         plan = bench.scheduler.plan()
         if any(chunk.branch.sequence.seq_id == "b" and chunk.start + chunk.length > 6 for chunk in plan.chunks):
-            result = bench.scheduler.abort_step(plan, '{"reason": "TEST"}')
+            result = bench.scheduler.abort_step(plan, FAILURE)
         else:
             result = bench.scheduler.commit(plan, bench.runner.run(plan.input))
-        for delta in result.deltas:
-            name = delta.sequence.seq_id
-            bench.tokens.setdefault(name, []).extend(delta.token_ids)
-            if delta.finish:
-                bench.finishes[name] = delta.finish
+        for item in result.items:
+            name = item.seq_id
+            bench.tokens.setdefault(name, []).extend(item.token_ids)
+            if item.finish:
+                bench.finishes[name] = item.finish
     assert bench.finishes == {"a": FinishReason.LENGTH, "b": FinishReason.ERROR, "c": FinishReason.LENGTH}
     assert len(bench.tokens["b"]) == 2
     assert bench.load().num_used_blocks == 0
@@ -96,6 +95,6 @@ def test_a_step_that_failed_once_ends_nobody() -> None:
     bench.admit("a", params=SamplingParams(temperature=1.0, n=2, seed=1, max_tokens=9))
     bench.step()
     plan = bench.scheduler.plan()
-    assert plan.input.copies and not bench.scheduler.abort_step(plan, "{}").deltas
+    assert plan.input.copies and not bench.scheduler.abort_step(plan, FAILURE).items
     bench.finish()
     assert set(bench.finishes.values()) == {FinishReason.LENGTH}

@@ -1,6 +1,6 @@
 """Random workloads on tiny memories: every output is the oracle's, everything ends, nothing leaks.
 
-The world recounts blocks after every step, checks every delta as it comes, and compares what the WitnessRunner reads
+The world recounts blocks after every step, checks every item as it comes, and compares what the WitnessRunner reads
 through block tables with what was written for it.
 """
 
@@ -177,15 +177,15 @@ def test_twenty_thousand_steps_leave_nothing_behind() -> None:
             scheduler.cancel(rng.choice(list(sequences.values())))
         plan = scheduler.plan()
         clock[0] += 0.01
-        for delta in scheduler.commit(plan, runner.run(plan.input)).deltas:
-            name = delta.sequence.seq_id
-            assert delta.first_index == len(outputs[name])
-            outputs[name] += delta.token_ids
-            if delta.finish:
+        for item in scheduler.commit(plan, runner.run(plan.input)).items:
+            name = item.seq_id
+            assert item.first_index == len(outputs[name])
+            outputs[name] += item.token_ids
+            if item.finish:
                 output = outputs.pop(name)
                 if name in expected:
                     assert output == expected[name][: len(output)]
-                    assert delta.finish == FinishReason.CANCELLED or len(output) == len(expected[name])
+                    assert item.finish == FinishReason.CANCELLED or len(output) == len(expected[name])
         if step % 500 == 0:
             scheduler.check_state()
     for sequence in list(sequences.values()):

@@ -72,7 +72,7 @@ def outputs(runner, seed: int) -> tuple[dict, dict]:
     """What a random world of requests gets: little memory, swaps on request, branches that end, beams."""
     rng = random.Random(seed)
     bench = Bench(runner=runner, max_batch_tokens=24, max_batch_sequences=8, min_preempt_interval_s=0.0)
-    deltas, names = [], []
+    items, names = [], []
     for number in range(400):
         if number < 60 and rng.random() < 0.3:
             prompt = [rng.randrange(96) for _ in range(rng.choice([1, 7, 8, 20, 40]))]
@@ -82,11 +82,11 @@ def outputs(runner, seed: int) -> tuple[dict, dict]:
             swap(bench, rng.choice(names), rng)
         if number > 60:
             bench.scheduler.end_holds()
-        deltas += bench.step()[1].deltas
+        items += bench.step()[1].items
         if number > 60 and not bench.scheduler.has_work:
             break
     assert not bench.scheduler.has_work
-    scores = {(d.sequence.seq_id, d.branch_index, d.first_index): (d.scores, d.prompt_scores) for d in deltas}
+    scores = {(i.seq_id, i.branch, i.first_index): (i.scores, i.prompt_scores) for i in items}
     return bench.tokens, scores
 
 

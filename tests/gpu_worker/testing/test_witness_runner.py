@@ -29,8 +29,8 @@ def run(sabotage: Callable[[WitnessRunner, StepPlan], None] | None = None, n: in
         plan = scheduler.plan()
         if sabotage:
             sabotage(runner, plan)
-        for delta in scheduler.commit(plan, runner.run(plan.input)).deltas:
-            outputs.setdefault((delta.sequence.seq_id, delta.branch_index), []).extend(delta.token_ids)
+        for item in scheduler.commit(plan, runner.run(plan.input)).items:
+            outputs.setdefault((item.seq_id, item.branch), []).extend(item.token_ids)
     return outputs, runner
 
 
@@ -117,8 +117,8 @@ def test_blocks_on_their_way_in_are_left_alone_or_forgotten(meddle: str) -> None
     def step() -> None:
         plan = scheduler.plan()
         assert len({to for _, to in plan.input.swap_in}) == len(plan.input.swap_in)
-        for delta in scheduler.commit(plan, runner.run(plan.input)).deltas:
-            outputs.setdefault(delta.sequence.seq_id, []).extend(delta.token_ids)
+        for item in scheduler.commit(plan, runner.run(plan.input)).items:
+            outputs.setdefault(item.seq_id, []).extend(item.token_ids)
 
     admit("a", [1, 2, 3, 4, 5, 6])
     step()

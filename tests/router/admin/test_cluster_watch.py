@@ -62,7 +62,7 @@ async def test_a_worker_tells_where_its_time_and_its_prefixes_went(world):
     await world.start()
     for _ in range(2):
         await world.client().complete(PROMPT, GREEDY)
-    report = world.workers[0].engine_client.report
+    times = world.workers[0].watch.times
     link = next(iter(world.routers[0].pool.links.values()))
     await world.until(lambda: link.load.num_steps == 20)
     [worker] = (await view_of(world.routers[0])).workers
@@ -72,7 +72,7 @@ async def test_a_worker_tells_where_its_time_and_its_prefixes_went(world):
     assert load.step_commit_s > 0
     assert load.prefix_asked_tokens == 2 * len(PROMPT)
     assert 0 < load.prefix_hit_tokens < len(PROMPT)
-    assert load.num_step_tokens == 2 * (len(PROMPT) + 9) - load.prefix_hit_tokens == report.num_step_tokens
+    assert load.num_step_tokens == 2 * (len(PROMPT) + 9) - load.prefix_hit_tokens == times.num_tokens
 
 
 async def test_moves_are_shown_with_the_names_of_workers(world):

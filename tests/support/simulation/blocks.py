@@ -5,7 +5,6 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gpu_worker.migration.blocks.block_memory import BlockReader
 from gpu_worker.migration.blocks.checksum import BlockChecksum
 from gpu_worker.migration.blocks.frame_socket import STALL_S
 from gpu_worker.migration.blocks.frames import LAST, BlockFrame, FrameKind, checksum_seed
@@ -13,7 +12,8 @@ from gpu_worker.migration.blocks.incoming_ticket import IncomingTicket
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
 from gpu_worker.migration.blocks.refusal import Refusal, failed
 from gpu_worker.migration.calls import connection_pool
-from gpu_worker.migration.target import migration_target
+from gpu_worker.serving.process import worker
+from gpu_worker.steps.runner import BlockMemory
 from octavo.request.errors import InvalidArgument, TransferFailed
 from simulation.event_log import EventLog
 from simulation.loop import HOST, Host
@@ -75,7 +75,7 @@ class BlockLinks:
 
     def install(self) -> None:
         """Puts these connections where workers look for the real ones."""
-        migration_target.BlockListener = lambda *args, **kwargs: SimBlockListener(self)
+        worker.BlockListener = lambda *args, **kwargs: SimBlockListener(self)
         connection_pool.BlockSender = lambda host, port, reader, limiter, tls: SimBlockSender(self, host, port, reader)
 
     def new_number(self) -> int:
@@ -108,7 +108,7 @@ class SimBlockListener:
 class SimBlockSender:
     """The connection from one worker to another one."""
 
-    def __init__(self, links: BlockLinks, machine: str, port: int, reader: BlockReader) -> None:
+    def __init__(self, links: BlockLinks, machine: str, port: int, reader: BlockMemory) -> None:
         host = HOST.get()
         assert host is not None
         network = links.network

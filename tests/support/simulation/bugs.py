@@ -9,7 +9,7 @@ import octavo.store.memory.journal as memory_journal
 import octavo.store.memory.ownership as memory_ownership
 import octavo.store.memory.store as memory_store
 import octavo.store.memory.sweep as memory_sweep
-from gpu_worker.serving.journal.journal_writer import JournalWriter
+from gpu_worker.journal.journal_writer import JournalWriter
 from octavo.client.receiver import StreamReceiver
 from octavo.store.calls import AppendReply, AppendStatus
 from octavo.store.memory import MemoryStore

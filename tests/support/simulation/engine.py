@@ -50,16 +50,15 @@ def install() -> None:
 
 
 def _start(engine: Engine) -> None:
-    engine._wake = RoundWake()
+    engine.port.wake = RoundWake()
     engine.driver = asyncio.create_task(_drive(engine))
 
 
 def _stop(engine: Engine, timeout_s: float = 0.0) -> bool:
     engine._stopping = True
-    engine._ended = True
     if hasattr(engine, "driver"):
         engine.driver.cancel()
-    engine._refuse_commands()
+    engine.port.close()
     return True
 
 
@@ -68,19 +67,18 @@ async def _drive(engine: Engine) -> None:
     host = HOST.get()
     try:
         while not engine._stopping:
-            if engine._scheduler.has_work and not engine._held:
+            if engine._scheduler.has_work and not engine.control._held:
                 await asyncio.sleep(engine._runner.next_step_s)
                 await asyncio.sleep(max(0.0, host.hangs_until - host.loop.time()))
             engine._round()
-            await engine._wake.elapse()
-            if not engine._wake.wanted_s and not engine._scheduler.has_work:
+            await engine.port.wake.elapse()
+            if not engine.port.wake.wanted_s and not engine._scheduler.has_work:
                 await asyncio.sleep(0)
     except Exception as error:
         host.loop.call_exception_handler({"message": "the step loop has ended", "exception": error})
         engine.crashed = True
     finally:
-        engine._ended = True
-        engine._refuse_commands()
+        engine.port.close()
 
 
 class SimRunner(WitnessRunner):

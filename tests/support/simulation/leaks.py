@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from gpu_worker.scheduling.state.load import Load
 from simulation.cluster import Cluster
 
 
@@ -38,8 +39,8 @@ def leaks(cluster: Cluster) -> list[str]:
 def check_worker(name: str, worker: Any, expect_none: Callable[[str, object], None]) -> None:
     expect_none(f"{name}: logs", worker.publisher.logs)
     expect_none(f"{name}: sequences", worker.workload.sequences)
-    load = worker.engine_client._measure_load().load
+    load = Load.of(worker.workload)
     expect_none(f"{name}: blocks in use", load.num_used_blocks)
     expect_none(f"{name}: sequences on their way here", worker.target.num_tickets)
-    expect_none(f"{name}: sequences on their way elsewhere", worker.migrations and worker.migrations.moving)
+    expect_none(f"{name}: sequences on their way elsewhere", worker.migrations and worker.migrations.departures.moving)
     worker.scheduler.check_state()

@@ -93,18 +93,6 @@ def test_the_tensors_device_is_the_current_one(devices: Devices, op: str) -> Non
         assert {call[1] for call in devices.calls} == {device} and devices.current == 0
 
 
-def test_each_device_has_a_swapper_of_its_own(devices: Devices) -> None:
-    for device in (1, 0, 1):
-        ops(device)["let_wait"]()
-    assert [call for call in devices.calls if call[0] == "Swapper"] == [("Swapper", 1), ("Swapper", 0)]
-
-
-def test_from_a_device_to_pinned_memory_is_the_devices(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
-    vllm_ops.swap_blocks(on(1, 3, 8), torch.zeros(3, 8), MAPPING)
-    assert devices.calls == [("Swapper", 1), ("start", 1, 101), ("let_wait", 1, 101)]
-
-
 @pytest.mark.parametrize("out", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
 def test_memory_that_is_not_pinned_is_copied_by_torch(devices: Devices, out: bool, dtype: torch.dtype) -> None:
@@ -131,12 +119,6 @@ def test_blocks_of_a_size_must_be_what_the_caches_are(devices: Devices) -> None:
             vllm_ops.swap_blocks(*caches, size, MAPPING)
     with pytest.raises(ValueError, match=r"^pairs: "):
         vllm_ops.swap_blocks(cache, cache, 24, torch.tensor([[0, 4]]))
-
-
-def test_auto_has_no_scales(devices: Devices) -> None:
-    rows, flash = on(0, 2, 4, 32), on(0, 3, 8, 4, 32)
-    vllm_ops.reshape_and_cache_flash(rows, rows, flash, flash, on(0, 2), "auto", float("nan"), torch.zeros(4))
-    assert [call[0] for call in devices.calls] == ["KvCache", "cache_write"]
 
 
 @pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf")])

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from migration_peers import PATIENCE_S, SECRET, BytesMemory, RawSource, Target, name_of, target_of, wait_until
 
-from gpu_worker.migration.blocks import block_listener, incoming_connection
+from gpu_worker.migration.blocks import block_listener
 from gpu_worker.migration.blocks.checksum import BlockChecksum
 from gpu_worker.migration.blocks.frames import LAST, MOST_PART_BYTES, BlockFrame, FrameKind, checksum_seed
-from gpu_worker.migration.blocks.incoming_ticket import ExpectedBlock, IncomingTicket
+from gpu_worker.migration.blocks.incoming_ticket import IncomingTicket
 from gpu_worker.migration.blocks.refusal import Refusal
 from octavo.request.errors import InvalidArgument
 
@@ -123,41 +123,6 @@ def test_a_wrong_part_ends_its_ticket_by_name_and_no_other(name: str) -> None:
         other.close()
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [((0, 128), (64, 256)), ((0, 128), (0, 128)), ((64, 128), (0, 640)), ((0, 640), (128, 192)), ((0, 640), (0, 640))],
-)
-def test_bytes_that_are_there_are_not_written_again(first: tuple[int, int], second: tuple[int, int]) -> None:
-    """Also those of a block that is accepted: other sequences may read it."""
-    theirs = memory()
-    with target_of(theirs) as target:
-        source, _ = opened(target)
-        send(source, part(*first, last=first == (0, SIZE)))
-        wait_until(lambda: theirs.content(0)[first[0] : first[1]] == CONTENT[first[0] : first[1]])
-        send(source, part(*second), bytes(SIZE))
-        assert Refusal(source.receive_kind(FAILED)[0].place) is Refusal.PART_OVERLAPS
-        assert target.cause(1) == "PART_OVERLAPS"
-        assert theirs.content(0)[first[0] : first[1]] == CONTENT[first[0] : first[1]]
-        source.close()
-
-
-def test_parts_of_a_failed_ticket_are_thrown_away_and_credited() -> None:
-    theirs = memory()
-    with target_of(theirs) as target:
-        source, _ = opened(target)
-        send(source, part(0, SIZE, place=9))
-        for _ in range(5):
-            send(source, part(0, SIZE, last=True))
-        credit = failures = 0
-        while credit < 6 * SIZE:
-            frame, _ = source.receive()
-            credit += frame.value if frame.kind is not FAILED else 0
-            failures += frame.kind is FAILED
-        assert (credit, failures) == (6 * SIZE, 1)
-        assert theirs.content(0) == bytes(SIZE)
-        source.close()
-
-
 def test_a_ticket_that_was_not_opened_here_takes_nothing() -> None:
     """A number alone is worth nothing: the ticket of another connection goes on."""
     theirs = memory()
@@ -184,17 +149,6 @@ def test_who_guesses_tickets_is_cut_off() -> None:
         stranger.send(BlockFrame(FrameKind.OPEN, length=48, ticket=1), bytes(48))
         assert stranger.is_cut_off()
         assert target.ends[1] == []
-
-
-def test_who_shows_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming_connection, "GREETING_S", 0.2)
-    with target_of(memory()) as target:
-        assert RawSource(target.listener.port).is_cut_off()
-        source, _ = opened(target)
-        time.sleep(0.8)  # who has opened a ticket may be silent
-        send(source, part(0, SIZE, last=True))
-        assert source.receive_kind(ACCEPTED, FAILED)[0].kind is ACCEPTED
-        source.close()
 
 
 def test_strangers_do_not_keep_a_source_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,21 +178,6 @@ def test_where_all_have_shown_that_they_may_send_nobody_else_is_let_in(monkeypat
             assert refused.recv(1) == b""
         send(source, part(0, SIZE, last=True))
         assert source.receive_kind(ACCEPTED, FAILED)[0].kind is ACCEPTED
-        source.close()
-
-
-def test_a_connection_does_not_remember_tickets_that_its_source_gave_up() -> None:
-    with target_of(memory()) as target:
-        source = RawSource(target.listener.port)
-        for number in range(1, 51):
-            target.give_ticket(number, [0])
-            assert source.open(number)[0].kind is OPENED
-            source.send(BlockFrame(FrameKind.CLOSE, ticket=number))
-            assert source.receive_kind(FAILED)[0].ticket == number
-            assert target.cause(number) == "GIVEN_UP"
-        [connection] = target.listener._connections
-        wait_until(lambda: not connection._ended)
-        assert not connection._open
         source.close()
 
 
@@ -383,45 +322,4 @@ def test_a_connection_that_cannot_be_served_is_no_end_of_the_listener(
                 assert stranger.recv(1) == b"", "it is not told"
         source, _ = opened(target)
         assert target.listener.num_connections == 1
-        source.close()
-
-
-def test_a_part_keeps_the_other_tickets_of_its_connection() -> None:
-    """Their turn comes later, and nobody else uses them meanwhile. A ticket that is open nowhere is not kept."""
-    theirs = memory()
-    with target_of(theirs) as target:
-        end = time.monotonic() + 100
-        tickets = [
-            IncomingTicket(number, SECRET, theirs, end, lambda _: None, lambda _: None, ttl_s=200)
-            for number in range(3)
-        ]
-        for ticket in tickets:
-            ticket.expect_blocks([ExpectedBlock(ticket.number, name_of(ticket.number))])
-            target.listener.tickets.add_ticket(ticket)
-        source = RawSource(target.listener.port)
-        for number in (0, 1):
-            assert source.open(number)[0].kind is OPENED
-        send(source, part(0, 64, ticket=0))
-        wait_until(lambda: theirs.opened)
-        assert [ticket.expires_at > end for ticket in tickets] == [True, True, False]
-        source.close()
-
-
-def test_a_part_keeps_its_ticket() -> None:
-    """A ticket whose source is slow lives on, although no block is whole yet."""
-    theirs = memory()
-    with target_of(theirs) as target:
-        ends: list[object] = []
-        soon = time.monotonic() + 0.5
-        ticket = IncomingTicket(1, SECRET, theirs, soon, lambda _: None, ends.append, ttl_s=PATIENCE_S)
-        ticket.expect_blocks([ExpectedBlock(0, name_of(0))])
-        target.listener.tickets.add_ticket(ticket)
-        source = RawSource(target.listener.port)
-        assert source.open(1)[0].kind is OPENED
-        send(source, part(0, 64))
-        wait_until(lambda: ticket.expires_at > soon)
-        wait_until(lambda: time.monotonic() > soon + 0.2)
-        send(source, part(64, SIZE, last=True))
-        assert source.receive_kind(ACCEPTED, FAILED)[0].kind is ACCEPTED
-        assert ends == []
         source.close()

@@ -12,11 +12,8 @@ from migration_peers import PATIENCE_S, SECRET, BytesMemory, Corrupter, name_of,
 
 from gpu_worker.migration.blocks import block_sender
 from gpu_worker.migration.blocks.block_sender import BlockSender
-from gpu_worker.migration.blocks.frame_socket import FrameSocket
-from gpu_worker.migration.blocks.frames import BlockFrame, FrameKind
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
 from gpu_worker.migration.blocks.rate_limiter import RateLimiter
-from gpu_worker.migration.blocks.refusal import Refusal, failed
 from octavo.request.errors import InvalidArgument, TransferFailed
 
 LAYERS, LAYER_BYTES = 5, 1000  # no multiple of 64: a stripe lies in two runs
@@ -92,68 +89,6 @@ def test_blocks_that_a_stopped_sequence_waits_for_go_before_those_of_others() ->
             sender.close()
 
 
-def test_little_is_on_its_way_when_urgent_blocks_are_about_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_sender, "SHORT_WINDOW_BYTES", 2 * 5000)
-    mine, theirs = memories(64)
-    theirs.delay = threading.Event()
-    with target_of(theirs, stall_s=PATIENCE_S) as target:
-        target.give_ticket(1, list(range(60)))
-        target.give_ticket(2, [60, 61, 62, 63])
-        window = 8 * 5000
-        sender = sender_to(target.listener.port, mine, window_bytes=window, stall_s=PATIENCE_S)
-        try:
-            open_all(sender, 1, 2)
-            with sender.expect_urgent():
-                many = sender.send_blocks(1, outgoing(list(range(60))))
-                wait_until(lambda: sender.bytes_in_flight > 2 * 5000 - 1024)
-                time.sleep(0.1)  # a sender that does not wait would go on at once
-                assert sender.bytes_in_flight <= 2 * 5000
-            wait_until(lambda: sender.bytes_in_flight > window - 1024)
-            few = sender.send_blocks(2, outgoing([60, 61, 62, 63]), urgent=True)
-            theirs.delay.set()
-            few.result(PATIENCE_S)
-            many.result(PATIENCE_S)
-        finally:
-            theirs.delay.set()
-            sender.close()
-
-
-def test_later_rounds_send_more_blocks() -> None:
-    mine, theirs = memories(3)
-    with target_of(theirs) as target:
-        ticket = target.give_ticket(1, [0])
-        sender = sender_to(target.listener.port, mine)
-        try:
-            open_all(sender, 1)
-            sender.send_blocks(1, outgoing([0])).result(PATIENCE_S)
-            from gpu_worker.migration.blocks.incoming_ticket import ExpectedBlock
-
-            indexes = ticket.expect_blocks([ExpectedBlock(2, name_of(2))])
-            assert list(indexes) == [1]
-            sender.send_blocks(1, [OutgoingBlock(1, 2, name_of(2))]).result(PATIENCE_S)
-            sender.send_blocks(1, []).result(0)
-            assert theirs.content(2) == mine.content(2)
-        finally:
-            sender.close()
-        assert target.cause(1) == "CONNECTION_LOST"
-
-
-def test_a_ticket_may_be_closed_as_soon_as_its_last_block_is_there() -> None:
-    """The source learns that the block was accepted, not that the ticket has ended."""
-    mine, theirs = memories(1)
-    with target_of(theirs) as target:
-        ticket = target.give_ticket(1, [0])
-        ticket._on_block = lambda index: ticket.end_ticket()
-        sender = sender_to(target.listener.port, mine)
-        try:
-            open_all(sender, 1)
-            sender.send_blocks(1, outgoing([0])).result(PATIENCE_S)
-            assert target.cause(1) is None
-            assert cause_of(sender.send_blocks(1, outgoing([0]))) == "EXPIRED"
-        finally:
-            sender.close()
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_of_a_hundred_parts_one_is_damaged_and_no_wrong_block_is_accepted(
     monkeypatch: pytest.MonkeyPatch, seed: int
@@ -172,34 +107,6 @@ def test_of_a_hundred_parts_one_is_damaged_and_no_wrong_block_is_accepted(
         assert 0 < ticket.num_resends == sender.num_resends <= corrupter.num_changed
         assert sorted(theirs.kept) == list(range(200))  # each once
         assert all(theirs.content(block) == mine.content(block) for block in range(200))
-
-
-def test_a_link_that_damages_everything_fails_the_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, theirs = memories(2)
-    Corrupter(monkeypatch, 1.0, 0)
-    with target_of(theirs) as target:
-        ticket = target.give_ticket(1, [0, 1])
-        sender = sender_to(target.listener.port, mine)
-        try:
-            open_all(sender, 1)
-            assert cause_of(sender.send_blocks(1, outgoing([0, 1]))) == "WRONG_CHECKSUM"
-        finally:
-            sender.close()
-        assert target.cause(1) == "WRONG_CHECKSUM"
-        assert theirs.kept == [] and ticket.num_missing == 2
-
-
-def test_a_block_that_has_another_name_is_not_accepted() -> None:
-    mine, theirs = memories(1)
-    with target_of(theirs) as target:
-        target.give_ticket(1, [0])
-        sender = sender_to(target.listener.port, mine)
-        try:
-            open_all(sender, 1)
-            assert cause_of(sender.send_blocks(1, [OutgoingBlock(0, 0, b"another")])) == "WRONG_CHECKSUM"
-        finally:
-            sender.close()
-        assert theirs.kept == []
 
 
 def test_a_slow_target_is_sent_no_more_than_the_window() -> None:
@@ -302,121 +209,6 @@ def test_a_target_that_does_not_know_the_secret_gets_nothing(monkeypatch: pytest
         assert theirs.kept == []
 
 
-def test_a_ticket_that_is_given_up_frees_both_sides() -> None:
-    mine, theirs = memories(64)
-    theirs.delay = threading.Event()
-    with target_of(theirs) as target:
-        target.give_ticket(1, list(range(60)))
-        target.give_ticket(2, [63])
-        sender = sender_to(target.listener.port, mine, window_bytes=20480)
-        try:
-            open_all(sender, 1, 2)
-            sent = sender.send_blocks(1, outgoing(list(range(60))))
-            wait_until(lambda: theirs.opened)
-            sender.close_ticket(1)
-            theirs.delay.set()
-            assert cause_of(sent) == "GIVEN_UP"
-            assert target.cause(1) == "GIVEN_UP"
-            sender.send_blocks(2, [OutgoingBlock(0, 63, name_of(63))]).result(PATIENCE_S)  # the connection goes on
-        finally:
-            sender.close()
-
-
-def test_a_ticket_whose_time_is_over_frees_its_blocks_and_tells_the_source() -> None:
-    mine, theirs = memories(2)
-    with target_of(theirs) as target:
-        target.give_ticket(1, [0, 1], seconds=0.3)
-        sender = sender_to(target.listener.port, mine)
-        try:
-            open_all(sender, 1)
-            sender.send_blocks(1, outgoing([0, 1])[:1]).result(PATIENCE_S)
-            assert target.cause(1) == "EXPIRED"
-            wait_until(lambda: not sender._tickets)
-            with pytest.raises(TransferFailed):
-                sender.send_blocks(1, outgoing([0, 1])[1:])
-        finally:
-            sender.close()
-
-
-def test_an_expiry_may_be_put_off() -> None:
-    _, theirs = memories(1)
-    with target_of(theirs) as target:
-        target.give_ticket(1, [0], seconds=0.3)
-        target.listener.tickets.extend_ticket(1, time.monotonic() + 600)
-        target.give_ticket(2, [0], seconds=0.5)
-        assert target.cause(2) == "EXPIRED"
-        assert target.ends[1] == []
-
-
-def test_a_writer_that_fails_ends_its_ticket_alone() -> None:
-    mine, theirs = memories(2)
-    with target_of(theirs) as target:
-        target.give_ticket(1, [0])
-        target.give_ticket(2, [1])
-        sender = sender_to(target.listener.port, mine)
-        try:
-            open_all(sender, 1, 2)
-            theirs.fail_keeping = True
-            assert cause_of(sender.send_blocks(1, outgoing([0]))) == "NOT_STORED"
-            theirs.fail_keeping = False
-            sender.send_blocks(2, outgoing([1])).result(PATIENCE_S)
-            assert target.cause(1) == "NOT_STORED"
-        finally:
-            sender.close()
-
-
-def test_a_reader_that_fails_ends_its_ticket_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, theirs = memories(2)
-    with target_of(theirs) as target:
-        target.give_ticket(1, [0])
-        target.give_ticket(2, [1])
-        sender = sender_to(target.listener.port, mine)
-        read = mine.open_block
-
-        def fail_for_0(block: int) -> list[memoryview]:
-            if block == 0:
-                raise OSError("no such block")
-            return read(block)
-
-        monkeypatch.setattr(mine, "open_block", fail_for_0)
-        try:
-            open_all(sender, 1, 2)
-            sent = sender.send_blocks(1, outgoing([0]))
-            assert cause_of(sent) == "GIVEN_UP"
-            assert "its blocks could not be read: no such block" in str(sent.exception())
-            sender.send_blocks(2, outgoing([1])).result(PATIENCE_S)
-            assert target.cause(1) == "GIVEN_UP"
-        finally:
-            sender.close()
-
-
-def test_a_reader_says_how_many_blocks_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each ticket in turn. A reader that has to bring them from a device brings some at once."""
-    mine, theirs = memories(20)
-    mine.blocks_per_turn = 4
-    read, turns = mine.read_blocks, []
-    monkeypatch.setattr(mine, "read_blocks", lambda blocks: (turns.append(list(blocks)), read(blocks))[1])
-    with target_of(theirs) as target:
-        tickets = {1: list(range(10)), 2: list(range(10, 20))}
-        for number, blocks in tickets.items():
-            target.give_ticket(number, blocks)
-        sender = sender_to(target.listener.port, mine)
-        held = threading.Event()
-        theirs.delay = held
-        try:
-            open_all(sender, 1, 2)
-            sent = [sender.send_blocks(number, outgoing(blocks)) for number, blocks in tickets.items()]
-            held.set()
-            for each in sent:
-                each.result(PATIENCE_S)
-        finally:
-            sender.close()
-        assert sorted(turns) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]
-        for block in range(20):
-            assert theirs.content(block) == mine.content(block)
-    assert mine.opened == []
-
-
 def test_a_ticket_that_fails_within_a_turn_is_not_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, theirs = memories(8)
     mine.blocks_per_turn = 8
@@ -435,37 +227,6 @@ def test_a_ticket_that_fails_within_a_turn_is_not_read_on(monkeypatch: pytest.Mo
             theirs.delay.set()
         finally:
             theirs.delay.set()
-            sender.close()
-
-
-def test_a_ticket_may_end_while_its_writer_waits_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever ends it, an event loop most likely, does not wait for the writer; its owner hears when that is over."""
-    mine, theirs = memories(1)
-    waits, goes_on, opened = threading.Event(), threading.Event(), theirs.open_block
-
-    def wait_for_memory(block: int) -> list[memoryview]:
-        waits.set()
-        assert goes_on.wait(PATIENCE_S)
-        return opened(block)
-
-    monkeypatch.setattr(theirs, "open_block", wait_for_memory)
-    with target_of(theirs) as target:
-        ticket = target.give_ticket(1, [0])
-        sender = sender_to(target.listener.port, mine)
-        try:
-            open_all(sender, 1)
-            sent = sender.send_blocks(1, outgoing([0]))
-            assert waits.wait(PATIENCE_S)
-            ending = threading.Thread(target=ticket.end_ticket)
-            ending.start()
-            ending.join(PATIENCE_S / 2)
-            assert not ending.is_alive() and target.ends[1] == []
-            goes_on.set()
-            assert target.cause(1) is None
-            sender.close_ticket(1)
-            assert cause_of(sent) in ("GIVEN_UP", "EXPIRED")  # what the source hears first
-        finally:
-            goes_on.set()
             sender.close()
 
 
@@ -490,60 +251,6 @@ def test_a_writer_without_memory_ends_its_ticket_alone(monkeypatch: pytest.Monke
             assert target.cause(1) == "NOT_STORED"
         finally:
             sender.close()
-
-
-def test_a_target_that_ends_fails_all_tickets() -> None:
-    mine, theirs = memories(64)
-    theirs.delay = threading.Event()
-    with target_of(theirs) as target:
-        target.give_ticket(1, list(range(64)))
-        sender = sender_to(target.listener.port, mine, window_bytes=20480)
-        try:
-            open_all(sender, 1)
-            sent = sender.send_blocks(1, outgoing(list(range(64))))
-            wait_until(lambda: theirs.opened)
-            theirs.delay.set()
-            target.listener.close()
-            assert cause_of(sent) == "CONNECTION_LOST"
-            assert target.cause(1) is not None
-            wait_until(lambda: mine.opened == [])
-        finally:
-            sender.close()
-
-
-def test_a_connection_that_breaks_before_a_turn_begins_fails_all_tickets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sender's thread finds a ticket to close and blocks to send at once, and cannot send the former."""
-    mine, theirs = memories(1)
-    send = FrameSocket.send_frame
-
-    def fail_to_close(frames: FrameSocket, frame: BlockFrame, runs: list[memoryview] | None = None) -> None:
-        if frame.kind is FrameKind.CLOSE:
-            raise failed(Refusal.CONNECTION_LOST, "it broke")
-        send(frames, frame, runs)
-
-    monkeypatch.setattr(FrameSocket, "send_frame", fail_to_close)
-    with target_of(theirs) as target:
-        target.give_ticket(1, [0])
-        target.give_ticket(2, [])
-        sender = sender_to(target.listener.port, mine)
-        try:
-            open_all(sender, 1, 2)
-            with sender._changed:
-                sender.close_ticket(2)
-                sent = sender.send_blocks(1, outgoing([0]))
-            assert cause_of(sent) == "CONNECTION_LOST"
-            assert mine.opened == []
-        finally:
-            sender.close()
-
-
-def test_nobody_there_is_an_error_with_a_name() -> None:
-    mine, theirs = memories(1)
-    with target_of(theirs) as target:
-        port = target.listener.port
-    with pytest.raises(TransferFailed) as failed:
-        sender_to(port, mine)
-    assert failed.value.cause == "CONNECTION_LOST"
 
 
 @pytest.mark.parametrize(

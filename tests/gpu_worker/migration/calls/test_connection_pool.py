@@ -1,7 +1,6 @@
 """Connections to other workers: kept while they are used, made anew when they fail, closed when idle."""
 
 import asyncio
-import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -97,13 +96,6 @@ async def test_a_sender_that_is_made_for_a_cancelled_caller_is_used_or_closed(po
     await pool.close()
     await until(lambda: made)
     assert all(sender.has_failed for sender in made), "one was not closed"
-
-
-async def test_a_ticket_that_nobody_can_end_is_given_up(pool, monkeypatch):
-    monkeypatch.setattr(connection_pool, "ABORT_PAUSE_S", 0.01)
-    pool.abort_ticket(TARGET, secrets.randbits(63))  # nobody listens there
-    assert pool._tasks
-    await until(lambda: not pool._tasks)
 
 
 async def test_a_sender_is_closed_although_the_caller_that_replaces_it_is_cancelled(pool, listener):

@@ -24,15 +24,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.usefixtures("clock")
-def test_while_nobody_decodes_nothing_is_held_back_or_measured():
-    share = LinkShare(None, lambda: False)
-    assert share.probe_bytes(LARGE) == 0
-    share.note_delivery(LARGE, 1.0)
-    with share.delivery(LARGE):
-        assert share.limiter.bytes_per_s is None
-
-
-@pytest.mark.usefixtures("clock")
 def test_while_others_decode_a_large_delivery_gets_a_quarter_of_the_measured_link():
     busy = True
     share = LinkShare(None, lambda: busy)
@@ -53,16 +44,6 @@ def test_while_others_decode_a_large_delivery_gets_a_quarter_of_the_measured_lin
     assert share.limiter.bytes_per_s is None
     with share.delivery(PROBE_BYTES):
         assert share.limiter.bytes_per_s is None
-
-
-@pytest.mark.usefixtures("clock")
-def test_a_sequence_that_has_stopped_is_not_held_back():
-    share = LinkShare(None, lambda: True)
-    share.note_delivery(PROBE_BYTES, 0.01)
-    with share.delivery(LARGE):
-        with share.delivery(LARGE, urgent=True):
-            assert share.limiter.bytes_per_s is None
-        assert share.limiter.bytes_per_s is not None
 
 
 def test_the_fastest_of_the_last_measurements_counts_and_all_grow_old(clock):

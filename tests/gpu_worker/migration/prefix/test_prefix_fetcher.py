@@ -1,19 +1,13 @@
 """Blocks of a prompt come from a worker that has them, and are computed wherever that worker fails."""
 
 import asyncio
-import contextlib
-import gc
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from migration_peers import Corrupter
 from prefixes import NUM_BLOCKS, PARAMS, PREFIX, PROMPT, SIZE, compute, lets_go
-from waiting import until
 from worker_pair import WorkerPair, worker_pair
 
-from gpu_worker.migration.calls.targets import TargetWorker
 from gpu_worker.migration.calls.transfer_calls import FetchRequest
 from gpu_worker.migration.prefix import block_supplier, prefix_fetcher
 from gpu_worker.scheduling.block_exchange import WantedBlock
@@ -23,12 +17,6 @@ from octavo.request import hashing
 from octavo.request.errors import InvalidArgument, Mismatch, NotFound, OutOfBlocks, TooManyMoves
 from octavo.request.ids import BlockHash, Incarnation
 from octavo.wire import statuses
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    failpoints.disarm_all()
 
 
 @pytest.fixture
@@ -43,13 +31,6 @@ async def test_a_prefix_that_another_worker_has_is_not_computed(pair: WorkerPair
     cached = await compute(pair, pair.b, PROMPT, pair.a.incarnation)
     assert cached == len(PREFIX)
     assert pair.b.worker.fetcher.num_fetched == NUM_BLOCKS
-    await lets_go(pair)
-
-
-async def test_what_was_fetched_is_there_for_the_next_prompt(pair: WorkerPair) -> None:
-    await compute(pair, pair.b, PROMPT, pair.a.incarnation)
-    await compute(pair, pair.b, (*PREFIX, 70, 71), pair.a.incarnation)
-    assert pair.b.worker.fetcher.num_fetched == NUM_BLOCKS, "fetched twice"
     await lets_go(pair)
 
 
@@ -74,33 +55,10 @@ async def test_two_prompts_at_once_share_one_fetch(pair: WorkerPair) -> None:
     await lets_go(pair)
 
 
-async def test_a_worker_that_has_less_than_routers_believe_sends_what_it_has(pair: WorkerPair) -> None:
-    prompt = (*PREFIX[: 5 * SIZE], *range(100, 100 + 7 * SIZE), 1)
-    cached = await compute(pair, pair.b, prompt, pair.a.incarnation)
-    assert cached == 5 * SIZE
-    await lets_go(pair)
-
-
 async def test_a_worker_that_nobody_knows_costs_nothing(pair: WorkerPair) -> None:
     cached = await compute(pair, pair.b, PROMPT, "gone")
     assert cached == 0
     await lets_go(pair)
-
-
-async def test_a_worker_that_hangs_is_not_waited_for(pair: WorkerPair) -> None:
-    other = (*range(200, 200 + len(PREFIX)), 1)
-    await compute(pair, pair.a, other)
-    armed = failpoints.arm("source.pinned", "hang")
-    began = time.monotonic()
-    cached = await compute(pair, pair.b, PROMPT, pair.a.incarnation)
-    assert armed.reached.is_set()
-    assert cached == 0
-    assert time.monotonic() - began < 10.0
-    await lets_go(pair)  # the owner's pins, too: the call has ended there
-    num_asked = armed.num_reached
-    pair.b.worker.engine.times.prefill_tokens_per_s = 0.0  # else computing is too fast here to ask anybody
-    await compute(pair, pair.b, other, pair.a.incarnation)
-    assert armed.num_reached == num_asked, "a worker that does not answer is left alone for a while"
 
 
 async def test_blocks_that_come_and_are_never_known_are_not_waited_for(pair: WorkerPair) -> None:
@@ -108,18 +66,6 @@ async def test_blocks_that_come_and_are_never_known_are_not_waited_for(pair: Wor
     cached = await compute(pair, pair.b, PROMPT, pair.a.incarnation)
     assert armed.reached.is_set()
     assert cached == 0
-    await lets_go(pair)
-
-
-async def test_a_cancel_ends_a_sequence_that_waits_for_its_blocks(pair: WorkerPair) -> None:
-    armed = failpoints.arm("source.pinned", "hang")
-    running = asyncio.create_task(compute(pair, pair.b, PROMPT, pair.a.incarnation))
-    await armed.reached.wait()
-    seq_id = next(iter(pair.b.worker.publisher.logs))
-    pair.b.worker.engine_client.cancel([(seq_id, 1)])
-    await until(lambda: not pair.b.worker.publisher.logs)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
     await lets_go(pair)
 
 
@@ -179,20 +125,6 @@ async def test_no_more_fetches_at_once_than_it_may_although_all_were_allowed_bef
     await lets_go(pair)
 
 
-async def test_whoever_waits_for_the_fetch_of_another_is_no_further_fetch(
-    pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefix_fetcher, "MOST_FETCHES", 2)
-    fetcher, owner = pair.b.worker.fetcher, Incarnation(pair.a.incarnation)
-    armed = failpoints.arm("source.pinned", "hang")
-    fetches = [asyncio.create_task(fetcher.fetch_from(owner, hashes_of(pair, PREFIX), 10.0)) for _ in range(3)]
-    await armed.reached.wait()
-    assert fetcher.allowed_s(owner, NUM_BLOCKS, 0.0)
-    failpoints.disarm_all()
-    assert sorted(await asyncio.gather(*fetches)) == [0, 0, NUM_BLOCKS]
-    await lets_go(pair)
-
-
 async def test_blocks_in_the_places_of_others_are_not_accepted(
     pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,27 +142,11 @@ async def test_blocks_in_the_places_of_others_are_not_accepted(
     await lets_go(pair)
 
 
-async def test_a_worker_that_says_more_than_it_sends_is_not_believed(
-    pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    supplier = pair.a.worker.supplier
-    honest = supplier.send_blocks
-
-    async def lie(request: FetchRequest) -> int:
-        await honest(replace(request, wanted=request.wanted[:3]))
-        return len(request.wanted)
-
-    monkeypatch.setattr(supplier, "send_blocks", lie)
-    cached = await compute(pair, pair.b, PROMPT, pair.a.incarnation)
-    assert cached == 3 * SIZE
-    await lets_go(pair)
-
-
 async def test_no_room_for_the_blocks_costs_nothing(pair: WorkerPair, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OutOfBlocks("no room")
 
-    monkeypatch.setattr(pair.b.worker.engine_client._exchange, "hold", refuse)
+    monkeypatch.setattr(pair.b.worker.fetcher._blocks._exchange, "hold", refuse)
     cached = await compute(pair, pair.b, PROMPT, pair.a.incarnation)
     assert cached == 0
     await lets_go(pair)
@@ -244,31 +160,6 @@ async def test_the_setting_ends_asking_and_answering() -> None:
             cached = await compute(pair, worker, PROMPT, pair.a.incarnation)
             assert cached == 0
         assert pair.b.worker.fetcher is None
-
-
-async def test_a_worker_that_ends_lets_go_of_what_it_fetches(pair: WorkerPair) -> None:
-    asker = await pair.add("asker")
-    armed = failpoints.arm("source.pinned", "hang")
-    running = asyncio.create_task(compute(pair, asker, PROMPT, Incarnation(pair.a.incarnation)))
-    await armed.reached.wait()
-    pair.others.remove(asker)
-    await asker.stop()
-    assert not asker.worker.workload.tables.device.num_reserved
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    await pair.a.has_no_pins()
-
-
-@pytest.mark.parametrize("share", [0.2, 1.0])
-async def test_damaged_parts_cost_nothing_but_time(
-    pair: WorkerPair, monkeypatch: pytest.MonkeyPatch, share: float
-) -> None:
-    corrupter = Corrupter(monkeypatch, share, 3)
-    cached = await compute(pair, pair.b, PROMPT, pair.a.incarnation)
-    assert corrupter.num_changed
-    assert cached == (0 if share == 1.0 else len(PREFIX))
-    assert not pair.b.runner.mismatches
-    await lets_go(pair)
 
 
 async def test_bad_requests_are_refused_by_name(pair: WorkerPair) -> None:
@@ -300,35 +191,4 @@ async def test_bad_requests_are_refused_by_name(pair: WorkerPair) -> None:
         await transfer.ListHot(transfer_pb2.ListHotRequest(model_fingerprint="other", kv_layout=info.layout))
     answer = await transfer.Fetch(transfer_pb2.FetchRequest(**good))
     assert answer.num_blocks == 0, "it has no such block, and does not connect for nothing"
-    await lets_go(pair)
-
-
-async def test_a_call_that_fails_after_its_cancellation_was_lost_is_no_error_of_this_worker(
-    pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client of the store may lose a cancellation, and the send then goes on for nobody."""
-    reported: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-    supplier, asks = pair.a.worker.supplier, asyncio.Event()
-    find = supplier._targets.find
-
-    async def find_and_lose_a_cancellation(incarnation: Incarnation) -> TargetWorker:
-        asks.set()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(60)
-        return await find(incarnation)
-
-    monkeypatch.setattr(supplier._targets, "find", find_and_lose_a_cancellation)
-    info = pair.a.runner.info
-    wanted = [WantedBlock(index, each) for index, each in enumerate(hashes_of(pair, PREFIX))]
-    port = pair.b.worker.fetcher._listener.port
-    request = FetchRequest(Incarnation(pair.b.incarnation), info.fingerprint, info.layout, 1, bytes(32), port, wanted)
-    call = asyncio.create_task(supplier.send_blocks(request))
-    await asks.wait()
-    call.cancel()
-    await until(lambda: not supplier._sending)
-    assert call.cancelled()
-    del call  # holds what it waited for
-    gc.collect()
-    assert not reported
     await lets_go(pair)

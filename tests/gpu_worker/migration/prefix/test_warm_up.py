@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import pytest
 from prefixes import PREFIX, PROMPT, SIZE, compute, lets_go
@@ -10,12 +9,6 @@ from worker_pair import PairedWorker, WorkerPair, worker_pair
 
 from octavo.process import failpoints
 from octavo.request import hashing
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    failpoints.disarm_all()
 
 
 async def join(pair: WorkerPair, **settings: object) -> PairedWorker:
@@ -42,14 +35,6 @@ async def test_the_blocks_of_several_workers_come_and_half_of_the_device_stays_f
         await lets_go(pair)
 
 
-async def test_a_worker_alone_starts_at_once() -> None:
-    async with worker_pair() as pair:
-        began = time.monotonic()
-        await pair.a.worker.warm_up()  # `b` has nothing
-        assert time.monotonic() - began < 2.0
-        assert not pair.a.worker.fetcher.num_fetched
-
-
 @pytest.mark.parametrize("action", ["hang", "error"])
 async def test_others_that_fail_do_not_keep_a_worker_from_starting(action: str) -> None:
     async with worker_pair() as pair:
@@ -64,43 +49,11 @@ async def test_others_that_fail_do_not_keep_a_worker_from_starting(action: str) 
         await lets_go(pair)
 
 
-async def test_a_worker_that_sends_nothing_is_left_for_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
-    """It costs some seconds, and not all that a setting allows."""
-    async with worker_pair() as pair:
-        for peer in (pair.a, pair.b):
-            await compute(pair, peer, PROMPT)
-        num_sending = 0
-
-        async def hang_first() -> None:
-            nonlocal num_sending
-            num_sending += 1
-            if num_sending == 1:
-                await asyncio.Event().wait()
-
-        failpoints.arm("source.pinned", hang_first)
-        began = time.monotonic()
-        with caplog.at_level("INFO"):
-            new = await join(pair, warm_up_ms=200_000)
-        assert time.monotonic() - began < 50.0
-        assert num_sending == 2
-        assert await compute(pair, new, PROMPT) == len(PREFIX)
-        assert "prefixes come from 2 other workers before this one serves, for up to 200 s" in caplog.text
-        assert "no more of its blocks are fetched: it is too slow" in caplog.text
-        await lets_go(pair)
-
-
-async def test_zero_is_off() -> None:
-    async with worker_pair() as pair:
-        await compute(pair, pair.a, PROMPT)
-        new = await join(pair, warm_up_ms=0)
-        assert not new.worker.fetcher.num_fetched
-
-
 async def test_the_hottest_blocks_come_first_and_each_before_those_behind_it() -> None:
     async with worker_pair() as pair:
         await compute(pair, pair.a, tuple(range(300, 340)))
         await compute(pair, pair.a, PROMPT)
-        client = pair.a.worker.engine_client
+        client = pair.a.worker.supplier._blocks
         hashes = await client.hottest_blocks(100)
         info = pair.a.runner.info
         own = hashing.block_hashes(hashing.root_key(info.fingerprint, info.layout), PREFIX, SIZE)

@@ -9,7 +9,6 @@ from worker_pair import Follower, WorkerPair, greedy, worker_pair
 from gpu_worker.migration.source import prompt_sender
 from octavo.internal.v1 import worker_pb2
 from octavo.process import failpoints
-from octavo.request.errors import CannotMove
 from octavo.request.record import SequenceState
 
 MOVED = worker_pb2.MIGRATION_OUTCOME_MOVED
@@ -21,18 +20,12 @@ STEP_BLOCKS = 16
 SIZES = {"context_tokens": 2048, "num_blocks": 1024, "max_batch_tokens": 64, "max_batch_sequences": 8}
 
 
-@pytest.fixture(autouse=True)
-def _disarmed():
-    yield
-    failpoints.disarm_all()
-
-
 class Scene:
     """A pair of workers; `a` runs the steps that it is granted, and moves what it gets during the prompt."""
 
     def __init__(self, pair: WorkerPair) -> None:
         self.pair = pair
-        pair.a.worker.engine.pause()
+        pair.a.worker.engine.control.pause()
         self.moves: list[asyncio.Task] = []
 
     async def admit(self, params, prompt=PROMPT, **changes) -> Follower:
@@ -55,18 +48,18 @@ class Scene:
     async def step(self, count=1):
         engine = self.pair.a.worker.engine
         first = engine_steps(self.pair.a)
-        engine.grant_steps(count)
+        engine.control.grant_steps(count)
         await until(lambda: engine_steps(self.pair.a) >= first + count)
 
     async def sent(self, follower, count, seconds=5.0):
         await until(lambda: self.progress(follower).num_sent_blocks >= count, seconds)
 
     def run_on(self):
-        self.pair.a.worker.engine.grant_steps(0)
+        self.pair.a.worker.engine.control.grant_steps(0)
 
 
 def engine_steps(worker):
-    return worker.worker.engine_client.report.num_steps
+    return worker.worker.watch.times.num_steps
 
 
 @pytest.fixture
@@ -108,29 +101,6 @@ async def test_the_blocks_are_there_before_the_first_token_and_the_tokens_are_th
     await scene.pair.b.has_let_go()
 
 
-async def test_it_stops_at_the_source_after_few_tokens(scene):
-    """Most of its output is computed by the target: the source has no more than what the last round takes."""
-    params = greedy(400)
-    follower = await scene.admit(params)
-    scene.run_on()
-    assert (await scene.moves[0]).outcome == MOVED
-    items = [item for item in follower.items[0] if item.epoch == 1]
-    assert sum(len(item.token_ids) for item in items) < 200
-    await scene.pair.check_end(follower, params, prompt=PROMPT)
-
-
-async def test_a_ticket_outlives_a_prompt_that_takes_longer_than_it_would_live_unused(scene, monkeypatch):
-    monkeypatch.setattr("gpu_worker.migration.target.incoming_migration.TTL_S", 0.6)
-    monkeypatch.setattr(prompt_sender, "REFRESH_S", 0.1)
-    follower = await scene.admit(greedy(40))
-    await scene.step(2)
-    await scene.sent(follower, STEP_BLOCKS)
-    await asyncio.sleep(1.5)
-    scene.run_on()
-    assert (await scene.moves[0]).outcome == MOVED
-    await scene.pair.check_end(follower, greedy(40), prompt=PROMPT)
-
-
 async def test_a_prompt_that_is_cached_on_both_moves_without_a_block(scene):
     first = await scene.admit(greedy(40))
     scene.run_on()
@@ -141,13 +111,6 @@ async def test_a_prompt_that_is_cached_on_both_moves_without_a_block(scene):
     assert moved.num_sent_blocks <= moved.num_blocks - NUM_BLOCKS  # of its output
     for follower, params in ((first, greedy(40)), (second, greedy(400))):
         await scene.pair.check_end(follower, params, prompt=PROMPT)
-
-
-async def test_a_short_prompt_moves_too(scene):
-    follower = await scene.admit(greedy(400), prompt=(1, 2, 3))
-    scene.run_on()
-    assert (await scene.moves[0]).outcome == MOVED
-    await scene.pair.check_end(follower, greedy(400), prompt=(1, 2, 3))
 
 
 # What comes between
@@ -188,7 +151,7 @@ async def test_a_cancel_during_the_prompt_ends_its_migration(scene):
     follower = await scene.admit(greedy(40))
     await scene.step(3)
     await scene.sent(follower, STEP_BLOCKS)
-    scene.pair.a.worker.engine_client.cancel([(follower.seq_id, 1)])
+    scene.pair.a.worker.admissions.cancel([(follower.seq_id, 1)])
     scene.run_on()
     assert (await scene.moves[0]).outcome == ENDED
     await until_ended(scene, follower)
@@ -202,44 +165,6 @@ async def test_one_that_ends_with_its_first_token_has_ended(scene):
     assert (await scene.moves[0]).outcome == ENDED
     assert (await scene.pair.check_end(follower, greedy(1), prompt=PROMPT)).state is SequenceState.DONE
     await scene.pair.b.has_let_go()
-
-
-async def test_one_that_loses_its_blocks_during_the_prompt_stays(scene):
-    follower = await scene.admit(greedy(40))
-    await scene.step(5)
-    await scene.sent(follower, 3 * STEP_BLOCKS)
-    engine = scene.pair.a.worker.engine
-    await asyncio.wrap_future(engine.post_command(lambda scheduler: preempt(scheduler, follower.seq_id)))
-    stayed = await scene.moves[0]
-    assert (stayed.outcome, stayed.failure.reason) == (STAYED, "CANNOT_MOVE")
-    scene.run_on()
-    assert (await scene.pair.check_end(follower, greedy(40), prompt=PROMPT)).epoch == 1
-    await scene.pair.b.has_let_go()
-
-
-def preempt(scheduler, seq_id):
-    workload = scheduler._workload
-    workload.send_back(workload.sequences[seq_id])
-
-
-async def test_while_it_waits_no_other_worker_is_asked_and_a_drain_need_not_wait(scene):
-    """Steps are paused, so it is not started."""
-    follower = await scene.admit(greedy(40))
-    migration = scene.registry._under_way[follower.seq_id]
-    assert migration.awaits_start
-    assert not scene.registry.moving
-    assert scene.registry.num_free == 4
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.2):
-            await asyncio.shield(scene.moves[0])
-    assert (await scene.pair.record(follower.seq_id)).mig_number == 0
-    assert scene.pair.b.worker.target.num_tickets == 0
-    scene.registry.begin(follower.seq_id, 1)  # as a drain does
-    stayed = await scene.moves[0]
-    assert stayed.outcome == STAYED
-    assert "waits to be started" in stayed.failure.message
-    scene.run_on()
-    await scene.pair.check_end(follower, greedy(40), prompt=PROMPT)
 
 
 async def test_a_drain_moves_what_has_begun_and_releases_what_waits():
@@ -271,15 +196,6 @@ async def test_what_cannot_move_after_its_prompt_either_is_refused_at_once(scene
     assert "beams" in stayed.failure.message
     assert follower.owners == [scene.pair.a.incarnation]
     scene.run_on()
-
-
-async def test_without_the_flag_a_prompt_stays(scene):
-    follower = await scene.pair.run(greedy(40), prompt=PROMPT, num_tokens=0)
-    await scene.step(2)
-    stayed = (await scene.pair.a.migrate(follower.seq_id))[-1]
-    assert (stayed.outcome, stayed.failure.reason) == (STAYED, CannotMove.reason)
-    scene.run_on()
-    await scene.pair.check_end(follower, greedy(40), prompt=PROMPT)
 
 
 async def until_ended(scene, follower):

@@ -7,13 +7,9 @@ from collections.abc import Coroutine, Iterable
 
 import pytest
 from effort import draws
-from migration_peers import RawSource
 from migration_workers import PROMPT, Move, long_params, migration_workers
 from waiting import until
 
-from gpu_worker.migration.blocks.frame_socket import FrameSocket
-from gpu_worker.migration.blocks.frames import BlockFrame, FrameKind
-from gpu_worker.migration.blocks.refusal import Refusal
 from gpu_worker.migration.target import incoming_migration
 from octavo.internal.v1 import transfer_pb2
 from octavo.process import failpoints
@@ -24,7 +20,6 @@ from octavo.request.errors import (
     OutOfBlocks,
     ServingError,
     StoreUnavailable,
-    TransferFailed,
 )
 from octavo.request.ids import Incarnation
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome, SequenceState
@@ -61,23 +56,6 @@ async def test_a_sequence_moves_with_its_blocks(params: SamplingParams):
         assert await move.finish(ends) == finished, "the answer was lost: Finish comes again"
         await move.target.has_let_go()
         await move.source.has_let_go()
-
-
-async def test_without_its_tail_a_sequence_moves_and_computes_that(move: Move):
-    """Tails are named that have not come: the target does not believe it."""
-    steps = []
-    run = move.target.runner.run
-    move.target.runner.run = lambda step: steps.append(step) or run(step)
-    move.sends_tails = False
-    ends = await move.until_finish()
-    num_known = len(PROMPT) + ends[0].num_tokens
-    ends[0].num_computed = num_known - 1
-    await move.finish(ends)
-    move.drop()
-    await move.runs_to_its_end(PARAMS)
-    first = next(step for step in steps if step.seats)
-    assert len(first.tokens) == 1 + (num_known - 1) % 4 > 1
-    await move.target.has_let_go()
 
 
 @pytest.mark.parametrize("beyond", [-4, 1])
@@ -165,13 +143,6 @@ async def test_a_failure_at_any_step_leaves_one_owner_and_no_block(name: str, ac
     await move.source.has_let_go()
 
 
-async def test_a_lost_answer_of_the_store_to_the_commit_is_asked_for_again(move: Move):
-    move.store.lost_commits = 2
-    assert await move.migrate()
-    record = await move.runs_to_its_end(PARAMS)
-    assert (record.owner, record.epoch) == ("target", 2)
-
-
 async def test_a_store_that_is_away_after_the_commit_delays_the_sequence_and_no_more(move: Move):
     """The worker asks the store once more whether the sequence is its own, before it runs the sequence."""
     move.store.num_unanswered_announces = 2
@@ -202,28 +173,13 @@ async def test_a_store_that_is_away_at_the_commit_decides_when_it_is_back(move: 
     assert (record.owner, record.epoch) == ("target", 2)
 
 
-async def test_an_abort_before_the_commit_wins(move: Move, hurry: None):
-    """mig_abort comes while mig_commit is on its way: the target does not become the owner, now or later."""
-
-    async def abort() -> None:
-        assert await move.abort_in_store() is MigrateStatus.ABORTED
-
-    failpoints.arm("target.commit", abort)
-    with pytest.raises(CannotMove) as raised:
-        await move.finish(await move.until_finish())
-    assert raised.value.cause == "no_migration"
-    await move.target.has_let_go()
-    record = await move.runs_to_its_end(PARAMS)
-    assert (record.owner, record.epoch) == ("source", 1)
-
-
 async def test_an_engine_that_does_not_admit_gives_the_sequence_back(move: Move, monkeypatch: pytest.MonkeyPatch):
     """Another worker replays it then, or this one later."""
 
     async def refuse(*args: object) -> AdmissionAnswer:
         return AdmissionAnswer(AdmissionOutcome.LATER, OutOfBlocks("full by now").failure())
 
-    monkeypatch.setattr(move.target.engine_client, "admit", refuse)
+    monkeypatch.setattr(move.target.target, "_admit", refuse)
     assert await move.migrate()
     record = await move.record()
     assert (record.state, record.owner, record.epoch) == (SequenceState.QUEUED, "", 3)
@@ -231,20 +187,6 @@ async def test_an_engine_that_does_not_admit_gives_the_sequence_back(move: Move,
 
 
 # ---- several calls at once -------------------------------------------------------------------------------------------
-
-
-async def test_the_same_call_again_joins_the_first(move: Move):
-    await move.begin()
-    one, other = await asyncio.gather(move.prepare(), move.prepare())
-    assert one == other == await move.prepare()
-    await move.send(one.wanted)
-    ends = await move.freeze()
-    await move.send(await move.extend())
-    assert (await move.extend()) == [], "those that were wanted before are not wanted again"
-    answers = await asyncio.gather(*(move.finish(ends) for _ in range(3)))
-    assert {answer.epoch for answer in answers} == {2}
-    move.drop()
-    assert (await move.runs_to_its_end(PARAMS)).owner == "target"
 
 
 @pytest.mark.parametrize("name", ["target.finish", "target.verified", "target.commit", "target.admitted"])
@@ -268,21 +210,6 @@ async def test_abort_and_finish_at_once_have_one_result(name: str, move: Move, h
     await move.target.has_let_go()
     record = await move.runs_to_its_end(PARAMS)
     assert record.owner == ("source" if record.epoch == 1 else "target")
-
-
-async def test_a_caller_that_goes_away_leaves_nothing_half_done(move: Move):
-    for name, call in (("target.held", move.prepare), ("target.extended", move.extend)):
-        if name == "target.held":
-            await move.begin()
-        armed = failpoints.arm(name, "hang")
-        calling = asyncio.create_task(call())
-        await armed.reached.wait()
-        calling.cancel()
-        await asyncio.gather(calling, return_exceptions=True)
-        failpoints.disarm_all()
-        await move.prepare()  # the same ticket, or the first answer to be had
-    await move.abort()
-    await move.target.has_let_go()
 
 
 async def test_a_later_migration_ends_the_earlier_one(move: Move):
@@ -310,34 +237,6 @@ async def test_a_ticket_that_nobody_uses_expires(move: Move, monkeypatch: pytest
         await move.finish(await move.freeze())
     assert await move.abort_in_store() is MigrateStatus.ABORTED
     assert (await move.runs_to_its_end(PARAMS)).owner == "source"
-
-
-async def test_use_keeps_a_ticket(move: Move, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(incoming_migration, "TTL_S", 1.0)
-    await move.begin()
-    await move.prepare()
-    for _ in range(6):
-        await asyncio.sleep(0.3)
-        await move.extend()
-    assert move.target.target.num_tickets == 1
-
-
-async def test_a_lost_connection_ends_its_ticket(move: Move):
-    await move.begin()
-    await move.send((await move.prepare()).wanted)
-    move.close()
-    await move.target.has_let_go(2)
-    with pytest.raises(NotFound):
-        await move.extend()
-
-
-async def test_a_migration_that_the_store_does_not_know_ends_no_other(move: Move):
-    await move.begin()
-    await move.prepare()
-    with pytest.raises(CannotMove):
-        await move.prepare(number=2)
-    assert len(await move.extend()) == 4, "its ticket still waits for all of its blocks"
-    assert move.target.target.num_tickets == 1
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
@@ -463,16 +362,6 @@ async def test_a_block_that_has_not_come_is_named(move: Move):
     await move.target.has_let_go()
 
 
-@pytest.mark.parametrize("call", ["extend", "finish", "abort"])
-async def test_an_unknown_ticket(call: str, move: Move):
-    move.prepared = transfer_pb2.PrepareResponse(ticket=7)
-    if call == "abort":
-        await move.abort()
-        return
-    with pytest.raises(NotFound, match="ticket 7"):
-        await (move.extend() if call == "extend" else move.finish([]))
-
-
 async def test_a_record_that_changed_meanwhile_ends_the_ticket(move: Move):
     await move.begin()
     await move.prepare()
@@ -481,81 +370,6 @@ async def test_a_record_that_changed_meanwhile_ends_the_ticket(move: Move):
         await move.extend()
     assert raised.value.cause == "epoch"
     await move.target.has_let_go()
-
-
-BAD_PARTS = {  # of a block of 128 bytes: [offset, end) and the index
-    "PART_OVERLAPS": [(0, 64, 0), (0, 64, 0)],
-    "PART_OUTSIDE": [(64, 192, 0)],
-    "PART_UNALIGNED": [(0, 100, 0)],
-    "WRONG_BLOCK": [(0, 128, 99)],
-}
-
-
-@pytest.mark.parametrize("cause", BAD_PARTS)
-async def test_a_bad_part_ends_its_ticket_by_name_and_frees_the_reservation(cause: str, move: Move):
-    await move.begin()
-    prepared = await move.prepare()
-    assert move.target.num_held_blocks() == 5
-
-    def send() -> str:
-        source = RawSource(prepared.port)
-        try:
-            assert source.open(prepared.ticket, prepared.secret)[0].kind is FrameKind.OPENED
-            for offset, end, place in BAD_PARTS[cause]:
-                size = end - offset
-                source.send(BlockFrame(FrameKind.PART, 0, size, prepared.ticket, place, offset), bytes(size))
-            return Refusal(source.receive_kind(FrameKind.FAILED)[0].place).name
-        finally:
-            source.close()
-
-    assert await asyncio.to_thread(send) == cause
-    await move.target.has_let_go()
-    with pytest.raises(NotFound):
-        await move.extend()
-    assert not len(move.target.parts.workload.tables.cache), "nothing of it is known"
-    assert await move.abort_in_store() is MigrateStatus.ABORTED
-    assert (await move.runs_to_its_end(PARAMS)).owner == "source"
-
-
-# ---- damage ----------------------------------------------------------------------------------------------------------
-
-
-class Damage:
-    """Changes a byte of some parts on their way, after their checksum was taken."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
-        self.num_parts = self.num_changed = 0
-        send = FrameSocket.send_frame
-
-        def send_frame(frames: FrameSocket, frame: BlockFrame, runs: list[memoryview] | None = None) -> None:
-            if frame.kind is FrameKind.PART and runs:
-                self.num_parts += 1
-                if self.num_parts % every == 0:
-                    self.num_changed += 1
-                    data = bytearray(b"".join(runs))
-                    data[self.num_parts % len(data)] ^= 1
-                    runs = [memoryview(data)]
-            send(frames, frame, runs)
-
-        monkeypatch.setattr(FrameSocket, "send_frame", send_frame)
-
-
-async def test_a_damaged_block_is_sent_again_and_no_token_is_wrong(monkeypatch: pytest.MonkeyPatch):
-    damage = Damage(monkeypatch, every=5)
-    async with migration_workers(PARAMS, num_tokens=40) as move:
-        assert await move.migrate()
-        assert damage.num_changed > 1
-        assert (await move.runs_to_its_end(PARAMS)).owner == "target"
-
-
-async def test_a_link_that_damages_everything_leaves_the_sequence_and_no_block(monkeypatch: pytest.MonkeyPatch):
-    Damage(monkeypatch, every=1)
-    async with migration_workers(PARAMS) as move:
-        assert not await move.migrate()
-        assert isinstance(move.error, TransferFailed) and move.error.cause == "WRONG_CHECKSUM"
-        await move.target.has_let_go()
-        assert not len(move.target.parts.workload.tables.cache), "no damaged block is known"
-        assert (await move.runs_to_its_end(PARAMS)).owner == "source"
 
 
 # ---- everything at once ----------------------------------------------------------------------------------------------

@@ -27,17 +27,6 @@ async def test_no_more_tickets_than_allowed(move: Move, monkeypatch: pytest.Monk
         await move.prepare(number=2)
 
 
-async def test_a_share_of_the_blocks_is_for_what_comes(monkeypatch: pytest.MonkeyPatch):
-    async with migration_workers(PARAMS, num_blocks=8) as move:
-        monkeypatch.setattr(migration_target, "IMPORT_SHARE", 3 / 8)
-        await move.begin()
-        with pytest.raises(OutOfBlocks, match="at most 3"):
-            await move.prepare()
-        await move.target.has_let_go()
-        monkeypatch.setattr(migration_target, "IMPORT_SHARE", 5 / 8)  # four full blocks and a tail
-        await move.prepare()
-
-
 async def test_a_further_round_keeps_to_that_share(monkeypatch: pytest.MonkeyPatch):
     """The ticket has ended after it, and its blocks are free."""
     async with migration_workers(PARAMS) as move:
@@ -52,13 +41,13 @@ async def test_a_further_round_keeps_to_that_share(monkeypatch: pytest.MonkeyPat
         await move.target.has_let_go()
         with pytest.raises(NotFound):
             await move.extend()
-        move.source.engine.grant_steps(0)
+        move.source.engine.control.grant_steps(0)
         assert (await move.runs_to_its_end(PARAMS)).owner == "source"
 
 
 async def grow(move: Move, num_tokens: int) -> None:
     """Lets the source run until so many tokens are journalled, and no further."""
-    move.source.engine.grant_steps(num_tokens - min((await move.record()).num_tokens))
+    move.source.engine.control.grant_steps(num_tokens - min((await move.record()).num_tokens))
 
     async def has_journalled() -> bool:
         return min((await move.record()).num_tokens) >= num_tokens
@@ -70,7 +59,7 @@ async def test_a_target_without_room_says_so_and_the_ticket_stays():
     async with migration_workers(PARAMS, num_tokens=1, num_blocks=8) as move:
         await move.begin()
         await move.send((await move.prepare()).wanted)
-        move.source.engine.grant_steps(40)
+        move.source.engine.control.grant_steps(40)
         await move.source.journal_writer.wait_until_flushed()
 
         async def has_journalled() -> bool:
@@ -90,24 +79,12 @@ async def test_a_worker_that_drains_takes_nothing(step: str, move: Move):
     if step != "prepare":
         await move.send((await move.prepare()).wanted)
     ends = await move.freeze()
-    move.target.draining = True
+    move.target.watch.draining = True
     with pytest.raises(Draining):
         await {"prepare": move.prepare, "extend": move.extend, "finish": lambda: move.finish(ends)}[step]()
     await move.target.has_let_go()
     assert await move.abort_in_store() is MigrateStatus.ABORTED
     assert (await move.runs_to_its_end(PARAMS)).owner == "source"
-
-
-async def test_a_worker_that_stops_ends_all_tickets(move: Move):
-    await move.begin()
-    await move.send((await move.prepare()).wanted)
-    await move.target.target.close()
-    await move.target.has_let_go()
-    with pytest.raises(Draining):
-        await move.prepare()
-    with pytest.raises(NotFound):
-        await move.extend()
-    assert move.target.target._listener.num_connections == 0
 
 
 async def test_a_worker_that_stops_admits_what_it_has_become_the_owner_of(move: Move):
@@ -135,7 +112,8 @@ async def test_a_worker_that_stops_does_not_wait_for_ever(move: Move, monkeypatc
 
 
 async def test_without_memory_for_blocks_no_blocks_are_taken(move: Move):
-    none = MigrationTarget(move.store, move.target.incarnation, move.target.engine_client, None, "", lambda: False)
+    to = move.target
+    none = MigrationTarget(move.store, to.incarnation, to.blocks, to.admissions.admit, to.watch, None, None)
     info = move.source.runner.info
     request = MigrationRequest(move.seq_id, 1, 1, move.source.incarnation, info.fingerprint, info.layout)
     with pytest.raises(CannotMove, match="only their tokens") as raised:

@@ -1,6 +1,5 @@
 """GGUF weights: number formats, and whole models through a GGUF file and back."""
 
-import copy
 import json
 import re
 from pathlib import Path
@@ -40,12 +39,6 @@ def test_pieces_of_every_format_are_decoded_like_the_whole(name):
     assert np.isfinite(values).mean() > 0.9
 
 
-def test_every_type_has_the_number_and_the_size_that_the_format_gives_it():
-    sizes = {kind.name: (kind.value, *gguf.GGML_QUANT_SIZES[kind]) for kind in gguf.GGMLQuantizationType}
-    sizes["Q8_1"] = (9, 32, 36)  # the package counts its two half scales as floats
-    assert {kind.name: (kind.value, *BLOCK_SIZES[kind]) for kind in TensorType} == sizes
-
-
 PROMPTS = [[(i * 5 + 3) % 128 for i in range(length)] for length in (30, 2)]
 
 
@@ -75,11 +68,6 @@ def test_a_gguf_file_says_what_transformers_says(name, tiny, load, all_logits, g
     for prompt, output in zip(PROMPTS, greedy(runner, PROMPTS, 48), strict=True):
         assert output == model.logits(prompt + output)[len(prompt) - 1 : -1].argmax(-1).tolist()
         assert len(set(output)) > 4 or name == "gemma2-tied", "a model that repeats itself tests little"
-
-
-def test_every_architecture_is_tested():
-    """Each has a model above, or is qwen2, which has a test of its own below."""
-    assert {name.split("-")[0] for name in STORED} | {"qwen2"} == set(ARCHITECTURES)
 
 
 def test_gemma2_without_a_word_about_itself_is_the_published_one(tmp_path):
@@ -145,12 +133,6 @@ def test_a_file_that_lacks_a_tensor_is_refused_by_name(name, dropped, tiny, load
         load(tmp_path / "model.gguf")
 
 
-def test_a_file_with_a_tensor_too_many_is_refused_by_name(tiny, load, tmp_path):
-    write_gguf(tiny("llama").directory, tmp_path / "model.gguf", extra={"blk.1.attn_q.bias": np.ones(32, np.float32)})
-    with pytest.raises(BadModel, match=r"no place in the model: model\.layers\.1\.self_attn\.q_proj\.bias$"):
-        load(tmp_path / "model.gguf")
-
-
 # Types of tensors
 
 
@@ -198,10 +180,10 @@ MIXED = {  # as K mixtures do, and further: no two matrices that lie side by sid
     "q_proj": "Q4_K",
     "k_proj": "Q6_K",
     "v_proj": "Q5_0",
-    "o_proj": "Q3_K",
+    "o_proj": "IQ4_NL",
     "qkv_proj": "Q4_K",
-    "gate_proj": "IQ4_NL",
-    "up_proj": "Q8_0",
+    "gate_proj": "Q4_1",
+    "up_proj": "Q4_0",
     "gate_up_proj": "IQ4_XS",
     "down_proj": "Q2_K",
     "embed_tokens": "Q5_K",
@@ -220,33 +202,6 @@ def test_a_file_may_mix_types(name, quantization, tiny, load, all_logits, tmp_pa
     found = all_logits(load(path, quantization=quantization), PROMPT)
     expected = all_logits(load(plain, quantization="none" if quantization == "auto" else quantization), PROMPT)
     assert difference(found, expected) < (0.05 if quantization == "auto" else 1e-5)
-
-
-@pytest.mark.parametrize("name", ["llama-wide", "phi3-wide", "gemma2-wide"])
-def test_types_that_the_extension_does_not_multiply_with(name, tiny, load, all_logits, tmp_path, monkeypatch):
-    """On the ops of torch, and for Gemma 2 everywhere, all types become the model's dtype."""
-    path = tmp_path / "model.gguf"
-    values = write_gguf(tiny(name).directory, path, lambda tensor: MIXED[tensor.split(".")[-2]])
-    plain = write_values(tiny(name).directory, tmp_path / "plain", values)
-    model = transformers.AutoModelForCausalLM.from_pretrained(plain).eval()
-    with torch.inference_mode():
-        expected = model(torch.tensor([PROMPT]), use_cache=False).logits[0]
-    if name != "gemma2-wide":
-        monkeypatch.setattr(native, "load", lambda: None)
-    for _ in range(2):  # decoded, and then mapped from the cache
-        assert difference(all_logits(load(path), PROMPT), expected) < 1e-4
-
-
-def test_gemma2_in_bfloat16_errs_as_transformers_does(tiny, load, all_logits, tmp_path):
-    """The 1 in its norms is rounded with them here, and not there."""
-    model, path = tiny("gemma2-untied"), tmp_path / "model.gguf"
-    write_gguf(model.directory, path)
-    half = copy.deepcopy(model.model).to(torch.bfloat16)
-    with torch.inference_mode():
-        theirs = half(torch.tensor([PROMPT]), use_cache=False).logits[0].float()
-    exact = model.logits(PROMPT)
-    ours = all_logits(load(path, dtype="bfloat16"), PROMPT).float()
-    assert float((ours - exact).square().mean()) < 2 * float((theirs - exact).square().mean())
 
 
 def test_a_scheme_that_gemma2_does_not_have_is_refused(tiny, load, tmp_path):

@@ -4,10 +4,8 @@ import gc
 from itertools import pairwise
 
 import pytest
-import torch
 
-from gpu_worker.models.checkpoint import huge_pages
-from gpu_worker.models.checkpoint.huge_pages import LINE, PAGE, SLAB, HugePageAllocator
+from gpu_worker.models.checkpoint.huge_pages import LINE, SLAB, HugePageAllocator
 
 
 @pytest.mark.parametrize("sizes", [[1, 64, 65, 4096], [SLAB - 1, 3, SLAB + 1, 7], [0, 5, 0]])
@@ -21,18 +19,9 @@ def test_pieces_are_apart_and_aligned(sizes):
     assert not any(piece[:: max(1, len(piece) // 64)].any() for piece in pieces)
 
 
-def test_slabs_begin_with_a_page():
-    assert HugePageAllocator().allocate(1).data_ptr() % PAGE == 0
-
-
 def test_a_piece_keeps_its_slab():
     piece = HugePageAllocator().allocate(1 << 20)
     piece.fill_(7)
     gc.collect()
     HugePageAllocator().allocate(SLAB).fill_(9)
     assert bool((piece == 7).all())
-
-
-def test_without_huge_pages_it_is_memory_as_ever(monkeypatch):
-    monkeypatch.delattr(huge_pages.mmap, "MADV_HUGEPAGE", raising=False)
-    assert torch.equal(HugePageAllocator().allocate(100), torch.zeros(100, dtype=torch.uint8))

@@ -53,23 +53,6 @@ def test_falcons_slopes_are_rounded_and_scaled_as_in_transformers():
     assert not torch.equal(torch.tensor(alibi_slopes(12)) * 8**-0.5, theirs)
 
 
-@pytest.mark.usefixtures("on_ops")
-def test_seventy_one_heads_share_one_key_value_head(tmp_path, load, all_logits):
-    """The heads of Falcon 7B."""
-    torch.manual_seed(3)
-    config = transformers.FalconConfig(
-        vocab_size=128, hidden_size=71 * 8, num_attention_heads=71, num_hidden_layers=2, max_position_embeddings=128
-    )
-    model = transformers.FalconForCausalLM(config).eval()
-    model.save_pretrained(tmp_path / "model")
-    runner = load(tmp_path / "model")
-    assert runner._decoder.num_kv_heads == 1
-    with torch.inference_mode():
-        expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0]
-    logits = all_logits(runner, TOKENS)
-    assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-4
-
-
 # Settings of MPT that Transformers reads and then ignores. The reference is its model with these parts put in.
 
 MPT = {"vocab_size": 128, "max_seq_len": 128, "d_model": 48, "n_layers": 2, "n_heads": 6}
@@ -161,18 +144,6 @@ def test_a_base_model_without_a_head_runs(copied, load, greedy):
     weights = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
     save_file(weights, directory / "model.safetensors")
     assert greedy(load(directory), [[1, 2, 3]], 8) == expected
-
-
-def test_a_head_unlike_the_embedding_is_used_whatever_the_configuration_says(copied, load, greedy):
-    """Transformers takes two tensors for two, too."""
-    directory = copied("falcon-7b")
-    tied = greedy(load(directory), [[1, 2, 3]], 8)
-    weights = load_file(directory / "model.safetensors")
-    embedding = weights["transformer.word_embeddings.weight"]
-    save_file({**weights, "lm_head.weight": embedding.clone()}, directory / "model.safetensors")
-    assert greedy(load(directory), [[1, 2, 3]], 8) == tied
-    save_file({**weights, "lm_head.weight": embedding.flip(0).contiguous()}, directory / "model.safetensors")
-    assert greedy(load(directory), [[1, 2, 3]], 1) == [[127 - tied[0][0]]]
 
 
 @pytest.mark.parametrize(

@@ -62,17 +62,6 @@ def test_a_window_that_attention_is_not_told_of_is_refused(kind, fields, reason,
         load(tiny(f"{kind}-untold").directory)
 
 
-def test_a_model_whose_code_fails_is_refused(tiny, load, monkeypatch):
-    from gpu_worker.models.decoders import transformers_any
-
-    def fail(*_):
-        raise TypeError("no such thing")
-
-    monkeypatch.setattr(transformers_any.TransformersDecoder, "_logits", fail)
-    with pytest.raises(BadModel, match=r"its own code failed on a short prompt \(TypeError: no such thing\)"):
-        load(tiny("opt").directory)
-
-
 def test_a_type_that_transformers_does_not_know_is_refused_in_one_line(tiny, load, tmp_path):
     directory = shutil.copytree(tiny("opt").directory, tmp_path / "copied")
     (directory / "config.json").write_text(json.dumps({"model_type": "of-nobody"}))

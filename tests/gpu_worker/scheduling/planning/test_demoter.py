@@ -72,7 +72,6 @@ def test_nothing_is_demoted_while_copies_are_under_way() -> None:
 
 
 def test_a_working_set_of_four_devices_is_mostly_copied() -> None:
-    """tests/bench/host_tier.py measures the same at a larger size."""
 
     def computed(host_tier: bool) -> int:
         bench = Bench(runner={"num_blocks": 40, "num_host_blocks": 200}, host_tier=host_tier)

@@ -19,8 +19,8 @@ def test_a_long_prompt_starves_nobody_and_is_not_starved() -> None:
         assert plan.num_tokens <= 32
         if "long.0" not in bench.tokens and "long" not in bench.lengths:
             raise AssertionError("the long prompt stood still")
-        for delta in result.deltas:
-            first_tokens.setdefault(delta.sequence.seq_id, step)
+        for item in result.items:
+            first_tokens.setdefault(item.seq_id, step)
         if not bench.scheduler.has_work:
             break
     for name, step in first_tokens.items():

@@ -80,4 +80,4 @@ def test_a_search_tells_how_far_it_is() -> None:
     bench = Bench()
     bench.admit("beams", [1, 2, 3], SamplingParams(beam_width=2, max_tokens=40, seed=1))
     told = [each.num_tokens for _ in range(60) for each in bench.step()[1].progress]
-    assert told == [PROOF_TOKENS, 2 * PROOF_TOKENS]  # the end is in the deltas
+    assert told == [PROOF_TOKENS, 2 * PROOF_TOKENS]  # the end is in the items

@@ -76,7 +76,7 @@ def test_ending_everything_leaves_no_block_and_no_list() -> None:
         bench.scheduler.check_state()
     assert not any((work.active, work.waiting, work.swapped, work.sequences))
     assert not any((work.lists.decodes, work.lists.prefilling, work.lists.searches))
-    assert {delta.finish for delta in work.pending} == {FinishReason.CANCELLED}
+    assert {item.finish for item in work.pending} == {FinishReason.CANCELLED}
     load = bench.load()
     assert (load.num_used_blocks, load.num_free_host_blocks) == (0, 16)
 

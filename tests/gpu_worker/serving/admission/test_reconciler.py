@@ -37,16 +37,6 @@ async def state_of(store, seq_id):
     return record.state, record.epoch
 
 
-async def test_what_is_missing_twice_is_released(store):
-    runs, lost = await own(store, "runs"), await own(store, "lost")
-    reconciler = Reconciler(store, WORKER, lambda: [runs], lambda seq_id, epoch: seq_id == runs)
-    await reconciler.compare()
-    assert await state_of(store, lost) == (SequenceState.RUNNING, 1)
-    await reconciler.compare()
-    assert await state_of(store, lost) == (SequenceState.QUEUED, 2)
-    assert await state_of(store, runs) == (SequenceState.RUNNING, 1)
-
-
 async def test_what_arrives_late_or_comes_anew_is_left_alone(store):
     late, anew = await own(store, "late"), await own(store, "anew")
     known = set()

@@ -5,18 +5,16 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from scheduler_parts import SchedulerParts
+from served_worker import admissions_of
 
+from gpu_worker.journal.journal_writer import JournalWriter
+from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.step import StepDeltas
 from gpu_worker.serving.admission import trial_queue
 from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
-from gpu_worker.serving.engine_client import EngineClient
-from gpu_worker.serving.journal.journal_writer import JournalWriter
-from gpu_worker.serving.journal.step_publisher import StepPublisher
 from gpu_worker.steps.runner import StepOutput
 from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import Admission, AdmissionOutcome
 from octavo.request.sampling import SamplingParams
@@ -76,20 +74,14 @@ class Bench:
     def __init__(self) -> None:
         self.runner, self.store = NotingRunner(), SlowStore()
         self.parts = SchedulerParts(SchedulerConfig(max_batch_tokens=64, max_batch_sequences=8), self.runner.info)
-        loop = asyncio.get_running_loop()
-
-        def on_deltas(result: StepDeltas) -> None:
-            loop.call_soon_threadsafe(self.journal_writer.submit_deltas, result)
-
-        self.engine = self.parts.engine(self.runner, on_deltas, idle_round_s=0.01)
-        self.publisher = StepPublisher()
-        self.engine_client = EngineClient(
-            self.engine, self.parts.workload, self.parts.budget, self.publisher, OwnershipAnnouncer(self.store, OWNER)
-        )
-        self.journal_writer = JournalWriter(self.store, OWNER, self.publisher, self.engine_client)
+        self.publisher, self.port = StepPublisher(), self.parts.port
+        self.journal_writer = JournalWriter(self.store, OWNER, self.publisher, self.port, self.parts.control)
+        self.engine = self.parts.engine(self.runner, self.journal_writer.submit_soon, idle_round_s=0.01)
+        self.admissions = admissions_of(self.parts, self.publisher, OwnershipAnnouncer(self.store, OWNER))
+        self.trials = self.admissions._trials
         self.task = asyncio.create_task(self.journal_writer.run())
         self.engine.start()
-        self.engine.grant_steps(0)
+        self.engine.control.grant_steps(0)
 
     @property
     def steps(self) -> list[set[str]]:
@@ -98,7 +90,7 @@ class Bench:
     async def admit(self, name: str, max_tokens: int = 15_000, **more) -> AdmissionOutcome:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, seed=1, best_of=1, ignore_eos=True)
         fields = {"seq_id": id_of(name), "epoch": 1, "prompt": list(name.encode()), "sampling": params, **more}
-        return (await self.engine_client.admit(Admission(**fields), "")).outcome
+        return (await self.admissions.admit(Admission(**fields), "")).outcome
 
     async def suspect(self, name: str, **more) -> AdmissionOutcome:
         return await self.admit(name, suspect=True, epoch=4, **more)
@@ -120,7 +112,7 @@ class Bench:
 
     async def close(self) -> None:
         await asyncio.to_thread(self.engine.stop)
-        self.engine_client.trials.stop()
+        self.trials.stop()
         self.task.cancel()
 
 
@@ -146,17 +138,6 @@ async def test_nothing_runs_from_before_a_suspect_is_announced_until_it_has_prov
     first = next(number for number in range(num_steps, len(bench.steps)) if len(bench.steps[number]) > 1)
     assert bench.steps[num_steps:first] == [{"suspect"}] * (first - num_steps)
     assert first - num_steps >= PROOF_TOKENS
-
-
-async def test_a_suspect_proves_itself_by_what_the_store_has_accepted(bench: Bench) -> None:
-    await bench.suspect("suspect")
-    await bench.until_in_step("suspect")
-    bench.store.may_append.clear()
-    num_steps = len(bench.steps)
-    await bench.until(lambda: len(bench.steps) > num_steps + PROOF_TOKENS)
-    assert bench.steps[num_steps:] == [{"suspect"}] * len(bench.steps[num_steps:])
-    bench.store.may_append.set()
-    await bench.until_in_step("suspect", "other")
 
 
 async def test_others_pause_until_the_store_has_heard_of_the_end(bench: Bench) -> None:
@@ -185,26 +166,12 @@ async def test_a_suspect_that_the_store_refuses_does_not_run_and_others_go_on(be
     assert id_of("suspect") not in bench.parts.workload.sequences
 
 
-async def test_a_suspect_waits_for_a_store_that_is_away(bench: Bench) -> None:
-    bench.store.answers = [StoreUnavailable("away"), StoreUnavailable("away")]
-    await bench.suspect("suspect")
-    await bench.until_in_step("suspect")
-    assert bench.store.announced == ["suspect"] * 3
-    await bench.until_in_step("suspect", "other")
-
-
 async def test_after_an_error_that_nobody_expects_others_go_on(bench: Bench) -> None:
     bench.store.answers = [ValueError("the store says something nobody understands")]
     await bench.suspect("suspect")
     await bench.until_in_step("other")
     await bench.until(lambda: id_of("suspect") not in bench.publisher.logs)
     assert not any("suspect" in step for step in bench.steps)
-
-
-async def test_a_suspect_that_cannot_be_admitted_is_not_announced(bench: Bench) -> None:
-    assert await bench.suspect("suspect", prompt=[1] * 13_000, max_tokens=1) is AdmissionOutcome.NEVER
-    await bench.until_in_step("other")
-    assert bench.store.announced == []
 
 
 async def test_suspects_have_the_engine_one_after_the_other(bench: Bench) -> None:
@@ -222,17 +189,6 @@ async def test_suspects_have_the_engine_one_after_the_other(bench: Bench) -> Non
     assert on_trial.count({"second"}) >= PROOF_TOKENS
 
 
-async def test_a_suspect_that_is_cancelled_before_its_turn_is_not_announced(bench: Bench) -> None:
-    bench.store.may_announce.clear()
-    await bench.suspect("first")
-    await bench.until_announced("first")
-    await bench.suspect("second")
-    bench.engine_client.cancel([(id_of("second"), 4)])
-    bench.store.may_announce.set()
-    await bench.until_in_step("first", "other")
-    assert bench.store.announced == ["first"]
-
-
 @pytest.mark.parametrize("how", ["released", "moved on"])
 async def test_others_go_on_after_a_suspect_that_has_another_owner(bench: Bench, how: str) -> None:
     bench.store.may_append.clear()
@@ -240,7 +196,7 @@ async def test_others_go_on_after_a_suspect_that_has_another_owner(bench: Bench,
     await bench.until_in_step("suspect")
     if how == "released":
         sequence_log = bench.publisher.logs[id_of("suspect")]
-        bench.engine_client.drop(sequence_log.sequence)
+        bench.port.tell(lambda scheduler: scheduler.drop(sequence_log.sequence))
         bench.publisher.release_log(sequence_log)
     else:
         await bench.admit("suspect", epoch=6)
@@ -255,16 +211,6 @@ async def test_a_suspect_that_was_lost_without_a_word_stops_nobody_for_ever(
     bench.store.may_append.clear()
     await bench.suspect("suspect")
     await bench.until_in_step("suspect")
-    bench.engine_client.drop(bench.publisher.logs[id_of("suspect")].sequence)
+    suspect = bench.publisher.logs[id_of("suspect")].sequence
+    bench.port.tell(lambda scheduler: scheduler.drop(suspect))
     await bench.until_in_step("other")
-
-
-async def test_without_a_store_a_suspect_runs_alone_all_the_same() -> None:
-    bench = Bench()
-    bench.engine_client.trials._announcer = None
-    await bench.admit("other")
-    await bench.suspect("suspect")
-    await bench.until_in_step("suspect")
-    await bench.until_in_step("suspect", "other")
-    assert bench.store.announced == []
-    await bench.close()

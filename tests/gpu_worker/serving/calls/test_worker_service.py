@@ -7,8 +7,8 @@ import grpc
 import pytest
 from worker_service import ADMITTED, Service, StepCall, admission, tokens_of
 
+from gpu_worker.journal import step_subscription
 from gpu_worker.serving.calls import step_handler
-from gpu_worker.serving.journal import step_subscription
 from gpu_worker.testing.fake_runner import fake_oracle
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.request import errors
@@ -20,7 +20,7 @@ from octavo.wire import statuses
 async def service() -> AsyncIterator[Service]:
     made = Service()
     await made.start()
-    made.service.serve_engine(made.engine_client)
+    made.service.serve(made.served)
     yield made
     await made.stop()
 
@@ -45,17 +45,9 @@ async def test_a_worker_that_still_loads_says_so_to_every_call():
         assert isinstance(error, errors.Loading)
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert error.retry_after_ms > 0
-    made.service.serve_engine(made.engine_client)
+    made.service.serve(made.served)
     assert (await made.stub.Hello(worker_pb2.HelloRequest())).model == "fake"
     await made.stop()
-
-
-async def test_a_stopping_worker_takes_nothing_and_goes_on(service):
-    service.service.draining = True
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await service.schedule(admission())
-    assert isinstance(statuses.error_from(raised.value), errors.Draining)
-    assert len(await (await service.step().grant(1)).rest()) == 1
 
 
 # Grants
@@ -74,50 +66,18 @@ async def test_finite_grants_of_several_streams_run_and_report_exactly_their_ste
     assert service.engine.times.num_steps == sum(counts.values())
 
 
-async def test_a_half_closed_stream_shows_the_steps_it_granted_while_others_let_the_worker_run(service):
-    router = await (await service.step().open("r1")).grant(0)
-    assert await service.schedule(admission(max_tokens=4000), router_id="r1") == [ADMITTED]
-    await router.read()
-    single = await (await service.step().grant(3)).rest()
-    assert sum(result.num_tokens > 0 for result in single) >= 3
-    assert len(tokens_of_any(single)) >= 3
-    router.call.cancel()
-
-
-def tokens_of_any(results: list[worker_pb2.StepResult]) -> list[int]:
-    return [token for result in results for item in result.items for token in item.token_ids]
-
-
-async def test_a_half_close_without_finite_grants_ends_at_once(service):
-    assert await (await service.step().grant(0)).rest() == []
-    assert await service.step().rest() == []
-
-
 async def test_pause_ends_streams_that_wait_for_steps_which_will_not_come(service):
-    service.engine.hold_steps(True)  # as while the store is away
+    service.engine.control.hold_steps(True)  # as while the store is away
     waiting = await (await service.step().open("r1")).grant(100)
     end = asyncio.create_task(waiting.rest())
     await service.until(lambda: any(stream.num_awaited == 100 for stream in service.publisher.subscriptions.values()))
     assert not end.done()
     await service.step().send(pause=worker_pb2.Pause())
     assert await end == []
-    service.engine.hold_steps(False)
+    service.engine.control.hold_steps(False)
     await service.schedule(admission())
     await asyncio.sleep(0.05)
     assert service.engine.times.num_steps == 0
-
-
-async def test_a_grant_outlives_its_stream(service):
-    assert await service.schedule(admission(max_tokens=5)) == [ADMITTED]
-    service.engine.hold_steps(True)
-    dying = await service.step().grant(6)
-    await service.until(lambda: any(stream.num_awaited for stream in service.publisher.subscriptions.values()))
-    dying.call.cancel()
-    await service.until(lambda: not service.publisher.subscriptions)
-    service.engine.hold_steps(False)
-    await service.until(lambda: service.engine.times.num_steps == 6)
-    assert not service.publisher.logs
-    assert len(await (await service.step().grant(1)).rest()) == 1  # and its steps are not taken for another's
 
 
 @pytest.mark.parametrize(
@@ -142,13 +102,6 @@ async def test_a_bad_command_ends_its_stream_alone_and_names_the_field(service, 
     assert (await bystander.read()).step_id
     bystander.call.cancel()
     await service.until(lambda: not service.publisher.subscriptions)
-
-
-async def test_a_stream_has_one_name(service):
-    call = await (await service.step().open("r1")).open("r1")
-    await call.open("r2")
-    assert isinstance(await call.error(), errors.InvalidArgument)
-    await service.until(lambda: not service.publisher._routers)
 
 
 # Who is told
@@ -195,17 +148,6 @@ async def test_following_from_an_index_gives_the_rest_and_unfollowing_ends_it(se
     results = await follower.rest()
     assert len(results) == 2
     assert not any(result.items for result in results)
-
-
-async def test_a_router_that_comes_again_replaces_its_old_stream(service):
-    old = await service.step().open("r1")
-    await old.grant(0)
-    await service.until(lambda: "r1" in service.publisher._routers)
-    new = await service.step().open("r1")
-    assert await old.read() is grpc.aio.EOF
-    await service.schedule(admission(), router_id="r1")
-    assert (await new.read()).items
-    new.call.cancel()
 
 
 async def test_a_stream_that_is_not_read_is_cut_off_and_others_are_not(service, monkeypatch):
@@ -293,7 +235,7 @@ async def test_a_batch_of_swaps_takes_one_step_boundary(service):
     assert [result.failure.reason for result in results[4:]] == ["NOT_FOUND", "INVALID_ARGUMENT"]
 
 
-async def test_a_worker_that_drains_holds_no_sequence_by_a_swap(service):
+async def test_a_worker_that_drains_takes_and_holds_nothing(service):
     await service.schedule(*(admission(number, (5,) * 6) for number in range(2)))
     await (await service.step().grant(2)).rest()
 
@@ -302,7 +244,10 @@ async def test_a_worker_that_drains_holds_no_sequence_by_a_swap(service):
         return (await service.stub.Swap(worker_pb2.SwapRequest(items=[item]))).results[0]
 
     assert (await swap(0, worker_pb2.SWAP_OPERATION_OUT)).num_blocks
-    service.service.draining = True
+    service.watch.draining = True
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await service.schedule(admission(9))
+    assert isinstance(statuses.error_from(raised.value), errors.Draining)
     assert (await swap(1, worker_pb2.SWAP_OPERATION_OUT)).failure.reason == "DRAINING"
     assert (await swap(0, worker_pb2.SWAP_OPERATION_IN)).num_blocks
     assert (await swap(1, worker_pb2.SWAP_OPERATION_DROP)).num_blocks
@@ -332,4 +277,4 @@ async def test_watch_sends_a_snapshot_then_what_changes_and_the_load(service):
     assert len(hashes) == (3 + 20 - 1) // 4
     assert message.load.step_ms > 0
     watch.cancel()
-    await service.until(lambda: not service.engine_client.watchers._watchers)
+    await service.until(lambda: not service.watch.watchers._watchers)

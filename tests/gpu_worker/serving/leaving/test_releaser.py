@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from gpu_worker.serving.engine_client import replay_cost
+from gpu_worker.serving.leaving.releaser import replay_cost
 
 
 def sequence(num_prompt: int, *branches: tuple[int, int]) -> SimpleNamespace:

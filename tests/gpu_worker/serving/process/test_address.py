@@ -29,11 +29,6 @@ def test_what_routers_are_told(monkeypatch, listen, advertise, host, port):
     assert advertised_address(listen, advertise) == (host, port)
 
 
-def test_an_address_of_version_6_where_there_is_no_other(monkeypatch):
-    host_means(monkeypatch, "fd00::2")
-    assert advertised_address("0.0.0.0:7", "") == ("[fd00::2]", None)
-
-
 async def test_a_worker_nobody_could_call_does_not_start(monkeypatch):
     host_means(monkeypatch, "127.0.1.1")
     with pytest.raises(NoAddress, match="--advertise"):

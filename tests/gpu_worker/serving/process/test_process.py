@@ -154,64 +154,12 @@ async def test_a_second_sigterm_or_ctrl_c_ends_the_only_worker_at_once(start, se
     assert (left.state, left.epoch, left.crashes) == (SequenceState.QUEUED, 2, 0)
 
 
-async def test_ctrl_c_waits_for_no_long_step(start, server):
-    """What the step brings is fenced, and nobody counts a crash."""
-    worker = start(server.url, "--step-delay-ms", "60000", "--lease-ms", "60000")
-    await until(worker.serving)
-    async with running(worker, server) as record:
-        worker.process.send_signal(signal.SIGINT)
-        assert await worker.exit_code(20) == 0, worker.log.read_text()
-        left = await record()
-    assert (left.state, left.epoch, left.crashes) == (SequenceState.QUEUED, 2, 0)
-
-
-async def test_a_worker_process_says_why_it_cannot_start(start, root, tmp_path):
-    taken = start("memory://")
-    await until(taken.serving)
-    command = [
-        sys.executable,
-        "-m",
-        "gpu_worker",
-        "--listen",
-        taken.endpoint,
-        "--web-listen",
-        "",
-        "--store",
-        "memory://",
-        "--runner",
-        "fake",
-    ]
-    second = await asyncio.to_thread(
-        subprocess.run, command, cwd=root, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert second.returncode == 1
-    assert "cannot listen" in second.stderr
-    assert "Traceback" not in second.stderr
-
-
 @pytest.fixture
 async def server(tmp_path):
     server = EmbeddedStore(tmp_path)
     await server.start()
     yield server
     await server.stop()
-
-
-async def test_of_two_workers_with_one_id_the_second_ends_and_says_why(start, server):
-    """A pod that is started again elsewhere waits for the lease of the killed one; one that finds a living one ends."""
-    named = ("--worker-id", "pod-0")
-    first = start(server.url, *named)
-    await until(first.serving)
-    second = start(server.url, *named)
-    assert await second.exit_code() == 1
-    last = second.log.read_text().splitlines()[-1]
-    assert f"worker_id pod-0: the worker at {first.endpoint} (" in last
-    assert last.endswith("end it, or give this one another --worker-id")
-    assert await first.serving()
-    first.process.kill()
-    moved = start(server.url, *named)
-    await until(moved.serving, 20)
-    first.process.wait()
 
 
 async def test_a_worker_that_slept_while_another_got_its_id_ends_and_says_why(start, server):

@@ -18,10 +18,10 @@ from gpu_worker.steps.runner import StepOutput
 from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
-from octavo.request.errors import CannotMove, Draining, Loading, NotFound, StoreUnavailable
+from octavo.request.errors import CannotMove, Draining, NotFound, StoreUnavailable
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import NewSequence, SequenceState
-from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.request.sampling import SamplingParams
 from octavo.settings.worker import WorkerSettings
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
@@ -101,7 +101,7 @@ class Life:
         item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=sampling_bytes(params))
         item.prompt.ids.extend([1, 2, 3])
         await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
-        self.worker.engine.grant_steps(steps)
+        self.worker.engine.control.grant_steps(steps)
 
     async def tokens(self) -> int:
         snapshot = await self.store.read(SEQ, from_indexes=[0])
@@ -129,29 +129,6 @@ async def not_(condition) -> bool:
     return not await condition()
 
 
-async def test_it_serves_once_the_store_knows_it_and_leaves_at_the_end(life):
-    await until(life.serving)
-    assert await life.known()
-    await life.run_something()
-    await until(lambda: life.has_journalled(5))
-    assert await life.worker.stop()
-    assert not await life.known()
-    assert not life.ended
-
-
-async def test_what_was_generated_is_journalled_and_released_before_it_ends(life):
-    await life.run_something()
-    await until(lambda: life.has_journalled(20))
-    await life.worker.stop()
-    sequence = life.worker.workload.sequences[SEQ]
-    assert await life.tokens() == sequence.branches[0].num_output > 20
-    snapshot = await life.store.read(SEQ)
-    assert snapshot.record.state is SequenceState.QUEUED  # for others to take
-    assert snapshot.record.epoch == 2  # what this worker might still append is fenced
-    assert snapshot.record.crashes == 0
-    assert snapshot.record.finishes == (FinishReason.NONE,)
-
-
 async def test_whoever_waits_for_its_end_waits_neither_for_a_step_nor_for_the_store(life):
     await life.run_something()
     await until(lambda: life.has_journalled(5))
@@ -164,18 +141,6 @@ async def test_whoever_waits_for_its_end_waits_neither_for_a_step_nor_for_the_st
         assert not await life.worker.stop()  # the step still runs
     record = (await life.store.read(SEQ)).record
     assert (record.state, record.epoch, record.crashes) == (SequenceState.QUEUED, 2, 0)
-
-
-async def test_a_store_that_hangs_keeps_no_worker_from_its_end(life):
-    await life.run_something()
-    await until(lambda: life.has_journalled(5))
-
-    async def hangs(*_) -> None:
-        await asyncio.Event().wait()
-
-    life.store.append_batch = life.store.requeue = life.store.heartbeat = life.store.leave = hangs
-    async with asyncio.timeout(20):
-        assert await life.worker.stop()
 
 
 async def test_tokens_gather_as_the_settings_say():
@@ -192,7 +157,7 @@ async def test_tokens_gather_as_the_settings_say():
     try:
         await life.run_something(max_tokens=41, steps=1)
         await until(lambda: sizes)  # the first token does not wait for others
-        life.worker.engine.grant_steps(0)
+        life.worker.engine.control.grant_steps(0)
         await until(lambda: life.is_in_state(SequenceState.DONE))
     finally:
         await life.end()
@@ -208,13 +173,6 @@ async def test_a_sequence_whose_router_died_before_schedule_goes_back_to_the_que
     assert not life.ended
 
 
-async def test_a_sequence_that_runs_stays_where_it_is(life, monkeypatch):
-    monkeypatch.setattr(reconciler, "ROUND_S", 0.01)
-    await life.run_something()
-    await until(lambda: life.has_journalled(50))
-    assert await life.is_in_state(SequenceState.RUNNING)
-
-
 async def test_a_loop_that_hangs_loses_lease_and_health_and_in_the_end_the_process(life):
     await until(life.serving)
     await life.run_something()
@@ -227,52 +185,6 @@ async def test_a_loop_that_hangs_loses_lease_and_health_and_in_the_end_the_proce
     await until(lambda: life.ended)
     assert time.monotonic() - began >= progress_monitor.HANG_LEASES * LEASE_MS / 1000
     assert "hangs" in life.ended[0]
-
-
-async def test_a_loop_that_goes_on_after_a_while_gets_lease_and_health_back(life):
-    await until(life.serving)
-    await life.run_something()
-    life.runner.go.clear()
-    await until(lambda: not_(life.serving))
-    life.runner.go.set()
-    await until(life.serving)
-    assert await life.known()
-    assert not life.ended
-
-
-async def test_an_idle_worker_keeps_its_lease(life):
-    await until(life.serving)
-    for _ in range(12):
-        await asyncio.sleep(LEASE_MS / 4000)
-        assert await life.known()
-        assert await life.serving()
-
-
-async def test_a_loop_that_ends_or_a_journal_that_ends_ends_the_process(life):
-    await until(life.serving)
-
-    async def broken(owner, items):
-        raise ValueError("the store says something nobody understands")
-
-    life.store.append_batch = broken
-    await life.run_something()
-    await until(lambda: life.ended)
-    assert "journal" in life.ended[0]
-    assert "nobody understands" in life.ended[0]
-
-
-async def test_a_watch_over_progress_that_ends_ends_the_process(life, monkeypatch):
-    await until(life.serving)
-
-    def broken(serving: bool) -> None:
-        raise ValueError("health has ended")
-
-    await life.run_something()
-    with monkeypatch.context() as patch:
-        patch.setattr(life.listener.health, "set_all", broken)
-        life.runner.go.clear()  # so that health changes
-        await until(lambda: life.ended)
-    assert "health has ended" in life.ended[0]
 
 
 async def test_a_runner_is_closed_after_its_last_step_only(life):
@@ -294,7 +206,7 @@ async def test_a_runner_is_closed_after_its_last_step_only(life):
 async def test_a_scheduler_that_fails_ends_the_process(life):
     await until(life.serving)
     life.worker.scheduler.plan = lambda: 1 // 0
-    life.worker.engine.grant_steps(1)
+    life.worker.engine.control.grant_steps(1)
     await until(lambda: life.ended)
     assert "loop" in life.ended[0]
 
@@ -337,15 +249,6 @@ async def test_it_takes_sequences_from_others_while_it_lives_and_does_not_drain(
     await life.worker.stop()
     with pytest.raises(ConnectionError):
         await asyncio.open_connection("127.0.0.1", port)
-
-
-async def test_it_answers_sources_while_it_loads():
-    listener = Listener(WorkerSettings(listen="127.0.0.1:0", web_listen=""))
-    await listener.open()
-    async with open_channel(listener.endpoint, internal=True) as channel:
-        with pytest.raises(Loading), statuses.serving_errors():
-            await transfer_pb2_grpc.TransferStub(channel).Abort(transfer_pb2.AbortRequest(ticket=1))
-    await listener.close(0)
 
 
 @pytest.mark.parametrize("settings", [{"prefix_caching": False}, {"journal": "off"}])

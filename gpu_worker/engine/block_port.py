@@ -1,0 +1,161 @@
+"""What migrations and fetches ask of the engine: to stop a sequence, and to pin, hold and give back blocks.
+
+It lives on the event loop. All that is obtained here is given back if its caller is cancelled meanwhile.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future
+from typing import TypeVar
+
+from gpu_worker.engine.checked_sequence import checked_sequence
+from gpu_worker.engine.command_port import CommandPort, log_failure
+from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, PinnedBlocks, WantedBlock
+from gpu_worker.scheduling.freezer import Freezer, FrozenSequence, PromptProgress
+from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.state.sequence import FINISHED, Sequence
+from gpu_worker.scheduling.state.workload import Workload
+from octavo.process.loop import shared
+from octavo.request import hashing
+from octavo.request.errors import Draining
+from octavo.request.ids import BlockHash, SequenceId
+from octavo.request.record import Admission
+
+T = TypeVar("T")
+
+
+class BlockPort:
+    """The blocks of this worker, and the sequences that leave or come with theirs."""
+
+    def __init__(self, port: CommandPort, workload: Workload) -> None:
+        self.info = workload.info
+        self._port = port
+        self._workload = workload
+        self._exchange = BlockExchange(workload)
+        self._freezer = Freezer(workload)
+
+    # Sequences that leave
+
+    async def check_movable(self, seq_id: SequenceId, epoch: int) -> None:
+        """Raises NotFound, StaleEpoch, or CannotMove with the reason why the sequence cannot leave with its blocks."""
+        await self._ask(self._freezer.check_movable, seq_id, epoch)
+
+    async def prompt_progress(self, seq_id: SequenceId, epoch: int) -> PromptProgress:
+        """How far the prompt is computed. Raises what `check_movable` raises, unless that passes by itself."""
+        return await self._ask(self._freezer.prompt_progress, seq_id, epoch)
+
+    async def freeze_and_pin(self, seq_id: SequenceId, epoch: int) -> tuple[FrozenSequence, PinnedBlocks]:
+        """Stops the sequence after the step that runs, says where, and pins the last blocks of the branches that are
+        not full, by `tail_name`. Raises what `check_movable` raises.
+
+        The items of that step have been submitted to the journal writer when this returns. `unpin_soon` has to come
+        before `thaw`.
+        """
+
+        def command(_: Scheduler) -> tuple[FrozenSequence, PinnedBlocks]:
+            frozen = self._freezer.freeze(seq_id, epoch)
+            return frozen, self._exchange.pin_tails(self._workload.find(seq_id, epoch))
+
+        def undo(obtained: tuple[FrozenSequence, PinnedBlocks]) -> None:
+            self.unpin_soon(obtained[1])
+            self.thaw(seq_id, epoch)
+
+        return await obtain(self._port.post(command), undo)
+
+    def thaw(self, seq_id: SequenceId, epoch: int) -> None:
+        """Lets a frozen sequence run on, if it is still here."""
+        self._port.tell(lambda _: self._freezer.thaw(seq_id, epoch))
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forgets a sequence that another worker has. One that has replaced it here is left alone."""
+        self._port.tell(lambda scheduler: scheduler.drop(sequence))
+
+    # Blocks that leave
+
+    async def pin_blocks(self, hashes: Seq[BlockHash]) -> PinnedBlocks:
+        """Pins those of the blocks that are known on the device: they can be read until `unpin`."""
+        return await obtain(self._post(self._exchange.pin, hashes), self.unpin_soon)
+
+    async def hottest_blocks(self, limit: int) -> list[BlockHash]:
+        """The known blocks on the device that are worth most to others, each before those that continue it."""
+        return await self._ask(self._exchange.hottest, limit)
+
+    async def unpin(self, pinned: PinnedBlocks) -> None:
+        """Ends the pins. May be called again."""
+        await self._give_back(self._exchange.unpin, pinned)
+
+    def unpin_soon(self, pinned: PinnedBlocks) -> None:
+        """Ends the pins soon, and waits for nothing."""
+        self._post(self._exchange.unpin, pinned).add_done_callback(log_failure)
+
+    # Blocks that come
+
+    def branch_hashes(self, admission: Admission, known: Seq[Seq[BlockHash]] = ()) -> list[list[BlockHash]]:
+        """The hashes of the blocks that the owner of a sequence has computed, of each branch that goes on.
+
+        The last token of a branch is not computed, so it fills no block. `known` is what this has returned when less
+        was computed of the same branches. Raises InvalidArgument with the field that is wrong.
+        """
+        sequence, size = checked_sequence(admission, self.info), self.info.block_size
+        going = [branch for branch in sequence.branches if branch.state is not FINISHED]
+        before = known if len(known) == len(going) else [()] * len(going)  # a branch has ended since
+        return [
+            hashing.block_hashes(sequence.root, branch.tokens[:-1], size, hashes)
+            for branch, hashes in zip(going, before, strict=True)
+        ]
+
+    async def hold_import(self, hashes_per_branch: Seq[Seq[BlockHash]], *, with_tails: bool = False) -> BlockImport:
+        """Holds the blocks of a sequence that comes: `branch_hashes` has the argument. Raises OutOfBlocks, CannotMove.
+
+        `with_tails` asks for a block for the tail of each of these branches, too.
+
+        Its blocks stay until `release_import`, which is to be called once the sequence was admitted, or will not be.
+        """
+
+        def release(held: BlockImport) -> None:
+            self._post(self._exchange.release, held).add_done_callback(log_failure)
+
+        held = self._port.post_block(lambda _: self._exchange.hold(hashes_per_branch, with_tails=with_tails))
+        return await obtain(held, release)
+
+    async def extend_import(self, held: BlockImport, hashes_per_branch: Seq[Seq[BlockHash]]) -> list[WantedBlock]:
+        """Holds further blocks; those that are held already may be named again. Returns the further wanted ones.
+
+        Raises OutOfBlocks: the import stays as it was. Raises CannotMove if it was released.
+        """
+        return await self._ask(self._exchange.extend, held, hashes_per_branch)
+
+    async def seal_imported(self, held: BlockImport, indexes: Iterable[int]) -> None:
+        """Makes wanted blocks known that have arrived whole: nobody may write to them any more."""
+        await self._ask(self._exchange.seal, held, indexes)
+
+    async def release_import(self, held: BlockImport) -> None:
+        """Ends the import. Nobody may write to its blocks any more. May be called again."""
+        await self._give_back(self._exchange.release, held)
+
+    def _post(self, function: Callable[..., T], *arguments: object) -> "Future[T]":
+        return self._port.post_block(lambda _: function(*arguments))
+
+    async def _ask(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.wrap_future(self._post(function, *arguments))
+
+    async def _give_back(self, function: Callable[..., None], held: object) -> None:
+        """Runs the command also if the caller is cancelled. Does nothing if the engine has ended."""
+        with contextlib.suppress(Draining):
+            await shared(asyncio.create_task(self._ask(function, held)))
+
+
+async def obtain(posted: "Future[T]", give_back: Callable[[T], None]) -> T:
+    """What a command obtains that was posted. If the caller is cancelled, what it has obtained is given back."""
+    try:
+        return await asyncio.wrap_future(posted)
+    except asyncio.CancelledError:
+
+        def undo(done: "Future[T]") -> None:
+            if not (done.cancelled() or done.exception()):
+                give_back(done.result())
+
+        posted.add_done_callback(undo)
+        raise
