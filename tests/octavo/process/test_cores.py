@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.process.cores import usable_cores
+from octavo.process.machine import usable_cores
 
 
 @pytest.fixture(autouse=True)

@@ -82,10 +82,9 @@ print("alive")
     ["nowhere=kill", "test.here", "test.here=", "test.here=error:0", "test.here=delay", "test.here=delay:x", "=kill"],
 )
 def test_what_cannot_be_armed_is_refused(text: str):
-    with pytest.raises(ValueError, match=r"must be kill|no such failpoint|there is no failpoint"):
-        failpoints.require_texts([text])
-    with pytest.raises(ValueError, match=r"must be kill|there is no failpoint"):
-        failpoints.arm_all([text])
+    for refuse in (failpoints.require_texts, failpoints.arm_all):
+        with pytest.raises(ValueError, match=r"must be kill|no such failpoint"):
+            refuse([text])
 
 
 def test_texts_are_armed():

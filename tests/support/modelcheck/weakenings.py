@@ -15,7 +15,8 @@ from modelcheck.configurations import CONFIGURATIONS
 
 from octavo.request.ids import Incarnation
 from octavo.store.calls import AppendStatus, MigrateStatus, TakeReason
-from octavo.store.memory import MemoryState, MemoryStore, evidence, journal, migration, ownership, store
+from octavo.store.memory import MemoryState, MemoryStore, journal, migration, ownership, store
+from octavo.store.memory.ownership import protected_ms
 
 Patches = list[tuple[Any, str, Any]]
 
@@ -114,7 +115,7 @@ def take_past_the_deadline() -> Patches:
 
 
 def take_without_evidence() -> Patches:
-    real = evidence.protected_ms
+    real = protected_ms
 
     def weaker(state: Any, owner: Any, reason: Any) -> int:
         return 0 if reason is TakeReason.CONNECTION else real(state, owner, reason)
@@ -123,7 +124,7 @@ def take_without_evidence() -> Patches:
 
 
 def take_despite_the_lease() -> Patches:
-    real = evidence.protected_ms
+    real = protected_ms
 
     def weaker(state: Any, owner: Any, reason: Any) -> int:
         return 0 if reason is TakeReason.LEASE else real(state, owner, reason)
