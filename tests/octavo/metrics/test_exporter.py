@@ -6,7 +6,7 @@ import pytest
 
 from octavo.metrics.exporter import MetricExporter
 from octavo.metrics.table import METRICS, MetricKind
-from octavo.metrics.value import Histogram, MetricValue
+from octavo.metrics.value import MetricValue
 
 ROOT = Path(__file__).resolve().parents[3]
 
