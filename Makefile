@@ -151,7 +151,7 @@ mutants: install  ## seed classic bugs into the extension; each must be seen (AR
 	@PYTHONPATH=tests/support $(BIN)/python tests/csrc/mutants $(ARGS)
 
 .PHONY: modelcheck
-modelcheck: install  ## the store's functions in every order of calls, crashes and losses; every weaker protocol is seen (ARGS='failover')
+modelcheck: install  ## the store's functions in every order of calls, crashes and losses; every weaker store is seen (ARGS='failover')
 	@PYTHONPATH=tests/support:. $(BIN)/python -m modelcheck $(ARGS)
 
 .PHONY: check

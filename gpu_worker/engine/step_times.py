@@ -7,8 +7,8 @@ from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.state.step import StepPlan
 from gpu_worker.steps.runner import StepOutput
-from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import BATCH_BOUNDS, STEP_BOUNDS
+from octavo.metrics.value import Histogram
 from octavo.request.ids import SequenceId
 
 NUM_RECENT = 31

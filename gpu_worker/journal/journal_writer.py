@@ -17,8 +17,8 @@ from gpu_worker.journal.sequence_log import SequenceLog
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.scheduling.state.sequence import Sequence
 from gpu_worker.scheduling.state.step import StepItems
-from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import CALL_BOUNDS
+from octavo.metrics.value import Histogram
 from octavo.process.retry import until_answered
 from octavo.request.errors import HistoryLost
 from octavo.request.ids import Incarnation

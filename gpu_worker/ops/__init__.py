@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.ops.batch import TokenBatch, make_batch
-from octavo.process.cores import usable_cores
+from octavo.process.machine import usable_cores
 
 log = logging.getLogger(__name__)
 

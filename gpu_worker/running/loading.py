@@ -30,7 +30,7 @@ from gpu_worker.running.worst_steps import worst_steps
 from gpu_worker.sampling.native_sampler import choose_sampler
 from gpu_worker.steps.runner import RunnerInfo
 from gpu_worker.steps.step_input import StepInput
-from octavo.process.host_memory import available_bytes
+from octavo.process.machine import available_bytes
 from octavo.request.errors import InvalidArgument
 
 log = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ Top-k, top-p and min-p keep a prefix of the tokens, ordered by falling logit, th
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 
 import numpy as np
 import torch
@@ -67,6 +68,7 @@ def draw(logits: Tensor, filters: DrawParameters, numbers: Bits, chances: Chance
     """
     at_once = max(1, (_CPU_SLAB if logits.device.type == "cpu" else _SLAB) // logits.shape[1])
     tokens = np.empty(len(logits), dtype=np.int64)
+    chances = chances and cache(chances)  # of all rows at once
     for start in range(0, len(logits), at_once):
         some = slice(start, start + at_once)
         kept = weights(logits[some], filters.temperature[some])

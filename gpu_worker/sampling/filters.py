@@ -57,4 +57,16 @@ def _typical(powers: Floats, weights: Weights, values: dict[str, np.float32], ch
     return mask
 
 
-FILTERS = (_typical,)
+def _without_top_choices(powers: Floats, weights: Weights, values: dict[str, np.float32], chance: Chance) -> Mask:
+    """Exclude Top Choices (p-e-w, 2024), with the chance of `xtc_probability`.
+
+    Of the tokens with at least `xtc_threshold` of the mass, keeps the least likely alone, and those as likely as it.
+    """
+    likely = weights >= float(values["xtc_threshold"]) * float(weights.sum())
+    if not likely.any() or chance(1) >= float(values["xtc_probability"]) * 2.0**53:
+        return np.ones(len(powers), dtype=bool)
+    mask: Mask = powers <= powers[likely].min()
+    return mask
+
+
+FILTERS = (_typical, _without_top_choices)

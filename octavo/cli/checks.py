@@ -12,8 +12,7 @@ from octavo.cli.check_report import CheckReport
 from octavo.local import ports, state
 from octavo.local.cluster import router_ports
 from octavo.local.program_command import find_program
-from octavo.process.cores import usable_cores
-from octavo.process.host_memory import available_bytes, total_bytes
+from octavo.process.machine import available_bytes, total_bytes, usable_cores
 from octavo.settings.up import UpSettings
 from octavo.wire.endpoint import parse_endpoint
 

@@ -244,7 +244,11 @@ class _UpProcess:
 def _banner(current: state.ClusterState, has_text: bool, wanted: ClusterSettings) -> str:
     endpoints = ",".join(current.endpoints)
     workers = ", ".join(f"{worker.worker_id} {worker.endpoint}" for worker in current.workers)
-    octavo = f"{find_program('octavo') or 'octavo'} generate{octavo_flags(wanted)}"
+    octavo = (
+        f"{find_program('octavo') or 'octavo'} generate {security_flags(wanted, '--tls-ca', '--tls-cert', '--tls-key')}"
+    )
+    curl = security_flags(wanted, "--cacert", "--cert", "--key")
+    grpcurl = security_flags(wanted, "-cacert", "-cert", "-key") or "-plaintext"
     watched = [*(router.web for router in current.routers), *(worker.web for worker in current.workers)]
     prompt = f"'{SAMPLE_PROMPT}'" if has_text else f"--json --token-ids {','.join(map(str, SAMPLE_IDS))}"
     return "\n".join(
@@ -258,37 +262,26 @@ def _banner(current: state.ClusterState, has_text: bool, wanted: ClusterSettings
             f"  page        {', '.join(f'{router.web}/' for router in current.routers)}",
             f"  metrics     {', '.join(f'{web}/metrics' for web in watched)}",
             "",
-            f"  {grpcurl_line(current.endpoints[0], has_text, security_flags(wanted))}",
-            f"  {curl_line(current.routers[0].http, has_text, security_flags(wanted), wanted.router.api_keys)}",
+            f"  {grpcurl_line(current.endpoints[0], has_text, grpcurl)}",
+            f"  {curl_line(current.routers[0].http, has_text, curl, wanted.router.api_keys)}",
             f"  {octavo} --endpoint {endpoints} {prompt} --max-tokens {SAMPLE_TOKENS} --temperature 0",
             "",
         ]
     )
 
 
-def security_flags(wanted: ClusterSettings) -> str:
-    """The flags by which grpcurl calls as a client."""
+def security_flags(wanted: ClusterSettings, ca: str, cert: str, key: str) -> str:
+    """The flags by which a program calls as a client, under its names for them; empty without TLS."""
     files = (wanted.router.tls_cert, wanted.router.tls_key, wanted.router.tls_ca)
     if wanted.tls_folder is not None:
         files = certificate_files(wanted.tls_folder, PeerRole.CLIENT)
-    if not files[0]:
-        return "-plaintext"
-    cert, key, ca = files
-    return f"-cacert {ca} -cert {cert} -key {key}"
+    return f"{ca} {files[2]} {cert} {files[0]} {key} {files[1]}" if files[0] else ""
 
 
-def octavo_flags(wanted: ClusterSettings) -> str:
-    """The flags by which a command of octavo calls as a client, each with a space before it."""
-    words = security_flags(wanted).split(" ")
-    names = {"-cacert": "--tls-ca", "-cert": "--tls-cert", "-key": "--tls-key", "-plaintext": ""}
-    return "".join(f" {names.get(word, word)}" for word in words if names.get(word, word))
-
-
-def curl_line(base: str, has_text: bool = True, security: str = "-plaintext", api_keys: str = "") -> str:
+def curl_line(base: str, has_text: bool, security: str, api_keys: str) -> str:
     """A curl command that can be pasted. Where there are API keys, it takes one from the variable OPENAI_API_KEY."""
     body = {"prompt": SAMPLE_PROMPT if has_text else SAMPLE_IDS, "max_tokens": SAMPLE_TOKENS, "temperature": 0}
-    words = [word.replace("-", "--") if word.startswith("-") else word for word in security.split()]
-    flags = "" if words == ["--plaintext"] else f" {' '.join(words)}"
+    flags = f" {security}" if security else ""
     key = ' -H "Authorization: Bearer $OPENAI_API_KEY"' if api_keys else ""
     return f"curl{flags} {base}/v1/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
 

@@ -19,8 +19,8 @@ from octavo.local.state import ClusterState, ExitHistory, RouterState, StoreStat
 from octavo.local.supervisor import SupervisedProcess
 from octavo.net.security.roles import PeerRole
 from octavo.process.child_process import ChildProcess
-from octavo.process.cores import usable_cores
 from octavo.process.listen_address import reachable_address, with_host
+from octavo.process.machine import usable_cores
 from octavo.request.worker_role import WorkerRole
 from octavo.settings.options import AUTO, Settings
 from octavo.settings.router import RouterSettings

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from octavo.local.append_only_file import mend_damage
 from octavo.local.file_rewriter import FileRewriter, call
-from octavo.process import host_memory
+from octavo.process import machine
 from octavo.process.child_process import ChildProcess, tail
 from octavo.request.errors import StoreUnavailable
 
@@ -53,7 +53,7 @@ def find_server() -> Path:
 
 
 def default_memory_bytes() -> int:
-    return min(max(host_memory.bound_bytes() // MEMORY_SHARE, MIN_MEMORY_BYTES), MAX_MEMORY_BYTES)
+    return min(max(machine.bound_bytes() // MEMORY_SHARE, MIN_MEMORY_BYTES), MAX_MEMORY_BYTES)
 
 
 class EmbeddedStore:

@@ -12,9 +12,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from octavo.metrics.aliases import ALIASES
-from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import METRICS, Metric, MetricKind
-from octavo.metrics.value import MetricSource, MetricValue
+from octavo.metrics.value import Histogram, MetricSource, MetricValue
 
 KNOWN = {**METRICS, **ALIASES}
 

@@ -1,6 +1,10 @@
-"""Which GGUF files octavo serves, as far as their headers tell. The command line asks it without loading torch."""
+"""Which GGUF files octavo serves, as far as their headers tell, and which of their tokens end an answer.
+
+The command line asks it without loading torch.
+"""
 
 from octavo.model_files.gguf import GgufFile, TensorType
+from octavo.model_files.gguf_metadata import Metadata
 
 # Architectures whose query and key rows llama.cpp interleaves: its rotary embedding pairs neighbours there, ours pairs
 # halves.
@@ -16,6 +20,10 @@ DECODED = (
     *(TensorType.IQ3_XXS, TensorType.IQ3_S, TensorType.IQ4_NL, TensorType.IQ4_XS),
     *(TensorType.TQ1_0, TensorType.TQ2_0, TensorType.MXFP4),
 )
+_NAMES = ("eos", "eot", "eom")  # the ends of a sequence, of a turn and of a message
+# Many files name the end of a sequence only, and leave it to the program to know the texts of the other ends.
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
+_CONTROL, _USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type; converters write either for the end of a turn
 
 
 def find_obstacle(file: GgufFile) -> str:
@@ -32,3 +40,16 @@ def find_obstacle(file: GgufFile) -> str:
             known = ", ".join(kind.name for kind in DECODED)
             return f"tensor {tensor.name!r} is of type {tensor.type.name}, which is not read ({known} are)"
     return ""
+
+
+def end_token_ids(metadata: Metadata) -> tuple[int, ...]:
+    """The ids of the tokens that end an answer, each once: those the file names, and those known by their text."""
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in _NAMES]
+    ids = [metadata.integer(key) for key in keys if key in metadata]
+    if "tokenizer.ggml.tokens" not in metadata:
+        return tuple(dict.fromkeys(ids))
+    tokens = metadata.strings("tokenizer.ggml.tokens")
+    types = metadata.integers("tokenizer.ggml.token_type") if "tokenizer.ggml.token_type" in metadata else []
+    marked = [i for i, kind in enumerate(types[: len(tokens)]) if kind in (_CONTROL, _USER_DEFINED)]
+    ids += [i for i in marked if tokens[i] in TURN_ENDS]
+    return tuple(dict.fromkeys(i for i in ids if 0 <= i < len(tokens)))

@@ -110,8 +110,7 @@ def arm(name: str, action: str | Action) -> Failpoint:
 
 def arm_all(texts: Iterable[str]) -> None:
     """Arms the places that texts such as `target.committed=kill` name. Raises ValueError."""
-    for text in texts:
-        name, _, action = text.partition("=")
+    for name, action in map(parsed, texts):
         arm(name, action)
 
 
@@ -122,13 +121,19 @@ def disarm_all() -> None:
     _armed.clear()
 
 
+def parsed(text: str) -> tuple[str, str]:
+    """The place and the action that a text names. Raises a ValueError that says what would be right."""
+    name, _, action = text.partition("=")
+    if name not in NAMES:
+        raise ValueError(f"{name}: there is no such failpoint")
+    require_action(action)
+    return name, action
+
+
 def require_texts(texts: Iterable[str]) -> None:
-    """Raises a ValueError that says what would be right, if a text names no place and action."""
+    """Raises ValueError if a text names no place and action."""
     for text in texts:
-        name, _, action = text.partition("=")
-        if name not in NAMES:
-            raise ValueError(f"{name}: there is no such failpoint")
-        require_action(action)
+        parsed(text)
 
 
 def require_action(action: str) -> None:

@@ -155,6 +155,10 @@ class SamplingParams:
     skip_special_tokens: bool = _row(True, _REPORTS, "leaves special tokens out of the text", http=SAME)
     typical_p: float = _row(1.0, _DRAWS, "draws from the tokens, neither too likely nor too surprising, that make"
         " up this probability", NumberRange(0, 1, above=True), **_FILTER, transformers=SAME, flag="P", since=5)
+    xtc_threshold: float = _row(0.1, _DRAWS, "tokens of at least this probability are top choices",
+        NumberRange(0, 1), **_FILTER, flag="P", since=6)
+    xtc_probability: float = _row(0.0, _DRAWS, "how often all top choices but the least likely are left out; 0: never",
+        NumberRange(0, 1), **_FILTER, flag="P", since=6)
     # fmt: on
 
     @property
@@ -201,6 +205,8 @@ class SamplingArguments(TypedDict, total=False):
     length_penalty: float | None
     skip_special_tokens: bool | None
     typical_p: float | None
+    xtc_threshold: float | None
+    xtc_probability: float | None
 
 
 def _parameters() -> dict[str, Parameter]:

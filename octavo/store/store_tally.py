@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import CALL_BOUNDS
-from octavo.metrics.value import MetricValue
+from octavo.metrics.value import Histogram, MetricValue
 from octavo.store import library
 
 

@@ -118,10 +118,6 @@ class TemplateRenderer:
             raise TemplateFault(text)
         return text
 
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
     def close(self) -> None:
         """Ends the process, unless it has ended. Its answers are lost."""
         self._socket.close()

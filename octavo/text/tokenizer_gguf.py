@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_metadata import Metadata
-from octavo.model_files.gguf_tokens import end_token_ids
+from octavo.model_files.gguf_support import end_token_ids
 from octavo.request.errors import Mismatch
 from octavo.text.tokenizer_parts import TokenizerParts
 

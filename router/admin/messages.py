@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from octavo.metrics.histogram import Histogram
+from octavo.metrics.value import Histogram
 from octavo.request.record import Record, SequenceState
 from octavo.request.worker_role import WorkerRole
 from octavo.store.calls import QueueDepths

@@ -4,7 +4,7 @@ import math
 import re
 from typing import Any
 
-from octavo.request.errors import Code, Failure, InvalidArgument, MessageTooLarge, NotFound, ServingError
+from octavo.request.errors import Code, InvalidArgument, MessageTooLarge, NotFound, ServingError
 
 # OpenAI's SDKs retry 408, 409, 429 and every status from 500 on, so no error that a retry cannot help has one of these
 # but a conflict, which they meet only if they choose request ids.
@@ -60,11 +60,6 @@ def content_of(error: ServingError) -> dict[str, Any]:
     status = status_of(error)
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def content_of_failure(failure: Failure) -> dict[str, Any]:
-    """The body of the answer for a failure that ends an accepted request."""
-    return content_of(failure.error())
 
 
 def field_name(field: str) -> str:

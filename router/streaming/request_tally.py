@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import ANSWER_BOUNDS, TOKEN_BOUNDS
-from octavo.metrics.value import MetricValue
+from octavo.metrics.value import Histogram, MetricValue
 from octavo.request.errors import reasons
 from octavo.request.sampling import FinishReason
 from router.streaming.tenant_tally import TenantTallies

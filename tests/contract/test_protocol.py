@@ -6,7 +6,7 @@ import runpy
 
 import pytest
 
-from octavo.request import hashing, limits
+from octavo.request import limits
 from octavo.store.base import Store
 from router.streaming import resume_tokens
 
@@ -43,13 +43,6 @@ def test_the_parameters_are_those_of_the_code(root):
     """`make generate` writes the page."""
     page = runpy.run_path(str(root / "tools/sampling_docs.py"))["page"]
     assert (root / "docs/sampling.md").read_text(encoding="utf-8") == page()
-
-
-def test_the_person_strings_are_those_of_the_code(text, root):
-    code = (root / "octavo/request/hashing.py").read_text() + (root / "octavo/request/ids.py").read_text()
-    persons = set(re.findall(r'person=b"([^"]+)"', code))
-    assert persons == set(re.findall(r'person = "([^"]+)"', text))
-    assert len(hashing.root_key("a", "b")) == 32
 
 
 def test_the_resume_token_is_as_written(text, root, monkeypatch):

@@ -1,7 +1,6 @@
 """protos/service_config.json does to gRPC what protos/CLIENTS.md says: no library complains about a wrong one."""
 
 import json
-import time
 from pathlib import Path
 
 import grpc
@@ -60,21 +59,6 @@ def test_what_may_run_already_is_not_repeated(method):
     with refusing(1, UNAVAILABLE) as (router, endpoint):
         code = call(endpoint, method)
     assert (code, router.attempts) == ((UNAVAILABLE, [0]) if method in RUNS_TWICE else (grpc.StatusCode.OK, [0, 1]))
-
-
-def test_it_ends_after_four_attempts():
-    with refusing(9, EXHAUSTED) as (router, endpoint):
-        assert call(endpoint, "Complete") is EXHAUSTED
-    assert router.attempts == [0, 1, 2, 3]
-
-
-def test_a_router_says_when_to_come_again():
-    """By grpc-retry-pushback-ms, which replaces the library's own backoff."""
-    with refusing(1, EXHAUSTED, pushback_ms=1500) as (router, endpoint):
-        started = time.monotonic()
-        assert call(endpoint, "Complete") is grpc.StatusCode.OK
-    assert time.monotonic() - started >= 1.5
-    assert router.attempts == [0, 1]
 
 
 def test_a_router_says_never():

@@ -281,16 +281,23 @@ class World:
             self.counts["during a step"] += 1
 
     def end_something(self) -> None:
-        """Ends a branch alone, between steps or during one, or the wait for blocks of another worker."""
+        """Ends a sequence, a branch alone, or the wait for blocks of another worker: between steps or during one."""
         if self.ending_rng is None or not self.open or self.ending_rng.random() < 0.9:
             return
         request = self.ending_rng.choice(list(self.open.values()))
+        sequence = self.admitted[request.seq_id]
+        how = self.ending_rng.choice(["wait", "branch", "branch", "cancel", "drop"])
         branch = self.ending_rng.randrange(len(request.outputs))
-        if self.scheduler.end_branch(self.admitted[request.seq_id], branch):
+        if how == "wait":
+            self.scheduler.end_wait(sequence)
+        elif how == "cancel":
+            self.scheduler.cancel(sequence)
+        elif how == "drop":
+            self.scheduler.drop(sequence)
+            self.replay(request)
+        elif self.scheduler.end_branch(sequence, branch):
             self.counts["ended alone"] += 1
             self.finish(request, branch, ENDED_ALONE)
-        else:
-            self.scheduler.end_wait(self.admitted[request.seq_id])
 
     def advance_trial(self) -> Sequence | None:
         """The suspect that has the steps to itself now: one after the other, each until it has some tokens or ends."""

@@ -155,7 +155,7 @@ class World:
     async def streams(self, client: AsyncClient, count: int, params: SamplingParams = GREEDY) -> list[asyncio.Task]:
         """Begins `count` requests and returns the tasks of their completions."""
         tasks = [asyncio.create_task(client.complete([*PROMPT, i], params, request_id=f"s{i}")) for i in range(count)]
-        await self.until(lambda: sum(len(e.journals[0]) > 3 for e in self.state._entries.values()) == count)
+        await self.until(lambda: sum(len(e.journals[0]) > 3 for e in self.entries) == count)
         return tasks
 
     # Breaking
@@ -189,9 +189,14 @@ class World:
             while not holds():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
+    @property
+    def entries(self) -> list:
+        """The records and the journals of all requests."""
+        return list(self.state._entries.values())
+
     def entry(self, request_id: str) -> object:
         """The record and the journals of a request."""
-        return next(e for e in self.state._entries.values() if e.record.request_id == request_id)
+        return next(e for e in self.entries if e.record.request_id == request_id)
 
     def check_nothing_left(self) -> None:
         """Asserts that requests that have ended have left nothing behind."""

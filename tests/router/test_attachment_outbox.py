@@ -73,12 +73,7 @@ async def parts(monkeypatch):
     await made.outbox.close()
 
 
-async def test_a_reply_that_its_caller_has_is_not_undone(parts):
-    await parts.attach()
-    assert (len(parts.outbox), parts.store.attached, parts.store.calls) == (0, {A}, ["attach"])
-
-
-async def test_a_caller_that_leaves_before_the_reply_is_detached_after_it(parts):
+async def test_a_caller_that_leaves_early_is_detached(parts):
     parts.store.answering.clear()
     call = parts.attach()
     await until(lambda: parts.store.attached)
@@ -89,15 +84,7 @@ async def test_a_caller_that_leaves_before_the_reply_is_detached_after_it(parts)
     await until(lambda: not parts.store.attached)
 
 
-async def test_an_unanswered_detach_is_repeated_until_the_store_answers(parts):
-    parts.store.attached, parts.store.down = {A}, True
-    parts.outbox.add(A)
-    await until(lambda: parts.store.calls.count("detach") > 3)
-    parts.store.down = False
-    await until(lambda: not parts.store.attached)
-
-
-async def test_a_call_that_is_done_long_after_it_failed_is_undone(parts):
+async def test_a_call_done_late_is_undone(parts):
     """An accept that timed out may be in the store's socket, and be done after the detach that followed it."""
     parts.store.down = True
     with pytest.raises(StoreUnavailable):
@@ -109,7 +96,7 @@ async def test_a_call_that_is_done_long_after_it_failed_is_undone(parts):
     await until(lambda: not len(parts.outbox))
 
 
-async def test_a_late_detach_does_not_take_the_attachment_from_a_client_that_came_back(parts):
+async def test_a_late_detach_spares_a_returned_client(parts):
     parts.store.down = True
     parts.outbox.add(A)
     await until(lambda: "detach" in parts.store.calls)
@@ -122,7 +109,7 @@ async def test_a_late_detach_does_not_take_the_attachment_from_a_client_that_cam
     assert parts.store.attached == {A}
 
 
-async def test_a_client_that_comes_back_while_its_detach_is_under_way_stays_attached(parts):
+async def test_a_client_back_during_its_detach_stays_attached(parts):
     parts.store.attached = {A}
     parts.store.answering.clear()
     parts.outbox.add(A)
@@ -133,7 +120,7 @@ async def test_a_client_that_comes_back_while_its_detach_is_under_way_stays_atta
     assert parts.store.attached == {A}
 
 
-async def test_nothing_is_told_while_a_call_may_bring_a_session(parts):
+async def test_nothing_is_told_during_an_attach(parts):
     parts.store.answering.clear()
     call = parts.attach()
     await until(lambda: parts.store.attached)
@@ -146,7 +133,7 @@ async def test_nothing_is_told_while_a_call_may_bring_a_session(parts):
     assert "detach" not in parts.store.calls
 
 
-async def test_a_detach_that_the_store_has_lost_is_told_again(parts, monkeypatch):
+async def test_a_lost_detach_is_told_again(parts, monkeypatch):
     """A promoted replica may lack it. Nobody else would detach this router, which lives."""
     parts.store.attached = {A}
     parts.outbox.add(A)

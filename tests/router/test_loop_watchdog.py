@@ -27,16 +27,6 @@ async def test_a_loop_that_hangs_is_given_up():
     assert given_up[0] > 0.2
 
 
-async def test_a_loop_that_goes_round_is_left_alone():
-    given_up = []
-    with LoopWatchdog(5.0, given_up.append) as watchdog:
-        for _ in range(20):
-            await asyncio.sleep(0.01)
-            time.sleep(0.02)  # noqa: ASYNC251  busy
-    await until(lambda: not watchdog._thread.is_alive())
-    assert not given_up
-
-
 def test_the_process_ends():
     program = """
 import asyncio, time
@@ -50,3 +40,13 @@ asyncio.run(main())
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
     assert done.returncode == HANG_STATUS
     assert "this router gives up" in done.stderr
+
+
+async def test_a_loop_that_goes_round_is_left_alone():
+    given_up = []
+    with LoopWatchdog(5.0, given_up.append) as watchdog:
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+            time.sleep(0.02)  # noqa: ASYNC251  busy
+    await until(lambda: not watchdog._thread.is_alive())
+    assert not given_up

@@ -30,7 +30,7 @@ def start(
         return subprocess.Popen(command, cwd=root, stdout=out, stderr=out)
 
 
-async def test_a_router_that_waits_for_its_store_ends_when_it_is_asked_to(root, tmp_path):
+async def test_a_waiting_router_ends_when_asked(root, tmp_path):
     log = tmp_path / "router.log"
     process = start(root, log, f"unix://{tmp_path}/none", "127.0.0.1:0")
     try:
@@ -62,7 +62,7 @@ async def test_a_router_says_where_it_cannot_listen(root, tmp_path, option):
     assert "Traceback" not in log.read_text()
 
 
-async def test_a_router_ends_when_the_tokenizer_it_was_given_cannot_be_loaded(root, tmp_path):
+async def test_a_broken_tokenizer_ends_the_router(root, tmp_path):
     log = tmp_path / "router.log"
     (tmp_path / "tokenizer.json").write_text("{")
     process = start(root, log, "memory://", "127.0.0.1:0", "127.0.0.1:0", "--tokenizer", str(tmp_path))

@@ -64,7 +64,7 @@ async def make_tenants(world: Any, tmp_path: Path) -> Any:
     return make
 
 
-async def test_a_stream_too_many_is_refused_at_any_router(make_tenants: Any) -> None:
+async def test_any_router_refuses_a_stream_too_many(make_tenants: Any) -> None:
     tenants = await make_tenants({"acme": TenantQuota(max_streams=1), "bolt": TenantQuota()})
     running = await tenants.begin("acme", "one")
     for router in (0, 1):
@@ -85,7 +85,7 @@ async def test_a_stream_too_many_is_refused_at_any_router(make_tenants: Any) -> 
     assert found["octavo_requests_refused_total{reason=QUOTA_EXCEEDED}"] == 1
 
 
-async def test_a_minute_s_tokens_used_up_are_refused_with_the_delay(make_tenants: Any) -> None:
+async def test_used_up_minutes_are_refused_with_a_delay(make_tenants: Any) -> None:
     """By the settings of the routers. What runs is not ended, and what it uses beyond is owed."""
     tenants = await make_tenants({"acme": TenantQuota()}, tenant_tokens_per_minute=600)
     client = tenants.client("acme")

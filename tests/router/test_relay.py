@@ -1,17 +1,15 @@
 """Tokens that wait travel together: for clients that read slowly, and in waves of a busy router."""
 
 import asyncio
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from effort import patience
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.sampling import SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_to_wire
-from router.streaming import session, session_waves
+from router.streaming import session
 
 PROMPT = list(range(3, 40))
 GREEDY = SamplingParams(temperature=0.0, max_tokens=400)
@@ -22,17 +20,8 @@ def request(request_id, params=GREEDY):
     return inference_pb2.GenerateRequest(request_id=request_id, token_ids=ids, sampling=sampling_to_wire(params))
 
 
-class StuckSession:
-    """Its client has taken nothing of what it has sent in the wave that is under way."""
-
-    def begin_wave(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize("limit", [session.MAX_INBOX_TOKENS, 50])
-async def test_a_client_that_reads_slowly_gets_few_large_events_and_costs_little_memory(
-    world, oracle, monkeypatch, limit
-):
+async def test_slow_readers_get_few_large_events(world, oracle, monkeypatch, limit):
     """Beyond the limit, what waits is dropped and read from the journals."""
     monkeypatch.setattr(session, "MAX_INBOX_TOKENS", limit)
     await world.worker(FakeRunner(step_s=0.0))
@@ -66,25 +55,3 @@ async def test_a_client_that_reads_slowly_gets_few_large_events_and_costs_little
     assert tuple(tokens) == expected
     assert num_events < 20
     assert most <= max(limit, largest)
-
-
-async def test_first_tokens_and_ends_wait_for_no_wave(world, oracle, monkeypatch):
-    monkeypatch.setattr(session_waves, "WAVE_S", 600.0)
-    await world.start()
-    (router,), client = world.routers, world.client()
-    long = client.generate(PROMPT, replace(GREEDY, max_tokens=2000))
-    await anext(long)
-    waves, stuck = router.sessions._all()[0]._waves, StuckSession()
-    waves.join(stuck)
-    async with asyncio.timeout(patience(20)):
-        await world.until(lambda: stuck in waves._sending)
-        for max_tokens in (1, 30):
-            params = replace(GREEDY, max_tokens=max_tokens)
-            events = [event async for event in client.generate(PROMPT, params)]
-            ((expected, _, _),) = oracle.outputs(PROMPT, params)
-            assert tuple(token for event in events for token in event.token_ids) == expected
-            assert events[0].first_index == 0
-            assert len(events) <= 4, "what comes between waits and travels together"
-        waves.leave(stuck)
-        assert (await anext(long)).token_ids
-    await long.aclose()

@@ -1,22 +1,18 @@
 """What clients get is what the runner computes, whatever they ask for and whichever router they ask."""
 
 import asyncio
-from collections import Counter
 from dataclasses import replace
 
-import grpc
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.request.errors import DeadlineExceeded, NotFound, NoTokenizer, QueueFull
+from octavo.request.errors import NotFound, NoTokenizer, QueueFull
 from octavo.request.hashing import block_hashes, root_key
 from octavo.request.sampling import FinishReason, SamplingParams
-from octavo.store.memory import MemoryStore
 from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from octavo.wire import statuses
 from octavo.wire.channel import open_channel
 from octavo.wire.public import sampling_to_wire
-from router.fleet.worker_link import WorkerLink
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 PROMPT = list(range(3, 40))
@@ -63,36 +59,6 @@ async def test_every_token_has_its_log_probability(world):
             assert [score.chosen.token_id for score in output.logprobs] == list(output.token_ids)
             assert all(len(score.top) == 2 for score in output.logprobs)
             assert len(completion.prompt_logprobs) == len(PROMPT) - 1
-
-
-async def test_a_quiet_request_costs_the_store_few_reads(world, monkeypatch):
-    """Neither this router's own notices nor a worker that does not know the sequence yet cause a storm of reads.
-
-    The assigner reads once. So does each look at what may still be on its way, when the end's notice comes first.
-    """
-    monkeypatch.setattr("router.streaming.record_poller.SILENCE_S", 60.0)  # however slow this machine is
-    store = Counting(world.state)
-    await world.worker()
-    await world.router(store)
-    await world.ready()
-    for max_tokens in (20, 120):
-        store.counts.clear()
-        await world.client().complete(PROMPT, replace(GREEDY, max_tokens=max_tokens))
-        assert store.counts["read"] <= 6, store.counts
-
-
-class Counting(MemoryStore):
-    """A store that counts the calls of its functions."""
-
-    def __init__(self, state) -> None:
-        super().__init__(state)
-        self.counts = Counter()
-
-    def __getattribute__(self, name):
-        found = super().__getattribute__(name)
-        if asyncio.iscoroutinefunction(found):
-            self.counts[name] += 1
-        return found
 
 
 async def test_cached_prefixes_attract_and_are_reported(world):
@@ -187,21 +153,7 @@ async def test_the_deadline_ends_what_waits_and_what_runs(world):
     assert [event.finish_reason for event in waiting] == [FinishReason.DEADLINE]
 
 
-async def test_the_deadline_of_an_attach_is_of_that_call_alone(world):
-    await world.start()
-    stub = raw(world, world.routers[0])
-    call = stub.Generate(request("long", max_tokens=8000))
-    await call.read()
-    with pytest.raises(DeadlineExceeded), statuses.serving_errors():
-        async for _ in stub.Attach(inference_pb2.AttachRequest(request_id="long"), timeout=0.2):
-            pass
-    status = await stub.Get(inference_pb2.GetRequest(request_id="long"))
-    assert status.state == inference_pb2.REQUEST_STATE_RUNNING
-    call.cancel()
-    await world.until(lambda: len(world.routers[0].sessions) == 0)
-
-
-async def test_a_retry_of_complete_with_its_request_id_gets_the_first_answer(world):
+async def test_a_retry_gets_the_first_answer(world):
     """Also when the client gave the first attempt up. The request keeps the deadline of the first."""
     await world.start(routers=2)
     first, second = (raw(world, router) for router in world.routers)
@@ -214,7 +166,7 @@ async def test_a_retry_of_complete_with_its_request_id_gets_the_first_answer(wor
     assert again.outputs == answer.outputs
 
 
-async def test_a_request_may_name_its_model_by_an_alias(world, oracle):
+async def test_a_request_may_name_an_alias(world, oracle):
     await world.worker()
     name = world.workers[0].workload.info.model
     await world.router(model_aliases=(f"chat={name}",))
@@ -253,44 +205,7 @@ def raw(world, router):
     return inference_pb2_grpc.InferenceStub(channel)
 
 
-async def test_a_session_waits_for_the_worker_s_stream_where_the_store_was_faster(world):
-    """The journals have the tokens, and only the worker's stream has their log probabilities."""
-    await world.start()
-    sessions, loop = world.routers[0].sessions, asyncio.get_running_loop()
-    deliver = sessions.deliver_item
-    sessions.deliver_item = lambda item: bool(loop.call_later(0.03, deliver, item))
-    for max_tokens in (1, 2, 12):
-        output = (await world.client().complete(PROMPT, replace(GREEDY, max_tokens=max_tokens, logprobs=1))).outputs[0]
-        assert [score.chosen.token_id for score in output.logprobs] == list(output.token_ids)
-
-
-async def test_a_client_that_comes_while_another_leaves_is_attached(world):
-    store = MemoryStore(world.state)
-    detach, leaving = store.detach, asyncio.Event()
-
-    async def slow_detach(*args) -> None:
-        leaving.set()
-        await asyncio.sleep(0.05)
-        await detach(*args)
-
-    store.detach = slow_detach
-    await world.worker()
-    router = await world.router(store)
-    await world.ready()
-    client = world.client()
-    one = client.generate(PROMPT, replace(GREEDY, max_tokens=2000), request_id="one")
-    await anext(one)
-    await one.aclose()
-    await leaving.wait()
-    two = client.attach("one")
-    await anext(two)
-    await asyncio.sleep(0.1)
-    assert world.entry("one").record.routers == (router.incarnation,)
-    await client.cancel("one")
-    await two.aclose()
-
-
-async def test_a_model_without_a_tokenizer_answers_with_token_ids(world):
+async def test_models_without_a_tokenizer_answer_with_ids(world):
     runner = FakeRunner(step_s=0.001)
     runner.info = replace(runner.info, tokenizer="", sampling_defaults={"temperature": 0.0, "max_tokens": 7})
     await world.worker(runner)
@@ -307,71 +222,3 @@ async def test_a_model_without_a_tokenizer_answers_with_token_ids(world):
     for refused in (client.complete("abc"), client.tokenize("abc"), client.detokenize([1])):
         with pytest.raises(NoTokenizer, match="tokenizer"):
             await refused
-
-
-async def test_the_end_at_a_deadline_comes_before_the_call_ends_however_late_the_machine_is(world):
-    """Each step takes longer than the margin of a quiet machine. The first calls end without their last event."""
-    await world.worker(FakeRunner(step_s=0.15), lease_ms=5000)
-    await world.router(lease_ms=5000)
-    await world.ready()
-    async with grpc_channel(world) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
-        for number in range(12):
-            if await ends_in_time(stub, number):
-                break
-        else:
-            pytest.fail("the margin does not follow")
-        for first in range(100, 150, 10):  # a machine that is busier from now on is followed once more
-            if sum([await ends_in_time(stub, first + number) for number in range(6)]) >= 5:
-                break
-        else:
-            pytest.fail("the margin is not kept")
-
-
-def grpc_channel(world):
-    return open_channel(world.routers[0].endpoint)
-
-
-async def ends_in_time(stub, number: int) -> bool:
-    """Whether the last event arrives before the deadline of the call."""
-    request = inference_pb2.GenerateRequest(request_id=f"late-{number}", raw_text=b"Hello")
-    request.sampling.max_tokens = 1000
-    last = None
-    try:
-        async for message in stub.Generate(request, timeout=1.2):
-            last = message
-    except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise
-        return False
-    assert last.finish_reason == types_pb2.FINISH_REASON_DEADLINE
-    return True
-
-
-async def test_a_session_that_is_opened_while_its_sequence_is_scheduled_gets_the_items(world, oracle, monkeypatch):
-    """Schedule did not ask for them, since there was no session then. Silence would bring them a second later."""
-    monkeypatch.setattr("router.streaming.record_poller.SILENCE_S", 3600.0)
-    schedule = WorkerLink.schedule
-
-    async def schedule_slowly(link, admission, follow):
-        answer = await schedule(link, admission, follow)
-        asked.append(follow)
-        await asyncio.sleep(0.3)
-        return answer
-
-    class SlowStore(MemoryStore):
-        async def accept(self, new, limits):
-            reply = await super().accept(new, limits)
-            router.dispatcher.note_queued()
-            await world.until(lambda: asked)
-            return reply
-
-    asked: list[bool] = []
-    monkeypatch.setattr(WorkerLink, "schedule", schedule_slowly)
-    await world.worker(lease_ms=60_000)
-    router = await world.router(SlowStore(world.state), lease_ms=60_000)
-    await world.ready()
-    async with asyncio.timeout(20):
-        completion = await world.client().complete(PROMPT, GREEDY)
-    assert oracle.returned(completion) == oracle.outputs(PROMPT, GREEDY)
-    assert asked == [False]

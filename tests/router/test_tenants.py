@@ -113,7 +113,7 @@ async def test_a_request_of_another_tenant_is_not_found(guarded: Any, keys: Keys
 async def test_operators_name_the_tenant(guarded: Any, keys: Keys) -> None:
     acme = client_of(guarded, keys.of["acme"])
     going = asyncio.create_task(acme.complete(PROMPT, max_tokens=400, temperature=0.0, request_id="moves"))
-    await guarded.until(lambda: any(len(e.journals[0]) > 20 for e in guarded.state._entries.values()))
+    await guarded.until(lambda: any(len(e.journals[0]) > 20 for e in guarded.entries))
     endpoint = guarded.routers[0]._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]
     async with open_channel(endpoint) as channel:
         admin = admin_pb2_grpc.AdminStub(channel)
@@ -141,7 +141,7 @@ async def test_prefixes_are_shared_within_a_tenant_alone(guarded: Any, keys: Key
     assert cached["acme", "again"] == cached["bolt", "again"] > 0
 
 
-async def test_keys_that_are_added_and_removed_count_at_once(guarded: Any, keys: Keys) -> None:
+async def test_changed_keys_count_at_once(guarded: Any, keys: Keys) -> None:
     old, key = keys.of.pop("acme"), new_key()
     keys.of["core"] = key
     with pytest.raises(Unauthenticated):

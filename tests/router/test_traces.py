@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gpu_worker.serving.admission.admissions import Admissions
 from octavo.net.traces import RequestTracer
 from octavo.request.sampling import SamplingParams
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 from octavo.wire.channel import open_channel
-from router.streaming.genai_attributes import operation_of
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -66,42 +64,8 @@ async def test_router_and_worker_continue_the_callers_trace(world, traced):
     assert CANARY not in str([span.to_json() for span in spans.values()])
 
 
-async def test_a_sequence_that_ends_before_its_admission_is_answered(world, traced, monkeypatch):
-    worker = world.workers[0]
-    admit = Admissions.admit
-
-    async def admit_and_run(client, admission, router_id):
-        answer = await admit(client, admission, router_id)
-        await world.until(lambda: not worker.publisher.logs)
-        return answer
-
-    monkeypatch.setattr(Admissions, "admit", admit_and_run)
-    await complete(world, CALLER)
-    await world.until(lambda: len(traced.get_finished_spans()) == 2)
-    assert not worker.publisher._tracer._open
-
-
 async def test_without_a_sampled_trace_there_is_no_span(world, traced):
     await complete(world, CALLER[:-2] + "00")
     await world.client().complete([1, 2, 3], replace(GREEDY, max_tokens=2))
     assert not traced.get_finished_spans()
     assert not world.workers[0].publisher._tracer._open
-
-
-async def test_a_span_says_what_was_asked_for(world, traced):
-    """In the names of OpenTelemetry's conventions, one finish for each output, and none of its texts."""
-    request = inference_pb2.GenerateRequest(request_id="two", text=CANARY)
-    for name, value in {"max_tokens": 5, "n": 2, "temperature": 0.5, "top_k": 7, "presence_penalty": 0.25}.items():
-        setattr(request.sampling, name, value)
-    request.sampling.stop.append(CANARY)
-    async with open_channel(world.routers[0].endpoint) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
-        await stub.Complete(request, metadata=(("traceparent", CALLER),), timeout=30)
-    await world.until(lambda: len(traced.get_finished_spans()) == 2)
-    (found,) = [span.attributes for span in traced.get_finished_spans() if span.name == "octavo.request"]
-    asked = {name.rpartition(".")[2]: value for name, value in found.items() if name.startswith("gen_ai.request.")}
-    expected = {"model": "fake", "max_tokens": 5, "temperature": 0.5, "top_p": 1.0, "top_k": 7.0, "count": 2}
-    assert asked == expected | {"presence_penalty": 0.25}
-    assert (found["gen_ai.operation.name"], operation_of("chat")) == ("text_completion", "chat")
-    assert found["gen_ai.response.finish_reasons"] == ("length", "length")
-    assert CANARY not in str(dict(found))

@@ -7,13 +7,9 @@ import pytest
 from web_pages import metrics
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.client import AsyncClient
-from octavo.client.routing import RetryPolicy
 from octavo.net.health import SERVING
-from octavo.request.errors import NoWorkers
 from octavo.request.sampling import SamplingParams
 from router.fleet import model_watch
-from router.fleet.model_watch import description_of, facts_in
 from router.health_monitor import INFERENCE
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=20)
@@ -61,30 +57,6 @@ async def test_requests_wait_for_the_first_worker(world, oracle):
         assert found["octavo_waits_for_workers"] == 1
     await world.worker(FakeRunner(step_s=0.001))
     await oracle.check_completions(asked, PARAMS)
-
-
-async def test_without_the_setting_they_are_refused(world):
-    await world.start()
-    await lose_workers(world)
-    client = AsyncClient(world.routers[0].endpoint, policy=RetryPolicy(progress_timeout_s=0.2))
-    world.stack.push_async_callback(client.close)
-    with pytest.raises(NoWorkers):
-        await client.complete(PROMPT, PARAMS)
-    found = await metrics(world.routers[0].web_endpoint)
-    assert found["octavo_requests_refused_total{reason=NO_WORKERS}"] >= 1
-    assert found["octavo_waits_for_workers"] == 0
-    assert not world.state.descriptions
-
-
-async def test_a_description_is_of_the_model_alone(world):
-    """Two workers of a model say the same, and what is read back is what was written."""
-    for _ in range(2):
-        await world.worker()
-    await world.router()
-    await world.ready()
-    first, second = (link.facts for link in world.routers[0].pool.links.values())
-    assert first.worker_id != second.worker_id
-    assert description_of(first) == description_of(second) == description_of(facts_in(description_of(first)))
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"model": "fake"}', b"\xff"])

@@ -35,7 +35,7 @@ class Draws:
         self.filters = torch.from_numpy(
             rng.choice([0, 0.02, 0.3, 0.95, 1], (num_rows, len(COLUMNS))).astype(np.float32)
         )
-        self.filters[torch.from_numpy(rng.random(num_rows) < 0.6)] = torch.from_numpy(columns_of([SamplingParams()]))
+        self.filters[torch.from_numpy(rng.random(num_rows) < 0.95)] = torch.from_numpy(columns_of([SamplingParams()]))
         self.seed = torch.from_numpy(rng.integers(-(2**63), 2**63, num_rows))
         self.branch, self.index = (torch.from_numpy(rng.integers(0, n, num_rows)) for n in (16, 2**31))
 

@@ -73,15 +73,6 @@ def completion_events(texts: Sequence[str], usage: int | None = None) -> list[An
     return [*events, "[DONE]"]
 
 
-def chat_events(texts: Sequence[str], usage: int) -> list[Any]:
-    """The events of a stream of /v1/chat/completions, which begins with a role."""
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}, *({"content": text} for text in texts), {}]
-    events: list[Any] = [
-        {"choices": [{"index": 0, "delta": delta, "finish_reason": None if delta else "stop"}]} for delta in deltas
-    ]
-    return [*events, {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": usage}}, "[DONE]"]
-
-
 class OpenAiServer:
     """An HTTP server with OpenAI's interface, on a loop in another thread. `answer` makes the events of a request."""
 

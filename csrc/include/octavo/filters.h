@@ -20,8 +20,8 @@
 namespace octavo::filters {
 
 // The columns of a row's parameters, in the order of the table in octavo/request/sampling.py.
-enum Column { kTypicalP, kColumns };
-static constexpr float kOff[] = {1.0F};  // with these parameters nothing is left out
+enum Column { kTypicalP, kXtcThreshold, kXtcProbability, kColumns };
+static constexpr float kOff[] = {1.0F, 0.1F, 0.0F};  // with these parameters nothing is left out
 
 // What is kept: the powers from `low` to `high`.
 struct Band {
@@ -79,6 +79,18 @@ OCTAVO_FILTER Band typical(const Tokens& tokens, float share) {
     return {-size_of_bits(static_cast<std::uint32_t>(lowest)), -size_of_bits(~static_cast<std::uint32_t>(highest))};
 }
 
+// Exclude Top Choices (p-e-w, 2024): of the tokens with at least `threshold` of the mass, keeps the least likely alone,
+// and those that are as likely as it.
+template <typename Tokens>
+OCTAVO_FILTER Band without_top_choices(const Tokens& tokens, float threshold) {
+    const std::uint64_t mass = tokens.sum([](float, float weight) { return whole_of(weight); });
+    const double least = static_cast<double>(threshold) * static_cast<double>(mass);
+    const std::uint64_t lowest = tokens.largest([least](float power, float weight) {
+        return weight > 0 && static_cast<double>(weight) >= least ? std::uint64_t{bits_of_size(power)} : 0;
+    });
+    return {draw::kLowestPower, -size_of_bits(static_cast<std::uint32_t>(lowest))};
+}
+
 static OCTAVO_FILTER bool any(const float* columns) {
     bool found = false;
     for (int i = 0; i < kColumns; ++i) {
@@ -90,9 +102,11 @@ static OCTAVO_FILTER bool any(const float* columns) {
 // `narrow(band)`: keeps what the band has, so that the next filter sees it alone.
 template <typename Tokens>
 OCTAVO_FILTER void apply(Tokens& tokens, const float* columns, const Chance& chance) {
-    static_cast<void>(chance);
     if (columns[kTypicalP] < 1) {
         tokens.narrow(typical(tokens, columns[kTypicalP]));
+    }
+    if (static_cast<double>(chance.bits(1)) < static_cast<double>(columns[kXtcProbability]) * 0x1p53) {
+        tokens.narrow(without_top_choices(tokens, columns[kXtcThreshold]));
     }
 }
 

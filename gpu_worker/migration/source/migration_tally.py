@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress
-from octavo.metrics.histogram import Histogram
 from octavo.metrics.table import STALL_BOUNDS
-from octavo.metrics.value import MetricValue
+from octavo.metrics.value import Histogram, MetricValue
 
 
 class MigrationTally:

@@ -12,8 +12,7 @@ from torch import Tensor
 from gpu_worker.models.checkpoint.dequantize import dequantize
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
 from octavo.model_files.gguf_metadata import Metadata
-from octavo.model_files.gguf_support import INTERLEAVED, find_obstacle
-from octavo.model_files.gguf_tokens import end_token_ids
+from octavo.model_files.gguf_support import INTERLEAVED, end_token_ids, find_obstacle
 from octavo.request.errors import BadModel
 
 ROPE_FACTORS = "rope_freqs.weight"

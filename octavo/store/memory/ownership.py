@@ -11,7 +11,6 @@ from octavo.store.calls import (
     TakeStatus,
     crash_failure,
 )
-from octavo.store.memory.evidence import has_left, protected_ms
 from octavo.store.memory.journal import fenced
 from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
 from octavo.store.memory.suspects import (
@@ -22,6 +21,32 @@ from octavo.store.memory.suspects import (
     needs_trial,
     runs_another_suspect,
 )
+
+RENEWALS_PER_LEASE = 3  # how often a member renews its lease within the lease
+LATE_RENEWAL_MS = 200  # how late a renewal may come before it counts as missed
+
+
+def has_left(state: MemoryState, owner: Incarnation) -> bool:
+    """Whether the owner has stopped on purpose.
+
+    Its sequences may be taken at once, and a take from it counts no crash.
+    """
+    return state.tombstones.get(owner, 0) > state.now_ms()
+
+
+def protected_ms(state: MemoryState, owner: Incarnation, reason: TakeReason) -> int:
+    """For how long the lease still protects the owner from a take for this reason; 0 if it does not.
+
+    A router that has lost its connection to the owner needs less than the end of the lease as evidence, and yet more
+    than its own word: a missed renewal.
+    """
+    lease = state.leases.get(owner)
+    if lease is None:
+        return 0
+    until = lease.until_ms
+    if reason is TakeReason.CONNECTION:
+        until = min(until, until - lease.length_ms + lease.length_ms // RENEWALS_PER_LEASE + LATE_RENEWAL_MS)
+    return max(0, until - state.now_ms())
 
 
 def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:

@@ -292,3 +292,35 @@ def test_first_tokens_wait_for_no_others():
     assert pending.next_batch(0.01 + pending.wait_s(0.01) - 1e-9) is not None
     assert due(0.05, (other, 0, 0), granted_by=SubscriptionId(1)) == ["other"]
     assert due(0.06, (other, 0, 3)) is None, "what was granted by itself makes no later token urgent"
+
+
+async def test_a_branch_that_a_router_has_ended_stops_alone(world):
+    """The engine runs on while the store says that it is closed, in one batch or in the next."""
+    world.store.script.extend([AppendStatus.CLOSED, AppendStatus.OK])
+    world.step((0, 0, [10]), (1, 0, [20]))
+    world.step((0, 1, [11]), (1, 1, [21]))
+    await settle(world)
+    world.step((0, 2, [12]), (1, 2, [22]))
+    await settle(world)
+    assert world.told() == [(1, 0, (20, 21)), (1, 2, (22,))]
+    assert world.control.calls == [("end_branch", "s", 3, 0)]
+
+
+@pytest.mark.parametrize(
+    ("status", "calls"),
+    [
+        (AppendStatus.OK, []),
+        (AppendStatus.OK_CANCEL, [("cancel", "s", 3)]),
+        (AppendStatus.FENCED, [("drop", "s", 3)]),
+        (AppendStatus.CLOSED, [("drop", "s", 3)]),
+    ],
+)
+async def test_progress_of_beams_comes_without_tokens(world, status, calls):
+    log, world.store.progress_status = world.publisher.logs["s"], status
+    await world.tell_progress(15)
+    assert log.settled.is_set() is log.gone
+    await world.tell_progress(16)
+    assert world.store.progress == [("s", 3, 15), ("s", 3, 16)][: 1 if log.gone else 2]
+    assert log.settled.is_set()  # the store holds nothing against the sequence
+    assert (world.store.batches, world.told()) == ([], [])
+    assert world.control.calls == calls * (1 if log.gone else 2)

@@ -110,3 +110,18 @@ def test_a_suspect_is_not_held_because_others_wait_for_it() -> None:
     assert bench.swap("suspect", "out") > 0
     bench.finish()
     assert list(bench.finishes) == ["a.0"]
+
+
+def test_copies_that_fail_cost_no_token() -> None:
+    bench = SwapBench()
+    bench.admit("a", 12, LONG)
+    bench.run_steps(3)
+    bench.scheduler.swap(bench.sequence("a").seq_id, 1, "out")
+    plan = bench.scheduler.plan_moves()
+    with pytest.raises(RuntimeError, match="between steps"):
+        bench.scheduler.plan_moves()
+    bench.scheduler.end_moves(plan, failed=True)
+    with pytest.raises(RuntimeError, match="not in flight"):
+        bench.scheduler.end_moves(plan)
+    bench.finish()
+    assert bench.tokens == undisturbed(LONG, 12)

@@ -1,6 +1,5 @@
 """A request that waits for a worker is no silence: stderr is told what it waits for."""
 
-import io
 import re
 
 import pytest
@@ -30,24 +29,8 @@ def test_a_request_that_waits_is_told_once(router, endpoint, capsys, flags):
         assert asked == "mine"
 
 
-@pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_a_chat_tells_it_too(router, endpoint, capsys, monkeypatch, flags):
-    router.states = [QUEUED] * 3
-    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
-    assert main(["chat", f"--endpoint={endpoint}", *flags]) == 0
-    captured = capsys.readouterr()
-    assert re.fullmatch(TOLD.format("chat"), captured.err.strip())
-    assert "Paris" in captured.out
-
-
-def test_one_that_waits_again_is_told_again(router, endpoint, capsys):
-    router.states = [QUEUED, QUEUED, RUNNING, RUNNING, QUEUED, QUEUED, QUEUED]
-    assert main(["generate", f"--endpoint={endpoint}", "hi"]) == 0
-    assert len(capsys.readouterr().err.splitlines()) == 2
-
-
 @pytest.mark.parametrize("states", [[], [RUNNING] * 4])
-def test_one_that_runs_or_has_gone_is_no_news(router, endpoint, capsys, states):
+def test_running_or_gone_requests_are_no_news(router, endpoint, capsys, states):
     router.states = states
     assert main(["generate", f"--endpoint={endpoint}", "hi"]) == 0
     assert capsys.readouterr().err == ""

@@ -5,7 +5,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.client import AsyncClient, FinishReason, RetryPolicy
-from octavo.client.routing import Recovery, RetryBudget
 from octavo.request import errors
 from octavo.v1 import types_pb2
 
@@ -22,17 +21,6 @@ async def gather(stream):
         text += event.text
         finishes += [event.finish_reason] * bool(event.finish_reason)
     return tokens, text, finishes
-
-
-async def test_an_undisturbed_stream_is_the_oracle(router, serve):
-    async with serve(router) as endpoint, AsyncClient(endpoint) as client:
-        stream = client.generate("hello", max_tokens=24, stop="x")
-        assert await gather(stream) == (*router.oracle, [FinishReason.LENGTH])
-        assert stream.num_reattaches == 0
-    method, request = router.calls[0]
-    assert method == "Generate"
-    assert (request.text, request.sampling.max_tokens, list(request.sampling.stop)) == ("hello", 24, ["x"])
-    assert request.request_id == stream.request_id != ""
 
 
 @given(
@@ -58,7 +46,7 @@ def test_random_faults_change_nothing(faults, make_router, serve, script):
 
 
 @pytest.mark.parametrize("fault", BREAKS)
-async def test_a_broken_stream_goes_on_at_the_next_router(router, make_router, serve, script, fault):
+async def test_broken_streams_go_on_at_the_next_router(router, make_router, serve, script, fault):
     other = make_router()
     other.accepted = router.accepted
     router.scripts.append(script(at=3, fault=fault))
@@ -72,7 +60,7 @@ async def test_a_broken_stream_goes_on_at_the_next_router(router, make_router, s
     assert call[1].resume_token
 
 
-async def test_a_token_of_a_key_that_the_store_has_lost_is_replaced_by_id_and_indexes(router, serve, script):
+async def test_foreign_tokens_give_way_to_id_and_indexes(router, serve, script):
     router.scripts.extend(
         [script(at=3, fault="end", lag=0), script(error=errors.ForeignToken("another key")), script(lag=0)]
     )
@@ -84,7 +72,7 @@ async def test_a_token_of_a_key_that_the_store_has_lost_is_replaced_by_id_and_in
     assert (by_index.request_id, list(by_index.next_indexes)) == (generate.request_id, [6])
 
 
-async def test_a_record_that_the_store_has_lost_with_its_key_is_lost_history(router, serve, script):
+async def test_a_lost_record_is_lost_history(router, serve, script):
     router.scripts.extend([script(at=3, fault="end"), script(error=errors.ForeignToken("another key"))])
     router.scripts.append(script(error=errors.NotFound("no such request", resource="request")))
     async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
@@ -92,64 +80,15 @@ async def test_a_record_that_the_store_has_lost_with_its_key_is_lost_history(rou
             await gather(client.generate("hello"))
 
 
-async def test_a_router_that_calls_every_place_a_foreign_token_is_not_asked_for_ever(router, serve, script):
-    router.scripts.append(script(at=3, fault="end", lag=0))
-    router.scripts.extend([script(error=errors.ForeignToken("another key"))] * 2)
-    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
-        with pytest.raises(errors.ForeignToken):
-            await gather(client.generate("hello"))
-    assert [method for method, _ in router.calls] == ["Generate", "Attach", "Attach"]
-
-
-async def test_two_tokens_of_one_stream_may_be_foreign(router, serve, script):
-    """As where two versions of routers serve, and the stream goes from one to the other and back."""
-    for _ in range(2):
-        router.scripts.extend([script(at=3, fault="end", lag=0), script(error=errors.ForeignToken("another key"))])
-    router.scripts.append(script(lag=0))
-    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
-        assert await gather(client.generate("hello")) == (*router.oracle, [FinishReason.LENGTH])
-    assert [list(request.next_indexes) for _, request in router.calls[2::2]] == [[6], [12]]
-
-
-async def test_a_foreign_token_of_the_caller_is_the_caller_s_to_replace(router, serve, script):
-    router.scripts.append(script(error=errors.ForeignToken("another key")))
-    router.accepted.add("r")
-    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
-        with pytest.raises(errors.ForeignToken):
-            await gather(client.attach(resume_token=b'["r", 2, 2]'))
-
-
 @pytest.mark.parametrize("fault", ["UNAVAILABLE", "UNKNOWN"])
-async def test_a_connection_that_breaks_after_the_terminal_event_breaks_nothing(router, serve, script, fault):
+async def test_breaks_after_the_terminal_event_break_nothing(router, serve, script, fault):
     router.scripts.append(script(at=len(router.oracle[0]) // 2, fault=fault))
     async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
         assert await gather(client.generate("hello")) == (*router.oracle, [FinishReason.LENGTH])
     assert [method for method, _ in router.calls] == ["Generate"]
 
 
-async def test_a_stream_that_breaks_before_its_first_event_is_generated_again_under_the_same_id(router, serve, script):
-    router.scripts.extend([script(at=0, fault="UNAVAILABLE"), script(at=0, fault="end")])
-    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
-        assert await gather(client.generate("hello")) == (*router.oracle, [FinishReason.LENGTH])
-    assert [method for method, _ in router.calls] == ["Generate"] * 3
-    assert len({request.request_id for _, request in router.calls}) == 1
-
-
-async def test_a_router_that_dies_and_comes_back_is_attached_again(router, make_router, serve):
-    router.delay_s = 0.005
-    async with AsyncClient("127.0.0.1:1", policy=QUICK) as client:
-        async with serve(router) as endpoint:
-            client._cells.pool_of("").names = (endpoint,)
-            stream = client.generate("hello")
-            tokens = list((await anext(stream)).token_ids)
-        async with serve(router, port=int(endpoint.rpartition(":")[2])):
-            async for event in stream:
-                tokens += event.token_ids
-        assert tokens == router.oracle[0]
-        assert stream.num_reattaches == 1
-
-
-async def test_a_refused_request_is_tried_again_after_the_delay_asked_for(router, serve, script):
+async def test_a_refused_request_waits_as_it_is_told(router, serve, script):
     router.scripts.append(script(error=errors.QueueFull("full", retry_after_ms=150)))
     async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
         started = asyncio.get_running_loop().time()
@@ -178,53 +117,7 @@ async def test_whoever_is_missing_is_waited_for(router, serve, script, error):
     assert len(router.calls) == 51
 
 
-def test_patience_covers_the_load_of_a_model():
-    """Where a router has answered; a name at which there is none is found out sooner."""
-    for error, patience_s in ((errors.NoWorkers("none"), 300.0), (errors.Unreachable("nobody"), 60.0)):
-        recovery = Recovery(RetryPolicy(), RetryBudget())
-        recovery.delay_s(error)
-        assert recovery._trouble_since is not None
-        recovery._trouble_since -= patience_s - 5
-        recovery.delay_s(error)
-        recovery._trouble_since -= 5
-        with pytest.raises(type(error)):
-            recovery.delay_s(error)
-
-
-async def test_an_accepted_stream_is_not_given_up_for_lack_of_budget(router, serve, script):
-    router.scripts.append(script(at=1, fault="UNAVAILABLE"))
-    router.scripts.extend(script(error=errors.StoreUnavailable("down", retry_after_ms=1)) for _ in range(10))
-    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
-        assert await gather(client.generate("hello")) == (*router.oracle, [FinishReason.LENGTH])
-
-
-@pytest.mark.parametrize("error", [errors.InvalidArgument("top_p", "no"), errors.NotFound("no model")])
-async def test_a_final_answer_is_raised_at_once(router, serve, script, error):
-    router.scripts.append(script(error=error))
-    async with serve(router) as endpoint, AsyncClient(endpoint) as client:
-        with pytest.raises(type(error), match=error.message):
-            await client.complete("hello")
-    assert len(router.calls) == 1
-
-
-async def test_no_router_at_all_gives_up_after_the_progress_timeout():
-    policy = RetryPolicy(progress_timeout_s=0.2, backoff_base_s=0.01, backoff_cap_s=0.02)
-    async with AsyncClient(["127.0.0.1:1", "127.0.0.1:2"], policy=policy) as client:
-        with pytest.raises(errors.Unreachable):
-            await asyncio.wait_for(client.complete("hello"), 10)
-        with pytest.raises(errors.Unreachable):
-            await asyncio.wait_for(client.models(), 10)
-
-
-async def test_a_stream_that_only_ever_repeats_itself_is_given_up(router, serve, script):
-    router.scripts.extend(script(at=1, fault="skip") for _ in range(10_000))
-    policy = RetryPolicy(progress_timeout_s=0.3, backoff_base_s=0.01, backoff_cap_s=0.02)
-    async with serve(router) as endpoint, AsyncClient(endpoint, policy=policy) as client:
-        with pytest.raises(errors.Unreachable, match="expected index 2"):
-            await asyncio.wait_for(gather(client.generate("hello")), 10)
-
-
-async def test_a_failed_request_delivers_its_tokens_and_then_raises(router, serve):
+async def test_a_failed_request_raises_after_its_tokens(router, serve):
     router.finish_reason = types_pb2.FINISH_REASON_ERROR
     router.failure = types_pb2.Failure(code=13, reason="POISON_SUSPECTED", message="three died")
     async with serve(router) as endpoint, AsyncClient(endpoint) as client:
@@ -237,20 +130,13 @@ async def test_a_failed_request_delivers_its_tokens_and_then_raises(router, serv
     assert len(router.calls) == 1
 
 
-async def test_what_was_generated_before_the_deadline_is_fetched_after_it(router, serve, script):
+async def test_tokens_before_the_deadline_are_fetched_after_it(router, serve, script):
     router.scripts.append(script(at=4, fault="hang"))
     router.finish_reason = types_pb2.FINISH_REASON_DEADLINE
     async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
         stream = client.generate("hello", deadline_s=0.3)
         assert await gather(stream) == (*router.oracle, [FinishReason.DEADLINE])
         assert stream.num_reattaches == 0
-
-
-async def test_a_deadline_before_acceptance_is_an_error(router, serve, script):
-    router.scripts.append(script(error=errors.NoWorkers("none", retry_after_ms=60_000)))
-    async with serve(router) as endpoint, AsyncClient(endpoint, policy=QUICK) as client:
-        with pytest.raises(errors.NoWorkers):
-            await client.complete("hello", deadline_s=0.2)
 
 
 async def test_attach_begins_where_it_is_told(router, serve):
@@ -267,15 +153,6 @@ async def test_attach_begins_where_it_is_told(router, serve):
             await anext(client.attach("unknown"))
         with pytest.raises(errors.InvalidArgument):
             client.attach()
-
-
-async def test_leaving_a_stream_ends_its_call(router, serve, script):
-    router.scripts.append(script(at=1, fault="hang"))
-    async with serve(router) as endpoint, AsyncClient(endpoint) as client:
-        async with client.generate("hello") as stream:
-            await anext(stream)
-        with pytest.raises(StopAsyncIteration):
-            await anext(stream)
 
 
 async def test_unary_calls_are_retried_and_converted(router, serve, script):
@@ -308,18 +185,6 @@ async def test_prompts_are_told_by_their_type(router, serve, prompt, kind):
     assert router.calls[0][1].WhichOneof("input") == kind
 
 
-async def test_chat_messages_may_be_those_of_openai(router, serve):
-    turns = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]},
-        ("assistant", "Hello!"),
-    ]
-    async with serve(router) as endpoint, AsyncClient(endpoint) as client:
-        await client.complete(turns)
-    sent = [(turn.role, turn.content) for turn in router.calls[0][1].chat.messages]
-    assert sent == [("system", "Be brief."), ("user", "Hi\nthere"), ("assistant", "Hello!")]
-
-
 @pytest.mark.parametrize(
     ("options", "field"),
     [
@@ -343,15 +208,6 @@ async def test_what_cannot_be_written_down_names_its_field(options, field):
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(errors.InvalidArgument, match=field):
             client.generate(options.pop("prompt", "hello"), **options)
-
-
-async def test_connect_returns_at_one_router_and_says_why_there_is_none(router, serve):
-    async with serve(router) as endpoint, AsyncClient(["127.0.0.1:1", endpoint]) as client:
-        await client.connect(30)
-        assert await client.models()
-    async with AsyncClient("127.0.0.1:1") as client:
-        with pytest.raises(errors.Unreachable, match=r"127\.0\.0\.1:1: not connected within 0\.2 s .*refused"):
-            await client.connect(0.2)
 
 
 async def test_the_policy_is_told_of_each_retry(router, serve, script):

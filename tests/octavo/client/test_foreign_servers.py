@@ -95,6 +95,14 @@ async def test_a_call_goes_on_at_the_next_endpoint(router, serve, kind: str, met
     assert len(router.calls) == 2
 
 
+async def test_what_a_router_says_is_no_foreign_answer(router, serve, script) -> None:
+    router.scripts.append(script(error=errors.PermissionDenied("not for you")))
+    async with serve(router) as one, serve(router) as other:
+        with pytest.raises(errors.PermissionDenied, match=r"^not for you$"):
+            await call_async([one, other], CALLS["Cancel"])
+    assert len(router.calls) == 1
+
+
 @pytest.mark.parametrize("method", CALLS)
 async def test_of_foreign_servers_alone_the_error_names_all(method: str) -> None:
     async with grpc_server() as one, grpc_server() as other:
@@ -103,22 +111,3 @@ async def test_of_foreign_servers_alone_the_error_names_all(method: str) -> None
         assert f"{one}, {other}: what answers here is no router" in caught.value.message
         with pytest.raises(errors.Unimplemented, match=one):
             await asyncio.to_thread(call_sync, [one], CALLS[method])
-
-
-async def test_a_router_that_comes_back_is_waited_for(router, serve) -> None:
-    """Beside a foreign server: that one alone does not end the call."""
-    async with serve(router) as endpoint:
-        pass
-    async with grpc_server() as foreign:
-        calling = asyncio.create_task(call_async([foreign, endpoint], CALLS["Generate"]))
-        port = int(endpoint.rpartition(":")[2])
-        async with serve(router, port):
-            assert await calling
-
-
-async def test_what_a_router_says_is_no_foreign_answer(router, serve, script) -> None:
-    router.scripts.append(script(error=errors.PermissionDenied("not for you")))
-    async with serve(router) as one, serve(router) as other:
-        with pytest.raises(errors.PermissionDenied, match=r"^not for you$"):
-            await call_async([one, other], CALLS["Cancel"])
-    assert len(router.calls) == 1

@@ -1,24 +1,16 @@
 """The channels of the SDK follow protos/service_config.json, and leave retries to the SDK."""
 
 import time
-from pathlib import Path
 
 import grpc
 from refusing_router import refusing
 
 from octavo.client import AsyncClient
-from octavo.client.routing import channel_options
 
-ROOT = Path(__file__).resolve().parents[3]
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
-def test_the_config_is_that_of_the_contract():
-    options = dict(channel_options())
-    assert options["grpc.service_config"] == (ROOT / "protos/service_config.json").read_text(encoding="utf-8")
-
-
-async def test_a_refused_call_is_tried_again_by_the_sdk_alone():
+async def test_the_sdk_alone_retries_a_refused_call():
     """gRPC counts the attempts that it makes itself: none. Two layers of retries would multiply, past the budget."""
     with refusing(2, UNAVAILABLE) as (router, endpoint):
         async with AsyncClient(endpoint) as client:

@@ -1,11 +1,9 @@
 import asyncio
-import re
 import threading
 
 import pytest
 
-from octavo.client import AsyncClient, Client, FinishReason, RetryPolicy
-from octavo.request import errors
+from octavo.client import Client, FinishReason, RetryPolicy
 
 QUICK = RetryPolicy(progress_timeout_s=5.0, backoff_base_s=0.001, backoff_cap_s=0.01)
 
@@ -57,14 +55,6 @@ def test_everything_else_blocks_too(router, endpoint):
     assert router.cancelled == ["r"]
 
 
-def test_errors_are_typed_and_bad_arguments_never_leave(router, endpoint):
-    with Client(endpoint) as client:
-        with pytest.raises(errors.InvalidArgument, match="max_tokens"):
-            client.generate("hello", max_tokens=-1)
-        with pytest.raises(errors.NotFound):
-            next(client.attach("unknown"))
-
-
 def test_closing_a_stream_early_leaves_the_client_usable(router, endpoint, script):
     router.scripts.append(script(at=1, fault="hang"))
     with Client(endpoint) as client:
@@ -72,45 +62,3 @@ def test_closing_a_stream_early_leaves_the_client_usable(router, endpoint, scrip
             next(stream)
         assert client.complete("hello").text == router.oracle[1]
     client.close()
-
-
-def test_threads_share_a_client(router, endpoint):
-    texts = []
-    with Client(endpoint) as client:
-        threads = [threading.Thread(target=lambda: texts.append(client.complete("hello").text)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
-    assert texts == [router.oracle[1]] * 8
-
-
-@pytest.mark.parametrize("cls", [Client, AsyncClient])
-@pytest.mark.parametrize(
-    ("endpoints", "why"),
-    [
-        ("127.0.0.1:99999", "endpoints: 127.0.0.1:99999: port must be 1 to 65535"),
-        (["127.0.0.1:1", "router"], "endpoints: router: has no port; write HOST:PORT, such as router:50051"),
-        ("", "endpoints: at least one HOST:PORT is needed"),
-    ],
-)
-def test_a_client_of_a_wrong_endpoint_cannot_be_made(cls, endpoints, why):
-    with pytest.raises(errors.InvalidArgument, match=f"^{re.escape(why)}$"):
-        cls(endpoints)
-
-
-def test_a_client_that_is_closed_waits_for_interrupted_calls_to_end():
-    client, began, ended = Client("127.0.0.1:1"), threading.Event(), []
-
-    async def interrupted_call():
-        began.set()
-        try:
-            await asyncio.sleep(3600)
-        finally:
-            await asyncio.sleep(0.05)
-            ended.append(True)
-
-    asyncio.run_coroutine_threadsafe(interrupted_call(), client._loop._loop)
-    assert began.wait(10)
-    client.close()
-    assert ended == [True]

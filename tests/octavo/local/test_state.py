@@ -1,4 +1,3 @@
-import fcntl
 import json
 import socket
 import subprocess
@@ -26,7 +25,7 @@ def example(tmp_path):
     )
 
 
-def test_a_state_is_read_back_while_its_owner_runs(tmp_path, example):
+def test_a_state_is_read_while_its_owner_runs(tmp_path, example):
     with state.locked(tmp_path):
         state.write(tmp_path, example)
         assert state.read(tmp_path) == example
@@ -42,29 +41,6 @@ def test_a_file_that_is_no_state_is_none(tmp_path, text):
         assert state.read(tmp_path) is None
         (tmp_path / state.FILE).write_text(text)
         assert state.read(tmp_path) is None
-
-
-def test_what_a_killed_owner_left_is_gone_when_the_next_one_begins(tmp_path, example):
-    with state.locked(tmp_path):
-        state.write(tmp_path, example)
-    with state.locked(tmp_path):
-        assert state.read(tmp_path) is None
-
-
-def test_a_reader_does_not_keep_an_owner_out(tmp_path):
-    (tmp_path / state.LOCK).touch()
-    reader = (tmp_path / state.LOCK).open("r+")
-    fcntl.flock(reader, fcntl.LOCK_SH)
-    waits = []
-
-    def sleep(seconds):
-        waits.append(seconds)
-        reader.close()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state.time, "sleep", sleep)
-        with state.locked(tmp_path):
-            assert len(waits) == 1
 
 
 def test_a_directory_has_one_owner(tmp_path):
@@ -86,7 +62,7 @@ except state.AlreadyRunningError as error:
     assert other_process() == "locked\n"
 
 
-def test_a_port_in_use_is_named_with_the_remedy():
+def test_a_used_port_is_named_with_its_remedy():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -97,27 +73,13 @@ def test_a_port_in_use_is_named_with_the_remedy():
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "203.0.113.1"])
-def test_a_host_of_another_machine_is_not_called_a_port_in_use(host):
+def test_a_foreign_host_is_no_used_port(host):
     with pytest.raises(CommandError, match=f"^--host {host} is no address of this machine: give one, or 0.0.0.0"):
         ports.require_free(host, 50051, "--grpc-port")
 
 
-PICKS = "import sys; from octavo.local import ports; print(*ports.pick(30), flush=True); sys.stdin.read()"
-
-
-def test_processes_at_the_same_moment_pick_different_ports():
-    pickers = [
-        subprocess.Popen([sys.executable, "-c", PICKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(6)
-    ]
-    picked = [int(port) for picker in pickers for port in picker.stdout.readline().split()]
-    for picker in pickers:
-        picker.communicate()
-    assert len(set(picked)) == len(picked) == 6 * 30
-
-
 @pytest.mark.parametrize("text", ["25000\t60999\n", "1024 24999"])
-def test_no_port_is_picked_that_the_machine_gives_to_clients(text, tmp_path, monkeypatch):
+def test_ports_of_clients_are_not_picked(text, tmp_path, monkeypatch):
     (tmp_path / "range").write_text(text)
     monkeypatch.setattr(ports, "EPHEMERAL", tmp_path / "range")
     first, last = map(int, text.split())
@@ -131,9 +93,3 @@ def test_a_port_comes_again_only_after_the_others():
     with closing(ports.PortPool()) as pool:
         first = set(islice(pool.in_turn(), 100))
         assert not first & set(islice(pool.in_turn(), 100))
-
-
-def test_picked_ports_are_free_different_and_not_given_to_clients():
-    picked = ports.pick(20)
-    assert len(set(picked)) == 20
-    assert all(port in ports.RANGE and ports.is_free("127.0.0.1", port) for port in picked)

@@ -1,5 +1,4 @@
 import asyncio
-import errno
 import os
 import re
 import signal
@@ -9,12 +8,35 @@ from pathlib import Path
 
 import pytest
 
-from octavo.local import supervisor
-from octavo.local.append_only_file import DamagedFile
 from octavo.local.supervisor import StartError, SupervisedProcess, Supervisor
 from octavo.process.child_process import ChildProcess, tail
 from octavo.request.errors import StoreUnavailable
-from octavo.settings.router import RouterSettings
+
+
+class Scripted:
+    """A process whose lives and starts the test decides: each of `starts` is an error, or the exit code of a life."""
+
+    name = "store"
+    pid = 1
+
+    def __init__(self, directory, *starts):
+        self.log = directory / "log"
+        self.starts = list(starts)
+        self.num_starts = 0
+
+    async def start(self):
+        self.num_starts += 1
+        if self.starts and isinstance(self.starts[0], Exception):
+            raise self.starts.pop(0)
+
+    async def wait(self):
+        if not self.starts:
+            await asyncio.Event().wait()
+        return self.starts.pop(0)
+
+    async def stop(self, grace_s):
+        pass
+
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"]
 STUBBORN = (
@@ -49,7 +71,7 @@ def supervised():
     return supervisor
 
 
-async def test_a_killed_child_is_started_again_until_the_end(supervised, tmp_path):
+async def test_a_killed_child_is_started_again(supervised, tmp_path):
     child = ChildProcess("worker-0", SLEEP, tmp_path / "log", {})
     await supervised.start([SupervisedProcess(child, at_once)], 10)
     pids = [child.pid]
@@ -65,7 +87,7 @@ async def test_a_killed_child_is_started_again_until_the_end(supervised, tmp_pat
     assert any("signal 9" in text for text in supervised.said)
 
 
-async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace_time(supervised, tmp_path):
+async def test_a_child_that_ignores_sigterm_is_killed(supervised, tmp_path):
     child = ChildProcess("worker-0", [sys.executable, "-I", "-S", "-c", STUBBORN], tmp_path / "log", {})
 
     async def ready():
@@ -77,7 +99,7 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace_time(super
     assert not alive(pid)
 
 
-async def test_a_child_that_ends_before_it_serves_shows_its_log(supervised, tmp_path):
+async def test_a_child_that_ends_early_shows_its_log(supervised, tmp_path):
     code = "import sys; print('it begins\\n12:34:56.789 worker error   no such model\\n'); sys.exit(3)"
     (tmp_path / "log").write_text("12:00:00.000 worker error   of an earlier run\n")
     child = ChildProcess("worker-0", [sys.executable, "-I", "-S", "-c", code], tmp_path / "log", {})
@@ -95,34 +117,12 @@ async def test_a_child_that_ends_before_it_serves_shows_its_log(supervised, tmp_
     assert other.pid is None
 
 
-async def test_a_child_whose_log_cannot_be_written_is_told_with_the_path(supervised, tmp_path):
+async def test_an_unwritable_log_is_named_by_its_path(supervised, tmp_path):
     (tmp_path / "logs").write_text("a file")
     child = ChildProcess("worker-0", SLEEP, tmp_path / "logs" / "log", {})
     with pytest.raises(StartError, match=r"^worker-0 cannot start: \S+/logs: .*choose another with --state-dir$"):
         await supervised.start([SupervisedProcess(child, at_once)], 10)
     await supervised.stop(5)
-
-
-async def test_a_child_that_never_serves_is_given_up(supervised, tmp_path):
-    async def never():
-        return False
-
-    with pytest.raises(StartError, match="not ready"):
-        await supervised.start([SupervisedProcess(ChildProcess("router-0", SLEEP, tmp_path / "log", {}), never)], 0.2)
-    await supervised.stop(5)
-
-
-async def test_a_child_that_is_late_is_told_with_its_last_error(supervised, tmp_path, monkeypatch):
-    monkeypatch.setattr("octavo.local.supervisor.WORD_S", 0.05)
-    code = "import time; print('12:34:56.789 router error   no tokenizer', flush=True); time.sleep(3600)"
-    child = ChildProcess("router-0", [sys.executable, "-I", "-S", "-c", code], tmp_path / "log", {})
-
-    async def ready():
-        return any("no tokenizer" in text for text in supervised.said)
-
-    await supervised.start([SupervisedProcess(child, ready)], 10)
-    await supervised.stop(5)
-    assert re.search(r"^router-0: not ready yet after \d+ s; no tokenizer; see \S+$", "\n".join(supervised.said), re.M)
 
 
 async def test_users_end_together_and_before_what_they_use(supervised, tmp_path):
@@ -146,47 +146,29 @@ async def test_users_end_together_and_before_what_they_use(supervised, tmp_path)
     assert ends[2:] == ["store"]
 
 
-async def test_the_grace_time_is_for_all_together(supervised, tmp_path):
-    graces = {}
+async def test_a_child_that_never_serves_is_given_up(supervised, tmp_path):
+    async def never():
+        return False
 
-    class Slow(ChildProcess):
-        async def stop(self, grace_s):
-            graces[self.name] = grace_s
-            await asyncio.sleep(grace_s)
-            await super().stop(0.0)
-
-    for name in ("store", "worker-0"):
-        await supervised.start([SupervisedProcess(Slow(name, SLEEP, tmp_path / name, {}), at_once)], 10)
-    await supervised.stop(1.0)
-    assert graces["worker-0"] > supervisor.LAST_GRACE_S == graces["store"]
+    with pytest.raises(StartError, match="not ready"):
+        await supervised.start([SupervisedProcess(ChildProcess("router-0", SLEEP, tmp_path / "log", {}), never)], 0.2)
+    await supervised.stop(5)
 
 
-class Scripted:
-    """A process whose lives and starts the test decides: each of `starts` is an error, or the exit code of a life."""
+async def test_late_children_are_told_with_their_error(supervised, tmp_path, monkeypatch):
+    monkeypatch.setattr("octavo.local.supervisor.WORD_S", 0.05)
+    code = "import time; print('12:34:56.789 router error   no tokenizer', flush=True); time.sleep(3600)"
+    child = ChildProcess("router-0", [sys.executable, "-I", "-S", "-c", code], tmp_path / "log", {})
 
-    name = "store"
-    pid = 1
+    async def ready():
+        return any("no tokenizer" in text for text in supervised.said)
 
-    def __init__(self, directory, *starts):
-        self.log = directory / "log"
-        self.starts = list(starts)
-        self.num_starts = 0
-
-    async def start(self):
-        self.num_starts += 1
-        if self.starts and isinstance(self.starts[0], Exception):
-            raise self.starts.pop(0)
-
-    async def wait(self):
-        if not self.starts:
-            await asyncio.Event().wait()
-        return self.starts.pop(0)
-
-    async def stop(self, grace_s):
-        pass
+    await supervised.start([SupervisedProcess(child, ready)], 10)
+    await supervised.stop(5)
+    assert re.search(r"^router-0: not ready yet after \d+ s; no tokenizer; see \S+$", "\n".join(supervised.said), re.M)
 
 
-async def test_the_last_reason_is_told_and_counted_not_the_first(supervised, tmp_path):
+async def test_the_last_reason_is_told_and_counted(supervised, tmp_path):
     process = Scripted(tmp_path, -signal.SIGKILL, StoreUnavailable("no such server"), 3)
     await supervised.start([SupervisedProcess(process, at_once)], 10)
     await until(lambda: process.num_starts == 4, "the third restart")
@@ -200,62 +182,3 @@ async def test_the_last_reason_is_told_and_counted_not_the_first(supervised, tmp
         "store: ended (it cannot start: no such server, 2 times so far); starting again",
         "store: ended (code 3, 3 times so far); starting again",
     ]
-
-
-async def test_an_error_in_the_log_is_not_why_a_process_ended_in_order(supervised, tmp_path, monkeypatch):
-    monkeypatch.setattr(supervised, "_last_error", lambda process: "a broken call")
-    process = Scripted(tmp_path, 0, 1)
-    await supervised.start([SupervisedProcess(process, at_once)], 10)
-    await until(lambda: process.num_starts == 3, "the second restart")
-    await supervised.stop(0)
-    told = [text.partition(";")[0] for text in supervised.said if "ended" in text]
-    assert told == ["store: ended (code 0)", "store: ended (code 1: a broken call, 2 times so far)"]
-
-
-async def test_the_same_reason_is_told_once_in_a_while(supervised, tmp_path, monkeypatch):
-    monkeypatch.setattr("octavo.local.supervisor.MAX_DELAY_S", 0.01)
-    process = Scripted(tmp_path, 1, *[OSError(errno.ENOSPC, "No space left on device")] * 20, 1, 1)
-    await supervised.start([SupervisedProcess(process, at_once)], 10)
-    await until(lambda: supervised.exits_of("store").count == 23, "the last restart")
-    await supervised.stop(0)
-    assert len([text for text in supervised.said if "No space left" in text]) == 1
-
-
-async def test_the_pause_grows_to_its_bound_and_begins_anew_after_a_good_life(supervised, tmp_path, monkeypatch):
-    monkeypatch.setattr("octavo.local.supervisor.WORD_S", 0.0)
-    monkeypatch.setattr("octavo.local.supervisor.STABLE_S", 0.5)
-    monkeypatch.setattr("octavo.local.supervisor.FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr("octavo.local.supervisor.MAX_DELAY_S", 0.04)
-    process = Scripted(tmp_path, 1, 1, 1, 1)
-    lives = process.wait
-
-    async def wait():
-        if len(process.starts) == 1:
-            await asyncio.sleep(0.6)
-        return await lives()
-
-    process.wait = wait
-    delays = []
-    start_again = supervised._start_again
-
-    async def recorded(process, reason, delay_s):
-        delays.append(delay_s)
-        return await start_again(process, reason, delay_s)
-
-    supervised._start_again = recorded
-    await supervised.start([SupervisedProcess(process, at_once)], 10)
-    await until(lambda: process.num_starts == 5, "the last restart")
-    await supervised.stop(0)
-    assert delays == [0.01, 0.02, 0.04, 0.01]
-
-
-def test_a_lost_client_s_request_outlives_several_restarts():
-    assert RouterSettings().grace_ms / 1000 > 3 * supervisor.MAX_DELAY_S
-
-
-async def test_damaged_data_end_it_all(supervised, tmp_path):
-    process = Scripted(tmp_path, -signal.SIGKILL, DamagedFile("the file is damaged: mend it so"))
-    await supervised.start([SupervisedProcess(process, at_once)], 10)
-    with pytest.raises(StartError, match=r"^store cannot start: the file is damaged: mend it so$"):
-        await asyncio.wait_for(supervised.watch(), 10)
-    await supervised.stop(0)

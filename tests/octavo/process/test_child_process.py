@@ -1,24 +1,14 @@
 """A child process gets what it is given and dies with its parent; its log stays bounded."""
 
-import asyncio
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from octavo.process.child_process import ChildProcess, tail, trim_log
+from octavo.process.child_process import ChildProcess, trim_log
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)"]
-
-
-async def until(condition, what, timeout_s=10.0):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        await asyncio.sleep(0.01)
 
 
 def alive(pid):
@@ -29,7 +19,7 @@ def alive(pid):
     return state not in "ZX"
 
 
-async def test_a_child_can_be_killed_stopped_and_started_again(tmp_path):
+async def test_children_are_killed_stopped_and_started_again(tmp_path):
     child = ChildProcess("worker-0", SLEEP, tmp_path / "logs" / "log")
     assert child.pid is None
     with pytest.raises(RuntimeError, match="worker-0 was not started"):
@@ -43,37 +33,6 @@ async def test_a_child_can_be_killed_stopped_and_started_again(tmp_path):
         assert (child.pid, await child.wait()) == (None, code)
         assert not alive(pid)
     await child.kill()
-
-
-async def test_environment_goes_to_the_child_and_not_through_argv(tmp_path):
-    code = "import os, sys; print(os.environ['SECRET'], sys.stdin.read() == '')"
-    child = ChildProcess("worker-0", [sys.executable, "-I", "-S", "-c", code], tmp_path / "log", {"SECRET": "a=b c"})
-    await child.start()
-    assert await child.wait() == 0
-    assert tail(child.log) == "a=b c True"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
-async def test_children_die_with_a_supervisor_that_is_killed(tmp_path):
-    program = f"""
-import asyncio, sys
-from pathlib import Path
-from octavo.process.child_process import ChildProcess
-async def main():
-    children = [ChildProcess(f"worker-{{i}}", {SLEEP!r}, Path({str(tmp_path)!r}) / f"{{i}}", {{}}) for i in range(3)]
-    for child in children:
-        await child.start()
-    print(*(child.pid for child in children), flush=True)
-    await asyncio.sleep(3600)
-asyncio.run(main())
-"""
-    supervisor = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=subprocess.PIPE)
-    pids = list(map(int, (await supervisor.stdout.readline()).split()))
-    assert len(pids) == 3
-    assert all(map(alive, pids))
-    supervisor.kill()
-    await supervisor.wait()
-    await until(lambda: not any(map(alive, pids)), "the children to die")
 
 
 def test_a_log_is_bounded_while_its_writer_appends(tmp_path):

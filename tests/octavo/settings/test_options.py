@@ -1,7 +1,6 @@
 """How the values of options are read, checked and shown."""
 
 import dataclasses
-import tomllib
 from argparse import Namespace
 
 import pytest
@@ -41,34 +40,6 @@ def test_sizes_are_total(text):
         assert "512MiB" in str(error)  # noqa: PT017 - any other outcome is the failure
 
 
-@pytest.mark.parametrize("text", ["-1", "1.5.5", "MiB", "", "1e9", "9" * 400, "1 MiB x"])
-def test_what_is_not_a_size(text):
-    with pytest.raises(ValueError, match="512MiB"):
-        parse_size(text)
-
-
-def test_a_hidden_setting_works_and_is_in_no_help(capsys):
-    with pytest.raises(SystemExit):
-        parse(WorkerSettings, ["--help"], environ={})
-    helped = capsys.readouterr().out
-    for name, option in options_of(WorkerSettings).items():
-        assert (option.flag in helped) != option.hidden, name
-    hidden = {name for name, option in options_of(WorkerSettings).items() if option.hidden}
-    assert hidden == {"runner", "numerics", "step_delay_ms", "die_on_token", "failpoints"}
-    assert parse(WorkerSettings, ["--runner=fake"], environ={}).runner == "fake"
-
-
-def test_a_hidden_setting_is_printed_only_where_it_is_given(capsys):
-    printed = []
-    for argv in ([], ["--runner=fake"]):
-        with pytest.raises(SystemExit):
-            parse(WorkerSettings, [*argv, "--print-config"], environ={})
-        printed.append(tomllib.loads(capsys.readouterr().out)["worker"])
-    assert "runner" not in printed[0]
-    assert printed[1]["runner"] == "fake"
-    assert "die_on_token" not in printed[1]
-
-
 def test_a_number_that_may_be_automatic(config):
     def given(*argv, file=None):
         return parse(WorkerSettings, [*argv, *([f"--config={file}"] if file else [])], environ={}).swap_bytes
@@ -84,13 +55,3 @@ def test_a_number_that_may_be_automatic(config):
     assert parse(WorkerSettings, arguments_of(WorkerSettings()), environ={}) == WorkerSettings()
     assert options_of(WorkerSettings)["swap_bytes"].to_text(AUTO) == "auto"
     assert 'swap_bytes = "auto"' in describe(WorkerSettings, effective_values(WorkerSettings, Namespace(), {}, None))
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [("gpu_memory_utilization", "0"), ("gpu_memory_utilization", "1.1"), ("watermark", "1"), ("watermark", "-0.1")],
-)
-def test_a_share_is_between_none_and_all(capsys, name, wrong):
-    with pytest.raises(SystemExit):
-        parse(WorkerSettings, [f"--{name.replace('_', '-')}={wrong}"], environ={})
-    assert f"{name} '{wrong}'" in capsys.readouterr().err

@@ -3,10 +3,9 @@
 import pytest
 
 from octavo.settings.loading import parse
-from octavo.settings.options import SettingsError
 from octavo.settings.router import RouterSettings
 from octavo.settings.setting_sources import from_values
-from octavo.settings.store_url import require_store_url, server_urls
+from octavo.settings.store_url import require_store_url
 from octavo.settings.up import UpSettings
 from octavo.settings.worker import WorkerSettings
 
@@ -46,14 +45,6 @@ def test_a_store_url(url):
     assert from_values(RouterSettings, {"store": url}).store == url
 
 
-def test_each_server_of_a_url_has_a_url_of_its_own():
-    assert server_urls("rediss://me:se,cr%40t@a,[::1]:6380/2?ssl_ca_certs=/ca.pem") == (
-        "rediss://me:se,cr%40t@a/2?ssl_ca_certs=/ca.pem",
-        "rediss://me:se,cr%40t@[::1]:6380/2?ssl_ca_certs=/ca.pem",
-    )
-    assert server_urls("unix:///run/a,b.sock") == ("unix:///run/a,b.sock",)
-
-
 @pytest.mark.parametrize(("url", "says"), BAD)
 def test_what_is_no_store_url(url, says):
     with pytest.raises(ValueError, match=says) as caught:
@@ -73,9 +64,3 @@ def test_every_program_refuses_it_and_hides_it(cls, source, capsys):
     said = capsys.readouterr().err
     assert "must have a port" in said
     assert "secret" not in said
-
-
-def test_up_may_have_no_store():
-    assert from_values(UpSettings, {"store": ""}).store == ""
-    with pytest.raises(SettingsError, match="must begin"):
-        from_values(UpSettings, {"store": "nowhere"})

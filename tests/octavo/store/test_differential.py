@@ -428,7 +428,7 @@ def test_the_server_does_what_the_reference_does(
 
 
 @pytest.mark.parametrize("kind", ["valkey", pytest.param("redis", marks=pytest.mark.redis)])
-def test_a_long_queue_has_the_order_of_the_reference(
+def test_long_queues_have_the_order_of_the_reference(
     kind: str,
     servers: Callable[[str], Any],
     runner: asyncio.Runner,
@@ -479,7 +479,7 @@ async def _play_queue(reference: Any, making: Any, new: Callable[..., NewSequenc
 
 
 @pytest.mark.long
-def test_of_very_many_tenants_that_come_once_both_forget_the_same(
+def test_both_forget_the_same_of_many_tenants(
     servers: Callable[[str], Any],
     runner: asyncio.Runner,
     make_memory_bench: Callable[[], Any],

@@ -1,11 +1,8 @@
 """The embedded server: what it holds survives its death, and it survives nobody else's."""
 
 import asyncio
-import os
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +62,7 @@ async def _after(event: asyncio.Event, act: Callable[[], Any]) -> None:
     await act()
 
 
-async def test_a_copy_of_the_files_under_load_is_a_backup(tmp_path: Path, new: New) -> None:
+async def test_copied_files_under_load_are_a_backup(tmp_path: Path, new: New) -> None:
     """As operations.md makes it. All that was answered before the copy began is there, and goes on."""
     server, restored = EmbeddedStore(tmp_path / "a"), EmbeddedStore(tmp_path / "b")
     await server.start()
@@ -129,27 +126,7 @@ async def test_notices_come_back_after_a_restart(tmp_path: Path, new: New) -> No
     await server.stop()
 
 
-async def test_it_is_reached_through_a_short_socket_path_and_a_port(tmp_path: Path, free_port: int) -> None:
-    deep = tmp_path / ("x" * MAX_SOCKET_PATH)
-    server = EmbeddedStore(deep, port=free_port)
-    await server.start()
-    for url in (server.url, server.tcp_url):
-        store = open_store(str(url))
-        await store.open()
-        await store.close()
-    socket_path = Path(server.url.removeprefix("unix://"))
-    await server.stop()
-    await server.stop()
-    assert not socket_path.parent.exists()
-
-
-async def test_a_server_that_cannot_start_says_so(tmp_path: Path) -> None:
-    server = EmbeddedStore(tmp_path, binary=Path("/bin/false"))
-    with pytest.raises(StoreUnavailable, match=r"store\.log"):
-        await server.start()
-
-
-async def test_a_server_whose_file_is_damaged_says_how_to_mend_it(tmp_path: Path, new: New) -> None:
+async def test_a_damaged_file_says_how_to_mend_it(tmp_path: Path, new: New) -> None:
     """And so it is mended: what was written before the damage is there."""
     server = EmbeddedStore(tmp_path)
     await server.start()
@@ -177,7 +154,7 @@ async def test_a_server_whose_file_is_damaged_says_how_to_mend_it(tmp_path: Path
 
 
 @pytest.mark.parametrize("behind", [b"", b"*nonsense"])
-async def test_gaps_that_a_full_disk_leaves_are_cut_out(tmp_path: Path, new: New, behind: bytes) -> None:
+async def test_gaps_of_a_full_disk_are_cut_out(tmp_path: Path, new: New, behind: bytes) -> None:
     """Nothing that was written is lost. Other damage is reported as ever."""
     server = EmbeddedStore(tmp_path)
     await server.start()
@@ -208,6 +185,26 @@ async def test_gaps_that_a_full_disk_leaves_are_cut_out(tmp_path: Path, new: New
     await server.stop()
 
 
+async def test_servers_have_a_short_socket_and_a_port(tmp_path: Path, free_port: int) -> None:
+    deep = tmp_path / ("x" * MAX_SOCKET_PATH)
+    server = EmbeddedStore(deep, port=free_port)
+    await server.start()
+    for url in (server.url, server.tcp_url):
+        store = open_store(str(url))
+        await store.open()
+        await store.close()
+    socket_path = Path(server.url.removeprefix("unix://"))
+    await server.stop()
+    await server.stop()
+    assert not socket_path.parent.exists()
+
+
+async def test_a_server_that_cannot_start_says_so(tmp_path: Path) -> None:
+    server = EmbeddedStore(tmp_path, binary=Path("/bin/false"))
+    with pytest.raises(StoreUnavailable, match=r"store\.log"):
+        await server.start()
+
+
 @pytest.mark.parametrize(("file", "text"), [("*.base.rdb", b"nothing of the kind"), ("*.manifest", b"file none")])
 async def test_other_damage_is_mended_by_removal_alone(tmp_path: Path, file: str, text: bytes) -> None:
     server = EmbeddedStore(tmp_path)
@@ -217,37 +214,3 @@ async def test_other_damage_is_mended_by_removal_alone(tmp_path: Path, file: str
     written.write_bytes(text)
     with pytest.raises(DamagedFile, match=rf"^\S+ is damaged: remove the store's directory.*rm -r {tmp_path}$"):
         await server.start()
-
-
-def test_the_server_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
-    program = f"""
-import asyncio, pathlib
-from octavo.local.embedded import EmbeddedStore
-async def main():
-    server = EmbeddedStore(pathlib.Path({str(tmp_path)!r}))
-    await server.start()
-    print(server.pid, flush=True)
-    await asyncio.sleep(60)
-asyncio.run(main())
-"""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    os.kill(pid, 0)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    parent.stdout.close()
-    _wait_until_gone(pid)
-
-
-def _wait_until_gone(pid: int) -> None:
-    """Gone, or a zombie that nobody here can reap."""
-    for _ in range(500):
-        try:
-            if " Z " in Path(f"/proc/{pid}/stat").read_text():
-                return
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        signal.sigtimedwait([], 0.01)
-    pytest.fail(f"the server (pid {pid}) outlived its parent")

@@ -205,14 +205,6 @@ async def test_random_deaths_blame_nobody(new: Callable[..., NewSequence]) -> No
     assert max(stream.longest_stall_ms for stream in every) < 20_000
 
 
-@pytest.mark.parametrize("seed", range(5))
-async def test_three_deaths_at_once_blame_nobody(new: Callable[..., NewSequence], seed: int) -> None:
-    fleet = await busy_fleet(new, seed, 40)
-    await fleet.run(5)
-    await fleet.run(20, [0, 200, 400])
-    assert fleet.poisoned == []
-
-
 @pytest.mark.parametrize("fatal_after", [0, 7, 300])
 async def test_poison_costs_three_workers(new: Callable[..., NewSequence], fatal_after: int) -> None:
     fleet = await busy_fleet(new, fatal_after, 40)
@@ -220,31 +212,3 @@ async def test_poison_costs_three_workers(new: Callable[..., NewSequence], fatal
     poison = await fleet.add_stream(fatal_after)
     await fleet.run(60)
     assert (fleet.poisoned, poison.deaths) == ([poison], 3)
-
-
-@pytest.mark.parametrize(("num_poisons", "most"), [(2, 6), (5, 13)])
-async def test_several_poisons_at_once_end_and_take_no_innocent_along(
-    new: Callable[..., NewSequence], num_poisons: int, most: int
-) -> None:
-    fleet = await busy_fleet(new, num_poisons, 40)
-    await fleet.run(5)
-    poisons = [await fleet.add_stream(random.Random(number).randrange(60)) for number in range(num_poisons)]
-    await fleet.run(240)
-    assert set(fleet.poisoned) == set(poisons)
-    assert max(poison.deaths for poison in poisons) <= most
-
-
-@pytest.mark.parametrize("num_poisons", [2, 5])
-async def test_poisons_that_come_one_after_the_other_take_no_innocent_along(
-    new: Callable[..., NewSequence], num_poisons: int
-) -> None:
-    """The end of one explains deaths, so that fewer crashes fail the others, wherever these run just then."""
-    for seed in range(80):
-        fleet = await busy_fleet(new, seed, 12)
-        await fleet.run(3)
-        poisons = []
-        for number in range(num_poisons):
-            poisons.append(await fleet.add_stream(random.Random(seed + number).randrange(20)))
-            await fleet.run(random.Random(-seed - number).uniform(0, 3))
-        await fleet.run(60)
-        assert set(fleet.poisoned) <= set(poisons), seed

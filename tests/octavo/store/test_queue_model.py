@@ -14,7 +14,7 @@ def ttft_p99(outcomes: dict[str, Outcome]) -> float:
 
 
 @pytest.mark.parametrize("num_routers", [1, 4])
-async def test_a_tenant_that_floods_the_queue_raises_the_ttft_of_the_others_at_most_by_half(num_routers: int) -> None:
+async def test_a_flood_raises_ttft_by_half_at_most(num_routers: int) -> None:
     others = [Load(f"t{i}", per_s=0.1 * capacity()) for i in range(4)]
     alone = await Cell(num_routers, 1, LIMITS).play(others, 60, 20)
     flood = Load("flood", per_s=5 * capacity(), retries=False)

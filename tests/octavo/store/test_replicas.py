@@ -24,6 +24,12 @@ from octavo.store.calls import AppendItem, AppendStatus, QueueLimits, TakeReason
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
 
+
+class ClusterNode(EmbeddedStore):
+    def _arguments(self) -> list[str]:
+        return [*super()._arguments(), "--cluster-enabled", "yes"]
+
+
 W1 = Incarnation("worker1")
 New = Callable[..., NewSequence]
 
@@ -103,9 +109,7 @@ async def append(store: Any, new: NewSequence, first: int, tokens: list[int]) ->
     return reply.status
 
 
-async def test_a_write_counts_once_the_replica_has_it_however_often_it_is_repeated(
-    pair: Pair, store: Any, new: New
-) -> None:
+async def test_a_write_counts_once_replicas_have_it(pair: Pair, store: Any, new: New) -> None:
     sequence = new("s", max_tokens=100)
     await begin(store, sequence)
     pair.signal(1, signal.SIGSTOP)
@@ -122,9 +126,7 @@ async def test_a_write_counts_once_the_replica_has_it_however_often_it_is_repeat
     assert await pair.clients[1].strlen(f"octavo:seq:{sequence.seq_id}:0") == 8
 
 
-async def test_what_was_answered_survives_the_primary_and_the_store_follows_the_promotion(
-    pair: Pair, store: Any, new: New
-) -> None:
+async def test_answers_survive_the_primary_after_a_promotion(pair: Pair, store: Any, new: New) -> None:
     sequence = new("s", max_tokens=1000)
     await begin(store, sequence)
     generation, answered = store.generation, 0
@@ -152,17 +154,6 @@ async def test_what_was_answered_survives_the_primary_and_the_store_follows_the_
     assert status in (AppendStatus.OK, AppendStatus.DUP)
 
 
-async def test_a_primary_that_becomes_a_replica_is_left_for_the_new_one(pair: Pair, store: Any, new: New) -> None:
-    sequence = new("s", max_tokens=100)
-    await begin(store, sequence)
-    await pair.clients[1].replicaof("NO", "ONE")
-    await pair.follow(0, 1)
-    status = await until_answered(lambda: append(store, sequence, 0, [1]), patience_s=20)
-    assert status in (AppendStatus.OK, AppendStatus.DUP)
-    assert (await pair.clients[1].info("replication"))["role"] == "master"
-    assert await pair.clients[1].strlen(f"octavo:seq:{sequence.seq_id}:0") == 4
-
-
 async def test_without_a_primary_the_error_names_every_server(pair: Pair) -> None:
     await pair.servers[0].kill()
     alone = RedisStore(pair.url)
@@ -181,37 +172,3 @@ async def test_a_node_of_a_cluster_is_refused(tmp_path: Path) -> None:
     report = await store_check.store(server.url)
     assert (report.result, "node of a Redis Cluster" in report.detail) == ("bad", True)
     await server.stop()
-
-
-class ClusterNode(EmbeddedStore):
-    def _arguments(self) -> list[str]:
-        return [*super()._arguments(), "--cluster-enabled", "yes"]
-
-
-async def test_a_promoted_replica_that_lacks_the_end_of_a_tail_gets_it_again(pair: Pair, new: New) -> None:
-    """And what the worker knew of the old primary's tail holds no more: another sequence was requeued there."""
-    store = RedisStore(pair.url, RedisOptions())
-    await store.open()
-    sequence, requeued = new("s"), new("r")
-    for each in (sequence, requeued):
-        await begin(store, each)
-        for index in range(4):
-            assert await append(store, each, index, [index]) is AppendStatus.OK
-    await until(lambda: pair.has_caught_up(1))
-    await pair.clients[1].replicaof("NO", "ONE")
-    assert await store.requeue(requeued.seq_id, 1)
-    for index in range(4, 8):
-        assert await append(store, sequence, index, [index]) is AppendStatus.OK
-    await pair.servers[0].kill()
-    assert await until_answered(lambda: append(store, sequence, 8, [8]), patience_s=20) is AppendStatus.GAP
-    snapshot = await store.read(sequence.seq_id, from_indexes=[0])
-    assert snapshot is not None
-    assert snapshot.outputs == (tuple(range(4)),)
-    assert await append(store, sequence, 4, [4, 5, 6, 7, 8]) is AppendStatus.OK
-    assert await append(store, requeued, 4, [4]) is AppendStatus.OK  # that it was requeued is lost, too
-    assert await append(store, sequence, 9, [9]) is AppendStatus.OK
-    for each, length in ((sequence, 10), (requeued, 5)):
-        snapshot = await store.read(each.seq_id, from_indexes=[0])
-        assert snapshot is not None
-        assert snapshot.outputs == (tuple(range(length)),)
-    await store.close()

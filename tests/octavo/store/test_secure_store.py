@@ -108,27 +108,6 @@ async def test_a_store_asks_for_the_right_certificates(tls_server: TlsServer, ce
             await opened(url)
 
 
-@pytest.mark.redis
-async def test_new_files_count_for_connections_that_are_made_again(
-    tls_server: TlsServer, certificates: Certificates
-) -> None:
-    store = await opened(url_of(tls_server, certificates))
-    try:
-        other = Certificates(certificates.folder.with_name("other"))
-        used = {each.name: each.read_bytes() for each in certificates.folder.iterdir()}
-        for name in ("worker.crt", "worker.key"):
-            (certificates.folder / name).write_bytes((other.folder / name).read_bytes())
-        await store.server.client.connection_pool.disconnect()
-        with pytest.raises(StoreUnavailable):
-            await store.queue_depth()
-        for name in ("worker.crt", "worker.key"):
-            (certificates.folder / name).write_bytes(used[name])
-        await store.server.client.connection_pool.disconnect()
-        assert (await store.queue_depth()).num_queued == 0
-    finally:
-        await store.close()
-
-
 @pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.redis)])
 def server(request: Any, servers: Any) -> EmbeddedStore:
     return servers(request.param)
@@ -166,7 +145,7 @@ REFUSED = [
 ]
 
 
-async def test_the_user_of_the_printed_line_can_call_functions_and_nothing_else(
+async def test_the_printed_user_can_only_call_functions(
     server: EmbeddedStore, capsys: Any, tmp_path: Path, new: Any
 ) -> None:
     (tmp_path / "password").write_text(PASSWORD + "\n")
@@ -192,7 +171,7 @@ async def test_the_user_of_the_printed_line_can_call_functions_and_nothing_else(
         await admin.close()
 
 
-async def test_without_the_right_to_load_a_loaded_library_is_used(server: EmbeddedStore) -> None:
+async def test_without_rights_a_loaded_library_is_used(server: EmbeddedStore) -> None:
     admin = RedisStore(server.url, RedisOptions())
     await admin.open()
     await admin.server.client.execute_command(

@@ -28,7 +28,7 @@ def test_no_special_token_begins_in_a_disarmed_message(before: str, content: str
 
 
 @given(st.text("xyz <|>", max_size=20))
-def test_a_message_that_spells_no_token_is_left_alone(content: str) -> None:
+def test_messages_that_spell_no_token_are_left(content: str) -> None:
     assert SpecialTokenGuard(["[INST]", "</s>"]).disarm(content + "x") == content + "x"
 
 
@@ -60,26 +60,10 @@ def test_what_a_template_refuses_is_the_callers_error(source: str) -> None:
     assert caught.value.field == "chat.messages"
 
 
-def test_a_message_is_never_a_template() -> None:
-    template = ChatTemplate("{{ messages[0].content }}", {})
-    assert template.render([("user", "{{ 7 * 7 }}{% raw %}")], False) == "{{ 7 * 7 }}{% raw %}"
-
-
-@pytest.mark.parametrize("role", ["", "a b", "user|>", "<|x|>", "user\n", "é", "x" * 65])
-def test_a_role_is_a_name(role: str) -> None:
-    with pytest.raises(InvalidArgument, match="role"):
-        check_messages([("user", "hi"), (role, "hi")])
-
-
-def test_a_broken_template_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="does not compile"):
-        ChatTemplate("{% if %}", {})
-
-
 TOOL = {"type": "function", "function": {"name": "weather"}}
 
 
-def test_tools_and_the_further_fields_of_messages_get_to_the_template() -> None:
+def test_tools_and_further_fields_reach_the_template() -> None:
     source = (
         "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
         "{{ messages[0].tool_calls[0].id }}{{ messages[1].name }}"
@@ -89,7 +73,7 @@ def test_tools_and_the_further_fields_of_messages_get_to_the_template() -> None:
     assert text == '{"type": "function", "function": {"name": "weather"}}c1ann'
 
 
-def test_a_template_without_a_place_for_tools_refuses_them() -> None:
+def test_templates_without_tools_refuse_them() -> None:
     template = ChatTemplate("{{ messages[0].content }}", {})
     with pytest.raises(InvalidArgument) as caught:
         template.render([("user", "x")], True, [TOOL])
@@ -98,6 +82,12 @@ def test_a_template_without_a_place_for_tools_refuses_them() -> None:
         template.render([("assistant", "")], True, (), [{"tool_calls": [{}]}])
     assert caught.value.field == "chat.messages[0].tool_calls"
     assert template.render([("user", "x")], True, (), [{"name": "ann"}]) == "x"
+
+
+@pytest.mark.parametrize("role", ["", "a b", "user|>", "<|x|>", "user\n", "é", "x" * 65])
+def test_a_role_is_a_name(role: str) -> None:
+    with pytest.raises(InvalidArgument, match="role"):
+        check_messages([("user", "hi"), (role, "hi")])
 
 
 def test_no_special_token_is_left_in_tools() -> None:

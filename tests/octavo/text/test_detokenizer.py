@@ -67,22 +67,6 @@ def test_valid_text_never_comes_out_broken(text: str) -> None:
     assert shown == text and detokenizer.flush() == ""
 
 
-def test_byte_level_pieces_are_bytes_and_added_tokens_are_as_written() -> None:
-    pieces = build_byte_table({"type": "ByteLevel"}, ["Ġhi", "Ċ", "ð", "<|end of text|>", None])
-    assert list(pieces.table) == [b" hi", b"\n", b"\xf0", b"<|end of text|>", b""]
-
-
-def test_sentencepiece_pieces() -> None:
-    steps = [
-        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-    ]
-    pieces = build_byte_table({"type": "Sequence", "decoders": steps}, ["▁a", "<0xE4>", "<0xZZ>", "▁▁"])
-    assert (list(pieces.table), pieces.strip) == ([b" a", b"\xe4", b"<0xZZ>", b"  "], 1)
-
-
 @pytest.mark.parametrize("decoder", [None, {"type": "WordPiece"}, {"type": "Sequence", "decoders": [{"type": "CTC"}]}])
 def test_a_decoder_that_cannot_be_streamed_is_refused(decoder: dict[str, object] | None) -> None:
     with pytest.raises(Mismatch):

@@ -5,7 +5,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.request.errors import HistoryLost
-from octavo.request.sampling import SamplingParams
 from octavo.text.detokenizer import ByteTable, Detokenizer
 from octavo.text.stop import StopMatcher, TextDelta, TextStream
 
@@ -46,7 +45,7 @@ def test_matches_the_definition_for_any_chunking(stops: list[str], chunks: list[
 
 
 @given(STOPS, CHUNKS)
-def test_holds_back_exactly_what_may_become_a_stop_string(stops: list[str], chunks: list[str]) -> None:
+def test_holds_back_what_may_become_stop_strings(stops: list[str], chunks: list[str]) -> None:
     matcher = StopMatcher(stops)
     text, shown = "", ""
     for chunk in chunks:
@@ -76,24 +75,6 @@ def test_unarmed_completions_are_text(stops: list[str], chunks: list[tuple[str, 
     assert shown == text
 
 
-def test_a_stop_string_counts_from_the_last_token_that_has_to_come() -> None:
-    for min_tokens, used in ((0, 2), (2, 2), (3, 4)):
-        delta = stream_of(["b"], min_tokens=min_tokens).push([0, 1, 0, 1])
-        assert delta == TextDelta("aba"[: used - 1], used, True)
-
-
-def test_regex_characters_in_stop_strings_are_plain() -> None:
-    for stop in ("]", "^", "\\", "-", ".*", "[a]"):
-        matcher = StopMatcher([stop, "^-]"])
-        assert matcher.push(f"xa{stop}y") == "xa"
-        assert matcher.matched == stop
-
-
-def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        StopMatcher(["a", ""])
-
-
 def stream_of(stops: Sequence[str] = (), **options: object) -> TextStream:
     return TextStream(Detokenizer(BYTE_TABLE), stops=stops, **options)  # type: ignore[arg-type]
 
@@ -121,9 +102,7 @@ def test_text_stream_is_the_same_for_any_chunking(
 
 
 @given(STOPS, TOKENS, st.integers(0, 8))
-def test_the_token_that_completes_the_stop_string_is_the_last_that_counts(
-    stops: list[str], ids: list[int], min_tokens: int
-) -> None:
+def test_a_completed_stop_string_ends_the_count(stops: list[str], ids: list[int], min_tokens: int) -> None:
     stream = stream_of(stops, min_tokens=min_tokens)
     delta = stream.push(ids)
     if not delta.stopped:
@@ -138,16 +117,14 @@ def test_the_token_that_completes_the_stop_string_is_the_last_that_counts(
 
 
 @given(TOKENS, st.sets(st.integers(0, 9)))
-def test_without_stop_strings_all_text_but_that_of_hidden_tokens_comes_out(ids: list[int], hidden: set[int]) -> None:
+def test_without_stop_strings_all_visible_text_comes(ids: list[int], hidden: set[int]) -> None:
     stream = stream_of(hidden_ids=hidden)
     text = stream.push(ids).text + stream.finish().text
     assert text == b"".join(BYTE_TABLE.table[i] for i in ids if i not in hidden).decode(errors="replace")
 
 
 @given(STOPS, TOKENS, st.integers(0, 25), st.booleans())
-def test_a_resumed_stream_says_nothing_twice_and_leaves_nothing_out(
-    stops: list[str], ids: list[int], at: int, include: bool
-) -> None:
+def test_a_resumed_stream_says_everything_once(stops: list[str], ids: list[int], at: int, include: bool) -> None:
     first = stream_of(stops, include_stop=include)
     delivered = first.push(ids[:at]).text
     rest = first.push(ids[at:]).text + first.finish().text
@@ -160,7 +137,7 @@ def test_a_resumed_stream_says_nothing_twice_and_leaves_nothing_out(
 
 
 @given(STOPS, TOKENS, TOKENS, TOKENS, st.booleans())
-def test_a_fork_goes_on_as_if_it_were_alone(
+def test_a_fork_goes_on_as_alone(
     stops: list[str], before: list[int], ours: list[int], other: list[int], include: bool
 ) -> None:
     parent, alone = stream_of(stops, include_stop=include), stream_of(stops, include_stop=include)
@@ -173,46 +150,15 @@ def test_a_fork_goes_on_as_if_it_were_alone(
     assert (child.push(ours), child.finish()) == (alone.push(ours), alone.finish())
 
 
-EOS, STOP_ID, LETTER = 1, 2, 3
-SPECIAL = ByteTable([b"", b"<end>", b"<stop>", b"a"])
-
-
-@pytest.mark.parametrize(
-    ("params", "ids", "text"),
-    [
-        ({}, [LETTER, EOS], "a"),
-        ({}, [LETTER, STOP_ID], "a"),
-        ({"include_stop": True}, [LETTER, EOS], "a<end>"),
-        ({"include_stop": True}, [LETTER, STOP_ID], "a<stop>"),
-        ({"ignore_eos": True}, [LETTER, EOS, LETTER], "a<end>a"),
-        ({"ignore_eos": True}, [EOS, STOP_ID], "<end>"),
-        ({"ignore_eos": True, "stop": ("d>",)}, [LETTER, EOS, LETTER], "a<en"),
-        ({"include_stop": True, "stop": ("t",)}, [LETTER, STOP_ID], "a<st"),
-        ({"include_stop": True, "skip_special_tokens": True}, [LETTER, EOS], "a"),
-    ],
-)
-def test_a_token_that_ends_the_branch_is_shown_where_include_stop_asks_for_it(
-    params: dict, ids: list[int], text: str
-) -> None:
-    """And an end token that ends nothing is a token like others. Special tokens are left out by the detokenizer."""
-    own = SamplingParams(**{"skip_special_tokens": False, "stop_token_ids": (STOP_ID,), **params})
-    pieces = SPECIAL.without([EOS]) if own.skip_special_tokens else SPECIAL
-    stream = TextStream.of_branch(Detokenizer(pieces), own, (EOS,))
-    assert stream.push(ids).text + stream.finish().text == text
-
-
-def test_resuming_after_the_last_word_says_nothing() -> None:
-    first = stream_of()
-    text = first.push([0, 5]).text + first.finish().text  # ends in half a character
-    second = stream_of()
-    assert second.resume([0, 5], len(text.encode())).text == ""
-    assert second.finish().text == ""
-
-
-def test_a_delivery_that_the_journal_does_not_explain_is_history_lost() -> None:
+def test_an_unexplained_delivery_is_history_lost() -> None:
     stream = stream_of()
     stream.resume([0], 7)
     with pytest.raises(HistoryLost):
         stream.finish()
     with pytest.raises(HistoryLost):
         stream_of().resume([5, 6], 1)
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        StopMatcher(["a", ""])

@@ -8,7 +8,6 @@ from gguf import GGUFWriter
 from gguf_vocabularies import (
     ADDED,
     NORMAL,
-    TURNS,
     Vocabulary,
     escaped,
     gemma_vocabulary,
@@ -85,15 +84,6 @@ def test_gemma_ids_are_those_of_sentencepiece(gemma: tuple[Tokenizer, Any], text
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_a_turn_of_gemma_ends_an_answer_and_no_text_spells_it(gemma: tuple[Tokenizer, Any]) -> None:
-    tokenizer, vocabulary = gemma
-    start, end = (vocabulary.piece_to_id(turn) for turn in TURNS)
-    assert tokenizer.eos_token_ids == (1, end)
-    assert {start, end} <= tokenizer.special_ids
-    ids = tokenizer.apply_chat([("user", "a<end_of_turn>b")], False)
-    assert ids == [2, start, *vocabulary.encode("user\na<end_of_turn>b"), end, vocabulary.piece_to_id("\n")]
-
-
 @pytest.fixture(scope="module")
 def phi3(tmp_path_factory: Any) -> tuple[Tokenizer, Any]:
     """Ours of the file, and the pipeline that Phi-3's tokenizer.json describes, with the same vocabulary."""
@@ -134,11 +124,3 @@ def test_phi3_ids_are_those_of_its_tokenizer(phi3: tuple[Tokenizer, Any], conten
         assert tokenizer.encode(text) == [1, *theirs.encode(text, add_special_tokens=False).ids]
     ids = theirs.encode(rendered, add_special_tokens=False).ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == theirs.decode(ids, skip_special_tokens=False)
-
-
-def test_an_answer_of_phi3_ends_where_its_turn_ends(phi3: tuple[Tokenizer, Any]) -> None:
-    """Its files name the end of the text only."""
-    tokenizer, theirs = phi3
-    assert tokenizer.eos_token_ids == (theirs.token_to_id("<|endoftext|>"), theirs.token_to_id("<|end|>"))
-    assert {theirs.token_to_id(token) for token in ADDED} <= tokenizer.special_ids
-    assert tokenizer.special_ids.isdisjoint(tokenizer.encode("a<|end|><|user|>b")[1:])

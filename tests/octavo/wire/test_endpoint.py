@@ -5,12 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.settings.options import SettingsError
-from octavo.settings.router import RouterSettings
 from octavo.settings.setting_sources import from_values
-from octavo.settings.up import UpSettings
 from octavo.settings.worker import WorkerSettings
 from octavo.wire import endpoint
-from octavo.wire.endpoint import Endpoint
 
 BAD = [
     ("127.0.0.1:99999", "port must be 1 to 65535"),
@@ -38,21 +35,6 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [
-        ("127.0.0.1:50051", "127.0.0.1", 50051),
-        ("octavo-router.default.svc:1", "octavo-router.default.svc", 1),
-        ("my_host:65535", "my_host", 65535),
-        ("[::1]:7", "[::1]", 7),
-        ("[fe80::1%eth0]:7", "[fe80::1%eth0]", 7),
-    ],
-)
-def test_a_host_and_a_port(text, host, port):
-    assert endpoint.parse_endpoint(text) == Endpoint(host, port)
-    assert str(Endpoint(host, port)) == text
-
-
 @pytest.mark.parametrize(("text", "why"), BAD)
 def test_what_is_no_endpoint(text, why):
     with pytest.raises(ValueError, match=f"^.*{why}".replace("[::1]:5", r"\[::1\]:5")):
@@ -65,12 +47,6 @@ def test_an_endpoint_is_read_as_written_or_refused_with_a_sentence(text):
         assert str(endpoint.parse_endpoint(text)).lower().startswith(text.rpartition(":")[0].lower())
     except ValueError as error:
         assert "int()" not in str(error)  # noqa: PT017 - any other outcome is the failure
-
-
-def test_only_a_listener_may_leave_the_port_to_the_machine():
-    assert endpoint.parse_listener("0.0.0.0:0") == Endpoint("0.0.0.0", 0)
-    with pytest.raises(ValueError, match="port must be 0 to 65535"):
-        endpoint.parse_listener("0.0.0.0:65536")
 
 
 @pytest.mark.parametrize(
@@ -100,14 +76,6 @@ def test_what_a_client_may_not_name(target):
         endpoint.parse_targets(["localhost:1", target])
 
 
-def test_targets_of_a_text():
-    assert endpoint.parse_targets(" a:1, b:2,") == ("a:1", "b:2")
-    with pytest.raises(ValueError, match="at least one HOST:PORT"):
-        endpoint.parse_targets(" , ")
-    with pytest.raises(ValueError, match=r"^b:0: port must be 1 to 65535$"):
-        endpoint.parse_targets("a:1,b:0")
-
-
 @pytest.mark.parametrize(
     ("text", "result"),
     [
@@ -125,37 +93,6 @@ def test_what_a_worker_may_advertise(text, result):
 def test_what_a_worker_may_not_advertise(text):
     with pytest.raises(SettingsError, match=f"^advertise '{text}'"):
         from_values(WorkerSettings, {"advertise": text})
-
-
-@pytest.mark.parametrize(
-    ("cls", "name"),
-    [(RouterSettings, "listen"), (RouterSettings, "admin_listen"), (WorkerSettings, "listen")],
-)
-@pytest.mark.parametrize(("text", "why"), [case for case in BAD if case[0] not in ("", "127.0.0.1:0")])
-def test_settings_refuse_where_no_program_could_listen(cls, name, text, why):
-    with pytest.raises(SettingsError, match=f"^{name} "):
-        from_values(cls, {name: text})
-
-
-def test_a_setting_that_may_be_empty_may_be_empty():
-    assert from_values(RouterSettings, {"admin_listen": "", "host": ""}).admin_listen == ""
-    assert from_values(WorkerSettings, {"advertise": "", "host": ""}).advertise == ""
-    with pytest.raises(SettingsError, match="listen"):
-        from_values(RouterSettings, {"listen": ""})
-
-
-@pytest.mark.parametrize("cls", [RouterSettings, WorkerSettings, UpSettings])
-def test_a_host_has_no_port(cls):
-    assert from_values(cls, {"host": "fd00::1"}).host == "fd00::1"
-    with pytest.raises(SettingsError, match=r"host '127\.0\.0\.1:80'"):
-        from_values(cls, {"host": "127.0.0.1:80"})
-
-
-def test_cells_are_written_with_semicolons_or_as_lists():
-    assert endpoint.parse_cells("a:1, b:2; c:3") == (("a:1", "b:2"), ("c:3",))
-    assert endpoint.parse_cells([["a:1", "b:2"], ["c:3"]]) == (("a:1", "b:2"), ("c:3",))
-    assert endpoint.parse_cells(["a:1", "b:2"]) == (("a:1", "b:2"),)
-    assert endpoint.parse_cells("a:1") == (("a:1",),)
 
 
 @pytest.mark.parametrize(

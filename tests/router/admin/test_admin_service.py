@@ -46,7 +46,7 @@ async def test_placement_is_explained_for_past_and_hypothetical_requests(world):
     now = await admin.ExplainPlacement(admin_pb2.ExplainPlacementRequest(hypothetical=request))
     assert {c.reason for c in now.candidates if not c.eligible} == {"away"}
     assert now.worker_id != past.worker_id
-    assert len(world.state._entries) == 1  # nothing was accepted for it
+    assert len(world.entries) == 1  # nothing was accepted for it
 
 
 async def test_placement_of_what_is_not_known(world):
@@ -92,12 +92,3 @@ async def test_a_worker_is_shown_with_its_role(world):
     link = router.pool.links[workers[0].incarnation]
     link.hello = None
     assert worker_to_wire(link).role == admin_pb2.WORKER_ROLE_UNSPECIFIED, "it has not said it yet"
-
-
-async def test_a_worker_that_is_gone_leaves_its_model_without_workers(world):
-    await world.start()
-    await world.kill(world.workers[0])
-    client = world.client()
-    await world.until(lambda: not world.routers[0].pool.links)
-    (model,) = await client.models()
-    assert model.num_workers == 0

@@ -2,7 +2,7 @@
 
 from octavo.request.ids import Incarnation, RequestId, SequenceId
 from octavo.request.record import Record, SequenceState, TimelineEntry
-from router.admin.move_log import MAX_MOVES, MoveLog, MoveReason, owner_changes
+from router.admin.move_log import MAX_MOVES, MoveLog, MoveReason
 
 
 def record(name, *timeline, accepted_ms=1000):
@@ -42,23 +42,7 @@ LIFE = record(
 )
 
 
-def test_a_first_owner_and_the_same_owner_again_are_no_moves():
-    assert list(owner_changes(LIFE)) == [
-        (10, MoveReason.MIGRATED, "w1", "w2"),
-        (20, MoveReason.TAKEN_OVER, "w2", "w3"),
-        (40, MoveReason.REPLACED, "w3", "w1"),
-        (50, MoveReason.TAKEN_OVER, "w1", "w2"),
-    ]
-    assert not list(owner_changes(record("b", (0, "queued", "r"), (1, "taken", "w1 queued"))))
-
-
-def test_the_beginning_of_a_long_timeline_may_be_missing():
-    assert list(owner_changes(record("b", (7, "migrated", "w2"), (9, "migrated", "w1")))) == [
-        (9, MoveReason.MIGRATED, "w2", "w1")
-    ]
-
-
-def test_moves_are_told_once_with_names_and_our_clock():
+def test_moves_are_told_once_by_our_clock():
     names = {"w1": "worker-1", "w2": "worker-2"}
     log = MoveLog(lambda worker: names.get(worker, ""))
     log.note_records([LIFE], now_ms=1150, now=7.0)

@@ -10,7 +10,6 @@ from octavo.v1 import admin_pb2, admin_pb2_grpc
 from octavo.wire.channel import open_channel
 from octavo.wire.message_json import message_values
 from router.admin import cluster_watch
-from router.dashboard.cluster_endpoints import ClusterStream
 
 
 async def read_events(endpoint, count, host=None):
@@ -54,32 +53,6 @@ async def test_views_come_until_the_reader_leaves(world, monkeypatch):
     _, events = await read_events(router.web_endpoint, 3)
     assert events[0]["up_ms"] < events[1]["up_ms"] < events[2]["up_ms"]
     await world.until(lambda: router.cluster.num_watchers == 0)
-
-
-async def test_nothing_is_gathered_for_a_reader_that_is_slow(world, monkeypatch):
-    """While a view is on its way, no further one is made."""
-    monkeypatch.setattr(cluster_watch, "MIN_MS", 1)
-    monkeypatch.setattr(cluster_watch, "DEFAULT_MS", 1)
-    router = await world.router()
-    reading, sent = asyncio.Event(), []
-
-    async def send(message):
-        sent.append(message)
-        if len(sent) == 4:  # headers, retry, a view, and this one
-            await reading.wait()
-
-    task = asyncio.create_task(ClusterStream(router.cluster)({"type": "http"}, None, send))
-    await world.until(lambda: len(sent) == 4)
-    latest = router.cluster._latest
-    await asyncio.sleep(0.2)  # hundreds of intervals pass
-    assert len(sent) == 4
-    assert router.cluster._latest is latest
-    reading.set()
-    await world.until(lambda: len(sent) > 5)
-    assert len(sent) < 60  # views are those of now, not of what has passed
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert router.cluster.num_watchers == 0
 
 
 @pytest.mark.parametrize("path", ["/cluster", "/cluster/stream"])

@@ -9,8 +9,6 @@ import pytest
 from certificates import Certificates
 from web_pages import get
 
-from router.dashboard.dashboard import dashboard_routes
-
 PATHS = ["/", "/dashboard.css", "/dashboard.js", "/cluster", "/cluster/stream"]
 
 
@@ -47,19 +45,6 @@ async def test_with_tls_it_is_for_operators(world, tmp_path_factory, role, statu
 
     for path in PATHS:
         assert await asyncio.to_thread(ask, path) == status, path
-
-
-async def test_a_worker_has_no_page(world):
-    worker = await world.worker()
-    assert (await asyncio.to_thread(get, worker.listener.web_endpoint, "/")).status == 404
-
-
-def test_names_are_asked_for_only_where_it_is_said(world):
-    routes = {route.path: route for route in dashboard_routes(None, local_names_only=False)}
-    assert list(routes) == PATHS[:3] + PATHS[3:]
-    guarded = {route.path: route for route in dashboard_routes(None, local_names_only=True)}
-    assert guarded["/cluster"].app._local_names_only
-    assert not routes["/cluster"].app._local_names_only
 
 
 def status_of(endpoint, path, **headers):

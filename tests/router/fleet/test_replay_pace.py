@@ -16,10 +16,3 @@ def test_replays_take_a_quarter_of_a_busy_worker(sizes, speed, burst):
     for number, delay in enumerate(begins):
         sent = sum(sizes[:number])
         assert sent <= burst + delay * speed * REPLAY_SHARE * (1 + 1e-9) + 1e-6
-
-
-def test_an_idle_worker_replays_everything_at_once():
-    pace = ReplayPace()
-    assert pace.book_replay(0.0, 100, idle=True, tokens_per_s=1.0, burst_tokens=1) == 0
-    assert pace.book_replay(1.0, 10_000, idle=False, tokens_per_s=1.0, burst_tokens=1) == 0
-    assert ReplayPace().book_replay(1000.0, 9999, idle=False, tokens_per_s=0.0, burst_tokens=1) == 0

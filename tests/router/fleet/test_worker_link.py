@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import socket
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,7 +12,6 @@ from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.net.server import make_server
 from octavo.request import errors
 from octavo.request.ids import Incarnation
-from octavo.request.record import AdmissionOutcome
 from octavo.store.calls import Member
 from octavo.wire.internal import INTERNAL_REVISION
 from router.fleet import worker_link
@@ -78,7 +75,7 @@ async def silent() -> AsyncIterator[tuple[Silent, WorkerLink]]:
         yield servicer, link
 
 
-async def test_a_caller_that_waits_for_a_worker_that_is_removed_goes_on(silent):
+async def test_waiting_for_a_removed_worker_ends(silent):
     """The caller gets a LinkError, and is not cancelled together with the call."""
     servicer, link = silent
     scheduling = asyncio.create_task(link.schedule(ADMISSION, follow=False))
@@ -95,34 +92,10 @@ async def test_a_caller_that_waits_for_a_worker_that_is_removed_goes_on(silent):
     assert await probing is ProbeResult.GONE
 
 
-async def test_a_closed_link_says_so(silent):
-    _, link = silent
-    await link.close()
-    with pytest.raises(LinkError):
-        await link.schedule(ADMISSION, follow=False)
-    await link.cancel_sequence(ADMISSION.seq_id, 1)
-    assert await link.probe() is ProbeResult.GONE
-
-
-async def test_a_caller_that_is_cancelled_while_it_waits_is_cancelled(silent):
-    servicer, link = silent
-    scheduling = asyncio.create_task(link.schedule(ADMISSION, follow=False))
-    await servicer.called.wait()
-    scheduling.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await scheduling
-
-
 @pytest.mark.parametrize(("incarnation", "found"), [("i", ProbeResult.ALIVE), ("j", ProbeResult.GONE)])
-async def test_a_probe_tells_a_worker_from_another_one_at_its_address(incarnation, found):
+async def test_a_probe_knows_another_worker_by_its_incarnation(incarnation, found):
     async with linked(Answering(incarnation)) as link:
         assert await link.probe() is found
-
-
-async def test_a_process_that_still_loads_has_taken_the_place_of_a_worker_that_is_gone():
-    """A worker that has had a lease has loaded its model."""
-    async with linked(WorkerService("w", Incarnation("j"))) as link:
-        assert await link.probe() is ProbeResult.GONE
 
 
 @pytest.mark.parametrize(
@@ -148,36 +121,10 @@ async def test_a_router_uses_workers_of_its_own_revision(revision, reason):
         opening.cancel()
 
 
-async def test_a_probe_of_an_address_without_a_listener_finds_the_worker_gone():
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        link = link_to(f"127.0.0.1:{unused.getsockname()[1]}")
-        assert await link.probe() is ProbeResult.GONE
-        await link.close()
-
-
 async def test_a_probe_without_an_answer_decides_nothing(silent, monkeypatch):
     monkeypatch.setattr(worker_link, "PROBE_S", 0.1)
     _, link = silent
     assert await link.probe() is ProbeResult.UNKNOWN
-
-
-@pytest.mark.parametrize(
-    ("sent", "outcome"),
-    [
-        (worker_pb2.ADMISSION_OUTCOME_ADMITTED, AdmissionOutcome.ADMITTED),
-        (worker_pb2.ADMISSION_OUTCOME_LATER, AdmissionOutcome.LATER),
-        (worker_pb2.ADMISSION_OUTCOME_STALE_EPOCH, AdmissionOutcome.STALE_EPOCH),
-        (99, AdmissionOutcome.LATER),
-    ],
-)
-async def test_an_answer_is_plain_and_one_of_a_newer_worker_means_later(sent, outcome):
-    async with linked(Answering(outcome=sent)) as link:
-        link.pending_dispatches.add(ADMISSION.seq_id, 5)
-        assert (await link.schedule(ADMISSION, follow=False)).outcome is outcome
-        link.pending_dispatches.remove_reported()
-        assert link.pending_dispatches.num_sequences == (outcome is not AdmissionOutcome.ADMITTED)
-        assert link._declined == (outcome is AdmissionOutcome.LATER)
 
 
 @pytest.mark.parametrize(
@@ -187,14 +134,14 @@ async def test_an_answer_is_plain_and_one_of_a_newer_worker_means_later(sent, ou
         (worker_pb2_grpc.WorkerServicer(), errors.Unreachable),  # an older worker: UNIMPLEMENTED, without details
     ],
 )
-async def test_a_drain_that_the_worker_does_not_begin_is_a_typed_error(servicer, error):
+async def test_a_drain_that_fails_is_a_typed_error(servicer, error):
     async with linked(servicer) as link:
         with pytest.raises(error):
             async for _ in link.drain(0, undo=False):
                 pass
 
 
-async def test_a_drain_of_a_worker_that_is_removed_meanwhile_is_a_typed_error():
+async def test_draining_a_removed_worker_is_a_typed_error():
     class Slow(worker_pb2_grpc.WorkerServicer):
         async def Drain(self, request, context):
             yield worker_pb2.DrainResponse(num_left=1)
@@ -208,21 +155,3 @@ async def test_a_drain_of_a_worker_that_is_removed_meanwhile_is_a_typed_error():
             await anext(drain)
         with pytest.raises(errors.Unreachable, match="has ended"):
             await anext(link.drain(0, undo=False))
-
-
-async def test_a_drain_of_a_worker_that_nobody_reaches_is_a_typed_error():
-    link = link_to("127.0.0.1:1")
-    with pytest.raises(errors.Unreachable, match="does not answer"):
-        async for _ in link.drain(0, undo=False):
-            pass
-    await link.close()
-
-
-async def test_a_worker_whose_step_stream_is_not_open_gets_no_sequences(hello):
-    """What kills a worker in Schedule breaks a stream that was open, and so counts against it."""
-    link = link_to("127.0.0.1:1")
-    link.facts, link.unusable_reason, link.load_at = hello("i"), "", time.monotonic()
-    assert link.view().reason_unavailable == "its streams are not open"
-    link.step_stream.connected = True
-    assert link.view().available
-    await link.close()

@@ -56,7 +56,7 @@ async def keyed(world: Any, tmp_path: Path) -> Any:
     return world
 
 
-async def test_no_path_but_the_health_answers_without_a_key(keyed: Any) -> None:
+async def test_only_the_health_answers_without_a_key(keyed: Any) -> None:
     endpoint = keyed.routers[0].http_endpoint
     for method, path in PATHS:
         for key in ("", new_key(), "none"):

@@ -1,12 +1,9 @@
 """POST /v1/completions, against routers and workers in this process."""
 
-import asyncio
-
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.sampling import SamplingParams
-from octavo.text.byte_tokenizer import ByteTokenizer
 
 PROMPT = list(range(3, 40))
 GREEDY = {"prompt": PROMPT, "temperature": 0, "max_tokens": 40}
@@ -74,7 +71,7 @@ async def test_branches_seeds_and_stops_are_those_of_grpc(world, call, oracle, s
         assert {choice["index"]: choice["text"] for choice in answer.object["choices"]} == expected
 
 
-async def test_a_text_is_a_prompt_and_the_prompt_is_echoed(world, call):
+async def test_a_text_prompt_is_echoed(world, call):
     await world.start()
     answer = (await call("POST", PATH, {"prompt": "Once é", "temperature": 0, "max_tokens": 8})).object
     echoed = (await call("POST", PATH, {"prompt": ["Once é"], "temperature": 0, "max_tokens": 8, "echo": True})).object
@@ -127,27 +124,10 @@ async def test_a_prompt_is_scored_without_output(world, call):
     assert more["logprobs"]["token_logprobs"][:4] == choice["logprobs"]["token_logprobs"]
 
 
-async def test_fields_that_change_nothing_are_accepted(world, call):
-    await world.start()
-    plain = (await call("POST", PATH, GREEDY)).object
-    more = {
-        "user": "me",
-        "metadata": {"a": "b"},
-        "store": True,
-        "service_tier": "auto",
-        "suffix": None,
-        "logit_bias": {},
-    }
-    assert (await call("POST", PATH, {**GREEDY, **more})).object["choices"] == plain["choices"]
-
-
 @pytest.mark.parametrize(
     ("more", "param", "word"),
     [
         ({"temperature": 11}, "temperature", "0 to 10"),
-        ({"temperature": "hot"}, "temperature", "number"),
-        ({"n": 0}, "n", "1 to 16"),
-        ({"max_tokens": -1}, "max_tokens", "out of range"),
         ({"max_tokens": 0}, "max_tokens", "out of range"),
         ({"stop": ["x" * 300]}, "stop", "256"),
         ({"stop": 5}, "stop", "string"),
@@ -180,12 +160,6 @@ async def test_a_wrong_field_is_named(world, call, more, param, word):
     assert "sampling." not in answer.error["message"]
 
 
-async def test_all_wrong_fields_are_named_at_once(world, call):
-    await world.start()
-    answer = await call("POST", PATH, {**GREEDY, "top_p": 2, "min_p": 7, "n": 99})
-    assert all(f"{name}: " in answer.error["message"] for name in ("top_p", "min_p", "n"))
-
-
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"\xff", b'{"a": NaN}', b"[" * 100_000, b'{"n": ' + b"9" * 5000 + b"}"]
 )
@@ -196,7 +170,7 @@ async def test_what_is_no_object_is_refused(world, call, body):
     assert answer.error["param"] in ("body", "n")
 
 
-async def test_a_large_body_is_refused_before_it_is_read(world, connect):
+async def test_large_bodies_are_refused_unread(world, connect):
     await world.start()
     for headers in ({"content-length": str(5 * 2**20)}, {"transfer-encoding": "chunked"}):
         connection = await connect()
@@ -212,22 +186,13 @@ async def test_a_large_body_is_refused_before_it_is_read(world, connect):
         assert "4194304 bytes" in answer.error["message"]
 
 
-async def test_a_model_that_is_not_here_is_not_found(world, call):
+async def test_an_unknown_model_is_not_found(world, call):
     await world.start()
     answer = await call("POST", PATH, {**GREEDY, "model": "gpt-5"})
     assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
 
 
-async def test_statuses_say_whether_to_come_back(world, call, make_world):
-    await world.router()
-    answer = await call("POST", PATH, GREEDY)
-    assert answer.status == 503
-    assert answer.error["type"] == "server_error"
-    assert int(answer.headers["retry-after"]) >= 1
-    assert int(answer.headers["retry-after-ms"]) == 500
-
-
-async def test_a_full_queue_is_a_429_with_a_delay(world, call, connect):
+async def test_a_full_queue_is_429_with_delay(world, call, connect):
     await world.worker()
     router = await world.router(max_queued_requests=1)
     await world.ready()
@@ -273,19 +238,6 @@ async def test_a_killed_worker_is_invisible(world, connect, oracle):
     assert world.entry(headers["x-request-id"]).journals[0] == list(tokens)
 
 
-async def test_a_slow_reader_holds_its_session_back_and_loses_nothing(world, connect, oracle):
-    await world.start()
-    connection = await connect()
-    connection.writer.transport.pause_reading()
-    num_tokens = 3000
-    connection.send("POST", PATH, {**GREEDY, "max_tokens": num_tokens, "stream": True, "ignore_eos": True})
-    await world.until(lambda: any(len(e.journals[0]) == num_tokens for e in world.state._entries.values()), 60)
-    connection.writer.transport.resume_reading()
-    answer = await connection.answer()
-    ((tokens, _, _),) = oracle.outputs(PROMPT, SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True))
-    assert texts(answer.chunks)[0] == ByteTokenizer().decode(tokens)
-
-
 async def test_silence_is_filled_with_comments(world, connect, monkeypatch):
     monkeypatch.setattr("router.http.reply.PING_S", 0.05)
     await world.worker(FakeRunner(step_s=0.2))
@@ -298,10 +250,10 @@ async def test_silence_is_filled_with_comments(world, connect, monkeypatch):
     assert len(texts(answer.chunks)) == 1
 
 
-async def test_many_idle_connections_cost_no_session(world, connect, call):
-    await world.start()
-    for _ in range(200):
-        await connect()
-    assert (await call("POST", PATH, GREEDY)).status == 200
-    assert world.routers[0]._opener.num_sessions == 0
-    await asyncio.sleep(0)
+async def test_statuses_say_whether_to_come_back(world, call, make_world):
+    await world.router()
+    answer = await call("POST", PATH, GREEDY)
+    assert answer.status == 503
+    assert answer.error["type"] == "server_error"
+    assert int(answer.headers["retry-after"]) >= 1
+    assert int(answer.headers["retry-after-ms"]) == 500

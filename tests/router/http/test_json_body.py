@@ -37,7 +37,7 @@ async def test_the_slowest_of_many_large_bodies_is_displaced():
     assert [body[-1:] for body in await asyncio.gather(*reading[1:])] == [b"y", b"y"]
 
 
-async def test_small_bodies_in_parts_wait_for_no_large_one():
+async def test_small_bodies_wait_for_no_large_one():
     reader, slow = BodyReader(max_large=1), [Sender() for _ in range(50)]
     reading = [asyncio.create_task(reader.read(SCOPE, sender.receive)) for sender in slow]
     for sender in slow:

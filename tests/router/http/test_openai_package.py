@@ -72,7 +72,7 @@ async def test_errors_are_those_of_the_package(client):
         await client.embeddings.create(model="fake", input="x")
 
 
-async def test_a_stream_that_is_closed_early_ends_its_request(world, client):
+async def test_closing_a_stream_ends_its_request(world, client):
     stream = await client.completions.create(
         model="fake", prompt=PROMPT, max_tokens=5000, stream=True, extra_body={"ignore_eos": True}
     )
@@ -83,7 +83,7 @@ async def test_a_stream_that_is_closed_early_ends_its_request(world, client):
     await world.until(lambda: world.entry(request_id).record.state.name == "CANCELLED")
 
 
-async def test_a_router_that_ends_is_an_error_of_the_package(world, client):
+async def test_an_ending_router_is_a_package_error(world, client):
     stream = await client.completions.create(model="fake", prompt=PROMPT, max_tokens=5000, stream=True)
     with pytest.raises(openai.APIError, match="attach again"):
         async for _ in stream:

@@ -43,7 +43,7 @@ def text(oracle):
     return ByteTokenizer().decode(tokens)
 
 
-async def test_a_client_that_leaves_ends_its_request_within_two_steps(world, connect):
+async def test_a_leaving_client_ends_its_request_soon(world, connect):
     await world.start()
     connection, request_id, _ = await begin(connect, world, {**LONG, "max_tokens": 5000, "ignore_eos": True})
     num_at_once = len(world.entry(request_id).journals[0])
@@ -53,18 +53,18 @@ async def test_a_client_that_leaves_ends_its_request_within_two_steps(world, con
     await world.until(lambda: not world.routers[0]._opener.num_sessions)
 
 
-async def test_a_client_that_waits_for_a_whole_answer_may_leave_as_well(world, connect):
+async def test_clients_of_whole_answers_may_leave(world, connect):
     await world.start()
     connection = await connect()
     connection.send("POST", PATH, {**LONG, "max_tokens": 5000, "stream": False, "ignore_eos": True})
-    await world.until(lambda: any(len(e.journals[0]) > 3 for e in world.state._entries.values()))
+    await world.until(lambda: any(len(e.journals[0]) > 3 for e in world.entries))
     await connection.close()
-    (entry,) = world.state._entries.values()
+    (entry,) = world.entries
     await world.until(lambda: entry.record.state is SequenceState.CANCELLED)
 
 
 @pytest.mark.parametrize("kept", [{"request_id": "mine"}, {"on_disconnect": "keep"}])
-async def test_a_request_that_its_client_has_named_or_keeps_goes_on(world, connect, call, text, kept):
+async def test_a_named_or_kept_request_goes_on(world, connect, call, text, kept):
     await world.start()
     connection, request_id, _ = await begin(connect, world, {**LONG, **kept})
     await connection.close()
@@ -95,7 +95,7 @@ async def test_another_router_goes_on_where_a_stream_broke(world, connect, call,
     assert text_of(whole.body) == text
 
 
-async def test_a_router_that_ends_says_so_in_the_stream(world, connect, call, text):
+async def test_an_ending_router_tells_its_streams(world, connect, call, text):
     await world.start(routers=2)
     connection, request_id, body = await begin(connect, world)
     await world.stop_router(world.routers[0])
@@ -111,7 +111,7 @@ async def test_a_router_that_ends_says_so_in_the_stream(world, connect, call, te
     assert text_of(body, rest.body) == text
 
 
-async def test_the_record_says_where_a_request_is_and_a_cancel_ends_it(world, connect, call):
+async def test_a_record_is_read_and_cancelled(world, connect, call):
     await world.start()
     connection, request_id, _ = await begin(connect, world, {**LONG, "max_tokens": 5000, "ignore_eos": True})
     found = (await call("GET", f"/v1/requests/{request_id}?wait=false")).object
@@ -146,7 +146,7 @@ async def test_the_record_says_where_a_request_is_and_a_cancel_ends_it(world, co
         ("OPTIONS", "/v1/models", 405),
     ],
 )
-async def test_what_is_not_there_is_an_error_in_the_same_shape(world, call, method, path, status):
+async def test_missing_things_have_errors_in_one_shape(world, call, method, path, status):
     await world.start()
     answer = await call(method, path, {} if method == "POST" else None)
     assert answer.status == status

@@ -42,7 +42,7 @@ async def test_no_page_spends_the_machine(world: Any, call: Any) -> None:
     assert (await call("OPTIONS", PATH, **asked)).status == 403
     assert (await call("GET", "/v1/models", host="evil.example:58051")).status == 421
     assert world.routers[0]._opener.num_sessions == 0
-    assert not world.state._entries, "a request was accepted"
+    assert not world.entries, "a request was accepted"
     status, headers, answer = await asyncio.to_thread(
         post, world.routers[0].http_endpoint, {"Content-Type": "application/json"}
     )

@@ -11,7 +11,6 @@ from octavo.request.errors import (
     NotFound,
     NoWorkers,
     OutOfBlocks,
-    StaleEpoch,
     TooManyMoves,
     TransferFailed,
     Unreachable,
@@ -84,7 +83,7 @@ async def running(world):
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_the_owner_is_asked_to_move_it_to_the_named_worker(running):
+async def test_the_owner_moves_it_to_the_named_worker(running):
     source = Source(running, moved)
     owner, target = source.entry.record.owner, source.other_links()[1]
     report = await source.migrate(target)
@@ -92,35 +91,7 @@ async def test_the_owner_is_asked_to_move_it_to_the_named_worker(running):
     assert (report.moved, report.target, report.num_sent_blocks) == (True, target.incarnation, 2)
 
 
-async def test_without_a_name_the_best_worker_is_chosen_and_the_next_one_where_it_has_no_room(running):
-    source = Source(running, stayed(OutOfBlocks("full")), moved)
-    busy, idle = source.other_links()
-    busy._watch._on_load = lambda load: None
-    busy.load.num_prefill_tokens = 5000
-    owner = source.entry.record.owner
-    report = await source.migrate()
-    assert source.asked == [(owner, idle.incarnation), (owner, busy.incarnation)]
-    assert report.target == busy.incarnation
-
-
-async def test_a_target_whose_lease_has_ended_is_passed_over(running):
-    """The router's link to it still believes in it."""
-    gone = NotFound("target: the store knows no live worker", resource="worker", name="b")
-    source = Source(running, gone, moved)
-    report = await source.migrate()
-    assert report.moved
-    assert {target for _, target in source.asked} == {link.incarnation for link in source.other_links()}
-
-
-async def test_a_named_target_whose_lease_has_ended_does_not_answer(running):
-    gone = NotFound("target: the store knows no live worker", resource="worker", name="b")
-    source = Source(running, gone)
-    with pytest.raises(Unreachable, match="no live worker"):
-        await source.migrate(source.other_links()[0])
-    assert len(source.asked) == 1
-
-
-async def test_where_no_other_worker_is_left_the_operator_is_told_why(running):
+async def test_operators_hear_why_nothing_can_move(running):
     source = Source(running)
     for link in source.other_links():
         link._watch._on_load = lambda load: None
@@ -159,56 +130,6 @@ async def test_what_stayed_says_why(running, error, raised):
     assert len(source.asked) == 1
 
 
-async def test_a_source_that_moves_as_many_as_it_may_is_not_asked_again(running):
-    source = Source(running, TooManyMoves("4 sequences move"))
-    with pytest.raises(TooManyMoves):
-        await source.migrate()
-    assert len(source.asked) == 1
-
-
-@pytest.mark.parametrize("news", [NotFound("not here"), StaleEpoch("newer"), ENDED], ids=str)
-async def test_a_sequence_that_changes_its_owner_is_asked_for_there(running, news):
-    """Another process moves it between the read of the record and the call."""
-    source = Source(running)
-    first, (second, third) = source.entry.record.owner, source.other_links()
-
-    async def overtaken(seq_id, epoch, target, *, during_prefill):
-        await source.hand_over(second.incarnation)
-        source.asked.append((first, target))
-        if isinstance(news, Exception):
-            raise news
-        return news
-
-    running.routers[0].pool.find_link(first).migrate = overtaken
-    source.script = [moved]
-    report = await source.migrate(third)
-    assert source.asked == [(first, third.incarnation), (second.incarnation, third.incarnation)]
-    assert report.moved
-
-
-async def test_a_sequence_that_another_call_has_moved_to_the_named_worker_has_moved(running):
-    source = Source(running)
-    first, target = source.entry.record.owner, source.other_links()[0]
-
-    async def overtaken(seq_id, epoch, asked, *, during_prefill):
-        await source.hand_over(target.incarnation)
-        return ENDED
-
-    running.routers[0].pool.find_link(first).migrate = overtaken
-    report = await source.migrate(target)
-    assert (report.moved, report.epoch, report.target) == (True, 2, target.incarnation)
-
-
-async def test_a_sequence_that_no_worker_seems_to_have_is_left_alone_after_a_while(running):
-    source = Source(running, *[NotFound("no such sequence here")] * 3)
-    with pytest.raises(Unreachable, match="no such sequence here"):
-        await source.migrate()
-    source = Source(running, *[CannotMove("at another epoch", cause="epoch")] * 3)
-    with pytest.raises(CannotMove, match="at another epoch"):
-        await source.migrate()
-    assert len(source.asked) == 3
-
-
 async def test_what_cannot_be_asked_for(running):
     source = Source(running)
     migrator, record = running.routers[0].migrator, source.entry.record
@@ -231,8 +152,46 @@ async def test_a_request_that_waits_cannot_move(world):
     await world.start()
     world.routers[0].dispatcher._room_left = lambda model: 0
     task = asyncio.create_task(world.client().complete([1, 2, 3], LONG, request_id="waits"))
-    await world.until(lambda: world.state._entries)
+    await world.until(lambda: world.entries)
     with pytest.raises(CannotMove, match="waits in the queue"):
         await world.routers[0].migrator.migrate(world.entry("waits").record.seq_id)
     await world.client().cancel("waits")
     await task
+
+
+async def test_an_expired_named_target_does_not_answer(running):
+    gone = NotFound("target: the store knows no live worker", resource="worker", name="b")
+    source = Source(running, gone)
+    with pytest.raises(Unreachable, match="no live worker"):
+        await source.migrate(source.other_links()[0])
+    assert len(source.asked) == 1
+
+
+async def test_a_full_source_is_not_asked_again(running):
+    source = Source(running, TooManyMoves("4 sequences move"))
+    with pytest.raises(TooManyMoves):
+        await source.migrate()
+    assert len(source.asked) == 1
+
+
+async def test_a_sequence_moved_by_others_has_moved(running):
+    source = Source(running)
+    first, target = source.entry.record.owner, source.other_links()[0]
+
+    async def overtaken(seq_id, epoch, asked, *, during_prefill):
+        await source.hand_over(target.incarnation)
+        return ENDED
+
+    running.routers[0].pool.find_link(first).migrate = overtaken
+    report = await source.migrate(target)
+    assert (report.moved, report.epoch, report.target) == (True, 2, target.incarnation)
+
+
+async def test_an_ownerless_sequence_is_left_after_a_while(running):
+    source = Source(running, *[NotFound("no such sequence here")] * 3)
+    with pytest.raises(Unreachable, match="no such sequence here"):
+        await source.migrate()
+    source = Source(running, *[CannotMove("at another epoch", cause="epoch")] * 3)
+    with pytest.raises(CannotMove, match="at another epoch"):
+        await source.migrate()
+    assert len(source.asked) == 3

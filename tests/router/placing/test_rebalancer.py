@@ -5,9 +5,7 @@ import asyncio
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.request.errors import CannotMove
 from octavo.request.sampling import SamplingParams
-from octavo.store.memory import MemoryStore
 from router.fleet.migration_report import MigrationEnd, MigrationReport
 from router.placing import rebalancer
 from router.placing.rebalancing import find_overloaded
@@ -72,7 +70,7 @@ async def uneven(world):
     await made.end()
 
 
-async def test_the_first_router_has_sequences_move_and_the_others_do_not(uneven):
+async def test_the_first_router_alone_moves_sequences(uneven):
     await uneven.begin(True, True, True)
     await uneven.world.until(lambda: len(uneven.asked) >= 2)
     await asyncio.sleep(0.3)
@@ -103,14 +101,6 @@ async def test_it_is_off_unless_asked_for(uneven):
     assert not uneven.asked
 
 
-async def test_what_was_refused_is_not_asked_again_soon(uneven):
-    uneven.answers = CannotMove("it has beams", cause="beams")
-    await uneven.begin(True)
-    await uneven.world.until(lambda: len(uneven.asked) >= 2)
-    await asyncio.sleep(0.4)
-    assert len(uneven.asked) == 2
-
-
 async def test_what_goes_on_counts_as_moved(uneven):
     """While the two migrations are under way, the plan sees the loads that they will leave."""
     uneven.may_end.clear()
@@ -121,41 +111,3 @@ async def test_what_goes_on_counts_as_moved(uneven):
     uneven.may_end.set()
     await uneven.world.until(lambda: all(begun.ended_at for begun in router.rebalancer._begun))
     await uneven.world.until(lambda: not any(map(router.rebalancer._is_under_way, router.rebalancer._begun)))
-
-
-async def test_an_even_fleet_costs_the_store_no_list(world):
-    await world.start(workers=2)
-    await world.router(rebalance=True)
-    await world.ready()
-    router, listed = world.routers[-1], []
-    router.rebalancer._first_since = 1.0
-    router.rebalancer._is_first = lambda: asyncio.sleep(0, True)
-    real = MemoryStore.list_sequences
-
-    class Counted(MemoryStore):
-        async def list_sequences(self, owner, limit):
-            listed.append(owner)
-            return await real(self, owner, limit)
-
-    router.rebalancer._store = Counted(world.state)
-    tasks = await world.streams(world.client(), 2, LONG)
-    await asyncio.sleep(0.3)
-    assert not listed
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def test_a_sequence_that_has_just_moved_rests(uneven):
-    """Whoever moved it: its record says when."""
-    await uneven.begin(False)
-    (router,) = uneven.world.routers
-    store, entry = MemoryStore(uneven.world.state), uneven.world.entry("s0")
-    record, target = entry.record, uneven.world.workers[1].listener.incarnation
-    await store.mig_begin(record.seq_id, record.epoch, 1, target)
-    await store.mig_commit(record.seq_id, record.epoch, 1, target, [len(journal) for journal in entry.journals])
-    (view,) = await router.rebalancer._views_of(target, 1000.0)
-    assert 990.0 < view.last_moved_at <= 1000.0
-    views = await router.rebalancer._views_of(uneven.busy, 1000.0)
-    assert len(views) == COUNT - 1
-    assert all(view.last_moved_at == float("-inf") and view.can_move for view in views)

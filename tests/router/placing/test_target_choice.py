@@ -9,7 +9,7 @@ from worker_views import idle_view
 from octavo.request.ids import Incarnation, SequenceId
 from router.fleet.worker_snapshot import SequenceView, WorkerSnapshot
 from router.placing.placement import FREE_SHARE
-from router.placing.target_choice import COPIED_TOKEN_COST, choose_target, has_any_room, has_room
+from router.placing.target_choice import choose_target, has_any_room, has_room
 
 BLOCK_SIZE = 16
 IDLE = idle_view("a", max_batch_sequences=16)
@@ -25,33 +25,6 @@ def worker(name: str, *, of_view: dict[str, Any] | None = None, **changes: objec
 
 
 SOURCE = worker("source", of_view={"num_running": 1})
-
-
-def chosen(workers: list[WorkerSnapshot], hits: dict[str, tuple[int, int]] | None = None) -> str:
-    found = {Incarnation(name): hit for name, hit in (hits or {}).items()}
-    target = choose_target(SEQUENCE, SOURCE, [SOURCE, *workers], found).worker
-    return target.worker_id if target else ""
-
-
-def test_counts_what_travels_as_a_share_of_what_would_be_computed() -> None:
-    decision = choose_target(SEQUENCE, SOURCE, [worker("a"), worker("b")], {Incarnation("b"): (320, 0)})
-    costs = {candidate.worker_id: candidate.prefill_cost for candidate in decision.candidates}
-    assert costs == {"a": COPIED_TOKEN_COST * 640, "b": COPIED_TOKEN_COST * 320}
-    assert decision.worker is not None and decision.worker.worker_id == "b"
-
-
-def test_branches_that_share_a_prompt_travel_with_all_their_blocks() -> None:
-    """The longest branch alone decides whether the context holds the sequence."""
-    wide = dataclasses.replace(SEQUENCE, num_tokens=5000, num_blocks=600, num_branches=4)
-    decision = choose_target(wide, SOURCE, [worker("a")], {})
-    assert decision.candidates[0].prefill_cost == COPIED_TOKEN_COST * 600 * BLOCK_SIZE > 8192 * COPIED_TOKEN_COST
-    assert decision.worker is not None
-
-
-def test_blocks_that_are_there_outweigh_a_few_branches_and_not_a_batch() -> None:
-    hits = {"busy": (640, 0)}
-    assert chosen([worker("busy", of_view={"num_running": 4}), worker("idle")], hits) == "busy"
-    assert chosen([worker("busy", of_view={"num_running": 9}), worker("idle")], hits) == "idle"
 
 
 @pytest.mark.parametrize(
@@ -79,16 +52,6 @@ def test_says_why_a_worker_is_not_the_target(target: WorkerSnapshot, reason: str
 def test_a_sequence_that_cannot_move_has_no_target(change: dict[str, bool]) -> None:
     decision = choose_target(dataclasses.replace(SEQUENCE, **change), SOURCE, [worker("a")], {})
     assert decision.worker is None and "cannot move" in decision.candidates[0].reason
-
-
-def test_a_prefix_that_is_there_needs_no_room_and_gives_none() -> None:
-    view = dataclasses.replace(IDLE, num_free_blocks=31, num_cached_blocks=30)
-    assert has_room(view, SEQUENCE)
-    view = dataclasses.replace(IDLE, num_free_blocks=31, num_cached_blocks=0)
-    assert not has_room(view, SEQUENCE)
-    assert has_room(view, SEQUENCE, (30 * BLOCK_SIZE, 0))  # 11 needed, 20 kept free
-    cached = dataclasses.replace(IDLE, num_free_blocks=0, num_cached_blocks=60)
-    assert not has_room(cached, SEQUENCE, (30 * BLOCK_SIZE, 0))  # 11 + 20, and 30 that can be evicted
 
 
 @given(

@@ -25,11 +25,3 @@ def test_labels_are_few_and_sums_are_whole(names: list[str]) -> None:
         assert set(found) == {OTHER, *list(first)[:MAX_TENANTS]}
         assert all(found[name] == names.count(name) for name in list(first)[:MAX_TENANTS])
     assert all(len(value.labels) == len(METRICS[value.name].labels) for value in values)
-
-
-def test_a_tenant_that_is_named_other_shares_that_label() -> None:
-    tallies = TenantTallies()
-    tallies.of(OTHER).num_accepted += 1
-    tallies.of("").num_accepted += 1  # without API keys
-    [found] = [value for value in tallies.values({}) if value.name == "octavo_tenant_requests_total"]
-    assert (found.value, found.labels) == (2, (OTHER,))

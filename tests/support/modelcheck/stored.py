@@ -27,14 +27,13 @@ def now_ms() -> int:
 class StoreModel:
     """All states that the calls so far have led to. Number 0 is the empty store."""
 
-    def __init__(self, prepare: Callable[[MemoryState], None] = lambda state: None) -> None:
+    def __init__(self) -> None:
         self._states: list[MemoryState] = []
         self._numbers: dict[Hashable, int] = {}
         self._calls: dict[Hashable, tuple[int, Any]] = {}
         self._read: dict[Hashable, Any] = {}
         empty = MemoryState(now_ms)
         empty.generation = 1
-        prepare(empty)
         self._number(empty)
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """The protocol with one rule left out at a time. The model checker must see each.
 
-A rule of the store is left out by a weaker function in the place of one in octavo.store.memory, which calls the real
-one with what it would have refused made right. A rule of a process is left out by its name.
+A rule is left out by a weaker function in the place of one in octavo.store.memory, which calls the real one with what
+it would have refused made right.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,22 +10,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from modelcheck.configurations import ATTACHMENTS, CALLS, CONFIGURATIONS, MIGRATIONS, alone
-from modelcheck.world import Configuration
+from modelcheck.callers import Configuration
+from modelcheck.configurations import CONFIGURATIONS
 
 from octavo.request.ids import Incarnation
 from octavo.store.calls import AppendStatus, MigrateStatus, TakeReason
-from octavo.store.memory import MemoryState, MemoryStore, evidence, journal, migration, ownership, store
+from octavo.store.memory import MemoryState, MemoryStore, journal, migration, ownership, store
+from octavo.store.memory.ownership import protected_ms
 
 Patches = list[tuple[Any, str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weakening:
-    """A protocol without one rule, and a configuration in which that shows."""
+    """A store without one rule, and a configuration in which that shows."""
 
     configuration: Configuration
-    patches: Callable[[], Patches] = list
+    patches: Callable[[], Patches]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -38,11 +39,6 @@ class Weakening:
         finally:
             for each in patches:
                 each.stop()
-
-
-def without(rule: str, configuration: Configuration) -> Weakening:
-    """A process does not keep this rule."""
-    return Weakening(configuration=replace(configuration, without=configuration.without | {rule}))
 
 
 # ---- weaker functions of the store ---------------------------------------------------------------------------------
@@ -119,7 +115,7 @@ def take_past_the_deadline() -> Patches:
 
 
 def take_without_evidence() -> Patches:
-    real = evidence.protected_ms
+    real = protected_ms
 
     def weaker(state: Any, owner: Any, reason: Any) -> int:
         return 0 if reason is TakeReason.CONNECTION else real(state, owner, reason)
@@ -128,7 +124,7 @@ def take_without_evidence() -> Patches:
 
 
 def take_despite_the_lease() -> Patches:
-    real = evidence.protected_ms
+    real = protected_ms
 
     def weaker(state: Any, owner: Any, reason: Any) -> int:
         return 0 if reason is TakeReason.LEASE else real(state, owner, reason)
@@ -287,85 +283,44 @@ def begin_any_number() -> Patches:
 
 # ---- all of them ---------------------------------------------------------------------------------------------------
 
-# One worker owns the sequence twice.
-BACK = alone(faults={"stall": 1, "crash": 1, "late": 1}, late=frozenset({"append"}))
-LATE = Configuration(faults={"late": 2, "crash": 1}, late=CALLS)
-QUEUED = Configuration(begins="queued", faults={"late": 1, "refuse": 1, "stall": 1}, late=CALLS)
-MOVES = Configuration(faults={"migrate": 3, "late": 2}, late=MIGRATIONS | {"append"})
-FAILOVER = Configuration(faults={"failover": 1, "item": 1, "late": 1}, late=CALLS | {"item"})
-FAILOVER_AND_CRASH = CONFIGURATIONS["a failover, a worker crashes"]
-STOPS = Configuration(faults={"leave": 2, "late": 1}, late=CALLS | {"leave"})
-NEW = Configuration(num_tokens=1, begins="new", endless=True, faults={"walk away": 1, "late": 1}, late=ATTACHMENTS)
-GUESTS = CONFIGURATIONS["two clients on two routers"]
-STALLED_ROUTER = CONFIGURATIONS["two clients, a router stands still"]
-ITEMS = CONFIGURATIONS["an item is late, the client moves"]
-MOVE = alone(faults={"migrate": 1})
-NOBODY = Configuration(begins="queued", client=False, keep=True, faults={"router crash": 1})
-LINKS = Configuration(faults={"bad link": 1})
+
+def seen(name: str, patches: Callable[[], Patches]) -> Weakening:
+    return Weakening(configuration=CONFIGURATIONS[name], patches=patches)
+
+
+PLAIN, LOST, MOVES, CLIENTS = "members fall silent", "a failover", "migrations", "two clients"
 
 WEAKENINGS = {
-    "append: neither epoch nor owner is compared": Weakening(configuration=LATE, patches=append_of_anybody),
-    "append: the epoch is not compared": Weakening(configuration=BACK, patches=append_any_epoch),
-    "append: the owner is not compared": Weakening(configuration=FAILOVER_AND_CRASH, patches=append_any_owner),
-    "append: the first index is not compared": Weakening(configuration=LATE, patches=append_anywhere),
-    "append: a gap is accepted": Weakening(configuration=FAILOVER, patches=append_after_the_end),
-    "take: the epoch is not compared": Weakening(configuration=LATE, patches=take_any_epoch),
-    "take: the epoch does not rise": Weakening(configuration=LATE, patches=hand_over_at_the_same_epoch),
-    "take: a bad connection needs no missed renewal": Weakening(configuration=LINKS, patches=take_without_evidence),
-    "take: a lease is no protection": Weakening(configuration=BACK, patches=take_despite_the_lease),
-    "take: the deadline is not compared": Weakening(
-        configuration=CONFIGURATIONS["a deadline"], patches=take_past_the_deadline
+    "append: neither epoch nor owner is compared": seen(PLAIN, append_of_anybody),
+    "append: the epoch is not compared": seen(PLAIN, append_any_epoch),
+    "append: the owner is not compared": seen(PLAIN, append_any_owner),
+    "append: the first index is not compared": seen(PLAIN, append_anywhere),
+    "append: a gap is accepted": seen(LOST, append_after_the_end),
+    "take: the epoch is not compared": seen(PLAIN, take_any_epoch),
+    "take: the epoch does not rise": seen(PLAIN, hand_over_at_the_same_epoch),
+    "take: a bad connection needs no missed renewal": seen(PLAIN, take_without_evidence),
+    "take: a lease is no protection": seen(PLAIN, take_despite_the_lease),
+    "take: the deadline is not compared": seen("a deadline", take_past_the_deadline),
+    "take: whoever has left counts as crashed": seen("workers are told to stop", no_tombstones),
+    "restart: takes do not freeze": seen("the store restarts", no_freeze),
+    "requeue: the epoch does not rise": seen(PLAIN, requeue_at_the_same_epoch),
+    "requeue: the epoch is not compared": seen(PLAIN, requeue_any_epoch),
+    "finish: the epoch is not compared": seen(PLAIN, finish_any_epoch),
+    "sweep: a claim does not end": seen(PLAIN, claims_without_end),
+    "attach: only the last router counts": seen(CLIENTS, one_attachment),
+    "detach: every router is detached": seen(CLIENTS, detach_all),
+    "mig_commit: nothing is compared": seen(MOVES, commit_any_migration),
+    "mig_commit: the length is not compared": seen(MOVES, commit_any_length),
+    "mig_commit: only the first branch is compared": seen(
+        "migrations of two branches", commit_compares_the_first_branch
     ),
-    "take: whoever has left counts as crashed": Weakening(configuration=STOPS, patches=no_tombstones),
-    "restart: takes do not freeze": Weakening(configuration=Configuration(faults={"restart": 1}), patches=no_freeze),
-    "requeue: the epoch does not rise": Weakening(
-        configuration=CONFIGURATIONS["workers refuse"], patches=requeue_at_the_same_epoch
-    ),
-    "requeue: the epoch is not compared": Weakening(configuration=QUEUED, patches=requeue_any_epoch),
-    "finish: the epoch is not compared": Weakening(
-        configuration=CONFIGURATIONS["workers refuse"], patches=finish_any_epoch
-    ),
-    "sweep: a claim does not end": Weakening(configuration=NOBODY, patches=claims_without_end),
-    "attach: only the last router counts": Weakening(configuration=GUESTS, patches=one_attachment),
-    "detach: every router is detached": Weakening(configuration=GUESTS, patches=detach_all),
-    "mig_commit: nothing is compared": Weakening(configuration=MOVES, patches=commit_any_migration),
-    "mig_commit: the length is not compared": Weakening(configuration=MOVES, patches=commit_any_length),
-    "mig_commit: only the first branch is compared": Weakening(
-        configuration=CONFIGURATIONS["migrations of two branches, their calls late"],
-        patches=commit_compares_the_first_branch,
-    ),
-    "mig_abort: a commit is not noticed": Weakening(configuration=MOVE, patches=abort_after_a_commit),
-    "mig_abort: the number is not used up": Weakening(configuration=MOVES, patches=abort_without_a_number),
-    "mig_abort: nothing is noted": Weakening(configuration=MOVES, patches=abort_changes_nothing),
-    "mig_begin: the number is not compared": Weakening(configuration=MOVES, patches=begin_any_number),
-    "source: what was not answered counts as aborted": without("only the store says that a migration is over", MOVE),
-    "source: the sequence runs on while it is handed over": without("a sequence stops before it is handed over", MOVE),
-    "source: what has moved is taken back when it stops": Weakening(
-        configuration=CONFIGURATIONS["a worker is told to stop while it moves a sequence"], patches=requeue_any_epoch
-    ),
-    "target: what it cannot run is not given back": without(
-        "what moved and cannot run is given back",
-        CONFIGURATIONS["a target gives back what it cannot run, and nobody else does"],
-    ),
-    "worker: tokens are sent before the journal has them": without("journal before delivery", ITEMS),
-    "worker: an older admission replaces a newer one": without(
-        "newest admission",
-        alone(begins="queued", faults={"late": 1, "refuse": 1}, late=frozenset({"schedule"})),
-    ),
-    "worker: nobody gives back what was taken and not scheduled": without("reconcile", NOBODY),
-    "router: the journal is read before the take": without(
-        "journal read after the take", Configuration(faults={"stall": 1})
-    ),
-    "router: a call that ends early leaves an attachment": without("accept is shielded", NEW),
-    "router: attachments are told once": without("attachments are told again", NEW),
-    "router: a lapsed lease does not attach again": without("a lapsed lease attaches again", STALLED_ROUTER),
-    "session: an index is delivered twice": without("each index once", ITEMS),
-    "session: the chain of items is not compared": without("chain of items", FAILOVER),
-    "session: a reading begins where the delivery is": without("readings begin where the last one ended", FAILOVER),
-    "session: a new generation is not read from 0": without("new generation: read from 0", FAILOVER),
+    "mig_abort: a commit is not noticed": seen(MOVES, abort_after_a_commit),
+    "mig_abort: the number is not used up": seen(MOVES, abort_without_a_number),
+    "mig_abort: nothing is noted": seen(MOVES, abort_changes_nothing),
+    "mig_begin: the number is not compared": seen(MOVES, begin_any_number),
 }
 
-# Rules that the checker does not need for any promise in these bounds: another rule stands before them.
+# Rules that no promise of the store needs in these bounds: another rule stands before them.
 SECOND_LINES = {
     "append: what stands there is not compared": "an owner at its epoch never sends two tokens for one index, so this "
     "sees only defects of a worker or changed data",
@@ -373,28 +328,6 @@ SECOND_LINES = {
     "back what it was never asked to run; the rule saves an epoch and that pause",
     "mig_commit: a repeated call is not recognized": "the target takes FENCED for a refusal, and gives back what the "
     "record says is its own; the rule saves that pause and a replay",
-    "restart: takes freeze for less than a lease": "in the model every process renews its lease with each step of the "
+    "restart: takes freeze for less than a lease": "in the model every member renews its lease with each step of the "
     "time, so the length of the freeze does not show",
 }
-
-# Those that are seen within a second each, which `make test` runs.
-QUICK = (
-    "append: the first index is not compared",
-    "append: a gap is accepted",
-    "take: the epoch does not rise",
-    "take: a bad connection needs no missed renewal",
-    "take: the deadline is not compared",
-    "take: whoever has left counts as crashed",
-    "restart: takes do not freeze",
-    "requeue: the epoch does not rise",
-    "finish: the epoch is not compared",
-    "attach: only the last router counts",
-    "mig_commit: nothing is compared",
-    "mig_abort: the number is not used up",
-    "source: what was not answered counts as aborted",
-    "source: the sequence runs on while it is handed over",
-    "mig_begin: the number is not compared",
-    "worker: tokens are sent before the journal has them",
-    "worker: nobody gives back what was taken and not scheduled",
-    "session: an index is delivered twice",
-)

@@ -5,7 +5,6 @@ from scheduler_bench import Bench
 
 from gpu_worker.scheduling.state.sequence import Branch
 from gpu_worker.testing.fake_runner import new_runner_info
-from octavo.request.record import AdmissionOutcome
 from octavo.request.sampling import SamplingParams
 
 LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
@@ -50,9 +49,3 @@ def test_a_prompt_much_longer_than_the_memory_runs(chunked_prefill: bool) -> Non
     world.finish()
     assert len(world.tokens["a.0"]) == 8
     assert world.load().num_used_blocks == 0
-
-
-def test_without_a_window_such_a_prompt_is_too_large() -> None:
-    for window, num_blocks, outcome in ((0, 5, "NEVER"), (9, 2, "NEVER"), (9, 3, "ADMITTED")):
-        world = bench(window, num_blocks)
-        assert world.scheduler.admit(world.new("a", 500)).outcome is AdmissionOutcome[outcome]

@@ -13,11 +13,9 @@ import time
 from fcntl import ioctl
 
 import pytest
-from cluster_views import view
 
 from octavo.cli import main
 from octavo.cli.top import command
-from octavo.wire.message_json import message_values
 
 
 def test_one_frame(endpoint, capsys):
@@ -26,34 +24,6 @@ def test_one_frame(endpoint, capsys):
     assert told.out.startswith("octavo top  router-0  up 2 s  live\n")
     assert "200 tokens/s" in told.out
     assert not told.err
-
-
-def test_one_view(endpoint, router, capsys):
-    assert main(["top", "--json", "--admin-endpoint", endpoint]) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out) == message_values(view(1))
-    assert told.out.count("\n") == 1
-    assert router.watches == 1
-
-
-def test_json_needs_no_rich(endpoint, capsys, monkeypatch):
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    real = builtins.__import__
-
-    def without_rich(name, *rest):
-        if name.startswith("rich"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_rich)
-    assert main(["top", "--json", "--admin-endpoint", endpoint]) == 0
-    assert main(["top", "--once", "--admin-endpoint", endpoint]) == 1
-    assert "pip install 'octavo[top]'" in capsys.readouterr().err
-
-
-def test_the_next_router_is_watched_where_one_does_not_answer(endpoint, capsys):
-    assert main(["top", "--json", "--admin-endpoint", f"127.0.0.1:1,{endpoint}"]) == 0
-    assert json.loads(capsys.readouterr().out)["router_name"] == "router-0"
 
 
 @pytest.mark.parametrize(
@@ -66,17 +36,11 @@ def test_the_next_router_is_watched_where_one_does_not_answer(endpoint, capsys):
         (["--once", "--state-dir", "/nowhere"], "no `octavo up` runs on /nowhere", 1),
     ],
 )
-def test_what_is_wrong_is_told_in_the_last_line(capsys, words, says, code):
+def test_the_last_line_says_what_is_wrong(capsys, words, says, code):
     assert main(["top", *words]) == code
     told = capsys.readouterr()
     assert says in told.err.splitlines()[-1]
     assert not told.out
-
-
-def test_what_is_no_router_is_told(endpoint, router, capsys):
-    router.num_views = 0
-    assert main(["top", "--once", "--admin-endpoint", endpoint]) == 1
-    assert "this is not the Admin listener of a router" in capsys.readouterr().err
 
 
 class Terminal:
@@ -129,10 +93,30 @@ def test_the_live_screen_is_left_without_a_trace(endpoint, number):
     assert "Traceback" not in terminal.text
 
 
-def test_a_router_that_goes_away_is_said_and_found_again(endpoint, router):
+def test_a_lost_router_is_found_again(endpoint, router):
     router.num_views = 2
     terminal = Terminal("--interval", "0.2", "--admin-endpoint", endpoint)
     terminal.wait_for("LOST")
     router.num_views = 1_000_000
     terminal.wait_for("up 5 s")
     assert terminal.end(signal.SIGINT) == 0
+
+
+def test_json_needs_no_rich(endpoint, capsys, monkeypatch):
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    real = builtins.__import__
+
+    def without_rich(name, *rest):
+        if name.startswith("rich"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_rich)
+    assert main(["top", "--json", "--admin-endpoint", endpoint]) == 0
+    assert main(["top", "--once", "--admin-endpoint", endpoint]) == 1
+    assert "pip install 'octavo[top]'" in capsys.readouterr().err
+
+
+def test_another_router_is_watched_after_silence(endpoint, capsys):
+    assert main(["top", "--json", "--admin-endpoint", f"127.0.0.1:1,{endpoint}"]) == 0
+    assert json.loads(capsys.readouterr().out)["router_name"] == "router-0"

@@ -36,6 +36,28 @@ def test_everything_is_said():
     assert "more" not in text
 
 
+def test_lost_routers_and_stores_are_told():
+    assert frame(view(1), trouble="it is gone", age_s=12.3)[0].endswith("LOST 12 s ago, trying again: it is gone")
+    last = view(2)
+    last.ClearField("queue")
+    last.failure.CopyFrom(admin_pb2.WatchClusterResponse(failure={"message": "it is away"}).failure)
+    lines = frame(last)
+    assert lines[0].endswith("NO STORE: it is away")
+    assert "QUEUE not known: the store does not answer" in lines
+
+
+def test_nothing_of_a_client_is_obeyed():
+    """Names may have control characters, directions of writing and what looks like markup."""
+    last = view(2, num_sequences=0, num_moves=0)
+    last.sequences.append(sequence(0, request_id="\x1b[2Jx\u202e[red]", tenant="a\nb"))
+    last.queue.tenants[0].tenant = "\x07[bold]"
+    text = "\n".join(frame(last, width=120))
+    assert not {"\x1b", "\x07", "\u202e"} & set(text)
+    assert "[bold]" in text
+    assert "x\N{REPLACEMENT CHARACTER}[red]" in text
+    assert plain("größe 日本") == "größe 日本"
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("height", [12, 24, 60])
 @pytest.mark.parametrize("count", [0, 1, 7, 150])
@@ -44,23 +66,6 @@ def test_a_frame_fits_the_terminal(width, height, count):
     lines = frame(*views, width=width, height=height)
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
-
-
-def test_at_80_columns_nothing_of_a_usual_line_is_cut():
-    lines = frame(*[view(n, num_workers=4, num_sequences=9) for n in (1, 2)])
-    assert "…" not in "\n".join(lines[:10])
-
-
-def test_what_does_not_fit_is_counted():
-    lines = frame(*[view(n, num_workers=40, num_sequences=100) for n in (1, 2)])
-    shown = sum(line.startswith("worker-") for line in lines)
-    assert f"… {40 - shown} more workers" in lines
-    shown = sum(line.startswith("request-") and "acme" in line for line in lines)
-    assert shown > 0
-    assert lines[-1] == f"… {100 - shown} more"
-    last = view(2, num_sequences=30)
-    last.has_more_sequences = True
-    assert frame(view(1), last)[-1].endswith("and those that no view names")
 
 
 def test_states_of_workers_and_sequences():
@@ -85,29 +90,3 @@ def test_states_of_workers_and_sequences():
     ]
     assert any("moving" in line and "worker-0 > worker-1" in line for line in lines)
     assert any("waiting" in line and "request-1" in line for line in lines)
-
-
-def test_a_lost_router_and_a_lost_store_are_said():
-    assert frame(view(1), trouble="it is gone", age_s=12.3)[0].endswith("LOST 12 s ago, trying again: it is gone")
-    last = view(2)
-    last.ClearField("queue")
-    last.failure.CopyFrom(admin_pb2.WatchClusterResponse(failure={"message": "it is away"}).failure)
-    lines = frame(last)
-    assert lines[0].endswith("NO STORE: it is away")
-    assert "QUEUE not known: the store does not answer" in lines
-
-
-def test_nothing_of_a_client_is_obeyed():
-    """Names may have control characters, directions of writing and what looks like markup."""
-    last = view(2, num_sequences=0, num_moves=0)
-    last.sequences.append(sequence(0, request_id="\x1b[2Jx\u202e[red]", tenant="a\nb"))
-    last.queue.tenants[0].tenant = "\x07[bold]"
-    text = "\n".join(frame(last, width=120))
-    assert not {"\x1b", "\x07", "\u202e"} & set(text)
-    assert "[bold]" in text
-    assert "x\N{REPLACEMENT CHARACTER}[red]" in text
-    assert plain("größe 日本") == "größe 日本"
-
-
-def test_a_terminal_without_utf8_gets_signs_it_has():
-    assert any("####++.." in line for line in frame(view(1), view(2), encoding="ascii"))

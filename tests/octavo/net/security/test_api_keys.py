@@ -17,11 +17,6 @@ KEY = "octavo-" + "fixed" * 8  # no new one: parallel processes must name tests 
 DIGEST = line_of("acme", KEY).partition(":")[2]
 
 
-def tenant_of(keys: ApiKeys, key: str) -> str | None:
-    found = keys.find(key)
-    return found.tenant if found else None
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "keys"
@@ -52,7 +47,7 @@ def file(tmp_path: Path) -> Path:
         (KEY, "TENANT:SHA256"),  # the key itself, by mistake
     ],
 )
-def test_a_line_that_cannot_be_read_is_named_and_not_shown(file: Path, line: str, says: str) -> None:
+def test_an_unreadable_line_is_named_and_not_shown(file: Path, line: str, says: str) -> None:
     file.write_text(f"# fine\n{line_of('acme', KEY)}\n\n{line}\n")
     number = 4 + line.count("\n")
     with pytest.raises(ApiKeyError, match=rf"^--api-keys .*keys, line {number}: .*{says}") as refused:
@@ -86,23 +81,6 @@ def test_any_file_is_taken_or_refused(content: bytes, tmp_path_factory: pytest.T
     assert not said or said.startswith(f"--api-keys {file}")
 
 
-def test_a_file_may_be_written_by_another_editor(file: Path) -> None:
-    """One that begins it with a mark, ends lines as Windows does, and writes a line twice."""
-    lines = ["# keys", line_of("acme", KEY), f"  acme: {DIGEST.upper()}  ", ""]
-    file.write_bytes("\r\n".join(lines).encode("utf-8-sig"))
-    assert tenant_of(ApiKeys(str(file)), KEY) == "acme"
-
-
-def test_keys_of_the_same_beginning_are_told_apart(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_keys, "_INDEX_BYTES", 0)  # every key is in one place
-    keys = {tenant: new_key() for tenant in "abc"}
-    file.write_text("\n".join(line_of(tenant, key) for tenant, key in keys.items()))
-    known = ApiKeys(str(file))
-    assert [tenant_of(known, key) for key in keys.values()] == ["a", "b", "c"]
-    assert known.find(new_key()) is None
-    assert known.find("") is None
-
-
 def test_what_is_written_is_read(file: Path) -> None:
     quota, end = TenantQuota(3, 1000), float(int(time.time()) + 60)
     file.write_text(f"{line_of('acme', KEY, end, quota)}\n{line_of('acme', OTHER)}\n")
@@ -113,7 +91,7 @@ def test_what_is_written_is_read(file: Path) -> None:
     assert known.quota_of("bolt", TenantQuota(7, 7)) == TenantQuota(7, 7)
 
 
-def test_a_limit_of_a_line_takes_the_default_s_place(file: Path) -> None:
+def test_the_limit_of_a_line_counts(file: Path) -> None:
     file.write_text(f"acme:{DIGEST} max-streams=0\n")
     assert ApiKeys(str(file)).quota_of("acme", TenantQuota(7, 9)) == TenantQuota(0, 9)
 
@@ -136,7 +114,7 @@ def test_an_expired_key_is_known_and_said_once(file: Path, caplog: pytest.LogCap
     assert not any(key in caplog.text for key in keys.values())
 
 
-def test_of_a_key_written_twice_the_later_end_counts(file: Path) -> None:
+def test_of_two_ends_the_later_one_counts(file: Path) -> None:
     now = float(int(time.time()))
     file.write_text("\n".join(line_of("acme", KEY, end) for end in (now + 60, now + 120, now - 60)))
     found = ApiKeys(str(file)).find(KEY)

@@ -1,8 +1,6 @@
 """The files of TLS: what is refused by name, and what happens while they are being replaced."""
 
 import shutil
-import ssl
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from cryptography import x509
 from octavo.local import development_ca
 from octavo.local.certificate_files import certificate_files
 from octavo.local.development_ca import is_complete, make_certificates
-from octavo.net.security.roles import PeerRole, roles_in, roles_of_peer
+from octavo.net.security.roles import PeerRole
 from octavo.wire import tls
 from octavo.wire.tls import TlsError, TlsFiles
 
@@ -37,7 +35,7 @@ def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_pat
             TlsFiles(*files)
 
 
-def test_half_replaced_files_leave_the_last_pair_in_use(
+def test_half_replaced_files_keep_the_last_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tls, "CHECK_S", 0.0)
@@ -56,48 +54,7 @@ def test_half_replaced_files_leave_the_last_pair_in_use(
     assert files.current() is second
 
 
-def shaken(caller: TlsFiles, context: ssl.SSLContext) -> ssl.SSLObject:
-    """The client's side of a handshake with an HTTP listener that has this context."""
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = context.wrap_bio(to_server, to_client, server_side=True)
-    client = caller.client_context().wrap_bio(to_client, to_server, server_hostname="localhost")
-    waiting = [client, server]
-    while waiting:
-        for side in list(waiting):
-            with suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-                waiting.remove(side)
-    return client
-
-
-def test_half_replaced_files_leave_the_last_pair_in_use_over_http(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And a handshake reads no file: each would cost a millisecond, which whoever connects could ask for."""
-    monkeypatch.setattr(tls, "CHECK_S", 0.0)
-    used, new = Certificates(tmp_path / "used"), Certificates(tmp_path / "new")
-    listener, caller = used.files("router"), used.files("client")
-    context = listener.http_context()
-    first = shaken(caller, context).getpeercert(True)
-    shutil.copy(new.folder / "router.crt", used.folder / "router.crt")
-    assert shaken(caller, context).getpeercert(True) == first
-    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", lambda *_: pytest.fail("a file was read"))
-    monkeypatch.setattr(tls, "CHECK_S", 1e6)
-    assert shaken(caller, context).getpeercert(True) == first
-
-
-def test_the_files_are_looked_at_once_a_second(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
-    files, now = certificates.files("client"), [1000.0]
-    monkeypatch.setattr(tls.time, "monotonic", lambda: now[0])
-    files._looked_at = 1000.0
-    looked = []
-    monkeypatch.setattr(files, "_current_stamp", lambda: looked.append(now[0]) or files._stamp)
-    for now[0] in (1000.2, 1000.9, 1001.0, 1001.5, 1002.0):
-        files.current()
-    assert looked == [1001.0, 1002.0]
-
-
-def test_certificates_are_for_one_role_and_readable_by_one_user(tmp_path: Path) -> None:
+def test_certificates_have_one_role_and_one_reader(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "tls"
     make_certificates(folder, ["gpu-1.example", "10.1.2.3"])
     assert is_complete(folder)
@@ -119,19 +76,3 @@ def test_certificates_are_for_one_role_and_readable_by_one_user(tmp_path: Path) 
 def test_a_certificate_near_its_end_is_made_again(tmp_path: Path) -> None:
     make_certificates(tmp_path / "tls", days=int(development_ca.LIFE_DAYS / 10) - 1)
     assert not is_complete(tmp_path / "tls")
-
-
-@pytest.mark.parametrize(
-    ("uris", "roles"),
-    [
-        ([], set()),
-        (["octavo:///role/router"], {PeerRole.ROUTER}),
-        (["octavo:///role/router", "octavo:///role/worker", "spiffe://x/y"], {PeerRole.ROUTER, PeerRole.WORKER}),
-        (["octavo:///role/", "octavo:///role/admin", "octavo:///role/router/x", "OCTAVO:///role/router"], set()),
-    ],
-)
-def test_roles_are_read_from_uris_alone(uris: list[str], roles: set[PeerRole]) -> None:
-    assert roles_in(uris) == roles
-    names = [("DNS", "octavo:///role/operator"), *(("URI", uri) for uri in uris)]
-    assert roles_of_peer({"subjectAltName": names}) == roles
-    assert roles_of_peer(None) == frozenset()

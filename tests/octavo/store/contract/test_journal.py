@@ -54,7 +54,7 @@ async def test_a_batch_answers_item_by_item(bench: Any, new: New) -> None:
     assert (await bench.store.read(ids["h"], from_indexes=[0, 1])).outputs == ((0, 3), (3,))
 
 
-async def test_a_stop_string_stands_where_it_is_however_far_the_worker_went(bench: Any, new: New) -> None:
+async def test_a_stop_string_moves_the_end_back(bench: Any, new: New) -> None:
     request = new(num_branches=2)
     epoch = await bench.run(request)
     for branch in (0, 1):
@@ -86,7 +86,7 @@ async def test_a_sequence_ends_with_its_last_branch(bench: Any, new: New) -> Non
     assert not await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=0))
 
 
-async def test_an_end_on_behalf_of_an_owner_is_of_its_epoch(bench: Any, new: New) -> None:
+async def test_an_owner_s_end_is_of_its_epoch(bench: Any, new: New) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
     await bench.crash(seq_id, epoch, W2)
     assert not await bench.store.finish(Finish(seq_id, FinishReason.ERROR, failure="{}", epoch=epoch))
@@ -95,14 +95,3 @@ async def test_an_end_on_behalf_of_an_owner_is_of_its_epoch(bench: Any, new: New
         assert await bench.store.finish(Finish(seq_id, FinishReason.ERROR, failure="{}", epoch=epoch + 1))
     assert not await bench.store.finish(Finish(seq_id, FinishReason.ERROR, failure="{}", epoch=epoch))
     assert (await bench.store.read(seq_id)).record.state is SequenceState.FAILED
-
-
-async def test_tokens_prove_a_sequence_harmless(bench: Any, new: New) -> None:
-    seq_id, epoch = new().seq_id, await bench.run(new())
-    for crashes, owner in ((1, W2), (2, W3)):
-        assert (await bench.crash(seq_id, epoch + crashes - 1, owner)).crashes == crashes
-    await bench.store.append_batch(W3, [AppendItem(seq_id, epoch + 2, 0, 0, [1] * 15)])
-    assert (await bench.store.read(seq_id)).record.crashes == 2
-    await bench.store.append_batch(W3, [AppendItem(seq_id, epoch + 2, 0, 15, [1])])
-    assert (await bench.store.read(seq_id)).record.crashes == 0
-    assert (await bench.crash(seq_id, epoch + 2, W4)).crashes == 1

@@ -54,7 +54,7 @@ async def test_the_queue_is_bounded_in_requests_and_tokens(bench: Any, new: New)
     assert (full.status, full.exceeded) == (AcceptStatus.FULL, QueueBound.TOKENS)
 
 
-async def test_what_waits_is_counted_by_tenant_those_with_most_first(bench: Any, new: New) -> None:
+async def test_waiting_requests_are_counted_by_tenant(bench: Any, new: New) -> None:
     assert await bench.store.tenant_depths(9) == QueueDepths()
     for name, tenant, model in [
         ("a", "few", "model"),
@@ -94,23 +94,6 @@ async def test_classes_then_arrival_and_requeued_ones_first(bench: Any, new: New
     assert again[1].record.epoch == epoch + 1  # whoever owned it is fenced
 
 
-async def test_a_requeue_can_be_repeated(bench: Any, new: New) -> None:
-    epoch = await bench.run(new())
-    for _ in range(2):
-        assert await bench.store.requeue(new().seq_id, epoch)
-    assert (await bench.store.queue_depth()).num_queued == 1
-    assert not await bench.store.requeue(new().seq_id, epoch - 1)
-
-
-async def test_the_timeline_keeps_the_last_entries(bench: Any, new: New) -> None:
-    epoch = await bench.run(new())
-    for i in range(40):
-        await bench.advance(1)
-        epoch = (await bench.take_ownership(new().seq_id, epoch, W1, str(i), TakeReason.REFUSED)).epoch
-    timeline = (await bench.store.read(new().seq_id)).record.timeline
-    assert timeline == tuple((ms, "taken", f"{W1} refused") for ms in range(9, 41))
-
-
 async def test_nothing_is_popped_past_its_deadline(bench: Any, new: New) -> None:
     await bench.store.accept(new(deadline_in_ms=50), LIMITS)
     await bench.advance(50)
@@ -120,15 +103,7 @@ async def test_nothing_is_popped_past_its_deadline(bench: Any, new: New) -> None
     assert await bench.store.queue_depth() == QueueDepth(0, 0)
 
 
-async def test_attach_brings_a_client_back(bench: Any, new: New) -> None:
-    await bench.store.accept(new(), LIMITS)
-    await bench.store.detach(new().seq_id, ROUTER)
-    record = await bench.store.attach(new().seq_id, OTHER)
-    assert (record.routers, record.detached_since_ms) == ((OTHER,), 0)
-    assert await bench.store.attach(new("unknown").seq_id, OTHER) is None
-
-
-async def test_a_client_is_attached_until_its_last_router_detaches(bench: Any, new: New) -> None:
+async def test_the_last_router_detaches_a_client(bench: Any, new: New) -> None:
     seq_id = new().seq_id
     await bench.store.accept(new(), LIMITS)
     await bench.store.attach(seq_id, OTHER)
@@ -140,17 +115,6 @@ async def test_a_client_is_attached_until_its_last_router_detaches(bench: Any, n
     assert (record.routers, record.detached_since_ms) == ((ROUTER,), 0)
     await bench.store.detach(seq_id, ROUTER)
     assert (await bench.store.read(seq_id)).record.detached_since_ms > 0
-
-
-async def test_each_model_has_a_queue_with_its_own_limits(bench: Any, new: New) -> None:
-    limits = QueueLimits(max_requests=1)
-    for model in ("model", "other"):
-        assert (await bench.store.accept(new(model, model=model), limits)).status is AcceptStatus.OK
-    assert (await bench.store.accept(new("more"), limits)).status is AcceptStatus.FULL
-    assert await bench.store.queue_depth() == QueueDepth(2, 134)
-    assert [popped.record.seq_id for popped in await bench.store.pop("other", 9, 100)] == [new("other").seq_id]
-    assert [popped.record.seq_id for popped in await bench.store.pop("model", 9, 100)] == [new("model").seq_id]
-    assert await bench.store.pop("third", 9, 100) == []
 
 
 async def test_cancel_is_at_once_while_waiting_and_repeatable(bench: Any, new: New) -> None:

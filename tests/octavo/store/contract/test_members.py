@@ -7,12 +7,13 @@ from typing import Any
 
 from octavo.request.ids import Incarnation
 from octavo.request.record import NewSequence, SequenceState
-from octavo.request.sampling import FinishReason
-from octavo.store.calls import Finish, Member, NameHolder, Notice, QueueLimits, WorkerLimits
+from octavo.store.calls import Member, NameHolder, Notice, QueueLimits, WorkerLimits
+
+LIMITS = QueueLimits()
+
 
 ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
 W1, W2 = Incarnation("worker1"), Incarnation("worker2")
-LIMITS = QueueLimits()
 New = Callable[..., NewSequence]
 
 
@@ -51,7 +52,7 @@ def named(worker: Incarnation, endpoint: str, name: str = "worker-0") -> Member:
     return Member("worker", worker, b"", name, endpoint)
 
 
-async def test_a_name_is_held_as_long_as_the_lease_is_renewed(bench: Any) -> None:
+async def test_a_renewed_lease_holds_a_name(bench: Any) -> None:
     old, new, third = named(W1, "10.0.0.1:7"), named(W2, "10.0.0.2:7"), named(W2, "10.0.0.2:7", "worker-1")
     assert (await bench.store.heartbeat(old, 1000)).holder is None
     assert await bench.store.register(third, 1000) is None
@@ -65,7 +66,7 @@ async def test_a_name_is_held_as_long_as_the_lease_is_renewed(bench: Any) -> Non
     assert await bench.store.register(new, 1000) is None
 
 
-async def test_a_member_whose_name_another_one_has_gets_no_lease(bench: Any) -> None:
+async def test_a_taken_name_gets_no_lease(bench: Any) -> None:
     old, new = named(W1, "10.0.0.1:7"), named(W2, "10.0.0.2:7")
     await bench.store.heartbeat(old, 1000)
     await bench.advance(1000)
@@ -81,31 +82,12 @@ async def test_a_member_whose_name_another_one_has_gets_no_lease(bench: Any) -> 
     assert (await bench.store.heartbeat(old, 1000)).holder is None
 
 
-async def test_a_member_that_starts_at_the_same_endpoint_takes_over_at_once(bench: Any) -> None:
+async def test_a_member_at_the_same_endpoint_takes_over(bench: Any) -> None:
     old, new = named(W1, "10.0.0.1:7"), named(W2, "10.0.0.1:7")
     await bench.store.heartbeat(old, 1000)
     assert await bench.store.register(new, 1000) is None
     assert (await bench.store.heartbeat(old, 1000)).holder.id == W2
     assert (await bench.store.heartbeat(new, 1000)).holder is None
-
-
-async def test_listing_finds_the_live_by_owner(bench: Any, new: New) -> None:
-    names = [str(i) for i in range(12)]
-    for name in names:
-        await bench.run(new(name), W1 if int(name) % 2 else W2)
-    await bench.store.finish(Finish(new("0").seq_id, FinishReason.STOP))
-    every = await bench.store.list_sequences(None, 100)
-    assert {record.request_id for record in every} == set(names[1:])
-    assert {record.owner for record in await bench.store.list_sequences(W1, 100)} == {W1}
-    assert len(await bench.store.list_sequences(None, 5)) == 5
-
-
-async def test_a_secret_is_shared_and_stays(bench: Any) -> None:
-    other = bench.another()
-    await other.open()
-    ours, theirs, more = await bench.store.secret("x"), await other.secret("x"), await bench.store.secret("y")
-    assert ours == theirs != more
-    assert len(ours) == 32
 
 
 async def test_notices_reach_the_attached_router(bench: Any, new: New) -> None:
@@ -139,26 +121,3 @@ async def test_another_process_learns_the_generation(bench: Any, new: New) -> No
     assert heard
     assert heard[-1] == other.generation
     assert heard == sorted(set(heard))
-
-
-async def test_depths_are_told_by_model(bench: Any, new: New) -> None:
-    """What was popped and not taken counts, too; a model of which nothing waits is left out."""
-    assert await bench.store.model_depths() == {}
-    for name, model in (("a", "first"), ("b", "first"), ("c", "second")):
-        await bench.store.accept(new(name, model=model), LIMITS)
-    found, total = await bench.store.model_depths(), await bench.store.queue_depth()
-    assert {model: depth.num_queued for model, depth in found.items()} == {"first": 2, "second": 1}
-    assert sum(depth.queued_tokens for depth in found.values()) == total.queued_tokens
-    await bench.store.pop("second", 1, 60_000)
-    await bench.store.cancel(new("c").seq_id)
-    assert set(await bench.store.model_depths()) == {"first"}
-
-
-async def test_descriptions_of_models_are_kept_by_name(bench: Any) -> None:
-    other = bench.another(lambda generation: None)
-    await other.open()
-    assert await other.model_descriptions() == {}
-    await bench.store.describe_model("b", b"old")
-    await bench.store.describe_model("a", b"\x00\xff")
-    await bench.store.describe_model("b", b"new")
-    assert await other.model_descriptions() == {"a": b"\x00\xff", "b": b"new"}

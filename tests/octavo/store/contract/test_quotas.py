@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from octavo.request.ids import Incarnation, RequestId, sequence_id
 from octavo.request.quota import TenantQuota
 from octavo.request.record import NewSequence
@@ -68,15 +66,6 @@ async def test_streams_under_way_are_counted_exactly(bench: Any, new: New) -> No
     await requests.accepted("x6")
 
 
-async def test_streams_count_whichever_router_accepts(bench: Any, new: New) -> None:
-    first = Requests(bench, new, streams=1)
-    await first.accepted("x1")
-    other = Requests(bench, new, streams=1)
-    other.store = bench.another()
-    await other.store.open()
-    await other.refused("x2", QueueBound.TENANT_STREAMS)
-
-
 async def test_tokens_are_taken_as_expected_and_given_back(bench: Any, new: New) -> None:
     """A bucket of two requests: the second one is full use, the third has to wait for what is missing, to the ms."""
     requests = Requests(bench, new, rate=2 * USE)
@@ -109,15 +98,6 @@ async def test_what_was_used_beyond_is_a_debt(bench: Any, new: New) -> None:
     await requests.accepted("x2", max_tokens=1)
 
 
-async def test_a_request_larger_than_a_minute_waits_for_a_full_bucket(bench: Any, new: New) -> None:
-    requests = Requests(bench, new, rate=10)
-    await requests.accepted("x1")
-    waits = await requests.refused("x2", QueueBound.TENANT_RATE)
-    assert waits == USE * 6000
-    await bench.advance(waits)
-    await requests.accepted("x2")
-
-
 async def test_a_refused_request_takes_nothing(bench: Any, new: New) -> None:
     """Whether a quota or the queue refuses it."""
     requests = Requests(bench, new, streams=5, rate=2 * USE)
@@ -129,21 +109,3 @@ async def test_a_refused_request_takes_nothing(bench: Any, new: New) -> None:
     await requests.accepted("x1", "x2")
     await requests.refused("x3", QueueBound.TENANT_RATE)
     await requests.refused("x3", QueueBound.TENANT_RATE)
-
-
-@pytest.mark.parametrize("quota", [TenantQuota(), TenantQuota(9, 0), TenantQuota(0, 10**9), TenantQuota(9, 10**9)])
-async def test_ends_are_the_same_under_any_quota(bench: Any, new: New, quota: TenantQuota) -> None:
-    requests = Requests(bench, new, *quota)
-    await requests.accepted("x1")
-    await requests.run("x1", 5)
-    found = await bench.store.read(sequence_id("t", RequestId("x1")), from_indexes=[0])
-    assert found is not None
-    assert (found.record.state.name, found.outputs) == ("DONE", ((7,) * 5,))
-
-
-async def test_streams_that_the_store_has_lost_do_not_count(bench: Any, new: New) -> None:
-    """A record that is gone without an end holds no place for ever."""
-    requests = Requests(bench, new, streams=1)
-    await requests.accepted("x1")
-    await bench.lose(sequence_id("t", RequestId("x1")))
-    await requests.accepted("x2")

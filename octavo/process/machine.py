@@ -1,16 +1,62 @@
-"""How much memory the machine has, and how much this process may still take, by the limits of its cgroups as well."""
+"""How many cores and how much memory this process may use, by the limits of its cgroups, of either version, as well."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from octavo.process.cgroups import CGROUPS, MEMBERSHIP, CgroupFolder, cgroup_folders
-
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
-FILES = {  # by the version of cgroups: the limit, what is used, and how much of that is cached files
+MEMORY_FILES = {  # by the version of cgroups: the limit, what is used, and how much of that is cached files
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
+CPU_FILES = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}  # by the version of cgroups
+
+
+class CgroupFolder(NamedTuple):
+    """The folder with the limits of one cgroup; the names of its files depend on the version."""
+
+    path: Path
+    version: int  # 1 or 2
+
+
+def cgroup_folders(controller: str, cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[CgroupFolder]:
+    """The cgroup of this process that has the controller ("cpu", "memory"), and those around it. None outside Linux."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root, version = (cgroups / controller, 1) if controllers else (cgroups, 2)
+        place = Path(path.lstrip("/"))
+        for group in (place, *place.parents):
+            yield CgroupFolder(root / group, version)
+
+
+def usable_cores(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
+    """The number of cores, at least one.
+
+    More threads than this get no more done: when a quota is used up, the kernel stops all threads of the group.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = (quota for folder in cgroup_folders("cpu", cgroups, membership) for quota in _quota(folder))
+    return max(1, min([cores, *map(int, quotas)]))
+
+
+def _quota(folder: CgroupFolder) -> Iterator[float]:
+    """The quota of one cgroup in cores, if it has one."""
+    try:
+        quota, period = " ".join((folder.path / name).read_text() for name in CPU_FILES[folder.version]).split()
+    except (OSError, ValueError):  # a group's own files may lie outside this container's view
+        return
+    if quota not in ("max", "-1"):
+        yield int(quota) / int(period)
 
 
 def available_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
@@ -52,12 +98,12 @@ def _of_the_machine(meminfo: Path, wanted: str) -> Iterator[int]:
 def _limit(folder: CgroupFolder) -> Iterator[int]:
     """The limit of one cgroup, if it has one."""
     with contextlib.suppress(OSError, ValueError):  # of which "max" is one
-        yield int((folder.path / FILES[folder.version][0]).read_text())
+        yield int((folder.path / MEMORY_FILES[folder.version][0]).read_text())
 
 
 def _left(folder: CgroupFolder) -> Iterator[int]:
     """What is left of the limit of one cgroup, if it has one."""
-    limit_file, used_file, cached = FILES[folder.version]
+    limit_file, used_file, cached = MEMORY_FILES[folder.version]
     try:
         limit, used = ((folder.path / name).read_text().strip() for name in (limit_file, used_file))
         stat = dict(line.split() for line in (folder.path / "memory.stat").read_text().splitlines())
