@@ -1,4 +1,5 @@
-// A decoder of the Llama family that computes a whole step in one call. gpu_worker/models/decoders/llama.py is its definition.
+// A decoder of the Llama family that computes a whole step in one call. gpu_worker/models/decoders/llama.py is its
+// definition.
 #pragma once
 
 #include <memory>
