@@ -68,7 +68,9 @@ async def test_a_client_keeps_a_request_it_cannot_attach_to(world):
         await anext(stream)
     record = world.entry("mine").record
     await world.until(lambda: record.detached_since_ms)
-    stub = inference_pb2_grpc.InferenceStub(await world.stack.enter_async_context(open_channel(world.routers[0].endpoint)))
+    stub = inference_pb2_grpc.InferenceStub(
+        await world.stack.enter_async_context(open_channel(world.routers[0].endpoint))
+    )
     until = time.monotonic() + 2.0
     while time.monotonic() < until:
         with pytest.raises(grpc.aio.AioRpcError):

@@ -8,7 +8,8 @@ it needs more.
 Some sequence always advances, because the sequence of the lowest rank is never preempted for another. When no branch
 could advance, the planner *forces* the one of the lowest rank: it takes blocks from all others, then from later
 branches of its own sequence. If no other sequence has blocks and its own do not suffice, the sequence waits to be given
-to a larger worker. Without one the branch finishes with LENGTH and the tokens it has, or with ERROR if it has no output.
+to a larger worker. Where there is none, the branch finishes with LENGTH and the tokens it has, or with ERROR if it has
+no output.
 """
 
 from collections.abc import Callable

@@ -56,7 +56,9 @@ class Oracle:
             return [list(chosen) for chosen in permutations(outputs, params.n)]
         lengths = [replace(params, max_tokens=len(output.token_ids)) for output in outputs]
         cuts = [self._branch(prompt, length, branch)[1] for branch, length in enumerate(lengths)]
-        scores = product(*(sorted({at_cut, whole}, key=at_cut.__ne__) for at_cut, (_, whole) in zip(cuts, branches, strict=True)))
+        wholes = [score for _, score in branches]
+        pairs = zip(cuts, wholes, strict=True)
+        scores = product(*(dict.fromkeys(pair) for pair in pairs))  # the first is that of all cuts
         return [[outputs[branch] for branch in rank(chosen, params.n)] for chosen in scores]
 
     def tokens(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
