@@ -266,11 +266,15 @@ class Recovery:
     _failures: int = 0
     _trouble_since: float | None = None
 
-    def progress(self) -> None:
-        """Notes that an event or a reply has arrived."""
+    def note_accepted(self) -> None:
+        """Notes that a router has accepted the request."""
         if not self.accepted:
             self.budget.success()
         self.accepted = self._answered = True
+
+    def progress(self) -> None:
+        """Notes that an event or a reply has arrived."""
+        self.note_accepted()
         self._failures = 0
         self._trouble_since = None
 

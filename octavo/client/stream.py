@@ -82,6 +82,9 @@ class AsyncStream(AsyncIterator[Event]):
         """The events of one connection. The call ends when the caller leaves the iteration."""
         call = self._call()
         try:
+            await call.initial_metadata()  # a router sends it when it has accepted the request, events or not
+            if not call.done():
+                self._recovery.note_accepted()
             async for message in call:
                 if self._broken:
                     self.num_reattaches += 1

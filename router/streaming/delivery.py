@@ -164,6 +164,9 @@ class Delivery:
                 self._compare_end(reader, record)
             if confirmed:
                 reader.note_confirmed()
+        if record.state.ended and self._without_score:  # no worker sends their scores any more: the others decide
+            self._without_score.clear()
+            self.unsettled = True
 
     def _add_run(
         self,

@@ -62,6 +62,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: "Context"
     ) -> AsyncIterator[inference_pb2.GenerateEvent]:
         async with self._opener.open_new(request, remaining_s(context)) as session:
+            await context.send_initial_metadata(())  # the first event may be long in coming: the request is accepted
             while events := await session.next_events():
                 for event in events:
                     yield event
@@ -86,6 +87,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.AttachRequest, context: "Context"
     ) -> AsyncIterator[inference_pb2.GenerateEvent]:
         async with self._opener.open_accepted(request) as session:
+            await context.send_initial_metadata(())
             while events := await session.next_events():
                 for event in events:
                     yield event

@@ -18,6 +18,7 @@ from octavo.request.errors import (
     QuotaExceeded,
     RequestExists,
     ServingError,
+    StoreUnavailable,
     TooManyStreams,
 )
 from octavo.request.ids import RequestId, SequenceId, sequence_id
@@ -85,9 +86,11 @@ class SessionOpener:
         The call ends after `remaining_s`, and the request a little earlier; None: neither has a deadline. With
         `whole_answer` a request whose answer does not fit into one message is refused.
         """
-        with self._counted(self._named_sequence(request)):
+        seq_id = self._named_sequence(request)
+        with self._counted(seq_id):
             try:
-                session, is_new = await self._accept(request, remaining_s, whole_answer=whole_answer)
+                with self._coming_again(seq_id):
+                    session, is_new = await self._accept(request, remaining_s, whole_answer=whole_answer)
             except ServingError as error:
                 self._progress.count_refusal(error, self._authorizer.current_tenant())
                 raise
@@ -100,8 +103,11 @@ class SessionOpener:
     async def open_accepted(self, request: inference_pb2.AttachRequest) -> AsyncIterator[Session]:
         """A session of a request that was accepted before, from the place on that the client names."""
         point = self._resume_point(request)
-        with self._counted(self.sequence_of(point.request_id)):
-            async with await self._attach(point) as session:
+        seq_id = self.sequence_of(point.request_id)
+        with self._counted(seq_id):
+            with self._coming_again(seq_id):
+                session = await self._attach(point)
+            async with session:
                 yield session
 
     async def _accept_in_turn(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
@@ -170,7 +176,10 @@ class SessionOpener:
         if accepted.status == AcceptStatus.MISMATCH:
             raise request_exists()
         if accepted.status == AcceptStatus.EXISTS:
-            return await self._attach(ResumePoint(new.request_id, ())), False
+            try:
+                return await self._attach(ResumePoint(new.request_id, ())), False
+            except NotFound:  # the store has lost the request since, and this call would be accepted now
+                raise StoreUnavailable("the store has just lost this request: send it again") from None
         record, start = first_record(new), StreamStart(fresh=True)
         session = Session(self._context, prepared.model, record, prepared.params, start, arrived_at)
         session.set_deadline(new.deadline_in_ms)
@@ -195,7 +204,10 @@ class SessionOpener:
             raise request_exists()
         if whole_answer:
             check_answer_fits(sampling_from_bytes(found.record.sampling), found.record.prompt_len)
-        return await self._attach(ResumePoint(request_id, ()))
+        try:
+            return await self._attach(ResumePoint(request_id, ()))
+        except NotFound:  # the store has lost the request since
+            return None
 
     async def _attach(self, point: ResumePoint) -> Session:
         seq_id = self.sequence_of(point.request_id)
@@ -239,6 +251,16 @@ class SessionOpener:
         finally:
             self.num_sessions -= 1
             self._note_empty()
+
+    @contextmanager
+    def _coming_again(self, seq_id: SequenceId | None) -> Iterator[None]:
+        """Renews the grace of a request whose client the store was too slow to attach, as soon as the store answers."""
+        try:
+            yield
+        except StoreUnavailable:
+            if seq_id is not None:
+                self._attachments.renew_grace(seq_id)
+            raise
 
     def _why_not(self) -> ServingError | None:
         """The error with which a further session is refused; None if there may be one."""

@@ -249,7 +249,7 @@ def as_text(report: dict[str, Any]) -> str:
         gaps = report["gaps_s"].get(kind, {"count": 0, "p50": 0, "p99": 0, "max": 0})
         times = report["faults"].get(kind, "")
         lines.append(f"{kind:<34}{times:>6}{gaps['count']:>7}{gaps['p50']:>8}{gaps['p99']:>8}{gaps['max']:>8}")
-    names = ("streams", "requests", "ends", "tokens", "reattaches", "data_loss", "records_not_compared")
+    names = ("streams", "requests", "ends", "tokens", "reattaches", "data_loss", "records_not_compared", "ranked_late")
     lines += ["", *(f"{name}: {report[name]}" for name in (*names, "first_token_s"))]
     lines += [f"records at the end: {report['audit']['records']}", f"leaks: {len(report['audit']['leaks'])}"]
     lines += ["", "moves:", *(f"  {count:>6}  {outcome}" for outcome, count in report["moves"].items())]

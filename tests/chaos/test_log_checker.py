@@ -11,7 +11,7 @@ from storm.stream_log import StreamLine, params_of
 from octavo.client import SamplingParams
 
 PROMPT, PARAMS = [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=6)
-LENGTH = 2
+STOP, LENGTH, CANCELLED = 1, 2, 3
 
 
 def right_line() -> StreamLine:
@@ -93,3 +93,34 @@ def test_lost_data_are_allowed_only_where_data_were_lost() -> None:
     assert not found.violations
     assert found.data_loss == 1
     assert len(found.unusual) == 1
+
+
+def ranked_line(finish: int = STOP, num_tokens: int | None = None) -> StreamLine:
+    """The answer of a best_of whose first choice is another one by the scores of all tokens."""
+    oracle = Oracle("witness")
+    asked = (SamplingParams(seed=seed, best_of=3, max_tokens=9, stop=("a", "e", "o", "x", "7")) for seed in range(100))
+    params, late = next(
+        (params, answer)
+        for params in asked
+        for answer in oracle.choices(PROMPT, params)
+        if answer != oracle.outputs(PROMPT, params) and answer[0].finish_reason == STOP
+    )
+    tokens = list(late[0].token_ids)[:num_tokens]
+    record = {"state": "DONE", "lengths": [9] * 3, "finishes": [STOP] * 3, "output_tokens": len(tokens), "epoch": 1}
+    events = [[0.1, 1, 0, 0, tokens, len(tokens), finish, 1]]
+    return StreamLine(
+        1, "a", "own", 100.0, PROMPT, params_of(params), 104.0, events, {"0": late[0].text}, "", "", record
+    )
+
+
+def test_a_choice_by_late_scores_is_right() -> None:
+    found = verdict(ranked_line())
+    assert (found.violations, found.num_ranked_late) == ([], 1)
+    changed = ranked_line()
+    changed.events[0][4][0] += 1
+    assert "other tokens" in verdict(changed).violations[0]
+
+
+def test_a_cancelled_choice_is_only_cancelled() -> None:
+    (found,) = verdict(ranked_line(CANCELLED, 1)).violations
+    assert "ended with CANCELLED" in found

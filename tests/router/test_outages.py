@@ -1,16 +1,22 @@
 """A store that does not answer only delays."""
 
 import asyncio
+import time
 from dataclasses import replace
 
+import grpc
 import pytest
 from effort import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.errors import StoreUnavailable
+from octavo.request.record import SequenceState
 from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
+from octavo.v1 import inference_pb2, inference_pb2_grpc
+from octavo.wire.channel import open_channel
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 PROMPT = list(range(3, 40))
@@ -38,6 +44,63 @@ class Flaky(MemoryStore):
             return answer
 
         return call
+
+
+class Slow(MemoryStore):
+    """A store that does not answer every other attach."""
+
+    num_attaches = 0
+
+    async def attach(self, seq_id, router):
+        self.num_attaches += 1
+        if self.num_attaches % 2:
+            raise StoreUnavailable("slow")
+        return await super().attach(seq_id, router)
+
+
+async def test_a_client_keeps_a_request_it_cannot_attach_to(world):
+    """Each of its calls renews the grace, once the store answers; when there are no more calls, the grace is over."""
+    await world.worker(FakeRunner(step_s=0.02))
+    await world.router(Slow(world.state), grace_ms=500)
+    await world.ready()
+    client, params = world.client(), replace(GREEDY, max_tokens=2000)
+    async with client.generate(PROMPT, params, request_id="mine") as stream:
+        await anext(stream)
+    record = world.entry("mine").record
+    await world.until(lambda: record.detached_since_ms)
+    stub = inference_pb2_grpc.InferenceStub(
+        await world.stack.enter_async_context(open_channel(world.routers[0].endpoint))
+    )
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Attach(inference_pb2.AttachRequest(request_id="mine")).read()
+        await asyncio.sleep(0.1)
+        assert not record.cancel
+    await world.until(lambda: world.entry("mine").record.state is SequenceState.CANCELLED)
+
+
+class Forgetful(MemoryStore):
+    """A store that a promotion robs of a request, between two calls of a router that has been asked for it again."""
+
+    forgets = True
+
+    async def attach(self, seq_id, router):
+        if self.forgets:
+            self.forgets = False
+            del self._enter()._entries[seq_id]
+        return await super().attach(seq_id, router)
+
+
+async def test_a_request_lost_on_its_way_is_accepted_again(world, oracle):
+    await world.worker()
+    store = Forgetful(world.state)
+    await world.router(store)
+    await world.ready()
+    for _ in range(2):
+        completion = await world.client().complete([*PROMPT, 0], GREEDY, request_id="again")
+        assert oracle.returned(completion) == oracle.outputs([*PROMPT, 0], GREEDY)
+    assert not store.forgets
 
 
 @pytest.mark.scaled

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -35,7 +36,7 @@ async def test_slow_readers_get_few_large_events(world, oracle, monkeypatch, lim
         return deliver(item)
 
     router.sessions.deliver_item = deliver_item
-    context = SimpleNamespace(time_remaining=lambda: None)
+    context = SimpleNamespace(time_remaining=lambda: None, send_initial_metadata=AsyncMock())
     events = router.inference.Generate(request("slow"), context)  # gRPC asks for the next one when one is sent
     tokens, num_events = list((await anext(events)).token_ids), 1
     (slow,) = router.sessions._all()

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from effort import patience
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.errors import NotFound, NoTokenizer, QueueFull
@@ -164,6 +165,22 @@ async def test_a_retry_gets_the_first_answer(world):
     again = await second.Complete(request("retried", max_tokens=8000))
     assert answer.outputs[0].finish_reason == types_pb2.FINISH_REASON_DEADLINE
     assert again.outputs == answer.outputs
+
+
+async def test_a_router_says_that_it_has_accepted(world):
+    """Before the first event, for which nothing runs here."""
+    await world.start()
+    world.routers[0].dispatcher._room_left = lambda: 0
+    stub = raw(world, world.routers[0])
+    call = stub.Generate(request("early"))
+    async with asyncio.timeout(patience(10)):
+        await call.initial_metadata()
+        assert not call.done()
+        again = stub.Attach(inference_pb2.AttachRequest(request_id="early"))
+        await again.initial_metadata()
+    assert not again.done()
+    for each in (call, again):
+        each.cancel()
 
 
 async def test_a_request_may_name_an_alias(world, oracle):

@@ -7,8 +7,9 @@ it needs more.
 
 Some sequence always advances, because the sequence of the lowest rank is never preempted for another. When no branch
 could advance, the planner *forces* the one of the lowest rank: it takes blocks from all others, then from later
-branches of its own sequence. If no other sequence has blocks and its own do not suffice, the branch finishes with
-LENGTH and the tokens it has, or with ERROR if it has no output.
+branches of its own sequence. If no other sequence has blocks and its own do not suffice, the sequence waits to be given
+to a larger worker. Where there is none, the branch finishes with LENGTH and the tokens it has, or with ERROR if it has
+no output.
 """
 
 from collections.abc import Callable
@@ -134,7 +135,7 @@ class Preemption:
             work.send_back(sequence)  # sequences ahead of it may wait for its blocks
         elif self.stuck is not sequence:
             self.stuck = sequence  # alone by now, it has one more plan to start its other beams
-        else:
+        elif not work.hand_to_larger(sequence):
             work.report(work.end(sequence, FinishReason.LENGTH))
 
     def _prefers_swap(self, sequence: Sequence) -> bool:
@@ -171,6 +172,8 @@ class Preemption:
             work.num_preempted_recompute += 1
             sequence.last_shed = work.now
             return True
+        if work.hand_to_larger(sequence):
+            return False  # it waits until it is taken away
         if not requester.num_output:
             failure = OutOfBlocks(
                 f"no block left to compute the prompt of {requester.num_prompt} tokens: it holds "

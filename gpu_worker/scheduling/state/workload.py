@@ -55,6 +55,8 @@ class Workload:
         self.reserved_for: Sequence | None = None  # all steps are for this suspect, although it may have ended
         self.on_trial: Sequence | None = None  # the same, once its trial has begun
         self.pending: list[StepItem] = []  # of what happened between steps, for the result of the next step
+        self.larger_limit = 0  # tokens that a branch may have on the largest other worker, as far as is known
+        self.outgrown: set[Sequence] = set()  # that go on only there: whoever hands sequences over takes them out
         self.num_preempted_swap = 0
         self.num_preempted_recompute = 0
         self._num_added = 0
@@ -117,6 +119,13 @@ class Workload:
             items = [branch_item(branch, (), reason, failure) for branch in going]
         self.drop(sequence)
         return items
+
+    def hand_to_larger(self, sequence: Sequence) -> bool:
+        """Whether a sequence for which the memory here is too small goes on elsewhere: a larger worker can hold it."""
+        if max(len(branch.tokens) for branch in sequence.branches) >= self.larger_limit:
+            return False
+        self.outgrown.add(sequence)
+        return True
 
     def hold(self, sequence: Sequence, *holds: Hold) -> None:
         sequence.holds.update(holds)

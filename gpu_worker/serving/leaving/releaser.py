@@ -7,7 +7,7 @@ ones when those run elsewhere.
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from gpu_worker.engine.command_port import CommandPort
@@ -79,11 +79,24 @@ class SequenceReleaser:
         num_free = min(RELEASES_PER_WORKER * num_others, MAX_RELEASES) - len(self._under_way)
         free_tokens = num_others * self._budget.tokens - sum(r.num_tokens for r in self._under_way)
         if num_free > 0 and (free_tokens > 0 or not self._under_way):
-            await self._release(num_free, free_tokens, besides, STORE_PATIENCE_S)
+            await self._release(self._drop_cheapest(num_free, free_tokens, besides), STORE_PATIENCE_S)
 
     async def release_all(self) -> None:
         """Releases all that is here, while the engine runs."""
-        await self._release(len(self._publisher.logs), MANY, (), STORE_PATIENCE_S)
+        await self._release(self._drop_cheapest(len(self._publisher.logs), MANY, ()), STORE_PATIENCE_S)
+
+    async def release_outgrown(self) -> None:
+        """Releases what this worker is too small for by now, and a larger one is not."""
+
+        def command(scheduler: Scheduler) -> list[Sequence]:
+            here = self._workload.sequences
+            dropped = [each for each in self._workload.outgrown if here.get(each.seq_id) is each]
+            self._workload.outgrown.clear()
+            for sequence in dropped:
+                scheduler.drop(sequence)
+            return dropped
+
+        await self._release(command, STORE_PATIENCE_S)
 
     async def release_rest(self, *, urgent: bool = False) -> None:
         """Releases all that is here, after the engine has ended."""
@@ -96,20 +109,18 @@ class SequenceReleaser:
         await self._flush(patience_s)
         self._stopped = await self._give_up(self._stopped, patience_s)
 
-    async def _release(
-        self, max_sequences: int, max_tokens: int, besides: Collection[SequenceId], patience_s: float
-    ) -> None:
+    async def _release(self, drop: Callable[[Scheduler], list[Sequence]], patience_s: float) -> None:
         try:
-            dropped = await self._drop_cheapest(max_sequences, max_tokens, besides)
+            dropped = await self._port.ask(drop)
         except Draining:
             return  # the engine has ended: `release_rest` does it
         if dropped:
             self._stopped += dropped
             await self.release_stopped(patience_s)
 
-    async def _drop_cheapest(
+    def _drop_cheapest(
         self, max_sequences: int, max_tokens: int, besides: Collection[SequenceId]
-    ) -> list[Sequence]:
+    ) -> Callable[[Scheduler], list[Sequence]]:
         """Stops the sequences that another worker replays with the least work: one at least, but none of `besides`."""
 
         def command(scheduler: Scheduler) -> list[Sequence]:
@@ -123,7 +134,7 @@ class SequenceReleaser:
                 dropped.append(sequence)
             return dropped
 
-        return await self._port.ask(command)
+        return command
 
     async def _flush(self, patience_s: float) -> None:
         try:

@@ -42,6 +42,7 @@ from gpu_worker.serving.admission.reconciler import Reconciler
 from gpu_worker.serving.admission.trial_queue import TrialQueue
 from gpu_worker.serving.calls.worker_service import ServedWorker
 from gpu_worker.serving.leaving.drain import WorkerDrain
+from gpu_worker.serving.leaving.outgrowing import OutgrownRelease
 from gpu_worker.serving.leaving.releaser import SequenceReleaser
 from gpu_worker.serving.process import progress_monitor
 from gpu_worker.serving.process.lease import Lease
@@ -144,8 +145,11 @@ class Worker:
             min(IDLE_ROUND_S, settings.lease_ms / 4000),
         )
         self.monitor = ProgressMonitor(self.engine, self.lease, listener.health, settings.lease_ms / 1000)
-        releaser = SequenceReleaser(store, port, self.workload, budget, self.publisher, self.journal_writer)
+        releaser, outgrown = (
+            SequenceReleaser(store, port, self.workload, budget, self.publisher, self.journal_writer) for _ in range(2)
+        )
         self.drain = WorkerDrain(port, self.publisher, releaser, targets, self.migrations, self._note_draining)
+        self._outgrown = OutgrownRelease(store, self.workload, outgrown)
         self.reconciler = Reconciler(store, incarnation, self.publisher.logs.keys, self.admissions.runs)
         tally = self.migrations.tally if self.migrations is not None else MigrationTally()
         self.metrics = WorkerMetrics(
@@ -185,6 +189,7 @@ class Worker:
         self._watching = [
             run_for_ever("the comparison with the store", self.reconciler.run()),
             run_for_ever("the watch over progress", self.monitor.run()),
+            run_for_ever("the release of what outgrows this worker", self._outgrown.run()),
         ]
         self.engine.start()
         self.listener.service.serve(self._served)

@@ -84,12 +84,14 @@ define('take', function(store, keys, expected, owner, take_id, why, waited_ms, p
     return take_reply('CLOSED', rec)
   end
   local lost = (why == 'lease' or why == 'connection') and not has_left(store, rec.owner)
+  local before_death = { crashes = rec.crashes, suspects = rec.suspects, first_crash_ms = rec.first_crash_ms }
   if lost and rec.owner ~= owner and judge_death(store, rec, now) then
     update(rec, { take_id = take_id })
     finish(store, rec, -1, STOPPED.ERROR, nil, poison)
     return take_reply('POISON', rec)
   end
   if is_occupied(store, rec, owner, tonumber(waited_ms), now) then
+    update(rec, before_death)  -- the owner keeps the sequence, and may live; the take that follows judges again
     return take_reply('OCCUPIED', rec, OCCUPIED_RETRY_MS)
   end
   if not lost and rec.crashes ~= '0' then clear_quarantine(store, rec) end

@@ -75,11 +75,14 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
     if record.cancel or state.past_deadline(record):
         state.finish(stored, Finish(record.seq_id, FinishReason.CANCELLED if record.cancel else FinishReason.DEADLINE))
         return answer(TakeStatus.CLOSED)
+    before_death = record.crashes, record.suspects, record.first_crash_ms
     if owner_lost and record.owner != new_owner and judge_death(state, record):
         record.take_id = request.take_id
         state.finish(stored, Finish(record.seq_id, FinishReason.ERROR, failure=crash_failure(record.seq_id)))
         return answer(TakeStatus.POISON)
     if is_occupied(state, record, new_owner, request.waited_ms):
+        # The owner keeps the sequence, and may live. The take that follows judges again.
+        record.crashes, record.suspects, record.first_crash_ms = before_death
         return answer(TakeStatus.OCCUPIED, OCCUPIED_RETRY_MS)
     if not owner_lost:
         state.end_trial(stored)

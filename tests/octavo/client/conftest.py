@@ -28,6 +28,7 @@ class Script:
     fault: str = ""
     chunk: int = 2
     lag: int = 1  # text comes this many tokens after its token
+    accepts: bool = False  # says so before the first event
     error: errors.ServingError | None = None  # refuse
     starts: list[str] = field(default_factory=list)
 
@@ -79,6 +80,9 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
         if script.error:
             raise script.error
         self.accepted.add(request_id)
+        if script.accepts:
+            await context.send_initial_metadata(())
+            await asyncio.sleep(0.05)
         events = list(self.events(request_id, index, chars, script))
         at, fault = script.at, script.fault
         if at < len(events):

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -58,6 +59,14 @@ async def test_broken_streams_go_on_at_the_next_router(router, make_router, serv
     (call,) = other.calls
     assert call[0] == "Attach"
     assert call[1].resume_token
+
+
+async def test_an_accepted_request_is_not_given_up_early(router, serve, script):
+    """However long its first event is in coming, and however many routers die before it: a router has answered."""
+    router.scripts.extend(script(at=0, fault="UNAVAILABLE", accepts=True) for _ in range(3))
+    policy = replace(QUICK, first_answer_timeout_s=0.0)
+    async with serve(router) as endpoint, AsyncClient(endpoint, policy=policy) as client:
+        assert await gather(client.generate("hello")) == (*router.oracle, [FinishReason.LENGTH])
 
 
 async def test_foreign_tokens_give_way_to_id_and_indexes(router, serve, script):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from octavo.request.errors import HistoryLost
 from octavo.request.hashing import extend_chain, prompt_chain
 from octavo.request.ids import SequenceId
-from octavo.request.record import Snapshot, first_record
+from octavo.request.record import SequenceState, Snapshot, first_record
 from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.request.step_item import StepItem, WaitingItems
 from octavo.text.byte_tokenizer import ByteTokenizer
@@ -79,6 +79,18 @@ def test_a_late_client_learns_an_unsettled_score():
     assert delivery.missing_indexes == [2, 0]
     assert delivery.add_item(item(1, 0, b"xyz", chain_after(b"xyz"), LENGTH, -4.0))
     assert delivery.returned_scores() == [-2.0]
+    assert [bytes(piece.token_ids) for piece in pieces_of(delivery)] == [b"aq"]
+
+
+def test_an_ended_record_is_told_of_a_cut():
+    """No worker sends the score at the stop string any more: the record's scores decide, for every client alike."""
+    delivery, snapshot = delivery_of(RANKED)
+    record = snapshot.record
+    record.state, record.finishes, record.final_lengths = SequenceState.DONE, (LENGTH, LENGTH), (3, 3)
+    record.scores = (-3.0, -4.0)
+    delivery.add_journals(Snapshot(record, PROMPT, (tuple(b"aqb"), tuple(b"xyz")), 0), [0, 0])
+    assert delivery.ended and delivery.unsettled
+    assert delivery.stopped_branches() == [StoppedBranch(0, 2, -3.0)]
     assert [bytes(piece.token_ids) for piece in pieces_of(delivery)] == [b"aq"]
 
 

@@ -3,6 +3,7 @@
 import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations, product
 
 from slow_beams import best_outputs
 
@@ -33,16 +34,32 @@ class Oracle:
         self._chooser = Chooser(self.info)
 
     def outputs(self, prompt: Sequence[int], params: SamplingParams) -> list[Expected]:
-        """All returned branches, in order."""
+        """All returned branches, in order, where a router reads them all the time."""
+        return self.choices(prompt, params)[0]
+
+    def choices(
+        self, prompt: Sequence[int], params: SamplingParams, *, cancelled: bool = False
+    ) -> list[list[Expected]]:
+        """The answers that are right, the usual one first.
+
+        Where branches compete, one that ends while no router reads it counts with the score of all its tokens, also of
+        those after a stop string. Of a cancelled request the branches have whatever scores they had got.
+        """
         if params.beam_width:
             found = best_outputs(self.info, prompt, params, self._state)
-            return [Expected(best.token_ids, cut(best.token_ids, params).text, best.finish) for best in found]
-        outputs = [cut(self._branch(prompt, params, branch)[0], params) for branch in range(params.num_branches)]
+            return [[Expected(best.token_ids, cut(best.token_ids, params).text, best.finish) for best in found]]
+        branches = [self._branch(prompt, params, branch) for branch in range(params.num_branches)]
+        outputs = [cut(tokens, params) for tokens, _ in branches]
         if params.num_branches == params.n:
-            return outputs
-        lengths = [replace(params, max_tokens=len(output.token_ids)) for output in outputs]  # what counts ends there
-        scores = [self._branch(prompt, length, branch)[1] for branch, length in enumerate(lengths)]
-        return [outputs[branch] for branch in rank(scores, params.n)]
+            return [outputs]
+        if cancelled:
+            return [list(chosen) for chosen in permutations(outputs, params.n)]
+        lengths = [replace(params, max_tokens=len(output.token_ids)) for output in outputs]
+        cuts = [self._branch(prompt, length, branch)[1] for branch, length in enumerate(lengths)]
+        wholes = [score for _, score in branches]
+        pairs = zip(cuts, wholes, strict=True)
+        scores = product(*(dict.fromkeys(pair) for pair in pairs))  # the first is that of all cuts
+        return [[outputs[branch] for branch in rank(chosen, params.n)] for chosen in scores]
 
     def tokens(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
         """Greedy."""

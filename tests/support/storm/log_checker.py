@@ -46,6 +46,7 @@ class Verdict:
     num_tokens: int = 0
     num_reattaches: int = 0
     num_unchecked_records: int = 0
+    num_ranked_late: int = 0  # best_of whose choice is another one because no router read a stop string in time
     ends: Counter[str] = field(default_factory=Counter)
     data_loss: int = 0
     gaps: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -82,7 +83,7 @@ class LogChecker:
         self._note_gaps(line)
 
     def _check_events(self, line: StreamLine) -> None:
-        expected = self._oracle.outputs(line.prompt, line.sampling)
+        expected = self._expected(line)
         delivered: dict[int, list[int]] = defaultdict(list)
         next_index: dict[tuple[int, int], int] = {}
         finishes: dict[int, int] = {}
@@ -109,6 +110,14 @@ class LogChecker:
             self._check_outputs(line, expected, delivered, finishes)
         else:
             assert line.mode == "leaver" or line.error, "no terminal event"
+
+    def _expected(self, line: StreamLine) -> list[Expected]:
+        """The right answer that agrees with what came; if none does, the usual one."""
+        cancelled = CANCELLED in {event[6] for event in line.events}
+        choices = self._oracle.choices(line.prompt, line.sampling, cancelled=cancelled)
+        found = next((choice for choice in choices if agrees(choice, line)), choices[0])
+        self.verdict.num_ranked_late += found != choices[0] and not cancelled
+        return found
 
     def _check_outputs(
         self, line: StreamLine, expected: Sequence[Expected], delivered: dict[int, list[int]], finishes: dict[int, int]
@@ -177,6 +186,14 @@ class LogChecker:
         return min(there, key=lambda fault: abs(fault.began - before)).kind if there else "none"
 
 
+def agrees(answer: Sequence[Expected], line: StreamLine) -> bool:
+    """Whether all tokens of a log are those of an answer."""
+    return all(
+        branch < len(answer) and tuple(tokens) == answer[branch].token_ids[first : first + len(tokens)]
+        for _, _, branch, first, tokens, *_ in line.events
+    )
+
+
 def kinds_of(sampling: SamplingParams) -> list[str]:
     """What is special about a request, in words."""
     found = {
@@ -231,6 +248,7 @@ def summary(verdict: Verdict) -> dict[str, Any]:
         "reattaches": verdict.num_reattaches,
         "data_loss": verdict.data_loss,
         "records_not_compared": verdict.num_unchecked_records,
+        "ranked_late": verdict.num_ranked_late,
         "first_token_s": {
             "p50": round(percentile(verdict.first_token_s, 0.5), 2),
             "p99": round(percentile(verdict.first_token_s, 0.99), 2),
