@@ -1,10 +1,9 @@
 """Converts between the messages of routers and workers and plain values."""
 
 from octavo.internal.v1 import worker_pb2
-from octavo.request.errors import HistoryLost, InvalidArgument
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome, Record, Snapshot
-from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.request.sampling import FinishReason
 from octavo.request.step_item import StepItem
 from octavo.request.worker_role import WorkerRole
 from octavo.v1 import types_pb2
@@ -14,12 +13,15 @@ from octavo.wire.public import (
     finish_from_wire,
     finish_to_wire,
     sampling_from_bytes,
+    sampling_from_wire,
+    sampling_message,
     score_from_wire,
     score_to_wire,
 )
 
-# Grows by one with each change of protos/octavo/internal that a router or worker of the revision before cannot follow.
-INTERNAL_REVISION = 3
+# Grows by one with each change that a router or worker of the revision before cannot follow: of protos/octavo/internal,
+# and of the sampling parameters, which such a worker would ignore.
+INTERNAL_REVISION = 4
 
 ROLES = {
     WorkerRole.BOTH: worker_pb2.WORKER_ROLE_UNSPECIFIED,
@@ -103,13 +105,6 @@ _OUTCOMES = {
 _OUTCOMES_BY_VALUE = {int(value): outcome for outcome, value in _OUTCOMES.items()}
 
 
-def _sampling_of(message: worker_pb2.Admission) -> SamplingParams:
-    try:
-        return sampling_from_bytes(message.sampling)
-    except HistoryLost:
-        raise InvalidArgument("sampling", "cannot be read") from None
-
-
 def admission_to_wire(
     snapshot: Snapshot, *, epoch: int, suspect: bool, age_ms: int, hint: tuple[Incarnation, int] | None = None
 ) -> worker_pb2.Admission:
@@ -126,7 +121,7 @@ def admission_to_wire(
         prompt=types_pb2.TokenIds(ids=snapshot.prompt),
         outputs=[types_pb2.TokenIds(ids=output) for output in snapshot.outputs],
         finished_branches=_finished(record),
-        sampling=record.sampling,
+        sampling=sampling_message(record.sampling),
         salt=record.salt,
         priority=record.priority,
         deadline_in_ms=_deadline_in_ms(snapshot, age_ms),
@@ -137,14 +132,14 @@ def admission_to_wire(
 
 
 def admission_from_wire(message: worker_pb2.Admission) -> Admission:
-    """The admission. Raises InvalidArgument if its sampling parameters cannot be read, or a list is over its limit."""
+    """The admission. Raises InvalidArgument if a list of its sampling parameters is over its limit."""
     return Admission(
         seq_id=SequenceId(message.seq_id),
         epoch=message.epoch,
         prompt=list(message.prompt.ids),
         outputs=[list(output.ids) for output in message.outputs],
         finished_branches=tuple(message.finished_branches),
-        sampling=_sampling_of(message),
+        sampling=sampling_from_wire(message.sampling),
         salt=message.salt,
         priority=message.priority,
         deadline_in_ms=message.deadline_in_ms,

@@ -89,8 +89,13 @@ def _without_bias(params: SamplingParams) -> types_pb2.SamplingParams:
 
 def sampling_from_bytes(data: bytes) -> SamplingParams:
     """The parameters in a record. Raises HistoryLost if `data` is not what `sampling_bytes` wrote."""
+    return sampling_from_wire(sampling_message(data))
+
+
+def sampling_message(data: bytes) -> types_pb2.SamplingParams:
+    """The parameters in a record as a message. Raises HistoryLost if `data` is not what `sampling_bytes` wrote."""
     try:
-        return sampling_from_wire(types_pb2.SamplingParams.FromString(data))
+        return types_pb2.SamplingParams.FromString(data)
     except DecodeError as error:
         raise HistoryLost(
             "the record's sampling parameters cannot be read; start again with a new request id"

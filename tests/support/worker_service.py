@@ -21,7 +21,7 @@ from octavo.request.ids import Incarnation
 from octavo.request.sampling import SamplingParams
 from octavo.wire import statuses
 from octavo.wire.channel import open_channel
-from octavo.wire.public import sampling_bytes
+from octavo.wire.public import sampling_to_wire
 
 ADMITTED = worker_pb2.ADMISSION_OUTCOME_ADMITTED
 
@@ -118,7 +118,7 @@ def admission(
 ) -> worker_pb2.Admission:
     params = SamplingParams(0, max_tokens=max_tokens, best_of=1, seed=0, ignore_eos=True, logprobs=logprobs)
     fields = {"seq_id": f"{number:032x}", "epoch": 1, "priority": 3, **more}
-    item = worker_pb2.Admission(sampling=sampling_bytes(params), **fields)
+    item = worker_pb2.Admission(sampling=sampling_to_wire(params), **fields)
     item.prompt.ids.extend(prompt)
     return item
 

@@ -128,14 +128,14 @@ class Admission(_message.Message):
     prompt: _types_pb2.TokenIds
     outputs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenIds]
     finished_branches: _containers.RepeatedScalarFieldContainer[int]
-    sampling: bytes
+    sampling: _types_pb2.SamplingParams
     salt: str
     priority: int
     deadline_in_ms: int
     alone: bool
     prefix_owner: str
     prefix_owner_tokens: int
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[_types_pb2.TokenIds, _Mapping]]] = ..., finished_branches: _Optional[_Iterable[int]] = ..., sampling: _Optional[bytes] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_in_ms: _Optional[int] = ..., alone: bool = ..., prefix_owner: _Optional[str] = ..., prefix_owner_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[_types_pb2.TokenIds, _Mapping]]] = ..., finished_branches: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_in_ms: _Optional[int] = ..., alone: bool = ..., prefix_owner: _Optional[str] = ..., prefix_owner_tokens: _Optional[int] = ...) -> None: ...
 
 class ScheduleRequest(_message.Message):
     __slots__ = ("router_id", "admissions")

@@ -10,8 +10,7 @@ from gpu_worker.sampling.filters import kept_tokens
 from gpu_worker.sampling.native_sampler import NativeSampler
 from gpu_worker.sampling.philox import random_bits
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.scheduling.state.sequence import Branch, Sequence
-from octavo.request.ids import SequenceId
+from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import SamplingParams
 
 NEAR = 1e-5  # a share that falls on a sum of probabilities may be rounded either way
@@ -56,8 +55,7 @@ def expected(logits, params, define, chance, error):
 
 
 def branch_of(params, index=0):
-    sequence = Sequence(SequenceId("0" * 32), 1, [3, 5], params, b"")
-    return Branch(sequence, index, [3, 5, 7], 2)
+    return Seat(params, [3, 5, 7], 2, index)
 
 
 @pytest.mark.parametrize("before", BEFORE, ids=str)

@@ -229,7 +229,7 @@ def test_an_admission_has_what_the_record_says(deadline_ms):
     )  # fmt: skip
     snapshot = Snapshot(record, (1, 2), ((3,), (4, 5)), now_ms=1_000)
     message = admission_to_wire(snapshot, epoch=5, suspect=True, age_ms=500, hint=("o", 1))
-    assert message.sampling == record.sampling, "it travels unread"
+    assert sampling_bytes(sampling_from_wire(message.sampling)) == record.sampling
     admission = admission_from_wire(message)
     own = admission_of_record(snapshot, epoch=5, age_ms=500)
     assert dataclasses.replace(own, suspect=True, prefix_owner="o", prefix_owner_tokens=1) == dataclasses.replace(

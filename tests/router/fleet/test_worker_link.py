@@ -101,9 +101,9 @@ async def test_a_probe_knows_another_worker_by_its_incarnation(incarnation, foun
 @pytest.mark.parametrize(
     ("revision", "reason"),
     [
-        (INTERNAL_REVISION - 1, "speaks internal revision 2, this router 3: upgrade the worker"),
+        (INTERNAL_REVISION - 1, "speaks internal revision 3, this router 4: upgrade the worker"),
         (INTERNAL_REVISION, ""),
-        (INTERNAL_REVISION + 1, "speaks internal revision 4, this router 3: upgrade the router"),
+        (INTERNAL_REVISION + 1, "speaks internal revision 5, this router 4: upgrade the router"),
     ],
 )
 async def test_a_router_uses_workers_of_its_own_revision(revision, reason):

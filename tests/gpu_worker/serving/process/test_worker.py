@@ -27,7 +27,7 @@ from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from octavo.wire import statuses
 from octavo.wire.channel import open_channel
-from octavo.wire.public import sampling_bytes
+from octavo.wire.public import sampling_to_wire
 
 SEQ = SequenceId("a" * 32)
 LEASE_MS = 300
@@ -98,7 +98,7 @@ class Life:
         taken = await self.store.take_ownership(TakeRequest(SEQ, 0, self.listener.incarnation, "t", TakeReason.QUEUED))
         if not scheduled:
             return
-        item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=sampling_bytes(params))
+        item = worker_pb2.Admission(seq_id=SEQ, epoch=taken.epoch, priority=3, sampling=sampling_to_wire(params))
         item.prompt.ids.extend([1, 2, 3])
         await self.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
         self.worker.engine.control.grant_steps(steps)
