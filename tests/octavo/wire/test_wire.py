@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parameter_values import U32, strategy
 
-from octavo.internal.v1 import worker_pb2
 from octavo.request import errors
 from octavo.request.errors import Failure
 from octavo.request.ids import RequestId, SequenceId
@@ -150,8 +149,6 @@ def test_a_list_over_its_limit_is_refused_before_it_is_copied(row):
 def test_parameters_in_a_record_that_cannot_be_read():
     with pytest.raises(errors.HistoryLost):
         sampling_from_bytes(b"\xff\xff")
-    with pytest.raises(errors.InvalidArgument, match=r"^sampling: cannot be read"):
-        admission_from_wire(worker_pb2.Admission(sampling=b"\xff\xff"))
 
 
 def test_a_retry_is_told_from_another_body():
