@@ -36,7 +36,7 @@ from octavo.store import open_store
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
 from octavo.wire.channel import open_channel
-from octavo.wire.public import sampling_bytes
+from octavo.wire.public import sampling_to_wire
 
 PROMPT = list(range(1, 101))
 MAX_TOKENS = 100_000
@@ -124,7 +124,7 @@ async def schedule(store: Any, listener: Listener, streams: int, journal: bool) 
             )  # fmt: skip
             await store.accept(new, QueueLimits(10**6, 10**12))
             await store.take_ownership(TakeRequest(seq_id, 0, listener.incarnation, "bench", TakeReason.QUEUED))
-        item = worker_pb2.Admission(seq_id=seq_id, epoch=1, priority=3, sampling=sampling_bytes(params))
+        item = worker_pb2.Admission(seq_id=seq_id, epoch=1, priority=3, sampling=sampling_to_wire(params))
         item.prompt.ids.extend([1 + number, *PROMPT[1:]])
         admissions.append(item)
     async with open_channel(listener.endpoint, internal=True) as channel:

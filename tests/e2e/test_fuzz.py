@@ -19,7 +19,7 @@ from octavo.client import SamplingParams
 from octavo.internal.v1 import worker_pb2
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.channel import open_channel
-from octavo.wire.public import sampling_bytes
+from octavo.wire.public import sampling_to_wire
 
 NUM_REQUESTS = int(os.environ.get("OCTAVO_TEST_FUZZ", draws(3000, 30_000)))
 SEED = int(os.environ.get("OCTAVO_TEST_SEED", "20261121"))
@@ -112,7 +112,7 @@ def worker_request(rng):
             for _ in range(rng.randrange(4)):
                 params = SamplingParams(max_tokens=rng.randrange(1, 40), seed=1, n=rng.choice([1, 1, 2]))
                 item = request.admissions.add(seq_id=seq_id(), epoch=number(), priority=rng.randrange(6))
-                item.sampling = sampling_bytes(params)
+                item.sampling.CopyFrom(sampling_to_wire(params))
                 item.prompt.ids.extend(min(number(), 2**32 - 1) for _ in range(rng.randrange(4)))
                 item.deadline_in_ms, item.alone = number(), rng.random() < 0.3
                 if rng.random() < 0.3:

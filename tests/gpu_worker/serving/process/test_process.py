@@ -23,7 +23,7 @@ from octavo.request.record import Record, SequenceState
 from octavo.request.sampling import SamplingParams
 from octavo.store import open_store
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
-from octavo.wire.public import sampling_bytes
+from octavo.wire.public import sampling_to_wire
 
 SEQ = SequenceId("a" * 32)
 
@@ -93,7 +93,7 @@ async def test_a_worker_process_from_no_store_to_the_end(start, tmp_path):
         async with grpc.aio.insecure_channel(each.endpoint) as channel:
             call = worker_pb2_grpc.WorkerStub(channel).Step()
             item = worker_pb2.Admission(seq_id=SEQ, epoch=1, priority=3)
-            item.sampling = sampling_bytes(SamplingParams(max_tokens=9, best_of=1, seed=0))
+            item.sampling.CopyFrom(sampling_to_wire(SamplingParams(max_tokens=9, best_of=1, seed=0)))
             item.prompt.ids.extend([1, 2, 3])
             await worker_pb2_grpc.WorkerStub(channel).Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
             await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
@@ -125,7 +125,7 @@ async def running(worker: Process, server: EmbeddedStore) -> AsyncIterator[Calla
 
         stub = worker_pb2_grpc.WorkerStub(await stack.enter_async_context(grpc.aio.insecure_channel(worker.endpoint)))
         item = worker_pb2.Admission(seq_id=new.seq_id, epoch=taken.epoch, priority=3)
-        item.sampling = sampling_bytes(SamplingParams(max_tokens=4000, best_of=1, seed=0, ignore_eos=True))
+        item.sampling.CopyFrom(sampling_to_wire(SamplingParams(max_tokens=4000, best_of=1, seed=0, ignore_eos=True)))
         item.prompt.ids.extend(new.prompt)
         await stub.Schedule(worker_pb2.ScheduleRequest(admissions=[item]))
         call = stub.Step()
