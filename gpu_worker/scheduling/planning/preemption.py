@@ -135,7 +135,7 @@ class Preemption:
             work.send_back(sequence)  # sequences ahead of it may wait for its blocks
         elif self.stuck is not sequence:
             self.stuck = sequence  # alone by now, it has one more plan to start its other beams
-        elif not work.hand_to_larger(sequence):
+        else:
             work.report(work.end(sequence, FinishReason.LENGTH))
 
     def _prefers_swap(self, sequence: Sequence) -> bool:

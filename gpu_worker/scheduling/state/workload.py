@@ -121,8 +121,13 @@ class Workload:
         return items
 
     def hand_to_larger(self, sequence: Sequence) -> bool:
-        """Whether a sequence for which the memory here is too small goes on elsewhere: a larger worker can hold it."""
-        if max(len(branch.tokens) for branch in sequence.branches) >= self.larger_limit:
+        """Whether a sequence for which the memory here is too small goes on elsewhere: a larger worker can hold it.
+
+        It must be too large to be admitted here again. A beam search is not: its beams begin anew.
+        """
+        longest = max(len(branch.tokens) for branch in sequence.branches)
+        outgrown = self.tables.num_missing(longest, 0, 0) > self.info.num_blocks
+        if sequence.search is not None or not outgrown or longest >= self.larger_limit:
             return False
         self.outgrown.add(sequence)
         return True

@@ -93,6 +93,7 @@ class SequenceReleaser:
             dropped = [each for each in self._workload.outgrown if here.get(each.seq_id) is each]
             self._workload.outgrown.clear()
             for sequence in dropped:
+                log.info("sequence %s has outgrown this worker: it goes to a larger one", sequence.seq_id)
                 scheduler.drop(sequence)
             return dropped
 

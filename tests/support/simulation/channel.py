@@ -129,6 +129,7 @@ class ClientCall:
         self._connection: Connection | None = None
         self._messages: deque[tuple[bytes, ServerCall]] = deque()
         self._status: tuple[grpc.StatusCode, str, Metadata] | None = None
+        self._is_answered = False  # the server has sent its initial metadata
         self._is_cancelled_here = False
         self._changed = asyncio.Event()
         self._opened = asyncio.Event()
@@ -156,6 +157,10 @@ class ClientCall:
 
     def add_message(self, message: bytes, sender: ServerCall) -> None:
         self._messages.append((message, sender))
+        self._changed.set()
+
+    def note_answer(self) -> None:
+        self._is_answered = True
         self._changed.set()
 
     def end(self, code: grpc.StatusCode, details: str, trailing: Metadata) -> None:
@@ -201,6 +206,10 @@ class ClientCall:
 
     def done(self) -> bool:
         return self._status is not None and not self._messages
+
+    async def initial_metadata(self) -> Metadata:
+        await self._until(lambda: self._is_answered or self._messages or self._status is not None)
+        return ()
 
     async def code(self) -> grpc.StatusCode:
         await self._until(lambda: self._status is not None)
