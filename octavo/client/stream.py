@@ -13,6 +13,7 @@ from octavo.client.receiver import BrokenStreamError, StreamReceiver
 from octavo.client.routing import EndpointPool, Recovery
 from octavo.request import errors
 from octavo.v1 import inference_pb2
+from octavo.wire.public import ACCEPTED
 
 Opening = inference_pb2.GenerateRequest | inference_pb2.AttachRequest
 Call: TypeAlias = "grpc.aio.UnaryStreamCall[Opening, inference_pb2.GenerateEvent]"
@@ -82,8 +83,7 @@ class AsyncStream(AsyncIterator[Event]):
         """The events of one connection. The call ends when the caller leaves the iteration."""
         call = self._call()
         try:
-            await call.initial_metadata()  # a router sends it when it has accepted the request, events or not
-            if not call.done():
+            if ACCEPTED[0] in dict(await call.initial_metadata() or ()):  # before a first event that may be late
                 self._recovery.note_accepted()
             async for message in call:
                 if self._broken:

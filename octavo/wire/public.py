@@ -21,6 +21,10 @@ _PLAIN_LISTS: dict[str, Callable[[Any], Any]] = {  # lists on the wire as plain 
 }
 
 
+# The header by which a router says that it has accepted or attached a request. A refused call has none.
+ACCEPTED = ("octavo-accepted", "1")
+
+
 def sampling_from_wire(message: types_pb2.SamplingParams) -> SamplingParams:
     """The parameters. A field left out gets its default. A list over its limit is refused before it is copied."""
     values: dict[str, Any] = {}

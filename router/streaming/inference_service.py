@@ -10,6 +10,7 @@ from octavo.store.base import Store
 from octavo.text.ranking import rank
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 from octavo.wire.public import (
+    ACCEPTED,
     defaults_to_wire,
     failure_from_wire,
     failure_to_wire,
@@ -62,7 +63,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: "Context"
     ) -> AsyncIterator[inference_pb2.GenerateEvent]:
         async with self._opener.open_new(request, remaining_s(context)) as session:
-            await context.send_initial_metadata(())  # the first event may be long in coming: the request is accepted
+            await context.send_initial_metadata((ACCEPTED,))  # the first event may be late
             while events := await session.next_events():
                 for event in events:
                     yield event
@@ -87,7 +88,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.AttachRequest, context: "Context"
     ) -> AsyncIterator[inference_pb2.GenerateEvent]:
         async with self._opener.open_accepted(request) as session:
-            await context.send_initial_metadata(())
+            await context.send_initial_metadata((ACCEPTED,))
             while events := await session.next_events():
                 for event in events:
                     yield event

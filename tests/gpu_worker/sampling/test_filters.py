@@ -91,6 +91,6 @@ def test_tokens_are_those_kept_alone_and_in_a_batch(sampler, define, values):
     assert tokens == definition
     for row, branch, token in zip(rows, branches, tokens, strict=True):
         assert make().sample(logits, [row], [branch])[0] == [token]
-        params = branch.sequence.params
-        chance = lambda which, b=branch: int(random_bits([b.sequence.params.seed], [b.index], [1], which)[0])  # noqa: E731
+        params = branch.params
+        chance = lambda which, b=branch: int(random_bits([b.params.seed], [b.index], [1], which)[0])  # noqa: E731
         assert any(token in expected(logits[row], params, define, chance, error) for error in (-NEAR, NEAR))

@@ -12,6 +12,7 @@ import pytest
 from octavo.net.server import make_server
 from octavo.request import errors
 from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from octavo.wire.public import ACCEPTED
 
 NUM_TOKENS = 24
 
@@ -81,7 +82,7 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
             raise script.error
         self.accepted.add(request_id)
         if script.accepts:
-            await context.send_initial_metadata(())
+            await context.send_initial_metadata((ACCEPTED,))
             await asyncio.sleep(0.05)
         events = list(self.events(request_id, index, chars, script))
         at, fault = script.at, script.fault

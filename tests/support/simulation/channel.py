@@ -129,7 +129,7 @@ class ClientCall:
         self._connection: Connection | None = None
         self._messages: deque[tuple[bytes, ServerCall]] = deque()
         self._status: tuple[grpc.StatusCode, str, Metadata] | None = None
-        self._is_answered = False  # the server has sent its initial metadata
+        self._answer: Metadata | None = None  # the initial metadata of the server
         self._is_cancelled_here = False
         self._changed = asyncio.Event()
         self._opened = asyncio.Event()
@@ -159,8 +159,8 @@ class ClientCall:
         self._messages.append((message, sender))
         self._changed.set()
 
-    def note_answer(self) -> None:
-        self._is_answered = True
+    def note_answer(self, metadata: Metadata) -> None:
+        self._answer = metadata
         self._changed.set()
 
     def end(self, code: grpc.StatusCode, details: str, trailing: Metadata) -> None:
@@ -208,8 +208,8 @@ class ClientCall:
         return self._status is not None and not self._messages
 
     async def initial_metadata(self) -> Metadata:
-        await self._until(lambda: self._is_answered or self._messages or self._status is not None)
-        return ()
+        await self._until(lambda: self._answer is not None or self._messages or self._status is not None)
+        return self._answer or ()
 
     async def code(self) -> grpc.StatusCode:
         await self._until(lambda: self._status is not None)

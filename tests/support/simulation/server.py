@@ -146,7 +146,7 @@ class ServerCall:
     async def send_initial_metadata(self, metadata: Metadata) -> None:
         if not self._silent:
             calls, call_id = self.connection.calls, self.call_id
-            self.connection.down.send(lambda: call_id in calls and calls[call_id].note_answer())
+            self.connection.down.send(lambda: call_id in calls and calls[call_id].note_answer(metadata))
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> NoReturn:
         self._status = (code, details, tuple(trailing_metadata))

@@ -272,9 +272,8 @@ async def test_watch_sends_a_snapshot_then_what_changes_and_the_load(service):
             for block_hash in hashes:
                 digest ^= int.from_bytes(block_hash[:8], "little")
             assert digest == message.digest
-            if message.load.num_steps == 21:
+            if message.load.num_steps == 21 and len(hashes) == (3 + 20 - 1) // 4:  # the load may be ahead of the events
                 break
-    assert len(hashes) == (3 + 20 - 1) // 4
     assert message.load.step_ms > 0
     watch.cancel()
     await service.until(lambda: not service.watch.watchers._watchers)
