@@ -185,9 +185,9 @@ async def test_a_repeated_request_waits_for_its_model(world, oracle):
 
 @pytest.mark.parametrize("method", ["complete", "attach"])
 async def test_a_full_router_keeps_returning_requests(world, oracle, method):
-    """A request outlives its last client for a second, and clients that this router refuses, too, for longer."""
+    """A request outlives its last client for its grace, and clients that this router refuses, too, for longer."""
     await world.worker(FakeRunner(step_s=0.02))
-    await world.router(max_streams=1)
+    await world.router(max_streams=1, grace_ms=2000)  # two of the delays that a refusal asks for
     await world.ready()
     long = replace(GREEDY, max_tokens=200)  # four seconds
     first = world.client().generate(PROMPT, long, request_id="again")
@@ -203,7 +203,7 @@ async def test_a_full_router_keeps_returning_requests(world, oracle, method):
             answer = asyncio.create_task(client.complete(PROMPT, long, request_id="again"))
         else:
             answer = asyncio.create_task(gathered(client.attach(request_id="again")))
-        await world.until(lambda: len(refusals) > 2, 30)  # each of them asks for a second
+        await world.until(lambda: len(refusals) > 2, 30)
         assert all(isinstance(error, TooManyStreams) for error in refusals)
         assert world.entry("again").record.finishes[0] is not FinishReason.CANCELLED
         await other.aclose()
