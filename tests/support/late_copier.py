@@ -128,8 +128,12 @@ class StagedWitness(WitnessRunner):
         assert not self.copier.under_way
 
 
+def num_usable(staged: StagedBlocks) -> int:
+    """Buffers of both sides that were not retired."""
+    return staged.read_buffers.num_usable + staged.write_buffers.num_usable
+
+
 def check_buffers(staged: StagedBlocks, size: StagingSize, num_retired: int = 0) -> None:
     """All buffers are free but those that were retired."""
-    sides = staged.read_buffers, staged.write_buffers
-    assert sum(side.num_free for side in sides) == sum(side.num_usable for side in sides)
-    assert sum(side.num_usable for side in sides) == size.num_buffers - num_retired
+    assert staged.read_buffers.num_free + staged.write_buffers.num_free == num_usable(staged)
+    assert num_usable(staged) == size.num_buffers - num_retired

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from late_copier import CopyFailed, LateCopier, check_buffers, late_blocks
-from migration_peers import PATIENCE_S, SECRET, Target, name_of
+from late_copier import CopyFailed, LateCopier, check_buffers, late_blocks, num_usable
+from migration_peers import PATIENCE_S, SECRET, Target, name_of, wait_until
 
 from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.blocks.frame_socket import STALL_S, TICK_S
@@ -331,12 +331,15 @@ def test_two_that_send_to_each_other_come_to_an_end(size: StagingSize):
 def test_a_device_that_fails_ends_its_ticket_and_no_other(side: str, call: str):
     peers = {"source": Peer(1, SIZE), "target": Peer(2, SIZE)}
     broken: LateCopier = peers[side].copier
+    num_retired = 0 if call == "fail_begin" else peers[side].staged.blocks_per_turn
     with ExitStack() as stack:
         setattr(broken, call, True)
         peers["source"].sends_to(peers["target"], stack)
         error = peers["source"].arrived.exception(PATIENCE_S)
         assert error is not None and error.cause == ("GIVEN_UP" if side == "source" else "NOT_STORED")
         setattr(broken, call, False)
+        # The peer hears of it before the buffers are retired: a copy that is made earlier has not failed.
+        wait_until(lambda: num_usable(peers[side].staged) == SIZE.num_buffers - num_retired)
         with suppress(IndexError):
             while True:  # the copies that have failed are made after all, and change nothing that is used
                 broken.under_way[0].fails = False
@@ -347,7 +350,6 @@ def test_a_device_that_fails_ends_its_ticket_and_no_other(side: str, call: str):
         assert np.array_equal(again.device[again.places], peers["source"].before)
     for peer in (*peers.values(), again):
         peer.target.listener.close()
-    num_retired = 0 if call == "fail_begin" else peers[side].staged.blocks_per_turn
     check_buffers(peers[side].staged, SIZE, num_retired)
 
 
