@@ -379,6 +379,20 @@ class BadLogits(ServingError):
     reason = "BAD_LOGITS"
 
 
+class ConstraintUnmet(ServingError):
+    """The constraint and other sampling parameters left no token. Loosen one of them."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "CONSTRAINT_UNMET"
+
+
+class ConstraintDiverged(ServingError):
+    """The output so far does not keep the constraint, or the constraint became too complex. Simplify it."""
+
+    code = Code.INTERNAL
+    reason = "CONSTRAINT_DIVERGED"
+
+
 class RunnerFailed(ServingError):
     """The model raised an error in a step that ran this sequence alone."""
 

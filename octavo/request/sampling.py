@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypedDict
 
 from octavo.request import limits
+from octavo.request.constraint import Constraint
 from octavo.request.errors import InvalidArgument
 from octavo.request.limits import U32_MAX, U64_MAX, NumberRange, integers
 
@@ -71,7 +72,11 @@ class Parameter:
 
     @property
     def is_flag(self) -> bool:
-        return self.allowed is None and self.most is None
+        return self.allowed is None and self.most is None and not self.is_constraint
+
+    @property
+    def is_constraint(self) -> bool:
+        return self.name == "constraint"
 
     def check_count(self, values: Collection[object]) -> None:
         """Refuses a list that is longer than its limit. It is cheap, and so can run before the list is copied."""
@@ -159,6 +164,10 @@ class SamplingParams:
         NumberRange(0, 1), **_FILTER, flag="P", since=6)
     xtc_probability: float = _row(0.0, _DRAWS, "how often all top choices but the least likely are left out; 0: never",
         NumberRange(0, 1), **_FILTER, flag="P", since=6)
+    constraint: Constraint | None = _row(None, _ADJUSTS,  # noqa: RUF009
+        "the output has this form: a JSON schema, any JSON object, a"
+        " regular expression, a Lark grammar, one of some texts, or text with tagged parts (docs/constraints.md)",
+        beside_beams=False, history=True, vllm="structured_outputs", left_out="none", since=7)
     # fmt: on
 
     @property
@@ -207,6 +216,7 @@ class SamplingArguments(TypedDict, total=False):
     typical_p: float | None
     xtc_threshold: float | None
     xtc_probability: float | None
+    constraint: Constraint | None
 
 
 def _parameters() -> dict[str, Parameter]:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from octavo.request import limits
+from octavo.request.constraint import check_constraint
 from octavo.request.errors import InvalidArgument, ViolationCollector
 from octavo.request.limits import NumberRange
 from octavo.request.sampling import PARAMETERS, Parameter, SamplingParams
@@ -24,7 +25,7 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int, eos_token_ids:
     for row in PARAMETERS.values():
         checks.run(_check_value, row, getattr(params, row.name), vocab_size)
     checks.raise_found()  # the checks below compare fields, and so need each of them to be right
-    for check in (_check_best_of, _check_greedy_branches, _check_min_tokens):
+    for check in (_check_best_of, _check_greedy_branches, _check_min_tokens, _check_end_of_constraint):
         checks.run(check, params)
     if params.beam_width:
         checks.run(_check_beam_width, params)
@@ -42,6 +43,8 @@ def _check_value(row: Parameter, value: Any, vocab_size: int) -> None:
     elif row.is_flag:
         if type(value) is not bool:
             raise InvalidArgument(row.name, "must be true or false")
+    elif row.is_constraint:
+        check_constraint(value)
     elif row.name == "logit_bias":
         _check_logit_bias(value, vocab_size)
     elif value != ():
@@ -128,6 +131,11 @@ def _check_min_tokens(params: SamplingParams) -> None:
         )
     if params.max_tokens is not None and not params.min_tokens <= params.max_tokens:
         raise InvalidArgument("min_tokens", f"{params.min_tokens} exceeds max_tokens of {params.max_tokens}")
+
+
+def _check_end_of_constraint(params: SamplingParams) -> None:
+    if params.constraint is not None and params.ignore_eos:
+        raise InvalidArgument("ignore_eos", "not allowed beside constraint, whose output ends where its form does")
 
 
 def _check_beam_width(params: SamplingParams) -> None:
