@@ -37,7 +37,14 @@ def beyond(row: Parameter) -> list[Any]:
     if row.is_flag:
         return [None, 1, 0, "true"]
     if row.is_constraint:
-        return [1, "a+", {}, Constraint(Shape.REGEX, ""), Constraint(Shape.REGEX, "a" * 16_385), Constraint.choice([""])]
+        return [
+            1,
+            "a+",
+            {},
+            Constraint(Shape.REGEX, ""),
+            Constraint(Shape.REGEX, "a" * 16_385),
+            Constraint.choice([""]),
+        ]
     if row.allowed is not None:
         step = 1 if row.allowed.integer else 0.1
         low = row.allowed.low - (0 if row.allowed.above else step)
