@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 
 from octavo.metrics.aliases import ModelLoad, alias_values
@@ -15,7 +15,7 @@ from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Assigner
-from router.streaming.request_progress import ProgressRegistry
+from router.streaming.progress.progress_registry import ProgressRegistry
 
 DEPTH_INTERVAL_S = 1.0
 NO_MODEL = ""  # the name where no model is known
@@ -68,9 +68,8 @@ class RouterMetrics:
             yield MetricValue("octavo_numerics_changes_total", changes, (model.name,))
         yield from self._workers()
         yield MetricValue("octavo_waits_for_workers", self._waits_for_workers)
-        index = self._pool.kv_index
-        yield MetricValue("octavo_kv_index_blocks", index.num_device_blocks, ("device",))
-        yield MetricValue("octavo_kv_index_blocks", index.num_host_blocks, ("host",))
+        for place, num_blocks in self._pool.kv_index.num_blocks.items():
+            yield MetricValue("octavo_kv_index_blocks", num_blocks, (place,))
 
     def alias_values(self) -> Iterator[MetricValue]:
         """The values of now under the names that gateways know."""
@@ -98,7 +97,9 @@ class RouterMetrics:
         left = dict(self._depths)
         found = [(model.name, left.pop(model.fingerprint, NOTHING_WAITS)) for model in self._models.list_models()]
         if left or not found:
-            found.append((NO_MODEL, total_depth(left.values())))
+            num_queued = sum(depth.num_queued for depth in left.values())
+            queued_tokens = sum(depth.queued_tokens for depth in left.values())
+            found.append((NO_MODEL, QueueDepth(num_queued, queued_tokens)))
         for name, depth in found:
             yield MetricValue("octavo_queue_requests", depth.num_queued, (name,))
             yield MetricValue("octavo_queue_tokens", depth.queued_tokens, (name,))
@@ -110,12 +111,6 @@ class RouterMetrics:
         names = [model.name for model in self._models.list_models()] or [NO_MODEL]
         for key in sorted({*states, *product(names, STATES)}):
             yield MetricValue("octavo_workers", states[key], key)
-
-
-def total_depth(depths: Iterable[QueueDepth]) -> QueueDepth:
-    """How much waits in all of these queues together."""
-    pairs = [(depth.num_queued, depth.queued_tokens) for depth in depths]
-    return QueueDepth(sum(number for number, _ in pairs), sum(tokens for _, tokens in pairs))
 
 
 def _state_of(link: WorkerLink) -> str:

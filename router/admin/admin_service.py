@@ -12,7 +12,6 @@ from octavo.store.base import Store
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from router.admin.cluster_watch import ClusterWatch
 from router.admin.messages import decision_to_wire, sequence_to_wire, shared_fields, worker_to_wire
-from router.fleet.migration_report import MigrationReport
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Assigner
@@ -104,7 +103,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         request_id = validation.validate_request_id(request.request_id)
         target = self._link_of(request.worker_id) if request.worker_id else None
         report = await self._migrator.migrate(sequence_id(request.tenant, request_id), target)
-        return self._migration_to_wire(report)
+        link = self._pool.find_link(report.target)
+        worker_id = link.worker_id if link else report.target  # of a worker that was not met no name is known
+        return admin_pb2.MigrateResponse(**shared_fields(report, admin_pb2.MigrateResponse), worker_id=worker_id)
 
     async def DrainWorker(
         self, request: admin_pb2.DrainWorkerRequest, context: "Context"
@@ -116,20 +117,6 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         async with aclosing(self._link_of(request.worker_id).drain(request.grace_ms, undo=request.undo)) as drain:
             async for progress in drain:
                 yield admin_pb2.DrainWorkerResponse(**shared_fields(progress, admin_pb2.DrainWorkerResponse))
-
-    def _migration_to_wire(self, report: MigrationReport) -> admin_pb2.MigrateResponse:
-        link = self._pool.find_link(report.target)
-        return admin_pb2.MigrateResponse(
-            epoch=report.epoch,
-            worker_id=link.worker_id
-            if link
-            else report.target,  # the name of a worker that has not been met is not known
-            num_blocks=report.num_blocks,
-            num_sent_blocks=report.num_sent_blocks,
-            num_sent_bytes=report.num_sent_bytes,
-            total_ms=report.total_ms,
-            stopped_ms=report.stopped_ms,
-        )
 
     def _link_of(self, worker_id: str) -> WorkerLink:
         """This router's link to the living worker of that name. Raises NotFound."""

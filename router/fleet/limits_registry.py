@@ -40,10 +40,7 @@ class LimitsRegistry:
         return any(limits.model == model for limits in self._seen)
 
     async def may_hold(self, fingerprint: str, num_tokens: int, refused_by: Collection[WorkerLimits]) -> bool:
-        """Whether a worker that was here lately could hold a sequence that workers with those limits cannot hold.
-
-        Without an answer of the store nobody knows, and so it may.
-        """
+        """Whether a worker that was here lately could hold what those cannot. True without an answer of the store."""
         try:
             await self._tell(time.monotonic())
         except StoreUnavailable:

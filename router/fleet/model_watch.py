@@ -37,21 +37,14 @@ class ModelWatch:
         """Writes and reads once, and waits. The router repeats this for as long as it lives."""
         with suppress(StoreUnavailable):  # the next round says the same
             for facts in [link.facts for link in self._pool.links.values() if link.facts]:
-                await self._write(facts)
+                if self._seen.get(facts.model) != (description := description_of(facts)):
+                    await self._store.describe_model(facts.model, description)
+                    self._seen[facts.model] = description
             for name, description in (await self._store.model_descriptions()).items():
-                await self._note(name, description)
+                is_new, self._seen[name] = self._seen.get(name) != description, description
+                if is_new and not self._models.has(name):
+                    await self._add(name, description)
         await asyncio.sleep(EXCHANGE_S)
-
-    async def _write(self, facts: WorkerFacts) -> None:
-        description = description_of(facts)
-        if self._seen.get(facts.model) != description:
-            await self._store.describe_model(facts.model, description)
-            self._seen[facts.model] = description
-
-    async def _note(self, name: str, description: bytes) -> None:
-        is_new, self._seen[name] = self._seen.get(name) != description, description
-        if is_new and not self._models.has(name):
-            await self._add(name, description)
 
     async def _add(self, name: str, description: bytes) -> None:
         try:

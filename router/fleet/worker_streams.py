@@ -10,7 +10,7 @@ from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.v1 import admin_pb2
 from octavo.wire.internal import item_from_wire
-from router.fleet.kv_index import ApplyOutcome, KvChange, KvEvent, KvIndex
+from router.fleet.kv_index import KvChange, KvEvent, KvIndex
 from router.session_registry import Assignment, SessionRegistry
 
 WATCH_MS = 250
@@ -122,11 +122,10 @@ class WatchStream:
         """Brings the index up to the message. Returns whether it is: if not, the next snapshot will do that."""
         if message.HasField("snapshot"):
             snapshot = message.snapshot
-            self._index.apply_snapshot(
-                self._incarnation, snapshot.device_hashes, snapshot.host_hashes, message.event_seq
-            )
+            device, host = snapshot.device_hashes, snapshot.host_hashes
+            self._index.apply_snapshot(self._incarnation, device, host, message.event_seq)
             return True
         events = [
             KvEvent(KV_CHANGES[event.WhichOneof("event")], event.stored or event.removed) for event in message.events
         ]
-        return self._index.apply_events(self._incarnation, events, message.event_seq, message.digest) is ApplyOutcome.OK
+        return self._index.apply_events(self._incarnation, events, message.event_seq, message.digest)

@@ -14,7 +14,7 @@ from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import Record, SequenceState, Snapshot
 from octavo.request.sampling import FinishReason
 from octavo.store.base import Store
-from octavo.store.calls import Finish, Notice, TakeReason
+from octavo.store.calls import Finish, TakeReason
 from router.background_tasks import BackgroundTasks, repeat_forever
 from router.fleet.worker_pool import WorkerPool
 from router.fleet.worker_view import WorkerView
@@ -85,10 +85,7 @@ class Dispatcher:
             self._wake.set()
 
     def recover_sequence(self, seq_id: SequenceId, epoch: int, reason: TakeReason) -> None:
-        """Starts assigning a running sequence anew: its owner is gone, or never got it.
-
-        It does no harm that several routers try.
-        """
+        """Assigns a running sequence anew, whose owner is gone or never got it. Several routers may try."""
         if not self._assigner.is_assigning(seq_id) and not self._stopping:
             self._num_recovering += 1
             self._background.spawn(self._recover(seq_id, epoch, reason))
@@ -117,10 +114,7 @@ class Dispatcher:
             self.recover_sequence(found.seq_id, found.epoch, TakeReason.CONNECTION)
 
     async def cancel_sequence(self, seq_id: SequenceId) -> Record | None:
-        """Cancels a sequence. Returns its record, or None if there is none.
-
-        A running sequence ends soon, whatever its owner does.
-        """
+        """Cancels a sequence, which ends soon whatever its owner does. Returns its record, or None if there is none."""
         record = await self._store.cancel(seq_id)
         if record is not None and record.state is SequenceState.RUNNING:
             await self._stop_running(record)
@@ -175,7 +169,7 @@ class Dispatcher:
             if not newcomer and places <= self._held_back.get(model, 0):
                 return True
             # Few at once: a more urgent newcomer cannot overtake sequences that are being assigned.
-            count, most_kept = min(places, POP_AT_ONCE), self._places_to_keep(model)
+            count, most_kept = min(places, POP_AT_ONCE), places_to_keep(self._views(model))
             self._num_popping += 1
             try:
                 popped = await self._store.pop(model, count, CLAIM_MS, places, most_kept)
@@ -196,10 +190,6 @@ class Dispatcher:
         """How many more sequences the workers of a model together should be given now."""
         return room_for_prompts(self._views(model))
 
-    def _places_to_keep(self, model: str) -> int:
-        """How many of them may be kept for tenants that had less than their share."""
-        return places_to_keep(self._views(model))
-
     def _views(self, model: str) -> list[WorkerView]:
         links = self._pool.links.values()
         return [link.view() for link in links if link.facts and link.facts.fingerprint == model]
@@ -217,15 +207,12 @@ class Dispatcher:
 
     async def _read_notices(self) -> None:
         async for notice in self._store.notices(self._router_id):
-            self._handle_notice(notice)
-
-    def _handle_notice(self, notice: Notice) -> None:
-        if notice.what == "queued":
-            self.note_queued()
-        # While an attempt is in progress, a notice is probably an echo of this router's own take. A foreign notice that
-        # is lost here is made up for by the sessions, which read the record now and then.
-        if not self._assigner.is_assigning(notice.seq_id):
-            self._sessions.announce_notice(notice)
+            if notice.what == "queued":
+                self.note_queued()
+            # While an attempt is in progress, a notice is probably an echo of this router's own take. A foreign notice
+            # that is lost here is made up for by the sessions, which read the record now and then.
+            if not self._assigner.is_assigning(notice.seq_id):
+                self._sessions.announce_notice(notice)
 
     async def _sweep(self) -> None:
         await asyncio.sleep(SWEEP_INTERVAL_MS / 1000 if self._sweep_was_full else SWEEP_S * random.uniform(0.5, 1.5))
@@ -237,9 +224,5 @@ class Dispatcher:
         if swept.requeued:
             self.note_queued()
         for seq_id in swept.cancelled:
-            self._background.spawn(self._stop_abandoned(seq_id))
+            self._background.spawn(self.cancel_sequence(seq_id))  # its owner: what waits in a worker appends nothing
         self._sessions.poll_records([*swept.cancelled, *swept.expired])
-
-    async def _stop_abandoned(self, seq_id: SequenceId) -> None:
-        """Tells the owner of a sequence that a sweep has cancelled: one that waits in its worker appends nothing."""
-        await self.cancel_sequence(seq_id)

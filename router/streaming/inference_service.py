@@ -21,8 +21,9 @@ from octavo.wire.public import (
 from octavo.wire.requests import SCHEMA_REVISION, limits_to_wire, state_to_wire
 from router.fleet.model_registry import ModelRegistry
 from router.placing.dispatcher import Dispatcher
+from router.streaming.progress.progress_registry import ProgressRegistry
 from router.streaming.request_preparer import RequestPreparer
-from router.streaming.request_timeline import RequestTimeline
+from router.streaming.session import Session
 from router.streaming.session_opener import SessionOpener, unknown_request
 
 if TYPE_CHECKING:
@@ -41,14 +42,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         dispatcher: Dispatcher,
         models: ModelRegistry,
         preparer: RequestPreparer,
-        timeline: RequestTimeline,
+        progress: ProgressRegistry,
     ) -> None:
         self._opener = opener
         self._store = store
         self._dispatcher = dispatcher
         self._models = models
         self._preparer = preparer
-        self._timeline = timeline
+        self._progress = progress
 
     def serve_on(self, server: "grpc.aio.Server") -> None:
         inference_pb2_grpc.add_InferenceServicer_to_server(self, server)
@@ -71,18 +72,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Complete(
         self, request: inference_pb2.GenerateRequest, context: "Context"
     ) -> inference_pb2.CompleteResponse:
-        response = inference_pb2.CompleteResponse()
-        outputs: dict[int, inference_pb2.Output] = {}
         async with self._opener.open_new(request, remaining_s(context), whole_answer=True) as session:
-            while events := await session.next_events():
-                for event in events:
-                    add_event(event, outputs, response)
-            scores = session.returned_scores()
-        for returned, index in enumerate(sorted(outputs)):
-            if scores is not None and (score := scores[returned]) is not None:
-                outputs[index].score = score
-            response.outputs.append(outputs[index])
-        return response
+            return await whole_answer(session)
 
     async def Attach(
         self, request: inference_pb2.AttachRequest, context: "Context"
@@ -126,7 +117,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 inference_pb2.TimelineEntry(
                     after_ms=entry.after_ms, what=entry.what, detail=entry.detail, worker=entry.worker
                 )
-                for entry in self._timeline.entries(record)
+                for entry in self._progress.timeline(record)
             ],
         )
         if record.failure:
@@ -138,8 +129,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: "Context"
     ) -> inference_pb2.TokenizeResponse:
-        prompt = await self._preparer.read_prompt(request, self._preparer.find_model(request))
-        return inference_pb2.TokenizeResponse(token_ids=prompt.token_ids)
+        token_ids = await self._preparer.read_prompt(request, self._preparer.find_model(request))
+        return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: "Context"
@@ -182,21 +173,29 @@ def returned_branches(record: Record) -> Sequence[int]:
     return branches if len(branches) == num_returned else rank(record.scores, num_returned)
 
 
-def add_event(
-    event: inference_pb2.GenerateEvent,
-    outputs: dict[int, inference_pb2.Output],
-    response: inference_pb2.CompleteResponse,
-) -> None:
-    """Adds an event to the response and its outputs (by branch). Raises the failure of a failed request."""
-    output = outputs.setdefault(event.branch, inference_pb2.Output(index=event.branch))
-    output.text += event.text
-    output.token_ids.extend(event.token_ids)
-    output.logprobs.extend(event.logprobs)
-    response.prompt_logprobs.extend(event.prompt_logprobs)
-    response.request_id = event.request_id
-    if event.finish_reason:
-        output.finish_reason = event.finish_reason
-    if event.HasField("finished"):
-        if event.finished.HasField("failure"):
-            raise failure_from_wire(event.finished.failure).error()
-        response.usage.CopyFrom(event.finished.usage)
+async def whole_answer(session: Session) -> inference_pb2.CompleteResponse:
+    """All that the session brings, as one answer. Raises the failure of a failed request."""
+    response = inference_pb2.CompleteResponse()
+    outputs: dict[int, tuple[inference_pb2.Output, list[str]]] = {}
+    while events := await session.next_events():
+        for event in events:
+            if event.branch not in outputs:
+                outputs[event.branch] = inference_pb2.Output(index=event.branch), []
+            output, texts = outputs[event.branch]
+            texts.append(event.text)
+            output.token_ids.extend(event.token_ids)
+            output.logprobs.extend(event.logprobs)
+            output.finish_reason = event.finish_reason or output.finish_reason
+            response.prompt_logprobs.extend(event.prompt_logprobs)
+            response.request_id = event.request_id
+            if event.HasField("finished"):
+                if event.finished.HasField("failure"):
+                    raise failure_from_wire(event.finished.failure).error()
+                response.usage.CopyFrom(event.finished.usage)
+    scores = session.returned_scores()
+    for returned, (_, (output, texts)) in enumerate(sorted(outputs.items())):
+        output.text = "".join(texts)
+        if scores is not None and (score := scores[returned]) is not None:
+            output.score = score
+        response.outputs.append(output)
+    return response

@@ -1,7 +1,6 @@
 """Quotas of tenants over gRPC and HTTP: who is refused, with which delay, and that nothing that runs is ended."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -101,22 +100,12 @@ async def test_used_up_minutes_are_refused_with_a_delay(make_tenants: Any) -> No
     assert isinstance(error, QuotaExceeded)
     assert error.quota == "tokens_per_minute"
     assert 0 < error.retry_after_ms <= 2 * 903 * 100
-    status, headers, body = await post(tenants.world.routers[0].http_endpoint, tenants.keys["acme"])
+    endpoint, key = tenants.world.routers[0].http_endpoint, f"Bearer {tenants.keys['acme']}"
+    asked = {"prompt": PROMPT, "max_tokens": 5}
+    status, headers, body = await tenants.world.http(
+        endpoint, "/v1/completions", asked, method="POST", authorization=key
+    )
     assert status == 429
     assert 0 < int(headers["retry-after"]) <= 2 * 91
     assert "600 tokens per minute" in body["error"]["message"]
     assert (await client.get("large")).request_id == "large"  # what it has, it may read
-
-
-async def post(endpoint: str, key: str) -> tuple[int, dict[str, str], Any]:
-    host, _, port = endpoint.rpartition(":")
-    body = json.dumps({"prompt": PROMPT, "max_tokens": 5})
-    reader, writer = await asyncio.open_connection(host, int(port))
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\nconnection: close\r\n"
-    writer.write(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
-    answer = (await reader.read()).decode()
-    writer.close()
-    top, _, content = answer.partition("\r\n\r\n")
-    first, *lines = top.split("\r\n")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return int(first.split()[1]), headers, json.loads(content)

@@ -10,9 +10,8 @@ from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.errors import NotFound, NoTokenizer, QueueFull
 from octavo.request.hashing import block_hashes, root_key
 from octavo.request.sampling import FinishReason, SamplingParams
-from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire import statuses
-from octavo.wire.channel import open_channel
 from octavo.wire.public import sampling_to_wire
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -157,7 +156,7 @@ async def test_the_deadline_ends_what_waits_and_what_runs(world):
 async def test_a_retry_gets_the_first_answer(world):
     """Also when the client gave the first attempt up. The request keeps the deadline of the first."""
     await world.start(routers=2)
-    first, second = (raw(world, router) for router in world.routers)
+    first, second = world.stub(0), world.stub(1)
     given_up = first.Complete(request("retried", max_tokens=8000), timeout=0.5)
     await world.until(lambda: len(world.routers[0].sessions) == 1)
     given_up.cancel()
@@ -171,7 +170,7 @@ async def test_a_router_says_that_it_has_accepted(world):
     """Before the first event, for which nothing runs here."""
     await world.start()
     world.routers[0].dispatcher._room_left = lambda: 0
-    stub = raw(world, world.routers[0])
+    stub = world.stub()
     call = stub.Generate(request("early"))
     async with asyncio.timeout(patience(10)):
         await call.initial_metadata()
@@ -190,7 +189,7 @@ async def test_a_request_may_name_an_alias(world, oracle):
     await world.ready()
     completion = await world.client().complete(PROMPT, GREEDY, model="chat")
     assert oracle.returned(completion) == oracle.outputs(PROMPT, GREEDY)
-    reply = await raw(world, world.routers[0]).ListModels(inference_pb2.ListModelsRequest())
+    reply = await world.stub().ListModels(inference_pb2.ListModelsRequest())
     assert [(model.name, list(model.aliases)) for model in reply.models] == [(name, ["chat"])]
 
 
@@ -199,7 +198,7 @@ async def test_a_full_queue_says_when_to_come_back(world):
     router = await world.router(max_queued_requests=2)
     await world.ready()
     router.dispatcher._room_left = lambda: 0
-    stub = raw(world, router)
+    stub = world.stub()
     waiting = [stub.Generate(request(f"w{i}")) for i in range(2)]
     await world.until(lambda: len(world.state.queue) == 2)
     with pytest.raises(QueueFull) as caught, statuses.serving_errors():
@@ -214,12 +213,6 @@ def request(request_id, **sampling):
     params = sampling_to_wire(replace(GREEDY, **sampling))
     prompt = types_pb2.TokenIds(ids=PROMPT)
     return inference_pb2.GenerateRequest(request_id=request_id, token_ids=prompt, sampling=params)
-
-
-def raw(world, router):
-    channel = open_channel(router.endpoint)
-    world.stack.push_async_callback(channel.close)
-    return inference_pb2_grpc.InferenceStub(channel)
 
 
 async def test_models_without_a_tokenizer_answer_with_ids(world):

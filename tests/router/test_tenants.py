@@ -114,8 +114,7 @@ async def test_operators_name_the_tenant(guarded: Any, keys: Keys) -> None:
     acme = client_of(guarded, keys.of["acme"])
     going = asyncio.create_task(acme.complete(PROMPT, max_tokens=400, temperature=0.0, request_id="moves"))
     await guarded.until(lambda: any(len(e.journals[0]) > 20 for e in guarded.entries))
-    endpoint = guarded.routers[0]._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]
-    async with open_channel(endpoint) as channel:
+    async with open_channel(guarded.admin_endpoint()) as channel:
         admin = admin_pb2_grpc.AdminStub(channel)
         [listed] = (await admin.ListSequences(admin_pb2.ListSequencesRequest())).sequences
         assert listed.tenant == "acme"

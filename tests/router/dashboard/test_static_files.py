@@ -6,7 +6,7 @@ from importlib.resources import files
 import pytest
 from starlette.requests import Request
 
-from router.dashboard.static_files import FILES, POLICY, StaticFile
+from router.dashboard.dashboard import FILES, POLICY, StaticFile
 
 FOLDER = files("router.dashboard")
 TEXTS = {name: (FOLDER / name).read_text() for name, _ in FILES.values()}

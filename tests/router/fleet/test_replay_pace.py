@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.replay_pace import REPLAY_SHARE, ReplayPace
+from router.fleet.pending_dispatches import REPLAY_SHARE, ReplayPace
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.floats(10, 1e5), st.integers(1, 4096))

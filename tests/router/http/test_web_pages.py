@@ -1,8 +1,5 @@
 """Web pages and a router's OpenAI port: none spends the machine or reads an answer, unless its origin is listed."""
 
-import asyncio
-import http.client
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +8,6 @@ from octavo.net.security.api_keys import line_of, new_key
 PATH = "/v1/completions"
 BODY = {"prompt": [4, 5, 6], "max_tokens": 3}
 PAGE = "https://chat.example.com"
-
-
-def post(endpoint: str, headers: dict[str, str]) -> tuple[int, dict[str, str], Any]:
-    """By a client of the standard library, which adds no header of its own but Host and Content-Length."""
-    connection = http.client.HTTPConnection(endpoint, timeout=30)
-    try:
-        connection.request("POST", PATH, json.dumps(BODY), headers)
-        answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, json.load(answer)
-    finally:
-        connection.close()
 
 
 async def test_no_page_spends_the_machine(world: Any, call: Any) -> None:
@@ -43,9 +29,8 @@ async def test_no_page_spends_the_machine(world: Any, call: Any) -> None:
     assert (await call("GET", "/v1/models", host="evil.example:58051")).status == 421
     assert world.routers[0]._opener.num_sessions == 0
     assert not world.entries, "a request was accepted"
-    status, headers, answer = await asyncio.to_thread(
-        post, world.routers[0].http_endpoint, {"Content-Type": "application/json"}
-    )
+    endpoint = world.routers[0].http_endpoint
+    status, headers, answer = await world.http(endpoint, PATH, BODY, method="POST")
     assert status == 200
     assert len(answer["choices"]) == 1
     assert "access-control-allow-origin" not in headers

@@ -277,13 +277,6 @@ async def test_a_suspect_goes_where_no_other_suspect_runs(make_scene):
     assert scene.num_asked() == [0, 1]
 
 
-async def test_what_no_worker_can_ever_take_fails(make_scene):
-    scene = await make_scene(NEVER, NEVER)
-    record = await scene.assign()
-    assert record.state is SequenceState.FAILED
-    assert "never" in record.failure
-
-
 @pytest.mark.parametrize("answers", [(NEVER,), (NEVER, NEVER), ()], ids=["one", "two", "none"])
 @pytest.mark.parametrize(
     ("lost", "waits"),

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.errors import (
     CannotMove,
     InvalidArgument,
@@ -18,7 +17,7 @@ from octavo.request.errors import (
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
-from router.fleet.migration_report import MigrationEnd, MigrationReport
+from router.fleet.progress_calls import MigrationEnd, MigrationReport
 
 LONG = SamplingParams(temperature=0.0, max_tokens=3000)
 
@@ -72,15 +71,10 @@ ENDED = MigrationReport(outcome=MigrationEnd.ENDED)
 @pytest.fixture
 async def running(world):
     """A world of three workers and a request `s0` that runs for long."""
-    for _ in range(3):
-        await world.worker(FakeRunner(step_s=0.01))
-    await world.router()
-    await world.ready()
+    await world.start(workers=3, step_s=0.01)
     tasks = await world.streams(world.client(), 1, LONG)
     yield world
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await world.abandon(tasks)
 
 
 async def test_the_owner_moves_it_to_the_named_worker(running):

@@ -16,7 +16,7 @@ SIZES = {"block_size": 4, "num_blocks": 1024, "context_tokens": 1024}
 @pytest.fixture(autouse=True)
 def told(caplog):
     """The reason why a sequence stays is in the report of a test that fails."""
-    caplog.set_level(logging.DEBUG, "router.placing.prompt_handover")
+    caplog.set_level(logging.DEBUG, "router.placing.migrator")
 
 
 async def split(world, *roles, **settings):

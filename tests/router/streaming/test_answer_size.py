@@ -2,7 +2,7 @@ import pytest
 
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import SamplingParams
-from router.streaming.answer_size import check_answer_fits
+from router.streaming.request_preparer import check_answer_fits
 
 
 @pytest.mark.parametrize(
