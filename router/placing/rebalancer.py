@@ -8,7 +8,7 @@ one sequence has one migration at a time.
 import asyncio
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from octavo.request.errors import ServingError
 from octavo.request.ids import Incarnation
@@ -34,19 +34,17 @@ PERIOD_S = 2.0
 MAX_LISTED = 1000  # sequences of one busy worker that are weighed
 
 
+@dataclass(eq=False)
 class Rebalancer:
     """Looks at the loads in rounds, and reads only the sequences of workers above the band, of which none drains."""
 
-    def __init__(
-        self, store: Store, router_id: Incarnation, pool: WorkerPool, migrator: Migrator, background: BackgroundTasks
-    ) -> None:
-        self._store = store
-        self._router_id = router_id
-        self._pool = pool
-        self._migrator = migrator
-        self._background = background
-        self._begun: list[PastMigration] = []
-        self._first_since: float | None = None  # since when this router is the one
+    store: Store
+    router_id: Incarnation
+    pool: WorkerPool
+    migrator: Migrator
+    background: BackgroundTasks
+    _begun: list[PastMigration] = field(default_factory=list)
+    _first_since: float | None = None  # since when this router is the one
 
     async def rebalance(self) -> None:
         """Waits, and makes one round. The router repeats this for as long as it lives."""
@@ -59,22 +57,22 @@ class Rebalancer:
         if now - self._first_since < REST_S:
             return  # the router that was the first before may have begun migrations, of which this one knows nothing
         self._begun = [begun for begun in self._begun if now - begun.at < RETURN_S or self._is_under_way(begun)]
-        workers = self._pool.snapshots()
+        workers = self.pool.snapshots()
         if busy := find_overloaded(workers):
             sequences = {id: await self._views_of(id, now) for id in busy}
             workers = [replace(worker, sequences=sequences.get(worker.view.incarnation, ())) for worker in workers]
             self._begin(workers, now)
 
     async def _is_first(self) -> bool:
-        members = await self._store.members("router")
-        return bool(members) and min(member.id for member in members) == self._router_id
+        members = await self.store.members("router")
+        return bool(members) and min(member.id for member in members) == self.router_id
 
     async def _views_of(self, owner: Incarnation, now: float) -> list[SequenceView]:
         """The sequences that a worker runs, as far as their records tell."""
-        link = self._pool.find_link(owner)
-        records = await self._store.list_sequences(owner, MAX_LISTED)
+        link = self.pool.find_link(owner)
+        records = await self.store.list_sequences(owner, MAX_LISTED)
         running = [record for record in records if record.state is SequenceState.RUNNING]
-        snapshot = await self._store.read(running[0].seq_id) if running else None
+        snapshot = await self.store.read(running[0].seq_id) if running else None
         if link is None or link.facts is None or snapshot is None:
             return []
         block_size, now_ms = link.facts.block_size, snapshot.now_ms
@@ -94,15 +92,15 @@ class Rebalancer:
         for proposed in plan_migrations(workers, self._begun, now):
             begun = PastMigration(proposed.seq_id, proposed.source, proposed.target, now)
             self._begun.append(begun)
-            self._background.spawn(self._migrate(proposed, begun))
+            self.background.spawn(self._migrate(proposed, begun))
 
     async def _migrate(self, proposed: ProposedMigration, begun: PastMigration) -> None:
-        source, target = self._pool.find_link(proposed.source), self._pool.find_link(proposed.target)
+        source, target = self.pool.find_link(proposed.source), self.pool.find_link(proposed.target)
         names = f"{source and source.worker_id} to {target and target.worker_id}"
         what = f"{proposed.seq_id}: {names} ({proposed.detail})"
         try:
             if target is not None:
-                report = await self._migrator.migrate(proposed.seq_id, target)
+                report = await self.migrator.migrate(proposed.seq_id, target)
                 log.info("moved sequence %s: %d blocks, stopped %.0f ms", what, report.num_blocks, report.stopped_ms)
         except ServingError as error:
             log.info("did not move sequence %s: %s", what, error.message)
@@ -114,7 +112,7 @@ class Rebalancer:
         ended_at = begun.ended_at
         if ended_at is None:
             return True
-        links = [self._pool.find_link(id) for id in (begun.source, begun.target)]
+        links = [self.pool.find_link(id) for id in (begun.source, begun.target)]
         return any(link is not None and not link.lost and link.load_at <= ended_at for link in links)
 
 

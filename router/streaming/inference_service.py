@@ -1,6 +1,7 @@
 """The Inference service: the wire side of what clients call."""
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.request import limits, validation
@@ -32,38 +33,30 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[object, object]
 
 
+@dataclass(eq=False)
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """The service that clients call. It keeps nothing from one call to the next."""
 
-    def __init__(
-        self,
-        opener: SessionOpener,
-        store: Store,
-        dispatcher: Dispatcher,
-        models: ModelRegistry,
-        preparer: RequestPreparer,
-        progress: ProgressRegistry,
-    ) -> None:
-        self._opener = opener
-        self._store = store
-        self._dispatcher = dispatcher
-        self._models = models
-        self._preparer = preparer
-        self._progress = progress
+    opener: SessionOpener
+    store: Store
+    dispatcher: Dispatcher
+    models: ModelRegistry
+    preparer: RequestPreparer
+    progress: ProgressRegistry
 
     def serve_on(self, server: "grpc.aio.Server") -> None:
         inference_pb2_grpc.add_InferenceServicer_to_server(self, server)
 
     def close(self) -> None:
         """Refuses new streams, and ends those that are open."""
-        self._opener.close()
+        self.opener.close()
 
     # Streams
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: "Context"
     ) -> AsyncIterator[inference_pb2.GenerateEvent]:
-        async with self._opener.open_new(request, remaining_s(context)) as session:
+        async with self.opener.open_new(request, remaining_s(context)) as session:
             await context.send_initial_metadata((ACCEPTED,))  # the first event may be late
             while events := await session.next_events():
                 for event in events:
@@ -72,13 +65,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Complete(
         self, request: inference_pb2.GenerateRequest, context: "Context"
     ) -> inference_pb2.CompleteResponse:
-        async with self._opener.open_new(request, remaining_s(context), whole_answer=True) as session:
+        async with self.opener.open_new(request, remaining_s(context), whole_answer=True) as session:
             return await whole_answer(session)
 
     async def Attach(
         self, request: inference_pb2.AttachRequest, context: "Context"
     ) -> AsyncIterator[inference_pb2.GenerateEvent]:
-        async with self._opener.open_accepted(request) as session:
+        async with self.opener.open_accepted(request) as session:
             await context.send_initial_metadata((ACCEPTED,))
             while events := await session.next_events():
                 for event in events:
@@ -90,7 +83,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.CancelRequest, context: "Context | None" = None
     ) -> inference_pb2.CancelResponse:
         request_id = validation.validate_request_id(request.request_id)
-        if await self._dispatcher.cancel_sequence(self._opener.sequence_of(request_id)) is None:
+        if await self.dispatcher.cancel_sequence(self.opener.sequence_of(request_id)) is None:
             raise unknown_request(request_id)
         return inference_pb2.CancelResponse()
 
@@ -98,7 +91,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GetRequest, context: "Context | None" = None
     ) -> inference_pb2.GetResponse:
         request_id = validation.validate_request_id(request.request_id)
-        snapshot = await self._store.read(self._opener.sequence_of(request_id))
+        snapshot = await self.store.read(self.opener.sequence_of(request_id))
         if snapshot is None:
             raise unknown_request(request_id)
         record = snapshot.record
@@ -117,7 +110,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 inference_pb2.TimelineEntry(
                     after_ms=entry.after_ms, what=entry.what, detail=entry.detail, worker=entry.worker
                 )
-                for entry in self._progress.timeline(record)
+                for entry in self.progress.timeline(record)
             ],
         )
         if record.failure:
@@ -129,13 +122,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: "Context"
     ) -> inference_pb2.TokenizeResponse:
-        token_ids = await self._preparer.read_prompt(request, self._preparer.find_model(request))
+        token_ids = await self.preparer.read_prompt(request, self.preparer.find_model(request))
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: "Context"
     ) -> inference_pb2.DetokenizeResponse:
-        return inference_pb2.DetokenizeResponse(text=await self._preparer.detokenize(request))
+        return inference_pb2.DetokenizeResponse(text=await self.preparer.detokenize(request))
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: "Context"
@@ -151,9 +144,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 has_chat_template=model.tokenizer.has_chat_template,
                 has_tokenizer=model.tokenizer.has_text,
                 num_workers=len(model.workers),
-                aliases=self._models.aliases_of(model),
+                aliases=self.models.aliases_of(model),
             )
-            for model in self._models.list_models()
+            for model in self.models.list_models()
         ]
         if not models:
             raise NoWorkers("no worker has been met yet: retry, or start one", retry_after_ms=500)

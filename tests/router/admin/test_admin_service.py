@@ -31,7 +31,7 @@ async def test_placement_is_explained_for_past_and_hypothetical_requests(world):
         parts = candidate.prefill_cost + candidate.load_cost + candidate.pressure_cost
         assert candidate.total_cost == pytest.approx(parts)
     link = router.pool.links[owner]
-    link._watch._on_load = lambda load: None
+    link._watch.on_load = lambda load: None
     link.unusable_reason = "away"
     request = inference_pb2.GenerateRequest(token_ids=types_pb2.TokenIds(ids=PROMPT), sampling=sampling_to_wire(GREEDY))
     now = await admin.ExplainPlacement(admin_pb2.ExplainPlacementRequest(hypothetical=request))

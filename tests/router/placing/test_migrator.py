@@ -88,7 +88,7 @@ async def test_the_owner_moves_it_to_the_named_worker(running):
 async def test_operators_hear_why_nothing_can_move(running):
     source = Source(running)
     for link in source.other_links():
-        link._watch._on_load = lambda load: None
+        link._watch.on_load = lambda load: None
         link.unusable_reason = "away"
     with pytest.raises(NoWorkers, match=r"worker-\d: away"):
         await source.migrate()
