@@ -28,10 +28,7 @@ async def test_a_router_that_stops_sends_its_clients_on(world, oracle):
 
 
 async def test_the_last_client_that_leaves_ends_requests(world):
-    await world.worker()
-    for _ in range(2):
-        await world.router(grace_ms=2000)  # a session says three times in that time that it is there
-    await world.ready()
+    await world.start(routers=2, router={"grace_ms": 2000})  # a session says three times in it that it is there
     one, two = world.client(0), world.client(1)
     params = replace(GREEDY, max_tokens=3000)
     kept, left = one.generate(PROMPT, params, request_id="kept"), one.generate(PROMPT, params, request_id="left")

@@ -9,10 +9,7 @@ from slow_beams import best_outputs
 from gpu_worker.serving.leaving import outgrowing
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.client import AsyncClient, RetryPolicy
-from octavo.request.errors import (
-    ServingError,
-    TooManyStreams,
-)
+from octavo.request.errors import ServingError, TooManyStreams
 from octavo.request.ids import Incarnation
 from octavo.request.record import SequenceState
 from octavo.request.sampling import FinishReason, SamplingParams
@@ -160,9 +157,8 @@ async def test_a_repeated_request_waits_for_its_model(world, oracle):
 @pytest.mark.parametrize("method", ["complete", "attach"])
 async def test_a_full_router_keeps_returning_requests(world, oracle, method):
     """A request outlives its last client for its grace, and clients that this router refuses, too, for longer."""
-    await world.worker(FakeRunner(step_s=0.02))
-    await world.router(max_streams=1, grace_ms=2000)  # two of the delays that a refusal asks for
-    await world.ready()
+    grace_ms = 2000  # two of the delays that a refusal asks for
+    await world.start(step_s=0.02, router={"max_streams": 1, "grace_ms": grace_ms})
     long = replace(GREEDY, max_tokens=200)  # four seconds
     first = world.client().generate(PROMPT, long, request_id="again")
     await anext(first)

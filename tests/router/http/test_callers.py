@@ -38,9 +38,7 @@ async def keyed(world: Any, tmp_path: Path) -> Any:
     world.keys = {tenant: new_key() for tenant in ("acme", "bolt")}
     file = tmp_path / "keys"
     file.write_text("".join(f"{line_of(tenant, key)}\n" for tenant, key in world.keys.items()))
-    await world.worker()
-    await world.router(api_keys=str(file))
-    await world.ready()
+    await world.start(router={"api_keys": str(file)})
     return world
 
 
@@ -70,9 +68,7 @@ async def test_a_request_of_another_tenant_is_not_found(keyed: Any) -> None:
 
 async def test_over_tls_a_client_needs_the_role(world: Any, tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "tls")
-    await world.worker(**certificates.settings("worker"))
-    await world.router(**certificates.settings("router"))
-    await world.ready()
+    await world.start(router=certificates.settings("router"), **certificates.settings("worker"))
     found = {}
     for role in ("client", "operator", "router", "worker"):
         found[role] = (await ask(world, "/v1/models", context=certificates.files(role).client_context()))[0]
@@ -85,10 +81,8 @@ async def test_over_tls_a_client_needs_the_role(world: Any, tmp_path: Path) -> N
 async def test_clients_without_certificates_come_in_by_their_keys(world: Any, tmp_path: Path) -> None:
     certificates, key = Certificates(tmp_path / "tls"), new_key()
     (tmp_path / "keys").write_text(line_of("acme", key))
-    await world.worker(**certificates.settings("worker"))
-    by_key = {"client_certificates": False, "api_keys": str(tmp_path / "keys")}
-    await world.router(**by_key, **certificates.settings("router"))
-    await world.ready()
+    by_key = {"client_certificates": False, "api_keys": str(tmp_path / "keys"), **certificates.settings("router")}
+    await world.start(router=by_key, **certificates.settings("worker"))
     router, files = world.routers[0], TlsFiles(ca=certificates.settings("client")["tls_ca"])
     context = files.client_context()
     assert (await ask(world, "/v1/models", key=key, context=context))[0] == 200

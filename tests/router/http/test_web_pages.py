@@ -37,9 +37,7 @@ async def test_no_page_spends_the_machine(world: Any, call: Any) -> None:
 
 
 async def test_a_listed_page_is_answered(world: Any, call: Any) -> None:
-    await world.worker()
-    await world.router(http_origins=("https://Chat.example.com/",))
-    await world.ready()
+    await world.start(router={"http_origins": ("https://Chat.example.com/",)})
     asked = {"access_control_request_method": "POST", "access_control_request_headers": "content-type"}
     assert (await call("OPTIONS", PATH, origin=PAGE, **asked)).status == 204
     for body in (BODY, {**BODY, "stream": True}):
@@ -55,9 +53,7 @@ async def test_with_keys_the_name_is_free(world: Any, call: Any, tmp_path: Path)
     """Without the key a page gets nothing, so a proxy may leave Host as it is. A preflight needs no key."""
     key = new_key()
     (tmp_path / "keys").write_text(line_of("acme", key))
-    await world.worker()
-    await world.router(api_keys=str(tmp_path / "keys"), http_origins=(PAGE,))
-    await world.ready()
+    await world.start(router={"api_keys": str(tmp_path / "keys"), "http_origins": (PAGE,)})
     named = {"host": "llm.example.com"}
     assert (await call("POST", PATH, BODY, **named)).status == 401
     assert (await call("POST", PATH, BODY, authorization=f"Bearer {key}", **named)).status == 200

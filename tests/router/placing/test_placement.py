@@ -9,11 +9,7 @@ from worker_views import idle_view
 from octavo.request.ids import Incarnation
 from octavo.request.worker_role import WorkerRole
 from router.fleet.worker_view import WorkerView
-from router.placing.placement import (
-    HOST_CREDIT,
-    choose_worker,
-    room_left,
-)
+from router.placing.placement import HOST_CREDIT, choose_worker, room_left
 
 BLOCK_SIZE = 16
 IDLE = idle_view("a", incarnation="i-a")
