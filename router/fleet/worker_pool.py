@@ -5,7 +5,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.process.loop import end_tasks
 from octavo.request import hashing
@@ -75,41 +75,34 @@ class LostWorkers:
         return found
 
 
+@dataclass(eq=False)
 class WorkerPool:
     """One link for each worker that has a lease in the store, or whose Step stream is open.
 
     The link of a lost worker stays while the worker's lease lasts, until the worker is tried again by another one.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        router_id: Incarnation,
-        sessions: SessionRegistry,
-        models: ModelRegistry,
-        on_lost: Callable[[Incarnation], Awaitable[None]],
-        on_report: Callable[[], None],
-        tls: TlsFiles | None = None,
-    ) -> None:
-        self.kv_index = KvIndex()
-        self.links: dict[Incarnation, WorkerLink] = {}
-        self._store = store
-        self._router_id = router_id
-        self._sessions = sessions
-        self._models = models
-        self._on_lost = on_lost
-        self._on_report = on_report
-        self._tls = tls
-        self._tasks: dict[Incarnation, asyncio.Task[None]] = {}
-        self._lost = LostWorkers()
-        self.traceparent_of: Callable[[SequenceId], str] = lambda seq_id: ""
-        self._names: OrderedDict[Incarnation, str] = OrderedDict()  # of workers that were met, the last ones
+    store: Store
+    router_id: Incarnation
+    sessions: SessionRegistry
+    models: ModelRegistry
+    on_lost: Callable[[Incarnation], Awaitable[None]]
+    on_report: Callable[[], None]
+    tls: TlsFiles | None = None
+    kv_index: KvIndex = field(default_factory=KvIndex)
+    links: dict[Incarnation, WorkerLink] = field(default_factory=dict)
+    traceparent_of: Callable[[SequenceId], str] = lambda seq_id: ""
+    _tasks: dict[Incarnation, asyncio.Task[None]] = field(default_factory=dict)
+    _lost: LostWorkers = field(default_factory=LostWorkers)
+    _names: OrderedDict[Incarnation, str] = field(
+        default_factory=OrderedDict
+    )  # of workers that were met lately
 
     async def discover_workers(self) -> None:
         """Reads once which workers have a lease, and waits. The router repeats this for as long as it lives."""
         asked_at = time.monotonic()
         try:
-            members = await self._store.members("worker")
+            members = await self.store.members("worker")
         except StoreUnavailable:
             members = None
         if members is not None:
@@ -172,7 +165,7 @@ class WorkerPool:
                 continue
             try:
                 link = WorkerLink(
-                    member, self._router_id, self._sessions, self._models, self.kv_index, self._on_report, tls=self._tls
+                    member, self.router_id, self.sessions, self.models, self.kv_index, self.on_report, tls=self.tls
                 )
             except (KeyError, TypeError, ValueError) as error:
                 log.error("worker %s describes itself in a way that this router cannot read: %r", member.id, error)
@@ -203,8 +196,8 @@ class WorkerPool:
                 log.warning("worker %s (%s) is lost", link.worker_id, link.incarnation)
             link.mark_lost()
             self._lost.note_loss(link.incarnation, link.lease_s, time.monotonic())
-            await self._on_lost(link.incarnation)
-            self._sessions.poll_records_of_owner(link.incarnation)
+            await self.on_lost(link.incarnation)
+            self.sessions.poll_records_of_owner(link.incarnation)
 
     async def _remove(self, incarnation: Incarnation) -> None:
         task = self._tasks.pop(incarnation, None)

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -49,19 +50,17 @@ def chosen_id(scope: Scope) -> str:
     return header_of(scope, ID_HEADER)
 
 
+@dataclass(eq=False)
 class AnswerService:
     """What the endpoints share: sessions for requests, and the end of requests whose clients have left."""
 
-    def __init__(
-        self, opener: SessionOpener, preparer: RequestPreparer, inference: InferenceService, background: BackgroundTasks
-    ) -> None:
-        self.opener = opener
-        self.bodies = BodyReader()
-        self._preparer = preparer
-        self._inference = inference
-        self._background = background
-        self._cancelling = asyncio.Semaphore(MAX_CANCELLING)
-        self._closed = False
+    opener: SessionOpener
+    preparer: RequestPreparer
+    inference: InferenceService
+    background: BackgroundTasks
+    bodies: BodyReader = field(default_factory=BodyReader)
+    _cancelling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CANCELLING))
+    _closed: bool = False
 
     def close(self) -> None:
         """Notes that this router ends its connections itself from now on: no client has left then."""
@@ -71,7 +70,7 @@ class AnswerService:
         """The prompt that the answer repeats; None if it does not."""
         if not asked.echo:
             return None
-        token_ids = await self._preparer.read_prompt(asked.request, model)
+        token_ids = await self.preparer.read_prompt(asked.request, model)
         text = asked.request.text or model.tokenizer.decode(token_ids, skip_special_tokens=False)
         return EchoedPrompt(token_ids, text)
 
@@ -79,31 +78,29 @@ class AnswerService:
         """The client of a new request has left. Only a client that has named it, or keeps it, can come back to it."""
         keeps = asked.request.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP
         if not (self._closed or asked.chosen_id or keeps):
-            self._background.spawn(self._cancel(asked.request.request_id))
+            self.background.spawn(self._cancel(asked.request.request_id))
 
     async def _cancel(self, request_id: str) -> None:
         """Cancels the request. The task has the tenant of the task that started it."""
         async with self._cancelling:
             with suppress(NotFound):
-                await self._inference.Cancel(inference_pb2.CancelRequest(request_id=request_id))
+                await self.inference.Cancel(inference_pb2.CancelRequest(request_id=request_id))
 
 
+@dataclass(eq=False)
 class NewAnswer:
     """An endpoint that takes a body as a new request, and answers it."""
 
-    def __init__(
-        self, service: AnswerService, read: Callable[[dict[str, Any]], AskedAnswer], form: type[AnswerFormat]
-    ) -> None:
-        self._service = service
-        self._read = read
-        self._form = form
+    service: AnswerService
+    read: Callable[[dict[str, Any]], AskedAnswer]
+    form: type[AnswerFormat]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send)
         reply.request_id = new_request_id()  # until the body says another one: a refusal has an id, too
         try:
-            body = await self._service.bodies.read(scope, receive)
-            asked = await run_aside(len(body), lambda: self._read(parse_object(body)))
+            body = await self.service.bodies.read(scope, receive)
+            asked = await run_aside(len(body), lambda: self.read(parse_object(body)))
             if not asked.chosen_id and (name := chosen_id(scope)):
                 asked.request.request_id, asked.chosen_id = name, True
             if asked.request.request_id.isascii() and asked.request.request_id.isprintable():
@@ -115,13 +112,13 @@ class NewAnswer:
             reply.close()
 
     async def _answer(self, asked: AskedAnswer, remaining_s: float | None, reply: Reply) -> None:
-        opening = self._service.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream)
+        opening = self.service.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream)
         try:
             async with opening as session:
-                prompt = await self._service.echoed_prompt(asked, session.model)
-                await send_answer(session, self._form(asked, session.model, prompt), asked.stream, reply)
+                prompt = await self.service.echoed_prompt(asked, session.model)
+                await send_answer(session, self.form(asked, session.model, prompt), asked.stream, reply)
         except asyncio.CancelledError:
-            self._service.note_left(asked)
+            self.service.note_left(asked)
             raise
 
 
