@@ -94,9 +94,7 @@ class WorkerPool:
     traceparent_of: Callable[[SequenceId], str] = lambda seq_id: ""
     _tasks: dict[Incarnation, asyncio.Task[None]] = field(default_factory=dict)
     _lost: LostWorkers = field(default_factory=LostWorkers)
-    _names: OrderedDict[Incarnation, str] = field(
-        default_factory=OrderedDict
-    )  # of workers that were met lately
+    _names: OrderedDict[Incarnation, str] = field(default_factory=OrderedDict)  # of workers that were met lately
 
     async def discover_workers(self) -> None:
         """Reads once which workers have a lease, and waits. The router repeats this for as long as it lives."""

@@ -19,6 +19,21 @@ from router.fleet.model_registry import ServedModel
 from router.http.common_fields import AskedAnswer
 
 LEAST = -9999.0  # for minus infinity, which JSON does not have
+Event = inference_pb2.GenerateEvent
+
+DONE = b"data: [DONE]\n\n"
+# The last three are no words of OpenAI's: only clients that cancel, name a deadline, or meet a failure see them.
+FINISHES: dict[int, str | None] = {
+    types_pb2.FINISH_REASON_UNSPECIFIED: None,
+    types_pb2.FINISH_REASON_STOP: "stop",
+    types_pb2.FINISH_REASON_LENGTH: "length",
+    types_pb2.FINISH_REASON_CANCELLED: "cancelled",
+    types_pb2.FINISH_REASON_DEADLINE: "deadline",
+    types_pb2.FINISH_REASON_ERROR: "error",
+}
+FINISH_PARTS = {number: b',"finish_reason":' + json.dumps(word).encode() for number, word in FINISHES.items()}
+NO_SCORES = b',"logprobs":null'
+URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
 def shown_logprob(value: float) -> float:
@@ -26,7 +41,7 @@ def shown_logprob(value: float) -> float:
 
 
 def shown_token(token_id: int, data: bytes) -> str:
-    """The name of a token that stands for these bytes."""
+    """The name of a token: bytes:\\xNN… where its bytes are no whole characters, token_id:N where it has none."""
     if not data:
         return f"token_id:{token_id}"
     try:
@@ -81,23 +96,6 @@ def shown_chat_scores(tokenizer: AnyTokenizer, scores: Sequence[types_pb2.Logpro
 
     content = [{**shown(score.chosen), "top_logprobs": [shown(entry) for entry in score.top]} for score in scores]
     return {"content": content, "refusal": None}
-
-
-Event = inference_pb2.GenerateEvent
-
-DONE = b"data: [DONE]\n\n"
-# The last three are no words of OpenAI's: only clients that cancel, name a deadline, or meet a failure see them.
-FINISHES: dict[int, str | None] = {
-    types_pb2.FINISH_REASON_UNSPECIFIED: None,
-    types_pb2.FINISH_REASON_STOP: "stop",
-    types_pb2.FINISH_REASON_LENGTH: "length",
-    types_pb2.FINISH_REASON_CANCELLED: "cancelled",
-    types_pb2.FINISH_REASON_DEADLINE: "deadline",
-    types_pb2.FINISH_REASON_ERROR: "error",
-}
-FINISH_PARTS = {number: b',"finish_reason":' + json.dumps(word).encode() for number, word in FINISHES.items()}
-NO_SCORES = b',"logprobs":null'
-URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
 @dataclass(slots=True)

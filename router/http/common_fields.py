@@ -13,21 +13,6 @@ from octavo.request.sampling import PARAMETERS, Parameter
 from octavo.v1 import inference_pb2, types_pb2
 from router.http.field_reader import FieldReader, checked_ids, checked_text
 
-
-@dataclass(slots=True)
-class AskedAnswer:
-    """One request of a client, and how it wants to be answered."""
-
-    request: inference_pb2.GenerateRequest
-    stream: bool = False
-    include_usage: bool = False  # a stream ends with a chunk that has the usage
-    scores: bool = False  # log probabilities are shown
-    token_ids: bool = False  # token ids are shown
-    echo: bool = False  # the prompt stands before each text
-    no_output: bool = False  # the client wants the prompt's log probabilities alone; one token is generated and dropped
-    chosen_id: bool = False  # the client has named the request, and so may come back to it
-
-
 PRIORITIES = {
     "system": inference_pb2.PRIORITY_SYSTEM,
     "interactive": inference_pb2.PRIORITY_INTERACTIVE,
@@ -49,6 +34,20 @@ IGNORED = (
 )
 SCORES = NumberRange(0, limits.MAX_LOGPROBS, integer=True)
 SEEDS = NumberRange(-(2**63), limits.U64_MAX, integer=True)  # OpenAI's are signed
+
+
+@dataclass(slots=True)
+class AskedAnswer:
+    """One request of a client, and how it wants to be answered."""
+
+    request: inference_pb2.GenerateRequest
+    stream: bool = False
+    include_usage: bool = False  # a stream ends with a chunk that has the usage
+    scores: bool = False  # log probabilities are shown
+    token_ids: bool = False  # token ids are shown
+    echo: bool = False  # the prompt stands before each text
+    no_output: bool = False  # the client wants the prompt's log probabilities alone; one token is generated and dropped
+    chosen_id: bool = False  # the client has named the request, and so may come back to it
 
 
 def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> AskedAnswer:

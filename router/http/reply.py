@@ -39,6 +39,15 @@ FIELDS = [
     (re.compile(r"^(text|raw_text|token_ids)$"), "prompt"),
     (re.compile(r"\.raw_content$"), ".content"),
 ]
+PING = b": the request waits\n\n"  # a comment of server-sent events, which clients skip
+# A stream in which nothing happens says so this often: balancers end connections that are silent for a minute, and a
+# client that has gone is noticed.
+PING_S = 15.0
+EVENT_STREAM = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx passes each event on at once
+]
 
 
 def status_of(error: ServingError) -> int:
@@ -73,17 +82,6 @@ def field_name(field: str) -> str:
     for pattern, name in FIELDS:
         field = pattern.sub(name, field)
     return field
-
-
-PING = b": the request waits\n\n"  # a comment of server-sent events, which clients skip
-# A stream in which nothing happens says so this often: balancers end connections that are silent for a minute, and a
-# client that has gone is noticed.
-PING_S = 15.0
-EVENT_STREAM = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx passes each event on at once
-]
 
 
 class Reply:

@@ -23,6 +23,13 @@ REST_S = 10.0  # after a migration: for its sequence, and for its two workers wi
 RETURN_S = 60.0  # after a migration: until its sequence may come back to a worker that it left
 MOVES_IN_RETURN_S = 2  # migrations of one sequence within RETURN_S
 MIN_EXPECTED_TOKENS = 32  # a sequence that ends sooner stays
+AT_ONCE = 4  # migrations under way
+HIGH_LOAD = 1.15  # of the mean: workers with less keep their sequences
+HIGH_LOAD_TOKENS = 2 * BRANCH_TOKENS  # and with less than this above the mean
+CONTEXT_COST = 1 / 64  # of a token that a sequence holds, in tokens of load: 2048 cost as much as one branch
+HORIZON_TOKENS = 256  # longer expectations of a sequence do not count: it may end at any token
+MIGRATION_TOKENS = 4096  # what a migration costs beside its blocks, in tokens that are copied
+TRIES = 3  # sequences of one worker for which a target is sought
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +95,6 @@ class MigrationHistory:
     def returns(self, sequence: SequenceView, target: Incarnation) -> bool:
         """Whether the sequence has left that worker lately."""
         return any(migration.source == target for migration in self._recent.get(sequence.seq_id, ()))
-
-
-AT_ONCE = 4  # migrations under way
-HIGH_LOAD = 1.15  # of the mean: workers with less keep their sequences
-HIGH_LOAD_TOKENS = 2 * BRANCH_TOKENS  # and with less than this above the mean
-CONTEXT_COST = 1 / 64  # of a token that a sequence holds, in tokens of load: 2048 cost as much as one branch
-HORIZON_TOKENS = 256  # longer expectations of a sequence do not count: it may end at any token
-MIGRATION_TOKENS = 4096  # what a migration costs beside its blocks, in tokens that are copied
-TRIES = 3  # sequences of one worker for which a target is sought
 
 
 def plan_migrations(

@@ -26,10 +26,17 @@ from router.streaming.owner_link import OwnerLink
 from router.streaming.request_deadline import RequestDeadline
 
 SILENCE_S = 1.0  # how long a session may hear nothing from a worker before it reads the record
+STORE_PATIENCE_S = 30.0
+REPAIR_TRIES, REPAIR_S = 25, 0.2
 
 
 class RecordPoller:
-    """Says when a poll of the record is due. All times are of the monotonic clock, in seconds."""
+    """When a session reads its record by itself: soon, at a set time, or after silence. Times are monotonic seconds.
+
+    While a worker's items come, nothing else makes a poll due: each item has passed the journal, so its sender is the
+    owner and the sequence has not ended. Whoever cancels the sequence or takes it over ends those items, and the store
+    sends a notice of it; if the notice is lost, silence follows.
+    """
 
     def __init__(self, now: float) -> None:
         self.is_due = False
@@ -58,10 +65,6 @@ class RecordPoller:
         elif now - self._last_item > SILENCE_S:
             self._last_item, self.is_due = now, True
         return self.is_due
-
-
-STORE_PATIENCE_S = 30.0
-REPAIR_TRIES, REPAIR_S = 25, 0.2
 
 
 @dataclass(frozen=True, slots=True)

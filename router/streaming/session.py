@@ -37,6 +37,12 @@ from router.streaming.request_deadline import DeadlineMargin, RequestDeadline
 from router.streaming.resume_tokens import ResumeTokens, StreamStart
 from router.streaming.session_waves import SessionWaves
 
+ON_ITS_WAY_S = 0.1  # within this time the worker's stream brings what the journals have already
+# How many tokens a slow client may leave here. When there are more, all are dropped, and read from the journals later.
+# Those of branches that compete are not dropped: the journals have no score per token, and no event is sent before all
+# branches have ended.
+MAX_INBOX_TOKENS = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
@@ -53,13 +59,6 @@ class SessionContext:
     progress: ProgressRegistry
     waves: SessionWaves
     on_taken_over: Callable[[SequenceId, WorkerLink], None]  # a stream that another router may have had is here now
-
-
-ON_ITS_WAY_S = 0.1  # within this time the worker's stream brings what the journals have already
-# How many tokens a slow client may leave here. When there are more, all are dropped, and read from the journals later.
-# Those of branches that compete are not dropped: the journals have no score per token, and no event is sent before all
-# branches have ended.
-MAX_INBOX_TOKENS = 2048
 
 
 class Session:

@@ -11,6 +11,10 @@ from octavo.request.sampling import FinishReason
 MAX_TENANTS = 32  # with a label of their own; the counters of a tenant that is named stay its own for the router's life
 OTHER = "other"
 REASONS = (QueueFull.reason, QuotaExceeded.reason)  # of refusals that are about the tenant
+LEFT = "left"  # the end of a stream whose client has gone; the request goes on for its grace
+DETACHED = "detached"  # the end of a stream that this router has ended; the request goes on
+LOST = "lost"  # the end of a request of which the store has lost what was delivered
+END_REASONS = (*(each.name.lower() for each in FinishReason if each is not FinishReason.NONE), LEFT, DETACHED, LOST)
 
 
 class TenantTally:
@@ -23,7 +27,10 @@ class TenantTally:
 
 
 class TenantTallies:
-    """The tallies by label. Without API keys there is one tenant, which all other metrics are about."""
+    """The tallies by label: the first tenants that come have one each, the rest share one.
+
+    Without API keys there is one tenant, which all other metrics are about.
+    """
 
     def __init__(self) -> None:
         self._tallies = {OTHER: TenantTally()}
@@ -49,12 +56,6 @@ class TenantTallies:
         if tenant and tenant not in self._tallies and len(self._tallies) <= MAX_TENANTS:
             self._tallies[tenant] = TenantTally()
         return tenant if tenant in self._tallies else OTHER
-
-
-LEFT = "left"  # the end of a stream whose client has gone; the request goes on for its grace
-DETACHED = "detached"  # the end of a stream that this router has ended; the request goes on
-LOST = "lost"  # the end of a request of which the store has lost what was delivered
-END_REASONS = (*(each.name.lower() for each in FinishReason if each is not FinishReason.NONE), LEFT, DETACHED, LOST)
 
 
 class ModelTally:
