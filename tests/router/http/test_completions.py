@@ -2,7 +2,6 @@
 
 import pytest
 
-from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.sampling import SamplingParams
 
 PROMPT = list(range(3, 40))
@@ -186,17 +185,9 @@ async def test_large_bodies_are_refused_unread(world, connect):
         assert "4194304 bytes" in answer.error["message"]
 
 
-async def test_an_unknown_model_is_not_found(world, call):
-    await world.start()
-    answer = await call("POST", PATH, {**GREEDY, "model": "gpt-5"})
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
-
-
 async def test_a_full_queue_is_429_with_delay(world, call, connect):
-    await world.worker()
-    router = await world.router(max_queued_requests=1)
-    await world.ready()
-    router.dispatcher._room_left = lambda: 0
+    await world.start(router={"max_queued_requests": 1})
+    world.routers[0].dispatcher._room_left = lambda: 0
     (await connect()).send("POST", PATH, GREEDY)
     await world.until(lambda: len(world.state.queue) == 1)
     answer = await call("POST", PATH, GREEDY)
@@ -221,28 +212,9 @@ async def test_a_name_makes_a_retry_safe(world, call):
     assert (other.status, other.error["code"]) == (409, "request_exists")
 
 
-async def test_a_killed_worker_is_invisible(world, connect, oracle):
-    await world.start(workers=2)
-    connection = await connect()
-    connection.send("POST", PATH, {**GREEDY, "max_tokens": 200, "stream": True})
-    _, headers = await connection.head()
-    await connection.chunk()
-    await world.until(lambda: len(world.entry(headers["x-request-id"]).journals[0]) > 20)
-    owner = world.entry(headers["x-request-id"]).record.owner
-    await world.kill(next(worker for worker in world.workers if worker.listener.incarnation == owner))
-    body = b""
-    while piece := await connection.chunk():
-        body += piece
-    assert body.endswith(b"data: [DONE]\n\n")
-    ((tokens, _, _),) = oracle.outputs(PROMPT, SamplingParams(temperature=0.0, max_tokens=200))
-    assert world.entry(headers["x-request-id"]).journals[0] == list(tokens)
-
-
 async def test_silence_is_filled_with_comments(world, connect, monkeypatch):
     monkeypatch.setattr("router.http.reply.PING_S", 0.05)
-    await world.worker(FakeRunner(step_s=0.2))
-    await world.router()
-    await world.ready()
+    await world.start(step_s=0.2)
     connection = await connect()
     connection.send("POST", PATH, {**GREEDY, "max_tokens": 3, "stream": True})
     answer = await connection.answer()
