@@ -20,6 +20,7 @@ class ToolFormat:
     marks: tuple[str, ...]  # all of these are in the template
     at_start: bool = False  # nothing may stand before calls
     keeps_begin: bool = False  # the mark is a part of the text of calls
+    between: str = ""  # stands between two calls that are forced
     open_call: str = ""
     close_call: str = ""
 
@@ -35,7 +36,7 @@ FORMATS = (
     ToolFormat("qwen3_coder", ("<tool_call>",), "</tool_call>", call_texts.xml_calls, ("<tool_call>", "<function=")),
     ToolFormat("glm", ("<tool_call>",), "</tool_call>", call_texts.keyed_calls, ("<tool_call>", "<arg_key>")),
     ToolFormat("hermes", ("<tool_call>",), "</tool_call>", call_texts.json_calls, ("<tool_call>",),
-        open_call="<tool_call>\n" + _JSON_CALL, close_call="}\n</tool_call>"),
+        between="\n", open_call="<tool_call>\n" + _JSON_CALL, close_call="}\n</tool_call>"),
     ToolFormat("mistral", ("[TOOL_CALLS]",), "", call_texts.named_json_calls, ("[TOOL_CALLS]",)),
     ToolFormat("phi4_mini", ("<|tool_call|>",), "<|/tool_call|>", call_texts.json_calls,
         ("<|tool_call|>", "<|/tool_call|>"), open_call="<|tool_call|>[" + _JSON_CALL, close_call="}]<|/tool_call|>"),
