@@ -38,6 +38,7 @@ PROMPTS = (
     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25,",  # 90; 1.1
 )
 NUM_TOKENS = 28
+LATER = [pytest.param(victim, marks=pytest.mark.long) for victim in ("w1", "r0", "store")]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 STREAM_S = 90.0
 MODEL = ("--model", "smollm2", "--device", "cpu", "--dtype", "float32", "--threads", "1", "--kv-cache-bytes", "64MiB")
@@ -167,7 +168,7 @@ async def interrupted(cluster, client, victim):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("victim", ["w0", pytest.param("w1", marks=pytest.mark.long), "r0", "store"])
+@pytest.mark.parametrize("victim", ["w0", *LATER])
 async def test_the_model_says_what_it_would_have_said(cluster, undisturbed, victim):
     async with cluster.client() as client:
         streams, lost = await interrupted(cluster, client, victim)

@@ -49,16 +49,6 @@ async def hang(cluster, traffic, victim, seconds, num_streams=0):
     await asyncio.to_thread(cluster.wait_ready)
 
 
-@pytest.mark.timeout(300)
-async def test_a_hung_router_loses_nothing(cluster, traffic):
-    await asyncio.sleep(0.5)
-    cluster.pause("r0")
-    await asyncio.sleep(2 * cluster.shape.lease_ms / 1000)
-    cluster.resume("r0")
-    await asyncio.to_thread(cluster.wait_ready)
-    await traffic.stop()
-
-
 async def longest_silence(stream):
     """Reads a stream to its end; the longest time without an event."""
     worst, last = 0.0, time.monotonic()

@@ -91,28 +91,29 @@ async def test_a_stream_moves_and_says_the_same(cluster, client, oracle, prompt)
     assert reader.stream.num_reattaches == 0
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(n=3, seed=7, max_tokens=400),
-        SamplingParams(n=2, best_of=4, seed=7, max_tokens=300),
-        SamplingParams(seed=11, temperature=0.9, top_p=0.9, top_k=40, max_tokens=500),
-        SamplingParams(temperature=0, max_tokens=500, stop=("never to be found",)),
-    ],
-    ids=["n3", "best_of", "seeded", "stop"],
+VARIED = (
+    SamplingParams(n=3, seed=7, max_tokens=400),
+    SamplingParams(n=2, best_of=4, seed=7, max_tokens=300),
+    SamplingParams(seed=11, temperature=0.9, top_p=0.9, top_k=40, max_tokens=500),
+    SamplingParams(temperature=0, max_tokens=500, stop=("never to be found",)),
 )
-async def test_all_that_a_request_can_ask_for_moves(cluster, client, oracle, params, prompt):
-    request_id = f"varied-{next(NUMBERS)}"
-    reader = Reader(client.generate(prompt, params, request_id=request_id))
-    migrate = Mover(cluster, request_id)
-    await until_journalled(migrate, 60)
-    moved = await migrate()
-    assert moved.num_sent_blocks > 0
-    await until_journalled(migrate, 120)
-    await migrate()
-    await asyncio.wait_for(reader.task, 60)
-    expected = oracle.outputs(prompt, params)
-    assert reader.tokens == {branch: list(output.token_ids) for branch, output in enumerate(expected)}
+
+
+async def test_all_that_a_request_can_ask_for_moves(cluster, client, oracle):
+    async def check(params):
+        prompt, request_id = [next(NUMBERS), *PROMPT], f"varied-{next(NUMBERS)}"
+        reader = Reader(client.generate(prompt, params, request_id=request_id))
+        migrate = Mover(cluster, request_id)
+        await until_journalled(migrate, 60)
+        moved = await migrate()
+        assert moved.num_sent_blocks > 0
+        await until_journalled(migrate, 120)
+        await migrate()
+        await asyncio.wait_for(reader.task, 60)
+        expected = oracle.outputs(prompt, params)
+        assert reader.tokens == {branch: list(output.token_ids) for branch, output in enumerate(expected)}
+
+    await asyncio.gather(*map(check, VARIED))
 
 
 async def test_grpcurl_moves_a_stream_and_prints_its_progress(cluster, client, oracle, prompt):

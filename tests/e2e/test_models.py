@@ -68,6 +68,7 @@ def likeliest(model, prompt, output):
         )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_falcon_answers_token_ids_as_transformers_does(falcon, tmp_path):
     directory, model = falcon
@@ -110,7 +111,7 @@ def phi3():
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("make", [gemma2, phi3])
+@pytest.mark.parametrize("make", [gemma2, pytest.param(phi3, marks=pytest.mark.long)])
 def test_a_gguf_file_answers_a_chat_as_transformers_does(make, tmp_path):
     """With matrices of several types, and a vocabulary of sentencepiece."""
     torch.manual_seed(1)
