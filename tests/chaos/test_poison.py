@@ -117,28 +117,6 @@ async def test_poison_is_given_up_and_innocents_survive(supervised, seed):
         await innocents.stop()
 
 
-async def poison(client, number, after_s=0.0):
-    await asyncio.sleep(after_s)
-    with pytest.raises(errors.PoisonSuspected):
-        await client.complete([number, POISON, 3], SamplingParams(temperature=0, max_tokens=60))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_poisons", [2, pytest.param(5, marks=pytest.mark.night)])
-async def test_several_poisons_at_once_end_and_innocents_survive(supervised, seed, num_poisons):
-    cluster, supervisor = supervised
-    async with cluster.client() as client:
-        innocents = Innocents(client, Oracle("fake"), seed, 6)
-        await asyncio.sleep(0.5)
-        async with asyncio.timeout(400):
-            await asyncio.gather(*(poison(client, number) for number in range(1, num_poisons + 1)))
-        assert 3 <= supervisor.num_deaths <= 12 * num_poisons
-        await asyncio.to_thread(cluster_whole, cluster)
-        innocents.check()
-        await innocents.stop()
-
-
 @pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_workers_that_die_together_end_no_stream(supervised, seed):

@@ -28,24 +28,6 @@ def test_list_and_describe(cluster):
     assert "max_tokens" in grpcurl(cluster.endpoints[0], "describe", "octavo.v1.SamplingParams")
 
 
-def test_complete_and_generate(cluster, oracle):
-    prompt, params = b"Once upon", SamplingParams(temperature=0, max_tokens=8)
-    expected = oracle.outputs(list(prompt), params)[0]
-    data = {"text": prompt.decode(), "sampling": {"max_tokens": 8, "temperature": 0}}
-    answer = objects(grpcurl(cluster.endpoints[0], "octavo.v1.Inference/Complete", data=data))[0]
-    output = answer["outputs"][0]
-    assert (tuple(output["token_ids"]), output.get("text", "")) == (expected.token_ids, expected.text)
-    assert output["finish_reason"] == "FINISH_REASON_LENGTH"
-    assert answer["usage"]["prompt_tokens"] == len(prompt)
-    events = objects(grpcurl(cluster.endpoints[1], "octavo.v1.Inference/Generate", data=data))
-    assert tuple(token for event in events for token in event["token_ids"]) == expected.token_ids
-    assert "finished" in events[-1]
-    data["sampling"]["temperature"] = -1
-    refused = grpcurl(cluster.endpoints[0], "octavo.v1.Inference/Generate", data=data, ok=False)
-    assert "InvalidArgument" in refused
-    assert "temperature" in refused
-
-
 def test_one_step_of_a_worker(solo):
     """A finite grant, as worker.proto describes it: one step, printed; with nothing to do, and after a Schedule."""
     endpoint = solo.worker_endpoints["w0"]

@@ -19,7 +19,6 @@ BLOCK_SIZE = 16
 PROMPT = list(range(200, 300))
 LONG = SamplingParams(temperature=0, max_tokens=1500)
 NUMBERS = itertools.count()  # clusters live on: a request id is used once
-THREE = Shape(routers=2, workers=3, step_delay_ms=8)
 
 EVENING = Shape(routers=2, workers=2, step_delay_ms=25, router_args=("--rebalance",))
 
@@ -28,12 +27,6 @@ EVENING = Shape(routers=2, workers=2, step_delay_ms=25, router_args=("--rebalanc
 def prompt():
     """One that no test had before, so that no worker has a block of it in its cache."""
     return [next(NUMBERS), *PROMPT]
-
-
-@pytest.fixture
-def three(clusters):
-    """Two routers, three workers."""
-    yield from whole(clusters(THREE))
 
 
 @pytest.fixture
@@ -166,23 +159,23 @@ async def test_what_operators_get_wrong_is_named(cluster, client, prompt):
         await migrate()
 
 
-async def test_a_drain_moves_the_streams_of_its_worker(three, oracle):
-    params = SamplingParams(temperature=0, max_tokens=800)
-    async with three.client() as client:
+async def test_a_drain_moves_the_streams_of_its_worker(cluster, oracle):
+    params = LONG
+    async with cluster.client() as client:
         prompts = [[next(NUMBERS), *PROMPT] for _ in range(9)]
         readers = [Reader(client.generate(prompt, params)) for prompt in prompts]
         await asyncio.gather(*(reader.until(20, 60) for reader in readers))
-        busy = max(three.worker_endpoints, key=lambda name: three.load(name).num_sequences)
-        num_here = three.load(busy).num_sequences
+        busy = max(cluster.worker_endpoints, key=lambda name: cluster.load(name).num_sequences)
+        num_here = cluster.load(busy).num_sequences
         assert num_here >= 3
-        progress = await drain(three, busy)
+        progress = await drain(cluster, busy)
         assert (progress[-1].num_left, progress[-1].num_released) == (0, 0)
         assert progress[-1].num_migrated == num_here
         await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers)), 120)
         for prompt, reader in zip(prompts, readers, strict=True):
             assert reader.tokens == {0: list(oracle.tokens(prompt, params.max_tokens))}
             assert reader.stream.num_reattaches == 0
-        await drain(three, busy, undo=True)
+        await drain(cluster, busy, undo=True)
 
 
 async def drain(cluster, name, undo=False):

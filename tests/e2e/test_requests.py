@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from waiting import until
 
 from octavo.client import FinishReason, SamplingParams
 from octavo.request import errors
@@ -14,12 +15,6 @@ from octavo.wire import statuses
 from octavo.wire.channel import open_channel
 
 LONG = SamplingParams(temperature=0, max_tokens=4000)
-
-
-async def until(condition, timeout_s=20.0):
-    async with asyncio.timeout(timeout_s):
-        while not await condition():  # noqa: ASYNC110  another process decides
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

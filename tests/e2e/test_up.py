@@ -331,7 +331,7 @@ def test_a_worker_is_emptied_by_command_and_one_that_is_stopped_comes_back(up):
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("num_signals", [1, 2])
+@pytest.mark.parametrize("num_signals", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_process_that_does_not_answer_keeps_up_from_no_quick_end(tmp_path, num_signals):
     """It is killed 2.5 s after the first signal, or at the second one. So is the store, soon after those who use it."""
     up = Up(tmp_path, routers=1, workers=1)
