@@ -11,7 +11,6 @@ from live.grpcurl import grpcurl, objects
 from live.reader import Reader
 
 from octavo.client import FinishReason, SamplingParams
-from octavo.request import errors
 from octavo.v1 import admin_pb2
 from octavo.wire import statuses
 
@@ -137,26 +136,6 @@ async def test_grpcurl_moves_a_stream_and_prints_its_progress(cluster, client, o
     assert again[-1] == printed[-1]  # a late repetition is told what became of it
     await asyncio.wait_for(reader.task, 60)
     assert reader.tokens == {0: list(oracle.tokens(prompt, LONG.max_tokens))}
-
-
-async def test_what_operators_get_wrong_is_named(cluster, client, prompt):
-    migrate = Mover(cluster, "asked for")
-    with pytest.raises(errors.NotFound, match="no such request"):
-        await migrate()
-    for bad in ("", "x" * 129):
-        with pytest.raises(errors.InvalidArgument, match="request_id"):
-            await Mover(cluster, bad)()
-    stream = client.generate(prompt, LONG, request_id="asked for")
-    reader = Reader(stream)
-    await reader.until(20)
-    with pytest.raises(errors.NotFound, match="knows no worker 'nobody'; it knows: w0, w1"):
-        await migrate(to="nobody")
-    with pytest.raises(errors.InvalidArgument, match="runs the request already"):
-        await migrate(to=await migrate.owner())
-    await client.cancel("asked for")
-    await asyncio.wait_for(asyncio.wait([reader.task]), 30)
-    with pytest.raises(errors.CannotMove, match="has ended"):
-        await migrate()
 
 
 async def test_a_drain_moves_the_streams_of_its_worker(cluster, oracle):
