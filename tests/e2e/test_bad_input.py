@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from octavo.request import errors
-from octavo.v1 import inference_pb2, inference_pb2_grpc
+from octavo.v1 import inference_pb2
 from octavo.wire import statuses
 
 NAN, U32 = math.nan, 2**32 - 1
@@ -110,29 +110,3 @@ def test_a_bad_field_is_named_at_once_and_leaves_nothing(cluster):
     times.sort()
     print(f"{len(times)} refusals: median {times[len(times) // 2] * 1e3:.1f} ms, worst {times[-1] * 1e3:.1f} ms")
     assert times[len(times) // 2] < 1.0  # 2 ms on a quiet machine
-
-
-@pytest.mark.usefixtures("untouched")
-def test_what_has_no_field(cluster):
-    stub = cluster.inference()
-    big = inference_pb2.GenerateRequest(text="x" * 10_000_000)
-    channel = grpc.insecure_channel(cluster.endpoints[0], options=[("grpc.max_send_message_length", -1)])
-    cases = [
-        (errors.NotFound, lambda: stub.Complete(request(text="x", model="gpt-17"))),
-        (errors.MessageTooLarge, lambda: inference_pb2_grpc.InferenceStub(channel).Complete(big)),
-        (errors.NotFound, lambda: stub.Get(inference_pb2.GetRequest(request_id="nobody"))),
-        (errors.NotFound, lambda: stub.Cancel(inference_pb2.CancelRequest(request_id="nobody"))),
-        (errors.InvalidArgument, lambda: stub.Get(inference_pb2.GetRequest())),
-        (errors.InvalidArgument, lambda: stub.Cancel(inference_pb2.CancelRequest(request_id="\x7f"))),
-        (errors.InvalidArgument, lambda: stub.Tokenize(inference_pb2.TokenizeRequest())),
-        (errors.InvalidArgument, lambda: stub.Tokenize(inference_pb2.TokenizeRequest(raw_text=b"\xff"))),
-        (errors.NotFound, lambda: stub.Tokenize(inference_pb2.TokenizeRequest(text="a", model="other"))),
-        (errors.InvalidArgument, lambda: stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[VOCAB]))),
-    ]
-    for error, call in cases:
-        began = time.monotonic()
-        with pytest.raises(grpc.RpcError) as raised:
-            call()
-        assert type(statuses.error_from(raised.value)) is error
-        assert time.monotonic() - began < 20
-    channel.close()
