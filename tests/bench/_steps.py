@@ -4,8 +4,7 @@ import os
 from collections.abc import Callable
 
 import torch
-from _rates import clocked, medians
-from _table import Plan
+from _table import Plan, clocked, medians
 
 from gpu_worker.ops import make_batch
 from gpu_worker.ops.reference import ReferenceOps

@@ -14,10 +14,9 @@ import re
 from _attention import decodes, prompts
 from _draws import draws
 from _linears import linears
-from _rates import Machine
 from _service import describe_machine
 from _steps import steps
-from _table import Plan
+from _table import Machine, Plan
 
 from gpu_worker.ops import native
 
