@@ -67,7 +67,7 @@ async def test_a_flood_harms_no_neighbour(attacked, name):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", some_long([*TLS_ATTACKS, *ATTACKS], ("mute-tls",)))
+@pytest.mark.parametrize("name", some_long([*TLS_ATTACKS, *ATTACKS], ()))
 async def test_a_flood_over_tls_harms_no_neighbour(attacked_over_tls, name):
     await flood(*attacked_over_tls, name)
 

@@ -101,8 +101,9 @@ async def test_each_stream_moves_once_and_says_the_same(up, oracle):
         assert not any(reader.stream.num_reattaches for reader in readers)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("victim", [pytest.param("worker-0", marks=pytest.mark.long), "worker-1"])
+@pytest.mark.parametrize("victim", ["worker-0", "worker-1"])
 async def test_without_a_worker_of_one_role_the_other_does_all(up, oracle, victim):
     """kill -9 under load; `octavo up` starts it again."""
     await up.until_met()
