@@ -117,25 +117,6 @@ async def test_poison_is_given_up_and_innocents_survive(supervised, seed):
         await innocents.stop()
 
 
-@pytest.mark.long
-@pytest.mark.timeout(600)
-async def test_workers_that_die_together_end_no_stream(supervised, seed):
-    """Three of four within 0.4 s, again and again, while each stream has lost its owner before."""
-    cluster, supervisor = supervised
-    async with cluster.client() as client:
-        innocents = Innocents(client, Oracle("fake"), seed, 12)
-        for number in range(4):
-            await asyncio.sleep(1.5)
-            for name in random.Random(seed + number).sample(sorted(cluster.worker_endpoints), 3):
-                cluster.kill(name)
-                await asyncio.sleep(0.2)
-            await asyncio.to_thread(cluster_whole, cluster)
-            innocents.check()
-        await innocents.stop()
-        assert supervisor.num_deaths >= 10
-        assert innocents.num_streams >= 12
-
-
 def suspects(cluster):
     """Live sequences that some worker has died with; sixteen tokens prove them harmless."""
     listed = cluster.admin().ListSequences(admin_pb2.ListSequencesRequest(), timeout=10).sequences
