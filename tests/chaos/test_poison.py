@@ -6,9 +6,9 @@ import threading
 import time
 
 import pytest
+from live.client_loops import ClientLoops, read_history
 from live.cluster import Shape
 from live.fixtures import whole
-from live.history import History
 from live.oracle import Oracle
 from live.process import wait_until
 
@@ -62,38 +62,20 @@ def poisonous_prompts(oracle):
     yield prompt, oracle.tokens(prompt, 40).index(POISON) + 1
 
 
-class Innocents:
+class Innocents(ClientLoops):
     """Clients with one harmless stream after the other. A stream that fails or has a wrong token is an error."""
 
-    def __init__(self, client, oracle, seed, count):
-        self.num_streams = 0
-        self._client, self._oracle, self._random = client, oracle, random.Random(seed)
-        self._under_way = True
-        self._tasks = [asyncio.create_task(self._run()) for _ in range(count)]
+    def __init__(self, client, oracle, seed):
+        super().__init__(client)
+        self._oracle, self._random = oracle, random.Random(seed)
 
-    async def _run(self):
-        while self._under_way:
-            prompt = [self._random.randrange(1, 600) for _ in range(30)]
-            tokens = self._oracle.tokens(prompt, 120)
-            if POISON in tokens:
-                continue
-            history = History()
-            async for event in self._client.generate(prompt, SamplingParams(temperature=0, max_tokens=120)):
-                history.add(event)
+    async def stream_once(self, number):
+        prompt = [self._random.randrange(1, 600) for _ in range(30)]
+        tokens = self._oracle.tokens(prompt, 120)
+        if POISON not in tokens:
+            params = SamplingParams(temperature=0, max_tokens=120)
+            history = await read_history(self.client.generate(prompt, params), 120)
             assert history.tokens[0] == tokens
-            self.num_streams += 1
-
-    def check(self):
-        """Raises what has gone wrong so far."""
-        for task in self._tasks:
-            if task.done():
-                task.result()
-
-    async def stop(self):
-        """Lets what runs come to its end."""
-        self._under_way = False
-        async with asyncio.timeout(120):
-            await asyncio.gather(*self._tasks)
 
 
 @pytest.mark.timeout(300)
@@ -101,7 +83,8 @@ async def test_poison_is_given_up_and_innocents_survive(supervised, seed):
     cluster, supervisor = supervised
     oracle = Oracle("fake")
     async with cluster.client() as client:
-        innocents = Innocents(client, oracle, seed, 6)
+        innocents = Innocents(cluster.client(), oracle, seed)
+        innocents.begin(6)
         await asyncio.sleep(0.5)
         for prompt, num_tokens in poisonous_prompts(oracle):
             before, got = supervisor.num_deaths, []
