@@ -25,7 +25,7 @@ def bench(*words, code=0):
 
 def test_a_router_is_measured_by_grpc_and_by_http_in_turns(cluster, tmp_path):
     http, picture = f"http://{cluster.http_endpoints[0]}", tmp_path / "a.png"
-    words = [endpoints(cluster), "--against", http, "--rounds", "2", "--shared-prefix", "32", "--slo", "ttft=60s"]
+    words = [endpoints(cluster), "--against", http, "--rounds", "2", "--shared-prefix", "32", "--slo", "e2e=60s"]
     done = bench(*words, "--json", "--png", str(picture), *LOAD)
     found = json.loads(done.stdout)
     assert [endpoint["kind"] for endpoint in found["endpoints"]] == ["grpc", "completions"]
