@@ -83,7 +83,7 @@ bench: install  ## benchmarks, by hand on a quiet machine; results belong in doc
 	@shopt -s nullglob; for script in tests/bench/[^_]*.py; do echo ">> $$script"; $(BIN)/python "$$script" $(ARGS); done
 
 .PHONY: bench-kernels
-bench-kernels: install  ## every CPU op against the machine's own rates and torch (ARGS='--llama-cpp DIR', '--only decode', '--quick')
+bench-kernels: install  ## the CPU ops of a step against the machine's own rates and torch (ARGS='--only decode', '--quick')
 	@$(BIN)/python tests/bench/kernels.py $(ARGS)
 
 # ---- check ---------------------------------------------------------------------------------------------------------

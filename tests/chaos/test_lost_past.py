@@ -90,6 +90,7 @@ async def read_all(stream, history):
         history.add(event)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_an_older_past_that_is_computed_again_goes_on(cluster, past, oracle):

@@ -51,7 +51,7 @@ def test_a_source_distribution_has_what_it_takes_to_build(tmp_path):
     assert not [name for name in names if name.endswith((".png", ".jpg")) or name.startswith("docs/measurements")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_wheel_without_the_extension_runs_on_the_reference_and_says_so(tmp_path):
     wheel = build("build_wheel", tmp_path, **{"wheel.cmake": "false"})
     assert wheel.name.endswith("-py3-none-any.whl")
