@@ -17,8 +17,8 @@ from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.blocks.block_sender import BlockSender
+from gpu_worker.migration.blocks.link_share import RateLimiter
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 from gpu_worker.migration.target.migration_target import MigrationTarget
 from gpu_worker.migration.transfer_service import TransferService
 from gpu_worker.scheduling.block_exchange import PinnedBlocks, tail_name

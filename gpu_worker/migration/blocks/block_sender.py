@@ -27,13 +27,15 @@ from gpu_worker.migration.blocks.frames import (
     VERSION,
     BlockFrame,
     FrameKind,
+    Refusal,
+    Runs,
     checksum_seed,
+    failed,
+    part_of,
     proof,
 )
+from gpu_worker.migration.blocks.link_share import RateLimiter
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock, OutgoingTicket
-from gpu_worker.migration.blocks.rate_limiter import RateLimiter
-from gpu_worker.migration.blocks.refusal import Refusal, failed
-from gpu_worker.migration.blocks.runs import Runs, part_of
 from gpu_worker.steps.runner import BlockMemory
 from octavo.net.security.listener_tls import ListenerTls
 from octavo.request.errors import InvalidArgument, TransferFailed

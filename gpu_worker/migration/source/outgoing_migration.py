@@ -20,8 +20,8 @@ from functools import partial
 from operator import gt
 
 from gpu_worker.journal.sequence_log import SequenceLog
+from gpu_worker.migration.blocks.frames import Refusal, failed
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.migration.blocks.refusal import Refusal, failed
 from gpu_worker.migration.calls.connection_pool import TargetConnection
 from gpu_worker.migration.calls.targets import TargetPool, TargetWorker
 from gpu_worker.migration.calls.transfer_calls import BranchEnd, MigrationRequest, MigrationReservation

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.migration.blocks.block_sender import BlockSender
+from gpu_worker.migration.blocks.frames import Refusal, failed
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.migration.blocks.refusal import Refusal, failed
 from gpu_worker.migration.calls.connection_pool import TargetConnection
 from gpu_worker.migration.calls.transfer_calls import FetchRequest, MigrationReservation
 from gpu_worker.migration.source.migration_progress import MigrationProgress

@@ -21,8 +21,8 @@ from gpu_worker.journal.pending_items import AppendPolicy
 from gpu_worker.journal.sequence_tracer import SequenceTracer
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.blocks.block_listener import BlockListener
+from gpu_worker.migration.blocks.link_share import LinkShare
 from gpu_worker.migration.calls.connection_pool import ConnectionPool
-from gpu_worker.migration.calls.link_share import LinkShare
 from gpu_worker.migration.calls.targets import TargetPool, describe_worker
 from gpu_worker.migration.prefix.block_supplier import BlockSupplier
 from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher

@@ -14,9 +14,8 @@ from migration_peers import PATIENCE_S, SECRET, BytesMemory, RawSource, Target, 
 
 from gpu_worker.migration.blocks import block_listener
 from gpu_worker.migration.blocks.checksum import BlockChecksum
-from gpu_worker.migration.blocks.frames import LAST, MOST_PART_BYTES, BlockFrame, FrameKind, checksum_seed
+from gpu_worker.migration.blocks.frames import LAST, MOST_PART_BYTES, BlockFrame, FrameKind, Refusal, checksum_seed
 from gpu_worker.migration.blocks.incoming_ticket import IncomingTicket
-from gpu_worker.migration.blocks.refusal import Refusal
 from octavo.request.errors import InvalidArgument
 
 SIZE = 640

@@ -12,8 +12,8 @@ from migration_peers import PATIENCE_S, SECRET, BytesMemory, Corrupter, name_of,
 
 from gpu_worker.migration.blocks import block_sender
 from gpu_worker.migration.blocks.block_sender import BlockSender
+from gpu_worker.migration.blocks.link_share import RateLimiter
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 from octavo.request.errors import InvalidArgument, TransferFailed
 
 LAYERS, LAYER_BYTES = 5, 1000  # no multiple of 64: a stripe lies in two runs

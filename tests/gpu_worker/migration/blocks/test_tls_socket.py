@@ -14,8 +14,8 @@ from migration_peers import PATIENCE_S, SECRET, BytesMemory, Target, name_of, wa
 
 from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.blocks.block_sender import BlockSender
+from gpu_worker.migration.blocks.link_share import RateLimiter
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 from octavo.net.security.roles import PeerRole
 from octavo.request.errors import TransferFailed
 from octavo.wire.tls import WORKER_NAME
