@@ -155,7 +155,7 @@ class WorkerDrain:
         if self._mover is None or self._migrations is None:
             return ()
         hoped = self._mover.move_some()
-        return hoped if time.monotonic() < self._late_from else list(self._migrations.departures.moving)
+        return hoped if time.monotonic() < self._late_from else self._migrations.moving
 
     async def _count_others(self) -> int:
         """How many other workers serve this model and do not drain."""

@@ -39,14 +39,14 @@ class SequenceMover:
         for progress in [each for each in self._under_way.values() if each.done.is_set()]:
             del self._under_way[progress.seq_id]
             self._note_outcome(progress)
-        now, hoped = time.monotonic(), set(self._migrations.departures.moving)
+        now, hoped = time.monotonic(), set(self._migrations.moving)
         for sequence_log in sorted(self._publisher.logs.values(), key=size_of):
             setback = self._setbacks.get(sequence_log.seq_id)
             retry_at = setback.retry_at if setback and setback.epoch == sequence_log.epoch else 0.0
             if math.isinf(retry_at):
                 continue
             hoped.add(sequence_log.seq_id)
-            begins = retry_at <= now and sequence_log.seq_id not in self._migrations.departures.moving
+            begins = retry_at <= now and sequence_log.seq_id not in self._migrations.moving
             if begins and self._migrations.num_free > 0:
                 self._begin(sequence_log)
         return hoped

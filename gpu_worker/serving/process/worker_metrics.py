@@ -6,7 +6,7 @@ from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher
-from gpu_worker.migration.source.migration_tally import MigrationTally
+from gpu_worker.migration.source.migration_progress import MigrationTally
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.serving.leaving.drain import WorkerDrain
 from octavo.metrics.aliases import ModelLoad, alias_values

@@ -124,7 +124,7 @@ async def test_calls_for_one_sequence_share_a_migration():
         armed = failpoints.arm("source.sent", "hang")
         calls = [asyncio.create_task(pair.a.migrate(follower.seq_id)) for _ in range(3)]
         await armed.reached.wait()
-        assert list(pair.a.worker.migrations.departures.moving) == [follower.seq_id]
+        assert list(pair.a.worker.migrations.moving) == [follower.seq_id]
         failpoints.disarm_all()
         answers = [(await call)[-1] for call in calls]
         assert {(each.outcome, each.epoch) for each in answers} == {(MOVED, 2)}

@@ -50,7 +50,7 @@ async def test_four_move_at_once_and_the_shortest_first():
         pair.a.worker.drain.begin(30.0)
         await until(lambda: armed.num_reached == 4)
         await asyncio.sleep(0.2)  # a fifth one would have come by now
-        assert [by_id[seq_id] for seq_id in moves.departures.moving] == [100, 200, 300, 400]
+        assert [by_id[seq_id] for seq_id in moves.moving] == [100, 200, 300, 400]
         failpoints.disarm_all()
         await until(lambda: pair.a.worker.drain.done)
         assert (moves.tally.num_moved, pair.a.worker.drain.num_released) == (6, 0)
@@ -109,7 +109,7 @@ async def test_a_move_under_way_when_the_time_is_over_leaves_one_owner():
         failpoints.disarm_all()
         record = await pair.record(follower.seq_id)
         assert (record.state, record.epoch) == (SequenceState.QUEUED, 2)
-        await until(lambda: not pair.a.worker.migrations.departures.moving)
+        await until(lambda: not pair.a.worker.migrations.moving)
         await pair.a.has_let_go()
         await pair.b.has_let_go()
 
