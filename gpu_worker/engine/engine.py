@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
-from gpu_worker.engine.command_port import CommandPort
-from gpu_worker.engine.loop_control import UNLIMITED, LoopControl
+from gpu_worker.engine.command_port import UNLIMITED, CommandPort, LoopControl
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.step import StepItems, SwapAnswer, SwapOperation

@@ -6,9 +6,8 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_worker.engine.cache_watchers import CacheEventBatch
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.worker_watch import WorkerWatch
+from gpu_worker.engine.worker_watch import CacheEventBatch, WorkerWatch
 from gpu_worker.journal.sequence_tracer import SequenceTracer
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.source.migration_registry import MigrationRegistry

@@ -10,10 +10,9 @@ from functools import partial
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.engine.block_port import BlockPort
-from gpu_worker.engine.command_port import CommandPort
+from gpu_worker.engine.command_port import CommandPort, LoopControl
 from gpu_worker.engine.configuration import scheduler_config
 from gpu_worker.engine.engine import IDLE_ROUND_S, STOP_TIMEOUT_S, Engine
-from gpu_worker.engine.loop_control import LoopControl
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.journal.journal_writer import JournalWriter
@@ -34,14 +33,12 @@ from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.serving.admission.admissions import Admissions
-from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
 from gpu_worker.serving.admission.prefix_offers import PrefixOffers
 from gpu_worker.serving.admission.reconciler import Reconciler
-from gpu_worker.serving.admission.trial_queue import TrialQueue
+from gpu_worker.serving.admission.trial_queue import OwnershipAnnouncer, TrialQueue
 from gpu_worker.serving.calls.worker_service import ServedWorker
 from gpu_worker.serving.leaving.drain import WorkerDrain
-from gpu_worker.serving.leaving.outgrowing import OutgrownRelease
-from gpu_worker.serving.leaving.releaser import SequenceReleaser
+from gpu_worker.serving.leaving.releaser import OutgrownRelease, SequenceReleaser
 from gpu_worker.serving.process import progress_monitor
 from gpu_worker.serving.process.lease import Lease
 from gpu_worker.serving.process.listener import Listener

@@ -7,7 +7,7 @@ import pytest
 from waiting import until
 from worker_pair import WorkerPair, greedy, worker_pair
 
-from gpu_worker.serving.leaving import sequence_mover
+from gpu_worker.serving.leaving import drain as drain_module
 from octavo.internal.v1 import worker_pb2
 from octavo.process import failpoints
 from octavo.request.record import SequenceState
@@ -69,7 +69,7 @@ async def test_what_cannot_move_is_released_meanwhile():
 
 async def test_what_waits_for_room_elsewhere_stays_until_late(monkeypatch):
     """It goes on meanwhile; a release would only have it wait."""
-    monkeypatch.setattr(sequence_mover, "PAUSE_S", 0.05)
+    monkeypatch.setattr(drain_module, "PAUSE_S", 0.05)
     async with worker_pair(step_s=0.005) as pair:
         follower = await pair.run(greedy(800))
         failpoints.arm("target.prepare", "error")
@@ -85,7 +85,7 @@ async def test_what_waits_for_room_elsewhere_stays_until_late(monkeypatch):
 
 
 async def test_blocks_that_never_arrive_do_not_hold_a_drain(monkeypatch):
-    monkeypatch.setattr(sequence_mover, "PAUSE_S", 0.05)
+    monkeypatch.setattr(drain_module, "PAUSE_S", 0.05)
     async with worker_pair() as pair:
         follower = await pair.run(greedy(900))
 
