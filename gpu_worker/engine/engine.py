@@ -120,7 +120,7 @@ class Engine:
             output = StepOutput([]) if plan.input.empty else self._run(plan.input)
         except Exception as error:
             log.exception("step %d failed", plan.input.step_id)
-            self.times.count_failure()
+            self.times.num_failed += 1
             self._runner.check_device()
             failure = RunnerFailed(f"the model failed in a step: {type(error).__name__}: {error}").failure()
             return self._scheduler.abort_step(plan, failure)

@@ -96,12 +96,6 @@ class IncomingTicket:
             self._blocks += blocks
             return range(start, len(self._blocks))
 
-    @property
-    def num_missing(self) -> int:
-        """How many expected blocks are not there yet."""
-        with self._lock:
-            return len(self._blocks) - len(self._accepted)
-
     def accepted_blocks(self) -> set[int]:
         """The indexes of the blocks that are there."""
         with self._lock:

@@ -63,7 +63,12 @@ class TargetPool:
 
     async def _take_over(self) -> list[Member]:
         members = await self._store.members("worker")
-        return [each for each in members if each.id != self._own and takes_over(each, self._fingerprint, self._layout)]
+        return [each for each in members if each.id != self._own and self._has_model(info_of(each))]
+
+    def _has_model(self, info: dict[str, Any]) -> bool:
+        """Whether a worker can run sequences of this model, as far as it says. One that says nothing of it may."""
+        theirs = info.get("fingerprint", self._fingerprint), info.get("layout", self._layout)
+        return theirs == (self._fingerprint, self._layout) and not info.get("draining", False)
 
 
 def info_of(member: Member) -> dict[str, Any]:
@@ -73,13 +78,6 @@ def info_of(member: Member) -> dict[str, Any]:
     except ValueError:
         info = None
     return info if isinstance(info, dict) else {"draining": True}
-
-
-def takes_over(member: Member, fingerprint: str, layout: str) -> bool:
-    """Whether a worker can run sequences of a model, as far as it says. One that says nothing of its model may."""
-    info = info_of(member)
-    same = (info.get("fingerprint", fingerprint), info.get("layout", layout)) == (fingerprint, layout)
-    return same and not info.get("draining", False)
 
 
 def target_of(member: Member) -> TargetWorker | None:

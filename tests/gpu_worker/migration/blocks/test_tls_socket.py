@@ -5,7 +5,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from certificates import Certificates
@@ -48,14 +48,11 @@ def test_blocks_arrive_as_they_were(certificates: Certificates) -> None:
     theirs = BytesMemory(NUM_BLOCKS, LAYERS, LAYER_BYTES)
     with listening(certificates, theirs) as target:
         target.give_ticket(1, list(range(NUM_BLOCKS)))
-        sender = connect(certificates, target.listener.port, mine)
-        try:
+        with closing(connect(certificates, target.listener.port, mine)) as sender:
             sender.open_ticket(1, SECRET).result(PATIENCE_S)
             blocks = [OutgoingBlock(index, index, name_of(index)) for index in range(NUM_BLOCKS)]
             sender.send_blocks(1, blocks).result(PATIENCE_S)
             wait_until(lambda: sender.bytes_in_flight == 0)
-        finally:
-            sender.close()
         assert sender.num_resends == 0
     assert [theirs.content(block) for block in range(NUM_BLOCKS)] == [mine.content(b) for b in range(NUM_BLOCKS)]
 
@@ -67,12 +64,9 @@ def test_no_block_can_be_read_on_the_way(certificates: Certificates) -> None:
     with listening(certificates, theirs) as target:
         target.give_ticket(77, [0])
         with eavesdropping(target.listener.port) as (port, heard):
-            sender = connect(certificates, port, mine)
-            try:
+            with closing(connect(certificates, port, mine)) as sender:
                 sender.open_ticket(77, SECRET).result(PATIENCE_S)
                 sender.send_blocks(77, [OutgoingBlock(0, 0, name_of(0))]).result(PATIENCE_S)
-            finally:
-                sender.close()
             assert len(heard()) > 64_000
             assert b"canary" not in heard()
     assert theirs.content(0) == mine.content(0)
