@@ -91,10 +91,7 @@ class IncomingMigration:
     # ---- Prepare and Extend --------------------------------------------------------------------------------------
 
     async def prepare(self) -> MigrationReservation:
-        """Reads the record, and holds the blocks of the sequence.
-
-        After any error its caller ends it.
-        """
+        """Reads the record, and holds the blocks of the sequence. After any error its caller ends it."""
         async with self._call(), asyncio.timeout(PREPARE_S):
             await failpoints.reach("target.prepare")
             request = self.request

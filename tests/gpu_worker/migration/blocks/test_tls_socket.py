@@ -6,6 +6,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 from certificates import Certificates
@@ -120,11 +121,10 @@ def test_a_source_that_says_nothing_does_not_hold_up_the_end(certificates: Certi
     silent.close()
 
 
-def test_a_worker_of_another_authority_is_refused(certificates: Certificates, tmp_path_factory: object) -> None:
-    other = Certificates(tmp_path_factory.mktemp("other") / "tls")  # type: ignore[attr-defined]
-    with listening(certificates, BytesMemory(1, 1, 64)) as target:
-        with pytest.raises(TransferFailed, match="no TLS with"):
-            connect(other, target.listener.port, BytesMemory(1, 1, 64))
+def test_a_worker_of_another_authority_is_refused(certificates: Certificates, tmp_path: Path) -> None:
+    memory, other = BytesMemory(1, 1, 64), Certificates(tmp_path / "tls")
+    with listening(certificates, memory) as target, pytest.raises(TransferFailed, match="no TLS with"):
+        connect(other, target.listener.port, memory)
 
 
 def plain_recv(sock: socket.socket) -> bytes:
