@@ -30,7 +30,7 @@ WIRE_MODULES = {
         "requests",
         "score_format",
     ),
-    "gpu_worker/migration": ("transfer_service", "calls/transfer_client"),
+    "gpu_worker/migration": ("transfer_service", "calls/transfer_calls"),
     "gpu_worker/serving/calls": ("worker_service", "step_handler", "messages"),
 }
 WIRE_FILES = (

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from tqdm import tqdm
 
 from gpu_worker.blocks.cost_model import CostModel
-from gpu_worker.engine.command_port import CommandPort
+from gpu_worker.engine.command_port import CommandPort, LoopControl
 from gpu_worker.engine.engine import BLOCKED_ROUND_S, Engine
-from gpu_worker.engine.loop_control import LoopControl
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.offline.interrupt_guard import InterruptGuard
 from gpu_worker.offline.offline_request import OfflineRequest

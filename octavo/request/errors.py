@@ -303,7 +303,7 @@ class TransferFailed(ServingError):
 
     @property
     def cause(self) -> str:
-        """A name of gpu_worker.migration.blocks.refusal.Refusal."""
+        """A name of gpu_worker.migration.blocks.frames.Refusal."""
         return self.metadata.get("cause", "")
 
 

@@ -40,7 +40,6 @@ class WorkerSnapshot:
     sequences: Sequence[SequenceView] = ()
     alive: bool = True  # it has a lease, and its reports come
     draining: bool = False
-    has_trial: bool = False  # one suspect has the engine to itself
 
 
 def view_of_record(

@@ -82,8 +82,7 @@ class _FleetPlan:
                 for sequence in source.sequences:
                     if sequence.seq_id == migration.seq_id:
                         self._move(sequence, migration.source, migration.target)
-        # A worker with a suspect runs nothing else meanwhile: how busy it is says nothing.
-        self._serving = [id for id, worker in self._workers.items() if not (worker.draining or worker.has_trial)]
+        self._serving = [id for id, worker in self._workers.items() if not worker.draining]
         self._mean = sum(self._loads[id] for id in self._serving) / len(self._serving) if self._serving else 0.0
 
     def even_load(self) -> Iterator[ProposedMigration]:

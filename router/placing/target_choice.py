@@ -91,8 +91,6 @@ def _hindrance(sequence: SequenceView, source: WorkerSnapshot, worker: WorkerSna
         return "has another model or layout"
     if worker.view.numerics != source.view.numerics:
         return "computes other bits"
-    if worker.has_trial:
-        return "has the trial of a suspect"
     if not has_room(worker.view, sequence, hits):
         return "has no room in its batch or its memory"
     return ""

@@ -3,8 +3,7 @@
 from dataclasses import asdict
 
 from gpu_worker.blocks.prefix_cache import STORED
-from gpu_worker.engine.cache_watchers import CacheEvent, CacheEventBatch
-from gpu_worker.engine.worker_watch import WorkerWatch
+from gpu_worker.engine.worker_watch import CacheEvent, CacheEventBatch, WorkerWatch
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.journal.step_subscription import StepMessage
 from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress

@@ -6,7 +6,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_worker.engine.cache_watchers import CacheEventBatch
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.journal.sequence_tracer import SequenceTracer
@@ -144,14 +143,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         interval_s = max(MIN_WATCH_MS, request.interval_ms or DEFAULT_WATCH_MS) / 1000
         watcher = worker.watch.watchers.open_watcher()
         try:
-            yield self._watch_response(worker, await worker.watch.begin_watch(watcher))
+            batch = await worker.watch.begin_watch(watcher)
             while True:
-                yield self._watch_response(worker, await watcher.next_batch(interval_s))
+                yield watch_to_wire(self._incarnation, worker.watch, worker.publisher, batch)
+                batch = await watcher.next_batch(interval_s)
         finally:
             worker.watch.watchers.close_watcher(watcher)
-
-    def _watch_response(self, worker: ServedWorker, batch: CacheEventBatch) -> worker_pb2.WatchResponse:
-        return watch_to_wire(self._incarnation, worker.watch, worker.publisher, batch)
 
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: "Context"

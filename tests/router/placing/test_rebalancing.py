@@ -103,7 +103,6 @@ def some_fleet(draw: st.DrawFn) -> list[WorkerSnapshot]:
                 available=not draining and not draw(USUALLY_FALSE),
                 draining=draining,
                 alive=not draw(USUALLY_FALSE),
-                has_trial=draw(USUALLY_FALSE),
                 model=draw(st.sampled_from(["m", "m", "m", "other"])),
                 num_blocks=max(used, 1) + (free := draw(st.sampled_from([0, 100, 3000]))),
                 num_free_blocks=max(used, 1) + free - used,
@@ -140,10 +139,10 @@ def test_what_holds_for_every_plan(fleet: list[WorkerSnapshot], data: st.DataObj
         source, target = by_id[migration.source], by_id[migration.target]
         (moved,) = [s for s in source.sequences if s.seq_id == migration.seq_id]
         assert source is not target and source.alive and target.alive and target.view.available
-        assert not target.draining and not target.has_trial
+        assert not target.draining
         assert (source.model, source.layout) == (target.model, target.layout)
         assert moved.can_move and moved.expected_tokens >= MIN_EXPECTED_TOKENS and moved.seq_id not in moving
-        assert NOW - moved.last_moved_at >= REST_S and not source.has_trial and not source.draining
+        assert NOW - moved.last_moved_at >= REST_S and not source.draining
         pair = {migration.source, migration.target}
         assert not any({m.source, m.target} == pair and NOW - m.at < REST_S for m in past)
         own = [m for m in past if m.seq_id == moved.seq_id]

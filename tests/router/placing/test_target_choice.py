@@ -35,7 +35,6 @@ SOURCE = worker("source", of_view={"num_running": 1})
         (worker("a", model="other"), "model or layout"),
         (worker("a", layout="other"), "model or layout"),
         (worker("a", of_view={"numerics": "other"}), "other bits"),
-        (worker("a", has_trial=True), "suspect"),
         (worker("a", of_view={"num_running": 16}), "no room"),
         (worker("a", of_view={"num_free_blocks": 15}), "no room"),
         (worker("a", of_view={"context_tokens": 640}), "640"),

@@ -5,8 +5,8 @@ import torch
 from migration_peers import PATIENCE_S, SECRET, Target, name_of
 
 from gpu_worker.migration.blocks.block_sender import BlockSender
+from gpu_worker.migration.blocks.link_share import RateLimiter
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 from gpu_worker.ops import kv_format
 from gpu_worker.ops.kv_shape import KvShape
 from gpu_worker.running.memory.arena_blocks import ArenaBlocks

@@ -14,8 +14,8 @@ from migration_peers import PATIENCE_S, SECRET, Target, name_of, wait_until
 
 from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.blocks.frame_socket import STALL_S, TICK_S
+from gpu_worker.migration.blocks.link_share import RateLimiter
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 from gpu_worker.migration.target.incoming_migration import TTL_S
 from gpu_worker.running.memory.staged_blocks import SIDE_BYTES, StagedBlocks, StagingSize
 

@@ -2,8 +2,7 @@ import socket
 
 import pytest
 
-from gpu_worker.serving.process.address import NoAddress, advertised_address
-from gpu_worker.serving.process.listener import Listener
+from gpu_worker.serving.process.listener import Listener, NoAddress, advertised_address
 from octavo.settings.worker import WorkerSettings
 
 

@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.engine import cache_watchers as watchers_module
-from gpu_worker.engine.cache_watchers import CacheEvent, CacheEventBatch, CacheSnapshot, CacheWatchers, join_events
-from gpu_worker.engine.worker_watch import WorkerWatch
+from gpu_worker.engine import worker_watch
+from gpu_worker.engine.worker_watch import (
+    CacheEvent,
+    CacheEventBatch,
+    CacheSnapshot,
+    CacheWatchers,
+    WorkerWatch,
+    join_events,
+)
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.ids import SequenceId
@@ -66,7 +72,7 @@ def test_joining_keeps_order_and_content(events):
 
 
 async def test_a_watcher_that_falls_too_far_behind_has_a_gap_and_holds_little(monkeypatch):
-    monkeypatch.setattr(watchers_module, "MAX_PENDING_BYTES", 100)
+    monkeypatch.setattr(worker_watch, "MAX_PENDING_BYTES", 100)
     watchers = CacheWatchers()
     slow, quick = watchers.open_watcher(), watchers.open_watcher()
     reader = Reader(CacheSnapshot(b"", b""), CacheEventBatch(0, 0, []))
