@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from octavo.process.loop import end_tasks
 from octavo.request.errors import StoreUnavailable
@@ -26,15 +27,12 @@ async def repeat_forever(name: str, once: Callable[[], Awaitable[object]]) -> No
 
 
 class BackgroundTasks:
-    """Tasks that no caller waits for. A task's error is logged.
-
-    Callers spawn only what a later sweep or take repairs if the task fails.
-    """
+    """Tasks that no caller waits for, which a later sweep or take repairs if they fail. A task's error is logged."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
-    def spawn(self, work: Coroutine[None, None, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
@@ -43,7 +41,7 @@ class BackgroundTasks:
         """Cancels the tasks and waits until they have ended."""
         await end_tasks(list(self._tasks))
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _forget(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             if isinstance(error, StoreUnavailable):

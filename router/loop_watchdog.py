@@ -16,10 +16,7 @@ HANG_STATUS = 70
 
 
 class LoopWatchdog:
-    """A thread that sees whether the running event loop goes round, for as long as the `with` block lasts.
-
-    It counts its own rounds, so time in which the whole process was stopped is no hang.
-    """
+    """Sees whether the event loop goes round. It counts its own rounds: a process that was stopped has not hung."""
 
     def __init__(self, limit_s: float, give_up: Callable[[float], None] | None = None) -> None:
         self._limit_s = limit_s

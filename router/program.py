@@ -53,17 +53,15 @@ from router.loop_watchdog import HANG_LEASES, LoopWatchdog
 from router.placing.assigner import Assigner
 from router.placing.dispatcher import Dispatcher
 from router.placing.migrator import Migrator
-from router.placing.prompt_handover import PromptHandover
 from router.placing.rebalancer import Rebalancer
 from router.router_metrics import RouterMetrics
 from router.session_registry import SessionRegistry
 from router.streaming.inference_service import InferenceService
+from router.streaming.progress.progress_registry import ProgressRegistry
 from router.streaming.request_deadline import DeadlineMargin
 from router.streaming.request_preparer import RequestPreparer
-from router.streaming.request_progress import ProgressRegistry
-from router.streaming.request_timeline import RequestTimeline
 from router.streaming.resume_tokens import ResumeTokens
-from router.streaming.session_context import SessionContext
+from router.streaming.session import SessionContext
 from router.streaming.session_opener import SessionOpener
 from router.streaming.session_waves import SessionWaves
 
@@ -122,9 +120,8 @@ class Router:
         self._resume_tokens = ResumeTokens(secret, store.generation)
         self._generation = store.generation  # the one that the router has prepared itself for
         self.attachments = AttachmentOutbox(store, incarnation, self.sessions)
-        self.migrator = Migrator(store, self.pool, self.models)
-        handover = PromptHandover(self.migrator, self._background)
-        self.assigner.on_admitted = handover.note_owner
+        self.migrator = Migrator(store, self.pool, self.models, self._background)
+        self.assigner.on_admitted = self.migrator.note_owner
         margin = DeadlineMargin()
         self.sessions.on_lateness = lambda seconds: margin.note_lateness(seconds, self.sessions.now)
         context = SessionContext(
@@ -136,9 +133,9 @@ class Router:
             self.attachments,
             self._resume_tokens,
             margin,
-            progress := ProgressRegistry(tracer),
+            progress := ProgressRegistry(tracer, self.pool.name_of),
             SessionWaves(),
-            handover.note_owner,
+            self.migrator.note_owner,
         )
         preparer = RequestPreparer(
             self.models, incarnation, self.authorizer, wait_for_workers=settings.wait_for_workers
@@ -153,8 +150,7 @@ class Router:
         self._opener = opener = SessionOpener(
             context, self.models, preparer, limits, settings.max_streams, self.authorizer
         )
-        timeline = RequestTimeline(progress, self.pool.name_of)
-        self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer, timeline)
+        self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer, progress)
         self._answers = AnswerService(opener, preparer, self.inference, self._background)
         self.rebalancer = Rebalancer(store, incarnation, self.pool, self.migrator, self._background)
         self.cluster = ClusterWatch(store, incarnation, settings.router_id, self.pool, progress)

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import product
 
 from octavo.metrics.aliases import ModelLoad, alias_values
@@ -15,66 +16,55 @@ from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Assigner
-from router.streaming.request_progress import ProgressRegistry
+from router.streaming.progress.progress_registry import ProgressRegistry
 
 DEPTH_INTERVAL_S = 1.0
 NO_MODEL = ""  # the name where no model is known
 STATES = ("available", "unavailable", "draining", "lost")
 
 
+@dataclass(eq=False)
 class RouterMetrics:
     """A source of metric values, which asks the store now and then how much waits for any router."""
 
-    def __init__(
-        self,
-        store: Store,
-        models: ModelRegistry,
-        pool: WorkerPool,
-        assigner: Assigner,
-        progress: ProgressRegistry,
-        *,
-        waits_for_workers: bool = False,
-    ) -> None:
-        """`waits_for_workers`: requests for a model without a worker wait for one."""
-        self._store = store
-        self._models = models
-        self._pool = pool
-        self._assigner = assigner
-        self._progress = progress
-        self._waits_for_workers = waits_for_workers
-        self._depths: Mapping[str, QueueDepth] | None = None  # by fingerprint
+    store: Store
+    models: ModelRegistry
+    pool: WorkerPool
+    assigner: Assigner
+    progress: ProgressRegistry
+    waits_for_workers: bool = False  # whether requests for a model without a worker wait for one
+    _depths: Mapping[str, QueueDepth] | None = None  # by fingerprint
 
     async def read_depth(self) -> None:
         """Asks the store once, and waits. The router repeats this for as long as it lives."""
         try:
-            self._depths = await self._store.model_depths()
+            self._depths = await self.store.model_depths()
         except StoreUnavailable:
             self._depths = None  # no value is better than an old one
         await asyncio.sleep(DEPTH_INTERVAL_S)
 
     def values(self) -> Iterator[MetricValue]:
         """All values of now. Those of a model are there from when it is known, at 0."""
-        for model in self._models.list_models():
-            self._progress.tally.of_model(model.name)
-        yield from self._progress.values()
+        for model in self.models.list_models():
+            self.progress.tally.of_model(model.name)
+        yield from self.progress.values()
         yield from self._queue()
         for reason in TakeReason:
-            yield MetricValue("octavo_takes_total", self._assigner.takes[reason], (reason.value,))
+            yield MetricValue("octavo_takes_total", self.assigner.takes[reason], (reason.value,))
         for outcome in AdmissionOutcome:
-            yield MetricValue("octavo_admissions_total", self._assigner.answers[outcome], (outcome.value,))
-        yield MetricValue("octavo_admissions_total", self._assigner.num_unanswered, ("none",))
-        for model in self._models.list_models():
-            changes = self._assigner.numerics_changes[model.name]
+            yield MetricValue("octavo_admissions_total", self.assigner.answers[outcome], (outcome.value,))
+        yield MetricValue("octavo_admissions_total", self.assigner.num_unanswered, ("none",))
+        for model in self.models.list_models():
+            changes = self.assigner.numerics_changes[model.name]
             yield MetricValue("octavo_numerics_changes_total", changes, (model.name,))
         yield from self._workers()
-        yield MetricValue("octavo_waits_for_workers", self._waits_for_workers)
-        index = self._pool.kv_index
-        yield MetricValue("octavo_kv_index_blocks", index.num_device_blocks, ("device",))
-        yield MetricValue("octavo_kv_index_blocks", index.num_host_blocks, ("host",))
+        yield MetricValue("octavo_waits_for_workers", self.waits_for_workers)
+        for place, num_blocks in self.pool.kv_index.num_blocks.items():
+            yield MetricValue("octavo_kv_index_blocks", num_blocks, (place,))
 
     def alias_values(self) -> Iterator[MetricValue]:
         """The values of now under the names that gateways know."""
-        states, views = self._progress.stream_states(), self._pool.views
+        states, views = self.progress.stream_states(), self.pool.views
         yield from alias_values(
             [
                 ModelLoad(
@@ -87,7 +77,7 @@ class RouterMetrics:
                     num_blocks=sum(each.num_blocks for each in views(model)),
                     block_size=model.block_size,
                 )
-                for model in self._models.list_models()
+                for model in self.models.list_models()
             ]
         )
 
@@ -96,26 +86,22 @@ class RouterMetrics:
         if self._depths is None:
             return
         left = dict(self._depths)
-        found = [(model.name, left.pop(model.fingerprint, NOTHING_WAITS)) for model in self._models.list_models()]
+        found = [(model.name, left.pop(model.fingerprint, NOTHING_WAITS)) for model in self.models.list_models()]
         if left or not found:
-            found.append((NO_MODEL, total_depth(left.values())))
+            num_queued = sum(depth.num_queued for depth in left.values())
+            queued_tokens = sum(depth.queued_tokens for depth in left.values())
+            found.append((NO_MODEL, QueueDepth(num_queued, queued_tokens)))
         for name, depth in found:
             yield MetricValue("octavo_queue_requests", depth.num_queued, (name,))
             yield MetricValue("octavo_queue_tokens", depth.queued_tokens, (name,))
 
     def _workers(self) -> Iterator[MetricValue]:
         """Workers by model and state. Those that were not met yet, and of no known model, have no name."""
-        links = self._pool.links.values()
+        links = self.pool.links.values()
         states = Counter((link.facts.model if link.facts else NO_MODEL, _state_of(link)) for link in links)
-        names = [model.name for model in self._models.list_models()] or [NO_MODEL]
+        names = [model.name for model in self.models.list_models()] or [NO_MODEL]
         for key in sorted({*states, *product(names, STATES)}):
             yield MetricValue("octavo_workers", states[key], key)
-
-
-def total_depth(depths: Iterable[QueueDepth]) -> QueueDepth:
-    """How much waits in all of these queues together."""
-    pairs = [(depth.num_queued, depth.queued_tokens) for depth in depths]
-    return QueueDepth(sum(number for number, _ in pairs), sum(tokens for _, tokens in pairs))
 
 
 def _state_of(link: WorkerLink) -> str:

@@ -35,43 +35,25 @@ class RegisteredSession(Protocol):
     seq_id: SequenceId
 
     @property
-    def owner(self) -> Incarnation:
-        """The worker that runs the sequence, as far as the session knows."""
-        ...
+    def owner(self) -> Incarnation: ...  # the worker that runs the sequence, as far as the session knows
 
-    def deliver_item(self, item: StepItem) -> None:
-        """A worker has journalled these tokens of the sequence."""
-        ...
+    def deliver_item(self, item: StepItem) -> None: ...  # a worker has journalled these tokens of the sequence
 
-    def note_assignment(self, assignment: Assignment) -> None:
-        """A worker owns the sequence now: this router has assigned it, or its last owner has handed it over.
+    # A worker owns the sequence now: this router has assigned it, or its last owner has handed it over. The news may be
+    # late, or come twice.
+    def note_assignment(self, assignment: Assignment) -> None: ...
 
-        The news may be late, or come twice.
-        """
-        ...
+    def handle_notice(self, notice: Notice) -> None: ...  # the store: another process did something to the sequence
 
-    def handle_notice(self, notice: Notice) -> None:
-        """The store says that another process did something to the sequence."""
-        ...
+    def note_unknown(self, owner: Incarnation) -> None: ...  # this worker does not run the sequence
 
-    def note_unknown(self, owner: Incarnation) -> None:
-        """Tells the session that this worker does not run the sequence."""
-        ...
+    # The record may have changed, and the stream may have left items out: the session reads soon, and delivers from the
+    # journals without waiting for the stream.
+    def poll_record(self) -> None: ...
 
-    def poll_record(self) -> None:
-        """The record may have changed, and the stream may have left items out.
+    def note_time(self, now: float) -> None: ...  # comes every CLOCK_INTERVAL_S
 
-        The session reads soon, and delivers from the journals without waiting for the stream.
-        """
-        ...
-
-    def note_time(self, now: float) -> None:
-        """The time is `now`. Comes every CLOCK_INTERVAL_S."""
-        ...
-
-    def end_stream(self, error: ServingError) -> None:
-        """The client's stream ends with this error. The request goes on."""
-        ...
+    def end_stream(self, error: ServingError) -> None: ...  # with this error; the request goes on
 
 
 class SessionRegistry:

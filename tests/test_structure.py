@@ -22,13 +22,10 @@ WIRE_MODULES = {
     "router/http": (
         "answer_format",
         "answers",
-        "asked_answer",
         "chat_completions",
-        "chat_fields",
         "common_fields",
         "completions",
         "requests",
-        "score_format",
     ),
     "gpu_worker/migration": ("transfer_service", "calls/transfer_calls"),
     "gpu_worker/serving/calls": ("worker_service", "step_handler", "messages"),

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.net.security.authorizer import acting_for
@@ -12,7 +13,6 @@ from octavo.store.base import Store
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from router.admin.cluster_watch import ClusterWatch
 from router.admin.messages import decision_to_wire, sequence_to_wire, shared_fields, worker_to_wire
-from router.fleet.migration_report import MigrationReport
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Assigner
@@ -28,26 +28,17 @@ MAX_SEQUENCES = 10_000
 DEFAULT_SEQUENCES = 1000
 
 
+@dataclass(eq=False)
 class AdminService(admin_pb2_grpc.AdminServicer):
     """The service that operators call."""
 
-    def __init__(
-        self,
-        store: Store,
-        router_id: Incarnation,
-        pool: WorkerPool,
-        assigner: Assigner,
-        preparer: RequestPreparer,
-        migrator: Migrator,
-        cluster: ClusterWatch,
-    ) -> None:
-        self._store = store
-        self._router_id = router_id
-        self._pool = pool
-        self._assigner = assigner
-        self._preparer = preparer
-        self._migrator = migrator
-        self._cluster = cluster
+    store: Store
+    router_id: Incarnation
+    pool: WorkerPool
+    assigner: Assigner
+    preparer: RequestPreparer
+    migrator: Migrator
+    cluster: ClusterWatch
 
     def serve_on(self, server: "grpc.aio.Server") -> None:
         admin_pb2_grpc.add_AdminServicer_to_server(self, server)
@@ -55,10 +46,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListWorkers(
         self, request: admin_pb2.ListWorkersRequest, context: "Context"
     ) -> admin_pb2.ListWorkersResponse:
-        links = sorted(self._pool.links.values(), key=lambda link: link.worker_id)
-        depth = await self._store.queue_depth()
+        links = sorted(self.pool.links.values(), key=lambda link: link.worker_id)
+        depth = await self.store.queue_depth()
         return admin_pb2.ListWorkersResponse(
-            workers=[worker_to_wire(link) for link in links], router_id=self._router_id, num_queued=depth.num_queued
+            workers=[worker_to_wire(link) for link in links], router_id=self.router_id, num_queued=depth.num_queued
         )
 
     async def ListSequences(
@@ -66,12 +57,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.ListSequencesResponse:
         if request.limit > MAX_SEQUENCES:
             raise InvalidArgument("limit", f"{request.limit} is too many; at most {MAX_SEQUENCES}")
-        records = await self._store.list_sequences(
+        records = await self.store.list_sequences(
             Incarnation(request.owner) if request.owner else None, request.limit or DEFAULT_SEQUENCES
         )
         records.sort(key=lambda record: record.accepted_ms)
         # Any read brings the time of the store's clock, by which all times in records are.
-        snapshot = await self._store.read(records[-1].seq_id) if records else None
+        snapshot = await self.store.read(records[-1].seq_id) if records else None
         now_ms = snapshot.now_ms if snapshot else 0
         return admin_pb2.ListSequencesResponse(sequences=[sequence_to_wire(record, now_ms) for record in records])
 
@@ -81,7 +72,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         match request.WhichOneof("what"):
             case "request_id":
                 request_id = validation.validate_request_id(request.request_id)
-                decision = self._assigner.decisions.get(sequence_id(request.tenant, request_id))
+                decision = self.assigner.decisions.get(sequence_id(request.tenant, request_id))
                 if decision is None:
                     raise NotFound(
                         "request_id: this router did not place it, or has forgotten it; ask another router",
@@ -91,11 +82,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             case "hypothetical":
                 try:
                     with acting_for(request.tenant):
-                        prepared = await self._preparer.prepare(request.hypothetical)
+                        prepared = await self.preparer.prepare(request.hypothetical)
                 except InvalidArgument as error:
                     raise error.inside("hypothetical") from None
                 new = prepared.new
-                decision = self._assigner.decide_placement(prepared.model, list(new.prompt), new.salt, set())
+                decision = self.assigner.decide_placement(prepared.model, list(new.prompt), new.salt, set())
             case _:
                 raise InvalidArgument("what", "send a request_id or a hypothetical request")
         return decision_to_wire(decision)
@@ -103,8 +94,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def Migrate(self, request: admin_pb2.MigrateRequest, context: "Context") -> admin_pb2.MigrateResponse:
         request_id = validation.validate_request_id(request.request_id)
         target = self._link_of(request.worker_id) if request.worker_id else None
-        report = await self._migrator.migrate(sequence_id(request.tenant, request_id), target)
-        return self._migration_to_wire(report)
+        report = await self.migrator.migrate(sequence_id(request.tenant, request_id), target)
+        link = self.pool.find_link(report.target)
+        worker_id = link.worker_id if link else report.target  # of a worker that was not met no name is known
+        return admin_pb2.MigrateResponse(**shared_fields(report, admin_pb2.MigrateResponse), worker_id=worker_id)
 
     async def DrainWorker(
         self, request: admin_pb2.DrainWorkerRequest, context: "Context"
@@ -117,25 +110,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             async for progress in drain:
                 yield admin_pb2.DrainWorkerResponse(**shared_fields(progress, admin_pb2.DrainWorkerResponse))
 
-    def _migration_to_wire(self, report: MigrationReport) -> admin_pb2.MigrateResponse:
-        link = self._pool.find_link(report.target)
-        return admin_pb2.MigrateResponse(
-            epoch=report.epoch,
-            worker_id=link.worker_id
-            if link
-            else report.target,  # the name of a worker that has not been met is not known
-            num_blocks=report.num_blocks,
-            num_sent_blocks=report.num_sent_blocks,
-            num_sent_bytes=report.num_sent_bytes,
-            total_ms=report.total_ms,
-            stopped_ms=report.stopped_ms,
-        )
-
     def _link_of(self, worker_id: str) -> WorkerLink:
         """This router's link to the living worker of that name. Raises NotFound."""
-        named = [link for link in self._pool.links.values() if link.worker_id == worker_id and not link.lost]
+        named = [link for link in self.pool.links.values() if link.worker_id == worker_id and not link.lost]
         if not named:
-            known = ", ".join(sorted({link.worker_id for link in self._pool.links.values() if not link.lost}))
+            known = ", ".join(sorted({link.worker_id for link in self.pool.links.values() if not link.lost}))
             raise NotFound(
                 f"worker_id: this router knows no worker {worker_id!r}; it knows: {known or 'none'}",
                 resource="worker",
@@ -146,6 +125,6 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def WatchCluster(
         self, request: admin_pb2.WatchClusterRequest, context: "Context"
     ) -> AsyncIterator[admin_pb2.WatchClusterResponse]:
-        async with aclosing(self._cluster.watch(request.interval_ms)) as views:
+        async with aclosing(self.cluster.watch(request.interval_ms)) as views:
             async for view in views:
                 yield view.message

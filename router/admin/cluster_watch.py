@@ -21,7 +21,7 @@ from octavo.wire.public import failure_to_wire
 from router.admin import messages
 from router.admin.move_log import MoveLog
 from router.fleet.worker_pool import WorkerPool
-from router.streaming.request_progress import ProgressRegistry
+from router.streaming.progress.progress_registry import ProgressRegistry
 
 DEFAULT_MS = 1000
 MIN_MS = 200

@@ -12,8 +12,8 @@ from octavo.wire.internal import role_from_wire
 from octavo.wire.requests import state_to_wire
 from router.admin.move_log import MoveReason, SeenMove
 from router.fleet.worker_link import WorkerLink
-from router.placing.placement import PlacementCandidate, PlacementDecision
-from router.streaming.request_progress import ModelProgress
+from router.placing.placement import PlacementDecision
+from router.streaming.progress.progress_registry import ModelProgress
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -35,10 +35,7 @@ def worker_to_wire(link: WorkerLink) -> admin_pb2.WorkerStatus:
     hello = link.hello
     said: dict[str, Any] = {"worker_id": link.worker_id}
     if hello:  # the numbers of the public roles are others: there, 0 is a worker that has said nothing
-        said = {
-            **shared_fields(hello, admin_pb2.WorkerStatus),
-            "role": ROLES[role_from_wire(hello.role)],
-        }
+        said = {**shared_fields(hello, admin_pb2.WorkerStatus), "role": ROLES[role_from_wire(hello.role)]}
     return admin_pb2.WorkerStatus(
         **said,
         endpoint=link.endpoint,
@@ -50,10 +47,9 @@ def worker_to_wire(link: WorkerLink) -> admin_pb2.WorkerStatus:
     )
 
 
-def shared_fields(message: "Message", into: "type[Message]") -> dict[str, Any]:
-    """The values of the fields that the internal message has in common with the public one, by name."""
-    names = set(message.DESCRIPTOR.fields_by_name) & set(into.DESCRIPTOR.fields_by_name)
-    return {name: getattr(message, name) for name in names}
+def shared_fields(known: object, into: "type[Message]") -> dict[str, Any]:
+    """The values of the fields that a message has in common with what is known, by name."""
+    return {name: getattr(known, name) for name in into.DESCRIPTOR.fields_by_name if hasattr(known, name)}
 
 
 def sequence_to_wire(record: Record, now_ms: int) -> admin_pb2.SequenceStatus:
@@ -76,22 +72,7 @@ def sequence_to_wire(record: Record, now_ms: int) -> admin_pb2.SequenceStatus:
 def decision_to_wire(decision: PlacementDecision) -> admin_pb2.ExplainPlacementResponse:
     return admin_pb2.ExplainPlacementResponse(
         worker_id=decision.worker.worker_id if decision.worker else "",
-        candidates=[candidate_to_wire(candidate) for candidate in decision.candidates],
-    )
-
-
-def candidate_to_wire(candidate: PlacementCandidate) -> admin_pb2.Candidate:
-    return admin_pb2.Candidate(
-        worker_id=candidate.worker_id,
-        eligible=candidate.eligible,
-        reason=candidate.reason,
-        device_hit_tokens=candidate.device_hit_tokens,
-        host_hit_tokens=candidate.host_hit_tokens,
-        prefill_cost=candidate.prefill_cost,
-        load_cost=candidate.load_cost,
-        pressure_cost=candidate.pressure_cost,
-        total_cost=candidate.total_cost,
-        recent_picks=candidate.recent_picks,
+        candidates=[admin_pb2.Candidate(**shared_fields(each, admin_pb2.Candidate)) for each in decision.candidates],
     )
 
 

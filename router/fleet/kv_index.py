@@ -38,13 +38,6 @@ class KvEvent(NamedTuple):
     hashes: bytes = b""
 
 
-class ApplyOutcome(Enum):
-    """What `KvIndex.apply_events` did with a batch of events."""
-
-    OK = auto()
-    NEEDS_SNAPSHOT = auto()  # the worker has no entries any more; its events are ignored until its next snapshot
-
-
 @dataclass(slots=True)
 class _WorkerEntry:
     """The prefix cache of one worker, as its Watch stream describes it."""
@@ -75,34 +68,28 @@ class KvIndex:
             self._add(worker, block, worker.host, self._host)
         self._store(worker, device_hashes)
 
-    def apply_events(
-        self, incarnation: Incarnation, events: Sequence[KvEvent], event_seq: int, digest: int
-    ) -> ApplyOutcome:
+    def apply_events(self, incarnation: Incarnation, events: Sequence[KvEvent], event_seq: int, digest: int) -> bool:
         """Applies events in order; `event_seq` numbers the last of them, `digest` describes the cache after it.
 
-        A worker without a snapshot, a gap in the numbers or another digest ends in NEEDS_SNAPSHOT.
+        False where the worker has no snapshot, the numbers have a gap or the digest is another: then the worker has no
+        entries any more, and its events are ignored until its next snapshot.
         """
         worker = self._workers.get(incarnation)
         if worker is None:
-            return ApplyOutcome.NEEDS_SNAPSHOT
+            return False
         if worker.event_seq + len(events) == event_seq:
             for event in events:
                 self._apply_one(worker, event)
             worker.event_seq = event_seq
             if worker.digest == digest:
-                return ApplyOutcome.OK
+                return True
         self.forget_worker(incarnation)
-        return ApplyOutcome.NEEDS_SNAPSHOT
+        return False
 
     @property
-    def num_device_blocks(self) -> int:
-        """How many different blocks the workers have on their devices."""
-        return len(self._device)
-
-    @property
-    def num_host_blocks(self) -> int:
-        """How many different blocks the workers have in their host pools."""
-        return len(self._host)
+    def num_blocks(self) -> dict[str, int]:
+        """How many different blocks the workers have on their devices, and in their host pools."""
+        return {"device": len(self._device), "host": len(self._host)}
 
     def forget_worker(self, incarnation: Incarnation) -> None:
         """Removes all entries of a worker. An unknown worker changes nothing."""

@@ -6,6 +6,7 @@ The store keeps them, so that a router knows of workers that it has never met it
 import asyncio
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from math import inf
 
 from octavo.request.errors import StoreUnavailable
@@ -16,22 +17,21 @@ INTERVAL_S = 0.25
 NOTE_S = 5.0  # how often the store is told of workers of which it knows
 
 
+@dataclass(eq=False)
 class LimitsRegistry:
     """Tells the store which limits the workers have that this router has met, and knows what all routers have told."""
 
-    def __init__(self, store: Store, present: Callable[[], set[WorkerLimits]], kept_ms: int) -> None:
-        """`present` are the limits of the workers that are here now. Others are remembered for `kept_ms`."""
-        self._store = store
-        self._present = present
-        self._kept_ms = kept_ms
-        self._told: set[WorkerLimits] = set()
-        self._told_at = -inf
-        self._seen: list[WorkerLimits] = []
+    store: Store
+    present: Callable[[], set[WorkerLimits]]  # the limits of the workers that are here now
+    kept_ms: int  # how long others are remembered
+    _told: set[WorkerLimits] = field(default_factory=set)
+    _told_at: float = -inf
+    _seen: list[WorkerLimits] = field(default_factory=list)
 
     async def keep(self) -> None:
         """One round, with the pause before the next."""
         now = time.monotonic()
-        if now - self._told_at >= NOTE_S or not self._present() <= self._told:
+        if now - self._told_at >= NOTE_S or not self.present() <= self._told:
             await self._tell(now)
         await asyncio.sleep(INTERVAL_S)
 
@@ -40,10 +40,7 @@ class LimitsRegistry:
         return any(limits.model == model for limits in self._seen)
 
     async def may_hold(self, fingerprint: str, num_tokens: int, refused_by: Collection[WorkerLimits]) -> bool:
-        """Whether a worker that was here lately could hold a sequence that workers with those limits cannot hold.
-
-        Without an answer of the store nobody knows, and so it may.
-        """
+        """Whether a worker that was here lately could hold what those cannot. True without an answer of the store."""
         try:
             await self._tell(time.monotonic())
         except StoreUnavailable:
@@ -56,6 +53,6 @@ class LimitsRegistry:
         )
 
     async def _tell(self, now: float) -> None:
-        present = self._present()
-        self._seen = await self._store.note_limits(present, self._kept_ms)
+        present = self.present()
+        self._seen = await self.store.note_limits(present, self.kept_ms)
         self._told, self._told_at = present, now

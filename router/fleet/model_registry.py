@@ -79,10 +79,7 @@ class ServedModel:
 
 
 class ModelRegistry:
-    """The served models by name, with the workers that serve them.
-
-    `aliases` are further names of models. `tokenizer` counts instead of those that the workers name.
-    """
+    """The served models by name, with their workers. `tokenizer` counts instead of those that the workers name."""
 
     def __init__(self, aliases: Mapping[str, str] | None = None, tokenizer: Tokenizer | None = None) -> None:
         self._aliases = dict(aliases or {})
@@ -101,10 +98,7 @@ class ModelRegistry:
         return ""
 
     async def add_model(self, facts: WorkerFacts) -> str:
-        """Registers the model of such a worker, whether the worker lives or not.
-
-        Returns why that is impossible, or an empty string.
-        """
+        """Registers the model of such a worker, living or not. Returns why that is impossible, or an empty string."""
         if meant := self._aliases.get(facts.model):
             return f"its model has the name {facts.model}, which --model-aliases gives to {meant}: rename one of them"
         async with self._loading:
@@ -114,7 +108,9 @@ class ModelRegistry:
                     tokens = f"{self._tokenizer.vocab_size} tokens, model {facts.model} has {facts.vocab_size}"
                     return f"the tokenizer of --tokenizer has {tokens}: give the model's own"
                 try:
-                    tokenizer = await asyncio.to_thread(self._find_tokenizer, facts)
+                    tokenizer: AnyTokenizer | None = self._tokenizer
+                    if tokenizer is None:
+                        tokenizer = await asyncio.to_thread(open_tokenizer, facts.tokenizer)
                 except Exception as error:  # an unreadable tokenizer must not take the router down
                     log.error("worker %s: tokenizer %s: %s", facts.worker_id, facts.tokenizer, error)
                     return f"its tokenizer cannot be loaded here (--tokenizer names one that can): {error}"
@@ -130,9 +126,6 @@ class ModelRegistry:
                     facts.sampling_defaults,
                 )
         return ""
-
-    def _find_tokenizer(self, facts: WorkerFacts) -> AnyTokenizer:
-        return open_tokenizer(facts.tokenizer) if self._tokenizer is None else self._tokenizer
 
     def has(self, name: str) -> bool:
         """Whether the model of that name is known here."""

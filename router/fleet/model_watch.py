@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, field, fields
 
 from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation
@@ -24,34 +24,27 @@ OF_ONE_WORKER = {"worker_id": "", "incarnation": Incarnation(""), "role": Worker
 _NAMES = {field.name for field in fields(WorkerFacts)}
 
 
+@dataclass(eq=False)
 class ModelWatch:
     """Tells the store of the models that workers brought here, and this router of those that the store remembers."""
 
-    def __init__(self, store: Store, models: ModelRegistry, pool: WorkerPool) -> None:
-        self._store = store
-        self._models = models
-        self._pool = pool
-        self._seen: dict[str, bytes] = {}  # what the store has, by name: written or read here last
+    store: Store
+    models: ModelRegistry
+    pool: WorkerPool
+    _seen: dict[str, bytes] = field(default_factory=dict)  # what the store has, by name: written or read here last
 
     async def exchange(self) -> None:
         """Writes and reads once, and waits. The router repeats this for as long as it lives."""
         with suppress(StoreUnavailable):  # the next round says the same
-            for facts in [link.facts for link in self._pool.links.values() if link.facts]:
-                await self._write(facts)
-            for name, description in (await self._store.model_descriptions()).items():
-                await self._note(name, description)
+            for facts in [link.facts for link in self.pool.links.values() if link.facts]:
+                if self._seen.get(facts.model) != (description := description_of(facts)):
+                    await self.store.describe_model(facts.model, description)
+                    self._seen[facts.model] = description
+            for name, description in (await self.store.model_descriptions()).items():
+                is_new, self._seen[name] = self._seen.get(name) != description, description
+                if is_new and not self.models.has(name):
+                    await self._add(name, description)
         await asyncio.sleep(EXCHANGE_S)
-
-    async def _write(self, facts: WorkerFacts) -> None:
-        description = description_of(facts)
-        if self._seen.get(facts.model) != description:
-            await self._store.describe_model(facts.model, description)
-            self._seen[facts.model] = description
-
-    async def _note(self, name: str, description: bytes) -> None:
-        is_new, self._seen[name] = self._seen.get(name) != description, description
-        if is_new and not self._models.has(name):
-            await self._add(name, description)
 
     async def _add(self, name: str, description: bytes) -> None:
         try:
@@ -64,7 +57,7 @@ class ModelWatch:
         ) as error:  # of another release: a worker will describe it
             log.warning("what the store says of model %s cannot be read: %r", name, error)
             return
-        if refusal := await self._models.add_model(facts):
+        if refusal := await self.models.add_model(facts):
             log.warning("model %s, which waits for workers: %s", name, refusal)
 
 

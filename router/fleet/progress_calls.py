@@ -1,4 +1,4 @@
-"""The two calls to a worker that report progress until something is over: Drain and Migrate.
+"""The two calls to a worker that report progress until something is over, Drain and Migrate, and how a migration ended.
 
 Both raise the ServingError of the call, or Unreachable where the worker sent none. What was begun outlives its call.
 """
@@ -6,16 +6,45 @@ Both raise the ServingError of the call, or Unreachable where the worker sent no
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import grpc
 
-from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.request.errors import Unreachable
-from octavo.request.ids import Incarnation, SequenceId
+from octavo.internal.v1 import worker_pb2
+from octavo.request.errors import Failure, Unreachable
+from octavo.request.ids import Incarnation
 from octavo.wire import statuses
 from octavo.wire.public import failure_from_wire
-from router.fleet.migration_report import MigrationEnd, MigrationReport
+
+
+class MigrationEnd(Enum):
+    """Where a migration has left its sequence."""
+
+    MOVED = auto()  # the target runs it
+    STAYED = auto()  # it runs where it ran; the failure says why
+    ENDED = auto()  # it has ended, or another worker has taken it: read the record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationReport:
+    """The end of one migration, with what it has cost."""
+
+    outcome: MigrationEnd
+    failure: Failure | None = None
+    epoch: int = 0
+    target: Incarnation = Incarnation("")
+    num_blocks: int = 0  # full blocks of the sequence
+    num_sent_blocks: int = 0  # of these, those that the target did not have
+    num_sent_bytes: int = 0
+    total_ms: float = 0.0
+    stopped_ms: float = 0.0  # of these, those without a step
+
+    @property
+    def moved(self) -> bool:
+        return self.outcome is MigrationEnd.MOVED
+
 
 OUTCOMES = {
     worker_pb2.MIGRATION_OUTCOME_MOVED: MigrationEnd.MOVED,
@@ -27,37 +56,6 @@ OUTCOMES = {
 def gone(worker_id: str) -> Unreachable:
     """The error for a worker that this router has no link to any more."""
     return Unreachable(f"worker {worker_id} has ended, or was lost: list the workers again")
-
-
-async def drain_worker(
-    stub: worker_pb2_grpc.WorkerStub, worker_id: str, grace_ms: int, *, undo: bool
-) -> AsyncGenerator[worker_pb2.DrainResponse, None]:
-    """Has the worker drain, or end its drain, and passes on its progress."""
-    request = worker_pb2.DrainRequest(grace_ms=grace_ms, undo=undo)
-    async with aclosing(_read_progress(stub.Drain, request, worker_id)) as messages:
-        async for progress in messages:
-            yield progress
-
-
-async def migrate_sequence(
-    stub: worker_pb2_grpc.WorkerStub,
-    worker_id: str,
-    seq_id: SequenceId,
-    epoch: int,
-    target: Incarnation,
-    *,
-    during_prefill: bool,
-) -> MigrationReport:
-    """Asks the worker to migrate a sequence to the target, and waits for the end of the migration.
-
-    If the sequence is migrating already, the call waits for that migration, whichever its target is.
-    """
-    request = worker_pb2.WorkerMigrateRequest(seq_id=seq_id, epoch=epoch, target=target, during_prefill=during_prefill)
-    async with aclosing(_read_progress(stub.Migrate, request, worker_id)) as messages:
-        async for message in messages:
-            if message.outcome in OUTCOMES:
-                return report_of(message)
-    raise Unreachable(f"worker {worker_id} did not say how the migration ended: list the sequences")
 
 
 def report_of(message: worker_pb2.WorkerMigrateResponse) -> MigrationReport:
@@ -75,7 +73,17 @@ def report_of(message: worker_pb2.WorkerMigrateResponse) -> MigrationReport:
     )
 
 
-async def _read_progress(method: Callable[..., Any], request: object, worker_id: str) -> AsyncGenerator[Any, None]:
+async def read_report(method: Callable[..., Any], request: object, worker_id: str) -> MigrationReport:
+    """How the migration ends that the worker is asked for."""
+    async with aclosing(read_progress(method, request, worker_id)) as messages:
+        async for message in messages:
+            if message.outcome in OUTCOMES:
+                return report_of(message)
+    raise Unreachable(f"worker {worker_id} did not say how the migration ended: list the sequences")
+
+
+async def read_progress(method: Callable[..., Any], request: object, worker_id: str) -> AsyncGenerator[Any, None]:
+    """What the worker says of such a call, until it is over."""
     try:
         call = method(request)
     except grpc.aio.UsageError as error:

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from enum import Enum, auto
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import grpc
 
@@ -24,20 +24,14 @@ from octavo.store.calls import Member
 from octavo.v1 import admin_pb2
 from octavo.wire.channel import open_worker_channel
 from octavo.wire.endpoint import parse_endpoint
-from octavo.wire.internal import (
-    INTERNAL_REVISION,
-    answer_from_wire,
-    revision_refusal,
-    role_from_wire,
-)
+from octavo.wire.internal import INTERNAL_REVISION, answer_from_wire, revision_refusal, role_from_wire
 from octavo.wire.public import recommended_from_wire
 from octavo.wire.tls import TlsFiles
 from router.fleet import progress_calls
 from router.fleet.kv_index import KvIndex
-from router.fleet.migration_report import MigrationReport
 from router.fleet.model_registry import ModelRegistry, WorkerFacts
-from router.fleet.pending_dispatches import PendingDispatches
-from router.fleet.replay_pace import ReplayPace
+from router.fleet.pending_dispatches import PendingDispatches, ReplayPace
+from router.fleet.progress_calls import MigrationReport
 from router.fleet.worker_streams import StepStream, WatchStream
 from router.fleet.worker_view import WorkerView
 from router.session_registry import SessionRegistry
@@ -118,10 +112,7 @@ class WorkerLink:
     # Calls
 
     async def schedule(self, admission: worker_pb2.Admission, follow: bool) -> AdmissionAnswer:
-        """Asks the worker to run a sequence. Raises LinkError when no answer came.
-
-        With `follow`, the Step stream brings the items of the sequence from its admission on.
-        """
+        """Asks the worker to run a sequence, and with `follow` for its items. Raises LinkError when no answer came."""
         seq_id, router_id = SequenceId(admission.seq_id), self._router_id if follow else ""
         request = worker_pb2.ScheduleRequest(router_id=router_id, admissions=[admission])
         try:
@@ -139,18 +130,14 @@ class WorkerLink:
         """Schedule, with the trace of the sequence if it has one."""
         if traceparent := self.traceparent_of(seq_id):
             return partial(self._stub.Schedule, metadata=((TRACEPARENT, traceparent),))
-        schedule: Callable[..., Awaitable[worker_pb2.ScheduleResponse]] = self._stub.Schedule
-        return schedule
+        return cast("Callable[..., Awaitable[worker_pb2.ScheduleResponse]]", self._stub.Schedule)
 
     async def wait_to_replay(self, num_tokens: int) -> None:
         """Waits until the worker may be sent a replay of so many tokens."""
-        load, idle = self.load, self.load.num_running + self.load.num_waiting + self.load.num_swapped == 0
+        load, burst = self.load, self.facts.max_batch_tokens if self.facts else 0
+        idle, speed = load.num_running + load.num_waiting + load.num_swapped == 0, load.prefill_tokens_per_s
         delay_s = self._replay_pace.book_replay(
-            time.monotonic(),
-            num_tokens,
-            idle=idle,
-            tokens_per_s=load.prefill_tokens_per_s,
-            burst_tokens=self.facts.max_batch_tokens if self.facts else 0,
+            time.monotonic(), num_tokens, idle=idle, tokens_per_s=speed, burst_tokens=burst
         )
         if delay_s:
             await asyncio.sleep(delay_s)
@@ -167,22 +154,23 @@ class WorkerLink:
         """Has the worker drain, or end its drain, and passes on its progress. Raises the ServingError of the call."""
         if self.lost:
             raise progress_calls.gone(self.worker_id)
-        return progress_calls.drain_worker(self._stub, self.worker_id, grace_ms, undo=undo)
+        request = worker_pb2.DrainRequest(grace_ms=grace_ms, undo=undo)
+        return progress_calls.read_progress(self._stub.Drain, request, self.worker_id)
 
     async def migrate(
         self, seq_id: SequenceId, epoch: int, target: Incarnation, *, during_prefill: bool = False
     ) -> MigrationReport:
         """Has the worker move a sequence to the target, and waits until the migration is over, which outlives the call.
 
-        With `during_prefill` it begins before the prompt is computed.
-
-        Raises the ServingError of the call.
+        With `during_prefill` it begins before the prompt is computed. If the sequence is migrating already, the call
+        waits for that migration, whichever its target is. Raises the ServingError of the call.
         """
         if self.lost:
             raise progress_calls.gone(self.worker_id)
-        return await progress_calls.migrate_sequence(
-            self._stub, self.worker_id, seq_id, epoch, target, during_prefill=during_prefill
+        request = worker_pb2.WorkerMigrateRequest(
+            seq_id=seq_id, epoch=epoch, target=target, during_prefill=during_prefill
         )
+        return await progress_calls.read_report(self._stub.Migrate, request, self.worker_id)
 
     async def probe(self) -> ProbeResult:
         """Finds out whether the worker process lives, by one Hello."""
@@ -299,10 +287,7 @@ class WorkerLink:
         return worker_pb2.HelloRequest(router_id=self._router_id, internal_revision=INTERNAL_REVISION)
 
     async def _say_hello(self) -> bool:
-        """Says Hello to the worker, and keeps the answer.
-
-        Returns whether the worker is the process that this link belongs to, and fits; otherwise sets `unusable_reason`.
-        """
+        """Says Hello. Returns whether the worker is this link's process, and fits; otherwise sets `unusable_reason`."""
         try:
             hello = await self._stub.Hello(self._hello_request(), timeout=HELLO_S)
         except grpc.aio.AioRpcError as error:

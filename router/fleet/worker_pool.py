@@ -4,7 +4,8 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 from octavo.process.loop import end_tasks
 from octavo.request import hashing
@@ -14,54 +15,92 @@ from octavo.store.base import Store
 from octavo.store.calls import Member, WorkerLimits
 from octavo.wire.tls import TlsFiles
 from router.fleet.kv_index import HitCounts, KvIndex
-from router.fleet.lost_workers import LostWorkers
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.fleet.worker_link import ProbeResult, WorkerLink
-from router.fleet.worker_snapshot import WorkerSnapshot
-from router.fleet.worker_view import WorkerView
+from router.fleet.worker_view import WorkerSnapshot, WorkerView
 from router.session_registry import SessionRegistry
 
 log = logging.getLogger(__name__)
 
 DISCOVER_S = 0.5
 MAX_NAMES = 1024
+REMEMBER_LOST_S = 15.0  # how long a lost worker is remembered at most
+QUIET_S = 60.0  # a worker that was lost longer ago than this is lost for the first time again
 
 
+@dataclass(slots=True)
+class WorkerLoss:
+    """A loss of a worker: this router found its process dead, or thought so."""
+
+    lost_at: float
+    pause_s: float  # how long the worker is not tried again where it keeps its lease
+    lapsed: bool = False  # the store has said since then that the worker has no lease
+    is_over: bool = False  # the worker is tried again
+
+
+class LostWorkers:
+    """A router loses a worker when their connection breaks and a probe finds nobody. The worker may live all the same.
+
+    The store shows that it does: a lease runs again that had ended, or runs longer than it can without a renewal. The
+    worker is tried again then. Where its lease has never ended, perhaps it is only this router that does not reach it:
+    the next loss within QUIET_S lasts twice as long as the one before.
+    """
+
+    def __init__(self) -> None:
+        self._losses: dict[Incarnation, WorkerLoss] = {}
+
+    def __contains__(self, incarnation: Incarnation) -> bool:
+        """Whether that worker is lost, and not tried again yet."""
+        loss = self._losses.get(incarnation)
+        return loss is not None and not loss.is_over
+
+    def note_loss(self, incarnation: Incarnation, lease_s: float, now: float) -> None:
+        """`lease_s`: the length of the worker's lease; 0 if it has not said so."""
+        last = self._losses.get(incarnation)
+        pause_s = 2 * last.pause_s if last and now - last.lost_at < QUIET_S else lease_s or REMEMBER_LOST_S
+        self._losses[incarnation] = WorkerLoss(now, min(pause_s, REMEMBER_LOST_S))
+
+    def note_leases(self, present: Collection[Incarnation], asked_at: float) -> list[Incarnation]:
+        """Notes who has a lease, as the store said that was asked then. Returns the workers that are lost no more."""
+        found = []
+        for incarnation, loss in list(self._losses.items()):
+            age_s, has_lease = asked_at - loss.lost_at, incarnation in present
+            loss.lapsed |= not has_lease
+            lives = has_lease and (loss.lapsed or age_s > loss.pause_s)
+            if not loss.is_over and (lives or age_s > REMEMBER_LOST_S):
+                loss.is_over = True
+                found.append(incarnation)
+            if age_s > QUIET_S:
+                del self._losses[incarnation]
+        return found
+
+
+@dataclass(eq=False)
 class WorkerPool:
     """One link for each worker that has a lease in the store, or whose Step stream is open.
 
     The link of a lost worker stays while the worker's lease lasts, until the worker is tried again by another one.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        router_id: Incarnation,
-        sessions: SessionRegistry,
-        models: ModelRegistry,
-        on_lost: Callable[[Incarnation], Awaitable[None]],
-        on_report: Callable[[], None],
-        tls: TlsFiles | None = None,
-    ) -> None:
-        self.kv_index = KvIndex()
-        self.links: dict[Incarnation, WorkerLink] = {}
-        self._store = store
-        self._router_id = router_id
-        self._sessions = sessions
-        self._models = models
-        self._on_lost = on_lost
-        self._on_report = on_report
-        self._tls = tls
-        self._tasks: dict[Incarnation, asyncio.Task[None]] = {}
-        self._lost = LostWorkers()
-        self.traceparent_of: Callable[[SequenceId], str] = lambda seq_id: ""
-        self._names: OrderedDict[Incarnation, str] = OrderedDict()  # of workers that were met, the last ones
+    store: Store
+    router_id: Incarnation
+    sessions: SessionRegistry
+    models: ModelRegistry
+    on_lost: Callable[[Incarnation], Awaitable[None]]
+    on_report: Callable[[], None]
+    tls: TlsFiles | None = None
+    kv_index: KvIndex = field(default_factory=KvIndex)
+    links: dict[Incarnation, WorkerLink] = field(default_factory=dict)
+    traceparent_of: Callable[[SequenceId], str] = lambda seq_id: ""
+    _tasks: dict[Incarnation, asyncio.Task[None]] = field(default_factory=dict)
+    _lost: LostWorkers = field(default_factory=LostWorkers)
+    _names: OrderedDict[Incarnation, str] = field(default_factory=OrderedDict)  # of workers that were met lately
 
     async def discover_workers(self) -> None:
         """Reads once which workers have a lease, and waits. The router repeats this for as long as it lives."""
         asked_at = time.monotonic()
         try:
-            members = await self._store.members("worker")
+            members = await self.store.members("worker")
         except StoreUnavailable:
             members = None
         if members is not None:
@@ -124,13 +163,7 @@ class WorkerPool:
                 continue
             try:
                 link = WorkerLink(
-                    member,
-                    self._router_id,
-                    self._sessions,
-                    self._models,
-                    self.kv_index,
-                    self._on_report,
-                    tls=self._tls,
+                    member, self.router_id, self.sessions, self.models, self.kv_index, self.on_report, tls=self.tls
                 )
             except (KeyError, TypeError, ValueError) as error:
                 log.error("worker %s describes itself in a way that this router cannot read: %r", member.id, error)
@@ -161,8 +194,8 @@ class WorkerPool:
                 log.warning("worker %s (%s) is lost", link.worker_id, link.incarnation)
             link.mark_lost()
             self._lost.note_loss(link.incarnation, link.lease_s, time.monotonic())
-            await self._on_lost(link.incarnation)
-            self._sessions.poll_records_of_owner(link.incarnation)
+            await self.on_lost(link.incarnation)
+            self.sessions.poll_records_of_owner(link.incarnation)
 
     async def _remove(self, incarnation: Incarnation) -> None:
         task = self._tasks.pop(incarnation, None)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -10,7 +11,7 @@ from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.v1 import admin_pb2
 from octavo.wire.internal import item_from_wire
-from router.fleet.kv_index import ApplyOutcome, KvChange, KvEvent, KvIndex
+from router.fleet.kv_index import KvChange, KvEvent, KvIndex
 from router.session_registry import Assignment, SessionRegistry
 
 WATCH_MS = 250
@@ -18,21 +19,19 @@ RESYNC_S = 0.2  # pause before a new snapshot is asked for, after a gap in the c
 KV_CHANGES = {"stored": KvChange.STORED, "removed": KvChange.REMOVED, "cleared": KvChange.CLEARED}
 
 
+@dataclass(eq=False)
 class StepStream:
     """Gives the worker's items to the session registry.
 
     `connected` is true from the moment at which the request to open the stream is written until the stream has ended.
     """
 
-    def __init__(
-        self, stub: worker_pb2_grpc.WorkerStub, incarnation: Incarnation, router_id: str, sessions: SessionRegistry
-    ) -> None:
-        self.connected = False
-        self._stub = stub
-        self._incarnation = incarnation
-        self._router_id = router_id
-        self._sessions = sessions
-        self._commands: asyncio.Queue[worker_pb2.StepRequest] = asyncio.Queue()
+    stub: worker_pb2_grpc.WorkerStub
+    incarnation: Incarnation
+    router_id: str
+    sessions: SessionRegistry
+    connected: bool = False
+    _commands: asyncio.Queue[worker_pb2.StepRequest] = field(default_factory=asyncio.Queue)
 
     def follow(self, seq_id: SequenceId, next_indexes: Sequence[int]) -> None:
         """Asks for the items of a sequence, from `next_indexes` on (one per branch).
@@ -47,14 +46,14 @@ class StepStream:
 
     async def read_items(self) -> None:
         """Opens the stream and reads it. Returns when the worker ended the stream; raises when the stream broke."""
-        call = self._stub.Step()
-        await call.write(worker_pb2.StepRequest(open=worker_pb2.Open(router_id=self._router_id)))
+        call = self.stub.Step()
+        await call.write(worker_pb2.StepRequest(open=worker_pb2.Open(router_id=self.router_id)))
         await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))  # the worker steps without limit
         writer = asyncio.create_task(self._write_commands(call))
         writer.add_done_callback(lambda _: call.cancel())
         try:
             self.connected = True
-            self._sessions.poll_records_of_owner(self._incarnation)  # so that each session asks for its items
+            self.sessions.poll_records_of_owner(self.incarnation)  # so that each session asks for its items
             while (result := await call.read()) is not grpc.aio.EOF:
                 self._deliver(result)
         finally:
@@ -71,13 +70,13 @@ class StepStream:
     def _deliver(self, result: worker_pb2.StepResult) -> None:
         for message in result.items:
             item = item_from_wire(message)
-            if not self._sessions.deliver_item(item):
+            if not self.sessions.deliver_item(item):
                 self.unfollow(item.seq_id)
         for moved in result.moved:  # after its items, which are the last ones from here
             assignment = Assignment(moved.epoch, Incarnation(moved.owner), follows=False, moved=True)
-            self._sessions.announce_assignment(SequenceId(moved.seq_id), assignment)
+            self.sessions.announce_assignment(SequenceId(moved.seq_id), assignment)
         for seq_id in result.unknown_seq_ids:
-            self._sessions.announce_unknown(SequenceId(seq_id), self._incarnation)
+            self.sessions.announce_unknown(SequenceId(seq_id), self.incarnation)
 
     async def _write_commands(self, call: Any) -> None:
         commands = self._commands
@@ -85,20 +84,14 @@ class StepStream:
             await call.write(await commands.get())
 
 
+@dataclass(eq=False)
 class WatchStream:
     """Gives the worker's load reports to `on_load`, and its cache events to the index."""
 
-    def __init__(
-        self,
-        stub: worker_pb2_grpc.WorkerStub,
-        incarnation: Incarnation,
-        index: KvIndex,
-        on_load: Callable[[admin_pb2.WorkerLoad], None],
-    ) -> None:
-        self._stub = stub
-        self._incarnation = incarnation
-        self._index = index
-        self._on_load = on_load
+    stub: worker_pb2_grpc.WorkerStub
+    incarnation: Incarnation
+    index: KvIndex
+    on_load: Callable[[admin_pb2.WorkerLoad], None]
 
     async def read_reports(self) -> None:
         """Opens the stream and reads it. Returns when the worker ended the stream; raises when the stream broke.
@@ -106,10 +99,10 @@ class WatchStream:
         After a gap in the cache events, the stream is opened again and begins with a new snapshot.
         """
         while True:
-            call = self._stub.Watch(worker_pb2.WatchRequest(interval_ms=WATCH_MS))
+            call = self.stub.Watch(worker_pb2.WatchRequest(interval_ms=WATCH_MS))
             try:
                 while (message := await call.read()) is not grpc.aio.EOF:
-                    self._on_load(message.load)
+                    self.on_load(message.load)
                     if not self._update_index(message):
                         break
                 else:
@@ -122,11 +115,10 @@ class WatchStream:
         """Brings the index up to the message. Returns whether it is: if not, the next snapshot will do that."""
         if message.HasField("snapshot"):
             snapshot = message.snapshot
-            self._index.apply_snapshot(
-                self._incarnation, snapshot.device_hashes, snapshot.host_hashes, message.event_seq
-            )
+            device, host = snapshot.device_hashes, snapshot.host_hashes
+            self.index.apply_snapshot(self.incarnation, device, host, message.event_seq)
             return True
         events = [
             KvEvent(KV_CHANGES[event.WhichOneof("event")], event.stored or event.removed) for event in message.events
         ]
-        return self._index.apply_events(self._incarnation, events, message.event_seq, message.digest) is ApplyOutcome.OK
+        return self.index.apply_events(self.incarnation, events, message.event_seq, message.digest)

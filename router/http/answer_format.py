@@ -5,18 +5,20 @@ chunk without log probabilities is put together from bytes: one is made for each
 """
 
 import json
+import math
 import time
 from binascii import b2a_base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, ClassVar
 
+from octavo.text.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from router.fleet.model_registry import ServedModel
-from router.http.asked_answer import AskedAnswer
-from router.http.score_format import CompletionScores, shown_chat_scores
+from router.http.common_fields import AskedAnswer
 
+LEAST = -9999.0  # for minus infinity, which JSON does not have
 Event = inference_pb2.GenerateEvent
 
 DONE = b"data: [DONE]\n\n"
@@ -34,28 +36,74 @@ NO_SCORES = b',"logprobs":null'
 URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
+def shown_logprob(value: float) -> float:
+    return value if math.isfinite(value) else LEAST
+
+
+def shown_token(token_id: int, data: bytes) -> str:
+    """The name of a token: bytes:\\xNN… where its bytes are no whole characters, token_id:N where it has none."""
+    if not data:
+        return f"token_id:{token_id}"
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+class CompletionScores:
+    """Log probabilities of one branch in the form of completions."""
+
+    def __init__(self, tokenizer: AnyTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._offset = 0  # characters of the branch's text before the next token
+
+    def shown(self, scores: Sequence[types_pb2.Logprobs]) -> dict[str, Any]:
+        """The next tokens of the branch with their log probabilities."""
+        found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for score in scores:
+            chosen = score.chosen
+            logprob = shown_logprob(chosen.logprob)
+            top = {self._name(entry.token_id): shown_logprob(entry.logprob) for entry in score.top}
+            self._add(found, chosen.token_id, logprob, {**top, self._name(chosen.token_id): logprob})
+        return found
+
+    def shown_prompt(self, prompt: Sequence[int], scores: Sequence[types_pb2.Logprobs]) -> dict[str, Any]:
+        """The tokens of the prompt, which stand before all others. The first has no log probability."""
+        found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        self._add(found, prompt[0], None, None)
+        for name, values in self.shown(scores).items():
+            found[name] += values
+        return found
+
+    def _add(self, found: dict[str, list[Any]], token_id: int, logprob: float | None, top: Any) -> None:
+        found["tokens"].append(self._name(token_id))
+        found["token_logprobs"].append(logprob)
+        found["top_logprobs"].append(top)
+        found["text_offset"].append(self._offset)
+        self._offset += len(self._tokenizer.token_bytes(token_id).decode(errors="replace"))
+
+    def _name(self, token_id: int) -> str:
+        return shown_token(token_id, self._tokenizer.token_bytes(token_id))
+
+
+def shown_chat_scores(tokenizer: AnyTokenizer, scores: Sequence[types_pb2.Logprobs]) -> dict[str, Any]:
+    """Log probabilities in the form of chat completions."""
+
+    def shown(entry: types_pb2.TokenLogprob) -> dict[str, Any]:
+        data = tokenizer.token_bytes(entry.token_id)
+        name = shown_token(entry.token_id, data)
+        return {"token": name, "logprob": shown_logprob(entry.logprob), "bytes": list(data) if data else None}
+
+    content = [{**shown(score.chosen), "top_logprobs": [shown(entry) for entry in score.top]} for score in scores]
+    return {"content": content, "refusal": None}
+
+
 @dataclass(slots=True)
 class EchoedPrompt:
     """The prompt that an answer repeats."""
 
     token_ids: Sequence[int]
     text: str
-
-
-@dataclass(slots=True)
-class GatheredBranch:
-    """What all events of one branch have brought."""
-
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    scores: list[types_pb2.Logprobs] = field(default_factory=list)
-    finish_reason: int = 0
-
-    def add(self, event: Event) -> None:
-        self.texts.append(event.text)
-        self.token_ids.extend(event.token_ids)
-        self.scores.extend(event.logprobs)
-        self.finish_reason = event.finish_reason or self.finish_reason
 
 
 class AnswerFormat:
@@ -117,20 +165,19 @@ class AnswerFormat:
 
     # One object
 
-    def whole(self, branches: Sequence[GatheredBranch], usage: types_pb2.Usage) -> bytes:
+    def whole(self, answer: inference_pb2.CompleteResponse) -> bytes:
         """The whole answer."""
+        self._prompt_scores.extend(answer.prompt_logprobs)
         choices = []
-        for index, branch in enumerate(branches):
-            text = "".join(self._shown(branch.texts))
-            scores = self._scores(index, self._shown(branch.scores), True) if self._asked.scores else None
+        for index, output in enumerate(answer.outputs):
+            scores = self._scores(index, self._shown(output.logprobs), True) if self._asked.scores else None
+            text = "" if self._asked.no_output else output.text
             choice = {"index": index, **self._choice_of(text), "logprobs": scores}
             if self._asked.token_ids:
-                choice["token_ids"] = list(self._shown(branch.token_ids))
-            choices.append({**choice, "finish_reason": FINISHES[branch.finish_reason]})
-        return _dumped({"object": self.WHOLE, **self._common, "choices": choices, "usage": self._usage(usage)})
-
-    def add_prompt_scores(self, event: Event) -> None:
-        self._prompt_scores.extend(event.prompt_logprobs)
+                choice["token_ids"] = list(self._shown(output.token_ids))
+            choices.append({**choice, "finish_reason": FINISHES[output.finish_reason]})
+        usage = self._usage(answer.usage)
+        return _dumped({"object": self.WHOLE, **self._common, "choices": choices, "usage": usage})
 
     def _choice_of(self, text: str) -> dict[str, Any]:
         raise NotImplementedError

@@ -1,50 +1,66 @@
-"""Opens sessions for HTTP requests, and sends what they bring."""
+"""Opens sessions for HTTP requests, by their bodies and headers, and sends what they bring."""
 
 import asyncio
-import logging
+import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from octavo.request.errors import NotFound, ServingError
+from octavo.request import limits
+from octavo.request.errors import InvalidArgument, NotFound, ServingError
 from octavo.request.ids import new_request_id
-from octavo.v1 import inference_pb2, types_pb2
+from octavo.v1 import inference_pb2
 from octavo.wire.public import failure_from_wire
 from router.background_tasks import BackgroundTasks
 from router.fleet.model_registry import ServedModel
-from router.http import caller
-from router.http.answer_format import AnswerFormat, EchoedPrompt, GatheredBranch
-from router.http.asked_answer import AskedAnswer
-from router.http.json_body import BodyReader, parse_object
+from router.http.answer_format import AnswerFormat, EchoedPrompt
+from router.http.common_fields import AskedAnswer
+from router.http.json_body import BodyReader, header_of, parse_object
 from router.http.reply import Reply
-from router.streaming.inference_service import InferenceService
+from router.streaming.inference_service import InferenceService, whole_answer
 from router.streaming.request_preparer import RequestPreparer, run_aside
 from router.streaming.session import Session
 from router.streaming.session_opener import SessionOpener
 
+TIMEOUT_HEADER = b"x-request-timeout-ms"
+ID_HEADER = b"idempotency-key"
 MAX_CANCELLING = 4  # at once: many clients may leave together, and the store has other work
-log = logging.getLogger(__name__)
 
 
+def remaining_s(scope: Scope) -> float | None:
+    """The seconds that the client gives the request; None: as many as it needs. OpenAI's clients never say it."""
+    text = header_of(scope, TIMEOUT_HEADER)
+    if not text:
+        return None
+    try:
+        timeout_ms = float(text)
+    except ValueError:
+        timeout_ms = math.nan
+    if not 0 < timeout_ms <= limits.MAX_DEADLINE_MS:
+        name = TIMEOUT_HEADER.decode()
+        raise InvalidArgument(name, f"must be a number of milliseconds, above 0, at most {limits.MAX_DEADLINE_MS}")
+    return timeout_ms / 1000
+
+
+def chosen_id(scope: Scope) -> str:
+    """The id that the client has chosen, to make retries safe; or empty. Proxies put an X-Request-Id on everything."""
+    return header_of(scope, ID_HEADER)
+
+
+@dataclass(eq=False)
 class AnswerService:
     """What the endpoints share: sessions for requests, and the end of requests whose clients have left."""
 
-    def __init__(
-        self,
-        opener: SessionOpener,
-        preparer: RequestPreparer,
-        inference: InferenceService,
-        background: BackgroundTasks,
-    ) -> None:
-        self.opener = opener
-        self.bodies = BodyReader()
-        self._preparer = preparer
-        self._inference = inference
-        self._background = background
-        self._cancelling = asyncio.Semaphore(MAX_CANCELLING)
-        self._closed = False
+    opener: SessionOpener
+    preparer: RequestPreparer
+    inference: InferenceService
+    background: BackgroundTasks
+    bodies: BodyReader = field(default_factory=BodyReader)
+    _cancelling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CANCELLING))
+    _closed: bool = False
 
     def close(self) -> None:
         """Notes that this router ends its connections itself from now on: no client has left then."""
@@ -54,73 +70,63 @@ class AnswerService:
         """The prompt that the answer repeats; None if it does not."""
         if not asked.echo:
             return None
-        request = asked.request
-        prompt = await self._preparer.read_prompt(request, model)
-        text = request.text or model.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
-        return EchoedPrompt(prompt.token_ids, text)
+        token_ids = await self.preparer.read_prompt(asked.request, model)
+        text = asked.request.text or model.tokenizer.decode(token_ids, skip_special_tokens=False)
+        return EchoedPrompt(token_ids, text)
 
     def note_left(self, asked: AskedAnswer) -> None:
         """The client of a new request has left. Only a client that has named it, or keeps it, can come back to it."""
         keeps = asked.request.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP
         if not (self._closed or asked.chosen_id or keeps):
-            self._background.spawn(self._cancel(asked.request.request_id))
+            self.background.spawn(self._cancel(asked.request.request_id))
 
     async def _cancel(self, request_id: str) -> None:
         """Cancels the request. The task has the tenant of the task that started it."""
         async with self._cancelling:
-            await self._cancel_now(request_id)
-
-    async def _cancel_now(self, request_id: str) -> None:
-        with suppress(NotFound):
-            await self._inference.Cancel(inference_pb2.CancelRequest(request_id=request_id))
+            with suppress(NotFound):
+                await self.inference.Cancel(inference_pb2.CancelRequest(request_id=request_id))
 
 
+@dataclass(eq=False)
 class NewAnswer:
     """An endpoint that takes a body as a new request, and answers it."""
 
-    def __init__(
-        self, service: AnswerService, read: Callable[[dict[str, Any]], AskedAnswer], form: type[AnswerFormat]
-    ) -> None:
-        self._service = service
-        self._read = read
-        self._form = form
+    service: AnswerService
+    read: Callable[[dict[str, Any]], AskedAnswer]
+    form: type[AnswerFormat]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send)
         reply.request_id = new_request_id()  # until the body says another one: a refusal has an id, too
         try:
-            body = await self._service.bodies.read(scope, receive)
-            asked = await run_aside(len(body), lambda: self._read(parse_object(body)))
-            if not asked.chosen_id and (name := caller.chosen_id(scope)):
+            body = await self.service.bodies.read(scope, receive)
+            asked = await run_aside(len(body), lambda: self.read(parse_object(body)))
+            if not asked.chosen_id and (name := chosen_id(scope)):
                 asked.request.request_id, asked.chosen_id = name, True
             if asked.request.request_id.isascii() and asked.request.request_id.isprintable():
                 reply.request_id = asked.request.request_id
-            await self._answer(asked, caller.remaining_s(scope), reply)
+            await self._answer(asked, remaining_s(scope), reply)
         except ServingError as error:
             await reply.send_error(error)
         finally:
             reply.close()
 
     async def _answer(self, asked: AskedAnswer, remaining_s: float | None, reply: Reply) -> None:
-        opening = self._service.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream)
+        opening = self.service.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream)
         try:
             async with opening as session:
-                prompt = await self._service.echoed_prompt(asked, session.model)
-                await send_answer(session, self._form(asked, session.model, prompt), asked.stream, reply)
+                prompt = await self.service.echoed_prompt(asked, session.model)
+                await send_answer(session, self.form(asked, session.model, prompt), asked.stream, reply)
         except asyncio.CancelledError:
-            self._service.note_left(asked)
+            self.service.note_left(asked)
             raise
 
 
 async def send_answer(session: Session, form: AnswerFormat, stream: bool, reply: Reply) -> None:
     """Sends all that the session brings. Raises what ends the request or the stream instead."""
-    if stream:
-        await _send_stream(session, form, reply)
-    else:
-        await _send_whole(session, form, reply)
-
-
-async def _send_stream(session: Session, form: AnswerFormat, reply: Reply) -> None:
+    if not stream:
+        await reply.send_object(form.whole(await whole_answer(session)))
+        return
     await reply.begin_stream()
     while events := await session.next_events():
         data = form.chunks(events)
@@ -133,18 +139,3 @@ async def _send_stream(session: Session, form: AnswerFormat, reply: Reply) -> No
             return
         if data:
             await reply.send_events(data)
-
-
-async def _send_whole(session: Session, form: AnswerFormat, reply: Reply) -> None:
-    branches: dict[int, GatheredBranch] = {}
-    usage = types_pb2.Usage()
-    while events := await session.next_events():
-        for event in events:
-            branches.setdefault(event.branch, GatheredBranch()).add(event)
-            if event.prompt_logprobs:
-                form.add_prompt_scores(event)
-            if event.HasField("finished"):
-                if event.finished.HasField("failure"):
-                    raise failure_from_wire(event.finished.failure).error()
-                usage = event.finished.usage
-    await reply.send_object(form.whole([branches[index] for index in sorted(branches)], usage))

@@ -1,6 +1,8 @@
-"""The paths of the API, as one ASGI application."""
+"""The paths of the API, as one ASGI application, and which models and aliases there are."""
 
+import time
 from collections.abc import Callable
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -10,19 +12,50 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.net.http_server import error_body
 from octavo.net.security.authorizer import Authorizer
-from octavo.request.errors import NotFound, PermissionDenied, Unauthenticated
-from router.fleet.model_registry import ModelRegistry
+from octavo.request.errors import NotFound, PermissionDenied, ServingError, Unauthenticated
+from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.http.answer_format import ChatFormat, CompletionFormat
 from router.http.answers import AnswerService, NewAnswer
 from router.http.chat_completions import read_chat
 from router.http.completions import read_completion
-from router.http.models import ModelEndpoint
-from router.http.openai_errors import content_of, status_of
-from router.http.reply import Reply
+from router.http.reply import Reply, content_of, status_of
 from router.http.requests import RequestEndpoint
 from router.streaming.inference_service import InferenceService
 
 NOT_SERVED = "octavo serves models that generate text; there are /v1/completions and /v1/chat/completions"
+
+
+class ModelEndpoint:
+    """The endpoint of the list and of each model."""
+
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
+        self._created = int(time.time())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply, name = Reply(send), scope["path_params"].get("name")
+        try:
+            if name is None:
+                await reply.send_object({"object": "list", "data": self._shown_all()})
+            else:
+                await reply.send_object(self._shown(self._models.find_by_name(name), name))
+        except ServingError as error:
+            await reply.send_error(error)
+
+    def _shown_all(self) -> list[dict[str, Any]]:
+        models = self._models.list_models()
+        return [self._shown(model, name) for model in models for name in (model.name, *self._models.aliases_of(model))]
+
+    def _shown(self, model: ServedModel, name: str) -> dict[str, Any]:
+        """A model as OpenAI shows one, and the most tokens of prompt and output together."""
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "octavo",
+            "root": model.name,
+            "max_model_len": model.context_tokens,
+        }
 
 
 class OpenAiApp:

@@ -1,14 +1,15 @@
 """POST /v1/chat/completions: messages for the model's chat template, and how the assistant answers."""
 
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from octavo.request.errors import InvalidArgument, ViolationCollector
+from octavo.request.errors import FieldViolation, InvalidArgument, ViolationCollector
 from octavo.request.ids import new_request_id
+from octavo.request.limits import MAX_CHAT_MESSAGES
 from octavo.v1 import inference_pb2
-from router.http.asked_answer import AskedAnswer
-from router.http.chat_fields import add_messages, add_tools
-from router.http.common_fields import SCORES, read_common, read_max_tokens
-from router.http.field_reader import FieldReader
+from router.http.common_fields import SCORES, AskedAnswer, read_common, read_max_tokens
+from router.http.field_reader import FieldReader, checked_text
 
 ID_PREFIX = "chatcmpl-"
 # OpenAI has no default but the model's largest output. The queue counts what a request may come to: a context of 128 Ki
@@ -25,6 +26,12 @@ HARMLESS: dict[str, tuple[list[object], str]] = {
     "continue_final_message": ([False], "is not supported; leave it out"),
     "echo": ([False], "is not supported in a chat"),
 }
+
+
+ROLES = {"developer": "system"}  # OpenAI's newer name of the role; templates know the older one
+# Fields of a message that change no prompt: what an earlier answer said beside its content, which clients send back.
+IGNORED = ("refusal", "annotations", "audio", "function_call", "reasoning_content", "reasoning")
+MAX_LISTED = 1024  # parts of a content, tools or calls; the validator knows the limits
 
 
 def read_chat(body: dict[str, Any]) -> AskedAnswer:
@@ -53,15 +60,111 @@ def read_chat(body: dict[str, Any]) -> AskedAnswer:
 def _add_chat(fields: FieldReader, chat: inference_pb2.Chat) -> None:
     """Adds the messages and the tools. Raises InvalidArgument with all that is wrong with them."""
     checks = ViolationCollector()
-    checks.run(add_messages, chat, fields.take_any("messages"))
+    checks.run(_add_each, chat.messages, _add_message, "messages", fields.take_any("messages"), MAX_CHAT_MESSAGES)
     chat.add_generation_prompt = fields.take_flag("add_generation_prompt", default=True)
     tools, choice = fields.take_any("tools"), fields.take_any("tool_choice")
     if choice not in (None, "auto", "none"):
-        checks.run(_refuse_choice)
-    elif choice != "none":
-        checks.run(add_tools, chat, tools)
+        what = "must be auto or none: what the model calls cannot be constrained"
+        checks.found.append(FieldViolation("tool_choice", what))
+    elif choice != "none" and tools is not None:
+        checks.run(_add_each, chat.tools, _add_tool, "tools", tools, MAX_LISTED)
     checks.raise_found()
 
 
-def _refuse_choice() -> None:
-    raise InvalidArgument("tool_choice", "must be auto or none: what the model calls cannot be constrained")
+def _add_each(added: Any, add_one: Callable[..., None], field: str, listed: Any, most: int) -> None:
+    """Adds each entry of a list to a field of the chat. Raises InvalidArgument with all that is wrong."""
+    checks = ViolationCollector()
+    for i, entry in enumerate(checked_list(field, listed, most)):
+        checks.run(add_one, added.add(), entry, f"{field}[{i}]")
+    checks.raise_found()
+
+
+def checked_list(field: str, value: Any, most: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        raise InvalidArgument(field, f"must be a list of at most {most} entries")
+    return value
+
+
+def _fields_of(value: Any, path: str) -> FieldReader:
+    if not isinstance(value, dict):
+        raise InvalidArgument(path, "must be an object")
+    return FieldReader(value, path=f"{path}.")
+
+
+def _add_message(turn: inference_pb2.ChatMessage, message: Any, path: str) -> None:
+    fields = _fields_of(message, path)
+    role = fields.take_text("role")
+    turn.role = ROLES.get(role, role)
+    content = fields.take_any("content")
+    if content is not None:
+        turn.content = fields.checks.run(_content_text, content, f"{path}.content") or ""
+    turn.name = fields.take_text("name")
+    turn.tool_call_id = fields.take_text("tool_call_id")
+    calls = fields.take_any("tool_calls")
+    for i, call in enumerate(checked_list(f"{path}.tool_calls", [] if calls is None else calls, MAX_LISTED)):
+        fields.checks.run(_add_call, turn.tool_calls.add(), call, f"{path}.tool_calls[{i}]")
+    if content is None and not turn.tool_calls:
+        fields.refuse("content", "is missing; give a string, or a list of text parts")
+    fields.take_ignored(IGNORED)
+    fields.refuse_rest()
+    fields.checks.raise_found()
+
+
+def _content_text(content: Any, path: str) -> str:
+    """The text of a content. Parts are joined by newlines."""
+    if isinstance(content, str):
+        return checked_text(path, content)
+    return "\n".join(_part_text(part, f"{path}[{i}]") for i, part in enumerate(_parts(content, path)))
+
+
+def _parts(content: Any, path: str) -> Sequence[Any]:
+    if not isinstance(content, list) or len(content) > MAX_LISTED:
+        raise InvalidArgument(path, f"must be a string or a list of at most {MAX_LISTED} parts")
+    return content
+
+
+def _part_text(part: Any, path: str) -> str:
+    if isinstance(part, dict) and part.get("type") in ("text", "refusal"):
+        return checked_text(path, part.get(part["type"]))
+    raise InvalidArgument(path, 'only parts of type text are supported: {"type": "text", "text": …}')
+
+
+def _function_of(fields: FieldReader) -> FieldReader | None:
+    """What a tool or a call says of its function."""
+    function = fields.take_object("function")
+    if function is None:
+        fields.refuse("function", "is missing")
+    return function
+
+
+def _add_call(call: inference_pb2.ToolCall, value: Any, path: str) -> None:
+    fields = _fields_of(value, path)
+    fields.take_harmless("type", ["function"], "must be function")
+    call.id = fields.take_text("id")
+    fields.take_ignored(["index"])
+    if function := _function_of(fields):
+        call.name, call.arguments_json = function.take_text("name"), function.take_text("arguments")
+        function.refuse_rest()
+    fields.refuse_rest()
+    fields.checks.raise_found()
+
+
+def _add_tool(tool: inference_pb2.Tool, value: Any, path: str) -> None:
+    fields = _fields_of(value, path)
+    fields.take_harmless("type", ["function"], "must be function")
+    if function := _function_of(fields):
+        tool.name, tool.description = function.take_text("name"), function.take_text("description")
+        parameters = function.take_any("parameters")
+        if parameters is not None:
+            tool.parameters_json = _json_text(parameters, f"{path}.function.parameters")
+        function.take_harmless("strict", [False], "must be false: what the model calls cannot be constrained")
+        function.refuse_rest()
+    fields.refuse_rest()
+    fields.checks.raise_found()
+
+
+def _json_text(value: Any, path: str) -> str:
+    try:
+        return json.dumps(value)
+    except RecursionError:
+        raise InvalidArgument(path, "is nested too deep") from None

@@ -3,6 +3,7 @@
 Limits are left to the validator of gRPC requests. What is checked here is that a value fits into the message at all.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.request import limits
@@ -10,7 +11,6 @@ from octavo.request.errors import InvalidArgument
 from octavo.request.limits import NumberRange
 from octavo.request.sampling import PARAMETERS, Parameter
 from octavo.v1 import inference_pb2, types_pb2
-from router.http.asked_answer import AskedAnswer
 from router.http.field_reader import FieldReader, checked_ids, checked_text
 
 PRIORITIES = {
@@ -34,6 +34,20 @@ IGNORED = (
 )
 SCORES = NumberRange(0, limits.MAX_LOGPROBS, integer=True)
 SEEDS = NumberRange(-(2**63), limits.U64_MAX, integer=True)  # OpenAI's are signed
+
+
+@dataclass(slots=True)
+class AskedAnswer:
+    """One request of a client, and how it wants to be answered."""
+
+    request: inference_pb2.GenerateRequest
+    stream: bool = False
+    include_usage: bool = False  # a stream ends with a chunk that has the usage
+    scores: bool = False  # log probabilities are shown
+    token_ids: bool = False  # token ids are shown
+    echo: bool = False  # the prompt stands before each text
+    no_output: bool = False  # the client wants the prompt's log probabilities alone; one token is generated and dropped
+    chosen_id: bool = False  # the client has named the request, and so may come back to it
 
 
 def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> AskedAnswer:

@@ -7,8 +7,7 @@ from octavo.request.errors import InvalidArgument
 from octavo.request.ids import new_request_id
 from octavo.request.limits import NumberRange
 from octavo.v1 import inference_pb2
-from router.http.asked_answer import AskedAnswer
-from router.http.common_fields import SCORES, read_common, read_max_tokens
+from router.http.common_fields import SCORES, AskedAnswer, read_common, read_max_tokens
 from router.http.field_reader import FieldReader, checked_ids, checked_text
 
 ID_PREFIX = "cmpl-"

@@ -28,8 +28,7 @@ from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.fleet.worker_link import LinkError, ProbeResult, WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.fleet.worker_view import WorkerView
-from router.placing.placement import PlacementDecision, choose_worker
-from router.placing.prefix_hint import PrefixHint, find_prefix_owner
+from router.placing.placement import PlacementDecision, PrefixHint, choose_worker, find_prefix_owner
 from router.session_registry import Assignment, SessionRegistry
 
 T = TypeVar("T")
@@ -75,11 +74,6 @@ class AssignmentAttempt:
     def recovers(self) -> bool:
         """Whether the sequence has lost its owner."""
         return self.reason in (TakeReason.LEASE, TakeReason.CONNECTION)
-
-    @property
-    def lost_connection(self) -> bool:
-        """Whether all that speaks against the owner is that routers do not reach it."""
-        return self.reason is TakeReason.CONNECTION
 
     @property
     def suspected(self) -> bool:
@@ -158,10 +152,7 @@ class Assigner:
     def decide_placement(
         self, model: ServedModel, tokens: list[int], salt: str, excluded: set[Incarnation], numerics: str = ""
     ) -> PlacementDecision:
-        """Which worker a sequence with these tokens would be assigned to now: one of this class, if one is named.
-
-        Changes nothing.
-        """
+        """Which worker a sequence with these tokens would be assigned to now: one of this class, if one is named."""
         hits = self.pool.find_hits(model, tokens, salt)
         views = [view for view in self.pool.views(model) if view.incarnation not in excluded]
         views = [view for view in views if not numerics or view.numerics == numerics]
@@ -173,7 +164,10 @@ class Assigner:
         while True:
             link = self._choose_link(attempt)
             if link is None and attempt.occupied:
-                await self._wait_for_others(attempt)
+                pause_ms = min(attempt.occupied.values())  # until one of those that run other suspects may be free
+                await asyncio.sleep(pause_ms / 1000)
+                attempt.waited_ms += pause_ms
+                attempt.occupied.clear()
                 continue
             if link is None:
                 break
@@ -197,18 +191,8 @@ class Assigner:
                     attempt.retry_later = True
         await self._give_up(attempt)
 
-    async def _wait_for_others(self, attempt: AssignmentAttempt) -> None:
-        """Waits until one of the workers that run other suspects may be free, and forgets which ones these were."""
-        pause_ms = min(attempt.occupied.values())
-        await asyncio.sleep(pause_ms / 1000)
-        attempt.waited_ms += pause_ms
-        attempt.occupied.clear()
-
     async def _ask(self, attempt: AssignmentAttempt, link: WorkerLink) -> AdmissionAnswer:
-        """Returns the worker's answer.
-
-        Counts the sequence as dispatched to the worker while the worker is asked, and longer only if it is admitted.
-        """
+        """The worker's answer. The sequence counts as dispatched to it meanwhile, and longer only if it is admitted."""
         dispatches, seq_id = link.pending_dispatches, attempt.record.seq_id
         dispatches.add(seq_id, attempt.num_to_compute)
         try:
@@ -273,14 +257,14 @@ class Assigner:
         seq_id, epoch, take_id = attempt.record.seq_id, attempt.epoch, new_operation_id()
         reason, waited_ms = attempt.reason, attempt.waited_ms
         request = TakeRequest(seq_id, epoch, link.incarnation, take_id, reason, waited_ms, link.numerics)
-        num_alive = 0
+        num_alive, unreached = 0, attempt.reason is TakeReason.CONNECTION  # all that speaks against the owner
         while True:
             taken = await until_answered(
                 lambda: self.store.take_ownership(request), patience_s=STORE_PATIENCE_S, what="take"
             )
             is_alive = taken.status is TakeStatus.ALIVE
             num_alive += is_alive
-            ask_again = taken.status is TakeStatus.FROZEN or (is_alive and attempt.lost_connection and num_alive == 1)
+            ask_again = taken.status is TakeStatus.FROZEN or (is_alive and unreached and num_alive == 1)
             if not ask_again or link.lost:
                 return taken
             await asyncio.sleep((taken.retry_ms + CLOCK_GRAIN_MS) / 1000)
@@ -305,10 +289,7 @@ class Assigner:
         return replace(snapshot, outputs=snapshot.outputs[: snapshot.record.num_branches])
 
     async def _reread_journals(self, attempt: AssignmentAttempt) -> bool:
-        """Reads the journals again: the old owner may have added tokens until the take.
-
-        Returns whether the sequence is still to be assigned.
-        """
+        """Reads what the old owner has added until the take. Returns whether the sequence is still to be assigned."""
         snapshot = await self._read(attempt.record.seq_id, prompt=False)
         if snapshot is None or snapshot.record.state.ended or snapshot.record.epoch != attempt.epoch:
             return False
@@ -324,7 +305,7 @@ class Assigner:
         decision = self.decide_placement(model, tokens, record.salt, excluded, numerics)
         if attempt.suspected:
             decision = replace(decision, worker=quietest_worker(decision))
-        self._remember(record.seq_id, decision)
+        remember(self.decisions, record.seq_id, decision)
         link = self.pool.find_link(decision.worker.incarnation) if decision.worker else None
         if link is not None:
             on_device, _ = decision.hits.get(link.incarnation, (0, 0))
@@ -352,9 +333,6 @@ class Assigner:
             return
         self.numerics_changes[model.name] += 1
         log.warning("request %s goes on with other bits: %s, after %s", record.request_id, now, before)
-
-    def _remember(self, seq_id: SequenceId, decision: PlacementDecision) -> None:
-        remember(self.decisions, seq_id, decision)
 
     def _recall_refusals(self, attempt: AssignmentAttempt) -> None:
         """Workers that can never hold the sequence are not asked again: each time would cost an epoch."""

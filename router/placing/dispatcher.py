@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
+from dataclasses import dataclass, field
 
 from octavo.process.retry import until_answered
 from octavo.request.errors import StoreUnavailable
@@ -14,7 +15,7 @@ from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import Record, SequenceState, Snapshot
 from octavo.request.sampling import FinishReason
 from octavo.store.base import Store
-from octavo.store.calls import Finish, Notice, TakeReason
+from octavo.store.calls import Finish, TakeReason
 from router.background_tasks import BackgroundTasks, repeat_forever
 from router.fleet.worker_pool import WorkerPool
 from router.fleet.worker_view import WorkerView
@@ -34,37 +35,29 @@ RECOVERIES_AT_ONCE = 32
 CANCEL_PATIENCE_S = 2.0  # a worker that has not stopped a cancelled sequence by then never stops it
 
 
+@dataclass(eq=False)
 class Dispatcher:
     """Three loops: one pops the queue, one reads the store's notices, one sweeps."""
 
-    def __init__(
-        self,
-        store: Store,
-        router_id: Incarnation,
-        pool: WorkerPool,
-        assigner: Assigner,
-        sessions: SessionRegistry,
-        background: BackgroundTasks,
-        grace_ms: int,
-    ) -> None:
-        self._store = store
-        self._router_id = router_id
-        self._pool = pool
-        self._assigner = assigner
-        self._sessions = sessions
-        self._background = background
-        self._grace_ms = grace_ms
-        self._wake = asyncio.Event()
-        self._backlog = False  # whether the last pop stopped for lack of room, so that more sequences may wait
-        self._has_newcomer = False  # whether a sequence may have come into the queue since the last pop
-        self._held_back: dict[str, int] = {}  # by model: the places left when the last pop may have held sequences back
-        self._num_assigning: Counter[str] = Counter()  # by model
-        self._num_popping = 0
-        self._num_recovering = 0
-        self._stopping = False
-        self._stopped = asyncio.Event()  # no assignment is in progress, and none begins any more
-        self._recoveries = asyncio.Semaphore(RECOVERIES_AT_ONCE)
-        self._sweep_was_full = False  # whether the last sweep has left work to the next one
+    store: Store
+    router_id: Incarnation
+    pool: WorkerPool
+    assigner: Assigner
+    sessions: SessionRegistry
+    background: BackgroundTasks
+    grace_ms: int
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _backlog: bool = False  # whether the last pop stopped for lack of room, so that more sequences may wait
+    _has_newcomer: bool = False  # whether a sequence may have come into the queue since the last pop
+    # By model: the places left when the last pop may have held sequences back.
+    _held_back: dict[str, int] = field(default_factory=dict)
+    _num_assigning: Counter[str] = field(default_factory=Counter)  # by model
+    _num_popping: int = 0
+    _num_recovering: int = 0
+    _stopping: bool = False
+    _stopped: asyncio.Event = field(default_factory=asyncio.Event)  # no assignment is in progress, and none begins
+    _recoveries: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECOVERIES_AT_ONCE))
+    _sweep_was_full: bool = False  # whether the last sweep has left work to the next one
 
     async def keep_dispatching(self) -> None:
         """Runs the three loops for as long as the router lives."""
@@ -85,13 +78,10 @@ class Dispatcher:
             self._wake.set()
 
     def recover_sequence(self, seq_id: SequenceId, epoch: int, reason: TakeReason) -> None:
-        """Starts assigning a running sequence anew: its owner is gone, or never got it.
-
-        It does no harm that several routers try.
-        """
-        if not self._assigner.is_assigning(seq_id) and not self._stopping:
+        """Assigns a running sequence anew, whose owner is gone or never got it. Several routers may try."""
+        if not self.assigner.is_assigning(seq_id) and not self._stopping:
             self._num_recovering += 1
-            self._background.spawn(self._recover(seq_id, epoch, reason))
+            self.background.spawn(self._recover(seq_id, epoch, reason))
 
     async def stop_assigning(self, patience_s: float) -> None:
         """Begins no more assignments, and waits for those in progress, for up to `patience_s`.
@@ -110,33 +100,30 @@ class Dispatcher:
     async def recover_sequences_of(self, owner: Incarnation) -> None:
         """Recovers every sequence of a worker that this router has seen die."""
         try:
-            owned = await self._store.owned(owner)
+            owned = await self.store.owned(owner)
         except StoreUnavailable:
             return  # a later sweep finds the sequences
         for found in owned:
             self.recover_sequence(found.seq_id, found.epoch, TakeReason.CONNECTION)
 
     async def cancel_sequence(self, seq_id: SequenceId) -> Record | None:
-        """Cancels a sequence. Returns its record, or None if there is none.
-
-        A running sequence ends soon, whatever its owner does.
-        """
-        record = await self._store.cancel(seq_id)
+        """Cancels a sequence, which ends soon whatever its owner does. Returns its record, or None if there is none."""
+        record = await self.store.cancel(seq_id)
         if record is not None and record.state is SequenceState.RUNNING:
             await self._stop_running(record)
-        self._sessions.poll_records([seq_id])
+        self.sessions.poll_records([seq_id])
         return record
 
     async def _stop_running(self, record: Record) -> None:
-        link = self._pool.find_link(record.owner)
+        link = self.pool.find_link(record.owner)
         if link is not None:
             await link.cancel_sequence(record.seq_id, record.epoch)
-        self._background.spawn(self._end_cancelled(record.seq_id))
+        self.background.spawn(self._end_cancelled(record.seq_id))
 
     async def _end_cancelled(self, seq_id: SequenceId) -> None:
         await asyncio.sleep(CANCEL_PATIENCE_S)
         await until_answered(
-            lambda: self._store.finish(Finish(seq_id, FinishReason.CANCELLED)),
+            lambda: self.store.finish(Finish(seq_id, FinishReason.CANCELLED)),
             patience_s=STORE_PATIENCE_S,
             what="end of a cancelled sequence",
         )
@@ -144,7 +131,7 @@ class Dispatcher:
     async def _recover(self, seq_id: SequenceId, epoch: int, reason: TakeReason) -> None:
         try:
             async with self._recoveries:
-                await self._assigner.assign_sequence(seq_id, epoch, reason)
+                await self.assigner.assign_sequence(seq_id, epoch, reason)
         finally:
             self._num_recovering -= 1
             self._note_ended()
@@ -163,7 +150,7 @@ class Dispatcher:
             self._has_newcomer = True  # whose notice was lost
         self._wake.clear()
         self._backlog, newcomer, self._has_newcomer = False, self._has_newcomer, False
-        for model in {link.facts.fingerprint for link in self._pool.links.values() if link.facts}:
+        for model in {link.facts.fingerprint for link in self.pool.links.values() if link.facts}:
             self._backlog |= await self._pop_model(model, newcomer)
 
     async def _pop_model(self, model: str, newcomer: bool) -> bool:
@@ -175,13 +162,13 @@ class Dispatcher:
             if not newcomer and places <= self._held_back.get(model, 0):
                 return True
             # Few at once: a more urgent newcomer cannot overtake sequences that are being assigned.
-            count, most_kept = min(places, POP_AT_ONCE), self._places_to_keep(model)
+            count, most_kept = min(places, POP_AT_ONCE), places_to_keep(self._views(model))
             self._num_popping += 1
             try:
-                popped = await self._store.pop(model, count, CLAIM_MS, places, most_kept)
+                popped = await self.store.pop(model, count, CLAIM_MS, places, most_kept)
                 for item in popped:
                     self._num_assigning[model] += 1
-                    self._background.spawn(self._assign_popped(model, item))
+                    self.background.spawn(self._assign_popped(model, item))
             finally:
                 self._num_popping -= 1
                 self._note_ended()
@@ -196,18 +183,14 @@ class Dispatcher:
         """How many more sequences the workers of a model together should be given now."""
         return room_for_prompts(self._views(model))
 
-    def _places_to_keep(self, model: str) -> int:
-        """How many of them may be kept for tenants that had less than their share."""
-        return places_to_keep(self._views(model))
-
     def _views(self, model: str) -> list[WorkerView]:
-        links = self._pool.links.values()
+        links = self.pool.links.values()
         return [link.view() for link in links if link.facts and link.facts.fingerprint == model]
 
     async def _assign_popped(self, model: str, popped: Snapshot) -> None:
         """Runs as a task of its own, so that a worker that hangs does not keep sequences from the other workers."""
         try:
-            await self._assigner.assign_popped(popped)
+            await self.assigner.assign_popped(popped)
         finally:
             self._num_assigning[model] -= 1
             self._note_ended()
@@ -216,20 +199,17 @@ class Dispatcher:
     # Notices and sweeps
 
     async def _read_notices(self) -> None:
-        async for notice in self._store.notices(self._router_id):
-            self._handle_notice(notice)
-
-    def _handle_notice(self, notice: Notice) -> None:
-        if notice.what == "queued":
-            self.note_queued()
-        # While an attempt is in progress, a notice is probably an echo of this router's own take. A foreign notice that
-        # is lost here is made up for by the sessions, which read the record now and then.
-        if not self._assigner.is_assigning(notice.seq_id):
-            self._sessions.announce_notice(notice)
+        async for notice in self.store.notices(self.router_id):
+            if notice.what == "queued":
+                self.note_queued()
+            # While an attempt is in progress, a notice is probably an echo of this router's own take. A foreign notice
+            # that is lost here is made up for by the sessions, which read the record now and then.
+            if not self.assigner.is_assigning(notice.seq_id):
+                self.sessions.announce_notice(notice)
 
     async def _sweep(self) -> None:
         await asyncio.sleep(SWEEP_INTERVAL_MS / 1000 if self._sweep_was_full else SWEEP_S * random.uniform(0.5, 1.5))
-        swept = await self._store.sweep(SWEEP_LIMIT, self._grace_ms, SWEEP_INTERVAL_MS)
+        swept = await self.store.sweep(SWEEP_LIMIT, self.grace_ms, SWEEP_INTERVAL_MS)
         found = (len(swept.orphans), len(swept.requeued), len(swept.cancelled), len(swept.expired))
         self._sweep_was_full = max(found) >= SWEEP_LIMIT
         for orphan in swept.orphans:
@@ -237,9 +217,5 @@ class Dispatcher:
         if swept.requeued:
             self.note_queued()
         for seq_id in swept.cancelled:
-            self._background.spawn(self._stop_abandoned(seq_id))
-        self._sessions.poll_records([*swept.cancelled, *swept.expired])
-
-    async def _stop_abandoned(self, seq_id: SequenceId) -> None:
-        """Tells the owner of a sequence that a sweep has cancelled: one that waits in its worker appends nothing."""
-        await self.cancel_sequence(seq_id)
+            self.background.spawn(self.cancel_sequence(seq_id))  # its owner: what waits in a worker appends nothing
+        self.sessions.poll_records([*swept.cancelled, *swept.expired])

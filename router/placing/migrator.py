@@ -1,12 +1,13 @@
-"""Has single running sequences migrate to other workers with their blocks.
+"""Has single running sequences migrate to other workers with their blocks: by command, or after their prompt.
 
 The owner does the work, and the store decides who owns. Where a sequence changes its owner meanwhile, its record is
 read again.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from octavo.request.errors import (
     CannotMove,
@@ -22,14 +23,16 @@ from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import Record, SequenceState, Snapshot
 from octavo.request.worker_role import WorkerRole
 from octavo.store.base import Store
-from router.fleet.migration_report import MigrationEnd, MigrationReport
+from router.background_tasks import BackgroundTasks
 from router.fleet.model_registry import ModelRegistry
+from router.fleet.progress_calls import MigrationEnd, MigrationReport
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
-from router.fleet.worker_snapshot import view_of_record
+from router.fleet.worker_view import view_of_record
 from router.placing.assigner import ALL_JOURNALS
 from router.placing.target_choice import choose_target
 
+log = logging.getLogger(__name__)
 TRIES = 3
 FEW_TOKENS = 32  # with fewer to come, a sequence stays where its prompt was computed
 PAUSE_S = 0.05  # before the record is read again
@@ -44,6 +47,29 @@ class Migrator:
     store: Store
     pool: WorkerPool
     models: ModelRegistry
+    background: BackgroundTasks
+
+    def note_owner(self, seq_id: SequenceId, link: WorkerLink) -> None:
+        """A worker has admitted a sequence, or runs one whose stream has come to this router.
+
+        From a worker for prompts the sequence moves on: one attempt per admission, and one per stream that comes here
+        from another router, which may have died before its attempt. A sequence that stays runs on where it is, and
+        nobody but the log is told.
+        """
+        if link.role is WorkerRole.PREFILL:
+            self.background.spawn(self._hand_over(seq_id, link))
+
+    async def _hand_over(self, seq_id: SequenceId, link: WorkerLink) -> None:
+        why = "few tokens are to come, it has another owner, or no worker is for outputs"
+        try:
+            report = await self.move_after_prompt(seq_id, link.incarnation)
+            if report is not None and report.moved:
+                return
+            if report and report.failure:
+                why = report.failure.message
+        except ServingError as error:
+            why = error.message
+        log.debug("sequence %s stays at %s, which is for prompts: %s", seq_id, link.worker_id, why)
 
     async def move_after_prompt(self, seq_id: SequenceId, owner: Incarnation) -> MigrationReport | None:
         """Moves a sequence that a worker for prompts has been given, while its prompt is computed there.
@@ -110,18 +136,18 @@ class Migrator:
     def _choose_targets(self, snapshot: Snapshot, source: WorkerLink) -> Sequence[Incarnation]:
         """The workers that may have the sequence, the best first. Whether it can move is for its owner to say."""
         record, model = snapshot.record, self.models.find_for_record(snapshot.record)
-        here, others = None, []
-        for worker in self.pool.snapshots():
-            if worker.view.incarnation == source.incarnation:
-                here = worker
-            elif (worker.model, worker.layout) == (record.model, record.layout):
-                others.append(worker)
-        others = [each for each in others if here is None or each.view.numerics == here.view.numerics]
-        if here is None or model is None or not others:
+        ours = (record.model, record.layout, source.numerics)
+        others = [
+            worker
+            for worker in self.pool.snapshots()
+            if worker.view.incarnation != source.incarnation
+            and (worker.model, worker.layout, worker.view.numerics) == ours
+        ]
+        if source.facts is None or model is None or not others:
             raise NoWorkers("there is no other worker of this model that computes the same bits")
         hits = self.pool.find_hits(model, [*snapshot.prompt, *snapshot.outputs[0]], record.salt)
-        sequence = replace(view_of_record(record, model.block_size), is_prefilled=True, is_suspect=False)
-        candidates = choose_target(sequence, here, others, hits).candidates
+        sequence = view_of_record(record, model.block_size)
+        candidates = choose_target(sequence, model.block_size, others, hits).candidates
         eligible = [candidate.worker.incarnation for candidate in candidates if candidate.eligible]
         if not eligible:
             reasons = "; ".join(f"{candidate.worker_id}: {candidate.reason}" for candidate in candidates)

@@ -8,10 +8,11 @@
 docs/decisions/router.md has the reasons for the weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
+from typing import NamedTuple
 
 from octavo.request.ids import Incarnation
 from octavo.request.worker_role import WorkerRole
@@ -25,6 +26,7 @@ SLOW_RATIO = 2.0  # how much slower than the fastest worker a worker must be bef
 KEPT_SHARE = 1 / 16  # of all places in batches may be kept for tenants that had less than their share
 FREE_SHARE = 0.02  # of a worker's blocks that must be free or evictable before it gets another sequence
 
+MIN_BLOCKS = 4  # of a prefix; fewer are computed at once: a fetch takes a call, and a step of two workers
 NO_HITS: HitCounts = (0, 0)
 
 
@@ -129,7 +131,8 @@ def room_left(view: WorkerView) -> int:
     if not view.available:
         return 0
     num_rows = view.max_batch_sequences - view.num_running - view.num_coming
-    num_sequences = min(num_rows, max_coming(view) - view.num_coming)
+    most_coming = max(2, view.max_batch_sequences // 4)  # so that the worker's next step never starts short
+    num_sequences = min(num_rows, most_coming - view.num_coming)
     if view.num_running + view.num_coming == 0:
         return max(1, num_sequences)  # all blocks of an idle worker can be evicted
     if view.num_free_blocks + view.num_cached_blocks <= FREE_SHARE * view.num_blocks:
@@ -151,11 +154,6 @@ def _for_prompts(views: Sequence[WorkerView]) -> Sequence[WorkerView]:
     """The workers that get prompts. Those for outputs get them where no other is available."""
     available = [view for view in views if view.available]
     return [view for view in available if view.role is not WorkerRole.DECODE] or available
-
-
-def max_coming(view: WorkerView) -> int:
-    """How many sequences may be on their way into a worker's batch, so that its next step never starts short."""
-    return max(2, view.max_batch_sequences // 4)
 
 
 def _misfit(view: WorkerView, num_tokens: int) -> str:
@@ -211,3 +209,34 @@ def _candidate(decision: PlacementDecision, view: WorkerView, slow: float) -> Pl
     if not reason and view.role is decision.avoided:
         reason = f"is for {'outputs' if view.role is WorkerRole.DECODE else 'prompts'}, and there is another worker"
     return PlacementCandidate(view, not reason, reason, on_device, in_host, *costs, total_cost=sum(costs))
+
+
+class PrefixHint(NamedTuple):
+    """A worker that has more of a prompt than the one that is to run it."""
+
+    owner: Incarnation
+    num_tokens: int  # leading tokens of the prompt on its device
+
+
+def find_prefix_owner(
+    chosen: WorkerView, num_prompt: int, hits: Mapping[Incarnation, HitCounts], workers: Iterable[WorkerView]
+) -> PrefixHint | None:
+    """The worker of the same class with the most of the prompt on its device; of equal ones the least busy.
+
+    It may drain: its blocks are the ones that will be gone.
+
+    None if the chosen worker lacks fewer than MIN_BLOCKS of these blocks, on its device and in its host pool together.
+    Whether a copy is faster than computing is for the chosen worker to say, which has measured both.
+    """
+    size = chosen.block_size
+    usable = (num_prompt - 1) // size * size  # the last token is computed in any case
+
+    def offered(view: WorkerView) -> int:
+        return min(hits.get(view.incarnation, NO_HITS)[0], usable)
+
+    there = [view for view in workers if view.available or view.draining]
+    others = [v for v in there if v.incarnation != chosen.incarnation and v.numerics == chosen.numerics]
+    best = min(others, key=lambda view: (-offered(view), view.load_cost, view.worker_id), default=None)
+    if best is None or offered(best) - sum(hits.get(chosen.incarnation, NO_HITS)) < MIN_BLOCKS * size:
+        return None
+    return PrefixHint(best.incarnation, offered(best))

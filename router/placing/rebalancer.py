@@ -8,8 +8,7 @@ one sequence has one migration at a time.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from octavo.request.errors import ServingError
 from octavo.request.ids import Incarnation
@@ -18,10 +17,16 @@ from octavo.store.base import Store
 from octavo.wire.public import sampling_from_bytes
 from router.background_tasks import BackgroundTasks
 from router.fleet.worker_pool import WorkerPool
-from router.fleet.worker_snapshot import SequenceView, WorkerSnapshot, view_of_record
-from router.placing.migration_history import REST_S, RETURN_S, PastMigration, ProposedMigration
+from router.fleet.worker_view import SequenceView, WorkerSnapshot, view_of_record
 from router.placing.migrator import Migrator
-from router.placing.rebalancing import find_overloaded, plan_migrations
+from router.placing.rebalancing import (
+    REST_S,
+    RETURN_S,
+    PastMigration,
+    ProposedMigration,
+    find_overloaded,
+    plan_migrations,
+)
 
 log = logging.getLogger(__name__)
 
@@ -29,31 +34,17 @@ PERIOD_S = 2.0
 MAX_LISTED = 1000  # sequences of one busy worker that are weighed
 
 
-@dataclass(slots=True, eq=False)
-class BegunMigration:
-    """A migration that this router has asked for."""
-
-    proposed: ProposedMigration
-    begun_at: float
-    ended_at: float | None = None
-
-
+@dataclass(eq=False)
 class Rebalancer:
-    """Looks at the loads in rounds. Only sequences of workers above the band are read from the store.
+    """Looks at the loads in rounds, and reads only the sequences of workers above the band, of which none drains."""
 
-    A draining worker moves its sequences itself, so those are left to it.
-    """
-
-    def __init__(
-        self, store: Store, router_id: Incarnation, pool: WorkerPool, migrator: Migrator, background: BackgroundTasks
-    ) -> None:
-        self._store = store
-        self._router_id = router_id
-        self._pool = pool
-        self._migrator = migrator
-        self._background = background
-        self._begun: list[BegunMigration] = []
-        self._first_since: float | None = None  # since when this router is the one
+    store: Store
+    router_id: Incarnation
+    pool: WorkerPool
+    migrator: Migrator
+    background: BackgroundTasks
+    _begun: list[PastMigration] = field(default_factory=list)
+    _first_since: float | None = None  # since when this router is the one
 
     async def rebalance(self) -> None:
         """Waits, and makes one round. The router repeats this for as long as it lives."""
@@ -65,23 +56,23 @@ class Rebalancer:
         self._first_since = self._first_since or now
         if now - self._first_since < REST_S:
             return  # the router that was the first before may have begun migrations, of which this one knows nothing
-        self._begun = [begun for begun in self._begun if now - begun.begun_at < RETURN_S or self._is_under_way(begun)]
-        workers = self._pool.snapshots()
+        self._begun = [begun for begun in self._begun if now - begun.at < RETURN_S or self._is_under_way(begun)]
+        workers = self.pool.snapshots()
         if busy := find_overloaded(workers):
             sequences = {id: await self._views_of(id, now) for id in busy}
             workers = [replace(worker, sequences=sequences.get(worker.view.incarnation, ())) for worker in workers]
             self._begin(workers, now)
 
     async def _is_first(self) -> bool:
-        members = await self._store.members("router")
-        return bool(members) and min(member.id for member in members) == self._router_id
+        members = await self.store.members("router")
+        return bool(members) and min(member.id for member in members) == self.router_id
 
     async def _views_of(self, owner: Incarnation, now: float) -> list[SequenceView]:
         """The sequences that a worker runs, as far as their records tell."""
-        link = self._pool.find_link(owner)
-        records = await self._store.list_sequences(owner, MAX_LISTED)
+        link = self.pool.find_link(owner)
+        records = await self.store.list_sequences(owner, MAX_LISTED)
         running = [record for record in records if record.state is SequenceState.RUNNING]
-        snapshot = await self._store.read(running[0].seq_id) if running else None
+        snapshot = await self.store.read(running[0].seq_id) if running else None
         if link is None or link.facts is None or snapshot is None:
             return []
         block_size, now_ms = link.facts.block_size, snapshot.now_ms
@@ -96,39 +87,32 @@ class Rebalancer:
         ]
 
     def _begin(self, workers: list[WorkerSnapshot], now: float) -> None:
-        past = [
-            PastMigration(p.seq_id, p.source, p.target, begun.begun_at, self._is_under_way(begun))
-            for begun in self._begun
-            for p in (begun.proposed,)
-        ]
-        for proposed in plan_migrations(workers, past, now):
-            begun = BegunMigration(proposed, now)
+        for begun in self._begun:
+            begun.under_way = self._is_under_way(begun)
+        for proposed in plan_migrations(workers, self._begun, now):
+            begun = PastMigration(proposed.seq_id, proposed.source, proposed.target, now)
             self._begun.append(begun)
-            self._background.spawn(self._migrate(begun))
+            self.background.spawn(self._migrate(proposed, begun))
 
-    async def _migrate(self, begun: BegunMigration) -> None:
-        proposed = begun.proposed
-        names = self._names()
-        what = f"{proposed.seq_id}: {names.get(proposed.source)} to {names.get(proposed.target)} ({proposed.detail})"
+    async def _migrate(self, proposed: ProposedMigration, begun: PastMigration) -> None:
+        source, target = self.pool.find_link(proposed.source), self.pool.find_link(proposed.target)
+        names = f"{source and source.worker_id} to {target and target.worker_id}"
+        what = f"{proposed.seq_id}: {names} ({proposed.detail})"
         try:
-            target = self._pool.find_link(proposed.target)
             if target is not None:
-                report = await self._migrator.migrate(proposed.seq_id, target)
+                report = await self.migrator.migrate(proposed.seq_id, target)
                 log.info("moved sequence %s: %d blocks, stopped %.0f ms", what, report.num_blocks, report.stopped_ms)
         except ServingError as error:
             log.info("did not move sequence %s: %s", what, error.message)
         finally:
             begun.ended_at = time.monotonic()
 
-    def _names(self) -> Mapping[Incarnation, str]:
-        return {link.incarnation: link.worker_id for link in self._pool.links.values()}
-
-    def _is_under_way(self, begun: BegunMigration) -> bool:
+    def _is_under_way(self, begun: PastMigration) -> bool:
         """Whether it goes on, or a report of its two workers may not show it yet."""
         ended_at = begun.ended_at
         if ended_at is None:
             return True
-        links = [self._pool.find_link(id) for id in (begun.proposed.source, begun.proposed.target)]
+        links = [self.pool.find_link(id) for id in (begun.source, begun.target)]
         return any(link is not None and not link.lost and link.load_at <= ended_at for link in links)
 
 

@@ -8,19 +8,21 @@ a while. docs/decisions/router.md has the reasons for the figures.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from heapq import nlargest
 from itertools import chain, islice
 from operator import itemgetter
 
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.worker_role import WorkerRole
-from router.fleet.worker_snapshot import SequenceView, WorkerSnapshot
-from router.fleet.worker_view import BRANCH_TOKENS, WorkerView
-from router.placing.migration_history import MigrationHistory, PastMigration, ProposedMigration
+from router.fleet.worker_view import BRANCH_TOKENS, SequenceView, WorkerSnapshot, WorkerView
 from router.placing.placement import slow_speed, slowness
 from router.placing.target_choice import choose_cheapest, has_any_room, has_room
 
+REST_S = 10.0  # after a migration: for its sequence, and for its two workers with each other
+RETURN_S = 60.0  # after a migration: until its sequence may come back to a worker that it left
+MOVES_IN_RETURN_S = 2  # migrations of one sequence within RETURN_S
+MIN_EXPECTED_TOKENS = 32  # a sequence that ends sooner stays
 AT_ONCE = 4  # migrations under way
 HIGH_LOAD = 1.15  # of the mean: workers with less keep their sequences
 HIGH_LOAD_TOKENS = 2 * BRANCH_TOKENS  # and with less than this above the mean
@@ -30,13 +32,75 @@ MIGRATION_TOKENS = 4096  # what a migration costs beside its blocks, in tokens t
 TRIES = 3  # sequences of one worker for which a target is sought
 
 
+@dataclass(frozen=True, slots=True)
+class ProposedMigration:
+    """A proposal that a sequence migrate, and the reason."""
+
+    seq_id: SequenceId
+    source: Incarnation
+    target: Incarnation
+    detail: str  # why, in figures
+
+
+@dataclass(slots=True, eq=False)
+class PastMigration:
+    """A migration that was begun, whatever became of it.
+
+    It is under way until both workers have reported after its end: until then no report shows what it changes.
+    """
+
+    seq_id: SequenceId
+    source: Incarnation
+    target: Incarnation
+    at: float
+    under_way: bool = False
+    ended_at: float | None = None
+
+
+class MigrationHistory:
+    """What past migrations forbid."""
+
+    def __init__(self, past: Sequence[PastMigration], now: float) -> None:
+        self.under_way = [migration for migration in past if migration.under_way]
+        self._now = now
+        self._recent: dict[SequenceId, list[PastMigration]] = {}
+        self._resting_pairs: set[frozenset[Incarnation]] = set()
+        self._migrating = {migration.seq_id for migration in self.under_way}
+        for migration in past:
+            if migration.under_way or now - migration.at < RETURN_S:
+                self._recent.setdefault(migration.seq_id, []).append(migration)
+            if migration.under_way or now - migration.at < REST_S:
+                self._resting_pairs.add(frozenset((migration.source, migration.target)))
+
+    def add(self, migration: ProposedMigration) -> None:
+        """Adds a migration: its sequence and its pair of workers are at rest from now on."""
+        self._migrating.add(migration.seq_id)
+        self._resting_pairs.add(frozenset((migration.source, migration.target)))
+
+    def may_move(self, sequence: SequenceView) -> bool:
+        """Whether the sequence may leave its worker."""
+        if sequence.expected_tokens < MIN_EXPECTED_TOKENS or not sequence.can_move:
+            return False
+        if sequence.seq_id in self._migrating or self._now - sequence.last_moved_at < REST_S:
+            return False
+        recent = self._recent.get(sequence.seq_id)
+        return not recent or (
+            len(recent) < MOVES_IN_RETURN_S and all(self._now - migration.at >= REST_S for migration in recent)
+        )
+
+    def rests(self, source: Incarnation, target: Incarnation) -> bool:
+        """Whether the two workers have to leave each other alone for now."""
+        return frozenset((source, target)) in self._resting_pairs
+
+    def returns(self, sequence: SequenceView, target: Incarnation) -> bool:
+        """Whether the sequence has left that worker lately."""
+        return any(migration.source == target for migration in self._recent.get(sequence.seq_id, ()))
+
+
 def plan_migrations(
     workers: Sequence[WorkerSnapshot], past: Sequence[PastMigration], now: float
 ) -> list[ProposedMigration]:
-    """Proposes at most AT_ONCE migrations, less those under way.
-
-    `past` are the migrations of the last RETURN_S, and all that are under way.
-    """
+    """Proposes AT_ONCE migrations at most, less those under way. `past` are those, and all of the last RETURN_S."""
     history = MigrationHistory(past, now)
     fleets = [_FleetPlan(fleet, history) for fleet in _fleets_of(workers)]
     proposed = chain.from_iterable([fleet.even_load() for fleet in fleets])
@@ -123,7 +187,10 @@ class _FleetPlan:
             after = self._load_of(_without(view, sequence))
             if target := self._choose_target(sequence, source, targets, min(after, highest)):
                 detail = f"load {load:.0f}, mean {self._mean:.0f}, target {self._loads[target.incarnation]:.0f}"
-                return self._propose(sequence, source, target, detail)
+                migration = ProposedMigration(sequence.seq_id, source, target.incarnation, detail)
+                self._history.add(migration)
+                self._move(sequence, source, target.incarnation)
+                return migration
         return None
 
     def _find_targets(self, source: Incarnation, highest: float) -> list[Incarnation]:
@@ -145,14 +212,6 @@ class _FleetPlan:
             and self._load_of(_with(view, sequence)) <= highest
         ]
         return choose_cheapest(sequence, self._workers[source].view.block_size, views, {}).worker
-
-    def _propose(
-        self, sequence: SequenceView, source: Incarnation, target: WorkerView, detail: str
-    ) -> ProposedMigration:
-        migration = ProposedMigration(sequence.seq_id, source, target.incarnation, detail)
-        self._history.add(migration)
-        self._move(sequence, source, target.incarnation)
-        return migration
 
     def _move(self, sequence: SequenceView, source: Incarnation, target: Incarnation) -> None:
         """Changes the views to what they will be when the sequence has moved."""

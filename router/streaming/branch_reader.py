@@ -1,13 +1,14 @@
-"""How far one client is in one branch: which token comes next, the chain there, and the text up to there."""
+"""How far one client is in one branch (next token, chain, text), and which branches of best_of it gets at the end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.request.errors import HistoryLost
 from octavo.request.hashing import extend_chain
 from octavo.request.sampling import FinishReason, TokenScore
+from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
-from router.streaming.resume_tokens import StreamPlace
+from router.streaming.resume_tokens import StreamPlace, StreamStart
 
 
 @dataclass(slots=True)
@@ -59,10 +60,7 @@ class BranchReader:
         return StreamPlace(self.next_index, self.chain, self.text_bytes)
 
     def find_history(self, output: Sequence[int]) -> bool:
-        """Whether the branch's output, from index 0 on, reaches as far as this reader.
-
-        Raises HistoryLost if it does, with other tokens than those that were read.
-        """
+        """Whether the branch's output reaches as far as this reader. Raises HistoryLost if it has other tokens."""
         if len(output) < self.next_index:
             return False
         if extend_chain(self._prompt_chain, output[: self.next_index]) != self.chain:
@@ -74,11 +72,7 @@ class BranchReader:
         return True
 
     def confirm(self, first_index: int, token_ids: Sequence[int]) -> bool:
-        """Compares the tokens that were read with the journal from `first_index` on.
-
-        Returns whether the journal holds all of them; False if the reading of the journal ends before. Raises
-        HistoryLost if the journal holds other tokens.
-        """
+        """Whether the journal from `first_index` on holds all that was read. Raises HistoryLost if it differs."""
         num_known = self.next_index - first_index
         if first_index > self.confirmed_index or num_known > len(token_ids):
             return False
@@ -146,3 +140,36 @@ class BranchReader:
             text += self._text.finish().text
         self.text_bytes += len(text) if text.isascii() else len(text.encode())
         return BranchPiece(self.branch, first, new, text, self.finish, self.place)
+
+
+ReturnedBranch = tuple[StreamPlace, BranchPiece]  # where the client is in it, and all that the client does not have
+
+
+class RankedBranches:
+    """Collects whole branches. No branch is shown to the client before all have ended."""
+
+    def __init__(self, num_branches: int, num_returned: int, new_reader: Callable[[int], BranchReader]) -> None:
+        self._num_returned = num_returned
+        self._new_reader = new_reader
+        self._pieces: list[list[BranchPiece]] = [[] for _ in range(num_branches)]
+
+    def add_piece(self, piece: BranchPiece) -> None:
+        self._pieces[piece.branch].append(piece)
+
+    def best_branches(self, branch_scores: Sequence[float | None], start: StreamStart) -> list[ReturnedBranch]:
+        """The branches that are returned, the best first. All branches must have ended."""
+        best = rank(branch_scores, self._num_returned)
+        return [self._returned(returned, self._pieces[branch], start) for returned, branch in enumerate(best)]
+
+    def _returned(self, returned: int, pieces: Sequence[BranchPiece], start: StreamStart) -> ReturnedBranch:
+        tokens = [token for piece in pieces for token in piece.token_ids]
+        token_scores = [score for piece in pieces for score in piece.token_scores]
+        reader = self._new_reader(returned)
+        reader.go_to_place(start.place_of(returned), tokens)
+        place = reader.place
+        rest = reader.read_run(place.next_index, tokens[place.next_index :], None, pieces[-1].finish)
+        if rest is None:
+            raise RuntimeError("a branch that has ended has no last piece")
+        if len(token_scores) == len(tokens):
+            rest.token_scores = token_scores[place.next_index :]
+        return place, rest

@@ -14,8 +14,7 @@ from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.request.step_item import StepItem
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
-from router.streaming.branch_reader import BranchPiece, BranchReader
-from router.streaming.ranked_branches import RankedBranches
+from router.streaming.branch_reader import BranchPiece, BranchReader, RankedBranches
 from router.streaming.resume_tokens import StreamPlace, StreamStart
 
 MAX_JOINED = 64  # tokens in one piece, when a client is slower than its worker
@@ -80,18 +79,12 @@ class Delivery:
 
     @property
     def unconfirmed_indexes(self) -> list[int]:
-        """The index from which each journal has to be read.
-
-        Items have brought the tokens after it, and no reading has found them in the journal yet.
-        """
+        """The index from which each journal has to be read: no reading has found the tokens after it yet."""
         return [reader.confirmed_index for reader in self.readers]
 
     @property
     def missing_indexes(self) -> list[int]:
-        """The index from which a worker has to send each branch.
-
-        A branch without a score needs its last token once more.
-        """
+        """The index from which a worker has to send each branch. One without a score needs its last token once more."""
         return [reader.next_index - (reader.branch in self._without_score) for reader in self.readers]
 
     @property
@@ -119,10 +112,6 @@ class Delivery:
         """Whether the whole journals have all that was delivered. Raises HistoryLost if they have something else."""
         found = [reader.find_history(output) for reader, output in zip(self.readers, snapshot.outputs, strict=True)]
         return all(found)
-
-    def note_failure(self, failure: Failure) -> None:
-        """The request has failed. The last event tells the client why."""
-        self.failure = failure
 
     def add_item(self, item: StepItem) -> bool:
         """Adds what a worker has journalled. False if tokens before it are missing."""
@@ -230,8 +219,8 @@ class Delivery:
         if self._ranked is not None and self.ended and not self._ranking_done:
             self._ranking_done = True
             best = self._ranked.best_branches(self.branch_scores, self._start)
-            self._places = [branch.place for branch in best]
-            self._pieces.extend(branch.rest for branch in best)
+            self._places = [place for place, _ in best]
+            self._pieces.extend(rest for _, rest in best)
         if not self._pieces:
             return None
         piece = self._pieces.popleft()

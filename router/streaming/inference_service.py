@@ -1,6 +1,7 @@
 """The Inference service: the wire side of what clients call."""
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.request import limits, validation
@@ -21,8 +22,9 @@ from octavo.wire.public import (
 from octavo.wire.requests import SCHEMA_REVISION, limits_to_wire, state_to_wire
 from router.fleet.model_registry import ModelRegistry
 from router.placing.dispatcher import Dispatcher
+from router.streaming.progress.progress_registry import ProgressRegistry
 from router.streaming.request_preparer import RequestPreparer
-from router.streaming.request_timeline import RequestTimeline
+from router.streaming.session import Session
 from router.streaming.session_opener import SessionOpener, unknown_request
 
 if TYPE_CHECKING:
@@ -31,38 +33,30 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[object, object]
 
 
+@dataclass(eq=False)
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """The service that clients call. It keeps nothing from one call to the next."""
 
-    def __init__(
-        self,
-        opener: SessionOpener,
-        store: Store,
-        dispatcher: Dispatcher,
-        models: ModelRegistry,
-        preparer: RequestPreparer,
-        timeline: RequestTimeline,
-    ) -> None:
-        self._opener = opener
-        self._store = store
-        self._dispatcher = dispatcher
-        self._models = models
-        self._preparer = preparer
-        self._timeline = timeline
+    opener: SessionOpener
+    store: Store
+    dispatcher: Dispatcher
+    models: ModelRegistry
+    preparer: RequestPreparer
+    progress: ProgressRegistry
 
     def serve_on(self, server: "grpc.aio.Server") -> None:
         inference_pb2_grpc.add_InferenceServicer_to_server(self, server)
 
     def close(self) -> None:
         """Refuses new streams, and ends those that are open."""
-        self._opener.close()
+        self.opener.close()
 
     # Streams
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: "Context"
     ) -> AsyncIterator[inference_pb2.GenerateEvent]:
-        async with self._opener.open_new(request, remaining_s(context)) as session:
+        async with self.opener.open_new(request, remaining_s(context)) as session:
             await context.send_initial_metadata((ACCEPTED,))  # the first event may be late
             while events := await session.next_events():
                 for event in events:
@@ -71,23 +65,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Complete(
         self, request: inference_pb2.GenerateRequest, context: "Context"
     ) -> inference_pb2.CompleteResponse:
-        response = inference_pb2.CompleteResponse()
-        outputs: dict[int, inference_pb2.Output] = {}
-        async with self._opener.open_new(request, remaining_s(context), whole_answer=True) as session:
-            while events := await session.next_events():
-                for event in events:
-                    add_event(event, outputs, response)
-            scores = session.returned_scores()
-        for returned, index in enumerate(sorted(outputs)):
-            if scores is not None and (score := scores[returned]) is not None:
-                outputs[index].score = score
-            response.outputs.append(outputs[index])
-        return response
+        async with self.opener.open_new(request, remaining_s(context), whole_answer=True) as session:
+            return await whole_answer(session)
 
     async def Attach(
         self, request: inference_pb2.AttachRequest, context: "Context"
     ) -> AsyncIterator[inference_pb2.GenerateEvent]:
-        async with self._opener.open_accepted(request) as session:
+        async with self.opener.open_accepted(request) as session:
             await context.send_initial_metadata((ACCEPTED,))
             while events := await session.next_events():
                 for event in events:
@@ -99,7 +83,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.CancelRequest, context: "Context | None" = None
     ) -> inference_pb2.CancelResponse:
         request_id = validation.validate_request_id(request.request_id)
-        if await self._dispatcher.cancel_sequence(self._opener.sequence_of(request_id)) is None:
+        if await self.dispatcher.cancel_sequence(self.opener.sequence_of(request_id)) is None:
             raise unknown_request(request_id)
         return inference_pb2.CancelResponse()
 
@@ -107,7 +91,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GetRequest, context: "Context | None" = None
     ) -> inference_pb2.GetResponse:
         request_id = validation.validate_request_id(request.request_id)
-        snapshot = await self._store.read(self._opener.sequence_of(request_id))
+        snapshot = await self.store.read(self.opener.sequence_of(request_id))
         if snapshot is None:
             raise unknown_request(request_id)
         record = snapshot.record
@@ -126,7 +110,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 inference_pb2.TimelineEntry(
                     after_ms=entry.after_ms, what=entry.what, detail=entry.detail, worker=entry.worker
                 )
-                for entry in self._timeline.entries(record)
+                for entry in self.progress.timeline(record)
             ],
         )
         if record.failure:
@@ -138,13 +122,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: "Context"
     ) -> inference_pb2.TokenizeResponse:
-        prompt = await self._preparer.read_prompt(request, self._preparer.find_model(request))
-        return inference_pb2.TokenizeResponse(token_ids=prompt.token_ids)
+        token_ids = await self.preparer.read_prompt(request, self.preparer.find_model(request))
+        return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: "Context"
     ) -> inference_pb2.DetokenizeResponse:
-        return inference_pb2.DetokenizeResponse(text=await self._preparer.detokenize(request))
+        return inference_pb2.DetokenizeResponse(text=await self.preparer.detokenize(request))
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: "Context"
@@ -160,9 +144,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 has_chat_template=model.tokenizer.has_chat_template,
                 has_tokenizer=model.tokenizer.has_text,
                 num_workers=len(model.workers),
-                aliases=self._models.aliases_of(model),
+                aliases=self.models.aliases_of(model),
             )
-            for model in self._models.list_models()
+            for model in self.models.list_models()
         ]
         if not models:
             raise NoWorkers("no worker has been met yet: retry, or start one", retry_after_ms=500)
@@ -182,21 +166,29 @@ def returned_branches(record: Record) -> Sequence[int]:
     return branches if len(branches) == num_returned else rank(record.scores, num_returned)
 
 
-def add_event(
-    event: inference_pb2.GenerateEvent,
-    outputs: dict[int, inference_pb2.Output],
-    response: inference_pb2.CompleteResponse,
-) -> None:
-    """Adds an event to the response and its outputs (by branch). Raises the failure of a failed request."""
-    output = outputs.setdefault(event.branch, inference_pb2.Output(index=event.branch))
-    output.text += event.text
-    output.token_ids.extend(event.token_ids)
-    output.logprobs.extend(event.logprobs)
-    response.prompt_logprobs.extend(event.prompt_logprobs)
-    response.request_id = event.request_id
-    if event.finish_reason:
-        output.finish_reason = event.finish_reason
-    if event.HasField("finished"):
-        if event.finished.HasField("failure"):
-            raise failure_from_wire(event.finished.failure).error()
-        response.usage.CopyFrom(event.finished.usage)
+async def whole_answer(session: Session) -> inference_pb2.CompleteResponse:
+    """All that the session brings, as one answer. Raises the failure of a failed request."""
+    response = inference_pb2.CompleteResponse()
+    outputs: dict[int, tuple[inference_pb2.Output, list[str]]] = {}
+    while events := await session.next_events():
+        for event in events:
+            if event.branch not in outputs:
+                outputs[event.branch] = inference_pb2.Output(index=event.branch), []
+            output, texts = outputs[event.branch]
+            texts.append(event.text)
+            output.token_ids.extend(event.token_ids)
+            output.logprobs.extend(event.logprobs)
+            output.finish_reason = event.finish_reason or output.finish_reason
+            response.prompt_logprobs.extend(event.prompt_logprobs)
+            response.request_id = event.request_id
+            if event.HasField("finished"):
+                if event.finished.HasField("failure"):
+                    raise failure_from_wire(event.finished.failure).error()
+                response.usage.CopyFrom(event.finished.usage)
+    scores = session.returned_scores()
+    for returned, (_, (output, texts)) in enumerate(sorted(outputs.items())):
+        output.text = "".join(texts)
+        if scores is not None and (score := scores[returned]) is not None:
+            output.score = score
+        response.outputs.append(output)
+    return response

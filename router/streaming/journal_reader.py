@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from octavo.process.retry import until_answered
 from octavo.request.errors import Failure, HistoryLost, NotFound, ServingError, StoreUnavailable
@@ -24,8 +25,46 @@ from router.streaming.delivery import Delivery
 from router.streaming.owner_link import OwnerLink
 from router.streaming.request_deadline import RequestDeadline
 
+SILENCE_S = 1.0  # how long a session may hear nothing from a worker before it reads the record
 STORE_PATIENCE_S = 30.0
 REPAIR_TRIES, REPAIR_S = 25, 0.2
+
+
+class RecordPoller:
+    """When a session reads its record by itself: soon, at a set time, or after silence. Times are monotonic seconds.
+
+    While a worker's items come, nothing else makes a poll due: each item has passed the journal, so its sender is the
+    owner and the sequence has not ended. Whoever cancels the sequence or takes it over ends those items, and the store
+    sends a notice of it; if the notice is lost, silence follows.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.is_due = False
+        self._poll_at = inf
+        self._last_item = now
+
+    def poll_now(self) -> None:
+        self.is_due = True
+
+    def poll_by(self, at: float) -> None:
+        """A poll is due at that time, or earlier if it was asked for earlier."""
+        self._poll_at = min(self._poll_at, at)
+
+    def note_poll(self) -> None:
+        """A poll begins, which serves all that was asked for before."""
+        self.is_due, self._poll_at = False, inf
+
+    def note_item(self, now: float) -> None:
+        """A worker has sent an item: there is no silence."""
+        self._last_item = now
+
+    def update(self, now: float) -> bool:
+        """Compares the time with what was asked for and with the silence. Returns whether a poll is due."""
+        if now >= self._poll_at:
+            self.is_due = True
+        elif now - self._last_item > SILENCE_S:
+            self._last_item, self.is_due = now, True
+        return self.is_due
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +193,7 @@ class JournalReader:
         self.age_ms = max(0, snapshot.now_ms - record.accepted_ms)
         self._outage_since, self._last_answer = None, time.monotonic()
         if record.failure:
-            self._delivery.note_failure(Failure.from_json(record.failure))
+            self._delivery.failure = Failure.from_json(record.failure)
         if record.deadline_ms:
             self._deadline.set_remaining((record.deadline_ms - snapshot.now_ms) / 1000)
         return snapshot

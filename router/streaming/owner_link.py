@@ -14,11 +14,7 @@ UNKNOWN_FOR_S = 4.0  # longer than a Schedule may take: an owner that does not k
 
 
 class OwnerLink:
-    """One session's view of the owner.
-
-    The record decides. A notice, or this router's own assignment, may name a newer owner before the record is read
-    again.
-    """
+    """One session's view of the owner. The record decides; a notice or an assignment may name a newer one first."""
 
     def __init__(self, record: Record, pool: WorkerPool) -> None:
         self.record = record

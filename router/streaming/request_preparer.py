@@ -2,7 +2,10 @@
 
 import asyncio
 import secrets
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -10,7 +13,7 @@ from octavo.net.security.api_keys import salt_of
 from octavo.net.security.authorizer import ONE_TENANT, Authorizer
 from octavo.request import hashing, limits, sampling_validation, validation
 from octavo.request.chat_tools import details_for_template, tools_for_template
-from octavo.request.errors import InvalidArgument, NoWorkers, ViolationCollector
+from octavo.request.errors import InvalidArgument, NoWorkers, TooManyStreams, ViolationCollector
 from octavo.request.ids import Incarnation, RequestId, new_request_id, sequence_id
 from octavo.request.record import NewSequence
 from octavo.request.sampling import PARAMETERS, SamplingParams
@@ -19,11 +22,18 @@ from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_bytes, sampling_from_wire, with_recommended
 from octavo.wire.requests import ChatPrompt, chat_from_wire, request_hash
 from router.fleet.model_registry import ModelRegistry, ServedModel
-from router.streaming.chat_threads import LARGE, ChatThreads
 
 T = TypeVar("T")
 
 TENANT = ONE_TENANT
+LARGE = 8192  # characters or token ids: a tokenizer takes about as long for so many as a step does
+NUM_THREADS = {False: 1, True: 2}  # of a model: for its small chats, and for its large ones
+SLOW_S = 1.0  # no chat takes so long, unless it is very large or its template is made to take long
+MAX_BEHIND_SLOW = 32  # chats that may wait where the last one was slow
+TOKEN_BYTES = 8  # an id of three bytes and its text, on average
+SCORE_BYTES = 13  # a TokenLogprob: an id of three bytes, a float of four, and the tags and lengths around them
+SAFE_BYTES = limits.MAX_MESSAGE_BYTES * 7 // 8  # texts may be longer than the average
+Key = tuple[str, bool]  # the model's name, and whether the chat is large
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +46,8 @@ class PreparedRequest:
     field: str  # of the request, from which the prompt came
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """The tokens of a prompt, and the field of the request that they came from."""
-
-    token_ids: list[int]
-    field: str
-
-
 class RequestPreparer:
-    """Checks requests and tokenizes them.
-
-    Every method raises what is wrong with the request, or NoWorkers if no worker serves the model.
-    """
+    """Checks requests and tokenizes them. Raises what is wrong with one, or NoWorkers if no worker serves the model."""
 
     def __init__(
         self,
@@ -77,9 +76,9 @@ class RequestPreparer:
         if params.stop and not model.tokenizer.has_text:
             raise no_tokenizer("send stop_token_ids instead of stop")
         request_id = RequestId(request.request_id) if request.HasField("request_id") else new_request_id()
-        prompt = await self.read_prompt(request, model)
-        token_ids, context = prompt.token_ids, model.context_tokens
-        validation.validate_prompt(token_ids, vocab_size=model.vocab_size, context_tokens=context, field=prompt.field)
+        token_ids, field = await self.read_prompt(request, model), cast("str", request.WhichOneof("input"))
+        context = model.context_tokens
+        validation.validate_prompt(token_ids, vocab_size=model.vocab_size, context_tokens=context, field=field)
         params = sampling_validation.resolve(
             params, prompt_len=len(token_ids), context_tokens=context, seed_source=lambda: secrets.randbits(63)
         )
@@ -102,7 +101,7 @@ class RequestPreparer:
             keep_on_disconnect=request.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP,
             router=self._router_id,
         )
-        return PreparedRequest(new, model, params, prompt.field)
+        return PreparedRequest(new, model, params, field)
 
     def find_model(
         self,
@@ -113,21 +112,19 @@ class RequestPreparer:
 
     async def read_prompt(
         self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: ServedModel
-    ) -> Prompt:
+    ) -> list[int]:
         """Tokenizes the prompt, unless the client has sent tokens."""
         match checked_input(request, model):
             case str() as text:
-                field = cast("str", request.WhichOneof("input"))
-                return Prompt(await run_aside(len(text), lambda: model.tokenizer.encode(text)), field)
+                return await run_aside(len(text), lambda: model.tokenizer.encode(text))
             case CheckedChat() as chat:
-                token_ids = await self._chat_threads.run(
+                return await self._chat_threads.run(
                     model.name,
                     chat.size,
                     lambda: model.tokenizer.apply_chat(chat.messages, chat.begin_answer, chat.tools, chat.details),
                 )
-                return Prompt(token_ids, "chat")
             case token_ids:
-                return Prompt(list(token_ids), "token_ids")
+                return list(token_ids)
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
         """The text of the tokens in the request."""
@@ -158,10 +155,7 @@ def check_request(request: inference_pb2.GenerateRequest, model: ServedModel) ->
 
 
 def checked_sampling(message: types_pb2.SamplingParams, model: ServedModel) -> tuple[SamplingParams, SamplingParams]:
-    """The sampling parameters in the message, without and with what the model recommends.
-
-    Raises InvalidArgument with all that is wrong.
-    """
+    """The parameters without and with what the model recommends. Raises InvalidArgument with all that is wrong."""
     checks = ViolationCollector()
     for row in PARAMETERS.values():
         if row.most is not None:
@@ -237,3 +231,60 @@ def priority_of(value: "inference_pb2.Priority") -> int:
     if value not in inference_pb2.Priority.values():
         raise InvalidArgument("priority", f"no class {int(value)}; use one of SYSTEM, INTERACTIVE, DEFAULT, BULK")
     return int(value) or int(inference_pb2.PRIORITY_DEFAULT)
+
+
+class ChatThreads:
+    """The threads in which chats become prompts, each waiting for a process that renders the model's chat template.
+
+    A model's chats wait for no other model's, and small chats for no large ones: a template that takes long holds up
+    nobody but those who ask for it.
+    """
+
+    def __init__(self) -> None:
+        self._executors: dict[Key, ThreadPoolExecutor] = {}
+        self._num_waiting: Counter[Key] = Counter()
+        self._slow: set[Key] = set()
+
+    async def run(self, model: str, size: int, work: Callable[[], T]) -> T:
+        """The result of `work`, for a chat of so many characters. Raises TooManyStreams."""
+        key = model, size > LARGE
+        if key in self._slow and self._num_waiting[key] >= MAX_BEHIND_SLOW:
+            text = f"{MAX_BEHIND_SLOW} chats of {model} wait, whose template takes long: retry, or send text"
+            raise TooManyStreams(text, retry_after_ms=1000)
+        executor = self._executors.get(key)
+        if executor is None:
+            executor = self._executors[key] = ThreadPoolExecutor(NUM_THREADS[key[1]], f"chats of {model}")
+        self._num_waiting[key] += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(executor, self._run_one, key, work)
+        finally:
+            self._num_waiting[key] -= 1
+
+    def _run_one(self, key: Key, work: Callable[[], T]) -> T:
+        began = time.monotonic()
+        try:
+            return work()
+        finally:
+            if time.monotonic() - began > SLOW_S:
+                self._slow.add(key)
+            else:
+                self._slow.discard(key)
+
+
+def check_answer_fits(params: SamplingParams, prompt_len: int) -> None:
+    """Raises InvalidArgument if an answer with all tokens that `params` (resolved) allow is too large for Complete."""
+    num_tokens = params.n * (params.max_tokens or 0)
+    scores = [0 if each is None else SCORE_BYTES * (1 + each) for each in (params.logprobs, params.prompt_logprobs)]
+    parts = {
+        "max_tokens": num_tokens * TOKEN_BYTES,
+        "logprobs": num_tokens * scores[0],
+        "prompt_logprobs": prompt_len * scores[1],
+    }
+    total = sum(parts.values())
+    if total > SAFE_BYTES:
+        largest = max(parts, key=lambda name: parts[name])
+        raise InvalidArgument(
+            f"sampling.{largest}",
+            f"the answer may have {total / limits.MIB:.1f} MiB, and Complete answers with at most "
+            f"{SAFE_BYTES / limits.MIB:g}; call Generate, which streams it, or ask for less",
+        )

@@ -68,10 +68,7 @@ class ResumePoint:
 
 
 class ResumeTokens:
-    """Makes and reads resume tokens with the key that all routers of a store share.
-
-    The store may lose its key and get another one. Tokens of the last keys that this router has had are still read.
-    """
+    """Makes resume tokens with the key that all routers of a store share, and reads those of the last keys it had."""
 
     MAX_KEYS = 4
 
@@ -96,10 +93,7 @@ class ResumeTokens:
         return body + mac(self._key, owned_body(body, tenant))
 
     def read_token(self, token: bytes, tenant: str = "") -> ResumePoint:
-        """Raises InvalidArgument if the token is not byte for byte one that was made for this tenant.
-
-        Raises ForeignToken if it has another key or version.
-        """
+        """Raises ForeignToken for another key or version, InvalidArgument unless this tenant's token is unchanged."""
         if len(token) < HEAD.size + MAC_BYTES:
             raise InvalidArgument("resume_token", "too short: send the one of the last event, unchanged")
         version, name, generation, made_s, id_bytes, num_places = HEAD.unpack_from(token)

@@ -7,34 +7,58 @@ session, on another router, could not rebuild. What its client has so far is in 
 
 import asyncio
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
 from octavo.process.retry import until_answered
 from octavo.request.errors import Draining, HistoryLost, ServingError, StoreUnavailable
-from octavo.request.ids import Incarnation
+from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import Record, SequenceState
 from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.request.step_item import StepItem, WaitingItems
+from octavo.store.base import Store
 from octavo.store.calls import Finish, Notice, TakeReason
+from router.attachment_outbox import AttachmentOutbox
 from router.fleet.model_registry import ServedModel
-from router.session_registry import Assignment
+from router.fleet.worker_link import WorkerLink
+from router.fleet.worker_pool import WorkerPool
+from router.placing.dispatcher import Dispatcher
+from router.session_registry import Assignment, SessionRegistry
 from router.streaming.delivery import Delivery
 from router.streaming.event_encoder import Event, EventEncoder
-from router.streaming.journal_reader import REPAIR_S, STORE_PATIENCE_S, JournalReader
+from router.streaming.journal_reader import REPAIR_S, STORE_PATIENCE_S, JournalReader, RecordPoller
 from router.streaming.owner_link import OwnerLink
-from router.streaming.record_poller import RecordPoller
-from router.streaming.request_deadline import RequestDeadline
-from router.streaming.request_progress import RequestProgress, end_reason
-from router.streaming.request_tally import DETACHED, LEFT, LOST
-from router.streaming.resume_tokens import StreamStart
-from router.streaming.session_context import SessionContext
+from router.streaming.progress.progress_registry import ProgressRegistry
+from router.streaming.progress.request_progress import RequestProgress, end_reason
+from router.streaming.progress.request_tally import DETACHED, LEFT, LOST
+from router.streaming.request_deadline import DeadlineMargin, RequestDeadline
+from router.streaming.resume_tokens import ResumeTokens, StreamStart
+from router.streaming.session_waves import SessionWaves
 
 ON_ITS_WAY_S = 0.1  # within this time the worker's stream brings what the journals have already
 # How many tokens a slow client may leave here. When there are more, all are dropped, and read from the journals later.
 # Those of branches that compete are not dropped: the journals have no score per token, and no event is sent before all
 # branches have ended.
 MAX_INBOX_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class SessionContext:
+    """The parts of the router that the opener and each session need. `router.program` builds one."""
+
+    store: Store
+    router_id: Incarnation
+    sessions: SessionRegistry
+    pool: WorkerPool
+    dispatcher: Dispatcher
+    attachments: AttachmentOutbox
+    resume_tokens: ResumeTokens
+    deadline_margin: DeadlineMargin
+    progress: ProgressRegistry
+    waves: SessionWaves
+    on_taken_over: Callable[[SequenceId, WorkerLink], None]  # a stream that another router may have had is here now
 
 
 class Session:
@@ -57,19 +81,15 @@ class Session:
         self.seq_id = record.seq_id
         self.model = model
         self.params = params
+        self._context = context
         self._store = context.store
         self._sessions = context.sessions
-        self._dispatcher = context.dispatcher
-        self._attachments = context.attachments
-        self._router_id = context.router_id
         self._owner_link = OwnerLink(record, context.pool)
         self._delivery = Delivery(record, params, partial(model.text_stream, params), start)
         self._encoder = EventEncoder(record, self._delivery, context.resume_tokens)
         self._deadline = RequestDeadline()
-        self._deadline_margin = context.deadline_margin
         self._journals = JournalReader(self._store, self._owner_link, self._delivery, self._deadline)
         self._poller = RecordPoller(self._sessions.now)
-        self._on_taken_over = context.on_taken_over
         self._is_taken_over = not start.fresh  # and nobody has been told
         self._at_start = start.fresh  # whether the delivery is where the client is
         self._waves = context.waves
@@ -78,9 +98,8 @@ class Session:
         self._waits = False  # for anything that happens
         self._wake = asyncio.Event()
         self._error: ServingError | None = None  # of this stream alone. Draining: this router ends
-        self._progress = RequestProgress(record, model.name, context.progress.tally, arrived_at)
-        self._progress.params = params
-        self._progress_registry = context.progress
+        self.progress = RequestProgress(record, model.name, context.progress.tally, arrived_at)
+        self.progress.params = params
         self._error_announced = False  # a client that has had no event yet has been sent a resume token
 
     # What the rest of the router tells a session: router.session_registry.RegisteredSession
@@ -141,7 +160,7 @@ class Session:
             return
         delay_s = self._owner_link.unknown_delay()
         if delay_s is None:
-            self._dispatcher.recover_sequence(self.seq_id, record.epoch, TakeReason.REFUSED)
+            self._context.dispatcher.recover_sequence(self.seq_id, record.epoch, TakeReason.REFUSED)
         else:
             asyncio.get_running_loop().call_later(delay_s, self.poll_record)
 
@@ -162,16 +181,16 @@ class Session:
 
     async def __aenter__(self) -> Self:
         self._sessions.add(self)
-        self._progress_registry.begin(self._progress)
+        self._context.progress.begin(self.progress)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         self._waits = False
         self._waves.leave(self)
-        self._progress_registry.end(self._progress, self._end_reason(exc_info[1]))
+        self._context.progress.end(self.progress, self._end_reason(exc_info[1]))
         delivery, worker = self._delivery, self._owner_link.worker_link
         if (lateness_s := self._deadline.lateness(now := time.monotonic())) > 0:
-            self._deadline_margin.note_lateness(lateness_s, now)  # the last event has left only now, or the client has
+            self._context.deadline_margin.note_lateness(lateness_s, now)  # the last event leaves only now
         if delivery.ended and worker is not None:
             worker.pending_dispatches.remove(self.seq_id)  # an ended sequence is no load, whatever the next report says
         if not self._sessions.remove(self) or (delivery.ended and not delivery.unsettled):
@@ -179,11 +198,7 @@ class Session:
         if worker is not None:
             worker.step_stream.unfollow(self.seq_id)
         if not isinstance(self._error, Draining):  # if this router ends, the end of its lease detaches its clients
-            self._attachments.add(self.seq_id)
-
-    def set_operation(self, name: str) -> None:
-        """What the request asks for, as traces call it."""
-        self._progress.operation = name
+            self._context.attachments.add(self.seq_id)
 
     def set_deadline(self, deadline_in_ms: int) -> None:
         """The request ends after that time, even if no worker has begun it. A time of 0 means: there is no deadline."""
@@ -218,7 +233,7 @@ class Session:
             if self._delivery.unsettled:
                 await self._settle()
             if events := self._encoder.next_events():
-                self._progress.note_tokens(self._encoder.num_tokens, self._encoder.prefill_ms)
+                self.progress.note_tokens(self._encoder.num_tokens, self._encoder.prefill_ms)
                 return events
         return []
 
@@ -231,20 +246,20 @@ class Session:
         self._waits = False
 
     def _note_owner(self, *, moved: bool) -> None:
-        self._progress.note_owner(self._owner_link.record.epoch, moved=moved)
+        self.progress.note_owner(self._owner_link.record.epoch, moved=moved)
         self._note_worker()
 
     def _note_worker(self) -> None:
         if (worker := self._owner_link.worker_link) is not None:
-            self._progress.worker = worker.worker_id
+            self.progress.worker = worker.worker_id
 
     def _end_reason(self, error: object) -> str:
         """Why this stream ends."""
         self._note_worker()
         if self._delivery.ended:
-            self._progress.cached_tokens = self._encoder.cached_tokens
-            self._progress.finishes = [reader.finish for reader in self._delivery.readers]
-            return end_reason(self._progress.finishes)
+            self.progress.cached_tokens = self._encoder.cached_tokens
+            self.progress.finishes = [reader.finish for reader in self._delivery.readers]
+            return end_reason(self.progress.finishes)
         if isinstance(error, HistoryLost):
             return LOST
         return DETACHED if isinstance(error, ServingError) else LEFT
@@ -260,8 +275,8 @@ class Session:
     async def _go_to_start(self) -> None:
         self._at_start = True
         await self._journals.go_to_start()
-        self._progress.note_age(self._journals.age_ms)
-        self._progress.note_record(self._owner_link.record)
+        self.progress.note_age(self._journals.age_ms)
+        self.progress.note_record(self._owner_link.record)
         await self._keep_going()
 
     async def _read_on(self) -> None:
@@ -271,7 +286,7 @@ class Session:
         if reading is None:
             self._poll_in(ON_ITS_WAY_S)
             return
-        self._progress.note_record(self._owner_link.record)
+        self.progress.note_record(self._owner_link.record)
         self._drain_inbox()
         if not self._journals.deliver(reading):
             self._poll_in(ON_ITS_WAY_S if self._journals.is_verified else REPAIR_S)
@@ -286,12 +301,12 @@ class Session:
         record = self._owner_link.record
         if record.state.ended:
             return
-        if self._router_id not in record.routers:  # another client of the sequence left here, or the lease had ended
-            self._attachments.add(self.seq_id)
+        if self._context.router_id not in record.routers:  # another client left here, or the lease had ended
+            self._context.attachments.add(self.seq_id)
         if record.state is SequenceState.QUEUED:
-            self._dispatcher.note_queued()
+            self._context.dispatcher.note_queued()
         elif self._owner_link.is_lost:
-            self._dispatcher.recover_sequence(self.seq_id, record.epoch, TakeReason.CONNECTION)
+            self._context.dispatcher.recover_sequence(self.seq_id, record.epoch, TakeReason.CONNECTION)
         else:
             self._owner_link.follow_items(self._delivery.missing_indexes)
             self._announce_takeover()
@@ -301,7 +316,7 @@ class Session:
         worker = self._owner_link.worker_link
         if self._is_taken_over and worker is not None and worker.facts is not None:
             self._is_taken_over = False
-            self._on_taken_over(self.seq_id, worker)
+            self._context.on_taken_over(self.seq_id, worker)
 
     # Ends that the store has to be told of
 
@@ -317,10 +332,7 @@ class Session:
         self.poll_record()
 
     async def _settle(self) -> None:
-        """Tells the store of an end that it may not know.
-
-        The end is a stop string that the text has, or a failure that came with a worker's item.
-        """
+        """Tells the store of an end that it may not know: a stop string in the text, a failure in a worker's item."""
         delivery = self._delivery
         try:
             for stopped in delivery.stopped_branches():

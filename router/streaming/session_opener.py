@@ -2,9 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from octavo.net.security.authorizer import Authorizer
 from octavo.request import validation
@@ -23,20 +25,18 @@ from octavo.request.errors import (
 )
 from octavo.request.ids import RequestId, SequenceId, sequence_id
 from octavo.request.quota import TenantQuota
-from octavo.request.record import NewSequence, Record, first_record
+from octavo.request.record import first_record
 from octavo.store.calls import RETAIN_MS, AcceptReply, AcceptStatus, QueueBound, QueueLimits
 from octavo.v1 import inference_pb2
 from octavo.wire.public import sampling_from_bytes, sampling_from_wire
 from octavo.wire.requests import request_hash
 from router.fleet.model_registry import ModelRegistry
-from router.streaming.answer_size import check_answer_fits
-from router.streaming.genai_attributes import operation_of
 from router.streaming.journal_reader import record_missing
-from router.streaming.request_preparer import RequestPreparer
+from router.streaming.request_preparer import RequestPreparer, check_answer_fits
 from router.streaming.resume_tokens import ResumePoint, StreamPlace, StreamStart
-from router.streaming.session import Session
-from router.streaming.session_context import SessionContext
+from router.streaming.session import Session, SessionContext
 
+T = TypeVar("T")
 ASSUMED_TOKENS_PER_S = 200.0  # a guess for the retry delay while the store has not measured how fast the queue drains
 # The retry delay of a full queue, as a share of the time in which all that waits has left: a full queue has a place
 # again long before it is empty.
@@ -60,12 +60,7 @@ class SessionOpener:
         """The authorizer says whose requests those are that a client names."""
         self._context = context
         self._store = context.store
-        self._router_id = context.router_id
-        self._sessions = context.sessions
         self._attachments = context.attachments
-        self._dispatcher = context.dispatcher
-        self._deadline_margin = context.deadline_margin
-        self._resume_tokens = context.resume_tokens
         self._models = models
         self._preparer = preparer
         self._queue_limits = queue_limits
@@ -96,7 +91,7 @@ class SessionOpener:
                 raise
             async with session:
                 if is_new:
-                    self._dispatcher.note_queued()
+                    self._context.dispatcher.note_queued()
                 yield session
 
     @asynccontextmanager
@@ -110,18 +105,13 @@ class SessionOpener:
             async with session:
                 yield session
 
-    async def _accept_in_turn(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
-        """Calls `accept` in the store, one call at a time.
+    async def _in_turn(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Calls `accept` or `attach` in the store, few at a time: a crowd of clients leaves connections to the outbox.
 
         The call goes on when the client has left, and keeps its turn until the store has answered.
         """
         async with self._accepting:
-            return await self._store.accept(new, limits)
-
-    async def _attach_in_turn(self, seq_id: SequenceId) -> Record | None:
-        """Calls `attach` in the store, one at a time: a crowd of clients leaves connections to the outbox."""
-        async with self._accepting:
-            return await self._store.attach(seq_id, self._router_id)
+            return await call()
 
     def sequence_of(self, request_id: RequestId) -> SequenceId:
         """The sequence of the caller's request. A request of another tenant with the same id has another sequence."""
@@ -143,12 +133,12 @@ class SessionOpener:
     def close(self) -> None:
         """Refuses new sessions, and ends the streams of those that are open: their clients attach elsewhere."""
         self.refuse_sessions()
-        self._sessions.end_streams(Draining("this router stops: attach again, on another one"))
+        self._context.sessions.end_streams(Draining("this router stops: attach again, on another one"))
 
     def _resume_point(self, request: inference_pb2.AttachRequest) -> ResumePoint:
         match request.WhichOneof("at"):
             case "resume_token":
-                return self._resume_tokens.read_token(request.resume_token, self._authorizer.current_tenant())
+                return self._context.resume_tokens.read_token(request.resume_token, self._authorizer.current_tenant())
             case "request_id":
                 places = [StreamPlace(next_index) for next_index in request.next_indexes]
                 return ResumePoint(validation.validate_request_id(request.request_id), places)
@@ -170,7 +160,9 @@ class SessionOpener:
             check_answer_fits(prepared.params, len(prepared.new.prompt))
         new = replace(prepared.new, deadline_in_ms=self._deadline_before(ends_at))
         limits = replace(self._queue_limits, quota=self._authorizer.current_quota(self._queue_limits.quota))
-        accepted = await self._attachments.attach_by(new.seq_id, self._accept_in_turn(new, limits))
+        accepted = await self._attachments.attach_by(
+            new.seq_id, self._in_turn(partial(self._store.accept, new, limits))
+        )
         if accepted.status == AcceptStatus.FULL:
             raise quota_exceeded(accepted, limits.quota) if accepted.exceeded.is_quota else queue_full(accepted, limits)
         if accepted.status == AcceptStatus.MISMATCH:
@@ -183,7 +175,7 @@ class SessionOpener:
         record, start = first_record(new), StreamStart(fresh=True)
         session = Session(self._context, prepared.model, record, prepared.params, start, arrived_at)
         session.set_deadline(new.deadline_in_ms)
-        session.set_operation(operation_of(prepared.field))
+        session.progress.is_chat = prepared.field == "chat"
         return session, True
 
     async def _find_accepted(self, request: inference_pb2.GenerateRequest, *, whole_answer: bool) -> Session | None:
@@ -211,7 +203,8 @@ class SessionOpener:
 
     async def _attach(self, point: ResumePoint) -> Session:
         seq_id = self.sequence_of(point.request_id)
-        record = await self._attachments.attach_by(seq_id, self._attach_in_turn(seq_id))
+        attach = partial(self._store.attach, seq_id, self._context.router_id)
+        record = await self._attachments.attach_by(seq_id, self._in_turn(attach))
         if record is None:
             is_newer = bool(point.generation) and self._store.generation > point.generation
             if is_newer or point.is_younger_than(RETAIN_MS / 1000):
@@ -236,10 +229,7 @@ class SessionOpener:
 
     @contextmanager
     def _counted(self, seq_id: SequenceId | None) -> Iterator[None]:
-        """Counts a session as open, or refuses it.
-
-        A refused call still renews the grace of a request that was accepted before.
-        """
+        """Counts a session as open, or refuses it: that, too, renews the grace of a request accepted before."""
         if refusal := self._why_not():
             self._progress.count_refusal(refusal, self._authorizer.current_tenant())
             if seq_id is not None:
@@ -277,7 +267,7 @@ class SessionOpener:
             return 0
         now = time.monotonic()
         remaining_s = ends_at - now
-        deadline_in_ms = int(1000 * (remaining_s - self._deadline_margin.margin_s(remaining_s, now)))
+        deadline_in_ms = int(1000 * (remaining_s - self._context.deadline_margin.margin_s(remaining_s, now)))
         if deadline_in_ms <= 0:
             raise DeadlineExceeded("the deadline passed before the request was accepted")
         return deadline_in_ms

@@ -1,10 +1,16 @@
 """A small service in one process and one event loop: real routers and workers on free ports, one store in memory."""
 
 import asyncio
+import functools
+import http.client
+import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import replace
+from typing import Any
 
+import grpc
 import pytest
 from effort import patience
 
@@ -21,6 +27,8 @@ from octavo.text import byte_tokenizer
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
+from octavo.v1 import admin_pb2_grpc, inference_pb2_grpc
+from octavo.wire.channel import open_channel
 from router.fleet import worker_link, worker_pool, worker_streams
 from router.fleet.model_registry import WorkerFacts
 from router.placing import dispatcher
@@ -129,13 +137,21 @@ class World:
         self.stack.push_async_callback(self._stop_router, made)
         return made
 
-    async def start(self, workers: int = 1, routers: int = 1, **settings: object) -> "World":
+    async def start(
+        self,
+        workers: int = 1,
+        routers: int = 1,
+        *,
+        step_s: float = 0.001,
+        router: dict[str, object] | None = None,
+        **settings: object,
+    ) -> None:
+        """Builds workers with these settings and routers with those of `router`."""
         for _ in range(workers):
-            await self.worker(**settings)
+            await self.worker(FakeRunner(step_s=step_s), **settings)
         for _ in range(routers):
-            await self.router()
+            await self.router(**router or {})
         await self.ready()
-        return self
 
     async def ready(self) -> None:
         """Waits until every router may give sequences to every worker."""
@@ -157,6 +173,53 @@ class World:
         tasks = [asyncio.create_task(client.complete([*PROMPT, i], params, request_id=f"s{i}")) for i in range(count)]
         await self.until(lambda: sum(len(e.journals[0]) > 3 for e in self.entries) == count)
         return tasks
+
+    async def abandon(self, tasks: Sequence[asyncio.Task]) -> None:
+        """Ends requests that `streams` has begun."""
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def open(self, address: str) -> grpc.aio.Channel:
+        """A channel that is closed with the world."""
+        channel = open_channel(address)
+        self.stack.push_async_callback(channel.close)
+        return channel
+
+    def stub(self, router: int = 0) -> inference_pb2_grpc.InferenceStub:
+        """Calls of a router without an SDK that goes on elsewhere."""
+        return inference_pb2_grpc.InferenceStub(self.open(self.routers[router].endpoint))
+
+    async def http(
+        self,
+        endpoint: str,
+        path: str,
+        body: object = None,
+        *,
+        method: str = "GET",
+        context: ssl.SSLContext | None = None,
+        **headers: str,
+    ) -> tuple[int, dict[str, str], Any]:
+        """Status, headers and body of one HTTP request, whose body and answer may be JSON."""
+
+        def ask() -> tuple[int, dict[str, str], Any]:
+            secure = functools.partial(http.client.HTTPSConnection, context=context)
+            with closing((secure if context else http.client.HTTPConnection)(endpoint, timeout=30)) as connection:
+                named = {name.replace("_", "-"): value for name, value in headers.items()}
+                if body is not None:
+                    named = {"content-type": "application/json", **named}
+                connection.request(method, path, None if body is None else json.dumps(body), named)
+                answer = connection.getresponse()
+                data, found = answer.read(), {name.lower(): value for name, value in answer.getheaders()}
+                return answer.status, found, json.loads(data) if data.startswith(b"{") else data
+
+        return await asyncio.to_thread(ask)
+
+    def admin_endpoint(self, router: int = 0) -> str:
+        return json.loads(self.routers[router]._member.info)["admin_endpoint"]
+
+    def admin(self, router: int = 0) -> admin_pb2_grpc.AdminStub:
+        return admin_pb2_grpc.AdminStub(self.open(self.admin_endpoint(router)))
 
     # Breaking
 

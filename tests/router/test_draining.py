@@ -1,7 +1,6 @@
 """A worker or a router that leaves on purpose: nothing is lost but a pause, and nobody counts a crash."""
 
 import asyncio
-import json
 import time
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from octavo.request.errors import Draining, InvalidArgument, NotFound, StoreUnav
 from octavo.request.record import SequenceState
 from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
-from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from octavo.v1 import admin_pb2, inference_pb2
 from octavo.wire import statuses
 from octavo.wire.channel import open_channel
 
@@ -43,12 +42,6 @@ async def is_serving(endpoint: str) -> bool:
         return reply.status == SERVING
 
 
-def admin_of(world, router=0):
-    channel = open_channel(json.loads(world.routers[router]._member.info)["admin_endpoint"])
-    world.stack.push_async_callback(channel.close)
-    return admin_pb2_grpc.AdminStub(channel)
-
-
 async def leave(world, worker) -> None:
     """What a worker's process does on SIGTERM."""
     world.workers.remove(worker)
@@ -61,9 +54,7 @@ async def leave(world, worker) -> None:
 
 async def test_leaving_workers_count_no_crash(world, oracle):
     """Of five that leave in a row, each has every sequence: five crashes would be two too many."""
-    await world.worker(FakeRunner(step_s=0.01))
-    await world.router()
-    await world.ready()
+    await world.start(step_s=0.01)
     params = replace(GREEDY, max_tokens=1500)  # more than they get to before the last worker, which is quick
     tasks = await world.streams(world.client(), 4, params)
     for number in range(5):
@@ -80,24 +71,8 @@ async def test_leaving_workers_count_no_crash(world, oracle):
         assert set(takes(entry)) <= {"queued", "refused"}  # by a worker that had just begun to leave
 
 
-async def test_a_leaving_worker_refuses_new_sequences(world):
-    await world.start(workers=2)
-    worker = world.workers[0]
-    tasks = await world.streams(world.client(), 4, LONG)
-    worker.drain.begin(20.0)
-    assert not await is_serving(worker.listener.endpoint)
-    await world.until(lambda: not running_on(world, worker))
-    await world.client().complete([1, 2, 3], GREEDY, request_id="new")
-    assert world.entry("new").record.owner != worker.listener.incarnation
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 async def test_the_only_worker_leaves_the_rest_queued(world, oracle):
-    await world.worker(FakeRunner(step_s=0.02), drain_ms=3000)
-    await world.router()
-    await world.ready()
+    await world.start(step_s=0.02, drain_ms=3000)
     client = world.client()
     short = asyncio.create_task(client.complete([*PROMPT, 0], replace(GREEDY, max_tokens=10), request_id="short"))
     long = asyncio.create_task(client.complete([*PROMPT, 1], replace(GREEDY, max_tokens=300), request_id="long"))
@@ -113,9 +88,7 @@ async def test_the_only_worker_leaves_the_rest_queued(world, oracle):
 
 
 async def test_a_second_signal_releases_everything_at_once(world):
-    await world.worker(FakeRunner(step_s=0.02))
-    await world.router()
-    await world.ready()
+    await world.start(step_s=0.02)
     tasks = await world.streams(world.client(), 4, LONG)
     urgent, worker = asyncio.Event(), world.workers[0]
     leaving = asyncio.create_task(worker.leave(urgent))
@@ -127,9 +100,7 @@ async def test_a_second_signal_releases_everything_at_once(world):
         await worker.stop()
     world.workers.remove(worker)
     assert {entry.record.state for entry in world.entries} == {SequenceState.QUEUED}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await world.abandon(tasks)
 
 
 async def test_a_hasty_worker_still_ends_its_step(world):
@@ -141,9 +112,7 @@ async def test_a_hasty_worker_still_ends_its_step(world):
     await worker.leave(asyncio.Event())
     assert await worker.stop()
     assert {entry.record.state for entry in world.entries} == {SequenceState.QUEUED}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await world.abandon(tasks)
 
 
 # By command
@@ -179,10 +148,8 @@ async def test_an_outage_only_delays_releases(world, oracle, monkeypatch, undone
 
 async def test_an_operator_drains_a_worker_and_undoes_it(world, oracle):
     await world.worker(FakeRunner(step_s=0.01))
-    await world.worker(FakeRunner(step_s=0.01))
-    await world.router()
-    await world.ready()
-    admin, worker = admin_of(world), world.workers[0]
+    await world.start(step_s=0.01)
+    admin, worker = world.admin(), world.workers[0]
     params = replace(GREEDY, max_tokens=400)
     tasks = await world.streams(world.client(), 6, params)
     num_here = len(running_on(world, worker))
@@ -218,7 +185,7 @@ async def test_an_operator_drains_a_worker_and_undoes_it(world, oracle):
 async def test_a_drain_with_wrong_arguments_is_refused(world, request_, error):
     await world.start()
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        async for _ in admin_of(world).DrainWorker(request_):
+        async for _ in world.admin().DrainWorker(request_):
             pass
     assert isinstance(statuses.error_from(raised.value), error)
     assert not world.workers[0].drain.active
@@ -227,21 +194,19 @@ async def test_a_drain_with_wrong_arguments_is_refused(world, request_, error):
 # Routers
 
 
-async def call_of(world, router: int, request_id: str, max_tokens: int):
-    """One Generate call, without an SDK that goes on elsewhere."""
-    channel = open_channel(world.routers[router].endpoint)
-    world.stack.push_async_callback(channel.close)
+def call_of(world, request_id: str, max_tokens: int):
+    """One Generate call of the first router."""
     request = inference_pb2.GenerateRequest(request_id=request_id)
     request.token_ids.ids.extend(PROMPT)
     request.sampling.max_tokens, request.sampling.temperature, request.sampling.ignore_eos = max_tokens, 0.0, True
-    return aiter(inference_pb2_grpc.InferenceStub(channel).Generate(request))
+    return aiter(world.stub().Generate(request))
 
 
 async def test_a_draining_router_lets_its_streams_end(world):
     await world.worker(FakeRunner(step_s=0.01))
     router = await world.router(drain_ms=20_000)
     await world.ready()
-    stream = await call_of(world, 0, "going", 60)
+    stream = call_of(world, "going", 60)
     await anext(stream)
     complete = asyncio.create_task(AsyncClient([router.endpoint]).complete(PROMPT, replace(GREEDY, max_tokens=50)))
     await world.until(lambda: len(world.entries) == 2)
@@ -249,7 +214,7 @@ async def test_a_draining_router_lets_its_streams_end(world):
     await asyncio.sleep(0)
     assert not await is_serving(router.endpoint)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await anext(await call_of(world, 0, "new", 5))
+        await anext(call_of(world, "new", 5))
     assert isinstance(statuses.error_from(raised.value), Draining)
     events = [event async for event in stream]
     assert events[-1].HasField("finished")
@@ -268,11 +233,11 @@ async def test_late_streams_end_with_a_resume_token(world, oracle):
     router = await world.router(drain_ms=300, grace_ms=30_000)
     await world.router(grace_ms=30_000)
     await world.ready()
-    stream = await call_of(world, 0, "begun", 400)
+    stream = call_of(world, "begun", 400)
     await anext(stream)
     run = runner.run
     runner.run = lambda step: (None if gate.is_set() else time.sleep(1.0), run(step))[1]
-    silent = await call_of(world, 0, "silent", 60)
+    silent = call_of(world, "silent", 60)
     await world.until(lambda: len(world.entries) == 2)
     world.routers.remove(router)
     await router.leave(asyncio.Event())

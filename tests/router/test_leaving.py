@@ -18,10 +18,7 @@ PROMPT = list(range(3, 40))
 
 async def test_a_router_that_stops_sends_its_clients_on(world, oracle):
     """The stream ends at once, and the request does not end."""
-    await world.worker(FakeRunner(step_s=0.01))
-    for _ in range(2):
-        await world.router()
-    await world.ready()
+    await world.start(routers=2, step_s=0.01)
     tasks = await world.streams(world.client(0, 1), 4)
     async with asyncio.timeout(patience(1.5)):
         await world.stop_router(world.routers[0])
@@ -31,10 +28,7 @@ async def test_a_router_that_stops_sends_its_clients_on(world, oracle):
 
 
 async def test_the_last_client_that_leaves_ends_requests(world):
-    await world.worker()
-    for _ in range(2):
-        await world.router(grace_ms=2000)  # a session says three times in that time that it is there
-    await world.ready()
+    await world.start(routers=2, router={"grace_ms": 2000})  # a session says three times in it that it is there
     one, two = world.client(0), world.client(1)
     params = replace(GREEDY, max_tokens=3000)
     kept, left = one.generate(PROMPT, params, request_id="kept"), one.generate(PROMPT, params, request_id="left")
@@ -72,9 +66,7 @@ async def test_a_stream_closed_anywhere_leaves_nothing(world):
 
 async def test_a_late_stop_string_is_recorded(world, oracle):
     """No router reads along while the worker runs to the end."""
-    await world.worker(FakeRunner(step_s=0.01))
-    await world.router()
-    await world.ready()
+    await world.start(step_s=0.01)
     [(_, text, _)] = oracle.outputs(PROMPT, GREEDY)
     stop = max((c for c in text if c.isascii() and text.count(c) == 1), key=text.index)
     client, params = world.client(), replace(GREEDY, stop=(stop,))

@@ -10,13 +10,11 @@ from effort import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.errors import StoreUnavailable
 from octavo.request.record import SequenceState
 from octavo.request.sampling import SamplingParams
 from octavo.store.memory import MemoryStore
-from octavo.v1 import inference_pb2, inference_pb2_grpc
-from octavo.wire.channel import open_channel
+from octavo.v1 import inference_pb2
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 PROMPT = list(range(3, 40))
@@ -60,17 +58,13 @@ class Slow(MemoryStore):
 
 async def test_a_client_keeps_a_request_it_cannot_attach_to(world):
     """Each of its calls renews the grace, once the store answers; when there are no more calls, the grace is over."""
-    await world.worker(FakeRunner(step_s=0.02))
-    await world.router(Slow(world.state), grace_ms=500)
-    await world.ready()
+    await world.start(step_s=0.02, router={"store": Slow(world.state), "grace_ms": 500})
     client, params = world.client(), replace(GREEDY, max_tokens=2000)
     async with client.generate(PROMPT, params, request_id="mine") as stream:
         await anext(stream)
     record = world.entry("mine").record
     await world.until(lambda: record.detached_since_ms)
-    stub = inference_pb2_grpc.InferenceStub(
-        await world.stack.enter_async_context(open_channel(world.routers[0].endpoint))
-    )
+    stub = world.stub()
     until = time.monotonic() + 2.0
     while time.monotonic() < until:
         with pytest.raises(grpc.aio.AioRpcError):
@@ -93,10 +87,8 @@ class Forgetful(MemoryStore):
 
 
 async def test_a_request_lost_on_its_way_is_accepted_again(world, oracle):
-    await world.worker()
     store = Forgetful(world.state)
-    await world.router(store)
-    await world.ready()
+    await world.start(router={"store": store})
     for _ in range(2):
         completion = await world.client().complete([*PROMPT, 0], GREEDY, request_id="again")
         assert oracle.returned(completion) == oracle.outputs([*PROMPT, 0], GREEDY)
@@ -113,10 +105,7 @@ def test_a_store_failing_anywhere_costs_nothing(make_world, oracle, data):
 async def through_outages(world, oracle, outages) -> None:
     async with world.stack:
         store = Flaky(world.state)
-        for _ in range(2):
-            await world.worker()
-        await world.router(store, lease_ms=5000)
-        await world.ready()
+        await world.start(workers=2, router={"store": store, "lease_ms": 5000})
         client = world.client()
         store.outages = list(outages)
         stop = ("k",)

@@ -9,13 +9,9 @@ from slow_beams import best_outputs
 from gpu_worker.serving.leaving import releaser
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.client import AsyncClient, RetryPolicy
-from octavo.request.errors import (
-    ServingError,
-    TooLarge,
-    TooManyStreams,
-)
+from octavo.request.errors import ServingError, TooManyStreams
 from octavo.request.ids import Incarnation
-from octavo.request.record import AdmissionAnswer, AdmissionOutcome, SequenceState
+from octavo.request.record import SequenceState
 from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.store.calls import Member, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
@@ -27,11 +23,7 @@ PROMPT = list(range(3, 40))
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=4, n=2, max_tokens=50)], ids=["greedy", "n2"])
 async def test_a_lost_worker_costs_no_token(world, oracle, params):
-    for _ in range(2):
-        await world.worker(FakeRunner(step_s=0.01))
-    for _ in range(2):
-        await world.router()
-    await world.ready()
+    await world.start(workers=2, routers=2, step_s=0.01)
     tasks = await world.streams(world.client(), 6, params)
     await world.kill(world.workers[0])
     await oracle.check_completions(tasks, params)
@@ -77,11 +69,7 @@ SCORED = SamplingParams(temperature=0.0, max_tokens=60, logprobs=3, prompt_logpr
     ids=["both", "output", "prompt", "n2", "best_of"],
 )
 async def test_log_probabilities_survive_a_lost_worker(world, params):
-    for _ in range(2):
-        await world.worker(FakeRunner(step_s=0.01))
-    for _ in range(2):
-        await world.router()
-    await world.ready()
+    await world.start(workers=2, routers=2, step_s=0.01)
     client = world.client()
     tasks = await world.streams(client, 4, params)
     await world.kill(world.workers[0])
@@ -105,19 +93,6 @@ async def test_what_outgrows_a_worker_goes_to_a_larger(world, oracle, monkeypatc
     await world.worker()
     await oracle.check_completions(tasks, params)
     assert world.entry("s0").record.crashes == 0
-
-
-async def test_too_large_sequences_fail_at_once(world):
-    await world.start(workers=2)
-
-    async def never(admission, router_id):
-        return AdmissionAnswer(AdmissionOutcome.NEVER, TooLarge("too large").failure())
-
-    for worker in world.workers:
-        worker.admissions.admit = never
-    with pytest.raises(TooLarge):
-        await world.client().complete(PROMPT, GREEDY)
-    assert all(link.pending_dispatches.num_tokens == 0 for link in world.routers[0].pool.links.values())
 
 
 async def take_for(router, worker, popped):
@@ -150,9 +125,7 @@ async def test_a_sequence_its_owner_lacks_is_assigned_again(world, oracle, monke
 
 async def test_a_request_goes_on_with_another_layout(world, oracle, monkeypatch):
     monkeypatch.setattr("router.fleet.worker_link.UNUSABLE_S", 0.1)
-    await world.worker(FakeRunner(step_s=0.01))
-    await world.router()
-    await world.ready()
+    await world.start(step_s=0.01)
     tasks = await world.streams(world.client(), 1)
     await world.kill(world.workers[0])
     await world.worker(FakeRunner(block_size=32))
@@ -171,9 +144,7 @@ async def test_a_bad_description_disturbs_no_other_member(world):
 
 
 async def test_a_repeated_request_waits_for_its_model(world, oracle):
-    await world.worker(FakeRunner(step_s=0.01))
-    await world.router()
-    await world.ready()
+    await world.start(step_s=0.01)
     await world.client().generate(PROMPT, GREEDY, request_id="again").__anext__()
     await world._stop_worker(world.workers[0])
     await world.until(lambda: not world.routers[0].models.list_models()[0].workers)
@@ -186,9 +157,8 @@ async def test_a_repeated_request_waits_for_its_model(world, oracle):
 @pytest.mark.parametrize("method", ["complete", "attach"])
 async def test_a_full_router_keeps_returning_requests(world, oracle, method):
     """A request outlives its last client for its grace, and clients that this router refuses, too, for longer."""
-    await world.worker(FakeRunner(step_s=0.02))
-    await world.router(max_streams=1, grace_ms=2000)  # two of the delays that a refusal asks for
-    await world.ready()
+    grace_ms = 2000  # two of the delays that a refusal asks for
+    await world.start(step_s=0.02, router={"max_streams": 1, "grace_ms": grace_ms})
     long = replace(GREEDY, max_tokens=200)  # four seconds
     first = world.client().generate(PROMPT, long, request_id="again")
     await anext(first)

@@ -80,7 +80,7 @@ async def test_gateways_find_the_names_that_they_know(world):
     await world.ready()
     client = world.client(0)
     tasks = [asyncio.create_task(client.complete([*PROMPT, i], replace(GREEDY, max_tokens=60))) for i in range(12)]
-    await world.until(lambda: sum(world.routers[0].metrics._progress.stream_states().values()) == 12)
+    await world.until(lambda: sum(world.routers[0].metrics.progress.stream_states().values()) == 12)
     named = "{model_name=fake}"
     found = await of_router(world)
     assert found[f"vllm:num_requests_waiting{named}"] + found[f"vllm:num_requests_running{named}"] == 12

@@ -2,18 +2,19 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from effort import patience
 
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.request.errors import NotFound, NoTokenizer, QueueFull
+from octavo.request.errors import NotFound, NoTokenizer
 from octavo.request.hashing import block_hashes, root_key
 from octavo.request.sampling import FinishReason, SamplingParams
-from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
-from octavo.wire import statuses
-from octavo.wire.channel import open_channel
+from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_to_wire
+from router.streaming import session
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 PROMPT = list(range(3, 40))
@@ -157,7 +158,7 @@ async def test_the_deadline_ends_what_waits_and_what_runs(world):
 async def test_a_retry_gets_the_first_answer(world):
     """Also when the client gave the first attempt up. The request keeps the deadline of the first."""
     await world.start(routers=2)
-    first, second = (raw(world, router) for router in world.routers)
+    first, second = world.stub(0), world.stub(1)
     given_up = first.Complete(request("retried", max_tokens=8000), timeout=0.5)
     await world.until(lambda: len(world.routers[0].sessions) == 1)
     given_up.cancel()
@@ -171,7 +172,7 @@ async def test_a_router_says_that_it_has_accepted(world):
     """Before the first event, for which nothing runs here."""
     await world.start()
     world.routers[0].dispatcher._room_left = lambda: 0
-    stub = raw(world, world.routers[0])
+    stub = world.stub()
     call = stub.Generate(request("early"))
     async with asyncio.timeout(patience(10)):
         await call.initial_metadata()
@@ -184,42 +185,17 @@ async def test_a_router_says_that_it_has_accepted(world):
 
 
 async def test_a_request_may_name_an_alias(world, oracle):
-    await world.worker()
-    name = world.workers[0].workload.info.model
-    await world.router(model_aliases=(f"chat={name}",))
-    await world.ready()
+    await world.start(router={"model_aliases": ("chat=fake",)})
     completion = await world.client().complete(PROMPT, GREEDY, model="chat")
     assert oracle.returned(completion) == oracle.outputs(PROMPT, GREEDY)
-    reply = await raw(world, world.routers[0]).ListModels(inference_pb2.ListModelsRequest())
-    assert [(model.name, list(model.aliases)) for model in reply.models] == [(name, ["chat"])]
-
-
-async def test_a_full_queue_says_when_to_come_back(world):
-    await world.worker()
-    router = await world.router(max_queued_requests=2)
-    await world.ready()
-    router.dispatcher._room_left = lambda: 0
-    stub = raw(world, router)
-    waiting = [stub.Generate(request(f"w{i}")) for i in range(2)]
-    await world.until(lambda: len(world.state.queue) == 2)
-    with pytest.raises(QueueFull) as caught, statuses.serving_errors():
-        await stub.Complete(request("third"))
-    assert caught.value.retry_after_ms > 0
-    for call in waiting:
-        call.cancel()
-    await world.until(lambda: len(router.sessions) == 0)
+    reply = await world.stub().ListModels(inference_pb2.ListModelsRequest())
+    assert [(model.name, list(model.aliases)) for model in reply.models] == [("fake", ["chat"])]
 
 
 def request(request_id, **sampling):
     params = sampling_to_wire(replace(GREEDY, **sampling))
     prompt = types_pb2.TokenIds(ids=PROMPT)
     return inference_pb2.GenerateRequest(request_id=request_id, token_ids=prompt, sampling=params)
-
-
-def raw(world, router):
-    channel = open_channel(router.endpoint)
-    world.stack.push_async_callback(channel.close)
-    return inference_pb2_grpc.InferenceStub(channel)
 
 
 async def test_models_without_a_tokenizer_answer_with_ids(world):
@@ -239,3 +215,42 @@ async def test_models_without_a_tokenizer_answer_with_ids(world):
     for refused in (client.complete("abc"), client.tokenize("abc"), client.detokenize([1])):
         with pytest.raises(NoTokenizer, match="tokenizer"):
             await refused
+
+
+@pytest.mark.parametrize("limit", [session.MAX_INBOX_TOKENS, 50])
+async def test_slow_readers_get_few_large_events(world, oracle, monkeypatch, limit):
+    """Beyond the limit, what waits is dropped and read from the journals."""
+    monkeypatch.setattr(session, "MAX_INBOX_TOKENS", limit)
+    await world.worker(FakeRunner(step_s=0.0))
+    router = await world.router()
+    await world.ready()
+    largest, deliver = 0, router.sessions.deliver_item
+
+    def deliver_item(item) -> bool:
+        nonlocal largest
+        largest = max(largest, len(item.token_ids))
+        return deliver(item)
+
+    router.sessions.deliver_item = deliver_item
+    context = SimpleNamespace(time_remaining=lambda: None, send_initial_metadata=AsyncMock())
+    events = router.inference.Generate(
+        request("slow", max_tokens=400), context
+    )  # gRPC asks for the next one when one is sent
+    tokens, num_events = list((await anext(events)).token_ids), 1
+    (slow,) = router.sessions._all()
+    most = 0
+
+    def has_ended() -> bool:
+        nonlocal most
+        most = max(most, slow._inbox.num_tokens)
+        return world.entry("slow").record.state.ended
+
+    await world.until(has_ended, 60)
+    await asyncio.sleep(0.2)  # the last items come
+    async for event in events:
+        tokens += event.token_ids
+        num_events += 1
+    ((expected, _, _),) = oracle.outputs(PROMPT, replace(GREEDY, max_tokens=400))
+    assert tuple(tokens) == expected
+    assert num_events < 20
+    assert most <= max(limit, largest)

@@ -6,17 +6,24 @@ from typing import Any
 
 import grpc
 import pytest
+from web_pages import metrics
 
 from gpu_worker.testing.witness_runner import WitnessRunner
-from octavo.client import AsyncClient
+from octavo.client import AsyncClient, RetryPolicy
 from octavo.net.security import api_keys
 from octavo.net.security.api_keys import line_of, new_key, salt_of
-from octavo.request.errors import InvalidArgument, NotFound, Unauthenticated
+from octavo.request.errors import InvalidArgument, NotFound, QuotaExceeded, Unauthenticated
+from octavo.request.quota import TenantQuota
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 from octavo.wire.channel import open_channel
+from octavo.wire.statuses import error_from
 from octavo.wire.tls import ClientCredentials
 
 PROMPT = list(range(3, 100))
+FEW = [3, 4, 5]
+LONG = {"max_tokens": 4000, "temperature": 0.0}
+SHORT = {"max_tokens": 5, "temperature": 0.0}
+NO_RETRY = RetryPolicy(progress_timeout_s=0.0)
 
 
 class Keys:
@@ -47,8 +54,9 @@ async def guarded(world: Any, keys: Keys) -> Any:
     return world
 
 
-def client_of(world: Any, key: str) -> AsyncClient:
-    made = AsyncClient(world.routers[0].endpoint, credentials=ClientCredentials(api_key=key))
+def client_of(world: Any, key: str, router: int = 0, policy: RetryPolicy | None = None) -> AsyncClient:
+    credentials, options = ClientCredentials(api_key=key), {"policy": policy} if policy else {}
+    made = AsyncClient(world.routers[router].endpoint, credentials=credentials, **options)
     world.stack.push_async_callback(made.close)
     return made
 
@@ -114,8 +122,7 @@ async def test_operators_name_the_tenant(guarded: Any, keys: Keys) -> None:
     acme = client_of(guarded, keys.of["acme"])
     going = asyncio.create_task(acme.complete(PROMPT, max_tokens=400, temperature=0.0, request_id="moves"))
     await guarded.until(lambda: any(len(e.journals[0]) > 20 for e in guarded.entries))
-    endpoint = guarded.routers[0]._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]
-    async with open_channel(endpoint) as channel:
+    async with open_channel(guarded.admin_endpoint()) as channel:
         admin = admin_pb2_grpc.AdminStub(channel)
         [listed] = (await admin.ListSequences(admin_pb2.ListSequencesRequest())).sequences
         assert listed.tenant == "acme"
@@ -164,3 +171,86 @@ async def test_a_key_that_expires_ends_no_stream(guarded: Any, keys: Keys) -> No
     with pytest.raises(Unauthenticated, match="expired, at 1970-01-01T00:00:02Z"):
         await acme.models()
     assert len(first.token_ids) + sum([len(event.token_ids) async for event in stream]) == 400
+
+
+class Tenants:
+    """Two routers of one store that read one file of keys, with a client of each tenant at each router."""
+
+    def __init__(self, world: Any, keys: dict[str, str]) -> None:
+        self.world, self.keys = world, keys
+
+    def client(self, tenant: str, router: int = 0) -> AsyncClient:
+        return client_of(self.world, self.keys[tenant], router, NO_RETRY)
+
+    async def begin(self, tenant: str, request_id: str, router: int = 0) -> asyncio.Task[Any]:
+        """A request whose first token has come."""
+        stream = self.client(tenant, router).generate(FEW, request_id=request_id, **LONG)
+        await anext(stream)
+
+        async def rest() -> int:
+            return sum([len(event.token_ids) async for event in stream])
+
+        return asyncio.create_task(rest())
+
+
+@pytest.fixture
+async def make_tenants(world: Any, tmp_path: Path) -> Any:
+    async def make(quotas: dict[str, TenantQuota], **settings: Any) -> Tenants:
+        keys = {tenant: new_key() for tenant in quotas}
+        file = tmp_path / "keys"
+        file.write_text("".join(f"{line_of(t, keys[t], quota=quota)}\n" for t, quota in quotas.items()))
+        await world.worker(WitnessRunner(step_s=0.001), warm_up_ms=0)
+        for _ in range(2):
+            await world.router(api_keys=str(file), **settings)
+        await world.ready()
+        return Tenants(world, keys)
+
+    return make
+
+
+async def test_any_router_refuses_a_stream_too_many(make_tenants: Any) -> None:
+    tenants = await make_tenants({"acme": TenantQuota(max_streams=1), "bolt": TenantQuota()})
+    running = await tenants.begin("acme", "one")
+    for router in (0, 1):
+        with pytest.raises(QuotaExceeded, match="1 requests under way") as refused:
+            await tenants.client("acme", router).complete(FEW, **SHORT)
+        assert refused.value.quota == "streams"
+        assert refused.value.retry_after_ms == 1000
+    assert (await tenants.client("bolt", 1).complete(FEW, **SHORT)).outputs
+    again = tenants.client("acme", 1).generate(FEW, request_id="one", **LONG)  # its own request is no further one
+    await anext(again)
+    await again.aclose()
+    await tenants.client("acme").cancel("one")
+    await running
+    assert (await tenants.client("acme", 1).complete(FEW, **SHORT)).outputs
+    found = await metrics(tenants.world.routers[0].web_endpoint)
+    assert found["octavo_tenant_refused_total{reason=QUOTA_EXCEEDED,tenant=acme}"] == 1
+    assert found["octavo_tenant_requests_total{tenant=acme}"] == 1
+    assert found["octavo_requests_refused_total{reason=QUOTA_EXCEEDED}"] == 1
+
+
+async def test_used_up_minutes_are_refused_with_a_delay(make_tenants: Any) -> None:
+    """By the settings of the routers. What runs is not ended, and what it uses beyond is owed."""
+    tenants = await make_tenants({"acme": TenantQuota()}, tenant_tokens_per_minute=600)
+    client = tenants.client("acme")
+    whole = await client.complete(FEW, max_tokens=900, temperature=0.0, request_id="large")
+    assert len(whole.outputs[0].token_ids) == 900
+    async with open_channel(tenants.world.routers[1].endpoint) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        request = inference_pb2.GenerateRequest(token_ids=types_pb2.TokenIds(ids=FEW))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Complete(request, metadata=[("authorization", f"Bearer {tenants.keys['acme']}")])
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    error = error_from(refused.value)
+    assert isinstance(error, QuotaExceeded)
+    assert error.quota == "tokens_per_minute"
+    assert 0 < error.retry_after_ms <= 2 * 903 * 100
+    endpoint, key = tenants.world.routers[0].http_endpoint, f"Bearer {tenants.keys['acme']}"
+    asked = {"prompt": FEW, "max_tokens": 5}
+    status, headers, body = await tenants.world.http(
+        endpoint, "/v1/completions", asked, method="POST", authorization=key
+    )
+    assert status == 429
+    assert 0 < int(headers["retry-after"]) <= 2 * 91
+    assert "600 tokens per minute" in body["error"]["message"]
+    assert (await client.get("large")).request_id == "large"  # what it has, it may read

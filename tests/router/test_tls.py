@@ -47,10 +47,6 @@ def caller_of(world: Any, credentials: ClientCredentials) -> AsyncClient:
     return made
 
 
-def admin_endpoint(world: Any) -> str:
-    return world.routers[0]._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]
-
-
 async def methods_at(endpoint: str, credentials: ClientCredentials) -> list[tuple[str, bool, bool]]:
     """Every method of every service that a server says it has, and whether requests and replies are streams."""
     async with open_channel(endpoint, credentials=credentials) as channel:
@@ -86,7 +82,7 @@ async def test_every_method_lets_in_its_roles_alone(secured: Any, shared: Certif
     worker = secured.workers[0].listener.endpoint
     servers = {
         secured.routers[0].endpoint: shared.caller("operator"),
-        admin_endpoint(secured): shared.caller("operator"),
+        secured.admin_endpoint(): shared.caller("operator"),
         worker: shared.caller("operator", of_worker=True),
     }
     seen = set()
@@ -115,7 +111,7 @@ async def test_requests_migrations_and_operators_work_over_tls(secured: Any, sha
     await secured.until(lambda: any(len(e.journals[0]) > 20 for e in secured.entries if e.record.request_id == "moves"))
     with pytest.raises(PermissionDenied):
         await caller_of(secured, shared.caller("worker")).models()
-    async with open_channel(admin_endpoint(secured), credentials=shared.caller("operator")) as channel:
+    async with open_channel(secured.admin_endpoint(), credentials=shared.caller("operator")) as channel:
         moved = await admin_pb2_grpc.AdminStub(channel).Migrate(admin_pb2.MigrateRequest(request_id="moves"))
     assert moved.num_sent_blocks > 0, "no block went over the connection for blocks"
     whole = await task
@@ -151,7 +147,7 @@ async def test_files_are_replaced_while_streams_go_on(world: Any, tmp_path: Path
     assert first.outputs[0].token_ids == again.outputs[0].token_ids
     with pytest.raises(Unreachable):
         await caller_of(world, old.caller("client")).connect(1.0)
-    async with open_channel(admin_endpoint(world), credentials=new.caller("operator")) as channel:
+    async with open_channel(world.admin_endpoint(), credentials=new.caller("operator")) as channel:
         moved = await admin_pb2_grpc.AdminStub(channel).Migrate(admin_pb2.MigrateRequest(request_id="going"))
     assert moved.num_sent_blocks > 0  # between workers, over a connection made now
     await world.worker(WitnessRunner(), warm_up_ms=0, **certificates.settings("worker"))

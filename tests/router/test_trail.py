@@ -1,6 +1,5 @@
 """Who was refused, and what operators have asked: each call is counted, and a line says who made it."""
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -40,15 +39,6 @@ def refusals(process: Any) -> dict[tuple[str, ...], float]:
     return {v.labels: v.value for v in found if v.name == "octavo_calls_refused_total" and v.value}
 
 
-async def http_status(endpoint: str, header: str) -> int:
-    host, _, port = endpoint.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{header}\r\n".encode())
-    status = int((await reader.readline()).split()[1])
-    writer.close()
-    return status
-
-
 async def test_refused_keys_are_counted_and_named(
     world: Any, tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,8 +59,8 @@ async def test_refused_keys_are_counted_and_named(
         with pytest.raises(Unauthenticated, match=says):
             await client.models()
         await client.close()
-        header = f"authorization: Bearer {key}\r\n" if key else ""
-        assert await http_status(router.http_endpoint, header) == 401
+        header = {"authorization": f"Bearer {key}"} if key else {}
+        assert (await world.http(router.http_endpoint, "/v1/models", **header))[0] == 401
     one_each = {"expired_key": 1, "unknown_key": 2, "no_key": 1}
     assert refusals(router) == {(at, why): count for at in ("grpc", "http") for why, count in one_each.items()}
     text = "\n".join(lines)
@@ -97,7 +87,7 @@ async def test_operators_are_named_and_others_refused(world: Any, tmp_path: Path
         await world.worker(WitnessRunner(step_s=0.002), warm_up_ms=0, **certificates.settings("worker"))
     router, worker = await world.router(**certificates.settings("router")), world.workers[0]
     await world.ready()
-    admin = router._member.info.decode().split('"admin_endpoint": "')[1].split('"')[0]
+    admin = world.admin_endpoint()
     client = AsyncClient(router.endpoint, credentials=certificates.caller("worker"))
     with pytest.raises(PermissionDenied):
         await client.models()
@@ -109,12 +99,8 @@ async def test_operators_are_named_and_others_refused(world: Any, tmp_path: Path
     async with open_channel(endpoint, credentials=certificates.caller("client", of_worker=True)) as channel:
         with pytest.raises(grpc.aio.AioRpcError):
             await channel.unary_unary("/octavo.internal.v1.Worker/Hello")(b"")
-    host, _, port = router.web_endpoint.rpartition(":")
     context = certificates.files("client").client_context()
-    reader, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname="localhost")
-    writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-    assert b" 403 " in await reader.readline()
-    writer.close()
+    assert (await world.http(router.web_endpoint, "/metrics", context=context))[0] == 403
     assert refusals(router) == {("grpc", "role"): 1, ("admin", "role"): 1, ("pages", "role"): 1}
     assert refusals(worker.listener) == {("worker", "role"): 1}
     assert len(lines) == 4

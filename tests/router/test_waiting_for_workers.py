@@ -35,9 +35,7 @@ async def lose_workers(world):
 
 async def test_requests_wait_for_the_first_worker(world, oracle):
     """Also at a router that has never met a worker: the store remembers the model."""
-    await world.worker()
-    await world.router(wait_for_workers=True)
-    await world.ready()
+    await world.start(router={"wait_for_workers": True})
     await world.until(lambda: world.state.descriptions)
     await lose_workers(world)
     newcomer = await world.router(wait_for_workers=True)

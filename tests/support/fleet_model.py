@@ -14,11 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from octavo.request.ids import Incarnation, SequenceId
-from router.fleet.worker_snapshot import SequenceView, WorkerSnapshot
-from router.fleet.worker_view import WorkerView
-from router.placing.migration_history import RETURN_S, PastMigration, ProposedMigration
+from router.fleet.worker_view import SequenceView, WorkerSnapshot, WorkerView
 from router.placing.placement import choose_worker, room_left
-from router.placing.rebalancing import load_of
+from router.placing.rebalancing import RETURN_S, PastMigration, ProposedMigration, load_of
 
 TICK_S = 0.1
 REPORT_S = 0.5

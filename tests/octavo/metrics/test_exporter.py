@@ -25,7 +25,7 @@ def test_the_table_is_well_formed() -> None:
         assert bool(metric.bounds) == (metric.kind is MetricKind.HISTOGRAM)
         assert list(metric.bounds) == sorted(set(metric.bounds))
         # What a client or an operator may name freely is no label: there would be no end of series.
-        # Of tenants, router.streaming.tenant_tally labels a few.
+        # Of tenants, router.streaming.progress.request_tally labels a few.
         bounded = {"tenant"} if metric.name.startswith("octavo_tenant_") else set()
         assert not ({"tenant", "request", "request_id", "seq", "seq_id", "worker", "owner"} - bounded) & set(
             metric.labels

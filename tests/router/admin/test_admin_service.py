@@ -1,7 +1,6 @@
 """Operators see workers, sequences, and why a request was placed where it is."""
 
 import asyncio
-import json
 from dataclasses import replace
 
 import pytest
@@ -9,9 +8,8 @@ import pytest
 from octavo.request.errors import InvalidArgument, NotFound
 from octavo.request.sampling import SamplingParams
 from octavo.request.worker_role import WorkerRole
-from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, types_pb2
+from octavo.v1 import admin_pb2, inference_pb2, types_pb2
 from octavo.wire import statuses
-from octavo.wire.channel import open_channel
 from octavo.wire.public import sampling_to_wire
 from router.admin.messages import worker_to_wire
 
@@ -19,17 +17,10 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 PROMPT = list(range(3, 40))
 
 
-def admin_of(world, router):
-    endpoint = json.loads(router._member.info)["admin_endpoint"]
-    channel = open_channel(endpoint)
-    world.stack.push_async_callback(channel.close)
-    return admin_pb2_grpc.AdminStub(channel)
-
-
 async def test_placement_is_explained_for_past_and_hypothetical_requests(world):
     await world.start(workers=3)
     router = world.routers[0]
-    admin = admin_of(world, router)
+    admin = world.admin()
     await world.client().complete(PROMPT, GREEDY, request_id="past")
     past = await admin.ExplainPlacement(admin_pb2.ExplainPlacementRequest(request_id="past"))
     owner = world.entry("past").record.owner
@@ -40,7 +31,7 @@ async def test_placement_is_explained_for_past_and_hypothetical_requests(world):
         parts = candidate.prefill_cost + candidate.load_cost + candidate.pressure_cost
         assert candidate.total_cost == pytest.approx(parts)
     link = router.pool.links[owner]
-    link._watch._on_load = lambda load: None
+    link._watch.on_load = lambda load: None
     link.unusable_reason = "away"
     request = inference_pb2.GenerateRequest(token_ids=types_pb2.TokenIds(ids=PROMPT), sampling=sampling_to_wire(GREEDY))
     now = await admin.ExplainPlacement(admin_pb2.ExplainPlacementRequest(hypothetical=request))
@@ -51,7 +42,7 @@ async def test_placement_is_explained_for_past_and_hypothetical_requests(world):
 
 async def test_placement_of_what_is_not_known(world):
     await world.start()
-    admin = admin_of(world, world.routers[0])
+    admin = world.admin()
     with pytest.raises(NotFound), statuses.serving_errors():
         await admin.ExplainPlacement(admin_pb2.ExplainPlacementRequest(request_id="never"))
     with pytest.raises(InvalidArgument), statuses.serving_errors():
@@ -60,7 +51,7 @@ async def test_placement_of_what_is_not_known(world):
 
 async def test_sequences_are_listed_while_they_live(world):
     await world.start(workers=2)
-    client, admin = world.client(), admin_of(world, world.routers[0])
+    client, admin = world.client(), world.admin()
     streams = [client.generate(PROMPT, replace(GREEDY, max_tokens=2000), request_id=f"s{i}") for i in range(3)]
     for stream in streams:
         await anext(stream)
@@ -83,7 +74,7 @@ async def test_a_worker_is_shown_with_its_role(world):
         await world.worker(role=role)
     router = await world.router()
     await world.ready()
-    workers = (await admin_of(world, router).ListWorkers(admin_pb2.ListWorkersRequest())).workers
+    workers = (await world.admin().ListWorkers(admin_pb2.ListWorkersRequest())).workers
     assert [worker.role for worker in workers] == [
         admin_pb2.WORKER_ROLE_BOTH,
         admin_pb2.WORKER_ROLE_PREFILL,

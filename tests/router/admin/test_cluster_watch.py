@@ -42,9 +42,7 @@ async def test_a_view_has_workers_sequences_and_traffic(world):
     assert sum(traffic.first_token.counts) == 5
     assert len(traffic.first_token.counts) == len(traffic.first_token.bounds_s) + 1
     assert 0 < traffic.num_cached_tokens < traffic.num_prompt_tokens
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await world.abandon(tasks)
 
 
 async def test_moves_are_shown_with_the_names_of_workers(world):

@@ -1,14 +1,22 @@
-"""A router serves its page beside /metrics and /health, and with TLS to operators alone."""
+"""A router serves its page, which loads nothing from elsewhere, and says on it what Admin.WatchCluster says."""
 
 import asyncio
-import http.client
 import json
-import ssl
+import re
+from importlib.resources import files
 
 import pytest
 from certificates import Certificates
+from starlette.requests import Request
 from web_pages import get
 
+from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.wire.channel import open_channel
+from octavo.wire.message_json import message_values
+from router.admin import cluster_watch
+from router.dashboard.dashboard import FILES, POLICY, StaticFile
+
+TEXTS = {name: (files("router.dashboard") / name).read_text() for name, _ in FILES.values()}
 PATHS = ["/", "/dashboard.css", "/dashboard.js", "/cluster", "/cluster/stream"]
 
 
@@ -20,55 +28,132 @@ async def test_the_page_is_where_monitoring_is(world):
         assert "octavo" in answer.text or path.endswith("css")
     for path in ("/metrics", "/health"):
         assert (await asyncio.to_thread(get, router.web_endpoint, path)).status in (200, 503)
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_it_is_for_reading(world, path):
-    router = await world.router()
-    assert (await asyncio.to_thread(get, router.web_endpoint, path, "POST")).status == 405
+    for path in PATHS:
+        assert (await asyncio.to_thread(get, router.web_endpoint, path, "POST")).status == 405, "it is for reading"
 
 
 @pytest.mark.parametrize(("role", "status"), [("operator", 200), ("client", 403), ("worker", 403)])
 async def test_with_tls_it_is_for_operators(world, tmp_path_factory, role, status):
     certificates = Certificates(tmp_path_factory.mktemp("tls"))
     router = await world.router(**certificates.settings("router"))
-    context = ssl.create_default_context(cafile=certificates.settings(role)["tls_ca"])
-    context.load_cert_chain(certificates.settings(role)["tls_cert"], certificates.settings(role)["tls_key"])
-
-    def ask(path):
-        connection = http.client.HTTPSConnection(router.web_endpoint, context=context, timeout=20)
-        try:
-            connection.request("GET", path)
-            return connection.getresponse().status
-        finally:
-            connection.close()
-
-    for path in PATHS:
-        assert await asyncio.to_thread(ask, path) == status, path
-
-
-def status_of(endpoint, path, **headers):
-    connection = http.client.HTTPConnection(endpoint, timeout=20)
-    try:
-        connection.putrequest("GET", path, skip_host=True)
-        for name, value in headers.items():
-            connection.putheader(name.replace("_", "-"), value)
-        connection.endheaders()
-        answer = connection.getresponse()
-        return answer.status, answer.read(300 if path.endswith("stream") else None)
-    finally:
-        connection.close()
+    context = certificates.files(role).client_context()
+    for path in PATHS if status != 200 else PATHS[:-1]:  # a stream has no end
+        assert (await world.http(router.web_endpoint, path, context=context))[0] == status, path
 
 
 @pytest.mark.parametrize("path", ["/cluster", "/cluster/stream"])
 async def test_a_page_of_a_stranger_reads_nothing(world, path):
     router = await world.router()
     assert router.web_endpoint.startswith("127.0.0.1:")
-    status, body = await asyncio.to_thread(status_of, router.web_endpoint, path, Host="evil.example.com")
-    assert status == 421
-    assert "by an address or as localhost" in json.loads(body)["error"]["message"]
-    for foreign in ({"Origin": "http://evil.example.com"}, {"Sec_Fetch_Site": "cross-site"}):
-        status, _ = await asyncio.to_thread(status_of, router.web_endpoint, path, Host="localhost:1", **foreign)
-        assert status == 403
-    status, _ = await asyncio.to_thread(status_of, router.web_endpoint, path, Host="localhost:1")
-    assert status == 200
+    status, _, body = await world.http(router.web_endpoint, path, host="evil.example.com")
+    assert (status, "by an address or as localhost" in body["error"]["message"]) == (421, True)
+    for foreign in ({"origin": "http://evil.example.com"}, {"sec_fetch_site": "cross-site"}):
+        assert (await world.http(router.web_endpoint, path, host="localhost:1", **foreign))[0] == 403
+    assert (await world.http(router.web_endpoint, "/cluster", host="localhost:1"))[0] == 200
+
+
+def request_with(**headers):
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "headers": raw})
+
+
+async def test_a_file_is_answered_with_a_strict_policy():
+    answer = await StaticFile("dashboard.html", "text/html; charset=utf-8").answer(request_with())
+    assert answer.status_code == 200
+    assert answer.body.decode() == TEXTS["dashboard.html"]
+    assert answer.headers["content-security-policy"] == POLICY
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    directives = dict(each.strip().split(" ", 1) for each in POLICY.split(";"))
+    assert directives["default-src"] == directives["frame-ancestors"] == directives["base-uri"] == "'none'"
+    assert {directives[name] for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
+
+
+async def test_an_unchanged_file_is_not_sent_again():
+    file = StaticFile("dashboard.js", "text/javascript")
+    tag = (await file.answer(request_with())).headers["etag"]
+    again = await file.answer(request_with(if_none_match=tag))
+    assert (again.status_code, again.body) == (304, b"")
+    assert (await file.answer(request_with(if_none_match='"old"'))).status_code == 200
+    assert (await StaticFile("dashboard.css", "text/css").answer(request_with())).headers["etag"] != tag
+
+
+@pytest.mark.parametrize("name", sorted(TEXTS))
+def test_nothing_comes_from_elsewhere(name):
+    """The names of XML namespaces are no addresses: nobody fetches them."""
+    text = TEXTS[name].replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"(https?:)?//[a-z0-9]", re.sub(r"(?m)(^|\s)// .*$|/\*.*?\*/", "", text))
+    assert "@import" not in text
+
+
+def test_the_markup_has_nothing_inline():
+    page = TEXTS["dashboard.html"]
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son[a-z]+=", page)
+
+
+def test_texts_never_become_markup():
+    """What a client has chosen, such as the name of a request, is put into the page as text."""
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(", TEXTS["dashboard.js"]
+    )
+
+
+def test_the_three_files_fit_together():
+    page, script, style = (TEXTS[f"dashboard.{kind}"] for kind in ("html", "js", "css"))
+    ids = set(re.findall(r'\bid="([^"]+)"', page))
+    asked = set(re.findall(r'\$\("([a-z0-9-]+)"\)', script))
+    assert asked <= ids
+    assert set(re.findall(r"#([a-z][a-z-]*)(?=[^;{}]*\{)", style)) <= ids
+    for table in re.findall(r"<table.*?</thead>", page, re.DOTALL):
+        assert table.count('scope="col"') == table.count("<th ") > 0
+
+
+async def read_events(endpoint, count, host=None):
+    """The status and headers of the stream, and its first events."""
+    reader, writer = await asyncio.open_connection(*endpoint.split(":"))
+    try:
+        writer.write(f"GET /cluster/stream HTTP/1.1\r\nHost: {host or endpoint}\r\n\r\n".encode())
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        events = []
+        while len(events) < count:
+            line = (await reader.readuntil(b"\n")).strip()
+            if line.startswith(b"data: "):
+                events.append(json.loads(line[6:]))
+        return head, events
+    finally:
+        writer.close()
+
+
+async def test_both_say_what_the_call_says(world, monkeypatch):
+    monkeypatch.setattr(cluster_watch, "DEFAULT_MS", 60_000)  # one view for all
+    await world.start(workers=2)
+    [router] = world.routers
+    async with open_channel(json.loads(router._member.info)["admin_endpoint"]) as channel:
+        call = admin_pb2_grpc.AdminStub(channel).WatchCluster(admin_pb2.WatchClusterRequest())
+        told = message_values(await call.read())
+        call.cancel()
+    answer = await asyncio.to_thread(get, router.web_endpoint, "/cluster")
+    assert (answer.status, answer.content_type) == (200, "application/json")
+    assert json.loads(answer.text) == told
+    head, [event] = await read_events(router.web_endpoint, 1)
+    assert event == told
+    assert [worker["worker_id"] for worker in event["workers"]] == ["worker-0", "worker-1"]
+    assert "content-type: text/event-stream" in head
+    assert "cache-control: no-store" in head
+    assert "content-security-policy: default-src 'none'" in head
+
+
+async def test_views_come_until_the_reader_leaves(world, monkeypatch):
+    monkeypatch.setattr(cluster_watch, "DEFAULT_MS", 200)
+    router = await world.router()
+    _, events = await read_events(router.web_endpoint, 3)
+    assert events[0]["up_ms"] < events[1]["up_ms"] < events[2]["up_ms"]
+    await world.until(lambda: router.cluster.num_watchers == 0)
+
+
+@pytest.mark.parametrize("path", ["/cluster", "/cluster/stream"])
+async def test_too_many_readers_are_told_so(world, monkeypatch, path):
+    monkeypatch.setattr(cluster_watch, "MAX_WATCHERS", 0)
+    router = await world.router()
+    answer = await asyncio.to_thread(get, router.web_endpoint, path)
+    assert (answer.status, json.loads(answer.text)["error"]["code"]) == (503, "TOO_MANY_STREAMS")

@@ -1,8 +1,6 @@
 """Who may send HTTP requests, and whose requests they find: the same as over gRPC."""
 
-import asyncio
 import json
-import ssl
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +23,13 @@ PATHS = [
 ]
 
 
-async def ask(
-    endpoint: str, method: str, path: str, key: str = "", body: str = "{}", context: ssl.SSLContext | None = None
-) -> tuple[int, Any]:
+async def ask(world: Any, path: str, method: str = "GET", key: str = "", context: Any = None) -> tuple[int, Any]:
     """The status and the body of one request."""
-    host, _, port = endpoint.rpartition(":")
-    name = "localhost" if context else None
-    reader, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname=name)
-    head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    head += f"content-length: {len(body)}\r\n" + (f"authorization: Bearer {key}\r\n" if key else "")
-    try:
-        writer.write(f"{head}\r\n{body}".encode())
-        async with asyncio.timeout(30):
-            answer = await reader.read()
-    finally:
-        writer.close()
-    headers, _, content = answer.partition(b"\r\n\r\n")
-    return int(headers.split()[1]), json.loads(content) if content.startswith(b"{") else content
+    header = {"authorization": f"Bearer {key}"} if key else {}
+    body = {} if method == "POST" else None
+    endpoint = world.routers[0].http_endpoint
+    status, _, found = await world.http(endpoint, path, body, method=method, context=context, **header)
+    return status, found
 
 
 @pytest.fixture
@@ -50,21 +38,18 @@ async def keyed(world: Any, tmp_path: Path) -> Any:
     world.keys = {tenant: new_key() for tenant in ("acme", "bolt")}
     file = tmp_path / "keys"
     file.write_text("".join(f"{line_of(tenant, key)}\n" for tenant, key in world.keys.items()))
-    await world.worker()
-    await world.router(api_keys=str(file))
-    await world.ready()
+    await world.start(router={"api_keys": str(file)})
     return world
 
 
 async def test_only_the_health_answers_without_a_key(keyed: Any) -> None:
-    endpoint = keyed.routers[0].http_endpoint
     for method, path in PATHS:
         for key in ("", new_key(), "none"):
-            status, found = await ask(endpoint, method, path, key)
+            status, found = await ask(keyed, path, method, key)
             assert status == 401, (method, path)
             assert "Authorization: Bearer KEY" in found["error"]["message"]
-    assert (await ask(endpoint, "GET", "/health"))[0] in (200, 503)  # 503: it does not serve yet
-    assert (await ask(endpoint, "GET", "/v1/models", keyed.keys["acme"]))[0] == 200
+    assert (await ask(keyed, "/health"))[0] in (200, 503)  # 503: it does not serve yet
+    assert (await ask(keyed, "/v1/models", key=keyed.keys["acme"]))[0] == 200
 
 
 async def test_a_request_of_another_tenant_is_not_found(keyed: Any) -> None:
@@ -73,38 +58,34 @@ async def test_a_request_of_another_tenant_is_not_found(keyed: Any) -> None:
     async with AsyncClient(router.endpoint, credentials=credentials) as client:
         await client.complete([4, 5, 6], max_tokens=5, request_id="one")
     for method in ("GET", "DELETE"):
-        status, found = await ask(router.http_endpoint, method, "/v1/requests/one", keyed.keys["bolt"])
-        never, never_was = await ask(router.http_endpoint, method, "/v1/requests/two", keyed.keys["bolt"])
+        status, found = await ask(keyed, "/v1/requests/one", method, keyed.keys["bolt"])
+        never, never_was = await ask(keyed, "/v1/requests/two", method, keyed.keys["bolt"])
         assert status == never == 404
         assert json.dumps(found).replace("one", "two") == json.dumps(never_was)
-    status, found = await ask(router.http_endpoint, "GET", "/v1/requests/one?wait=false", keyed.keys["acme"])
+    status, found = await ask(keyed, "/v1/requests/one?wait=false", key=keyed.keys["acme"])
     assert (status, found["state"]) == (200, "done")
 
 
 async def test_over_tls_a_client_needs_the_role(world: Any, tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "tls")
-    await world.worker(**certificates.settings("worker"))
-    await world.router(**certificates.settings("router"))
-    await world.ready()
-    endpoint, found = world.routers[0].http_endpoint, {}
+    await world.start(router=certificates.settings("router"), **certificates.settings("worker"))
+    found = {}
     for role in ("client", "operator", "router", "worker"):
-        found[role] = (await ask(endpoint, "GET", "/v1/models", context=certificates.files(role).client_context()))[0]
+        found[role] = (await ask(world, "/v1/models", context=certificates.files(role).client_context()))[0]
     stranger = TlsFiles(ca=certificates.settings("client")["tls_ca"]).client_context()
-    found["nobody"] = (await ask(endpoint, "GET", "/v1/models", context=stranger))[0]
+    found["nobody"] = (await ask(world, "/v1/models", context=stranger))[0]
     assert found == {"client": 200, "operator": 200, "router": 403, "worker": 403, "nobody": 403}
-    assert (await ask(endpoint, "GET", "/health", context=stranger))[0] in (200, 503)
+    assert (await ask(world, "/health", context=stranger))[0] in (200, 503)
 
 
 async def test_clients_without_certificates_come_in_by_their_keys(world: Any, tmp_path: Path) -> None:
     certificates, key = Certificates(tmp_path / "tls"), new_key()
     (tmp_path / "keys").write_text(line_of("acme", key))
-    await world.worker(**certificates.settings("worker"))
-    by_key = {"client_certificates": False, "api_keys": str(tmp_path / "keys")}
-    await world.router(**by_key, **certificates.settings("router"))
-    await world.ready()
+    by_key = {"client_certificates": False, "api_keys": str(tmp_path / "keys"), **certificates.settings("router")}
+    await world.start(router=by_key, **certificates.settings("worker"))
     router, files = world.routers[0], TlsFiles(ca=certificates.settings("client")["tls_ca"])
     context = files.client_context()
-    assert (await ask(router.http_endpoint, "GET", "/v1/models", key, context=context))[0] == 200
-    assert (await ask(router.http_endpoint, "GET", "/v1/models", context=context))[0] == 401
+    assert (await ask(world, "/v1/models", key=key, context=context))[0] == 200
+    assert (await ask(world, "/v1/models", context=context))[0] == 401
     async with AsyncClient(router.endpoint, credentials=ClientCredentials(files, "", key)) as client:
         assert len((await client.complete([4, 5, 6], max_tokens=5)).outputs[0].token_ids) == 5

@@ -11,7 +11,7 @@ from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.chat import ChatTemplate
 from octavo.v1 import inference_pb2
 from router.http.chat_completions import read_chat
-from router.streaming.chat_threads import LARGE
+from router.streaming.request_preparer import LARGE
 
 PATH = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]

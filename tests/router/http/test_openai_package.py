@@ -70,22 +70,3 @@ async def test_errors_are_those_of_the_package(client):
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):
         await client.embeddings.create(model="fake", input="x")
-
-
-async def test_closing_a_stream_ends_its_request(world, client):
-    stream = await client.completions.create(
-        model="fake", prompt=PROMPT, max_tokens=5000, stream=True, extra_body={"ignore_eos": True}
-    )
-    async for chunk in stream:
-        request_id = chunk.id
-        break
-    await stream.close()
-    await world.until(lambda: world.entry(request_id).record.state.name == "CANCELLED")
-
-
-async def test_an_ending_router_is_a_package_error(world, client):
-    stream = await client.completions.create(model="fake", prompt=PROMPT, max_tokens=5000, stream=True)
-    with pytest.raises(openai.APIError, match="attach again"):
-        async for _ in stream:
-            if len(world.routers):
-                await world.stop_router(world.routers[0])

@@ -1,8 +1,5 @@
 """Web pages and a router's OpenAI port: none spends the machine or reads an answer, unless its origin is listed."""
 
-import asyncio
-import http.client
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +8,6 @@ from octavo.net.security.api_keys import line_of, new_key
 PATH = "/v1/completions"
 BODY = {"prompt": [4, 5, 6], "max_tokens": 3}
 PAGE = "https://chat.example.com"
-
-
-def post(endpoint: str, headers: dict[str, str]) -> tuple[int, dict[str, str], Any]:
-    """By a client of the standard library, which adds no header of its own but Host and Content-Length."""
-    connection = http.client.HTTPConnection(endpoint, timeout=30)
-    try:
-        connection.request("POST", PATH, json.dumps(BODY), headers)
-        answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, json.load(answer)
-    finally:
-        connection.close()
 
 
 async def test_no_page_spends_the_machine(world: Any, call: Any) -> None:
@@ -43,18 +29,15 @@ async def test_no_page_spends_the_machine(world: Any, call: Any) -> None:
     assert (await call("GET", "/v1/models", host="evil.example:58051")).status == 421
     assert world.routers[0]._opener.num_sessions == 0
     assert not world.entries, "a request was accepted"
-    status, headers, answer = await asyncio.to_thread(
-        post, world.routers[0].http_endpoint, {"Content-Type": "application/json"}
-    )
+    endpoint = world.routers[0].http_endpoint
+    status, headers, answer = await world.http(endpoint, PATH, BODY, method="POST")
     assert status == 200
     assert len(answer["choices"]) == 1
     assert "access-control-allow-origin" not in headers
 
 
 async def test_a_listed_page_is_answered(world: Any, call: Any) -> None:
-    await world.worker()
-    await world.router(http_origins=("https://Chat.example.com/",))
-    await world.ready()
+    await world.start(router={"http_origins": ("https://Chat.example.com/",)})
     asked = {"access_control_request_method": "POST", "access_control_request_headers": "content-type"}
     assert (await call("OPTIONS", PATH, origin=PAGE, **asked)).status == 204
     for body in (BODY, {**BODY, "stream": True}):
@@ -70,9 +53,7 @@ async def test_with_keys_the_name_is_free(world: Any, call: Any, tmp_path: Path)
     """Without the key a page gets nothing, so a proxy may leave Host as it is. A preflight needs no key."""
     key = new_key()
     (tmp_path / "keys").write_text(line_of("acme", key))
-    await world.worker()
-    await world.router(api_keys=str(tmp_path / "keys"), http_origins=(PAGE,))
-    await world.ready()
+    await world.start(router={"api_keys": str(tmp_path / "keys"), "http_origins": (PAGE,)})
     named = {"host": "llm.example.com"}
     assert (await call("POST", PATH, BODY, **named)).status == 401
     assert (await call("POST", PATH, BODY, authorization=f"Bearer {key}", **named)).status == 200

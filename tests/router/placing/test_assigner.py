@@ -12,15 +12,7 @@ from octavo.request.errors import BadModel, OutOfBlocks, StoreUnavailable, TooLa
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.request.sampling import FinishReason
-from octavo.store.calls import (
-    AppendItem,
-    Finish,
-    Member,
-    QueueLimits,
-    TakeReason,
-    TakeRequest,
-    WorkerLimits,
-)
+from octavo.store.calls import AppendItem, Finish, Member, QueueLimits, TakeReason, TakeRequest, WorkerLimits
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.memory.state import Trial
 from octavo.wire.internal import admission_from_wire
@@ -275,13 +267,6 @@ async def test_a_suspect_goes_where_no_other_suspect_runs(make_scene):
     assert (record.owner, record.crashes) == ("b", 2)
     assert scene.links[1].admissions[0].suspect
     assert scene.num_asked() == [0, 1]
-
-
-async def test_what_no_worker_can_ever_take_fails(make_scene):
-    scene = await make_scene(NEVER, NEVER)
-    record = await scene.assign()
-    assert record.state is SequenceState.FAILED
-    assert "never" in record.failure
 
 
 @pytest.mark.parametrize("answers", [(NEVER,), (NEVER, NEVER), ()], ids=["one", "two", "none"])

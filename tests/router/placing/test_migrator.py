@@ -1,6 +1,7 @@
-"""A request moves on its operator's word: which worker is asked, what for, and what the operator is told."""
+"""A request moves on its operator's word, or after its prompt: which worker is asked, and who is told what."""
 
 import asyncio
+import logging
 
 import pytest
 
@@ -17,10 +18,13 @@ from octavo.request.errors import (
 )
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.sampling import SamplingParams
+from octavo.request.worker_role import WorkerRole
 from octavo.store.memory import MemoryStore
-from router.fleet.migration_report import MigrationEnd, MigrationReport
+from router.fleet.progress_calls import MigrationEnd, MigrationReport
 
 LONG = SamplingParams(temperature=0.0, max_tokens=3000)
+OUTPUT = SamplingParams(temperature=0.0, max_tokens=400)
+SIZES = {"block_size": 4, "num_blocks": 1024, "context_tokens": 1024}
 
 
 class Source:
@@ -72,15 +76,10 @@ ENDED = MigrationReport(outcome=MigrationEnd.ENDED)
 @pytest.fixture
 async def running(world):
     """A world of three workers and a request `s0` that runs for long."""
-    for _ in range(3):
-        await world.worker(FakeRunner(step_s=0.01))
-    await world.router()
-    await world.ready()
+    await world.start(workers=3, step_s=0.01)
     tasks = await world.streams(world.client(), 1, LONG)
     yield world
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await world.abandon(tasks)
 
 
 async def test_the_owner_moves_it_to_the_named_worker(running):
@@ -94,7 +93,7 @@ async def test_the_owner_moves_it_to_the_named_worker(running):
 async def test_operators_hear_why_nothing_can_move(running):
     source = Source(running)
     for link in source.other_links():
-        link._watch._on_load = lambda load: None
+        link._watch.on_load = lambda load: None
         link.unusable_reason = "away"
     with pytest.raises(NoWorkers, match=r"worker-\d: away"):
         await source.migrate()
@@ -195,3 +194,68 @@ async def test_an_ownerless_sequence_is_left_after_a_while(running):
     with pytest.raises(CannotMove, match="at another epoch"):
         await source.migrate()
     assert len(source.asked) == 3
+
+
+@pytest.fixture(autouse=True)
+def told(caplog):
+    """The reason why a sequence stays is in the report of a test that fails."""
+    caplog.set_level(logging.DEBUG, "router.placing.migrator")
+
+
+async def split(world, *roles, **settings):
+    """A router, and workers of these roles. What the router asks of the owner is noted in `world.asked`."""
+    for role in roles:
+        await world.worker(FakeRunner(step_s=0.005, **SIZES), role=role, **settings)
+    router = await world.router()
+    await world.ready()
+    await world.until(lambda: all(link.facts for link in router.pool.links.values()))
+    world.asked = []
+    for link in router.pool.links.values():
+        link.migrate = noting(world.asked, link, link.migrate)
+    return router
+
+
+def noting(asked, link, migrate):
+    async def noted(seq_id, epoch, target, *, during_prefill=False):
+        asked.append((link.incarnation, target, during_prefill))
+        return await migrate(seq_id, epoch, target, during_prefill=during_prefill)
+
+    return noted
+
+
+def by_role(router):
+    return {link.role: link for link in router.pool.links.values()}
+
+
+async def test_each_sequence_moves_once_with_unchanged_outputs(world):
+    router = await split(world, "prefill", "decode")
+    links = by_role(router)
+    client = world.client()
+    prompts = [[number, *range(50, 150)] for number in range(6)]
+    tasks = [asyncio.create_task(client.complete(prompt, OUTPUT)) for prompt in prompts]
+    completions = await asyncio.gather(*tasks)
+    source, target = links[WorkerRole.PREFILL].incarnation, links[WorkerRole.DECODE].incarnation
+    assert world.asked == [(source, target, True)] * 6
+    records = [entry.record for entry in world.entries]
+    assert [(record.owner, record.epoch) for record in records] == [(target, 2)] * 6
+    await world.until(lambda: links[WorkerRole.PREFILL].load.num_sequences == 0)
+    for link in links.values():
+        link.facts = None if link.role is WorkerRole.PREFILL else link.facts
+    again = [await client.complete(prompt, OUTPUT) for prompt in prompts]
+    assert [c.outputs[0].token_ids for c in again] == [c.outputs[0].token_ids for c in completions]
+    assert len(world.asked) == 6, "a worker for outputs has computed these prompts, and keeps them"
+
+
+@pytest.mark.parametrize("roles", [("prefill",), ("prefill", "prefill"), ("decode",), ("both", "both")], ids="+".join)
+async def test_no_request_is_refused_because_of_roles(world, roles):
+    await split(world, *roles)
+    completion = await world.client().complete([1, 2, 3], OUTPUT)
+    assert len(completion.outputs[0].token_ids) == 400
+    assert not world.asked
+
+
+async def test_one_with_few_tokens_to_come_stays(world):
+    await split(world, "prefill", "decode")
+    few = SamplingParams(temperature=0.0, max_tokens=8)
+    assert len((await world.client().complete([1, 2, 3], few)).outputs[0].token_ids) == 8
+    assert not world.asked

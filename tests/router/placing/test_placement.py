@@ -9,11 +9,7 @@ from worker_views import idle_view
 from octavo.request.ids import Incarnation
 from octavo.request.worker_role import WorkerRole
 from router.fleet.worker_view import WorkerView
-from router.placing.placement import (
-    HOST_CREDIT,
-    choose_worker,
-    room_left,
-)
+from router.placing.placement import HOST_CREDIT, choose_worker, room_left
 
 BLOCK_SIZE = 16
 IDLE = idle_view("a", incarnation="i-a")
@@ -66,6 +62,7 @@ def test_picks_the_first_of_its_own_ranking(views: list[WorkerView], num_tokens:
     assert Counter(c.worker_id for c in candidates) == Counter(view.worker_id for view in views)
     eligible = [c for c in candidates if c.eligible]
     assert candidates[: len(eligible)] == eligible
+    assert all(c.worker.available and num_tokens < c.worker.prompt_limit for c in eligible)
     assert all(c.reason for c in candidates[len(eligible) :])
     ranks = [(c.total_cost, c.recent_picks, c.worker_id) for c in eligible]
     assert ranks == sorted(ranks)
@@ -80,14 +77,6 @@ def test_order_of_workers_does_not_matter(views: list[WorkerView], num_tokens: i
     hits = data.draw(some_hits(views, num_tokens))
     shuffled = data.draw(st.permutations(views))
     assert choose_worker(num_tokens, hits, views).worker == choose_worker(num_tokens, hits, shuffled).worker
-
-
-@given(SOME_VIEWS, st.integers(1, 9000))
-def test_never_picks_the_unavailable_for_their_cache(views: list[WorkerView], num_tokens: int) -> None:
-    whole = num_tokens // BLOCK_SIZE * BLOCK_SIZE
-    hits = {view.incarnation: (whole, 0) for view in views if not view.available}
-    worker = choose_worker(num_tokens, hits, views).worker
-    assert worker is None or (worker.available and num_tokens < worker.context_tokens)
 
 
 def test_credits_the_host_pool_in_part() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.sampling import SamplingParams
-from router.fleet.migration_report import MigrationEnd, MigrationReport
+from router.fleet.progress_calls import MigrationEnd, MigrationReport
 from router.placing import rebalancer
 from router.placing.rebalancing import find_overloaded
 

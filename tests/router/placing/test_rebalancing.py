@@ -7,18 +7,22 @@ import pytest
 from fleet_model import FleetFigures, FleetModel
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_views import idle_view
 
 from octavo.request.ids import Incarnation, SequenceId
-from router.fleet.worker_snapshot import SequenceView, WorkerSnapshot
-from router.fleet.worker_view import WorkerView
-from router.placing.migration_history import (
+from router.fleet.worker_view import SequenceView, WorkerSnapshot
+from router.placing.rebalancing import (
+    AT_ONCE,
     MIN_EXPECTED_TOKENS,
+    MOVES_IN_RETURN_S,
     REST_S,
     RETURN_S,
+    MigrationHistory,
     PastMigration,
     ProposedMigration,
+    load_of,
+    plan_migrations,
 )
-from router.placing.rebalancing import AT_ONCE, load_of, plan_migrations
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 1000
@@ -41,33 +45,19 @@ def worker(name: str, sequences: Sequence[SequenceView] = (), **changes: object)
     """A worker whose view says what its sequences say. What is no field of a snapshot changes its view."""
     fields = {field.name for field in dataclasses.fields(WorkerSnapshot)}
     of_view = {key: value for key, value in changes.items() if key not in fields}
-    view = WorkerView(
-        incarnation=Incarnation(name),
-        worker_id=name,
-        available=True,
-        reason_unavailable="",
-        queued_tokens=0,
-        num_running=sum(s.num_branches for s in sequences),
-        num_waiting=0,
-        dispatched_tokens=0,
-        num_dispatched=0,
-        num_free_blocks=NUM_BLOCKS - sum(s.num_own_blocks for s in sequences),
-        num_cached_blocks=0,
-        num_blocks=NUM_BLOCKS,
-        block_size=BLOCK_SIZE,
-        max_batch_sequences=64,
-        context_tokens=16384,
-    )
+    usual = {
+        "num_running": sum(s.num_branches for s in sequences),
+        "num_free_blocks": NUM_BLOCKS - sum(s.num_own_blocks for s in sequences),
+        "context_tokens": 16384,
+    }
+    view = idle_view(name, **{**usual, **of_view})
     snapshot = WorkerSnapshot(
-        view=dataclasses.replace(view, **of_view),  # type: ignore[arg-type]
+        view=view,
         model="m",
         layout="l",
         sequences=sequences,
     )
     return dataclasses.replace(snapshot, **{k: v for k, v in changes.items() if k in fields})  # type: ignore[arg-type]
-
-
-# ---- load ----------------------------------------------------------------------------------------------------------
 
 
 # ---- what always holds ---------------------------------------------------------------------------------------------
@@ -147,8 +137,17 @@ def test_what_holds_for_every_plan(fleet: list[WorkerSnapshot], data: st.DataObj
         assert not any({m.source, m.target} == pair and NOW - m.at < REST_S for m in past)
         own = [m for m in past if m.seq_id == moved.seq_id]
         assert not any(m.source == migration.target and NOW - m.at < RETURN_S for m in own)
+        assert sum(NOW - m.at < RETURN_S for m in own) < MOVES_IN_RETURN_S and all(NOW - m.at >= REST_S for m in own)
     assert len({frozenset((m.source, m.target)) for m in proposed}) == len(proposed)
     assert len(proposed) <= max(0, AT_ONCE - sum(m.under_way for m in past))
+
+
+def test_a_sequence_rests_and_does_not_return() -> None:
+    moved = PastMigration(SequenceId("s"), A, B, 100.0)
+    for now, may_move, returns in ((105.0, False, True), (111.0, True, True), (100.0 + RETURN_S, True, False)):
+        history = MigrationHistory([moved], now)
+        assert history.may_move(sequence("s")) == may_move and history.returns(sequence("s"), A) == returns
+        assert history.rests(B, A) == (now < 100.0 + REST_S) and not history.returns(sequence("s"), C)
 
 
 def after(fleet: list[WorkerSnapshot], migration: ProposedMigration) -> list[WorkerSnapshot]:

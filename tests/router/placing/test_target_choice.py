@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from worker_views import idle_view
 
 from octavo.request.ids import Incarnation, SequenceId
-from router.fleet.worker_snapshot import SequenceView, WorkerSnapshot
+from router.fleet.worker_view import SequenceView, WorkerSnapshot
 from router.placing.placement import FREE_SHARE
 from router.placing.target_choice import choose_target, has_any_room, has_room
 
@@ -20,11 +20,8 @@ SEQUENCE = SequenceView(
 
 def worker(name: str, *, of_view: dict[str, Any] | None = None, **changes: object) -> WorkerSnapshot:
     view = dataclasses.replace(IDLE, incarnation=Incarnation(name), worker_id=name, **(of_view or {}))  # type: ignore[arg-type]
-    snapshot = WorkerSnapshot(view=view, model="m", layout="l", sequences=[SEQUENCE] if name == "source" else [])
+    snapshot = WorkerSnapshot(view=view, model="m", layout="l")
     return dataclasses.replace(snapshot, **changes)  # type: ignore[arg-type]
-
-
-SOURCE = worker("source", of_view={"num_running": 1})
 
 
 @pytest.mark.parametrize(
@@ -32,25 +29,16 @@ SOURCE = worker("source", of_view={"num_running": 1})
     [
         (worker("a", draining=True), "draining"),
         (worker("a", alive=False), "lease"),
-        (worker("a", model="other"), "model or layout"),
-        (worker("a", layout="other"), "model or layout"),
-        (worker("a", of_view={"numerics": "other"}), "other bits"),
         (worker("a", of_view={"num_running": 16}), "no room"),
         (worker("a", of_view={"num_free_blocks": 15}), "no room"),
         (worker("a", of_view={"context_tokens": 640}), "640"),
-        (SOURCE, "is there"),
     ],
 )
 def test_says_why_a_worker_is_not_the_target(target: WorkerSnapshot, reason: str) -> None:
-    decision = choose_target(SEQUENCE, SOURCE, [target, worker("b")], {target.view.incarnation: (640, 0)})
+    hits = {target.view.incarnation: (640, 0)}
+    decision = choose_target(SEQUENCE, BLOCK_SIZE, [target, worker("b")], hits)
     assert decision.worker is not None and decision.worker.worker_id == "b"
     assert [reason in candidate.reason for candidate in decision.candidates if not candidate.eligible] == [True]
-
-
-@pytest.mark.parametrize("change", [{"is_prefilled": False}, {"has_beams": True}, {"is_suspect": True}])
-def test_a_sequence_that_cannot_move_has_no_target(change: dict[str, bool]) -> None:
-    decision = choose_target(dataclasses.replace(SEQUENCE, **change), SOURCE, [worker("a")], {})
-    assert decision.worker is None and "cannot move" in decision.candidates[0].reason
 
 
 @given(

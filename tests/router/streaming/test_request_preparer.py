@@ -9,7 +9,7 @@ from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_from_bytes, sampling_to_wire
 from octavo.wire.requests import request_hash
 from router.fleet.model_registry import ModelRegistry
-from router.streaming.request_preparer import RequestPreparer
+from router.streaming.request_preparer import RequestPreparer, check_answer_fits
 
 ROUTER = Incarnation("router")
 
@@ -115,9 +115,15 @@ async def test_a_model_without_a_tokenizer_takes_no_text(without_tokenizer, requ
         await without_tokenizer.prepare(request_)
 
 
-async def test_a_model_without_a_tokenizer_takes_token_ids(without_tokenizer):
-    prepared = await without_tokenizer.prepare(message(token_ids=types_pb2.TokenIds(ids=[1, 2])))
-    assert list(prepared.new.prompt) == [1, 2]
-    assert prepared.model.text_stream(prepared.params).push([65, 66]).text == ""
-    with pytest.raises(NoTokenizer, match="this model has no tokenizer: keep the token ids"):
-        await without_tokenizer.detokenize(inference_pb2.DetokenizeRequest(token_ids=[1]))
+@pytest.mark.parametrize(
+    ("params", "prompt_len", "field"),
+    [
+        (SamplingParams(n=16, max_tokens=131_072), 5, "sampling.max_tokens"),
+        (SamplingParams(max_tokens=32_768, logprobs=20), 5, "sampling.logprobs"),
+        (SamplingParams(max_tokens=1, prompt_logprobs=20), 32_768, "sampling.prompt_logprobs"),
+    ],
+)
+def test_too_large_answers_are_refused_with_a_remedy(params, prompt_len, field):
+    with pytest.raises(InvalidArgument, match="call Generate") as raised:
+        check_answer_fits(params, prompt_len)
+    assert raised.value.field == field

@@ -5,13 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.request.errors import ForeignToken, HistoryLost, InvalidArgument
-from router.streaming.resume_tokens import (
-    HEAD,
-    MAC_BYTES,
-    ResumeTokens,
-    StreamPlace,
-    StreamStart,
-)
+from router.streaming.resume_tokens import HEAD, MAC_BYTES, ResumeTokens, StreamPlace, StreamStart
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 PLACES = st.lists(st.builds(StreamPlace, U32, U64, U32), min_size=1, max_size=16)
@@ -32,17 +26,10 @@ def test_round_trip(request_id, places, tenant):
 def test_any_changed_bit_is_refused(request_id, places, data):
     tokens = ResumeTokens(b"k" * 32)
     token = bytearray(tokens.make_token(request_id.encode(), places))
-    token[data.draw(st.integers(0, len(token) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    with pytest.raises((InvalidArgument, ForeignToken), match="resume_token"):
-        tokens.read_token(bytes(token))
-
-
-@given(IDS, PLACES, st.data())
-def test_a_changed_token_is_no_foreign_token(request_id, places, data):
-    tokens = ResumeTokens(b"k" * 32)
-    token = bytearray(tokens.make_token(request_id.encode(), places))
-    token[data.draw(st.integers(5, len(token) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    with pytest.raises(InvalidArgument):  # after version and key id
+    at = data.draw(st.integers(0, len(token) - 1))
+    token[at] ^= 1 << data.draw(st.integers(0, 7))
+    refusal = (InvalidArgument, ForeignToken) if at < 5 else InvalidArgument  # after version and key id
+    with pytest.raises(refusal, match="resume_token"):
         tokens.read_token(bytes(token))
 
 

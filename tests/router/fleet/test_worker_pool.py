@@ -3,7 +3,7 @@
 import pytest
 
 from octavo.request.ids import Incarnation
-from router.fleet.lost_workers import QUIET_S, REMEMBER_LOST_S, LostWorkers
+from router.fleet.worker_pool import QUIET_S, REMEMBER_LOST_S, LostWorkers
 
 WORKER, OTHER = Incarnation("worker"), Incarnation("other")
 HERE = {WORKER, OTHER}

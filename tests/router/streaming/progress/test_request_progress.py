@@ -67,10 +67,7 @@ async def test_a_request_has_one_line_at_its_end(world, logged):
 async def test_logs_have_no_prompts_and_no_outputs(world, logged, form):
     """Whatever happens to it: it is served, refused, cancelled, taken over, or fails in a step."""
     stream = logged(form, "debug")
-    for _ in range(2):
-        await world.worker(FakeRunner(step_s=0.01))
-    await world.router()
-    await world.ready()
+    await world.start(workers=2, step_s=0.01)
     client, outputs = world.client(), []
     for text in (CANARY, f"tell me of {CANARY}"):
         outputs.append((await client.complete(text, GREEDY)).text)

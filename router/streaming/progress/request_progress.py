@@ -5,47 +5,28 @@ Nothing of what a request says or is answered is kept here: ids, numbers and tim
 
 import logging
 import time
-from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
-from octavo.metrics.value import MetricValue
-from octavo.net.traces import RequestTracer, Span
+from octavo.net.traces import Span
 from octavo.process import telemetry
-from octavo.request.errors import ServingError
-from octavo.request.ids import SequenceId
 from octavo.request.record import Record, SequenceState
 from octavo.request.sampling import FinishReason, SamplingParams
-from router.streaming.genai_attributes import (
-    TEXT_COMPLETION,
-    AttributeValue,
-    request_attributes,
-    response_attributes,
-)
-from router.streaming.request_tally import DETACHED, LEFT, LOST, ModelTally, RequestTally
+from router.streaming.progress.request_tally import DETACHED, LEFT, LOST, RequestTally
 
 log = logging.getLogger(__name__)
 
 CLASSES = {1: "system", 2: "interactive", 3: "default", 4: "bulk"}  # of requests, by their priority
-MAX_REMEMBERED = 4096  # requests
-MAX_STREAMS_REMEMBERED = 8  # of one request
+AttributeValue = str | int | float | tuple[str, ...]
 
 
-class SeenEntry(NamedTuple):
-    """One thing that a stream has seen of a request, and the name of the worker that it is about."""
+class TimelineLine(NamedTuple):
+    """One line of the timeline that clients and operators get."""
 
     after_ms: int  # after the request was accepted
     what: str
-    worker: str
-
-
-class ModelProgress(NamedTuple):
-    """What a router has counted of one model, and the tokens that streams which have not ended have sent."""
-
-    model: str
-    tally: ModelTally
-    num_under_way: int
+    detail: str = ""
+    worker: str = ""  # the name of the worker that it is about; empty: none, or not known here
 
 
 class RequestProgress:
@@ -64,7 +45,7 @@ class RequestProgress:
         self.num_output_tokens = 0  # delivered here
         self.span: Span | None = None  # None: nobody traces it
         self.worker = ""  # the name of the last one
-        self.operation = TEXT_COMPLETION  # of a client that came back it is not known
+        self.is_chat = False  # of a client that came back it is not known
         self.params: SamplingParams | None = None
         self.finishes: Sequence[FinishReason] = ()  # of its branches, once all have ended
         self.model = model
@@ -90,25 +71,15 @@ class RequestProgress:
         """The time at which the request arrived, or the client that came back."""
         return self.began_at if self.arrived_at is None else self.arrived_at
 
-    @property
-    def num_moves(self) -> int:
-        """Changes of the owner by a migration, as far as they were noticed here."""
-        return sum(self._epochs.values())
-
-    @property
-    def num_retries(self) -> int:
-        """Other changes of the owner after the first owner that was noticed here."""
-        return max(0, len(self._epochs) - self.num_moves - 1)
-
-    def timeline(self) -> Iterator[SeenEntry]:
+    def timeline(self) -> Iterator[TimelineLine]:
         """What this stream has seen and no record has. A stream of a client that came back saw no prompt computed."""
         if self.arrived_at is None:
-            yield SeenEntry(self._after_ms(self.began_at), "attached", "")
+            yield TimelineLine(self._after_ms(self.began_at), "attached")
         elif self.first_token_at is not None:
             if self._prefill_ms is not None:
                 started_at = max(self._accepted_at, self.first_token_at - self._prefill_ms / 1000)
-                yield SeenEntry(self._after_ms(started_at), "prefill", self._first_worker)
-            yield SeenEntry(self._after_ms(self.first_token_at), "first_token", self._first_worker)
+                yield TimelineLine(self._after_ms(started_at), "prefill", worker=self._first_worker)
+            yield TimelineLine(self._after_ms(self.first_token_at), "first_token", worker=self._first_worker)
 
     def _after_ms(self, at: float) -> int:
         return max(0, round(1000 * (at - self._accepted_at)))
@@ -143,10 +114,7 @@ class RequestProgress:
         self._accepted_at = time.monotonic() - age_ms / 1000
 
     def note_tokens(self, num_tokens: int, prefill_ms: int | None = None) -> None:
-        """The client has been sent so many tokens, those included that are sent now. Called for each event.
-
-        `prefill_ms` is how long the worker has needed from its first step to the first token, if it has said so.
-        """
+        """The client has been sent so many tokens. `prefill_ms`: from the worker's first step to the first token."""
         num_new = num_tokens - self.num_output_tokens
         if num_new <= 0:
             return
@@ -182,17 +150,34 @@ class RequestProgress:
             log.info("request %s", "goes on without this stream" if reason in (LEFT, DETACHED) else "has ended")
 
     def _standard_attributes(self, error: str) -> dict[str, AttributeValue]:
-        params = {} if self.params is None else request_attributes(self.params)
-        return params | response_attributes(
-            operation=self.operation,
-            model=self.model,
-            request_id=self.record.request_id,
-            input_tokens=self.record.prompt_len,
-            cached_tokens=self.cached_tokens,
-            output_tokens=self.num_output_tokens,
-            finishes=self.finishes,
-            error=error,
-        )
+        """What OpenTelemetry's conventions for generative AI ask of a span, for tools that know no names of octavo's.
+
+        Parameters that change nothing are left out, and stop strings, seeds and, as everywhere, prompts and outputs.
+        """
+        params, asked = self.params, dict[str, AttributeValue]()
+        if params is not None:
+            asked = {
+                "gen_ai.request.max_tokens": params.max_tokens or 0,
+                "gen_ai.request.top_k": float(params.top_k),
+                "gen_ai.request.frequency_penalty": params.frequency_penalty,
+                "gen_ai.request.presence_penalty": params.presence_penalty,
+                "gen_ai.request.choice.count": params.n if params.n != 1 else 0,
+            }
+            asked = {name: value for name, value in asked.items() if value}
+            asked |= {"gen_ai.request.temperature": params.temperature, "gen_ai.request.top_p": params.top_p}
+        known: dict[str, AttributeValue] = {
+            "gen_ai.operation.name": "chat" if self.is_chat else "text_completion",
+            "gen_ai.provider.name": "octavo",
+            "gen_ai.request.model": self.model,
+            "gen_ai.response.model": self.model,
+            "gen_ai.response.id": self.record.request_id,
+            "gen_ai.usage.input_tokens": self.record.prompt_len,
+            "gen_ai.usage.cache_read.input_tokens": self.cached_tokens,
+            "gen_ai.usage.output_tokens": self.num_output_tokens,
+        }
+        if self.finishes:
+            known["gen_ai.response.finish_reasons"] = tuple(finish.name.lower() for finish in self.finishes)
+        return asked | known | ({"error.type": error} if error else {})
 
     def _count_for_tenant(self, *, has_ended: bool) -> None:
         if self.record.tenant:
@@ -203,6 +188,7 @@ class RequestProgress:
     def _facts(self, reason: str, now: float) -> dict[str, str | int]:
         record, start = self.record, self.start
         names = {"tenant": record.tenant, "worker": self.worker}
+        num_moves = sum(self._epochs.values())  # changes of the owner by a migration, as far as they were noticed here
         times = {"queued_ms": self.placed_at, "first_token_ms": self.first_token_at, "total_ms": now}
         return {
             "request": record.request_id,
@@ -215,88 +201,10 @@ class RequestProgress:
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.num_output_tokens,
             **{name: round(1000 * (at - start)) for name, at in times.items() if at is not None},
-            "moves": self.num_moves,
-            "retries": self.num_retries,
+            "moves": num_moves,
+            "retries": max(0, len(self._epochs) - num_moves - 1),  # other changes, after the first owner noticed here
             "attached": int(self.arrived_at is None),
         }
-
-
-class ProgressRegistry:
-    """The progress of the streams that are open here, and of the last ones that were."""
-
-    def __init__(self, tracer: RequestTracer | None = None) -> None:
-        """Without a `tracer` there are no spans."""
-        self.tally = RequestTally()
-        self._tracer = tracer
-        self._open: set[RequestProgress] = set()
-        self._recent: OrderedDict[SequenceId, list[RequestProgress]] = OrderedDict()
-
-    def begin(self, progress: RequestProgress) -> None:
-        """A stream begins."""
-        self._open.add(progress)
-        progress.note_begin()
-        if self._tracer is not None:
-            progress.span = self._tracer.begin_span("octavo.request", time.monotonic() - progress.start)
-        streams = self._recent.setdefault(progress.record.seq_id, [])
-        streams.append(progress)
-        del streams[1 : 1 + len(streams) - MAX_STREAMS_REMEMBERED]  # the first one saw the first token
-        self._recent.move_to_end(progress.record.seq_id)
-        if len(self._recent) > MAX_REMEMBERED:
-            self._recent.popitem(last=False)
-
-    def end(self, progress: RequestProgress, reason: str) -> None:
-        """A stream ends, for the reason that `note_end` is told."""
-        self._open.discard(progress)
-        progress.note_end(reason)
-
-    def traceparent_of(self, seq_id: SequenceId) -> str:
-        """The text that makes a worker's span a child of the stream's; empty if no stream of it is traced here."""
-        spans = (progress.span for progress in self._recent.get(seq_id, ()) if progress.ended_at is None)
-        return next((span.traceparent for span in spans if span is not None), "")
-
-    def timeline(self, seq_id: SequenceId) -> list[SeenEntry]:
-        """What streams of the sequence have seen here, of the last MAX_REMEMBERED requests."""
-        return [entry for progress in self._recent.get(seq_id, ()) for entry in progress.timeline()]
-
-    def count_refusal(self, error: ServingError, tenant: str = "") -> None:
-        """A request was refused before it was accepted."""
-        self.tally.refusals[error.reason] += 1
-        if tenant:
-            self.tally.tenants.of(tenant).refusals[error.reason] += 1
-        with telemetry.about(end="refused", reason=error.reason):
-            log.info("request refused")
-
-    def values(self) -> Iterator[MetricValue]:
-        """A source of metric values."""
-        now, waiting = time.monotonic(), [each for each in self._open if each.waiting_since is not None]
-        yield MetricValue("octavo_streams", len(self._open))
-        yield MetricValue("octavo_waiting_tenants", len({each.record.tenant for each in waiting}))
-        for name in CLASSES.values():
-            ages = [now - (each.waiting_since or now) for each in waiting if each.priority_class == name]
-            yield MetricValue("octavo_waiting_requests", len(ages), (name,))
-            yield MetricValue("octavo_waiting_oldest_seconds", max(ages, default=0.0), (name,))
-        yield from self.tally.values(dict(self._under_way()))
-        yield from self.tally.tenants.values(Counter(each.record.tenant for each in self._open))
-
-    def stream_states(self) -> Counter[tuple[str, bool]]:
-        """How many streams are open, by the model and by whether the request waits for a worker."""
-        return Counter((each.model, each.waiting_since is not None) for each in self._open)
-
-    @property
-    def num_streams(self) -> int:
-        """The streams that are open."""
-        return len(self._open)
-
-    def models(self) -> Iterator[ModelProgress]:
-        """What was counted so far, by model."""
-        under_way = dict(self._under_way())
-        for model, tally in self.tally.models.items():
-            yield ModelProgress(model, tally, under_way.get(model, 0))
-
-    def _under_way(self) -> Iterator[tuple[str, int]]:
-        """The tokens that streams which are open have sent, by model."""
-        for model, group in groupby(sorted(self._open, key=lambda each: each.model), key=lambda each: each.model):
-            yield model, sum(each.num_output_tokens for each in group)
 
 
 def end_reason(finishes: "list[FinishReason]") -> str:

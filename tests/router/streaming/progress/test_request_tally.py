@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.metrics.table import METRICS
-from router.streaming.tenant_tally import MAX_TENANTS, OTHER, TenantTallies
+from router.streaming.progress.request_tally import MAX_TENANTS, OTHER, TenantTallies
 
 NAMES = st.lists(st.integers(0, 3 * MAX_TENANTS).map("t{}".format), max_size=300)
 

@@ -5,14 +5,57 @@ from collections.abc import Iterator, Mapping
 
 from octavo.metrics.table import ANSWER_BOUNDS, TOKEN_BOUNDS
 from octavo.metrics.value import Histogram, MetricValue
-from octavo.request.errors import reasons
+from octavo.request.errors import QueueFull, QuotaExceeded, reasons
 from octavo.request.sampling import FinishReason
-from router.streaming.tenant_tally import TenantTallies
 
+MAX_TENANTS = 32  # with a label of their own; the counters of a tenant that is named stay its own for the router's life
+OTHER = "other"
+REASONS = (QueueFull.reason, QuotaExceeded.reason)  # of refusals that are about the tenant
 LEFT = "left"  # the end of a stream whose client has gone; the request goes on for its grace
 DETACHED = "detached"  # the end of a stream that this router has ended; the request goes on
 LOST = "lost"  # the end of a request of which the store has lost what was delivered
 END_REASONS = (*(each.name.lower() for each in FinishReason if each is not FinishReason.NONE), LEFT, DETACHED, LOST)
+
+
+class TenantTally:
+    """The counts of one tenant, or of all that have no label of their own."""
+
+    def __init__(self) -> None:
+        self.num_accepted = 0
+        self.num_prompt_tokens = self.num_output_tokens = 0  # of streams that have ended
+        self.refusals: Counter[str] = Counter()
+
+
+class TenantTallies:
+    """The tallies by label: the first tenants that come have one each, the rest share one.
+
+    Without API keys there is one tenant, which all other metrics are about.
+    """
+
+    def __init__(self) -> None:
+        self._tallies = {OTHER: TenantTally()}
+
+    def of(self, tenant: str) -> TenantTally:
+        return self._tallies[self._label(tenant)]
+
+    def values(self, open_streams: Mapping[str, int]) -> Iterator[MetricValue]:
+        """All values; `open_streams` says how many streams each tenant has."""
+        streams: Counter[str] = Counter()
+        for tenant, count in open_streams.items():
+            if tenant:
+                streams[self._label(tenant)] += count
+        for label, tally in self._tallies.items():
+            yield MetricValue("octavo_tenant_streams", streams[label], (label,))
+            yield MetricValue("octavo_tenant_requests_total", tally.num_accepted, (label,))
+            yield MetricValue("octavo_tenant_tokens_total", tally.num_prompt_tokens, (label, "prompt"))
+            yield MetricValue("octavo_tenant_tokens_total", tally.num_output_tokens, (label, "output"))
+            for reason in REASONS:
+                yield MetricValue("octavo_tenant_refused_total", tally.refusals[reason], (label, reason))
+
+    def _label(self, tenant: str) -> str:
+        if tenant and tenant not in self._tallies and len(self._tallies) <= MAX_TENANTS:
+            self._tallies[tenant] = TenantTally()
+        return tenant if tenant in self._tallies else OTHER
 
 
 class ModelTally:

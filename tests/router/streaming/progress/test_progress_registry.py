@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.sampling import SamplingParams
-from router.streaming import request_progress
+from router.streaming.progress import progress_registry
 
 PROMPT = list(range(3, 40))
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30)
@@ -15,11 +14,7 @@ async def timeline(client, request_id):
 
 
 async def test_take_overs_and_returning_clients_are_told(world):
-    for _ in range(2):
-        await world.worker(FakeRunner(step_s=0.01))
-    for _ in range(2):
-        await world.router()
-    await world.ready()
+    await world.start(workers=2, routers=2, step_s=0.01)
     long = replace(GREEDY, max_tokens=150)
     stream = world.client(0).generate(PROMPT, long, request_id="moves")
     seen = await anext(stream)
@@ -42,7 +37,7 @@ async def test_take_overs_and_returning_clients_are_told(world):
 
 
 async def test_no_more_is_remembered_than_fits(world, monkeypatch):
-    monkeypatch.setattr(request_progress, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(progress_registry, "MAX_REMEMBERED", 3)
     await world.start()
     client = world.client()
     for i in range(5):

@@ -1,0 +1,1 @@
+"""How far the requests here have come, and what was counted of them."""
