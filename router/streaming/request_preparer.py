@@ -149,7 +149,7 @@ def check_request(request: inference_pb2.GenerateRequest, model: ServedModel) ->
     checks = ViolationCollector()
     if request.HasField("request_id"):
         checks.run(validation.validate_request_id, request.request_id)
-    both = checks.run_inside("sampling", checked_sampling, request.sampling, model)
+    both = checks.run(checked_sampling, request.sampling, model, inside="sampling")
     checks.run(priority_of, request.priority)
     if checks.found:
         checks.run(check_input, request, model)

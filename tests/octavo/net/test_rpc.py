@@ -25,7 +25,7 @@ from octavo.wire.channel import open_channel
 SERVICE = "octavo.test.Echo"
 CANARY = "xyzzy-canary"
 DETAILS_KEY = "grpc-status-details-bin"
-ALL = list(errors.all_classes())
+ALL = list(errors.CLASSES.values())
 
 
 class Echo:
