@@ -1,7 +1,7 @@
 """The record of a sequence as every process sees it, and the admission by which a router asks a worker to run it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
 from typing import NamedTuple
 
@@ -24,9 +24,9 @@ class SequenceState(StrEnum):
         return self not in (SequenceState.QUEUED, SequenceState.RUNNING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewSequence:
-    """What a router writes about a sequence when it accepts a request."""
+@dataclass(slots=True, kw_only=True)
+class AcceptedFacts:
+    """What a router writes about a sequence when it accepts a request, and what never changes."""
 
     seq_id: SequenceId
     request_id: RequestId
@@ -36,13 +36,19 @@ class NewSequence:
     model: str  # the model's fingerprint
     layout: str
     sampling: bytes  # serialized octavo.v1.SamplingParams with a concrete seed
-    prompt: tuple[int, ...] | list[int]
     prompt_chain: int
     num_branches: int
     max_tokens: int
     priority: int
-    deadline_in_ms: int  # 0: none
     keep_on_disconnect: bool  # whether the sequence goes on when no client is attached
+
+
+@dataclass(slots=True, kw_only=True)
+class NewSequence(AcceptedFacts):
+    """All that a router tells the store of a sequence when it accepts a request."""
+
+    prompt: tuple[int, ...] | list[int]
+    deadline_in_ms: int  # 0: none
     router: Incarnation  # the router that the client is attached to
 
     @property
@@ -60,35 +66,22 @@ class TimelineEntry(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Record:
+class Record(AcceptedFacts):
     """What the store holds of one sequence beside prompt and journals. Times are by the store's clock, in milliseconds.
 
     docs/protocol-reference.md explains each field, and which function of the store writes it.
     """
 
-    seq_id: SequenceId
-    request_id: RequestId
-    body_hash: bytes
     state: SequenceState
+    prompt_len: int
+    routers: tuple[Incarnation, ...]  # those that the client is attached to, and that are told of changes
     epoch: int = 0
     owner: Incarnation = Incarnation("")  # empty: none
     take_id: str = ""
     mig_number: int = 0  # the highest number with which a migration was begun or aborted at this epoch
     mig_to: Incarnation = Incarnation("")  # the target of that migration; empty unless it is under way
     last_mig: int = 0  # the number of the migration that began this epoch; 0: it was a take
-    model: str
-    layout: str
-    sampling: bytes
-    prompt_len: int
-    prompt_chain: int
-    num_branches: int
-    max_tokens: int
-    tenant: str
-    salt: str
-    priority: int
     deadline_ms: int = 0  # 0: none
-    keep_on_disconnect: bool
-    routers: tuple[Incarnation, ...]  # those that the client is attached to, and that are told of changes
     detached_since_ms: int = 0  # 0: attached
     accepted_ms: int = 0
     crashes: int = 0
@@ -111,22 +104,10 @@ class Record:
 def first_record(new: NewSequence, now_ms: int = 0) -> Record:
     """The record of a sequence that has just been accepted."""
     return Record(
-        seq_id=new.seq_id,
-        request_id=new.request_id,
-        body_hash=new.body_hash,
+        **{each.name: getattr(new, each.name) for each in fields(AcceptedFacts)},
         state=SequenceState.QUEUED,
-        model=new.model,
-        layout=new.layout,
-        sampling=new.sampling,
         prompt_len=len(new.prompt),
-        prompt_chain=new.prompt_chain,
-        num_branches=new.num_branches,
-        max_tokens=new.max_tokens,
-        tenant=new.tenant,
-        salt=new.salt,
-        priority=new.priority,
         deadline_ms=now_ms + new.deadline_in_ms if new.deadline_in_ms else 0,
-        keep_on_disconnect=new.keep_on_disconnect,
         routers=(new.router,) if new.router else (),
         accepted_ms=now_ms,
         finishes=(FinishReason.NONE,) * new.num_branches,

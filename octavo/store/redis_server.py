@@ -1,4 +1,4 @@
-"""A Redis or Valkey server with octavo's function library on it. Only this file and `redis_primary` import `redis`."""
+"""A Redis or Valkey server with octavo's functions. Only this file and `redis_connections` import `redis`."""
 
 import asyncio
 import time
@@ -16,10 +16,9 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from octavo.request.errors import Mismatch, ServingError, StoreFull, StoreUnavailable
 from octavo.settings.store_url import server_urls
-from octavo.store import keys, library
+from octavo.store import codec, library
 from octavo.store.calls import RETAIN_MS
-from octavo.store.connection_pools import ConnectionPools
-from octavo.store.redis_primary import connection_pool
+from octavo.store.redis_connections import ConnectionPools, connection_pool
 from octavo.store.store_tally import StoreTally
 
 T = TypeVar("T")
@@ -171,7 +170,7 @@ class RedisServer:
         options = self._options
         pipeline = server.pipeline(transaction=False)
         pipeline.fcall(*call)
-        pipeline.set(keys.BARRIER, b"", px=BARRIER_MS)
+        pipeline.set(codec.BARRIER_KEY, b"", px=BARRIER_MS)
         pipeline.wait(options.replicas, options.replica_timeout_ms)
         reply, barrier, num_replicas = await pipeline.execute(raise_on_error=False)
         for answer in (reply, barrier, num_replicas):
@@ -189,7 +188,7 @@ class RedisServer:
     async def call(self, name: str, *args: Any, records: Sequence[str] = ()) -> list[Any]:
         """The reply of one function. If the store is in a new generation, the call is repeated with it."""
         options = self._options
-        names = [keys.GENERATION, *records]
+        names = [codec.GENERATION_KEY, *records]
         for _ in range(MAX_GENERATIONS_PER_CALL):
             header = (self.generation, options.retain_ms)
             began = time.perf_counter()

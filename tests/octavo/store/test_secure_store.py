@@ -16,7 +16,7 @@ from octavo.local import ports
 from octavo.local.embedded import EmbeddedStore
 from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation
-from octavo.store import acl
+from octavo.store import library
 from octavo.store.calls import Member, QueueLimits
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
@@ -175,7 +175,7 @@ async def test_without_rights_a_loaded_library_is_used(server: EmbeddedStore) ->
     admin = RedisStore(server.url, RedisOptions())
     await admin.open()
     await admin.server.client.execute_command(
-        "ACL", "SETUSER", "calls", "reset", "on", f">{PASSWORD}", *acl.rules(load=False, replicas=True)
+        "ACL", "SETUSER", "calls", "reset", "on", f">{PASSWORD}", *library.user_rules(load=False, replicas=True)
     )
     member = RedisStore(server.url.replace("unix://", f"unix://calls:{PASSWORD}@"), RedisOptions())
     try:

@@ -8,7 +8,7 @@ import pytest
 from octavo.request.ids import Incarnation
 from octavo.request.record import NewSequence
 from octavo.request.sampling import FinishReason
-from octavo.store import keys, worker_tail
+from octavo.store import codec, worker_tail
 from octavo.store.calls import (
     AppendItem,
     AppendStatus,
@@ -79,7 +79,7 @@ async def test_a_checkpoint_empties_the_tail(store: Any, new: New, monkeypatch: 
     assert sizes.count(0) > 5
     assert max(sizes) < 1000
     for sequence in sequences:
-        journal = await store.server.client.get(f"{keys.record(sequence.seq_id)}:0")
+        journal = await store.server.client.get(f"{codec.record_key(sequence.seq_id)}:0")
         assert len(journal) // 4 >= 30
         assert await output(store, sequence) == list(range(42))
 
