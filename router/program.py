@@ -26,7 +26,7 @@ from octavo.process.open_files import connection_limit
 from octavo.process.retry import until_answered
 from octavo.request.errors import Mismatch, StoreUnavailable
 from octavo.request.ids import Incarnation, new_incarnation
-from octavo.request.quota import TenantQuota
+from octavo.request.limits import TenantQuota
 from octavo.settings.http_origins import parse_origins
 from octavo.settings.model_aliases import parse_aliases
 from octavo.settings.router import RouterSettings

@@ -1,4 +1,4 @@
-"""The record of a sequence as every process sees it, and the admission by which a router asks a worker to run it."""
+"""The record of a sequence as every process sees it; the admission by which a router asks a worker to run it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -8,6 +8,14 @@ from typing import NamedTuple
 from octavo.request.errors import Failure
 from octavo.request.ids import Incarnation, RequestId, SequenceId
 from octavo.request.sampling import FinishReason, SamplingParams
+
+
+class WorkerRole(StrEnum):
+    """What a worker is for. A role is a preference: where no other worker is left, a worker does all."""
+
+    BOTH = "both"  # prompts and outputs
+    PREFILL = "prefill"  # prompts: their sequences move to others with their first tokens
+    DECODE = "decode"  # outputs
 
 
 class SequenceState(StrEnum):

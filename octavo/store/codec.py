@@ -11,7 +11,7 @@ from dataclasses import astuple, fields
 from typing import Any
 
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.quota import NO_QUOTA, TenantQuota
+from octavo.request.limits import NO_QUOTA, TenantQuota
 from octavo.request.record import AcceptedFacts, NewSequence, Record, SequenceState, TimelineEntry
 from octavo.request.sampling import FinishReason
 from octavo.store.calls import AcceptReply, AcceptStatus, AppendItem, Notice, QueueBound, QueueDepth, WorkerLimits

@@ -2,10 +2,9 @@
 
 from octavo.internal.v1 import worker_pb2
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome, Record, Snapshot
+from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome, Record, Snapshot, WorkerRole
 from octavo.request.sampling import FinishReason
 from octavo.request.step_item import StepItem
-from octavo.request.worker_role import WorkerRole
 from octavo.v1 import types_pb2
 from octavo.wire.public import (
     failure_from_wire,

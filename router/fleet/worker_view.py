@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from octavo.request.ids import Incarnation
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from octavo.store.calls import prompt_limit
 
 BRANCH_TOKENS = 32  # what one branch in the batch costs a new sequence

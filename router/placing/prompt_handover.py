@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from octavo.request.errors import ServingError
 from octavo.request.ids import SequenceId
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from router.background_tasks import BackgroundTasks
 from router.fleet.worker_link import WorkerLink
 from router.placing.migrator import Migrator

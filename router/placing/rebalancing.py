@@ -14,7 +14,7 @@ from itertools import chain, islice
 from operator import itemgetter
 
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from router.fleet.worker_snapshot import SequenceView, WorkerSnapshot
 from router.fleet.worker_view import BRANCH_TOKENS, WorkerView
 from router.placing.migration_history import MigrationHistory, PastMigration, ProposedMigration

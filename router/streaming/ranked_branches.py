@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from octavo.text.ranking import rank
+from octavo.request.sampling import rank
 from router.streaming.branch_reader import BranchPiece, BranchReader
 from router.streaming.resume_tokens import StreamPlace, StreamStart
 

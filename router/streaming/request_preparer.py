@@ -14,7 +14,7 @@ from octavo.request.errors import InvalidArgument, NoWorkers, ViolationCollector
 from octavo.request.ids import Incarnation, RequestId, new_request_id, sequence_id
 from octavo.request.record import NewSequence
 from octavo.request.sampling import PARAMETERS, SamplingParams
-from octavo.text.absent_tokenizer import no_tokenizer
+from octavo.text.byte_tokenizer import no_tokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_bytes, sampling_from_wire, with_recommended
 from octavo.wire.requests import ChatPrompt, chat_from_wire, request_hash

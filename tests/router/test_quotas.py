@@ -13,7 +13,7 @@ from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.client import AsyncClient, RetryPolicy
 from octavo.net.security.api_keys import line_of, new_key
 from octavo.request.errors import QuotaExceeded
-from octavo.request.quota import TenantQuota
+from octavo.request.limits import TenantQuota
 from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from octavo.wire.channel import open_channel
 from octavo.wire.statuses import error_from

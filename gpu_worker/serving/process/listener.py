@@ -11,7 +11,7 @@ from octavo.net.security.protection import internal_authorizer, operator_page_op
 from octavo.net.security.trail import AccessTrail, ListenerKind
 from octavo.net.server import add_standard_services, make_server, open_port
 from octavo.request.ids import Incarnation, new_incarnation
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from octavo.settings.worker import WorkerSettings
 
 log = logging.getLogger(__name__)

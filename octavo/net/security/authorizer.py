@@ -14,7 +14,7 @@ from octavo.net.security.api_keys import STATES, ApiKey, ApiKeys, key_id, time_t
 from octavo.net.security.roles import PeerRole, roles_allowed, roles_of_context, roles_of_peer
 from octavo.net.security.trail import AccessReason, AccessTrail, Caller, ListenerKind, is_admin_call
 from octavo.request.errors import PermissionDenied, Unauthenticated
-from octavo.request.quota import TenantQuota
+from octavo.request.limits import TenantQuota
 from octavo.wire.channel import KEY_HEADER
 
 INFERENCE = "/octavo.v1.Inference/"

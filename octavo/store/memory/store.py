@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
 from octavo.request.errors import StoreFull
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.quota import NO_QUOTA
+from octavo.request.limits import NO_QUOTA
 from octavo.request.record import NewSequence, Record, SequenceState, Snapshot, first_record
 from octavo.request.sampling import FinishReason
 from octavo.store import calls, codec

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from octavo.request.ids import Incarnation, RequestId, SequenceId, sequence_id
-from octavo.request.quota import TenantQuota
+from octavo.request.limits import TenantQuota
 from octavo.request.record import NewSequence, Snapshot
 from octavo.request.sampling import FinishReason
 from octavo.store import worker_tail

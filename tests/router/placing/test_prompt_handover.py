@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.request.record import WorkerRole
 from octavo.request.sampling import SamplingParams
-from octavo.request.worker_role import WorkerRole
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400)
 SIZES = {"block_size": 4, "num_blocks": 1024, "context_tokens": 1024}

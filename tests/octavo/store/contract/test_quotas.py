@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.request.ids import Incarnation, RequestId, sequence_id
-from octavo.request.quota import TenantQuota
+from octavo.request.limits import TenantQuota
 from octavo.request.record import NewSequence
 from octavo.request.sampling import FinishReason
 from octavo.store.calls import AcceptReply, AcceptStatus, AppendItem, Finish, QueueBound, QueueLimits, TakeReason
