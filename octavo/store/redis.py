@@ -65,16 +65,14 @@ class RedisStore:
         return codec.parse_accept_reply(reply)
 
     async def accepting(self) -> bool:
-        reply = await self._call("accepting")
-        return bool(reply[1])
+        return bool((await self._call("accepting"))[1])
 
     async def pop(self, model: str, count: int, claim_ms: int, places: int = 0, most_kept: int = 0) -> list[Snapshot]:
         _, now_ms, *popped = await self._call("pop", model, count, claim_ms, places, most_kept)
         return [_snapshot(SequenceId(raw.decode()), now_ms, *described) for raw, *described in popped]
 
     async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
-        reply = await self._call_on(seq_id, "requeue", epoch)
-        return bool(reply[1])
+        return bool((await self._call_on(seq_id, "requeue", epoch))[1])
 
     async def take_ownership(self, request: calls.TakeRequest) -> calls.TakeReply:
         seq_id, failure = request.seq_id, calls.crash_failure(request.seq_id)
@@ -84,8 +82,7 @@ class RedisStore:
         return calls.TakeReply(calls.TakeStatus(status.decode()), int(epoch), int(crashes), int(retry_ms), suspect == 1)
 
     async def announce(self, seq_id: SequenceId, epoch: int, owner: Incarnation) -> bool:
-        reply = await self._call_on(seq_id, "announce", epoch, owner)
-        return bool(reply[1])
+        return bool((await self._call_on(seq_id, "announce", epoch, owner))[1])
 
     async def append_batch(self, owner: Incarnation, items: Sequence[calls.AppendItem]) -> list[calls.AppendReply]:
         if (tail := self._tails.get(owner)) is None:
@@ -95,8 +92,7 @@ class RedisStore:
     async def note_progress(
         self, seq_id: SequenceId, epoch: int, owner: Incarnation, num_tokens: int
     ) -> calls.AppendStatus:
-        reply = await self._call_on(seq_id, "progress", epoch, owner, num_tokens)
-        return calls.AppendStatus(reply[1].decode())
+        return calls.AppendStatus((await self._call_on(seq_id, "progress", epoch, owner, num_tokens))[1].decode())
 
     async def finish(self, finish: calls.Finish) -> bool:
         branch = EVERY_BRANCH if finish.branch is None else finish.branch
@@ -104,8 +100,7 @@ class RedisStore:
         score = "" if finish.score is None else repr(finish.score)
         epoch = "" if finish.epoch is None else finish.epoch
         args = (branch, int(finish.reason), length, finish.failure, score, epoch)
-        reply = await self._call_on(finish.seq_id, "finish", *args)
-        return bool(reply[1])
+        return bool((await self._call_on(finish.seq_id, "finish", *args))[1])
 
     async def read(
         self, seq_id: SequenceId, *, prompt: bool = False, from_indexes: Sequence[int] | None = None
@@ -166,12 +161,7 @@ class RedisStore:
 
     async def sweep(self, limit: int, grace_ms: int, interval_ms: int = 0) -> calls.SweepReport:
         _, orphans, requeued, cancelled, expired = await self._call("sweep", limit, grace_ms, interval_ms)
-        return calls.SweepReport(
-            orphans=_sequences(codec.pairs(orphans)),
-            requeued=_ids(requeued),
-            cancelled=_ids(cancelled),
-            expired=_ids(expired),
-        )
+        return calls.SweepReport(_sequences(codec.pairs(orphans)), *map(_ids, (requeued, cancelled, expired)))
 
     async def list_sequences(self, owner: Incarnation | None, limit: int) -> list[Record]:
         """Up to `limit` live sequences. They do not belong to one moment: other processes write meanwhile."""
@@ -190,8 +180,7 @@ class RedisStore:
         return _sequences(codec.pairs(reply[1:]))
 
     async def queue_depth(self) -> calls.QueueDepth:
-        reply = await self._call("depth")
-        return calls.QueueDepth(reply[1], reply[2])
+        return calls.QueueDepth(*(await self._call("depth"))[1:3])
 
     async def model_depths(self) -> dict[str, calls.QueueDepth]:
         reply = await self._call("depth")
@@ -211,8 +200,7 @@ class RedisStore:
         return calls.QueueDepths(calls.QueueDepth(num_queued, tokens), tuple(tenants), num_tenants)
 
     async def secret(self, name: str) -> bytes:
-        reply = await self._call("secret", name, secrets.token_bytes(32))
-        return bytes(reply[1])
+        return bytes((await self._call("secret", name, secrets.token_bytes(32)))[1])
 
     async def notices(self, router: Incarnation) -> AsyncIterator[calls.Notice]:
         """Notices for this router, until the caller stops iterating."""

@@ -3,8 +3,8 @@
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from octavo.net.security.gates import WebGate
 from octavo.net.security.trail import AccessTrail, ListenerKind
-from octavo.net.security.web_gate import WebGate
 from router.admin.cluster_watch import ClusterWatch
 from router.dashboard.cluster_endpoints import ClusterEndpoint, ClusterStream
 from router.dashboard.static_files import HEADERS, static_routes

@@ -170,9 +170,7 @@ class MemoryStore:
     ) -> Snapshot | None:
         state = self._enter()
         stored = state.get(seq_id)
-        if stored is None:
-            return None
-        return _snapshot(state, stored, prompt, from_indexes or ())
+        return None if stored is None else _snapshot(state, stored, prompt, from_indexes or ())
 
     async def cancel(self, seq_id: SequenceId) -> Record | None:
         state = self._enter()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from octavo.net.http_server import HttpServer
+from octavo.net.security.gates import WebGate, is_local_name
 from octavo.net.security.trail import AccessTrail, ListenerKind
-from octavo.net.security.web_gate import WebGate, is_local_name
 
 LISTED = "https://chat.example.com"
 FOREIGN = [

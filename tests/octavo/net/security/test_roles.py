@@ -6,7 +6,7 @@ import pytest
 from certificates import Certificates
 from cryptography import x509
 
-from octavo.net.security.certificate_names import subject_of_context, uris_of_context
+from octavo.net.security.roles import subject_of_context, uris_of_context
 
 OPERATOR = "octavo:///role/operator"
 
