@@ -402,7 +402,7 @@ def test_the_server_does_what_the_reference_does(
     runner: asyncio.Runner,
     make_memory_bench: Callable[[], Any],
     make_redis_bench: Callable[..., Any],
-    new: Callable[..., NewSequence],
+    new: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = servers(kind).url
@@ -434,13 +434,13 @@ def test_long_queues_have_the_order_of_the_reference(
     runner: asyncio.Runner,
     make_memory_bench: Callable[[], Any],
     make_redis_bench: Callable[..., Any],
-    new: Callable[..., NewSequence],
+    new: Any,
 ) -> None:
     """Many sequences of few tenants and classes, which are popped, placed, ended, cancelled and sent back."""
     runner.run(_play_queue(make_memory_bench(), make_redis_bench(servers(kind).url), new))
 
 
-async def _play_queue(reference: Any, making: Any, new: Callable[..., NewSequence]) -> None:
+async def _play_queue(reference: Any, making: Any, new: Any) -> None:
     real, rng, seen = await making, random.Random(7), []
     limits, worker = QueueLimits(max_requests=40, max_tokens=20_000, tenant_requests=25), Incarnation("worker1")
 
@@ -484,12 +484,12 @@ def test_both_forget_the_same_of_many_tenants(
     runner: asyncio.Runner,
     make_memory_bench: Callable[[], Any],
     make_redis_bench: Callable[..., Any],
-    new: Callable[..., NewSequence],
+    new: Any,
 ) -> None:
     runner.run(_play_once_each(make_memory_bench(), make_redis_bench(servers("valkey").url), new))
 
 
-async def _play_once_each(reference: Any, making: Any, new: Callable[..., NewSequence]) -> None:
+async def _play_once_each(reference: Any, making: Any, new: Any) -> None:
     """The virtual time stands still while tenants come once: all that they have used stays above it."""
     real, worker, rng = await making, Incarnation("worker1"), random.Random(3)
 

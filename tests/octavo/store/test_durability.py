@@ -13,16 +13,14 @@ from octavo.local.append_only_file import DamagedFile
 from octavo.local.embedded import MAX_SOCKET_PATH, EmbeddedStore
 from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation
-from octavo.request.record import NewSequence
 from octavo.store import open_store
 from octavo.store.calls import AppendItem, AppendStatus, QueueLimits, TakeReason, TakeRequest, TakeStatus
 
 ROUTER, W1, W2 = Incarnation("router1"), Incarnation("worker1"), Incarnation("worker2")
 LIMITS = QueueLimits()
-New = Callable[..., NewSequence]
 
 
-async def test_killing_the_server_loses_nothing(tmp_path: Path, new: New) -> None:
+async def test_killing_the_server_loses_nothing(tmp_path: Path, new: Any) -> None:
     """Appends go on until the kill; all that were answered are there, and the generation has moved on."""
     server = EmbeddedStore(tmp_path)
     await server.start()
@@ -62,7 +60,7 @@ async def _after(event: asyncio.Event, act: Callable[[], Any]) -> None:
     await act()
 
 
-async def test_copied_files_under_load_are_a_backup(tmp_path: Path, new: New) -> None:
+async def test_copied_files_under_load_are_a_backup(tmp_path: Path, new: Any) -> None:
     """As operations.md makes it. All that was answered before the copy began is there, and goes on."""
     server, restored = EmbeddedStore(tmp_path / "a"), EmbeddedStore(tmp_path / "b")
     await server.start()
@@ -103,7 +101,7 @@ async def test_copied_files_under_load_are_a_backup(tmp_path: Path, new: New) ->
     await restored.stop()
 
 
-async def test_notices_come_back_after_a_restart(tmp_path: Path, new: New) -> None:
+async def test_notices_come_back_after_a_restart(tmp_path: Path, new: Any) -> None:
     server = EmbeddedStore(tmp_path)
     await server.start()
     store: Any = open_store(server.url)
@@ -126,7 +124,7 @@ async def test_notices_come_back_after_a_restart(tmp_path: Path, new: New) -> No
     await server.stop()
 
 
-async def test_a_damaged_file_says_how_to_mend_it(tmp_path: Path, new: New) -> None:
+async def test_a_damaged_file_says_how_to_mend_it(tmp_path: Path, new: Any) -> None:
     """And so it is mended: what was written before the damage is there."""
     server = EmbeddedStore(tmp_path)
     await server.start()
@@ -154,7 +152,7 @@ async def test_a_damaged_file_says_how_to_mend_it(tmp_path: Path, new: New) -> N
 
 
 @pytest.mark.parametrize("behind", [b"", b"*nonsense"])
-async def test_gaps_of_a_full_disk_are_cut_out(tmp_path: Path, new: New, behind: bytes) -> None:
+async def test_gaps_of_a_full_disk_are_cut_out(tmp_path: Path, new: Any, behind: bytes) -> None:
     """Nothing that was written is lost. Other damage is reported as ever."""
     server = EmbeddedStore(tmp_path)
     await server.start()

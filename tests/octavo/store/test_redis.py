@@ -3,7 +3,6 @@
 import asyncio
 import re
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from octavo.local.embedded import EmbeddedStore
 from octavo.request.errors import Mismatch, StoreUnavailable
 from octavo.request.ids import Incarnation
-from octavo.request.record import NewSequence, SequenceState
+from octavo.request.record import SequenceState
 from octavo.request.sampling import FinishReason
 from octavo.store import library, open_store
 from octavo.store.calls import (
@@ -29,7 +28,6 @@ from octavo.store.redis_server import RedisOptions
 
 ROUTER, W1, W2 = Incarnation("router1"), Incarnation("worker1"), Incarnation("worker2")
 LIMITS = QueueLimits()
-New = Callable[..., NewSequence]
 
 
 @pytest.fixture
@@ -37,7 +35,7 @@ def bench(server_bench: Any) -> Any:
     return server_bench
 
 
-async def test_every_key_expires(bench: Any, new: New) -> None:
+async def test_every_key_expires(bench: Any, new: Any) -> None:
     store = bench.store
     for member in (Member("worker", W1, b"w", "worker-0", "h:1"), Member("router", ROUTER, b"r")):
         await store.heartbeat(member, 1000)
@@ -68,7 +66,7 @@ async def test_every_key_expires(bench: Any, new: New) -> None:
         assert all(bound - 60_000 < ttl <= bound for ttl in of_this)
 
 
-async def test_a_lost_library_is_loaded_again(bench: Any, new: New) -> None:
+async def test_a_lost_library_is_loaded_again(bench: Any, new: Any) -> None:
     await bench.store.accept(new(), LIMITS)
     await bench.store.server.client.function_flush()
     assert (await bench.store.read(new().seq_id)).record.state is SequenceState.QUEUED
@@ -113,7 +111,7 @@ def test_the_documented_acl_has_every_command(root: Path) -> None:
     assert {name.lower() for name in used} - {"info", "time", "publish"} == set(commands.split())
 
 
-async def test_the_documented_acl_is_enough(bench: Any, server: EmbeddedStore, new: New, root: Path) -> None:
+async def test_the_documented_acl_is_enough(bench: Any, server: EmbeddedStore, new: Any, root: Path) -> None:
     """The one in docs/store.md, for a user who may do nothing else."""
     text = (root / "docs/store.md").read_text()
     [(rules, commands)] = re.findall(r"needs these rights:\s+`([^`]*)`[^`]*```text\n([^`]*)```", text)

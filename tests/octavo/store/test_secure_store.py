@@ -108,41 +108,13 @@ async def test_a_store_asks_for_the_right_certificates(tls_server: TlsServer, ce
             await opened(url)
 
 
-@pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.redis)])
-def server(request: Any, servers: Any) -> EmbeddedStore:
-    return servers(request.param)
-
-
-REFUSED = [
-    ["FLUSHALL"],
-    ["FLUSHDB"],
-    ["EVAL", "return 1", "0"],
-    ["SCRIPT", "LOAD", "return 1"],
-    ["KEYS", "*"],
-    ["SCAN", "0"],
-    ["GET", "another:key"],
-    ["SET", "another:key", "1"],
-    ["FCALL", "octavo1_depth", "1", "another:key", "0", "1"],
-    ["CONFIG", "GET", "*"],
-    ["CONFIG", "SET", "dir", "/tmp"],
-    ["ACL", "LIST"],
-    ["ACL", "SETUSER", "me", "on"],
-    ["FUNCTION", "FLUSH"],
-    ["FUNCTION", "DELETE", "octavo1"],
-    ["FUNCTION", "DUMP"],
-    ["SHUTDOWN", "NOSAVE"],
-    ["REPLICAOF", "127.0.0.1", "1"],
-    ["MIGRATE", "127.0.0.1", "1", "octavo:x", "0", "1"],
-    ["MONITOR"],
-    ["PUBLISH", "another", "x"],
-    ["SUBSCRIBE", "another"],
-    ["CLIENT", "LIST"],
-    ["MODULE", "LIST"],
-    ["SAVE"],
-    ["RENAME", "octavo:a", "octavo:b"],
-    ["DUMP", "octavo:a"],
-    ["LATENCY", "RESET"],
-]
+REFUSED = (
+    "FLUSHALL; FLUSHDB; EVAL return-1 0; SCRIPT LOAD return-1; KEYS *; SCAN 0; GET another:key; SET "
+    "another:key 1; FCALL octavo1_depth 1 another:key 0 1; CONFIG GET *; CONFIG SET dir /tmp; ACL LIST; ACL "
+    "SETUSER me on; FUNCTION FLUSH; FUNCTION DELETE octavo1; FUNCTION DUMP; SHUTDOWN NOSAVE; REPLICAOF "
+    "127.0.0.1 1; MIGRATE 127.0.0.1 1 octavo:x 0 1; MONITOR; PUBLISH another x; SUBSCRIBE another; CLIENT "
+    "LIST; MODULE LIST; SAVE; RENAME octavo:a octavo:b; DUMP octavo:a; LATENCY RESET"
+)
 
 
 async def test_the_printed_user_can_only_call_functions(
@@ -162,9 +134,9 @@ async def test_the_printed_user_can_only_call_functions(
         await member.heartbeat(Member("worker", Incarnation("w"), b"{}"), 1000)
         await member.accept(new(), QueueLimits())
         assert (await member.read(new().seq_id)) is not None
-        for command in REFUSED:
+        for command in REFUSED.split("; "):
             with pytest.raises((NoPermissionError, ResponseError), match=r"(?i)no permission|no access|can't access"):
-                await member.server.client.execute_command(*command)
+                await member.server.client.execute_command(*command.split())
     finally:
         await member.close()
         await admin.server.client.execute_command("ACL", "DELUSER", name)
