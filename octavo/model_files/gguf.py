@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from octavo.model_files.gguf_metadata import Cursor, Metadata, ValueType
@@ -101,13 +100,18 @@ class GgufFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._map = _map_file(self.path)
+        with self.path.open("rb") as file:
+            if (num_bytes := file.seek(0, 2)) < 24:
+                raise MalformedGguf(f"{self.path.name}: {num_bytes} bytes are too few for a GGUF header")
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         cursor = Cursor(self._map, self.path.name)
         self.version = _read_version(cursor)
         num_tensors, num_values = cursor.u64(), cursor.u64()
         self.metadata = _read_metadata(cursor, num_values)
         header_end = cursor.pos
-        self.alignment = _alignment(self.metadata, cursor)
+        self.alignment = self.metadata.integer("general.alignment", DEFAULT_ALIGNMENT)
+        if not 1 <= self.alignment <= 1 << 20 or self.alignment & (self.alignment - 1):
+            raise cursor.fail(f"general.alignment: {self.alignment} is not a power of two")
         cursor.pos = header_end
         self.tensors = _read_tensors(cursor, num_tensors, self.alignment)
 
@@ -126,18 +130,8 @@ class GgufFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _map_file(path: Path) -> mmap.mmap:
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        if file.tell() < 24:
-            raise MalformedGguf(f"{path.name}: {file.tell()} bytes are too few for a GGUF header")
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _read_version(cursor: Cursor) -> int:
@@ -164,13 +158,6 @@ def _read_metadata(cursor: Cursor, num_values: int) -> Metadata:
         spans[key] = (kind, cursor.pos)
         cursor.skip(kind)
     return Metadata(cursor, spans)
-
-
-def _alignment(metadata: Metadata, cursor: Cursor) -> int:
-    alignment = metadata.integer("general.alignment", DEFAULT_ALIGNMENT)
-    if not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise cursor.fail(f"general.alignment: {alignment} is not a power of two")
-    return alignment
 
 
 def _read_tensors(cursor: Cursor, num_tensors: int, alignment: int) -> dict[str, TensorInfo]:

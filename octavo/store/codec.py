@@ -60,8 +60,8 @@ def pack_tail_items(items: Sequence[AppendItem]) -> bytes:
     return b"".join(parts)
 
 
-def fixed_fields(new: NewSequence) -> list[str | bytes | int]:
-    """The fields of the record that `accept` writes, as field, value, field, value."""
+def fixed_fields(new: NewSequence, quota: TenantQuota) -> list[str | bytes | int]:
+    """The fields of the record that `accept` writes, as field, value, field, value; with a quota, the tenant's."""
     written: dict[str, Any] = {each.name: getattr(new, each.name) for each in fields(AcceptedFacts)}
     del written["seq_id"], written["num_branches"]
     written |= {
@@ -69,12 +69,9 @@ def fixed_fields(new: NewSequence) -> list[str | bytes | int]:
         "keep_on_disconnect": int(new.keep_on_disconnect),
         "routers": new.router,
     }
+    if quota != NO_QUOTA:
+        written["quota"] = f"{quota.max_streams} {quota.tokens_per_minute}"
     return [part for pair in written.items() for part in pair]
-
-
-def quota_fields(quota: TenantQuota) -> list[str]:
-    """The field by which `accept` is told of a tenant's quota; none without one."""
-    return ["quota", f"{quota.max_streams} {quota.tokens_per_minute}"] if quota != NO_QUOTA else []
 
 
 def parse_accept_reply(reply: Sequence[Any]) -> AcceptReply:

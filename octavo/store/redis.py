@@ -51,8 +51,7 @@ class RedisStore:
     # A sequence's life
 
     async def accept(self, new: NewSequence, limits: calls.QueueLimits) -> calls.AcceptReply:
-        prompt = codec.pack_tokens(new.prompt)
-        fixed = [*codec.fixed_fields(new), *codec.quota_fields(limits.quota)]
+        prompt, fixed = codec.pack_tokens(new.prompt), codec.fixed_fields(new, limits.quota)
         bounds = (limits.max_requests, limits.max_tokens, limits.tenant_requests, limits.tenant_tokens)
         args = (new.cost, *bounds, limits.head_start, new.deadline_in_ms, new.num_branches)
         try:
