@@ -1,7 +1,7 @@
 """The store on a Redis or Valkey server: the arguments and replies of each function."""
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -18,17 +18,16 @@ LIST_CHUNK = 256
 
 
 class RedisStore:
-    """A Store on a server. It calls `on_generation` with the new generation whenever the store has restarted."""
+    """A Store on a server."""
 
     def __init__(
         self,
         url: str,
         options: RedisOptions | None = None,
-        on_generation: Callable[[int], None] | None = None,
         source: str | None = None,
         tally: StoreTally | None = None,
     ) -> None:
-        self.server = RedisServer(url, options or RedisOptions(), on_generation, source, tally)
+        self.server = RedisServer(url, options or RedisOptions(), source, tally)
         self._call = self.server.call
         self._tails: dict[Incarnation, WorkerTail] = {}
         self._members: dict[str, tuple[bytes, list[calls.Member]]] = {}  # by kind: the version that was read last

@@ -47,13 +47,12 @@ class RedisOptions:
 
 
 class RedisServer:
-    """Calls functions of the library. It calls `on_generation` with the new generation when the store has restarted."""
+    """Calls functions of the library."""
 
     def __init__(
         self,
         url: str,
         options: RedisOptions,
-        on_generation: Callable[[int], None] | None = None,
         source: str | None = None,
         tally: StoreTally | None = None,
     ) -> None:
@@ -62,7 +61,6 @@ class RedisServer:
         self.generation = 0  # the newest that this process knows; 0 before the first call
         self._urls = server_urls(url)
         self._options = options
-        self._on_generation = on_generation
         self._pools = ConnectionPools(partial(self._connect, options.call_timeout_s), options.max_connections)
 
     @property
@@ -200,20 +198,12 @@ class RedisServer:
             self.tally.observe_call(name, time.perf_counter() - began)
             if reply[0] != b"STALE_GENERATION":
                 return reply
-            self._learn_generation(int(reply[1]))
+            self.generation = max(self.generation, int(reply[1]))  # another call may have learnt it before
             server = self._pools.client_of(f"octavo1_{name}")
             await self.guard(
                 self._load_library, server
             )  # a server that has restarted empty may have an older program's
         raise StoreUnavailable("the store restarts again and again")
-
-    def _learn_generation(self, generation: int) -> None:
-        first = self.generation == 0
-        if generation <= self.generation:  # another call has learnt it before
-            return
-        self.generation = generation
-        if self._on_generation is not None and not first:
-            self._on_generation(generation)
 
     async def listen(self, *channels: str) -> AsyncGenerator[bytes, None]:
         """The messages on the channels, until the caller stops iterating. The iteration has a connection of its own.

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from octavo.request.errors import StoreFull
 from octavo.request.ids import Incarnation, SequenceId
@@ -21,9 +21,8 @@ from octavo.store.memory.sweep import sweep
 class MemoryStore:
     """A Store on a MemoryState. Several of them on one `shared` state stand for several processes on one server."""
 
-    def __init__(self, shared: MemoryState | None = None, on_generation: Callable[[int], None] | None = None) -> None:
+    def __init__(self, shared: MemoryState | None = None) -> None:
         self.shared = shared or MemoryState()
-        self._on_generation = on_generation
         self._generation = self.shared.generation
 
     @property
@@ -38,10 +37,7 @@ class MemoryStore:
 
     def _enter(self) -> MemoryState:
         """The state. Every function begins here, because a new generation must be noticed first."""
-        if self._generation != self.shared.generation:
-            self._generation = self.shared.generation
-            if self._on_generation is not None:
-                self._on_generation(self._generation)
+        self._generation = self.shared.generation
         return self.shared
 
     # A sequence's life

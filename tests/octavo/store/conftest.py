@@ -78,9 +78,9 @@ class Bench:
         self._make = another
         self._opened = [store]
 
-    def another(self, on_generation: Callable[[int], None] | None = None) -> Any:
+    def another(self) -> Any:
         """One more process on the same server."""
-        self._opened.append(self._make(on_generation=on_generation))
+        self._opened.append(self._make())
         return self._opened[-1]
 
     async def close(self) -> None:

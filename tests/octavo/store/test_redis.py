@@ -25,6 +25,7 @@ from octavo.store.calls import (
 )
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
+from octavo.store.store_tally import StoreTally
 
 ROUTER, W1, W2 = Incarnation("router1"), Incarnation("worker1"), Incarnation("worker2")
 LIMITS = QueueLimits()
@@ -173,3 +174,20 @@ async def test_open_store_knows_its_schemes(server: EmbeddedStore) -> None:
     assert await store.queue_depth() == QueueDepth(0, 0)
     with pytest.raises(ValueError, match="must begin with"):
         open_store("http://localhost")
+
+
+async def test_calls_that_were_answered_are_timed(server: EmbeddedStore) -> None:
+    """The others count as errors."""
+    tally = StoreTally()
+    store = open_store(server.url, tally=tally)
+    await store.open()
+    for _ in range(3):
+        await store.queue_depth()
+    await store.members("worker")
+    await store.close()
+    assert tally.times["members"].num_values == 1
+    assert tally.times["depth"].num_values >= 3  # `open` asks, too
+    assert tally.times["depth"].total > 0
+    assert not any(tally.num_errors.values())
+    told = {(value.name, value.labels) for value in tally.values()}
+    assert ("octavo_store_call_seconds", ("depth",)) in told
