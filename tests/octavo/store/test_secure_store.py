@@ -2,7 +2,8 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,19 +118,28 @@ REFUSED = (
 )
 
 
-async def test_the_printed_user_can_only_call_functions(
-    server: EmbeddedStore, capsys: Any, tmp_path: Path, new: Any
-) -> None:
+@asynccontextmanager
+async def logged_in(server: EmbeddedStore, name: str, *rules: str) -> AsyncIterator[RedisStore]:
+    """A store of a user who has these rights, and who has to load the library if it may."""
+    admin = RedisStore(server.url)
+    await (admin.server.client.function_flush() if "+function|load" in rules else admin.open())
+    await admin.server.client.execute_command("ACL", "SETUSER", name, *rules)
+    member = RedisStore(server.url.replace("unix://", f"unix://{name}:{PASSWORD}@"))
+    try:
+        yield member
+    finally:
+        await member.close()
+        await admin.server.client.execute_command("ACL", "DELUSER", name)
+        await admin.close()
+
+
+async def test_the_printed_user_can_only_call_functions(server: Any, capsys: Any, tmp_path: Path, new: Any) -> None:
     (tmp_path / "password").write_text(PASSWORD + "\n")
     assert main(["store-acl", "--user", "runs", "--password-file", str(tmp_path / "password")]) == 0
     line = capsys.readouterr().out
     assert PASSWORD not in line
     _, name, *words = line.split()
-    admin = RedisStore(server.url, RedisOptions())
-    await admin.server.client.execute_command("ACL", "SETUSER", name, *words)
-    await admin.server.client.function_flush()
-    member = RedisStore(server.url.replace("unix://", f"unix://{name}:{PASSWORD}@"), RedisOptions())
-    try:
+    async with logged_in(server, name, *words) as member:
         await member.open()
         await member.heartbeat(Member("worker", Incarnation("w"), b"{}"), 1000)
         await member.accept(new(), QueueLimits())
@@ -137,27 +147,14 @@ async def test_the_printed_user_can_only_call_functions(
         for command in REFUSED.split("; "):
             with pytest.raises((NoPermissionError, ResponseError), match=r"(?i)no permission|no access|can't access"):
                 await member.server.client.execute_command(*command.split())
-    finally:
-        await member.close()
-        await admin.server.client.execute_command("ACL", "DELUSER", name)
-        await admin.close()
 
 
 async def test_without_rights_a_loaded_library_is_used(server: EmbeddedStore) -> None:
-    admin = RedisStore(server.url, RedisOptions())
-    await admin.open()
-    await admin.server.client.execute_command(
-        "ACL", "SETUSER", "calls", "reset", "on", f">{PASSWORD}", *library.user_rules(load=False, replicas=True)
-    )
-    member = RedisStore(server.url.replace("unix://", f"unix://calls:{PASSWORD}@"), RedisOptions())
-    try:
+    rules = ("reset", "on", f">{PASSWORD}", *library.user_rules(load=False, replicas=True))
+    async with logged_in(server, "calls", *rules) as member:
         await member.open()
         with pytest.raises(NoPermissionError):
             await member.server.client.function_load(member.server.source, replace=True)
-    finally:
-        await member.close()
-        await admin.server.client.execute_command("ACL", "DELUSER", "calls")
-        await admin.close()
 
 
 def test_the_flags_of_the_command(capsys: Any, tmp_path: Path) -> None:
