@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from octavo.request.errors import Failure
 from octavo.request.ids import Incarnation, RequestId, SequenceId
@@ -32,9 +32,9 @@ class SequenceState(StrEnum):
         return self not in (SequenceState.QUEUED, SequenceState.RUNNING)
 
 
-@dataclass(slots=True, kw_only=True)
-class AcceptedFacts:
-    """What a router writes about a sequence when it accepts a request, and what never changes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSequence:
+    """What a router writes about a sequence when it accepts a request."""
 
     seq_id: SequenceId
     request_id: RequestId
@@ -44,25 +44,24 @@ class AcceptedFacts:
     model: str  # the model's fingerprint
     layout: str
     sampling: bytes  # serialized octavo.v1.SamplingParams with a concrete seed
+    prompt: tuple[int, ...] | list[int]
     prompt_chain: int
     num_branches: int
     max_tokens: int
     priority: int
-    keep_on_disconnect: bool  # whether the sequence goes on when no client is attached
-
-
-@dataclass(slots=True, kw_only=True)
-class NewSequence(AcceptedFacts):
-    """All that a router tells the store of a sequence when it accepts a request."""
-
-    prompt: tuple[int, ...] | list[int]
     deadline_in_ms: int  # 0: none
+    keep_on_disconnect: bool  # whether the sequence goes on when no client is attached
     router: Incarnation  # the router that the client is attached to
 
     @property
     def cost(self) -> int:
         """The most tokens that the sequence can come to hold: what it counts for in the queue."""
         return len(self.prompt) + self.max_tokens * self.num_branches
+
+    def fixed_fields(self) -> dict[str, Any]:
+        """The fields that the record has, too, and that never change."""
+        own = ("prompt", "deadline_in_ms", "router")
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
 
 
 class TimelineEntry(NamedTuple):
@@ -74,12 +73,25 @@ class TimelineEntry(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Record(AcceptedFacts):
+class Record:
     """What the store holds of one sequence beside prompt and journals. Times are by the store's clock, in milliseconds.
 
     docs/protocol-reference.md explains each field, and which function of the store writes it.
     """
 
+    seq_id: SequenceId
+    request_id: RequestId
+    body_hash: bytes
+    tenant: str
+    salt: str
+    model: str
+    layout: str
+    sampling: bytes
+    prompt_chain: int
+    num_branches: int
+    max_tokens: int
+    priority: int
+    keep_on_disconnect: bool
     state: SequenceState
     prompt_len: int
     routers: tuple[Incarnation, ...]  # those that the client is attached to, and that are told of changes
@@ -112,7 +124,7 @@ class Record(AcceptedFacts):
 def first_record(new: NewSequence, now_ms: int = 0) -> Record:
     """The record of a sequence that has just been accepted."""
     return Record(
-        **{each.name: getattr(new, each.name) for each in fields(AcceptedFacts)},
+        **new.fixed_fields(),
         state=SequenceState.QUEUED,
         prompt_len=len(new.prompt),
         deadline_ms=now_ms + new.deadline_in_ms if new.deadline_in_ms else 0,

@@ -12,7 +12,7 @@ from typing import Any
 
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.limits import NO_QUOTA, TenantQuota
-from octavo.request.record import AcceptedFacts, NewSequence, Record, SequenceState, TimelineEntry
+from octavo.request.record import NewSequence, Record, SequenceState, TimelineEntry
 from octavo.request.sampling import FinishReason
 from octavo.store.calls import AcceptReply, AcceptStatus, AppendItem, Notice, QueueBound, QueueDepth, WorkerLimits
 
@@ -62,7 +62,7 @@ def pack_tail_items(items: Sequence[AppendItem]) -> bytes:
 
 def fixed_fields(new: NewSequence, quota: TenantQuota) -> list[str | bytes | int]:
     """The fields of the record that `accept` writes, as field, value, field, value; with a quota, the tenant's."""
-    written: dict[str, Any] = {each.name: getattr(new, each.name) for each in fields(AcceptedFacts)}
+    written = new.fixed_fields()
     del written["seq_id"], written["num_branches"]
     written |= {
         "prompt_len": len(new.prompt),
