@@ -6,9 +6,8 @@ from typing import cast
 
 from gpu_worker.offline.outputs import CompletionOutput, FinishText, Logprob, LogprobsByToken, RequestOutput
 from octavo.request.errors import Failure
-from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.request.sampling import FinishReason, SamplingParams, TokenScore, rank
 from octavo.request.step_item import StepItem
-from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
 
 TokenDecoder = Callable[[int], str | None]  # the text of a single token, for log probabilities

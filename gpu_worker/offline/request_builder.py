@@ -16,7 +16,7 @@ from octavo.request import limits, sampling_validation, validation
 from octavo.request.chat_messages import ChatTurn
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import SamplingParams
-from octavo.text.absent_tokenizer import NO_TEXT, no_tokenizer
+from octavo.text.byte_tokenizer import NO_TEXT, no_tokenizer
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.stop import TextStream
 from octavo.text.tokenizer import AnyTokenizer

@@ -18,7 +18,7 @@ from pathlib import Path
 from octavo.cli import output
 from octavo.net.security.api_keys import ApiKeyError, line_of, new_key, parse_time, require_tenant, time_text
 from octavo.process.command_error import CommandError
-from octavo.request.quota import MAX_STREAMS, MAX_TOKENS_PER_MINUTE, TenantQuota
+from octavo.request.limits import MAX_STREAMS, MAX_TOKENS_PER_MINUTE, TenantQuota
 
 UNITS_S = {"m": 60, "h": 3600, "d": 24 * 3600, "w": 7 * 24 * 3600}
 MAX_DAYS = 36_500

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from octavo.process.command_error import CommandError
-from octavo.store import acl
+from octavo.store import library
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -26,7 +26,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     if args.setuser:
-        print(" ".join(acl.rules(replicas=args.replicas, load=args.load)))
+        print(" ".join(library.user_rules(replicas=args.replicas, load=args.load)))
         return 0
     if args.password_file is None:
         raise CommandError("give --password-file FILE, or --setuser for the rules alone")
@@ -39,5 +39,5 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(f"--password-file {args.password_file}: {reason}") from None
     if not password:
         raise CommandError(f"--password-file {args.password_file}: is empty")
-    print(acl.line_of(args.user, password, replicas=args.replicas, load=args.load))
+    print(library.user_line(args.user, password, replicas=args.replicas, load=args.load))
     return 0

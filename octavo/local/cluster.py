@@ -21,7 +21,7 @@ from octavo.net.security.roles import PeerRole
 from octavo.process.child_process import ChildProcess
 from octavo.process.listen_address import reachable_address, with_host
 from octavo.process.machine import usable_cores
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from octavo.settings.options import AUTO, Settings
 from octavo.settings.router import RouterSettings
 from octavo.settings.setting_sources import arguments_of, environment_of

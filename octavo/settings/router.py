@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo.process import listen_address, telemetry
-from octavo.request.quota import MAX_STREAMS, MAX_TOKENS_PER_MINUTE
+from octavo.request.limits import MAX_STREAMS, MAX_TOKENS_PER_MINUTE
 from octavo.settings.common import CA_HELP, CERT_HELP, HOST_HELP, INSECURE_HELP, KEY_HELP, STORE_HELP, unless_empty
 from octavo.settings.http_origins import parse_origins
 from octavo.settings.model_aliases import parse_aliases

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from octavo.process import listen_address, telemetry
 from octavo.process.failpoints import require_texts
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from octavo.settings.common import (
     CA_HELP,
     CERT_HELP,

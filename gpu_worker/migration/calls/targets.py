@@ -6,7 +6,7 @@ from typing import Any
 
 from octavo.request.errors import NotFound
 from octavo.request.ids import Incarnation
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from octavo.store.base import Store
 from octavo.store.calls import Member
 from octavo.wire.endpoint import Endpoint, parse_endpoint

@@ -23,8 +23,7 @@ from octavo.net.traces import NO_PARENT, traceparent_in
 from octavo.request import limits, validation
 from octavo.request.errors import CannotMove, Draining, InvalidArgument, Loading, ServingError
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.record import AdmissionAnswer, AdmissionOutcome
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import AdmissionAnswer, AdmissionOutcome, WorkerRole
 from octavo.wire.internal import admission_from_wire, answer_to_wire
 from octavo.wire.public import failure_to_wire
 

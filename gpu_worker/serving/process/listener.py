@@ -13,7 +13,7 @@ from octavo.net.security.trail import AccessTrail, ListenerKind
 from octavo.net.server import add_standard_services, make_server, open_port
 from octavo.process.listen_address import EVERY_INTERFACE
 from octavo.request.ids import Incarnation, new_incarnation
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from octavo.settings.worker import WorkerSettings
 from octavo.wire.endpoint import parse_advertised, parse_listener
 

@@ -10,7 +10,7 @@ import pytest
 from octavo.cli import main
 from octavo.local.development_ca import is_complete
 from octavo.net.security.api_keys import ApiKeys
-from octavo.request.quota import NO_QUOTA, TenantQuota
+from octavo.request.limits import NO_QUOTA, TenantQuota
 
 
 def test_certificates_and_the_lines_that_use_them(capsys: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a browser says of the page that asks decides: by raw requests to a real server, as browsers write them."""
+"""Who gets through: by raw requests to a real server, as browsers write them, and with certificates of every role."""
 
 import asyncio
 import json
@@ -6,17 +6,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from certificates import Certificates
 
 from octavo.net.http_server import HttpServer
+from octavo.net.security.gates import OperatorGate, WebGate, is_local_name
 from octavo.net.security.trail import AccessTrail, ListenerKind
-from octavo.net.security.web_gate import WebGate, is_local_name
+from octavo.wire.tls import TlsFiles
 
 LISTED = "https://chat.example.com"
 FOREIGN = [
     "example.com",
     "example.com:52051",
     "localhost.example.com",
-    "",
     "127.0.0.1.example.com",
     "[::1].example.com",
     "::1",
@@ -24,7 +25,7 @@ FOREIGN = [
 Ask = Callable[..., Awaitable[tuple[int, dict[str, str], bytes]]]
 
 
-@pytest.mark.parametrize("host", FOREIGN)
+@pytest.mark.parametrize("host", ["", *FOREIGN])
 def test_other_names_are_not(host: str) -> None:
     assert not is_local_name(host)
 
@@ -152,3 +153,29 @@ async def test_a_listed_page_is_served(ask: Ask) -> None:
     assert headers["access-control-allow-origin"] == LISTED
     assert "x-request-id" in headers["access-control-expose-headers"]
     assert "access-control-allow-credentials" not in headers
+
+
+async def status_of(endpoint: str, path: str, files: TlsFiles) -> int:
+    host, _, port = endpoint.rpartition(":")
+    context = files.client_context()
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname="localhost")
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+    async with asyncio.timeout(20):
+        line = await reader.readline()
+    writer.close()
+    return int(line.split()[1])
+
+
+async def test_operators_see_pages_and_everybody_sees_the_health(certificates: Certificates) -> None:
+    server = HttpServer(OperatorGate(app), "127.0.0.1:0", "--web-listen", certificates.files("router").http_context())
+    endpoint = await server.start()
+    files = {role: certificates.files(role) for role in ("client", "operator", "router", "worker")}
+    files["nobody"] = TlsFiles(ca=certificates.settings("client")["tls_ca"])
+    try:
+        for role, own in files.items():
+            found = [
+                await status_of(endpoint, path, own) for path in ("/metrics", "/health", "/health/alive", "/healthy")
+            ]
+            assert found == ([200] * 4 if role == "operator" else [403, 200, 200, 403]), role
+    finally:
+        await server.stop(0)

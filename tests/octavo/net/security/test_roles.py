@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-from certificates import Certificates
 from cryptography import x509
 
-from octavo.net.security.certificate_names import subject_of_context, uris_of_context
+from octavo.net.security.roles import subject_of_context, uris_of_context
 
 OPERATOR = "octavo:///role/operator"
 
@@ -20,13 +19,7 @@ OPERATOR = "octavo:///role/operator"
         ([x509.DNSName(OPERATOR)], {"x509_common_name": "ann"}, [], ["CN=ann"]),
     ],
 )
-def test_whole_names_alone_are_known(
-    certificates: Certificates,
-    alternatives: list[x509.GeneralName],
-    told: dict[str, str],
-    uris: list[str],
-    subject: list[str],
-) -> None:
+def test_whole_names_alone_are_known(certificates, alternatives, told, uris, subject):
     """`told` is what gRPC says beside the list of all alternative names, in which it cuts them at zero bytes, too."""
     certificates.with_names("told", alternatives)
     pem = (Path(certificates.folder) / "told.crt").read_bytes()

@@ -1,17 +1,31 @@
-"""Connections to the primary among several servers: whichever of them was promoted, without a word to the clients."""
+"""The connections of one process to the store's server, or to whichever of several servers is the primary.
+
+They are in several pools: no kind of call can use up those of another. Reads of streams and requests of clients are as
+many as clients like. What keeps a process and its streams alive must get through all the same: else a flood of clients,
+or a machine without time, ends leases, and then streams.
+"""
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConnection, parse_url
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import ReadOnlyError
 
-from octavo.store import keys
+from octavo.store import codec
 
 Address = tuple[str, int]
+REQUESTS = "requests"
+# Which functions have connections of their own, and how many. A connection is opened when it is first needed.
+POOLS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "leases": (2, ("register", "heartbeat", "leave", "members", "sweep")),
+    "attachments": (4, ("attach", "detach")),
+    "owners": (8, ("pop", "requeue", "take", "announce", "owned", "append_batch", "append_tail", "progress",
+                   "mig_begin", "mig_commit", "mig_abort")),
+}  # fmt: skip
+POOL_OF = {f"octavo1_{function}": pool for pool, (_, functions) in POOLS.items() for function in functions}
 
 
 class PrimaryConnection(Connection):
@@ -53,7 +67,7 @@ class PrimaryConnection(Connection):
             role = (await probe.read_response())[0]
             if role != b"master":
                 raise ConnectionLost("a replica")
-            await probe.send_command("GET", keys.GENERATION)
+            await probe.send_command("GET", codec.GENERATION_KEY)
             generation = re.match(rb"\d+", await probe.read_response() or b"0")
             return int(generation[0]) if generation else 0
         finally:
@@ -92,3 +106,28 @@ def connection_pool(urls: Sequence[str], **options: Any) -> BlockingConnectionPo
     secure = issubclass(parsed[0].pop("connection_class", Connection), SSLConnection)
     kind = SecurePrimaryConnection if secure else PrimaryConnection
     return BlockingConnectionPool(connection_class=kind, addresses=addresses, **parsed[0], **options)
+
+
+class ConnectionPools:
+    """A client of the server for each function. Those of one pool share connections, and wait for one if need be."""
+
+    def __init__(self, connect: Callable[[int], Any], max_connections: int) -> None:
+        """`connect` makes a client with so many connections. `max_connections` are for what POOLS does not name."""
+        sizes = {REQUESTS: max_connections, **{name: size for name, (size, _) in POOLS.items()}}
+        self._clients = {name: connect(size) for name, size in sizes.items()}
+
+    def client_of(self, function: str = "") -> Any:
+        """The client for calls of that function; for all other commands, the client of the pool for requests."""
+        return self._clients[POOL_OF.get(function, REQUESTS)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._clients.values())
+
+    async def disconnect_idle(self) -> None:
+        """Whoever needs a connection next makes a new one."""
+        for each in self:
+            await each.connection_pool.disconnect(inuse_connections=False)
+
+    async def close(self) -> None:
+        for each in self:
+            await each.aclose()

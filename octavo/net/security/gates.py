@@ -1,4 +1,4 @@
-"""Keeps web pages of strangers from using a listener that the browser of its user can reach.
+"""ASGI applications around others: what web pages of strangers, and callers who are no operators, do not get.
 
 A browser sends what any page wants to any address, such as 127.0.0.1. It says so in `Origin` and `Sec-Fetch-Site`, and
 asks first (a preflight) where a request has another content type than forms have. A page may also have a name of its
@@ -9,13 +9,14 @@ carry the page's name as `Host`.
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from octavo.net.security.operator_gate import AsgiApp
+from octavo.net.security.roles import PeerRole, roles_of_peer
 from octavo.net.security.trail import AccessReason, AccessTrail, Caller, ListenerKind
 from octavo.settings.http_origins import ANY
 
+AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 PREFLIGHT_S = 600  # how long a browser need not ask again
 SHOWN = b"x-request-id, retry-after, retry-after-ms"  # headers of an answer that a page may read
 WRONG_HOST = (
@@ -23,7 +24,9 @@ WRONG_HOST = (
     "a proxy must set such a Host"
 )
 WRONG_TYPE = "send JSON, with the header `Content-Type: application/json` (curl: -H 'Content-Type: application/json')"
+NO_OPERATOR = json.dumps({"error": "this page needs a certificate with the role operator"}).encode()
 FOREIGN_SITES = frozenset({"cross-site", "same-site"})
+JSON_TYPE = (b"content-type", b"application/json")
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 _HEADER_NAMES = re.compile(rb"[\w, -]{1,1000}", re.ASCII)
 
@@ -97,11 +100,27 @@ class WebGate:
 
     async def _refuse(self, send: Any, status: int, param: str, message: str) -> None:
         kind = "permission_error" if status == 403 else "invalid_request_error"
-        error = {"message": message, "type": kind, "param": param, "code": None}
-        body = json.dumps({"error": error}).encode()
+        body = json.dumps({"error": {"message": message, "type": kind, "param": param, "code": None}}).encode()
         # What there is of a body is not read.
-        headers = [*self._headers, (b"content-type", b"application/json"), (b"connection", b"close")]
-        await _answer(send, status, headers, body)
+        await _answer(send, status, [*self._headers, JSON_TYPE, (b"connection", b"close")], body)
+
+
+class OperatorGate:
+    """An ASGI application around another one, of which only operators see more than /health and what is below it."""
+
+    def __init__(self, app: AsgiApp, trail: AccessTrail | None = None) -> None:
+        self._app = app
+        self._trail = trail
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path, known = scope["path"], scope["state"]["peer_certificate"]
+        if path == "/health" or path.startswith("/health/") or PeerRole.OPERATOR in roles_of_peer(known):
+            await self._app(scope, receive, send)
+            return
+        if self._trail is not None:
+            reason = AccessReason.ROLE if known else AccessReason.NO_CERTIFICATE
+            self._trail.note_refusal(ListenerKind.PAGES, reason, Caller.of_request(scope), path)
+        await _answer(send, 403, [JSON_TYPE], NO_OPERATOR)
 
 
 def is_local_name(host: str) -> bool:

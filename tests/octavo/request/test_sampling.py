@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.text.ranking import rank
+from octavo.request.sampling import rank
 
 
 @given(st.lists(st.none() | st.floats(-1e3, 0, allow_nan=False) | st.sampled_from([-1.0, -2.0])), st.integers(0, 20))
