@@ -11,7 +11,7 @@ import tomllib
 
 import pytest
 
-from octavo.cli import checks, main, native_checks
+from octavo.cli import checks, commands, main, native_checks
 from octavo.local import state
 from octavo.local.state import ClusterState, RouterState, StoreState, WorkerState
 from octavo.settings.up import UpSettings
@@ -159,6 +159,13 @@ def test_status_asks_any_admin_endpoint(endpoint, capsys):
     assert json.loads(capsys.readouterr().out)["workers"][0]["worker_id"] == "worker-0"
     assert main(["status", "--admin-endpoint", "127.0.0.1:1", "--timeout", "0.1"]) == 1
     assert "no answer within 0.1 s: correct --admin-endpoint" in capsys.readouterr().err
+
+
+def test_without_its_package_bench_is_named_and_the_rest_works(capsys, monkeypatch):
+    monkeypatch.setattr(commands, "find_spec", lambda name: None)
+    assert main(["bench", "--rate", "3"]) == 2
+    assert "bench is in the package octavo_bench, which is not installed" in capsys.readouterr().err
+    assert main(["completion", "bash"]) == 0
 
 
 def test_up_names_a_used_port_with_its_remedy(capsys, tmp_path):

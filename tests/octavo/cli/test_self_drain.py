@@ -1,17 +1,13 @@
 """`octavo drain --self`: the worker that runs here, by the variables that it was started with."""
 
-import asyncio
 import json
-import threading
-from contextlib import contextmanager
 
 import pytest
 from certificates import Certificates
+from scripted_router import served
 
 from octavo.cli import main
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
-from octavo.net.security.authorizer import Authorizer
-from octavo.net.server import make_server, open_port
 from octavo.request import errors
 
 
@@ -28,35 +24,14 @@ class Worker(worker_pb2_grpc.WorkerServicer):
             yield worker_pb2.DrainResponse(num_left=left, num_migrated=3 - left, num_released=0)
 
 
-@contextmanager
-def served(worker, tls=None):
-    """The address of a server in another thread."""
-    address, stop, started = [], [], threading.Event()
-
-    async def main():
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        stop.append(lambda: loop.call_soon_threadsafe(ended.set))
-        server = make_server(internal=True, authorizer=Authorizer(tls=tls is not None))
-        worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
-        address.append(f"127.0.0.1:{open_port(server, '127.0.0.1:0', tls)}")
-        await server.start()
-        started.set()
-        await ended.wait()
-        await server.stop(None)
-        await server.wait_for_termination()
-
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
-    thread.start()
-    assert started.wait(20)
-    yield address[0]
-    stop[0]()
-    thread.join(20)
+def serving(worker, tls=None):
+    return served((worker_pb2_grpc.add_WorkerServicer_to_server, worker), tls=tls, internal=True)
 
 
 @pytest.fixture
 def worker(monkeypatch):
     made = Worker()
-    with served(made) as address:
+    with serving(made) as address:
         monkeypatch.setenv("OCTAVO_WORKER_LISTEN", address)
         monkeypatch.setenv("OCTAVO_WORKER_ID", "pod-0")
         yield made
@@ -74,7 +49,7 @@ def test_the_worker_here_is_drained_without_a_router(worker, capsys):
 
 def test_it_shows_the_certificate_of_the_worker(tmp_path, monkeypatch, capsys):
     certificates, made = Certificates(tmp_path / "tls"), Worker()
-    with served(made, certificates.files("worker")) as address:
+    with serving(made, certificates.files("worker")) as address:
         monkeypatch.setenv("OCTAVO_WORKER_LISTEN", address)
         for role, code in (("worker", 0), ("client", 1)):
             for name, file in certificates.settings(role).items():

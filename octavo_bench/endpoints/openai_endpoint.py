@@ -10,7 +10,9 @@ import ssl
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli.bench.endpoint_base import (
+from octavo.process.command_error import CommandError
+from octavo.wire.tls import PLAIN, ClientCredentials
+from octavo_bench.endpoints.base import (
     BenchRequest,
     RequestFailed,
     RequestOptions,
@@ -18,8 +20,6 @@ from octavo.cli.bench.endpoint_base import (
     StreamTotals,
     chosen_model,
 )
-from octavo.process.command_error import CommandError
-from octavo.wire.tls import PLAIN, ClientCredentials
 
 if TYPE_CHECKING:
     import aiohttp

@@ -7,11 +7,11 @@ from importlib import metadata
 from typing import Any
 
 from octavo.cli import output
-from octavo.cli.bench import cautions
-from octavo.cli.bench.endpoint_base import BenchEndpoint
-from octavo.cli.bench.measurement import RoundMeasurement
-from octavo.cli.bench.rounds import SIDES
-from octavo.cli.bench.summary import ServiceObjective, compare, summarize, value_at
+from octavo_bench.endpoints.base import BenchEndpoint
+from octavo_bench.measurement import RoundMeasurement
+from octavo_bench.results import cautions
+from octavo_bench.results.summary import ServiceObjective, compare, summarize, value_at
+from octavo_bench.rounds import SIDES
 
 VERSION = 1  # of the JSON: one more when a name changes its meaning or goes
 SPREADS = (("TTFT", "ttft_ms"), ("ITL", "itl_ms"), ("TPOT", "tpot_ms"), ("e2e", "e2e_ms"))

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from octavo.cli import connection, deployment
-from octavo.cli.bench.distributions import FORMS, parse_lengths
-from octavo.cli.bench.summary import EXAMPLE, parse_objective
 from octavo.request.errors import InvalidArgument
 from octavo.settings.client import ClientSettings
 from octavo.settings.setting_sources import add_arguments as add_setting_arguments
+from octavo_bench.distributions import FORMS, parse_lengths
+from octavo_bench.results.summary import EXAMPLE, parse_objective
 
 T = TypeVar("T")
 

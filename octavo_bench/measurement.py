@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from octavo.cli.bench.endpoint_base import StreamPart, StreamTotals
+from octavo_bench.endpoints.base import StreamPart, StreamTotals
 
 INTERRUPTED = "interrupted"
 

@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 
 from scripted_endpoint import ScriptedEndpoint
 
-from octavo.cli.bench import report
-from octavo.cli.bench.endpoint_base import StreamPart, StreamTotals
-from octavo.cli.bench.measurement import RequestMeasurement, RoundMeasurement
-from octavo.cli.bench.summary import parse_objective
+from octavo_bench.endpoints.base import StreamPart, StreamTotals
+from octavo_bench.measurement import RequestMeasurement, RoundMeasurement
+from octavo_bench.results import report
+from octavo_bench.results.summary import parse_objective
 
 SPREAD = {"mean", "p50", "p90", "p95", "p99", "max"}
 SUMMARY = {

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from octavo.cli import output
-from octavo.cli.bench import arguments, plot, report, run_parts
-from octavo.cli.bench.measurement import RequestMeasurement
-from octavo.cli.bench.rounds import SIDES, Benchmark
-from octavo.cli.bench.token_counter import TokenCounter, load_counter
 from octavo.process.loop import run as run_loop
+from octavo_bench import arguments, run_parts
+from octavo_bench.measurement import RequestMeasurement
+from octavo_bench.results import plot, report
+from octavo_bench.rounds import SIDES, Benchmark
+from octavo_bench.token_counter import TokenCounter, load_counter
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -7,18 +7,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from octavo.cli import deployment, output
-from octavo.cli.bench import arguments
-from octavo.cli.bench.distributions import ArrivalProcess, parse_lengths
-from octavo.cli.bench.endpoint_base import BenchEndpoint, RequestOptions
-from octavo.cli.bench.grpc_endpoint import GrpcEndpoint
-from octavo.cli.bench.openai_endpoint import OpenAiEndpoint
-from octavo.cli.bench.rounds import BenchSettings
-from octavo.cli.bench.token_counter import TokenCounter
-from octavo.cli.bench.traffic import DatasetTraffic, SyntheticTraffic, Traffic, read_dataset
 from octavo.net.security.roles import PeerRole
 from octavo.request.errors import InvalidArgument
 from octavo.wire.endpoint import parse_cells
 from octavo.wire.tls import PLAIN, ClientCredentials
+from octavo_bench import arguments
+from octavo_bench.distributions import ArrivalProcess, parse_lengths
+from octavo_bench.endpoints.base import BenchEndpoint, RequestOptions
+from octavo_bench.endpoints.grpc_endpoint import GrpcEndpoint
+from octavo_bench.endpoints.openai_endpoint import OpenAiEndpoint
+from octavo_bench.rounds import BenchSettings
+from octavo_bench.token_counter import TokenCounter
+from octavo_bench.traffic import DatasetTraffic, SyntheticTraffic, Traffic, read_dataset
 
 TOLD = (
     *("rate", "chat", "shared_prefix", "prefixes", "dataset", "token_ids"),

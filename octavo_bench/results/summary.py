@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from octavo.cli.bench.measurement import INTERRUPTED, RequestMeasurement, RoundMeasurement
+from octavo_bench.measurement import INTERRUPTED, RequestMeasurement, RoundMeasurement
 
 MS = 1000.0
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}

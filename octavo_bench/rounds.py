@@ -14,12 +14,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
 
-from octavo.cli.bench.distributions import ArrivalProcess
-from octavo.cli.bench.endpoint_base import BenchEndpoint, RequestFailed
-from octavo.cli.bench.measurement import INTERRUPTED, RequestMeasurement, RoundMeasurement
-from octavo.cli.bench.token_counter import TokenCounter
-from octavo.cli.bench.traffic import Conversation, Traffic
 from octavo.process.loop import end_tasks
+from octavo_bench.distributions import ArrivalProcess
+from octavo_bench.endpoints.base import BenchEndpoint, RequestFailed
+from octavo_bench.measurement import INTERRUPTED, RequestMeasurement, RoundMeasurement
+from octavo_bench.token_counter import TokenCounter
+from octavo_bench.traffic import Conversation, Traffic
 
 FAILURE_PAUSE_S = 0.2  # of a user of a closed loop: an endpoint that refuses at once is not called in a hot loop
 LAG_SAMPLE_S = 0.05

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.cli.bench import openai_endpoint
-from octavo.cli.bench.endpoint_base import RequestFailed
-from octavo.cli.bench.openai_endpoint import ServerSentEvents
+from octavo_bench.endpoints import openai_endpoint
+from octavo_bench.endpoints.base import RequestFailed
+from octavo_bench.endpoints.openai_endpoint import ServerSentEvents
 
 STREAM = (
     b': hello\r\ndata: {"a": 1}\r\n\r\nevent: x\ndata:two\ndata: lines\n\n\n\nid: 3\ndata: [DONE]\n\ndata: unfinished'

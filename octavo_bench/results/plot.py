@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from octavo.cli.bench.measurement import RoundMeasurement
-from octavo.cli.bench.rounds import SIDES
-from octavo.cli.bench.summary import summarize
+from octavo_bench.measurement import RoundMeasurement
+from octavo_bench.results.summary import summarize
+from octavo_bench.rounds import SIDES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ The generator, not the endpoint, may have been the limit; two figures may not me
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from octavo.cli.bench.measurement import RoundMeasurement
+from octavo_bench.measurement import RoundMeasurement
 
 MAX_CPU_SHARE = 0.85  # of one core: a Python program cannot use more than one
 MIN_LATENESS_MS = 5.0

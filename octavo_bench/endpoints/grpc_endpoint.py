@@ -6,7 +6,11 @@ refused call here, so that refusals are seen; streams that break go on, as they 
 
 from collections.abc import AsyncGenerator
 
-from octavo.cli.bench.endpoint_base import (
+from octavo.client import AsyncClient, RetryPolicy
+from octavo.process.command_error import CommandError
+from octavo.request.errors import ServingError, Unreachable
+from octavo.wire.tls import PLAIN, ClientCredentials
+from octavo_bench.endpoints.base import (
     BenchRequest,
     RequestFailed,
     RequestOptions,
@@ -14,10 +18,6 @@ from octavo.cli.bench.endpoint_base import (
     StreamTotals,
     chosen_model,
 )
-from octavo.client import AsyncClient, RetryPolicy
-from octavo.process.command_error import CommandError
-from octavo.request.errors import ServingError, Unreachable
-from octavo.wire.tls import PLAIN, ClientCredentials
 
 BROKEN_FOR_S = 10.0  # a stream that fails for this long without an event has failed
 

@@ -13,13 +13,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from octavo.cli.bench.distributions import LengthDistribution
-from octavo.cli.bench.endpoint_base import BenchRequest
-from octavo.cli.bench.token_counter import TokenCounter
 from octavo.client.arguments import Messages
 from octavo.process.command_error import CommandError
 from octavo.request.chat_messages import message_pairs
 from octavo.request.errors import InvalidArgument
+from octavo_bench.distributions import LengthDistribution
+from octavo_bench.endpoints.base import BenchRequest
+from octavo_bench.token_counter import TokenCounter
 
 # Short words, each of which is one token with the space before it in most vocabularies.
 _LISTED = """

@@ -7,9 +7,9 @@ import pytest
 from scripted_endpoint import ScriptedEndpoint
 from virtual_time import run_virtually
 
-from octavo.cli.bench.rounds import RoundDriver, RoundOptions
-from octavo.cli.bench.summary import summarize
-from octavo.cli.bench.traffic import Conversation, ConversationTurn
+from octavo_bench.results.summary import summarize
+from octavo_bench.rounds import RoundDriver, RoundOptions
+from octavo_bench.traffic import Conversation, ConversationTurn
 
 NUM_TOKENS = 11  # 0.1 s to the first one, and 0.1 s for the others
 
