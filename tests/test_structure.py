@@ -269,7 +269,7 @@ def test_commands_of_clients_load_without_extras() -> None:
     absent = {name for name, names in owners if declared.isdisjoint(each.lower().replace("_", "-") for each in names)}
     loaded_by("octavo_bench", absent - set(PACKAGES))
     loaded = loaded_by("octavo.cli.commands", absent - set(PACKAGES))
-    assert {f"octavo.cli.{command}" for command in ("generate", "chat", "status", "show")} <= loaded
+    assert {f"octavo.cli.{command}" for command in ("generate", "chat", "operators.status", "operators.show")} <= loaded
 
 
 def test_a_router_loads_neither_torch_nor_numpy() -> None:

@@ -10,24 +10,11 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from types import ModuleType
 
-from octavo.cli import (
-    cert,
-    chat,
-    completion,
-    doctor,
-    drain,
-    generate,
-    key,
-    migrate,
-    output,
-    programs,
-    show,
-    status,
-    store_acl,
-    top,
-    up,
-)
+from octavo.cli import access, chat, completion, generate, output, programs, up
+from octavo.cli.doctor import command as doctor
+from octavo.cli.operators import drain, migrate, show, status
 from octavo.cli.output import print_error
+from octavo.cli.top import command as top
 from octavo.process.command_error import CommandError
 from octavo.request.errors import InvalidArgument, ServingError, closest
 from octavo.settings.command_parser import CommandParser
@@ -35,10 +22,7 @@ from octavo.settings.options import SettingsError
 
 INTERRUPTED = 130
 BENCH = "octavo_bench"  # the package of `octavo bench`: like a program it stands above this one, and may be absent
-COMMANDS = (
-    *(up, programs, generate, chat, status, top, show, drain, migrate, BENCH),
-    *(doctor, cert, key, store_acl, completion),
-)
+COMMANDS = (up, programs, generate, chat, status, top, show, drain, migrate, BENCH, doctor, access, completion)
 
 
 def parser() -> CommandParser:

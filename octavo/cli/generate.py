@@ -5,8 +5,7 @@ import os
 import sys
 from typing import Any
 
-from octavo.cli import answer_notes, connection, deployment, output, sampling, token_table
-from octavo.cli.queue_notice import queue_notice
+from octavo.cli import answers, connection, deployment, output
 from octavo.client import Output, Stream
 from octavo.client.arguments import PRIORITIES, Prompt
 from octavo.client.events import output_of
@@ -25,7 +24,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--token-ids", type=_ids, metavar="ID[,...]", help="the prompt as token ids")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to answer")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt; implies --chat")
-    sampling.add_arguments(parser)
+    answers.add_sampling(parser)
     parser.add_argument("--n", type=int, default=None, metavar="N", help="branches to return [default: 1]")
     parser.add_argument(
         "--logprobs",
@@ -45,7 +44,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace) -> int:
-    prompt, params = _prompt(args), sampling.from_args(args)
+    prompt, params = _prompt(args), answers.sampling_of(args)
     request_id = args.request_id or new_request_id()
     options: dict[str, Any] = {
         "model": args.model,
@@ -56,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
     }
     several = (params.get("n") or 1) > 1
     with connection.connected(args) as client:
-        with queue_notice(args.command, client, request_id):
+        with answers.queue_notice(args.command, client, request_id):
             if args.json:
-                output.print_json(output.completion_json(client.complete(prompt, **options)))
+                output.print_json(answers.completion_json(client.complete(prompt, **options)))
                 return 0
             if several:
                 outputs = client.complete(prompt, **options).outputs
@@ -68,9 +67,8 @@ def run(args: argparse.Namespace) -> int:
             if several:
                 print(f"--- {branch.index}: {branch.finish_reason.name}\n{branch.text}")
             if branch.logprobs:
-                print("\n" + token_table.render(branch, client, args.model))
-        for note in answer_notes.notes(outputs, params):
-            output.print_error(args.command, note)
+                print("\n" + answers.token_table(branch, client, args.model))
+        answers.print_notes(args.command, outputs, params)
     return 0
 
 

@@ -7,9 +7,8 @@ import json
 import signal
 import sys
 
-from octavo.cli import checks, model_checks, store_check
-from octavo.cli.cert import development_ca
-from octavo.cli.check_report import CheckReport
+from octavo.cli.access import development_ca
+from octavo.cli.doctor import CheckReport, machine_checks, model_checks, store_check
 from octavo.client import AsyncClient
 from octavo.local import state
 from octavo.local.certificate_files import certificate_files
@@ -91,7 +90,7 @@ def _require_usable(wanted: ClusterSettings) -> None:
             f"--prefill-workers {up.prefill_workers} and --decode-workers {up.decode_workers} are more than "
             f"--workers {up.workers}, of which they are"
         )
-    _require(checks.block_memory(up.workers, worker.kv_cache_bytes, max(worker.swap_bytes, 0), up.device))
+    _require(machine_checks.block_memory(up.workers, worker.kv_cache_bytes, max(worker.swap_bytes, 0), up.device))
     _require_protected(wanted)
     if up.store:
         _require(asyncio.run(store_check.store(up.store)))

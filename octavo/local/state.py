@@ -168,10 +168,15 @@ def locked(directory: Path) -> Iterator[None]:
 
 def write(directory: Path, state: ClusterState) -> None:
     """Replaces the file in one step: a reader sees the old state or the new one."""
-    temporary = directory / f"{FILE}.{os.getpid()}"
-    temporary.touch(mode=0o600)  # the store's URL may hold a password
-    temporary.write_text(json.dumps(state.to_json(), indent=2) + "\n")
-    temporary.replace(directory / FILE)
+    replace_file(directory / FILE, f"{json.dumps(state.to_json(), indent=2)}\n".encode())  # a URL may hold a password
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Writes a file in one step. Nobody else can read it, not even for a moment. Raises OSError."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
+        opened.write(content)
+    temporary.replace(file)
 
 
 def remove(directory: Path) -> None:

@@ -16,7 +16,7 @@ sys.path.insert(0, sys.argv[1])
 sys.meta_path.insert(0, importlib.machinery.PathFinder)  # before the hook of an editable install
 logging.basicConfig()
 from gpu_worker import ops
-from octavo.cli import native_checks
+from octavo.cli.doctor import native_checks
 assert ops.__file__.startswith(sys.argv[1]), ops.__file__
 print(ops.choose_ops(torch.device("cpu")).name, "|", native_checks.cpu_extension(None).detail)
 """

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from octavo.cli import checks, main, model_checks
+from octavo.cli import main
+from octavo.cli.doctor import machine_checks, model_checks
 from octavo.local import state
 
 OCTAVO = [sys.executable, "-m", "octavo.cli"]
@@ -183,4 +184,4 @@ def test_a_directory_of_somebody_else_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(state.StateDirectoryError, match="is not writable: choose another"), state.locked(tmp_path):
         pass
-    assert checks.directory(str(tmp_path)).result == "bad"
+    assert machine_checks.directory(str(tmp_path)).result == "bad"

@@ -11,7 +11,8 @@ import tomllib
 
 import pytest
 
-from octavo.cli import checks, commands, main, native_checks
+from octavo.cli import commands, main
+from octavo.cli.doctor import machine_checks, native_checks
 from octavo.local import state
 from octavo.local.state import ClusterState, RouterState, StoreState, WorkerState
 from octavo.settings.up import UpSettings
@@ -236,9 +237,9 @@ def test_doctor_knows_its_own_ports(tmp_path):
         taken.listen()
         port = taken.getsockname()[1]
         settings = UpSettings(grpc_port=port)
-        assert [check.result for check in checks.port_checks(settings, None)] == ["bad"]
+        assert [check.result for check in machine_checks.port_checks(settings, None)] == ["bad"]
         own = example(f"127.0.0.1:{port}", tmp_path)
-        assert [check.result for check in checks.port_checks(settings, own)] == ["ok"]
+        assert [check.result for check in machine_checks.port_checks(settings, own)] == ["ok"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

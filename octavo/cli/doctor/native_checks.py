@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from octavo.cli.check_report import CheckReport
+from octavo.cli.doctor import CheckReport
 
 TIMEOUT_S = 30
 DRIVER = "install a newer driver, or build octavo for this GPU from its sources (OCTAVO_CUDA_ARCHITECTURES)"
-CHECKOUT = (Path(__file__).parents[2] / "Makefile").exists()
+CHECKOUT = (Path(__file__).parents[3] / "Makefile").exists()
 BUILD = "make extension" if CHECKOUT else "install a wheel that was built for this Python and processor, with kernels"
 PROBE = """
 import json, pathlib, runpy, sys
@@ -49,16 +49,14 @@ def all_checks() -> list[CheckReport]:
 
 def cpu_extension(info: dict[str, Any] | None) -> CheckReport:
     if info is None:
-        return CheckReport(
-            "extension", "note", "not built: the reference ops in torch are used, several times slower", BUILD
-        )
+        text = "not built: the reference ops in torch are used, several times slower"
+        return CheckReport("extension", "note", text, BUILD)
     if "error" in info:
         return CheckReport("extension", "bad", f"cannot be loaded: {info['error']}", BUILD)
     detail = f"native, {info['isa']} kernels, {info['version']}, {info['compiler']}, {info['build_type']}"
     if info["sanitizers"]:
-        return CheckReport(
-            "extension", "note", f"{detail}, with {info['sanitizers']}", "make extension, without OCTAVO_SANITIZE"
-        )
+        fix = "make extension, without OCTAVO_SANITIZE"
+        return CheckReport("extension", "note", f"{detail}, with {info['sanitizers']}", fix)
     if "not_built" in info:
         return CheckReport("extension", "note", f"{detail}; kernels for {info['not_built']} were not built", BUILD)
     return CheckReport("extension", "ok", detail)

@@ -1,4 +1,4 @@
-"""The checks of `octavo doctor`. Each looks at one thing, changes nothing, and says what to do."""
+"""The checks of this machine. Each looks at one thing, changes nothing, and says what to do."""
 
 import os
 import shutil
@@ -7,8 +7,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from octavo.cli import model_checks, native_checks, store_check
-from octavo.cli.check_report import CheckReport
+from octavo.cli.doctor import CheckReport
 from octavo.local import ports, state
 from octavo.local.cluster import router_ports
 from octavo.local.program_command import find_program
@@ -17,42 +16,15 @@ from octavo.settings.up import UpSettings
 from octavo.wire.endpoint import parse_endpoint
 
 MIN_MEMORY_BYTES = 2 * 2**30
-ISA = [
-    "avx2",
-    "fma",
-    "f16c",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "amx_tile",
-    "amx_int8",
-    "asimd",
-    "asimddp",
-    "sve",
-]
+ISA = (
+    *("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8"),
+    *("asimd", "asimddp", "sve"),
+)
 PACKAGES = {  # what must be installed, by the extra that brings it
     "": ("grpcio", "grpcio-status", "grpcio-health-checking", "protobuf"),
     "router": ("grpcio-reflection", "redis", "tokenizers"),
     "worker": ("torch", "safetensors"),
 }
-
-
-async def all_checks(up: UpSettings, running: state.ClusterState | None) -> list[CheckReport]:
-    """The reports of all checks. `running` is the `octavo up` of this state directory: its ports count as free."""
-    return [
-        python_version(),
-        packages(),
-        *port_checks(up, running),
-        directory(up.state_dir),
-        await store_check.store(up.store),
-        model_checks.model(up.model),
-        model_checks.tokenizer(up.model),
-        cpu(),
-        *native_checks.all_checks(),
-        gpu(up.device),
-        memory(),
-        grpcurl(),
-    ]
 
 
 def python_version() -> CheckReport:
@@ -83,9 +55,8 @@ def port_checks(up: UpSettings, running: state.ClusterState | None) -> list[Chec
         elif ports.is_free(up.host, port):
             found.append(CheckReport("port", "ok", f"{port} is free"))
         else:
-            found.append(
-                CheckReport("port", "bad", f"{port} is in use", "end what listens there, or use another --grpc-port")
-            )
+            fix = "end what listens there, or use another --grpc-port"
+            found.append(CheckReport("port", "bad", f"{port} is in use", fix))
     return found
 
 

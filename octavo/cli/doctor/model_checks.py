@@ -6,7 +6,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from octavo.cli.check_report import CheckReport
+from octavo.cli.doctor import CheckReport
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_support import find_obstacle
 from octavo.model_files.pickled_weights import conversion, find_pickle

@@ -44,9 +44,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"computed as {status.numerics}")
     if status.numerics_changes:
         times = "once" if status.numerics_changes == 1 else f"{status.numerics_changes} times"
-        print(
-            f"it went on in another class of numerics {times}: without the fault its answer may have been another one"
-        )
+        other = "without the fault its answer may have been another one"
+        print(f"it went on in another class of numerics {times}: {other}")
     if status.failure is not None:
         print(f"{status.failure.reason}: {status.failure.message}")
     rows = [(entry.after_ms, entry.what, entry.worker, entry.detail) for entry in entries]
@@ -60,7 +59,7 @@ def statuses(args: argparse.Namespace) -> list[RequestStatus]:
     credentials = deployment.credentials(args, PeerRole.CLIENT)
     with ExitStack() as stack:
         endpoints = [endpoint for cell in deployment.endpoints(args) for endpoint in cell]
-        stack.enter_context(connection.delayed_notice(args.command, endpoints, args.timeout))
+        stack.enter_context(connection.delayed_notice(args, endpoints))
         for endpoint in endpoints:
             client = stack.enter_context(Client(endpoint, credentials=credentials))
             try:

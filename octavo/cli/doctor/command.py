@@ -4,7 +4,8 @@ import argparse
 import asyncio
 from dataclasses import asdict
 
-from octavo.cli import checks, output
+from octavo.cli import output
+from octavo.cli.doctor import CheckReport, machine_checks, model_checks, native_checks, store_check
 from octavo.local import state
 from octavo.settings.command_parser import USAGE
 from octavo.settings.loading import add_common_arguments, from_args
@@ -15,9 +16,8 @@ MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "doctor", help="check this machine, and say what to fix", usage=USAGE, description=__doc__
-    )
+    text = "check this machine, and say what to fix"
+    parser = commands.add_parser("doctor", help=text, usage=USAGE, description=__doc__)
     add_common_arguments(parser, [UpSettings])
     add_arguments(parser, UpSettings, skip=("restart",))
     parser.add_argument("--json", action="store_true", help="print one object")
@@ -26,7 +26,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     up = from_args(UpSettings, args)
-    found = asyncio.run(checks.all_checks(up, _running(up)))
+    found = asyncio.run(_all_checks(up))
     healthy = all(check.result != "bad" for check in found)
     if args.json:
         output.print_json({"healthy": healthy, "checks": [asdict(check) for check in found]}, indent=2)
@@ -39,8 +39,23 @@ def run(args: argparse.Namespace) -> int:
     return 0 if healthy else 1
 
 
-def _running(up: UpSettings) -> state.ClusterState | None:
+async def _all_checks(up: UpSettings) -> list[CheckReport]:
+    """The reports of all checks. The ports of the `octavo up` of this state directory count as free."""
     try:
-        return state.read(state.directory_of(up.state_dir))
+        running = state.read(state.directory_of(up.state_dir))
     except state.StateDirectoryError:
-        return None  # a check of its own says so
+        running = None  # a check of its own says so
+    return [
+        machine_checks.python_version(),
+        machine_checks.packages(),
+        *machine_checks.port_checks(up, running),
+        machine_checks.directory(up.state_dir),
+        await store_check.store(up.store),
+        model_checks.model(up.model),
+        model_checks.tokenizer(up.model),
+        machine_checks.cpu(),
+        *native_checks.all_checks(),
+        machine_checks.gpu(up.device),
+        machine_checks.memory(),
+        machine_checks.grpcurl(),
+    ]

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from octavo.cli import main, queue_notice
+from octavo.cli import answers, main
 from octavo.v1 import inference_pb2
 
 QUEUED, RUNNING = inference_pb2.REQUEST_STATE_QUEUED, inference_pb2.REQUEST_STATE_RUNNING
@@ -13,7 +13,7 @@ TOLD = r"octavo {}: request (\S+) waits in the queue: no worker has taken it; `o
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(queue_notice, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(answers, "QUEUE_INTERVAL_S", 0.02)
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"], ["--n=2"], ["--request-id=mine"]])

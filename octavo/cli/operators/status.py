@@ -18,31 +18,28 @@ from octavo.settings.options import masked
 from octavo.store import connected_store
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from octavo.wire.channel import open_channel
-from octavo.wire.tls import PLAIN, ClientCredentials
+from octavo.wire.tls import ClientCredentials
 
 STORE_TIMEOUT_S = 2.0
 NO_ANSWER = "no answer within"
 INFERENCE = "octavo.v1.Inference"
+ROLES = {number: name.removeprefix("WORKER_ROLE_").lower() for name, number in admin_pb2.WorkerRole.items() if number}
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("status", help="show routers, workers and store", description=__doc__)
-    deployment.add_admin_arguments(parser)
-    connection.add_timeout(parser)
-    parser.add_argument("--json", action="store_true", help="print one object")
-    parser.set_defaults(run=run)
+    connection.add_admin_arguments(parser, run)
 
 
 def run(args: argparse.Namespace) -> int:
+    state = None
     if args.admin_endpoint:
-        names = deployment.split_endpoints("--admin-endpoint", args.admin_endpoint)
-        state, routers = None, [RouterState("", None, "", name) for name in names]
+        routers = [RouterState("", None, "", name) for name in deployment.admin_endpoints(args)]
     else:
         state = deployment.running(args, "--admin-endpoint")
         routers = state.routers
-    addresses = [router.admin_endpoint for router in routers]
-    with connection.delayed_notice(args.command, addresses, args.timeout):
-        status = asyncio.run(collect(routers, state, args.timeout, deployment.credentials(args, PeerRole.OPERATOR)))
+    with connection.delayed_notice(args, [router.admin_endpoint for router in routers]):
+        status = asyncio.run(_collect(routers, state, args.timeout, deployment.credentials(args, PeerRole.OPERATOR)))
     if args.json:
         output.print_json(status, indent=2)
     else:
@@ -58,40 +55,34 @@ def _remedy(router: dict[str, Any], state: ClusterState | None) -> str:
     if not router["error"].startswith(NO_ANSWER):
         return ""
     if state is None:
-        return ": correct --admin-endpoint, or wait longer with --timeout"
+        return f": {connection.CORRECT_ADMIN}"
     log = Path(state.state_dir, "logs", f"{router['router_id']}.log")
     return f": {router['router_id']} (pid {router['pid'] or '-'}) starts or hangs; see {log}"
 
 
-async def collect(
-    routers: list[RouterState],
-    state: ClusterState | None,
-    timeout_s: float,
-    credentials: ClientCredentials = PLAIN,
+async def _collect(
+    routers: list[RouterState], state: ClusterState | None, timeout_s: float, credentials: ClientCredentials
 ) -> dict[str, Any]:
     """The status of all routers, their workers and the store. Those that do not answer are shown as not serving."""
     answers = await asyncio.gather(*(_ask(router.admin_endpoint, timeout_s, credentials) for router in routers))
-    store = await _store(state) if state else None
     return {
-        "up": {"pid": state.pid, "ready": state.ready, "model": state.model, "state_dir": state.state_dir}
-        if state
-        else None,
+        "up": {name: getattr(state, name) for name in ("pid", "ready", "model", "state_dir")} if state else None,
         "routers": [_router(known, answer) for known, answer in zip(routers, answers, strict=True)],
-        "workers": _workers(state, [answer.workers for answer in answers if not isinstance(answer, str)]),
-        "store": store,
+        "workers": _workers(state, [answer.workers for answer in answers]),
+        "store": await _store(state) if state else None,
     }
 
 
 @dataclass(frozen=True, slots=True)
 class RouterAnswer:
-    """What a router says at its Admin listener: its workers, and whether it would serve a new request."""
+    """What a router says at its Admin listener: its workers, and whether it would serve a new request; or an error."""
 
     workers: admin_pb2.ListWorkersResponse
-    serving: bool
+    serving: bool = False
+    error: str = ""
 
 
-async def _ask(endpoint: str, timeout_s: float, credentials: ClientCredentials) -> RouterAnswer | str:
-    """What the router answers, or why it does not, and what to do."""
+async def _ask(endpoint: str, timeout_s: float, credentials: ClientCredentials) -> RouterAnswer:
     async with open_channel(endpoint, credentials=credentials) as channel:
         try:
             serving = await _serves(channel, timeout_s)
@@ -99,11 +90,9 @@ async def _ask(endpoint: str, timeout_s: float, credentials: ClientCredentials) 
                 admin_pb2.ListWorkersRequest(), timeout=timeout_s, wait_for_ready=True
             )
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return "this is not the Admin listener of a router: see --admin-listen"
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return f"{NO_ANSWER} {timeout_s:g} s"
-            return error.details() or error.code().name
+            late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            fault = f"{NO_ANSWER} {timeout_s:g} s" if late else connection.admin_fault(error)
+            return RouterAnswer(admin_pb2.ListWorkersResponse(), error=fault)
     return RouterAnswer(workers, serving)
 
 
@@ -132,12 +121,10 @@ async def _store(state: ClusterState) -> dict[str, Any]:
     return {**asdict(state.store), "url": masked(state.store.url), **found}
 
 
-def _router(known: RouterState, answer: RouterAnswer | str) -> dict[str, Any]:
-    error = answer if isinstance(answer, str) else ""
-    said = RouterAnswer(admin_pb2.ListWorkersResponse(), False) if isinstance(answer, str) else answer
-    incarnation = said.workers.router_id
+def _router(known: RouterState, answer: RouterAnswer) -> dict[str, Any]:
+    incarnation = answer.workers.router_id
     known = replace(known, router_id=known.router_id or incarnation)
-    told = {"serving": said.serving, "num_queued": said.workers.num_queued, "error": error}
+    told = {"serving": answer.serving, "num_queued": answer.workers.num_queued, "error": answer.error}
     return {**asdict(known), "incarnation": incarnation, **told}
 
 
@@ -147,23 +134,18 @@ def _workers(state: ClusterState | None, answers: list[admin_pb2.ListWorkersResp
     It includes workers that no router knows now.
     """
     found: dict[str, admin_pb2.WorkerStatus] = {}
-    for answer in answers:
-        for worker in answer.workers:
-            best = found.get(worker.worker_id)
-            if best is None or (worker.available, -worker.load_age_ms) > (best.available, -best.load_age_ms):
-                found[worker.worker_id] = worker
-    known = {worker.worker_id: worker for worker in state.workers} if state else {}
+    for worker in (worker for answer in answers for worker in answer.workers):
+        best = found.get(worker.worker_id)
+        if best is None or (worker.available, -worker.load_age_ms) > (best.available, -best.load_age_ms):
+            found[worker.worker_id] = worker
     rows = {name: _worker(status) for name, status in found.items()}
-    for name, written in known.items():
-        if name in rows:
-            rows[name] |= {"pid": rows[name]["pid"] or written.pid, "exits": asdict(written.exits)}
+    for written in state.workers if state else ():
+        if row := rows.get(written.worker_id):
+            row |= {"pid": row["pid"] or written.pid, "exits": asdict(written.exits)}
         else:
             reason = "no router knows it now: it starts, hangs, or has ended; see its log"
-            rows[name] = {**_worker(admin_pb2.WorkerStatus(reason=reason)), **asdict(written)}
+            rows[written.worker_id] = {**_worker(admin_pb2.WorkerStatus(reason=reason)), **asdict(written)}
     return [rows[name] for name in sorted(rows)]
-
-
-_ROLES = {number: name.removeprefix("WORKER_ROLE_").lower() for name, number in admin_pb2.WorkerRole.items() if number}
 
 
 def _worker(status: admin_pb2.WorkerStatus) -> dict[str, Any]:
@@ -174,16 +156,15 @@ def _worker(status: admin_pb2.WorkerStatus) -> dict[str, Any]:
         "pid": status.pid or None,
         **{name: getattr(status, name) for name in ("available", "reason", "model", "device")},
         "exits": asdict(ExitHistory()),
-        "role": _ROLES.get(status.role, ""),
+        "role": ROLES.get(status.role, ""),
         **{name: getattr(load, name) for name in ("num_sequences", "num_running", "num_waiting")},
         "blocks": {**blocks, "total": status.num_blocks},
     }
 
 
 def _text(status: dict[str, Any]) -> str:
-    parts = []
-    if status["up"]:
-        parts.append(f"octavo up: pid {status['up']['pid']}, {status['up']['model']}, {status['up']['state_dir']}")
+    up, store = status["up"], status["store"]
+    parts = [f"octavo up: pid {up['pid']}, {up['model']}, {up['state_dir']}"] if up else []
     routers = [
         [row["router_id"], row["pid"] or "-", row["endpoint"], row["admin_endpoint"], _yes(row["serving"])]
         for row in status["routers"]
@@ -200,30 +181,23 @@ def _text(status: dict[str, Any]) -> str:
     ]
     header = ["worker", "pid", "endpoint", "incarnation", "role", "sequences", "free", "used", "cached", "available"]
     parts.append(output.table(header, workers))
-    if status["store"]:
-        store = status["store"]
-        parts.append(
-            output.table(
-                ["store", "pid", "serving"],
-                [[store["url"], store["pid"] or "-", _yes(store["serving"], store["trouble"])]],
-            )
-        )
-    parts += _exits(status)
-    return "\n\n".join(parts)
+    if store:
+        row = [store["url"], store["pid"] or "-", _yes(store["serving"], store["trouble"])]
+        parts.append(output.table(["store", "pid", "serving"], [row]))
+    return "\n\n".join(filter(None, [*parts, _exits(status)]))
 
 
-def _exits(status: dict[str, Any]) -> list[str]:
+def _exits(status: dict[str, Any]) -> str:
     """What the processes of `octavo up` have ended from, one line for each that has."""
     named = [(row["router_id"], row["exits"]) for row in status["routers"]]
     named += [(row["worker_id"], row["exits"]) for row in status["workers"]]
     named += [("store", status["store"]["exits"])] if status["store"] else []
-    lines = [
+    return "\n".join(
         f"{name}: has ended {exits['count']} time{'s' * (exits['count'] > 1)}, "
         f"the last time {max(0.0, time.time() - exits['last_at']):.0f} s ago: {exits['last_reason']}"
         for name, exits in named
         if exits["count"]
-    ]
-    return ["\n".join(lines)] if lines else []
+    )
 
 
 def _yes(flag: bool, why_not: str = "") -> str:

@@ -9,10 +9,11 @@ now runs on where it is, and the last line says why. `octavo drain` moves all re
 
 import argparse
 
-from octavo.cli import admin_calls, connection, deployment, output
+from octavo.cli import connection, output
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
 KIB = 1024
+COUNTS = ("worker_id", "epoch", "num_blocks", "num_sent_blocks", "num_sent_bytes")
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -20,10 +21,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("request_id", metavar="REQUEST_ID", help="the request to move")
     parser.add_argument("--to", default="", metavar="WORKER", help="where to [the worker that is best for it]")
     parser.add_argument("--tenant", default="", metavar="TENANT", help="whose request it is, where there are API keys")
-    deployment.add_admin_arguments(parser)
-    connection.add_timeout(parser)
-    parser.add_argument("--json", action="store_true", help="print one object")
-    parser.set_defaults(run=run)
+    connection.add_admin_arguments(parser, run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,22 +32,13 @@ def run(args: argparse.Namespace) -> int:
             moved: admin_pb2.MigrateResponse = await admin.Migrate(request)
         return moved
 
-    moved = admin_calls.ask_routers(args, migrate)
+    moved = connection.ask_routers(args, migrate)
     if args.json:
-        output.print_json(
-            {
-                "request_id": args.request_id,
-                "worker_id": moved.worker_id,
-                "epoch": moved.epoch,
-                "num_blocks": moved.num_blocks,
-                "num_sent_blocks": moved.num_sent_blocks,
-                "num_sent_bytes": moved.num_sent_bytes,
-                "total_ms": round(moved.total_ms, 3),
-                "stopped_ms": round(moved.stopped_ms, 3),
-            }
-        )
+        times = {name: round(getattr(moved, name), 3) for name in ("total_ms", "stopped_ms")}
+        counts = {name: getattr(moved, name) for name in COUNTS}
+        output.print_json({"request_id": args.request_id, **counts, **times})
     else:
         sent = f"{moved.num_sent_blocks} of {moved.num_blocks} blocks ({moved.num_sent_bytes / KIB:.0f} KiB) were sent"
-        times = f"stopped for {moved.stopped_ms:.0f} ms of {moved.total_ms:.0f} ms"
-        print(f"{args.request_id} runs on {moved.worker_id} now: {sent}, {times}")
+        stopped = f"stopped for {moved.stopped_ms:.0f} ms of {moved.total_ms:.0f} ms"
+        print(f"{args.request_id} runs on {moved.worker_id} now: {sent}, {stopped}")
     return 0

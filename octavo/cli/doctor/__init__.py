@@ -1,4 +1,4 @@
-"""The report of one check of `octavo doctor`."""
+"""`octavo doctor`: what this machine lacks. `octavo up` asks some of the checks first, and ends with their words."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from octavo.cli.check_report import CheckReport
+from octavo.cli.doctor import CheckReport
 from octavo.local.embedded import find_server
 from octavo.request.errors import Mismatch, StoreUnavailable
 from octavo.settings.options import masked

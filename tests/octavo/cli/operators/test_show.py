@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from octavo.cli.show import joined_entries
+from octavo.cli.operators.show import joined_entries
 from octavo.client import RequestEntry
 
 
