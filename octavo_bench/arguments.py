@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from octavo.cli import connection, deployment
 from octavo.request.errors import InvalidArgument
-from octavo.settings.client import ClientSettings
-from octavo.settings.setting_sources import add_arguments as add_setting_arguments
 from octavo_bench.distributions import FORMS, parse_lengths
 from octavo_bench.results.summary import EXAMPLE, parse_objective
 
@@ -49,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_load(parser.add_argument_group("load", "Closed loop, unless there is --rate."))
     _add_workload(parser.add_argument_group("workload"))
     _add_results(parser.add_argument_group("results"))
-    add_setting_arguments(parser, ClientSettings)
+    deployment.add_credentials(parser)
 
 
 def _add_load(group: "argparse._ArgumentGroup") -> None:

@@ -8,7 +8,7 @@ from octavo.local.certificate_files import certificate_files
 from octavo.net.security.roles import PeerRole
 from octavo.process.command_error import CommandError
 from octavo.request.errors import InvalidArgument
-from octavo.settings.client import ClientSettings
+from octavo.settings.common import ClientSettings
 from octavo.settings.loading import from_args
 from octavo.settings.setting_sources import add_arguments as add_setting_arguments
 from octavo.wire.endpoint import parse_cells, parse_targets

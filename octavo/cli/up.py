@@ -17,9 +17,10 @@ from octavo.local.program_command import find_program
 from octavo.local.supervisor import StartError, Supervisor
 from octavo.net.security.roles import PeerRole
 from octavo.process.command_error import CommandError
-from octavo.process.listen_address import EVERY_INTERFACE, exposure_refusal, exposure_warning, with_host
+from octavo.process.listen_address import EVERY_INTERFACE, with_host
 from octavo.request.errors import ServingError
 from octavo.settings.command_parser import USAGE, CommandParser
+from octavo.settings.exposure import INCOMPLETE_TLS, exposure_refusal, exposure_warning
 from octavo.settings.loading import add_common_arguments, from_args
 from octavo.settings.options import flag, masked
 from octavo.settings.router import RouterSettings
@@ -106,7 +107,7 @@ def _require_protected(wanted: ClusterSettings) -> None:
     if up.secure and any(files):
         raise CommandError("--secure makes certificates of its own: leave --tls-cert, --tls-key and --tls-ca out")
     if any(files) and not all(files):
-        raise CommandError("--tls-cert, --tls-key and --tls-ca belong together: give all three, or none of them")
+        raise CommandError(INCOMPLETE_TLS)
     refusal = exposure_refusal([with_host(f"127.0.0.1:{up.grpc_port}", up.host)], "give --secure")
     if refusal and not (up.secure or all(files) or up.insecure):
         raise CommandError(refusal)

@@ -14,7 +14,7 @@ from typing import Any
 
 from octavo.net.security.operator_gate import AsgiApp
 from octavo.net.security.trail import AccessReason, AccessTrail, Caller, ListenerKind
-from octavo.settings.http_origins import ANY
+from octavo.settings.router import ANY
 
 PREFLIGHT_S = 600  # how long a browser need not ask again
 SHOWN = b"x-request-id, retry-after, retry-after-ms"  # headers of an answer that a page may read

@@ -69,7 +69,7 @@ def test_every_setting_is_read_by_its_program(root, cls, folder, variables):
     shared = ("octavo/cli", "octavo/net/security", "octavo/settings")
     files = [path for each in (folder, *shared) for path in (root / each).rglob("*.py")]
     read = names_read((path.read_text() for path in files), variables)
-    for name, member in vars(cls).items():
-        if isinstance(member, property) and name in read:
+    for name, member in inspect.getmembers(cls, lambda member: isinstance(member, property)):
+        if name in read:
             read |= names_read([textwrap.dedent(inspect.getsource(member.fget))], ("self",))
     assert [name for name in options_of(cls) if name not in read] == []
