@@ -47,9 +47,8 @@ def _answer(client: Client, turns: Turns, args: argparse.Namespace) -> Turns:
     """The turns with the answer, which may be cut short. If the answer failed: the turns without its question."""
     try:
         params = answers.sampling_of(args)
-        text = (
-            _as_json(client, turns, params, args.model) if args.json else _streamed(client, turns, params, args.model)
-        )
+        answer = _as_json if args.json else _streamed
+        text = answer(client, turns, params, args.model)
     except ServingError as error:
         output.print_error("chat", error.message)
         return turns[:-1]

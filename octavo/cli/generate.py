@@ -14,9 +14,8 @@ from octavo.request.ids import new_request_id
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "generate", help="continue a prompt", usage="%(prog)s [FLAG ...] PROMPT", description=__doc__
-    )
+    usage = "%(prog)s [FLAG ...] PROMPT"
+    parser = commands.add_parser("generate", help="continue a prompt", usage=usage, description=__doc__)
     deployment.add_arguments(parser)
     connection.add_timeout(parser)
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads it from stdin")
@@ -26,18 +25,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt; implies --chat")
     answers.add_sampling(parser)
     parser.add_argument("--n", type=int, default=None, metavar="N", help="branches to return [default: 1]")
-    parser.add_argument(
-        "--logprobs",
-        type=int,
-        default=None,
-        metavar="N",
-        help="print each token's log probability, and the N likeliest",
-    )
+    text = "print each token's log probability, and the N likeliest"
+    parser.add_argument("--logprobs", type=int, default=None, metavar="N", help=text)
     parser.add_argument("--model", metavar="NAME", help="the model to use, if several are served")
     parser.add_argument("--request-id", metavar="ID", help="makes a repeated command join the same request")
-    parser.add_argument(
-        "--priority", choices=[name for name in PRIORITIES if name], default="", help="class in the queue"
-    )
+    priorities = [name for name in PRIORITIES if name]
+    parser.add_argument("--priority", choices=priorities, default="", help="class in the queue")
     parser.add_argument("--deadline", type=connection.seconds, metavar="SECONDS", help="end the answer after this time")
     parser.add_argument("--json", action="store_true", help="print one object at the end")
     parser.set_defaults(run=run)

@@ -39,9 +39,8 @@ SAMPLE_TIMEOUT_S = 60.0
 
 
 def add_parser(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    parser = commands.add_parser(
-        "up", help="serve a model on this machine until Ctrl-C", usage=USAGE, description=__doc__
-    )
+    text = "serve a model on this machine until Ctrl-C"
+    parser = commands.add_parser("up", help=text, usage=USAGE, description=__doc__)
     add_common_arguments(parser, [UpSettings, RouterSettings, WorkerSettings])
     add_arguments(parser, UpSettings)
     add_arguments(parser, RouterSettings, skip=UP_DECIDES)
@@ -189,8 +188,7 @@ class _UpProcess:
             shown["store"]["url"] = masked(current.store.url)  # stdout may be a log
             print(json.dumps(shown), flush=True)
             return
-        credentials = self._settings.credentials(PeerRole.CLIENT)
-        async with AsyncClient(current.endpoints, credentials=credentials) as client:
+        async with AsyncClient(current.endpoints, credentials=self._settings.credentials(PeerRole.CLIENT)) as client:
             try:
                 has_text = all(model.has_tokenizer for model in await client.models())
             except ServingError:
@@ -211,12 +209,8 @@ class _UpProcess:
         except ServingError as error:
             self._say(f"the sample request failed: {error.message}")
             return
-        if has_text:
-            print(f"  sample      {prompt}{answer.text!r}\n", flush=True)
-        else:
-            print(
-                f"  sample      {prompt} {list(answer.outputs[0].token_ids)}; the model has no tokenizer\n", flush=True
-            )
+        ids = f" {list(answer.outputs[0].token_ids)}; the model has no tokenizer"
+        print(f"  sample      {prompt}{repr(answer.text) if has_text else ids}\n", flush=True)
 
     def _write_state(self) -> None:
         """Writes the state down. While that fails, as on a full disk, it is said once and tried again every second."""
@@ -244,9 +238,8 @@ class _UpProcess:
 def _banner(current: state.ClusterState, has_text: bool, wanted: ClusterSettings) -> str:
     endpoints = ",".join(current.endpoints)
     workers = ", ".join(f"{worker.worker_id} {worker.endpoint}" for worker in current.workers)
-    octavo = (
-        f"{find_program('octavo') or 'octavo'} generate {security_flags(wanted, '--tls-ca', '--tls-cert', '--tls-key')}"
-    )
+    tls = security_flags(wanted, "--tls-ca", "--tls-cert", "--tls-key")
+    octavo = f"{find_program('octavo') or 'octavo'} generate {tls}"
     curl = security_flags(wanted, "--cacert", "--cert", "--key")
     grpcurl = security_flags(wanted, "-cacert", "-cert", "-key") or "-plaintext"
     watched = [*(router.web for router in current.routers), *(worker.web for worker in current.workers)]

@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from octavo.process.command_error import CommandError
 
 FILE = "state.json"
 LOCK = "up.lock"
 CHOOSE_ANOTHER = "choose another with --state-dir"
+
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +87,16 @@ class ClusterState:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "ClusterState":
-        return cls(
-            pid=data["pid"],
-            model=data["model"],
-            state_dir=data["state_dir"],
-            store=StoreState(**_with_exits(data["store"])),
-            routers=[RouterState(**_with_exits(router)) for router in data["routers"]],
-            workers=[WorkerState(**_with_exits(worker)) for worker in data["workers"]],
-            ready=data["ready"],
-            tls=data.get("tls", ""),
-        )
+        def made(kind: type[P], each: dict[str, Any]) -> P:
+            return kind(**{**each, "exits": ExitHistory(**each["exits"])})
 
-
-def _with_exits(data: dict[str, Any]) -> dict[str, Any]:
-    return {**data, "exits": ExitHistory(**data.get("exits", {}))}
+        parts: dict[str, Any] = {
+            "store": made(StoreState, data["store"]),
+            "routers": [made(RouterState, router) for router in data["routers"]],
+            "workers": [made(WorkerState, worker) for worker in data["workers"]],
+        }
+        plain = {name: value for name, value in data.items() if name not in (*parts, "endpoints")}
+        return cls(**plain, **parts)
 
 
 class AlreadyRunningError(CommandError):
