@@ -76,6 +76,8 @@ BAD = [
     *(([name, "--kv-cache-bytes=12 parsecs"], 2, "512MiB") for name in ("up", "worker")),
     *(([name, "--device=tpu"], 2, "must be auto, cpu, cuda or cuda:N") for name in ("up", "worker", "doctor")),
     (["up", "--workers=two"], 2, "whole number"),
+    (["up", "--workers=0"], 2, "`octavo router` runs a router alone"),
+    ([*UP, "--prefill-workers=2", "--decode-workers=1"], 1, "are more than --workers 2"),
     (["up", "--grpc-port=70000"], 2, "at most 65535"),
     # the state directory
     *(([name, "--state-dir=a-file"], 1, "is not a directory: choose another") for name in ("up", "status")),
