@@ -44,7 +44,7 @@ AUTO = -1  # the value of a number that was given as `auto`
 
 
 class Settings(Protocol):
-    """The base of dataclasses whose fields are made by `option`. `program` names their table in a file and variables."""
+    """The base of dataclasses whose fields `option` makes. `program` names their table in a file, and variables."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     program: ClassVar[str] = ""
