@@ -59,7 +59,11 @@ def test_a_wheel_without_the_extension_runs_on_the_reference_and_says_so(tmp_pat
         assert not [name for name in archive.namelist() if name.endswith(".so")]
         names = set(archive.namelist())
         archive.extractall(tmp_path / "site")
-    data = {path for path in tracked("octavo", "octavo_bench", "router", "gpu_worker") if not path.endswith((".py", "README.md"))}
+    data = {
+        path
+        for path in tracked("octavo", "octavo_bench", "router", "gpu_worker")
+        if not path.endswith((".py", "README.md"))
+    }
     assert data and data <= names  # pages, functions of the store, marks of types
     command = [sys.executable, "-c", START, str(tmp_path / "site")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
