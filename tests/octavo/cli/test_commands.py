@@ -216,7 +216,9 @@ CPU, CUDA = native_checks.cpu_extension, native_checks.cuda_extension
     ],
 )
 def test_doctor_tells_what_was_compiled(check, info, result, detail):
-    assert (check(info).result, check(info).detail) == (result, detail)
+    found = check(info)
+    assert (found.result, found.detail) == (result, detail)
+    assert found.fix == "make extension" or not detail.endswith("were not built")
 
 
 def test_doctor_survives_an_extension_that_ends_the_process(monkeypatch):
