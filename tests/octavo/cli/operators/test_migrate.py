@@ -41,3 +41,8 @@ def test_a_long_move_says_what_it_awaits(router, endpoint, capsys):
 def test_the_last_line_says_what_is_wrong(router, endpoint, capsys, words, says, code):
     assert main(["migrate", *words, "--admin-endpoint", endpoint]) == code
     assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_refusal_of_the_first_router_counts(router, endpoint):
+    assert main(["migrate", "waits", "--admin-endpoint", f"{endpoint},{endpoint}"]) == 1
+    assert router.migrations == [("waits", "")]
