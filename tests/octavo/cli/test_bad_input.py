@@ -169,9 +169,7 @@ def test_closed_streams_are_no_error(tmp_path, closed, command):
 
 
 def test_every_program_tells_of_a_port_in_use(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         for command in (["router", "--admin-listen=", "--http-listen="], ["worker", "--runner=fake"]):
             done = run([*command, f"--listen={address}", "--store=memory://"], text=True, cwd=tmp_path)
