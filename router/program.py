@@ -27,9 +27,7 @@ from octavo.process.retry import until_answered
 from octavo.request.errors import Mismatch, StoreUnavailable
 from octavo.request.ids import Incarnation, new_incarnation
 from octavo.request.limits import TenantQuota
-from octavo.settings.http_origins import parse_origins
-from octavo.settings.model_aliases import parse_aliases
-from octavo.settings.router import RouterSettings
+from octavo.settings.router import RouterSettings, parse_aliases, parse_origins
 from octavo.store import open_store
 from octavo.store.base import Store
 from octavo.store.calls import Member, QueueLimits

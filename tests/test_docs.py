@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("octavo", "router", "gpu_worker")
+DRAWN = ("octavo", "router", "gpu_worker")
+PACKAGES = (*DRAWN, "octavo_bench")
 DRAWING = re.compile(r"<!-- folders of (\w+) -->\n```mermaid\n(.*?)```", re.DOTALL)
 NODE = re.compile(r'^ *(\w+)\["', re.MULTILINE)
 ARROW = re.compile(r"^ *(\w+) --> (\w+)$", re.MULTILINE)
@@ -31,7 +32,7 @@ def layers() -> dict[str, set[str]]:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     found: dict[str, set[str]] = {}
     for contract in contracts:
-        if contract["type"] == "layers" and contract["containers"][0] in PACKAGES:
+        if contract["type"] == "layers" and contract["containers"][0] in DRAWN:
             names = {name.strip(" ()") for layer in contract["layers"] for name in re.split(r"[|:]", layer)}
             found.setdefault(contract["containers"][0], set()).update(names)
     return found
@@ -60,12 +61,12 @@ def arrows(package: str) -> set[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", DRAWN)
 def test_the_drawing_has_the_folders_of_the_layers(package: str) -> None:
     assert drawings()[package][0] == layers()[package]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", DRAWN)
 def test_the_drawing_has_the_arrows_of_the_imports(package: str) -> None:
     drawn, real = drawings()[package][1], arrows(package)
     assert real, package

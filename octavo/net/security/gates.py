@@ -14,7 +14,7 @@ from typing import Any
 
 from octavo.net.security.roles import PeerRole, roles_of_peer
 from octavo.net.security.trail import AccessReason, AccessTrail, Caller, ListenerKind
-from octavo.settings.http_origins import ANY
+from octavo.settings.router import ANY
 
 AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 PREFLIGHT_S = 600  # how long a browser need not ask again

@@ -14,7 +14,7 @@ import pytest
 import redis.asyncio as redis
 from waiting import until
 
-from octavo.cli import store_check
+from octavo.cli.doctor import store_check
 from octavo.local.embedded import EmbeddedStore
 from octavo.process.retry import until_answered
 from octavo.request.errors import Mismatch, StoreUnavailable
