@@ -23,8 +23,7 @@ from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
 from gpu_worker.models.decoders.native_llama import NativeLlamaDecoder
 from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint, sample_file
-from gpu_worker.models.model_kind import refuse_unservable
-from gpu_worker.models.supported import THROUGH_TRANSFORMERS
+from gpu_worker.models.model_kind import THROUGH_TRANSFORMERS, refuse_unservable
 from gpu_worker.models.tokenizer_conversion import find_tokenizer
 from gpu_worker.ops import Ops
 from gpu_worker.ops.native_cpu import NativeCpuOps

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from gpu_worker.ops import AttentionOptions, SwapTicket, TokenBatch, kv_format
 from gpu_worker.ops.cuda_plan import FIXED_PIECE, AttentionPlan, PlanShape
-from gpu_worker.ops.kv_layer import KvLayer
+from gpu_worker.ops.kv_format import KvLayer
 from gpu_worker.ops.reference import ReferenceOps
 
 Ref = tuple[int, int, tuple[int, ...], tuple[int, ...]]

@@ -14,7 +14,7 @@ from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.loader import LoadedModel, load_model
 from gpu_worker.models.numerics import class_of
 from gpu_worker.ops import Ops, choose_ops, kv_format, native
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.running.graphs import CudaGraphCapturer, StepGraphs, capture_graphs
 from gpu_worker.running.memory.arena import KvArena
 from gpu_worker.running.model_runner import ModelRunner
@@ -25,8 +25,8 @@ from gpu_worker.running.sizing import (
     cpu_block_bytes,
     gpu_block_bytes,
     host_pool_bytes,
+    worst_steps,
 )
-from gpu_worker.running.worst_steps import worst_steps
 from gpu_worker.sampling.native_sampler import choose_sampler
 from gpu_worker.steps.runner import RunnerInfo
 from gpu_worker.steps.step_input import StepInput

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpu_worker.ops.batch import ArrayLayout, packed
 from gpu_worker.ops.native_cuda import ref
-from gpu_worker.ops.upload import ArrayLayout, packed
 from gpu_worker.sampling.adjustments import Floats, Ids, LogitEdit
 from gpu_worker.sampling.columns import SamplingColumns
 from gpu_worker.sampling.sampler import Sampler, is_ranked_raw

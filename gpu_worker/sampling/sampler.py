@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.sampling.adjustments import LogitAdjuster, is_adjusted
-from gpu_worker.sampling.draw import DrawParameters, draw
+from gpu_worker.sampling.draw import DrawParameters, draw, random_bits
 from gpu_worker.sampling.likeliest import Ids, peaks, top
-from gpu_worker.sampling.philox import random_bits
 from gpu_worker.steps.runner import BAD_LOGITS
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import SamplingParams, TokenScore

@@ -3,10 +3,8 @@
 import sys
 
 from gpu_worker.scheduling.state.beam import BeamCandidate, Hypothesis, expand
-from gpu_worker.scheduling.state.place import Hold
-from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Sequence
-from gpu_worker.scheduling.state.step import BeamProgress, Chunk, StepItems, StepPlan
-from gpu_worker.scheduling.state.step_items import branch_item
+from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Hold, Sequence
+from gpu_worker.scheduling.state.step import BeamProgress, Chunk, StepItems, StepPlan, branch_item
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import BAD_LOGITS, StepOutput
 from octavo.request.errors import BadLogits

@@ -20,9 +20,8 @@ from gpu_worker.scheduling.planning.planner import Planner
 from gpu_worker.scheduling.planning.preemption import Preemption
 from gpu_worker.scheduling.planning.slot_allocator import SlotAllocator
 from gpu_worker.scheduling.planning.starter import Starter
-from gpu_worker.scheduling.planning.step_budget import StepBudget
-from gpu_worker.scheduling.state.place import QUEUED, Hold, Place
-from gpu_worker.scheduling.state.sequence import FINISHED, Branch, Sequence
+from gpu_worker.scheduling.state.scheduler_config import StepBudget
+from gpu_worker.scheduling.state.sequence import FINISHED, QUEUED, Branch, Hold, Place, Sequence
 from gpu_worker.scheduling.state.step import StepItems, StepPlan, SwapOperation
 from gpu_worker.scheduling.state.workload import Workload, stale_epoch
 from gpu_worker.scheduling.step_inputs import StepInputs

@@ -14,10 +14,9 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import TypedDict, Unpack
 
-from gpu_worker.steps.runner import RunnerInfo, StepOutput
+from gpu_worker.steps.runner import BlocksInPlace, RunnerInfo, StepOutput
 from gpu_worker.steps.seats import Seat, Seats
 from gpu_worker.steps.step_input import StepInput
-from gpu_worker.testing.plain_blocks import PlainBlocks
 from octavo.request.sampling import SamplingParams, TokenScore
 from octavo.text import byte_tokenizer
 
@@ -82,10 +81,10 @@ class FakeRunner:
         self.seats = Seats()
 
     @cached_property
-    def block_memory(self) -> PlainBlocks:
+    def block_memory(self) -> BlocksInPlace:
         """Zeros, which no step reads: blocks of this runner travel, but nothing depends on them."""
         memory = memoryview(bytearray(self.info.num_blocks * self.info.bytes_per_block))
-        return PlainBlocks(memory, self.info.num_blocks)
+        return BlocksInPlace(memory, self.info.num_blocks)
 
     def run(self, step: StepInput) -> StepOutput:
         """The next tokens and scores that the step asks for."""

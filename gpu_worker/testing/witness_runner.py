@@ -16,11 +16,10 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.steps.runner import BlockMemory, RunnerInfo, StepOutput
+from gpu_worker.steps.runner import BlockMemory, BlocksInPlace, RunnerInfo, StepOutput
 from gpu_worker.steps.seats import Seat, Seats
 from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import GREEDY, Chooser, RunnerSizes, new_runner_info
-from gpu_worker.testing.plain_blocks import PlainBlocks
 from octavo.request.sampling import SamplingParams
 
 Words = NDArray[np.uint64]
@@ -49,7 +48,7 @@ class WitnessRunner:
     @cached_property
     def block_memory(self) -> BlockMemory:
         """The slots, as the arena has them."""
-        return PlainBlocks(self._arena.data, self.info.num_blocks)
+        return BlocksInPlace(self._arena.data, self.info.num_blocks)
 
     def run(self, step: StepInput) -> StepOutput:
         """Moves blocks, writes the slots of the chunks, and reads whole contexts back for the next tokens."""
@@ -89,8 +88,8 @@ class WitnessRunner:
         if step.swap_out:
             blocks, hosts = zip(*step.swap_out, strict=True)
             self._host[list(hosts)] = self._arena[list(blocks)]
-        if step.poison:
-            self._arena[step.poison] = UNWRITTEN
+        if step.spoil:
+            self._arena[step.spoil] = UNWRITTEN
         if step.swap_in:
             hosts, blocks = zip(*step.swap_in, strict=True)
             self._arena[list(blocks)] = self._host[list(hosts)]

@@ -9,7 +9,7 @@ from _table import Plan, Table, Work
 from torch import Tensor
 
 from gpu_worker.ops import kv_format
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 
 CPU = torch.device("cpu")
 LAYERS, HEADS, BLOCK, DIM = 30, 3, 16, 64  # the demo model's

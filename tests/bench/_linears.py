@@ -13,7 +13,7 @@ from _table import Plan, Table, Work
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.models.checkpoint.huge_pages import HugePageAllocator
+from gpu_worker.models.checkpoint.packing import HugePageAllocator
 
 ROWS, INNER = 49152, 1152  # as the largest matrix of a small model; 4-bit forms of it are as large as the last cache
 PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16}

@@ -4,7 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from gpu_worker.models.checkpoint import demo
+from gpu_worker.models.checkpoint.locate import demo_file
 
 
 def programs(folder: Path) -> Path:
@@ -17,7 +17,7 @@ def rates(folder: Path, counts: list[int], prompt: int, tokens: int, threads: in
     """By number of sequences: tokens/s of their prompts, and of `tokens` more of each."""
     context = max(counts) * (prompt + tokens)
     arguments = {
-        "-m": demo.demo_file(),
+        "-m": demo_file(),
         "-t": threads,
         "-tb": threads,
         "-c": context,

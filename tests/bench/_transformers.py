@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.models.checkpoint.demo import demo_file
+from gpu_worker.models.checkpoint.locate import demo_file
 
 
 class Peer:

@@ -25,7 +25,7 @@ from statistics import median
 from _service import describe_machine, read_bandwidth
 from _sides import Figures, Float32, Load, Octavo, Side, Transformers, llama_cpp, reference, vllm_cpu
 
-from gpu_worker.models.checkpoint.demo import demo_file
+from gpu_worker.models.checkpoint.locate import demo_file
 
 LOADS = {
     "1": Load("1 stream", 1, 3),

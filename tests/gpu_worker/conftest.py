@@ -12,9 +12,8 @@ from scheduler_parts import SchedulerParts
 from sequences import beam_text, new_sequence
 
 from gpu_worker.ops import native
-from gpu_worker.scheduling.state.place import Hold, Place
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.sequence import Sequence
+from gpu_worker.scheduling.state.sequence import Hold, Place, Sequence
 from gpu_worker.scheduling.state.step import StepItems, StepPlan
 from gpu_worker.steps.runner import StepOutput
 from gpu_worker.testing.fake_runner import Chooser

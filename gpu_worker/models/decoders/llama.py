@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
-from gpu_worker.models.decoders.activation import gelu_tanh
 from gpu_worker.models.decoders.config import LlamaConfig
-from gpu_worker.models.decoders.decoder import common_window
+from gpu_worker.models.decoders.decoder import common_window, gelu_tanh
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 
 FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is made of

@@ -44,8 +44,8 @@ class BlockMover:
             self.wait_for_copies()  # so that earlier copies are not measured
         began = time.perf_counter()
         out = self._keep(self._arena.swap_out(step.swap_out), [block for block, _ in step.swap_out])
-        self._settle(step.poison)
-        self._arena.poison(step.poison)
+        self._settle(step.spoil)
+        self._arena.spoil(step.spoil)
         into = self._keep(self._arena.swap_in(step.swap_in), [block for _, block in step.swap_in])
         if out or into:
             self._num_swaps += 1

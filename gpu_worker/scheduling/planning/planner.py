@@ -9,9 +9,8 @@ from gpu_worker.scheduling.planning.demoter import Demoter
 from gpu_worker.scheduling.planning.preemption import Preemption
 from gpu_worker.scheduling.planning.slot_allocator import SlotAllocator
 from gpu_worker.scheduling.planning.starter import Starter
-from gpu_worker.scheduling.planning.step_budget import StepBudget
-from gpu_worker.scheduling.state.place import QUEUED, Hold, Place
-from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Sequence
+from gpu_worker.scheduling.state.scheduler_config import StepBudget
+from gpu_worker.scheduling.state.sequence import QUEUED, RUNNING, Branch, Hold, Place, Sequence
 from gpu_worker.scheduling.state.step import Chunk, StepPlan
 from gpu_worker.scheduling.state.workload import Workload
 

@@ -5,11 +5,20 @@ from enum import Enum
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.planning.preemption import Preemption
 from gpu_worker.scheduling.planning.slot_allocator import SlotAllocator
-from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.state.block_tables import CachedPrefix
-from gpu_worker.scheduling.state.place import QUEUED, Hold, Place
 from gpu_worker.scheduling.state.room import Room
-from gpu_worker.scheduling.state.sequence import RUNNING, SWAPPED, WAITING, Branch, CarriedTail, Sequence
+from gpu_worker.scheduling.state.scheduler_config import StepBudget
+from gpu_worker.scheduling.state.sequence import (
+    QUEUED,
+    RUNNING,
+    SWAPPED,
+    WAITING,
+    Branch,
+    CarriedTail,
+    Hold,
+    Place,
+    Sequence,
+)
 from gpu_worker.scheduling.state.step import Chunk
 from gpu_worker.scheduling.state.workload import Workload
 from octavo.request.errors import OutOfBlocks

@@ -20,8 +20,7 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from gpu_worker.blocks.block_manager import BlockManager
-from gpu_worker.blocks.host_pool import HostPool
-from gpu_worker.blocks.host_tier import HostTier
+from gpu_worker.blocks.host_pool import HostPool, HostTier
 from gpu_worker.blocks.prefix_cache import PrefixCache
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Branch, Sequence
@@ -258,7 +257,7 @@ class BlockTables:
         plan.input.swap_in = self.host.copies_in()
         plan.input.copies = self.device.copies()
         if self._debug:
-            plan.input.poison = self.device.take_freed_blocks()
+            plan.input.spoil = self.device.take_freed_blocks()
 
     def end_step(self, *, done: bool) -> None:
         """Forgets the moves of the planned step, which is `done` or failed."""

@@ -7,8 +7,7 @@ caller that moves a branch while it reads.
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
-from gpu_worker.scheduling.state.place import Hold
-from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Sequence
+from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Hold, Sequence
 from gpu_worker.scheduling.state.step import Chunk
 
 

@@ -16,10 +16,22 @@ from operator import attrgetter
 
 from gpu_worker.scheduling.state.block_tables import BlockTables
 from gpu_worker.scheduling.state.branch_lists import BranchLists
-from gpu_worker.scheduling.state.place import ON_DEVICE, QUEUED, Hold, Place, check_holds
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Branch, BranchState, Sequence
-from gpu_worker.scheduling.state.step_items import beam_items, branch_item
+from gpu_worker.scheduling.state.sequence import (
+    FINISHED,
+    ON_DEVICE,
+    QUEUED,
+    RUNNING,
+    SWAPPED,
+    WAITING,
+    Branch,
+    BranchState,
+    Hold,
+    Place,
+    Sequence,
+    check_holds,
+)
+from gpu_worker.scheduling.state.step import beam_items, branch_item
 from gpu_worker.steps.runner import RunnerInfo
 from octavo.request.errors import Failure, NotFound, StaleEpoch
 from octavo.request.ids import BlockId, HostBlockId, SequenceId

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpu_worker.blocks.block_manager import BlockManager, Reservation
-from gpu_worker.blocks.host_pool import HostPool
-from gpu_worker.blocks.host_tier import HostTier
+from gpu_worker.blocks.host_pool import HostPool, HostTier
 from gpu_worker.blocks.prefix_cache import DEMOTED, STORED, PrefixCache
 from octavo.request.errors import OutOfBlocks
 from octavo.request.hashing import block_hashes

@@ -3,8 +3,7 @@
 import pytest
 
 from gpu_worker.blocks.block_manager import BlockManager
-from gpu_worker.blocks.host_pool import HostPool
-from gpu_worker.blocks.host_tier import HostTier
+from gpu_worker.blocks.host_pool import HostPool, HostTier
 from gpu_worker.blocks.prefix_cache import PrefixCache
 from octavo.request.errors import OutOfBlocks
 from octavo.request.hashing import block_hashes

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.models.checkpoint import demo
+from gpu_worker.models.checkpoint.locate import demo_file
 from gpu_worker.ops import make_batch
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running import loading
@@ -48,7 +48,7 @@ def test_fewer_bits_cost_more_and_not_too_much(name, ops, tiny, load, monkeypatc
 
 def installed() -> bool:
     try:
-        return demo.demo_file().exists()
+        return demo_file().exists()
     except NotFound:
         return False
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker import LLM, SamplingParams
-from gpu_worker.models.checkpoint import demo
+from gpu_worker.models.checkpoint.locate import demo_file
 from octavo.cli import up
 from octavo.request.errors import NotFound
 
@@ -15,7 +15,7 @@ README = Path(__file__).resolve().parents[3] / "README.md"
 
 def test_the_first_example_reads_well() -> None:
     try:
-        model = str(demo.demo_file())
+        model = str(demo_file())
     except NotFound:
         pytest.skip("the demo model is not installed")
     found = re.search(r"octavo generate '(.+)' --max-tokens (\d+) --temperature 0\n", README.read_text())

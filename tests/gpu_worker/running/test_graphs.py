@@ -16,8 +16,8 @@ from tiny_llama import Form, drive, logits_of, request, requests
 from torch import Tensor
 
 from gpu_worker.ops import AttentionOptions, TokenBatch
+from gpu_worker.ops.batch import packed
 from gpu_worker.ops.reference import ReferenceOps
-from gpu_worker.ops.upload import packed
 from gpu_worker.running.graphs import CapturableOps, capture_graphs, doubling
 from gpu_worker.steps.step_input import KnownTokens, StepInput, longs
 

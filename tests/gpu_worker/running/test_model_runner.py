@@ -13,7 +13,7 @@ from sequences import new_sequence
 from steps import Piece, step_of
 
 from gpu_worker.ops import kv_format, native
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.running import loading
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
@@ -161,7 +161,7 @@ def test_preemption_changes_nothing(make, alone, how):
 @pytest.mark.usefixtures("on_ops")
 @pytest.mark.parametrize("how", ["swap", "recompute"])
 def test_blocks_out_of_the_window_are_given_back(make, model, how):
-    """A context of 220 tokens on 5 blocks of 8; what is given back is poisoned with NaN, and nothing reads it."""
+    """A context of 220 tokens on 5 blocks of 8; what is given back is spoiled with NaN, and nothing reads it."""
     prompts = [[(i * 37 + j * 11 + j * j) % 96 for j in range(length)] for i, length in enumerate((180, 3, 60))]
 
     def run(runner: ModelRunner, **config) -> list[list[int]]:
@@ -256,13 +256,13 @@ def test_prompt_logprobs_in_chunks_are_those_of_transformers(make, model):
 
 
 def test_blocks_move_in_the_order_a_plan_states(make):
-    """Out, poison, in, copy: block 0 goes out, is poisoned, comes back as block 5, and is copied to block 6."""
+    """Out, spoil, in, copy: block 0 goes out, is spoiled, comes back as block 5, and is copied to block 6."""
     runner = make(num_blocks=8, num_host_blocks=4)
     arena = runner._arena
     for layer in arena.layers:
         layer[0] = torch.randn_like(layer[0])
     expected = [layer[0].clone() for layer in arena.layers]
-    runner.run(StepInput(1, swap_out=[(0, 2)], poison=[0, 1], swap_in=[(2, 5)], copies=[(5, 6)]))
+    runner.run(StepInput(1, swap_out=[(0, 2)], spoil=[0, 1], swap_in=[(2, 5)], copies=[(5, 6)]))
     for layer, content in zip(arena.layers, expected, strict=True):
         assert layer[0].isnan().all() and layer[1].isnan().all()
         assert torch.equal(layer[5], content) and torch.equal(layer[6], content)

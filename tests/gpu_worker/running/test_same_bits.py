@@ -8,7 +8,7 @@ import torch
 from same_bits import FAULTS, Case, Engines, draw_cases, load_engines, text_of
 from tiny_llama import CPU, Form, tiny_llama
 
-from gpu_worker.models.checkpoint import demo
+from gpu_worker.models.checkpoint.locate import demo_file
 from gpu_worker.ops import choose_ops, native
 from octavo.request.errors import NotFound
 
@@ -57,7 +57,7 @@ def test_a_continued_sequence_has_the_same_bits(tiny_engines: Engines, isa: str,
 @pytest.mark.slow
 def test_the_demo_model_has_them_too() -> None:
     try:
-        demo.demo_file()
+        demo_file()
     except NotFound:
         pytest.skip("the demo model is not installed")
     engines = load_engines("smollm2", 1, 1100)

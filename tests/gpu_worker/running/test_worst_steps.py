@@ -11,9 +11,9 @@ from sequences import new_sequence
 
 from gpu_worker.models.loader import load_model
 from gpu_worker.ops import choose_ops
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.running.loading import measured_block_bytes, trial_runner
-from gpu_worker.running.worst_steps import pile_up, spread, worst_steps
+from gpu_worker.running.sizing import pile_up, spread, worst_steps
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.steps.runner import BAD_LOGITS, StepOutput
 from gpu_worker.steps.step_input import StepInput

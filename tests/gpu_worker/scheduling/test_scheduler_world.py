@@ -11,8 +11,8 @@ import pytest
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.scheduling.state.place import Hold, Place
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.sequence import Hold, Place
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from gpu_worker.testing.witness_runner import LAYERS, salt_of
 from octavo.request.hashing import block_hashes

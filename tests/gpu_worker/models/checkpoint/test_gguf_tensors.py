@@ -13,8 +13,7 @@ from gguf.quants import dequantize as theirs
 from gguf_models import finish, write_gguf, write_values
 from safetensors.torch import load_file
 
-from gpu_worker.models.checkpoint.dequantize import PIECE_VALUES, dequantize
-from gpu_worker.models.checkpoint.gguf_tensors import ROPE_FACTORS, ROPE_LONG, read_config
+from gpu_worker.models.checkpoint.gguf_tensors import PIECE_VALUES, ROPE_FACTORS, ROPE_LONG, dequantize, read_config
 from gpu_worker.ops import native
 from octavo.model_files.gguf import BLOCK_SIZES, GgufFile, TensorType
 from octavo.model_files.gguf_support import ARCHITECTURES, DECODED, FLOATS

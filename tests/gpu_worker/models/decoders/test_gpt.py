@@ -13,7 +13,7 @@ from transformers.models.falcon.modeling_falcon import build_alibi_tensor as bui
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from gpu_worker import LLM, SamplingParams
-from gpu_worker.models.decoders.gpt_config import alibi_slopes
+from gpu_worker.models.decoders.gpt import alibi_slopes
 from gpu_worker.models.decoders.gpt_families import read_gpt_config
 from octavo.request.errors import BadModel
 

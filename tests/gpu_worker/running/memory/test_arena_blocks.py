@@ -8,7 +8,7 @@ from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
 from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 from gpu_worker.ops import kv_format
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.running.memory.arena_blocks import ArenaBlocks
 
 

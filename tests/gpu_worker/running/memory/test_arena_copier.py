@@ -8,12 +8,10 @@ from late_copier import check_buffers
 from tiny_llama import CPU, Form, drive, requests, tiny_llama
 
 from gpu_worker.ops import Ops, choose_ops, kv_format
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.ops.reference import ReferenceOps
-from gpu_worker.running.memory.arena import KvArena
-from gpu_worker.running.memory.arena_copier import ArenaCopier
+from gpu_worker.running.memory.arena import ArenaCopier, KvArena, StepMark
 from gpu_worker.running.memory.staged_blocks import StagedBlocks, StagingSize
-from gpu_worker.running.memory.step_mark import StepMark
 from gpu_worker.running.model_runner import ModelRunner
 
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gpu_worker.running.memory.staging_buffers import StagingBuffers
+from gpu_worker.running.memory.staged_blocks import StagingBuffers
 
 
 def test_buffers_are_given_out_once():

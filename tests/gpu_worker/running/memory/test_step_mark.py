@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from gpu_worker.running.memory.step_mark import StepMark
+from gpu_worker.running.memory.arena import StepMark
 
 GPU = torch.device("cuda", 0)
 
