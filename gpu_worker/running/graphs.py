@@ -8,7 +8,6 @@ or in the plan that the ops keep in `TokenBatch.scratch`. All are written in pla
 import logging
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -129,22 +128,6 @@ LEAST_MIXED_TOKENS = 16
 Capturer = Callable[[StepFunction], StepFunction]  # runs a step once; the function it returns repeats that run
 
 
-@runtime_checkable
-class CapturableOps(Ops, Protocol):
-    """Ops whose kernel launches depend on the lengths of a batch only through memory."""
-
-    def captures(self, kv: Tensor) -> bool:
-        """Whether a step on layers like `kv` can be captured."""
-        ...
-
-    def refill(self, batch: TokenBatch) -> None:
-        """Works out batch.scratch again, in the same memory, from the q_lens and kv_lens that the batch has now.
-
-        No length exceeds what block_tables has room for.
-        """
-        ...
-
-
 def doubling(least: int, most: int) -> tuple[int, ...]:
     """The sizes to capture: `least`, and twice that, and so on, and `most`."""
     sizes = [least]
@@ -183,7 +166,7 @@ class StepGraphs:
         self,
         decoder: Decoder,
         layers: Sequence[Tensor],
-        ops: CapturableOps,
+        ops: Ops,
         memory: StepMemory,
         sizes: Sequence[int],
         capture: Capturer,
@@ -233,7 +216,7 @@ def capture_graphs(
 
     None, with a line in the log, where steps cannot be captured.
     """
-    if not isinstance(ops, CapturableOps) or not decoder.capturable or not ops.captures(layers[0]):
+    if not decoder.capturable or not ops.captures(layers[0]):
         what = decoder.name, ops.name, layers[0].dtype
         log.info("no CUDA graphs: %s and %s ops cannot be captured together, with a cache of %s", *what)
         return []

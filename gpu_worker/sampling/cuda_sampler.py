@@ -16,8 +16,7 @@ from torch import Tensor
 from gpu_worker.ops.batch import ArrayLayout, packed
 from gpu_worker.ops.native_cuda import ref
 from gpu_worker.sampling.adjustments import Floats, Ids, LogitEdit
-from gpu_worker.sampling.columns import SamplingColumns
-from gpu_worker.sampling.sampler import Sampler, is_ranked_raw
+from gpu_worker.sampling.sampler import Sampler, SamplingColumns, is_ranked_raw
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import TokenScore
 

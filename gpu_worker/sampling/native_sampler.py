@@ -5,7 +5,6 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -14,9 +13,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.ops import native
-from gpu_worker.sampling.columns import SamplingColumns
 from gpu_worker.sampling.cuda_sampler import CudaSampler
-from gpu_worker.sampling.sampler import Sampler, is_ranked_raw
+from gpu_worker.sampling.sampler import Sampler, SamplingColumns
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import TokenScore
 
@@ -52,11 +50,7 @@ class NativeSampler(Sampler):
         if not columns.scored:
             return tokens, {}
         scores = {i: score for i, score in results.of(columns.scored, tokens).items() if tokens[i] >= 0}
-        competing = [i for i in scores if is_ranked_raw(branches[i])]
-        if competing:
-            raw = self.score(logits[[rows[i] for i in competing]], [tokens[i] for i in competing], 0)
-            for i, found in zip(competing, raw, strict=True):
-                scores[i] = replace(scores[i], raw=found.logprob)
+        self._add_raw(scores, logits, rows, branches)
         return tokens, scores
 
     @torch.inference_mode()

@@ -18,7 +18,7 @@ from torch import Tensor
 from gpu_worker.ops import AttentionOptions, TokenBatch
 from gpu_worker.ops.batch import packed
 from gpu_worker.ops.reference import ReferenceOps
-from gpu_worker.running.graphs import CapturableOps, capture_graphs, doubling
+from gpu_worker.running.graphs import capture_graphs, doubling
 from gpu_worker.steps.step_input import KnownTokens, StepInput, longs
 
 torch.set_num_threads(1)
@@ -71,7 +71,7 @@ class TorchKernels(ReferenceOps):
             out[rows] = super().paged_attention(queries[rows], kv, one, options) if n else 0
 
 
-def make(ops: CapturableOps | None = None, **options) -> tuple[tiny_llama.Tiny, StreamCapture]:
+def make(ops: TorchKernels | None = None, **options) -> tuple[tiny_llama.Tiny, StreamCapture]:
     capture = StreamCapture()
     return tiny_llama.tiny_llama(FORM, ops or TorchKernels(), capture=capture, **options), capture
 
