@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
-from gpu_worker.blocks.prefix_cache import PrefixCache
+from gpu_worker.blocks.prefix_cache import PrefixCache, raise_first
 from octavo.request.errors import OutOfBlocks
 from octavo.request.ids import BlockHash, BlockId, HostBlockId
 
@@ -211,9 +211,7 @@ class HostTier:
             ),
             ("a tier that is off holds blocks", bool(hosts) and not self.enabled),
         ]
-        for problem, found in problems:
-            if found:
-                raise AssertionError(f"host tier: {problem}")
+        raise_first(problems)
 
     def _give_up(self, count: int, keep: Collection[BlockHash] = ()) -> None:
         """Gives up at most `count` demoted blocks, the least recently used first. Those stay that the step being

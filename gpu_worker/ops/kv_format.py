@@ -85,8 +85,6 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvShape:
-    """The form of a block."""
-
     num_layers: int
     num_kv_heads: int
     block_size: int
@@ -141,7 +139,7 @@ class KvLayer:
 
     @classmethod
     def of(cls, kv: Tensor, head_dim: int) -> "KvLayer":
-        """The views of `kv`, a layer as py describes it."""
+        """The views of `kv`, a layer as described above."""
         kind = KINDS.get(kv.dtype, "auto")
         if kv.dtype != torch.int8:
             return cls(kv[:, :, 0], kv[:, :, 1], kind, None, None)

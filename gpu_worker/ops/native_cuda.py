@@ -41,11 +41,15 @@ SMALL_RUN = 28 * 1024  # bytes of a copy; for smaller ones a kernel that reads p
 
 
 def ref(tensor: Tensor) -> Ref:
-    """The description of a tensor that the extension takes."""
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
         raise TypeError(f"no CUDA op takes a tensor of {tensor.dtype}")
     return tensor.data_ptr(), dtype, tuple(tensor.shape), tensor.stride()
+
+
+def current_stream(device: torch.device) -> int:
+    """The stream on which a device computes what is queued now; 0 of the simulator."""
+    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
 
 
 class NativeCudaOps(ReferenceOps):
@@ -206,10 +210,7 @@ class NativeCudaOps(ReferenceOps):
         return arena.device == self._device or arena.is_pinned()
 
     def _stream(self) -> int:
-        if self._device.type != "cuda":
-            return 0
-        stream: int = torch.cuda.current_stream(self._device).cuda_stream
-        return stream
+        return current_stream(self._device)
 
     def _cache(self, layer: KvLayer) -> Any:
         scales = (None if scale is None else ref(scale) for scale in (layer.key_scales, layer.value_scales))
@@ -250,8 +251,6 @@ class NativeCudaOps(ReferenceOps):
 
 
 class _CudaSwapTicket:
-    """A SwapTicket over a ticket of the extension."""
-
     def __init__(self, ops: NativeCudaOps, ticket: int) -> None:
         self._ops = ops
         self._ticket = ticket

@@ -33,7 +33,6 @@ class _SequenceGroup:
 
 
 def paged_attention(queries: Tensor, kv: Tensor, batch: TokenBatch, options: AttentionOptions) -> Tensor:
-    """See Ops.paged_attention."""
     key = ("groups", options.window, kv.shape[1:])
     groups = batch.scratch.get(key)
     if groups is None:

@@ -20,7 +20,6 @@ from gpu_worker.running.memory.arena import KvArena
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.running.sizing import (
     CudaMemory,
-    DeviceMemory,
     choose_device,
     cpu_block_bytes,
     gpu_block_bytes,
@@ -150,14 +149,13 @@ def load_runner(
 
 
 def trial_runner(loaded: LoadedModel, shape: KvShape, ops: Ops, device: torch.device, context: int) -> ModelRunner:
-    """A runner with one block and a sampler of its own, to run `worst_steps`."""
     arena = KvArena(shape, 1, 0, device, ops)
     sampler = choose_sampler(loaded.decoder.vocab_size, device, loaded.eos_token_ids)
     return ModelRunner(_info(loaded, arena, device, context, None), loaded.decoder, arena, sampler, device)
 
 
 def measured_block_bytes(
-    memory: DeviceMemory,
+    memory: CudaMemory,
     utilization: float,
     trial: ModelRunner,
     steps: Sequence[StepInput],

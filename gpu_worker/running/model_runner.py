@@ -76,7 +76,6 @@ class ModelRunner:
 
     @property
     def layers(self) -> Sequence[Tensor]:
-        """The blocks on the device, layer by layer."""
         return self._arena.layers
 
     @cached_property
@@ -134,7 +133,6 @@ class ModelRunner:
             torch.ones(1, device=self._device).add(1).item()
 
     def close(self) -> None:
-        """Gives the blocks' memory back."""
         try:
             self._block_mover.wait_for_copies()
         finally:

@@ -6,7 +6,6 @@ is the worst in all three. So there are three, and memory for blocks is what the
 import gc
 from collections.abc import Callable, Iterable
 from itertools import accumulate, chain
-from typing import Protocol
 
 import torch
 
@@ -116,27 +115,8 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-class DeviceMemory(Protocol):
-    """What the driver and torch say of the memory of one device."""
-
-    @property
-    def total_bytes(self) -> int: ...
-
-    def free_bytes(self) -> int:
-        """What no process has. Memory that torch keeps for later use counts as free."""
-        ...
-
-    def peak_of(self, work: Callable[[], object]) -> int:
-        """How many bytes `work` takes, at its highest, beside those that were in use before."""
-        ...
-
-    def kept_by(self, work: Callable[[], object]) -> int:
-        """How many bytes the result of `work` keeps, by the driver's count. The result is dropped."""
-        ...
-
-
 class CudaMemory:
-    """The memory of a GPU."""
+    """What the driver and torch say of the memory of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -146,11 +126,13 @@ class CudaMemory:
         return int(torch.cuda.mem_get_info(self._device)[1])
 
     def free_bytes(self) -> int:
+        """What no process has. Memory that torch keeps for later use counts as free."""
         gc.collect()
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(self._device)[0])
 
     def peak_of(self, work: Callable[[], object]) -> int:
+        """How many bytes `work` takes, at its highest, beside those that were in use before."""
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         work()
@@ -158,7 +140,7 @@ class CudaMemory:
         return torch.cuda.max_memory_allocated(self._device) - before
 
     def kept_by(self, work: Callable[[], object]) -> int:
-        """By the driver's count, since torch counts the tensors of graphs, not the graphs."""
+        """How many bytes the result of `work`, which is dropped, keeps by the driver's count: torch counts no graph."""
         before = self.free_bytes()
         result = work()
         torch.cuda.synchronize(self._device)
@@ -169,7 +151,7 @@ class CudaMemory:
 
 
 def gpu_block_bytes(
-    memory: DeviceMemory, utilization: float, steps: Iterable[Callable[[], object]], capture: Callable[[], object]
+    memory: CudaMemory, utilization: float, steps: Iterable[Callable[[], object]], capture: Callable[[], object]
 ) -> int:
     """How many bytes blocks may take on a GPU of which this worker may use the share `utilization`.
 

@@ -44,7 +44,6 @@ class TokenHistory:
         return self._counts[: len(self._places)]
 
     def update(self) -> None:
-        """Counts the tokens that have been added since the last call."""
         tokens, num_prompt = self.branch.tokens, self.branch.num_prompt
         for position in range(self._end, len(tokens)):
             self._add(tokens[position], int(position >= num_prompt))

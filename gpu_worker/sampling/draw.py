@@ -78,8 +78,6 @@ _CPU_SLAB = 1 << 20  # fewer on a CPU, so that they stay in the processor's cach
 
 @dataclass(slots=True)
 class DrawParameters:
-    """The parameters of the draws of some rows, one array per parameter."""
-
     temperature: Floats
     top_k: Ids  # the vocabulary's size if the filter is off
     top_p: Floats
@@ -138,7 +136,6 @@ def weights(logits: Tensor, temperature: Floats) -> Tensor:
 
 
 def cut(weights: Tensor, logits: Tensor, filters: DrawParameters) -> None:
-    """Sets the weights of tokens that the filters drop to zero, in place."""
     vocab_size = logits.shape[1]
     filtered = np.flatnonzero((filters.top_k < vocab_size) | (filters.top_p < 1.0))
     for num in (_NUM_CANDIDATES, vocab_size):  # mostly a few hundred are enough, and sorting all tokens is slow

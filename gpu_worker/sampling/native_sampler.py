@@ -22,8 +22,6 @@ _ROWS_AT_ONCE = 64  # how many rows are converted to float32 at once
 
 
 class NativeSampler(Sampler):
-    """Samples logits on the CPU."""
-
     def __init__(self, extension: ModuleType, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
         super().__init__(vocab_size, "cpu", eos_token_ids)
         self._extension = extension
@@ -82,7 +80,6 @@ class NativeSampler(Sampler):
 
 
 def choose_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...]) -> Sampler:
-    """The fastest sampler for logits on `device`."""
     extension = native.load() if device.type == "cpu" else None
     if extension is not None:
         return NativeSampler(extension, vocab_size, eos_token_ids)
@@ -93,8 +90,6 @@ def choose_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[i
 
 
 class _ScoreBuffers:
-    """Memory that the extension writes scores to."""
-
     def __init__(self, counts: list[int]) -> None:
         self.tensors: dict[str, Tensor] = {}
         if counts:

@@ -33,7 +33,6 @@ def is_drawn(params: SamplingParams) -> bool:
 
 
 def is_scored(params: SamplingParams) -> bool:
-    """Whether each token of a branch gets a score."""
     return params.logprobs is not None or params.ranked
 
 
@@ -179,7 +178,6 @@ class Sampler:
 
 
 def _plain(branch: Seat) -> bool:
-    """Whether the branch needs only the highest logit."""
     params = branch.params
     return not (is_drawn(params) or is_scored(params) or is_adjusted(branch))
 

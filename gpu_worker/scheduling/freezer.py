@@ -14,8 +14,6 @@ from octavo.request.ids import SequenceId
 
 
 class FrozenBranch(NamedTuple):
-    """Where a branch has stopped."""
-
     num_tokens: int  # of its output
     cumulative_logprob: float
     finished: bool

@@ -87,7 +87,6 @@ class GgufSource:
         return self._ordered(name, read_tensor(self._file, self._info(name).name))
 
     def kind(self, name: str) -> TensorType:
-        """The type that a tensor is stored in."""
         return self._info(name).type
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -137,7 +136,6 @@ def architecture(file: GgufFile) -> str:
 
 
 def read_config(file: GgufFile) -> dict[str, Any]:
-    """The content that config.json would have."""
     arch, data = architecture(file), file.metadata
     if "token_embd.weight" not in file.tensors:
         raise BadModel(f"{file.path.name} has no token_embd.weight")

@@ -79,8 +79,6 @@ class NativeMatrix:
 
 
 class MatrixPacker:
-    """Packs the tensors of a source into matrices."""
-
     def __init__(
         self, extension: ModuleType, source: WeightSource, checkpoint: CheckpointReader, scheme: str, dtype: torch.dtype
     ) -> None:
@@ -93,7 +91,6 @@ class MatrixPacker:
         self.formats: Counter[str] = Counter()
 
     def stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> NativeMatrix:
-        """A matrix of tensors of two dimensions, one below the other."""
         blocked = all(columns % BLOCK == 0 for _, columns in shapes)
         if self._scheme in ("q8", "q4") and blocked:
             format_ = "q8" if names[0] in OUTER else self._scheme

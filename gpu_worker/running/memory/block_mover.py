@@ -69,12 +69,10 @@ class BlockMover:
         return time.perf_counter() - began
 
     def is_copying(self) -> bool:
-        """Whether copies are under way."""
         self._pending = [pending for pending in self._pending if not pending.swap.is_done()]
         return bool(self._pending)
 
     def wait_for_copies(self) -> None:
-        """Waits for all copies that are under way."""
         for pending in self._pending:
             pending.swap.wait()
         self._pending.clear()

@@ -91,8 +91,6 @@ class BlockCopier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StagingSize:
-    """How many blocks of a size have room in a staging area."""
-
     for_reading: int
     for_writing: int
 
@@ -203,7 +201,6 @@ class StagedBlocks:
         written.wait()
 
     def close_block(self, block: int) -> None:
-        """Gives the buffer back."""
         with self._lock:
             written = self._written.pop(block)
         self._end(self.write_buffers, written)

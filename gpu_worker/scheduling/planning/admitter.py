@@ -11,8 +11,6 @@ from octavo.request.sampling import FinishReason
 
 
 class Admitter:
-    """Puts sequences into the waiting queue of a workload."""
-
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
 

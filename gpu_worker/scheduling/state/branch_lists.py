@@ -12,8 +12,6 @@ from gpu_worker.scheduling.state.step import Chunk
 
 
 class BranchLists:
-    """The lists of branches from which the next step is planned."""
-
     def __init__(self) -> None:
         self._decodes: list[Chunk] = []
         self._needy: list[Branch] = []
