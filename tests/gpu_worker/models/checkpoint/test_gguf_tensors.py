@@ -65,7 +65,7 @@ def test_a_gguf_file_says_what_transformers_says(name, tiny, load, all_logits, g
     runner = load(path, quantization="none")
     assert difference(all_logits(runner, PROMPT), model.logits(PROMPT)) < 1e-4
     for prompt, output in zip(PROMPTS, greedy(runner, PROMPTS, 48), strict=True):
-        assert output == model.logits(prompt + output)[len(prompt) - 1 : -1].argmax(-1).tolist()
+        assert output == model.greedily(prompt, output)
         assert len(set(output)) > 4 or name == "gemma2-tied", "a model that repeats itself tests little"
 
 
