@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 from statistics import median
 
 from gpu_worker.blocks.cost_model import CostModel
-from gpu_worker.scheduling.planning.step_budget import StepBudget
+from gpu_worker.scheduling.state.scheduler_config import StepBudget
 from gpu_worker.scheduling.state.step import StepPlan
 from gpu_worker.steps.runner import StepOutput
 from octavo.metrics.table import BATCH_BOUNDS, STEP_BOUNDS

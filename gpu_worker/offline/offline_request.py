@@ -15,8 +15,6 @@ TokenDecoder = Callable[[int], str | None]  # the text of a single token, for lo
 
 @dataclass(slots=True)
 class _Branch:
-    """One branch of a request, as far as it has been generated."""
-
     stream: TextStream
     token_ids: list[int] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
@@ -59,8 +57,6 @@ class _Branch:
 
 
 class OfflineRequest:
-    """One request of an LLM call, and its output so far."""
-
     def __init__(
         self,
         argument: str,

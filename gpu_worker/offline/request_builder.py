@@ -94,7 +94,6 @@ class RequestBuilder:
             raise InvalidArgument(argument, error.message) from None
 
     def _params(self, given: ParamsArgument, count: int) -> list[ModelParams]:
-        """One value for each prompt, validated for this model."""
         if given is None or isinstance(given, AnyParams):
             return [self._validated(given or self.default_params(), "sampling_params")] * count
         if not isinstance(given, Sequence):
@@ -133,7 +132,6 @@ class RequestBuilder:
         return [form for form in forms if form]
 
     def _request(self, prompt: OfflinePrompt, token_ids: list[int], params: ModelParams) -> OfflineRequest:
-        """A request that has passed every check."""
         info, (given, sampling) = self._info, params
         token_ids = self._truncated(token_ids, given)
         validation.validate_prompt(

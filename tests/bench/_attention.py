@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpu_worker.ops import AttentionOptions, TokenBatch, kv_format, make_batch
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.ops.native_cpu import NativeCpuOps
 
 CPU = torch.device("cpu")

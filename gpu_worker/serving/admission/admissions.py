@@ -9,8 +9,7 @@ from gpu_worker.engine.block_port import checked_sequence
 from gpu_worker.engine.command_port import CommandPort
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.state.place import Hold
-from gpu_worker.scheduling.state.sequence import CarriedScores, Sequence
+from gpu_worker.scheduling.state.sequence import CarriedScores, Hold, Sequence
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.serving.admission.beam_texts import BeamTexts
 from gpu_worker.serving.admission.prefix_offers import OfferedPrefix, PrefixOffers

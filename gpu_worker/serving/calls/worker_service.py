@@ -12,7 +12,7 @@ from gpu_worker.journal.sequence_tracer import SequenceTracer
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.source.migration_registry import MigrationRegistry
 from gpu_worker.migration.transfer_service import TransferService
-from gpu_worker.scheduling.planning.step_budget import StepBudget
+from gpu_worker.scheduling.state.scheduler_config import StepBudget
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.serving.admission.admissions import Admissions
 from gpu_worker.serving.calls.messages import SWAP_OPERATIONS, hello_to_wire, migration_to_wire, watch_to_wire

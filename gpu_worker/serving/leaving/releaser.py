@@ -14,8 +14,8 @@ from math import inf
 from gpu_worker.engine.command_port import CommandPort
 from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
-from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.state.scheduler_config import StepBudget
 from gpu_worker.scheduling.state.sequence import Sequence
 from gpu_worker.scheduling.state.workload import Workload
 from octavo.process.retry import until_answered

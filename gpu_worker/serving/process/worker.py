@@ -29,8 +29,8 @@ from gpu_worker.migration.source.migration_progress import MigrationTally
 from gpu_worker.migration.source.migration_registry import MigrationRegistry
 from gpu_worker.migration.source.outgoing_migration import SourceWorker
 from gpu_worker.migration.target.migration_target import MigrationTarget
-from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.state.scheduler_config import StepBudget
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.serving.admission.admissions import Admissions
 from gpu_worker.serving.admission.prefix_offers import PrefixOffers

@@ -144,7 +144,7 @@ def test_block_commands_wait_for_a_step_that_copies_blocks(make, monkeypatch):
 
 @pytest.mark.parametrize(
     ("moves", "touches"),
-    [({}, False), *(({name: [(0, 1)]}, True) for name in ("swap_out", "swap_in", "copies", "demotions", "poison"))],
+    [({}, False), *(({name: [(0, 1)]}, True) for name in ("swap_out", "swap_in", "copies", "demotions", "spoil"))],
 )
 def test_an_input_says_whether_it_moves_other_blocks(moves, touches):
     assert StepInput(1, **moves).touches_other_blocks is touches

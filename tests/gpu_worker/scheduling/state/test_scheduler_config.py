@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from gpu_worker.scheduling.planning.step_budget import START_TOKENS, StepBudget
-from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.scheduler_config import START_TOKENS, SchedulerConfig, StepBudget
 
 BLOCK = 16
 

