@@ -83,7 +83,7 @@ bench: install  ## benchmarks, by hand on a quiet machine; results belong in doc
 	@shopt -s nullglob; for script in tests/bench/[^_]*.py; do echo ">> $$script"; $(BIN)/python "$$script" $(ARGS); done
 
 .PHONY: bench-kernels
-bench-kernels: install  ## every CPU op against the machine's own rates and torch (ARGS='--llama-cpp DIR', '--only decode', '--quick')
+bench-kernels: install  ## the CPU ops of a step against the machine's own rates and torch (ARGS='--only decode', '--quick')
 	@$(BIN)/python tests/bench/kernels.py $(ARGS)
 
 # ---- check ---------------------------------------------------------------------------------------------------------
@@ -203,4 +203,4 @@ gpu-check:  ## what only a GPU can say, in ten minutes, with a Python that has t
 .PHONY: clean
 clean:  ## remove what was built and cached; .venv stays
 	rm -rf build dist examples/node/node_modules gpu_worker/_C_*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find octavo router gpu_worker tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find octavo octavo_bench router gpu_worker tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,10 +14,10 @@ from octavo.metrics.aliases import VLLM
 from octavo.metrics.web import WebApp
 from octavo.net.http_server import HttpServer
 from octavo.net.security.api_keys import ApiKeyError
+from octavo.net.security.gates import WebGate
 from octavo.net.security.listener_tls import ListenerTls
 from octavo.net.security.protection import client_authorizer, internal_authorizer, operator_page_options, tls_of
 from octavo.net.security.trail import AccessTrail, ListenerKind
-from octavo.net.security.web_gate import WebGate
 from octavo.net.server import add_standard_services, make_server, open_port
 from octavo.net.traces import RequestTracer, TraceInterceptor, TracesError, open_tracer, traced_app
 from octavo.process.listen_address import ListenError, exposed_addresses, why_not_listening
@@ -26,10 +26,8 @@ from octavo.process.open_files import connection_limit
 from octavo.process.retry import until_answered
 from octavo.request.errors import Mismatch, StoreUnavailable
 from octavo.request.ids import Incarnation, new_incarnation
-from octavo.request.quota import TenantQuota
-from octavo.settings.http_origins import parse_origins
-from octavo.settings.model_aliases import parse_aliases
-from octavo.settings.router import RouterSettings
+from octavo.request.limits import TenantQuota
+from octavo.settings.router import RouterSettings, parse_aliases, parse_origins
 from octavo.store import open_store
 from octavo.store.base import Store
 from octavo.store.calls import Member, QueueLimits

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("octavo", "router", "gpu_worker")
+DRAWN = ("octavo", "router", "gpu_worker")
+PACKAGES = (*DRAWN, "octavo_bench")
 DRAWING = re.compile(r"<!-- folders of (\w+) -->\n```mermaid\n(.*?)```", re.DOTALL)
 NODE = re.compile(r'^ *(\w+)\["', re.MULTILINE)
 ARROW = re.compile(r"^ *(\w+) --> (\w+)$", re.MULTILINE)
@@ -31,7 +32,7 @@ def layers() -> dict[str, set[str]]:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     found: dict[str, set[str]] = {}
     for contract in contracts:
-        if contract["type"] == "layers" and contract["containers"][0] in PACKAGES:
+        if contract["type"] == "layers" and contract["containers"][0] in DRAWN:
             names = {name.strip(" ()") for layer in contract["layers"] for name in re.split(r"[|:]", layer)}
             found.setdefault(contract["containers"][0], set()).update(names)
     return found
@@ -60,12 +61,12 @@ def arrows(package: str) -> set[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", DRAWN)
 def test_the_drawing_has_the_folders_of_the_layers(package: str) -> None:
     assert drawings()[package][0] == layers()[package]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", DRAWN)
 def test_the_drawing_has_the_arrows_of_the_imports(package: str) -> None:
     drawn, real = drawings()[package][1], arrows(package)
     assert real, package
@@ -111,73 +112,6 @@ def test_an_unnamed_module_is_seen(tmp_path: Path) -> None:
     for name in ("known.py", "words.py", "__init__.py"):
         (tmp_path / name).write_text("")
     assert unnamed_modules(tmp_path) == ["words"]
-
-
-# ---- decisions -----------------------------------------------------------------------------------------------------
-
-DATES = re.compile(r"(?:^\| 20[\d-]+ \|.*\n)+", re.MULTILINE)  # the rows of one table
-
-
-def unordered(text: str) -> list[str]:
-    """The dates of each table that has an older row above a newer one."""
-    tables = [[row.split("|")[1].strip() for row in table.splitlines()] for table in DATES.findall(text)]
-    return [" ".join(dates) for dates in tables if dates != sorted(dates, reverse=True)]
-
-
-def test_decisions_stand_newest_first() -> None:
-    texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs/decisions").glob("*.md")}
-    assert sum(bool(DATES.search(text)) for text in texts.values()) > 5
-    assert not {name: found for name, text in texts.items() if (found := unordered(text))}
-
-
-def test_an_older_decision_above_a_newer_one_is_seen() -> None:
-    assert unordered("| 2026-11-22 | a |\n| 2026-11-23 | b |\n") == ["2026-11-22 2026-11-23"]
-    assert not unordered("| 2026-11-22 | a |\n| 2026-11 | b |\n\n| 2026-11-23 | another table |\n")
-
-
-# ---- what others do ------------------------------------------------------------------------------------------------
-
-
-def rows(text: str, head: str) -> list[list[str]]:
-    """The cells of each row of the table that begins with this line."""
-    table = text.partition(f"{head}\n")[2].partition("\n\n")[0]
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[1:]]
-
-
-def unsupported(comparison: str, peers: str) -> list[str]:
-    """The cells of the comparison with a peer that has no version, or of which no source says what it does there."""
-    known = {name: version for name, version, source in rows(peers, "| peer | version | its sources |") if source}
-    sources: dict[str, set[str]] = {}
-    topic = ""
-    for what, names, source in rows(peers, "| what | peer | what was read, and where |"):
-        topic = what or topic
-        sources.setdefault(topic, set()).update(names.split(", ") if source else ())
-    found = []
-    head = next(line for line in comparison.splitlines() if line.startswith("| | octavo | others"))
-    for topic, _, cell in rows(comparison, head):
-        named = {name for name in known if re.search(rf"\b{re.escape(name)}\b", cell)}
-        untold = {name for name in named if name not in sources.get(topic, set())}
-        if not named or untold or not all(known[name] for name in named) or "(" not in cell:
-            found.append(f"{topic}: {sorted(untold)}")
-    return found
-
-
-def test_the_comparison_names_versions_and_sources() -> None:
-    page = (ROOT / "docs/peers.md").read_text(encoding="utf-8")
-    assert rows(page, "| peer | version | its sources |")
-    assert not unsupported(page, page)
-
-
-def test_a_comparison_without_a_source_is_seen() -> None:
-    peers = "| peer | version | its sources |\n|---|\n| A | 1 | x |\n| B | 2 | y |\n\n"
-    peers += "| what | peer | what was read, and where |\n|---|\n| t | A | file |\n| | B | |\n"
-    for cell, said in (
-        ("A 1 does (file)", []),
-        ("A 1 does", ["t: []"]),
-        ("others do (x)", ["t: []"]),
-        ("B (x)", ["t: ['B']"]),
-    ):
-        assert unsupported(f"| | octavo | others |\n|---|\n| t | we | {cell} |\n", peers) == said
 
 
 # ---- what is outside the repository --------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ import pytest
 from gguf.constants import MODEL_ARCH_NAMES
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from gpu_worker.models.model_kind import ENCODERS, RECURRENT
-from gpu_worker.models.supported import OWN_DECODERS, THROUGH_TRANSFORMERS
+from gpu_worker.models.model_kind import ENCODERS, OWN_DECODERS, RECURRENT, THROUGH_TRANSFORMERS
 from octavo.model_files.gguf import REMOVED_TYPES, TensorType
 from octavo.model_files.gguf_support import ARCHITECTURES, DECODED
 from octavo.text.tokenizer_gguf import PRE_TOKENIZERS

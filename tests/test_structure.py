@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("octavo", "router", "gpu_worker")
+PACKAGES = ("octavo", "octavo_bench", "router", "gpu_worker")
 GENERATED = ("octavo/v1/", "octavo/internal/")
 WIRE_MODULES = {
     "router/streaming": ("inference_service", "request_preparer", "session_opener", "event_encoder"),
@@ -27,7 +27,7 @@ WIRE_MODULES = {
         "completions",
         "requests",
     ),
-    "gpu_worker/migration": ("transfer_service", "calls/transfer_client"),
+    "gpu_worker/migration": ("transfer_service", "calls/transfer_calls"),
     "gpu_worker/serving/calls": ("worker_service", "step_handler", "messages"),
 }
 WIRE_FILES = (
@@ -121,7 +121,7 @@ def extension(name: str, tree: ast.AST) -> Violations:
 
 def sources_of_chance(name: str, tree: ast.AST) -> Violations:
     """Clocks and chance are called through their modules (`time.monotonic()`), where the simulation replaces them."""
-    if name.startswith(("octavo/cli/", "octavo/local/", "gpu_worker/offline/")):
+    if name.startswith(("octavo/cli/", "octavo/local/", "octavo_bench/", "gpu_worker/offline/")):
         return
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for module, line in imports(tree):
@@ -207,6 +207,7 @@ def requirements(*extras: str) -> set[str]:
         ("octavo/store/redis", ("embedded",), ()),
         ("octavo/metrics/", ("router",), ()),
         ("octavo/metrics/", ("worker",), ()),
+        ("octavo_bench/", (), ()),
         ("router/", ("router",), ()),
         ("gpu_worker/", ("worker",), ()),
     ],
@@ -263,8 +264,9 @@ def test_commands_of_clients_load_without_extras() -> None:
             todo += [re.split(r"[\[<>=!~; (]", line)[0] for line in lines]
     owners = metadata.packages_distributions().items()
     absent = {name for name, names in owners if declared.isdisjoint(each.lower().replace("_", "-") for each in names)}
+    loaded_by("octavo_bench", absent - set(PACKAGES))
     loaded = loaded_by("octavo.cli.commands", absent - set(PACKAGES))
-    assert {f"octavo.cli.{command}" for command in ("generate", "chat", "status", "show")} <= loaded
+    assert {f"octavo.cli.{command}" for command in ("generate", "chat", "operators.status", "operators.show")} <= loaded
 
 
 def test_a_router_loads_neither_torch_nor_numpy() -> None:

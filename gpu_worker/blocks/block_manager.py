@@ -141,7 +141,7 @@ class BlockManager:
         if num_blocks > self.num_available:
             raise OutOfBlocks(f"{num_blocks} blocks needed, {self.num_available} of {self.num_blocks} available")
         blocks = [self.take_block() for _ in range(num_blocks)]
-        self._freed.difference_update(blocks)  # who reserves may write before the step that would poison them
+        self._freed.difference_update(blocks)  # who reserves may write before the step that would spoil them
         return self._add_reservation(blocks)
 
     def pin(self, blocks: Iterable[BlockId]) -> "Reservation":

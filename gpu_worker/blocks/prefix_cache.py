@@ -15,6 +15,7 @@ other block never becomes known, and is free once no table has it.
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
+from typing import TypeVar
 
 from octavo.request.ids import BlockHash, BlockId, HostBlockId
 
@@ -22,6 +23,7 @@ STORED = "stored"  # on the device
 DEMOTED = "demoted"  # left the device, and is in the host pool
 REMOVED = "removed"  # is neither on the device nor in the host pool any more
 CacheChange = tuple[str, BlockHash]
+Block = TypeVar("Block", BlockId, HostBlockId)
 
 
 class PrefixCache:
@@ -33,7 +35,7 @@ class PrefixCache:
         self._blocks: dict[BlockHash, BlockId] = {}
         self._hashes: dict[BlockId, BlockHash] = {}
         self._idle: OrderedDict[BlockId, None] = OrderedDict()
-        self._on_host: OrderedDict[BlockHash, HostBlockId] = OrderedDict()  # the least recently used first
+        self.on_host: OrderedDict[BlockHash, HostBlockId] = OrderedDict()  # the least recently used first
         self._events: list[CacheChange] = []
 
     def __len__(self) -> int:
@@ -49,13 +51,7 @@ class PrefixCache:
 
     def match(self, hashes: Iterable[BlockHash]) -> list[BlockId]:
         """The blocks of the longest prefix of `hashes` that is known."""
-        found: list[BlockId] = []
-        for block_hash in hashes:
-            block = self._blocks.get(block_hash)
-            if block is None:
-                break
-            found.append(block)
-        return found
+        return _leading(self._blocks, hashes)
 
     def knows(self, block: BlockId) -> bool:
         return block in self._hashes
@@ -69,7 +65,7 @@ class PrefixCache:
             return False
         self._blocks[block_hash] = block
         self._hashes[block] = block_hash
-        if block_hash not in self._on_host:
+        if block_hash not in self.on_host:
             self._toggle(block_hash)
         self._events.append((STORED, block_hash))
         return True
@@ -105,33 +101,22 @@ class PrefixCache:
 
     # Copies in the host pool
 
-    @property
-    def on_host(self) -> Mapping[BlockHash, HostBlockId]:
-        """The copies in the host pool, the least recently used first."""
-        return self._on_host
-
     def match_on_host(self, hashes: Iterable[BlockHash]) -> list[HostBlockId]:
         """The copies of the longest prefix of `hashes` that is in the host pool."""
-        found: list[HostBlockId] = []
-        for block_hash in hashes:
-            host = self._on_host.get(block_hash)
-            if host is None:
-                break
-            found.append(host)
-        return found
+        return _leading(self.on_host, hashes)
 
     def insert_on_host(self, block_hash: BlockHash, host: HostBlockId) -> None:
         """Registers the copy of a block that is known on the device."""
-        self._on_host[block_hash] = host
+        self.on_host[block_hash] = host
 
     def use_on_host(self, hashes: Iterable[BlockHash]) -> None:
         """Notes that the copies of a prefix are used: its deepest block is given up before the others."""
         for block_hash in reversed(list(hashes)):
-            self._on_host.move_to_end(block_hash)
+            self.on_host.move_to_end(block_hash)
 
     def forget_on_host(self, block_hash: BlockHash) -> HostBlockId:
         """Forgets a copy in the host pool, and returns its host block for other content."""
-        host = self._on_host.pop(block_hash)
+        host = self.on_host.pop(block_hash)
         if block_hash not in self._blocks:
             self._toggle(block_hash)
             self._events.append((REMOVED, block_hash))
@@ -150,12 +135,12 @@ class PrefixCache:
 
     def host_hashes(self) -> list[BlockHash]:
         """The hashes of all blocks that are in the host pool and not on the device."""
-        return [block_hash for block_hash in self._on_host if block_hash not in self._blocks]
+        return [block_hash for block_hash in self.on_host if block_hash not in self._blocks]
 
     def check_hashes(self, refs: list[int]) -> None:
         """Recounts everything; raises AssertionError with what is wrong."""
         digest = 0
-        for block_hash in self._blocks.keys() | self._on_host.keys():
+        for block_hash in self._blocks.keys() | self.on_host.keys():
             digest ^= int.from_bytes(block_hash[:8], "little")
         problems = [
             ("a hash and its block disagree", any(self._hashes.get(b) != h for h, b in self._blocks.items())),
@@ -164,15 +149,13 @@ class PrefixCache:
             ("an idle block is in use or unknown", any(refs[b] or b not in self._hashes for b in self._idle)),
             ("a known block is neither idle nor used", any(not refs[b] and b not in self._idle for b in self._hashes)),
         ]
-        for problem, found in problems:
-            if found:
-                raise AssertionError(f"prefix cache: {problem}")
+        raise_first(problems)
 
     def _forget(self, block: BlockId) -> None:
         block_hash = self._hashes.pop(block)
         del self._blocks[block_hash]
-        if block_hash in self._on_host:
-            self._on_host.move_to_end(block_hash)
+        if block_hash in self.on_host:
+            self.on_host.move_to_end(block_hash)
             self._events.append((DEMOTED, block_hash))
         else:
             self._toggle(block_hash)
@@ -181,3 +164,21 @@ class PrefixCache:
     def _toggle(self, block_hash: BlockHash) -> None:
         """Adds a hash to the digest, or removes it."""
         self.digest ^= int.from_bytes(block_hash[:8], "little")
+
+
+def _leading(known: Mapping[BlockHash, Block], hashes: Iterable[BlockHash]) -> list[Block]:
+    """What is known of the longest prefix of `hashes`."""
+    found: list[Block] = []
+    for block_hash in hashes:
+        block = known.get(block_hash)
+        if block is None:
+            break
+        found.append(block)
+    return found
+
+
+def raise_first(problems: Iterable[tuple[str, bool]]) -> None:
+    """Raises AssertionError with the first of the problems that was found."""
+    for problem, found in problems:
+        if found:
+            raise AssertionError(problem)

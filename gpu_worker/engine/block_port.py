@@ -5,20 +5,21 @@ It lives on the event loop. All that is obtained here is given back if its calle
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from typing import TypeVar
 
-from gpu_worker.engine.checked_sequence import checked_sequence
 from gpu_worker.engine.command_port import CommandPort, log_failure
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, PinnedBlocks, WantedBlock
 from gpu_worker.scheduling.freezer import Freezer, FrozenSequence, PromptProgress
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.sequence import FINISHED, Sequence
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.runner import RunnerInfo
 from octavo.process.loop import shared
-from octavo.request import hashing
+from octavo.request import hashing, validation
 from octavo.request.errors import Draining
 from octavo.request.ids import BlockHash, SequenceId
 from octavo.request.record import Admission
@@ -159,3 +160,15 @@ async def obtain(posted: "Future[T]", give_back: Callable[[T], None]) -> T:
 
         posted.add_done_callback(undo)
         raise
+
+
+def checked_sequence(admission: Admission, info: RunnerInfo) -> Sequence:
+    """The sequence that the scheduler is to have. Raises InvalidArgument with the field that is wrong."""
+    validation.validate_admission(
+        admission,
+        vocab_size=info.vocab_size,
+        context_tokens=info.context_tokens,
+        eos_token_ids=info.eos_token_ids,
+    )
+    root = hashing.root_key(info.fingerprint, info.layout, salt=admission.salt, numerics=info.numerics)
+    return Sequence.from_admission(admission, root=root, now=time.monotonic())

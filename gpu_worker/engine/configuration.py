@@ -1,6 +1,6 @@
 """Which runner (with or without a model) and which configuration of the scheduler a worker's settings mean."""
 
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.steps.runner import Runner, RunnerInfo
@@ -13,25 +13,20 @@ STEPS_PER_LEASE = 12  # on a CPU: a step is short against the lease, and does no
 
 def build_runner(settings: WorkerSettings) -> Runner:
     """The runner that the settings name. A model takes its time to load; only a model imports torch."""
+    without_model: dict[str, Any] = {
+        "step_s": settings.step_delay_ms / 1000,
+        "block_size": settings.block_size,
+        "kv_cache_bytes": settings.kv_cache_bytes,
+        "numerics": settings.numerics,
+    }
     if settings.runner == "fake":
         from gpu_worker.testing.fake_runner import FakeRunner
 
-        return FakeRunner(
-            step_s=settings.step_delay_ms / 1000,
-            block_size=settings.block_size,
-            kv_cache_bytes=settings.kv_cache_bytes,
-            die_on_token=settings.die_on_token,
-            numerics=settings.numerics,
-        )
+        return FakeRunner(die_on_token=settings.die_on_token, **without_model)
     if settings.runner == "witness":
         from gpu_worker.testing.witness_runner import WitnessRunner
 
-        return WitnessRunner(
-            step_s=settings.step_delay_ms / 1000,
-            block_size=settings.block_size,
-            kv_cache_bytes=settings.kv_cache_bytes,
-            numerics=settings.numerics,
-        )
+        return WitnessRunner(**without_model)
     from gpu_worker.running.loading import load_runner
     from gpu_worker.running.sizing import choose_device
 

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
-from gpu_worker.engine.command_port import CommandPort
-from gpu_worker.engine.loop_control import UNLIMITED, LoopControl
+from gpu_worker.engine.command_port import UNLIMITED, CommandPort, LoopControl
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.step import StepItems, SwapAnswer, SwapOperation
@@ -121,7 +120,7 @@ class Engine:
             output = StepOutput([]) if plan.input.empty else self._run(plan.input)
         except Exception as error:
             log.exception("step %d failed", plan.input.step_id)
-            self.times.count_failure()
+            self.times.num_failed += 1
             self._runner.check_device()
             failure = RunnerFailed(f"the model failed in a step: {type(error).__name__}: {error}").failure()
             return self._scheduler.abort_step(plan, failure)

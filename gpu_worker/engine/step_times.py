@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 from statistics import median
 
 from gpu_worker.blocks.cost_model import CostModel
-from gpu_worker.scheduling.planning.step_budget import StepBudget
+from gpu_worker.scheduling.state.scheduler_config import StepBudget
 from gpu_worker.scheduling.state.step import StepPlan
 from gpu_worker.steps.runner import StepOutput
 from octavo.metrics.table import BATCH_BOUNDS, STEP_BOUNDS
@@ -25,7 +25,7 @@ class StepTimes:
         self._budget = budget
         self._bytes_per_block = bytes_per_block
         self.num_steps = 0
-        self.num_failed = 0
+        self.num_failed = 0  # steps in which the runner raised an error
         self.num_tokens = 0
         self.plan_s = self.run_s = self.commit_s = 0.0
         self.step_lengths = Histogram(STEP_BOUNDS)  # in seconds, of steps that ran anything
@@ -61,10 +61,6 @@ class StepTimes:
         Any thread may call this.
         """
         return self._starts.pop((seq_id, epoch), None)
-
-    def count_failure(self) -> None:
-        """Counts a step in which the runner raised an error."""
-        self.num_failed += 1
 
     def observe_costs(self, plan: StepPlan, output: StepOutput, run_s: float) -> None:
         """Gives the cost model and the step budget what running a plan has measured.

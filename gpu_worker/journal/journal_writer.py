@@ -10,8 +10,7 @@ import asyncio
 import logging
 import time
 
-from gpu_worker.engine.command_port import CommandPort
-from gpu_worker.engine.loop_control import LoopControl
+from gpu_worker.engine.command_port import CommandPort, LoopControl
 from gpu_worker.journal.pending_items import AppendPolicy, BranchRun, ItemBatch, PendingItems
 from gpu_worker.journal.sequence_log import SequenceLog
 from gpu_worker.journal.step_publisher import StepPublisher

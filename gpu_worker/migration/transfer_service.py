@@ -3,8 +3,13 @@
 from typing import TYPE_CHECKING
 
 from gpu_worker.migration.blocks.frames import SECRET_BYTES
-from gpu_worker.migration.calls.transfer_calls import BranchEnd, FetchRequest, MigrationRequest
-from gpu_worker.migration.calls.transfer_client import HASH_BYTES, wanted_to_wire
+from gpu_worker.migration.calls.transfer_calls import (
+    HASH_BYTES,
+    BranchEnd,
+    FetchRequest,
+    MigrationRequest,
+    wanted_to_wire,
+)
 from gpu_worker.migration.prefix.block_supplier import MOST_WANTED, BlockSupplier
 from gpu_worker.migration.target.migration_target import MigrationTarget
 from gpu_worker.scheduling.block_exchange import WantedBlock

@@ -45,7 +45,6 @@ def model_fingerprint(small_files: list[Path], weight_files: list[Path], variant
 
 
 def sample_file(path: Path) -> bytes:
-    """A digest of a file's size and samples."""
     state = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         size = file.seek(0, 2)

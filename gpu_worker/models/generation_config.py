@@ -14,17 +14,20 @@ FILE = "generation_config.json"
 NONE: Mapping[str, float] = MappingProxyType({})
 
 
+def read_object(path: Path) -> Mapping[str, Any]:
+    """The content of a file of JSON. BadModel if it cannot be read, or is no object."""
+    try:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        raise BadModel(f"{path.name}: {error}") from error
+    if not isinstance(content, dict):
+        raise BadModel(f"{path.name}: not an object")
+    return content
+
+
 def read_generation_config(directory: Path) -> Mapping[str, Any]:
     """The content of the file; empty if there is none. BadModel if it cannot be read."""
-    try:
-        content = read_json(directory / FILE)
-    except FileNotFoundError:
-        return NONE
-    except (OSError, ValueError) as error:
-        raise BadModel(f"{FILE}: {error}") from error
-    if not isinstance(content, dict):
-        raise BadModel(f"{FILE}: not an object")
-    return content
+    return read_object(directory / FILE) if (directory / FILE).exists() else NONE
 
 
 def sampling_defaults(content: Mapping[str, Any]) -> Mapping[str, float]:

@@ -23,13 +23,11 @@ from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
 from gpu_worker.models.decoders.native_llama import NativeLlamaDecoder
 from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint, sample_file
-from gpu_worker.models.model_kind import refuse_unservable
-from gpu_worker.models.supported import THROUGH_TRANSFORMERS
+from gpu_worker.models.model_kind import THROUGH_TRANSFORMERS, refuse_unservable
 from gpu_worker.models.tokenizer_conversion import find_tokenizer
 from gpu_worker.ops import Ops
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from octavo.model_files.gguf import GgufFile
-from octavo.model_files.json_file import read_json
 from octavo.process.telemetry import stack_of
 from octavo.request.errors import BadModel, InvalidArgument, ServingError
 
@@ -40,8 +38,6 @@ CACHE_VERSION = 1  # rises when `prepare` or dequantization make other tensors o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model, ready to run."""
-
     name: str
     decoder: Decoder
     dtype: torch.dtype
@@ -103,7 +99,6 @@ def is_of_the_machine(error: Exception) -> bool:
 
 
 def shortened(text: str) -> str:
-    """The message, in which long values are cut."""
     return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}…"
 
 
@@ -168,7 +163,7 @@ def _cache_key(path: Path, dtype: torch.dtype) -> str:
 
 
 def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
-    content = _read_json(path / "config.json")
+    content = generation_config.read_object(path / "config.json")
     refuse_unservable(name, content)
     files = weight_files(path)
     dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else _stored_dtype(content))
@@ -216,8 +211,6 @@ def _native(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: 
 
 @dataclass(frozen=True, slots=True)
 class _LoadOptions:
-    """The arguments of load_model."""
-
     device: torch.device
     dtype: torch.dtype | None
     ops: Ops
@@ -246,16 +239,6 @@ class _LoadOptions:
             log.info("positions are those for %s sequences (--context-tokens decides)", "long" if is_long else "short")
             variant += " long" if is_long else " short"
         return variant
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = read_json(path)
-    except (OSError, ValueError) as error:
-        raise BadModel(f"{path.name}: {error}") from error
-    if not isinstance(content, dict):
-        raise BadModel(f"{path.name}: not an object")
-    return content
 
 
 def _end_tokens(generation: Mapping[str, Any], content: Mapping[str, Any]) -> tuple[int, ...]:

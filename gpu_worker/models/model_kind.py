@@ -1,10 +1,11 @@
-"""Says from config.json alone which models are refused, so that nobody waits for weights of a model that cannot run."""
+"""Says from config.json alone which models are refused, so that nobody waits for weights, and which are tested."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpu_worker.models.checkpoint import fp8_source
-from gpu_worker.models.decoders.config import is_llama_like
+from gpu_worker.models.decoders.config import LLAMA_LIKE, is_llama_like
+from gpu_worker.models.decoders.gpt_families import FAMILIES
 from octavo.request.errors import BadModel
 
 # Ends of the class names by which Transformers says that a model has an output projection for the next token.
@@ -68,3 +69,13 @@ def _recurrent_layers(kind: str, config: Mapping[str, Any]) -> str:
 
 def _only_llama(kind: str) -> str:
     return f"fp8 weights are read for Llama-like models; {kind} is none, so use a checkpoint that is not quantized"
+
+
+OWN_DECODERS: dict[str, str] = {**dict.fromkeys(LLAMA_LIKE, "llama"), **dict.fromkeys(FAMILIES, "gpt")}
+THROUGH_TRANSFORMERS = (
+    *("afmoe", "apertus", "arcee", "biogpt", "cohere", "cohere2", "cwm", "ernie4_5", "ernie4_5_moe", "exaone4"),
+    *("flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt_bigcode", "gpt_neox"),
+    *("gpt_oss", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe"),
+    *("jetmoe", "ministral", "ministral3", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt"),
+    *("persimmon", "phi", "phimoe", "qwen2_moe", "qwen3_moe", "seed_oss", "stablelm", "starcoder2", "vaultgemma"),
+)

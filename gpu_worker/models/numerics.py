@@ -20,7 +20,7 @@ import torch
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.native_llama import NativeLlamaDecoder
 from gpu_worker.ops import Ops
-from gpu_worker.ops.bits import CPU_BITS, CUDA_BITS
+from gpu_worker.ops.native import CPU_BITS, CUDA_BITS
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from gpu_worker.ops.native_cuda import NativeCudaOps
 

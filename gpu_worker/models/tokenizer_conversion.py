@@ -114,7 +114,6 @@ def _compare(source: Path, original: Any, target: Path) -> None:
 
 
 def _listed_tokens(source: Path) -> Mapping[str, int]:
-    """The tokens of vocab.json or vocab.txt, with their ids."""
     if (source / "vocab.json").exists():
         content = json.loads((source / "vocab.json").read_bytes())
         return {str(token): int(token_id) for token, token_id in content.items()}

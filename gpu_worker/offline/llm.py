@@ -21,19 +21,34 @@ from gpu_worker.engine.configuration import build_runner, scheduler_config
 from gpu_worker.models.checkpoint.locate import locate
 from gpu_worker.offline.absent import CALL_ARGUMENTS, CHAT_ARGUMENTS, METHODS, is_generating, refuse_absent
 from gpu_worker.offline.conversations import ChatOptions, Conversations
-from gpu_worker.offline.interrupt_guard import InterruptGuard
 from gpu_worker.offline.llm_options import LLMOptions, worker_settings
-from gpu_worker.offline.offline_engine import OfflineEngine
+from gpu_worker.offline.offline_engine import InterruptGuard, OfflineEngine
 from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from gpu_worker.offline.params import BeamSearchParams, OfflineParams
 from gpu_worker.offline.prompts import PromptArgument, read_prompts
 from gpu_worker.offline.request_builder import ParamsArgument, RequestBuilder
-from gpu_worker.offline.transformers_tokenizer import load_transformers_tokenizer
 from gpu_worker.steps.runner import Runner
-from octavo.request.errors import InvalidArgument, NotFound
+from octavo.request.errors import InvalidArgument, NotFound, Unimplemented
 from octavo.text import byte_tokenizer
 from octavo.text.tokenizer import open_tokenizer
+
+
+def load_transformers_tokenizer(path: str) -> Any:
+    """The tokenizer in a folder or in a GGUF file. It runs no code of the model, and uses no network.
+
+    Raises Unimplemented if transformers cannot read it; LLM.tokenizer may work all the same.
+    """
+    from transformers import AutoTokenizer
+
+    file = Path(path)
+    folder, more = (file, {}) if file.is_dir() else (file.parent, {"gguf_file": file.name})
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **more)
+    except Exception as error:  # the package raises whatever the file makes it raise
+        raise Unimplemented(
+            f"get_tokenizer: transformers cannot read {file.name}: {error}; use LLM.tokenizer"
+        ) from error
 
 
 class CallOptions(TypedDict, total=False):

@@ -1,23 +1,23 @@
 """The engine of an LLM: the service's scheduler and step loop, in the caller's thread."""
 
+import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Self
 
 from tqdm import tqdm
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.constraints.grammars import Grammars
-from gpu_worker.engine.command_port import CommandPort
+from gpu_worker.engine.command_port import CommandPort, LoopControl
 from gpu_worker.engine.engine import BLOCKED_ROUND_S, Engine
-from gpu_worker.engine.loop_control import LoopControl
 from gpu_worker.engine.step_times import StepTimes
-from gpu_worker.offline.interrupt_guard import InterruptGuard
 from gpu_worker.offline.offline_request import OfflineRequest
-from gpu_worker.offline.progress_bar import ProgressBar
-from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig, StepBudget
 from gpu_worker.scheduling.state.sequence import Sequence as ScheduledSequence
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import Runner
@@ -25,6 +25,64 @@ from octavo.request import hashing
 from octavo.request.errors import TooLarge
 from octavo.request.ids import SequenceId
 from octavo.request.record import Admission, AdmissionAnswer
+
+Handler = Callable[[int, FrameType | None], object]
+
+
+class InterruptGuard:
+    """A context in which SIGINT waits for `deliver_interrupt`, which calls the handler installed before the guard.
+
+    A second SIGINT is delivered at once. A SIGINT that still waits when the block ends is delivered there, but is lost
+    if the block ends with another exception. The guard changes nothing outside the main thread, and nothing where
+    SIGINT is ignored or ends the process.
+    """
+
+    def __init__(self) -> None:
+        self._previous: Handler | None = None
+        self._noted: tuple[int, FrameType | None] | None = None
+
+    def __enter__(self) -> Self:
+        previous = signal.getsignal(signal.SIGINT)
+        if callable(previous) and threading.current_thread() is threading.main_thread():
+            self._previous = previous
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+        if kind is None:
+            self.deliver_interrupt()
+
+    def deliver_interrupt(self) -> None:
+        """Calls the handler installed before the guard if a SIGINT waits. Call it where nothing is half done."""
+        if self._noted is not None and self._previous is not None:
+            noted, self._noted = self._noted, None
+            self._previous(*noted)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        again = self._noted is not None
+        self._noted = (signum, frame)
+        if again:
+            self.deliver_interrupt()
+
+
+class ProgressBar:
+    """The bar of prompts, with the tokens per second beside it."""
+
+    def __init__(self, bar: tqdm) -> None:
+        self.num_tokens = 0
+        self._bar = bar
+        self._began = time.perf_counter()
+        self._shown = self._began
+
+    def show(self) -> None:
+        """Writes the rate, at most ten times a second."""
+        now = time.perf_counter()
+        if now - self._shown >= 0.1:
+            self._shown = now
+            self._bar.set_postfix_str(f"{self.num_tokens / (now - self._began):.1f} tokens/s")
+
 
 Admitted = tuple[OfflineRequest, ScheduledSequence]
 

@@ -6,9 +6,8 @@ from typing import cast
 
 from gpu_worker.offline.outputs import CompletionOutput, FinishText, Logprob, LogprobsByToken, RequestOutput
 from octavo.request.errors import Failure
-from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.request.sampling import FinishReason, SamplingParams, TokenScore, rank
 from octavo.request.step_item import StepItem
-from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
 
 TokenDecoder = Callable[[int], str | None]  # the text of a single token, for log probabilities
@@ -16,8 +15,6 @@ TokenDecoder = Callable[[int], str | None]  # the text of a single token, for lo
 
 @dataclass(slots=True)
 class _Branch:
-    """One branch of a request, as far as it has been generated."""
-
     stream: TextStream
     token_ids: list[int] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
@@ -60,8 +57,6 @@ class _Branch:
 
 
 class OfflineRequest:
-    """One request of an LLM call, and its output so far."""
-
     def __init__(
         self,
         argument: str,

@@ -78,7 +78,6 @@ class _CheckedParams:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The bad words as a list."""
         return _texts("bad_words", self.bad_words)
 
     def to_sampling(self, banned: Sequence[Sequence[int]] = ()) -> SamplingParams:
@@ -191,7 +190,6 @@ class BeamSearchParams:
 
 
 def _listed(name: str, values: object) -> tuple[Any, ...]:
-    """The values of a list that may be missing."""
     if values is None:
         return ()
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Sequence | set | frozenset):

@@ -16,7 +16,7 @@ from octavo.request import limits, sampling_validation, validation
 from octavo.request.chat_messages import ChatTurn
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import SamplingParams
-from octavo.text.absent_tokenizer import NO_TEXT, no_tokenizer
+from octavo.text.byte_tokenizer import NO_TEXT, no_tokenizer
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.grammar import check_grammar
 from octavo.text.stop import TextStream
@@ -95,7 +95,6 @@ class RequestBuilder:
             raise InvalidArgument(argument, error.message) from None
 
     def _params(self, given: ParamsArgument, count: int) -> list[ModelParams]:
-        """One value for each prompt, validated for this model."""
         if given is None or isinstance(given, AnyParams):
             return [self._validated(given or self.default_params(), "sampling_params")] * count
         if not isinstance(given, Sequence):
@@ -138,7 +137,6 @@ class RequestBuilder:
         return [form for form in forms if form]
 
     def _request(self, prompt: OfflinePrompt, token_ids: list[int], params: ModelParams) -> OfflineRequest:
-        """A request that has passed every check."""
         info, (given, sampling) = self._info, params
         token_ids = self._truncated(token_ids, given)
         validation.validate_prompt(

@@ -1,15 +1,109 @@
-"""The tokens of a step, laid out flat as tensors, and the blocks where each sequence keeps its keys and values."""
+"""What ops are given: the tokens of a step as flat tensors, blocks of each sequence, and options of attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.ops.upload import upload
+ALIGNMENT = 16  # bytes; each array begins at a multiple of it
+
+
+class ArrayLayout:
+    """Where each of several arrays lies in one piece of memory."""
+
+    def __init__(self, forms: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> None:
+        self._forms = forms
+        self.starts: list[int] = []  # bytes
+        end = 0
+        for shape, dtype in forms:
+            self.starts.append(end)
+            end += -(-int(np.prod(shape)) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        self.num_bytes = end
+
+    def views(self, memory: Tensor) -> list[Tensor]:
+        """The arrays as views of `memory`, uint8 [num_bytes]."""
+        return [
+            memory[start : start + int(np.prod(shape)) * dtype.itemsize].view(dtype).view(shape)
+            for start, (shape, dtype) in zip(self.starts, self._forms, strict=True)
+        ]
+
+
+def staging(num_bytes: int, device: torch.device) -> Tensor:
+    """Host memory of zeros that `device` can copy from by itself."""
+    return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
+    """The arrays on `device`. On a CPU they stay where they are."""
+    tensors = [torch.from_numpy(array) for array in arrays]
+    return tensors if device.type == "cpu" else packed(tensors, device)
+
+
+def packed(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """The tensors on `device`, by one copy from one piece of host memory.
+
+    The host memory may be dropped at once: torch keeps it until the copy is done.
+    """
+    layout = ArrayLayout([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+    host = staging(layout.num_bytes, device)
+    for view, tensor in zip(layout.views(host), tensors, strict=True):
+        view.copy_(tensor)
+    return layout.views(host.to(device, non_blocking=True))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSparsePattern:
+    """Which keys a query sees in block-sparse attention, as vLLM defines it.
+
+    A query sees the keys of the last `local_blocks` blocks, its own included, and of every `vert_stride`-th block.
+    Which block is the first of those depends on the head.
+    """
+
+    local_blocks: int
+    vert_stride: int  # more than 1
+    block_size: int = 64  # keys
+    head_step: int = 0  # blocks by which the pattern shifts from head to head; negative: between key-value heads
+
+    @property
+    def extension_arguments(self) -> tuple[int, int, int, int, int]:
+        """The numbers that the extension takes. The last one is the rank among workers that share the heads."""
+        return self.local_blocks, self.vert_stride, self.block_size, self.head_step, 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionOptions:
+    """How attention scores keys. One object per kind of layer, kept from step to step."""
+
+    scale: float
+    window: int = 0  # how many keys a query sees, its own included; 0: all keys before it
+    soft_cap: float = 0.0  # scores become cap * tanh(score / cap); 0: they stay
+    alibi: Tensor | None = None  # float32 [num_heads]: slope * (key position - query position) is added
+    sinks: Tensor | None = None  # float32 [num_heads]: a score without a value that takes part in the softmax
+    sparse: BlockSparsePattern | None = None  # None: a query sees all keys that the window lets it see
+
+
+class SwapTicket(Protocol):
+    """Stands for copies of blocks that are under way between two arenas.
+
+    Copies are made in the order of the calls that began them. Both arenas live until the copies are done.
+    """
+
+    def is_done(self) -> bool:
+        """Whether the copies are done. Does not wait."""
+        ...
+
+    def wait(self) -> None:
+        """Waits until the copies are done."""
+        ...
+
+    def let_device_wait(self) -> None:
+        """Makes work queued on the device after this call wait for the copies. The calling thread does not wait."""
+        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -137,7 +137,6 @@ class RefillableArray:
         self._read: Any = torch.cuda.Event() if self._cuda else None
 
     def fill(self, numbers: bytes) -> None:
-        """Queues the copy of `numbers` to the start of `device`."""
         count = len(numbers) // 4
         if self._cuda:
             self._read.synchronize()  # the copy of the step before: long made, unless steps are queued ahead

@@ -1,4 +1,7 @@
-"""The types that keys and values are stored in, and the conversions to and from them.
+"""The form of a KV block, the types that keys and values are stored in, and the conversions to and from them.
+
+Layout `hnd`, layer by layer: [num_layers, num_blocks, num_kv_heads, 2, block_size, width]. A block has the same bytes
+on a device and on the host, so neither a swap nor a migration rearranges it.
 
 A layer of an arena is [num_blocks, num_kv_heads, 2, block_size, width]. Floats, fp8 among them, are stored as they are,
 and width is head_dim. In int8 every slot of every head has a scale of its own, made when the slot is written, so what
@@ -6,6 +9,9 @@ is stored depends on nothing but the key or value itself. Then width is head_dim
 dimensions) holds first its block_size * head_dim numbers, then block_size scales in float16.
 """
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,7 +40,7 @@ def raw(stored: Tensor) -> Tensor:
     return stored.view(torch.uint8) if stored.dtype.itemsize == 1 else stored
 
 
-def poison(stored: Tensor) -> tuple[Tensor, float]:
+def spoiling(stored: Tensor) -> tuple[Tensor, float]:
     """A view of the memory, and the value to fill it with so that it holds NaN."""
     return (raw(stored), 255) if stored.dtype.itemsize == 1 else (stored, float("nan"))
 
@@ -72,3 +78,82 @@ def decode(pages: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:
         return pages.to(dtype)
     numbers, scales = split(pages, head_dim)
     return (numbers.float() * scales.float()[..., None]).to(dtype)
+
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvShape:
+    num_layers: int
+    num_kv_heads: int
+    block_size: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        slots = self.num_layers * self.num_kv_heads * 2 * self.block_size
+        return slots * width(self.dtype, self.head_dim) * self.dtype.itemsize
+
+    @property
+    def dtype_name(self) -> str:
+        return NAMES[self.dtype]
+
+    @property
+    def layout(self) -> str:
+        """A text that names the layout of a block.
+
+        Two arenas have the same text exactly if a block's bytes mean the same in both.
+        """
+        return f"hnd.{self.dtype_name}.l{self.num_layers}.h{self.num_kv_heads}.b{self.block_size}.d{self.head_dim}"
+
+    def allocate_arena(self, num_blocks: int, device: torch.device, pinned: bool = False) -> Tensor:
+        """Memory of zeros for `num_blocks` blocks. On a CPU it takes no memory until it is written."""
+        page = self.block_size, width(self.dtype, self.head_dim)
+        shape = self.num_layers, num_blocks, self.num_kv_heads, 2, *page
+        if device.type == "cpu" and not pinned:
+            return _untouched(num_blocks * self.bytes_per_block).view(self.dtype).view(shape)
+        return torch.zeros(shape, dtype=self.dtype, device=device, pin_memory=pinned)
+
+
+def _untouched(num_bytes: int) -> Tensor:
+    """Zeros, aligned for vector loads, that take no memory until they are written (torch.zeros writes them all)."""
+    memory = np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return torch.from_numpy(memory[start : start + num_bytes])
+
+
+KINDS = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2", torch.int8: "int8"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KvLayer:
+    """One layer of the arena as the CUDA extension takes it. A stored number times its scale is the number written."""
+
+    keys: Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
+    values: Tensor  # the same shape
+    kind: str  # fp8_e4m3, fp8_e5m2 or int8; auto: the type of the activations
+    key_scales: Tensor | None  # int8 only: float16 [num_blocks, num_kv_heads, block_size]
+    value_scales: Tensor | None
+
+    @classmethod
+    def of(cls, kv: Tensor, head_dim: int) -> "KvLayer":
+        """The views of `kv`, a layer as described above."""
+        kind = KINDS.get(kv.dtype, "auto")
+        if kv.dtype != torch.int8:
+            return cls(kv[:, :, 0], kv[:, :, 1], kind, None, None)
+        numbers, scales = split(kv, head_dim)
+        return cls(numbers[:, :, 0], numbers[:, :, 1], kind, scales[:, :, 0], scales[:, :, 1])
+
+    @property
+    def num_heads(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        return self.keys.shape[3]

@@ -91,3 +91,7 @@ def _load(name: str) -> ModuleType | None:
     if getattr(module, "bindings", None) != BINDINGS[name]:
         raise ImportError(f"{module.__file__} has other bindings than this program: {rebuild()}")
     return module
+
+
+CPU_BITS = 2
+CUDA_BITS = 1

@@ -6,7 +6,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from gpu_worker.ops import AttentionOptions, TokenBatch, kv_format
+from gpu_worker.ops import kv_format
+from gpu_worker.ops.batch import AttentionOptions, TokenBatch
 from gpu_worker.ops.native import rebuild
 from gpu_worker.ops.reference import ReferenceOps
 
@@ -14,31 +15,30 @@ FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 MAX_HEAD_DIM = 256
 
 
-class NativeCpuOps:
+class NativeCpuOps(ReferenceOps):
     """Ops over the extension. All objects of this class in a process share the extension's threads."""
 
     def __init__(self, extension: ModuleType) -> None:
         self.extension = extension
         self.name = f"native ({_instruction_set(extension)}, {extension.threads()} threads)"
-        self._reference = ReferenceOps()
 
     def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: TokenBatch) -> None:
         if kv.dtype in kv_format.NAMES and keys.dtype in FLOATS and keys.stride(-1) == values.stride(-1) == 1:
             self.extension.cache_write(kv, keys, values, batch.slots)
         else:
-            self._reference.cache_write(kv, keys, values, batch)
+            super().cache_write(kv, keys, values, batch)
 
     def rotary_cache_write(
         self, kv: Tensor, queries: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch
     ) -> Tensor:
         if queries.dtype not in FLOATS or keys.dtype not in FLOATS or queries.stride(-1) != 1 or keys.stride(-1) != 1:
-            return self._reference.rotary_cache_write(kv, queries, keys, values, cos, sin, batch)
+            return super().rotary_cache_write(kv, queries, keys, values, cos, sin, batch)
         self.cache_write(kv, self._rotated(keys, cos, sin), values, batch)
         return self._rotated(queries, cos, sin)
 
     def paged_attention(self, queries: Tensor, kv: Tensor, batch: TokenBatch, options: AttentionOptions) -> Tensor:
         if not self._takes(kv, queries.shape[2]) or queries.dtype not in FLOATS or queries.stride(-1) != 1:
-            return self._reference.paged_attention(queries, kv, batch, options)
+            return super().paged_attention(queries, kv, batch, options)
         out = torch.empty(queries.shape, dtype=queries.dtype)
         self.extension.paged_attention(
             *(out, queries, kv, batch.cu_q, batch.seq_lens, batch.block_tables),
@@ -62,19 +62,15 @@ class NativeCpuOps:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype not in FLOATS:
-            return self._reference.rms_norm(x, weight, eps)
+            return super().rms_norm(x, weight, eps)
         rows = x.reshape(-1, x.shape[-1])
         out = torch.empty(rows.shape, dtype=x.dtype)
         self.extension.rms_norm(out, rows, weight.float(), eps)
         return out.view(x.shape)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        total = x + residual
-        return self.rms_norm(total, weight, eps), total
-
     def silu_and_mul(self, x: Tensor) -> Tensor:
         if x.dtype not in FLOATS:
-            return self._reference.silu_and_mul(x)
+            return super().silu_and_mul(x)
         rows = x.reshape(-1, x.shape[-1])
         out = torch.empty((rows.shape[0], rows.shape[1] // 2), dtype=x.dtype)
         self.extension.silu_and_mul(out, rows)
@@ -82,7 +78,7 @@ class NativeCpuOps:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight.dtype not in FLOATS or x.dtype not in FLOATS or weight.stride(-1) != 1:
-            return self._reference.linear(x, weight, bias)
+            return super().linear(x, weight, bias)
         rows = x.reshape(-1, x.shape[-1]).float().contiguous()
         out = torch.empty((rows.shape[0], weight.shape[0]))
         packed = self.extension.Weight(weight, FLOATS[weight.dtype], *weight.shape)
@@ -91,11 +87,8 @@ class NativeCpuOps:
 
     def logits(self, hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
         if head.dtype not in FLOATS or head.stride(-1) != 1:
-            return self._reference.logits(hidden, head, bias)
+            return super().logits(hidden, head, bias)
         return self.linear(hidden.float(), head, bias)
-
-    def copy_blocks(self, arena: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-        self.swap_blocks(arena, arena, pairs)
 
     def swap_blocks(self, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
         if pairs:

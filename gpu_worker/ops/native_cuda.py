@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops import AttentionOptions, SwapTicket, TokenBatch, kv_format
+from gpu_worker.ops import kv_format
+from gpu_worker.ops.batch import AttentionOptions, SwapTicket, TokenBatch
 from gpu_worker.ops.cuda_plan import FIXED_PIECE, AttentionPlan, PlanShape
-from gpu_worker.ops.kv_layer import KvLayer
+from gpu_worker.ops.kv_format import KvLayer
 from gpu_worker.ops.reference import ReferenceOps
 
 Ref = tuple[int, int, tuple[int, ...], tuple[int, ...]]
@@ -40,14 +41,18 @@ SMALL_RUN = 28 * 1024  # bytes of a copy; for smaller ones a kernel that reads p
 
 
 def ref(tensor: Tensor) -> Ref:
-    """The description of a tensor that the extension takes."""
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
         raise TypeError(f"no CUDA op takes a tensor of {tensor.dtype}")
     return tensor.data_ptr(), dtype, tuple(tensor.shape), tensor.stride()
 
 
-class NativeCudaOps:
+def current_stream(device: torch.device) -> int:
+    """The stream on which a device computes what is queued now; 0 of the simulator."""
+    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
+
+
+class NativeCudaOps(ReferenceOps):
     """Ops over the extension, on one device. `extension` may be the simulator that tests run on a CPU.
 
     `batch_invariant`: results that the kernels compute for a sequence do not depend on the other sequences of a batch.
@@ -58,13 +63,12 @@ class NativeCudaOps:
         self.name = f"native ({device.type})"
         self._device = device
         self._fixed_piece = FIXED_PIECE if batch_invariant else 0
-        self._reference = ReferenceOps()
         self._swapper: Any = None
         self._lock = threading.Lock()  # of the making of _swapper
 
     def cache_write(self, kv: Tensor, keys: Tensor, values: Tensor, batch: TokenBatch) -> None:
         if not (self._writes(kv, keys) and keys.stride(-1) == values.stride(-1) == 1):
-            self._reference.cache_write(kv, keys, values, batch)
+            super().cache_write(kv, keys, values, batch)
             return
         cache = self._cache(KvLayer.of(kv, keys.shape[-1]))
         self.extension.cache_write(cache, ref(keys), ref(values), ref(batch.slots), self._stream())
@@ -82,7 +86,7 @@ class NativeCudaOps:
         angles = cos.dtype == sin.dtype and cos.dtype in (torch.float32, keys.dtype) and queries.dtype == keys.dtype
         dense = all(x.stride(-1) == 1 for x in (queries, keys, values, cos, sin))
         if not (self._writes(kv, keys) and angles and dense):
-            return self._reference.rotary_cache_write(kv, queries, keys, values, cos, sin, batch)
+            return super().rotary_cache_write(kv, queries, keys, values, cos, sin, batch)
         self.extension.rope_cache_write(
             *(self._cache(KvLayer.of(kv, keys.shape[-1])), ref(queries), ref(keys), ref(values)),
             *(None, ref(cos), ref(sin), cos.shape[-1], ref(batch.slots), False, self._stream()),
@@ -91,7 +95,7 @@ class NativeCudaOps:
 
     def paged_attention(self, queries: Tensor, kv: Tensor, batch: TokenBatch, options: AttentionOptions) -> Tensor:
         if not self._takes(queries, kv):
-            return self._reference.paged_attention(queries, kv, batch, options)
+            return super().paged_attention(queries, kv, batch, options)
         layer = KvLayer.of(kv, queries.shape[-1])
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         alibi, sinks = (None if x is None else x.detach().float() for x in (options.alibi, options.sinks))
@@ -139,7 +143,7 @@ class NativeCudaOps:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype not in FLOATS or weight.dtype != x.dtype:
-            return self._reference.rms_norm(x, weight, eps)
+            return super().rms_norm(x, weight, eps)
         rows = x.reshape(-1, x.shape[-1])
         rows = rows if rows.stride(-1) == 1 else rows.contiguous()
         out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
@@ -148,14 +152,14 @@ class NativeCudaOps:
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         if x.dtype not in FLOATS or not x.dtype == residual.dtype == weight.dtype or x.dim() != 2:
-            return self._reference.add_rms_norm(x, residual, weight, eps)
+            return super().add_rms_norm(x, residual, weight, eps)
         x, residual = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, residual))
         self.extension.fused_add_rms_norm(ref(x), ref(residual), ref(weight), eps, self._stream())
         return x, residual
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         if x.dtype not in FLOATS:
-            return self._reference.silu_and_mul(x)
+            return super().silu_and_mul(x)
         rows = x.reshape(-1, x.shape[-1])
         rows = rows if rows.stride(-1) == 1 else rows.contiguous()
         out = torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=x.dtype, device=x.device)
@@ -183,7 +187,7 @@ class NativeCudaOps:
             return None
         check_pairs(pairs, source.shape[1], target.shape[1])
         if not all(self._reachable(arena) for arena in (source, target)):
-            self._reference.swap_blocks(source, target, pairs)
+            super().swap_blocks(source, target, pairs)
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             return None
@@ -206,10 +210,7 @@ class NativeCudaOps:
         return arena.device == self._device or arena.is_pinned()
 
     def _stream(self) -> int:
-        if self._device.type != "cuda":
-            return 0
-        stream: int = torch.cuda.current_stream(self._device).cuda_stream
-        return stream
+        return current_stream(self._device)
 
     def _cache(self, layer: KvLayer) -> Any:
         scales = (None if scale is None else ref(scale) for scale in (layer.key_scales, layer.value_scales))
@@ -250,8 +251,6 @@ class NativeCudaOps:
 
 
 class _CudaSwapTicket:
-    """A SwapTicket over a ticket of the extension."""
-
     def __init__(self, ops: NativeCudaOps, ticket: int) -> None:
         self._ops = ops
         self._ticket = ticket

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.ops import AttentionOptions, BlockSparsePattern, TokenBatch, kv_format
+from gpu_worker.ops import kv_format
+from gpu_worker.ops.batch import AttentionOptions, BlockSparsePattern, TokenBatch
 
 QUERY_TILE = 512
 
@@ -32,7 +33,6 @@ class _SequenceGroup:
 
 
 def paged_attention(queries: Tensor, kv: Tensor, batch: TokenBatch, options: AttentionOptions) -> Tensor:
-    """See Ops.paged_attention."""
     key = ("groups", options.window, kv.shape[1:])
     groups = batch.scratch.get(key)
     if groups is None:

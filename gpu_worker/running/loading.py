@@ -14,19 +14,18 @@ from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.loader import LoadedModel, load_model
 from gpu_worker.models.numerics import class_of
 from gpu_worker.ops import Ops, choose_ops, kv_format, native
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.running.graphs import CudaGraphCapturer, StepGraphs, capture_graphs
 from gpu_worker.running.memory.arena import KvArena
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.running.sizing import (
     CudaMemory,
-    DeviceMemory,
     choose_device,
     cpu_block_bytes,
     gpu_block_bytes,
     host_pool_bytes,
+    worst_steps,
 )
-from gpu_worker.running.worst_steps import worst_steps
 from gpu_worker.sampling.native_sampler import choose_sampler
 from gpu_worker.steps.runner import RunnerInfo
 from gpu_worker.steps.step_input import StepInput
@@ -150,14 +149,13 @@ def load_runner(
 
 
 def trial_runner(loaded: LoadedModel, shape: KvShape, ops: Ops, device: torch.device, context: int) -> ModelRunner:
-    """A runner with one block and a sampler of its own, to run `worst_steps`."""
     arena = KvArena(shape, 1, 0, device, ops)
     sampler = choose_sampler(loaded.decoder.vocab_size, device, loaded.eos_token_ids)
     return ModelRunner(_info(loaded, arena, device, context, None), loaded.decoder, arena, sampler, device)
 
 
 def measured_block_bytes(
-    memory: DeviceMemory,
+    memory: CudaMemory,
     utilization: float,
     trial: ModelRunner,
     steps: Sequence[StepInput],

@@ -16,13 +16,10 @@ from torch import Tensor
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.ops import make_batch
 from gpu_worker.running.graphs import StepGraphs
-from gpu_worker.running.memory.arena import KvArena
-from gpu_worker.running.memory.arena_blocks import ArenaBlocks
+from gpu_worker.running.memory.arena import KvArena, StepMark
 from gpu_worker.running.memory.block_mover import BlockMover
-from gpu_worker.running.memory.staged_blocks import StagedBlocks
-from gpu_worker.running.memory.step_mark import StepMark
 from gpu_worker.sampling.sampler import Sampler
-from gpu_worker.steps.runner import RunnerInfo, StepOutput
+from gpu_worker.steps.runner import BlockMemory, RunnerInfo, StepOutput
 from gpu_worker.steps.seats import Seat, Seats
 from gpu_worker.steps.step_input import KnownTokens, StepInput
 from octavo.request.ids import BlockId
@@ -79,11 +76,10 @@ class ModelRunner:
 
     @property
     def layers(self) -> Sequence[Tensor]:
-        """The blocks on the device, layer by layer."""
         return self._arena.layers
 
     @cached_property
-    def block_memory(self) -> ArenaBlocks | StagedBlocks:
+    def block_memory(self) -> BlockMemory:
         """On a GPU the staging area is allocated when this is first asked for, which is to be before the first step."""
         if not self._staged:
             return self._arena.blocks_in_place()
@@ -137,7 +133,6 @@ class ModelRunner:
             torch.ones(1, device=self._device).add(1).item()
 
     def close(self) -> None:
-        """Gives the blocks' memory back."""
         try:
             self._block_mover.wait_for_copies()
         finally:

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.ops.native_cuda import ref
-from gpu_worker.ops.upload import ArrayLayout, packed
+from gpu_worker.ops.batch import ArrayLayout, packed
+from gpu_worker.ops.native_cuda import current_stream, ref
 from gpu_worker.sampling.adjustments import Floats, Ids, LogitEdit
-from gpu_worker.sampling.columns import SamplingColumns
 from gpu_worker.sampling.masks import confine, packed_masks
-from gpu_worker.sampling.sampler import Sampler, is_ranked_raw
+from gpu_worker.sampling.sampler import Sampler, SamplingColumns, is_ranked_raw
 from gpu_worker.steps.runner import BAD_LOGITS, NOTHING_LEFT
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import TokenScore
@@ -56,7 +55,9 @@ class CudaSampler(Sampler):
         ids, by_adjusted, by_raw = results.on(self._device)
         masked = [i for i, branch in enumerate(branches) if branch.mask is not None]
         left, good = self._masked(x, masked, branches) if masked else (x, None)
-        self._extension.sample(ref(ids), ref(left), *(ref(self._draws[name]) for name in _DRAWS), self._stream())
+        self._extension.sample(
+            ref(ids), ref(left), *(ref(self._draws[name]) for name in _DRAWS), current_stream(self._device)
+        )
         if scored:
             self._logprobs(by_adjusted, self._rows(x, scored), self._rows(ids, scored))
         if competing:
@@ -95,7 +96,6 @@ class CudaSampler(Sampler):
         return columns
 
     def _adjusted(self, raw: Tensor, edits: Sequence[LogitEdit]) -> Tensor:
-        """A copy of `raw` in float32, edited."""
         x = raw.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         self._penalize(x, [e.bias_ids for e in edits], [e.bias for e in edits], None)
         self._penalize(x, [e.seen for e in edits], [-e.costs for e in edits], [e.repetition for e in edits])
@@ -124,7 +124,9 @@ class CudaSampler(Sampler):
             ],
             self._device,
         )
-        self._extension.penalize(*map(ref, (x, offsets, entries, counts, bias, divisors, zeros, zeros)), self._stream())
+        self._extension.penalize(
+            *map(ref, (x, offsets, entries, counts, bias, divisors, zeros, zeros)), current_stream(self._device)
+        )
 
     def _confine(self, x: Tensor, raw: Tensor, confined: Sequence[tuple[int, Ids]]) -> None:
         """Sets all but the allowed tokens to -inf; in a row whose raw logits are bad, to NaN, so that it stays bad."""
@@ -146,19 +148,13 @@ class CudaSampler(Sampler):
         return x.float().index_copy(0, rows, left), good
 
     def _logprobs(self, results: tuple[Tensor, Tensor, Tensor], logits: Tensor, ids: Tensor) -> None:
-        self._extension.logprobs(*map(ref, results), ref(logits), ref(ids), self._stream())
+        self._extension.logprobs(*map(ref, results), ref(logits), ref(ids), current_stream(self._device))
 
     def _rows(self, x: Tensor, rows: Sequence[int]) -> Tensor:
         """The given rows of `x`: a view if they are its first rows in order."""
         if all(i == row for i, row in enumerate(rows)):
             return x[: len(rows)]
         return x.index_select(0, packed([torch.tensor(rows, dtype=torch.int64)], self._device)[0])
-
-    def _stream(self) -> int:
-        if self._device.type != "cuda":
-            return 0
-        stream: int = torch.cuda.current_stream(self._device).cuda_stream
-        return stream
 
 
 class _ResultBuffer:

@@ -21,6 +21,45 @@ from gpu_worker.sampling.filters import columns_of, filtered_rows, kept_tokens
 from gpu_worker.sampling.likeliest import top
 from octavo.request.sampling import SamplingParams
 
+_ROUNDS = 10
+_LOW = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
+_KEY_STEPS = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
+
+
+def philox(counters: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Philox4x32-10 (Salmon, Moraes, Dror, Shaw, 2011): four random 32-bit words for each column.
+
+    `counters` is [4, n], `keys` is [2, n], and the result is [4, n].
+
+    All arrays hold 32-bit words in 64 bits, so that the products of a round are exact.
+    """
+    even, odd, key = counters[0::2], counters[1::2], keys
+    for _ in range(_ROUNDS):
+        products = even * _MULTIPLIERS
+        even = (products[::-1] >> _SHIFT) ^ odd ^ key
+        odd = products[::-1] & _LOW
+        key = (key + _KEY_STEPS) & _LOW
+    return np.stack((even[0], odd[0], even[1], odd[1]))
+
+
+def random_bits(
+    seeds: Sequence[int], branches: Sequence[int], indices: Sequence[int], which: int = 0
+) -> NDArray[np.uint64]:
+    """53 random bits for each (seed of 64 bits, branch, index): a pure function, with nothing to keep or migrate.
+
+    The key is the seed, and the counter is (branch, index, which, 0): 0 for the draw, another `which` for each filter
+    that needs chance.
+    """
+    seed = np.array(seeds, dtype=np.uint64)
+    zeros = np.zeros(len(seed), dtype=np.uint64)
+    counters = np.stack((np.array(branches, dtype=np.uint64), np.array(indices, dtype=np.uint64), zeros + which, zeros))
+    words = philox(counters, np.stack((seed & _LOW, seed >> _SHIFT)))
+    bits: NDArray[np.uint64] = (words[0] | words[1] << _SHIFT) >> np.uint64(11)
+    return bits
+
+
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Bits = NDArray[np.uint64]
@@ -39,8 +78,6 @@ _CPU_SLAB = 1 << 20  # fewer on a CPU, so that they stay in the processor's cach
 
 @dataclass(slots=True)
 class DrawParameters:
-    """The parameters of the draws of some rows, one array per parameter."""
-
     temperature: Floats
     top_k: Ids  # the vocabulary's size if the filter is off
     top_p: Floats
@@ -62,7 +99,7 @@ class DrawParameters:
 
 
 def draw(logits: Tensor, filters: DrawParameters, numbers: Bits, chances: Chances | None = None) -> Ids:
-    """The token of each row. Each of `numbers` has 53 random bits (philox.py); `chances` has those of further filters.
+    """The token of each row. Each of `numbers` has 53 random bits; `chances` has those of further filters.
 
     `logits` is float32 and is not changed. No row has NaN or +inf, and each has a finite logit.
     """
@@ -99,7 +136,6 @@ def weights(logits: Tensor, temperature: Floats) -> Tensor:
 
 
 def cut(weights: Tensor, logits: Tensor, filters: DrawParameters) -> None:
-    """Sets the weights of tokens that the filters drop to zero, in place."""
     vocab_size = logits.shape[1]
     filtered = np.flatnonzero((filters.top_k < vocab_size) | (filters.top_p < 1.0))
     for num in (_NUM_CANDIDATES, vocab_size):  # mostly a few hundred are enough, and sorting all tokens is slow

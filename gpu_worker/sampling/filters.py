@@ -22,13 +22,11 @@ _OFF = np.array([PARAMETERS[name].default for name in COLUMNS], dtype=np.float32
 
 
 def columns_of(params: Sequence[SamplingParams]) -> Floats:
-    """The parameters of the filters, a row for each of `params`."""
     listed = [[getattr(p, name) for name in COLUMNS] for p in params]
     return np.array(listed, dtype=np.float32).reshape(len(params), len(COLUMNS))
 
 
 def filtered_rows(columns: Floats) -> NDArray[np.intp]:
-    """The rows in which a filter may leave out tokens."""
     return np.flatnonzero((columns != _OFF).any(axis=1))
 
 

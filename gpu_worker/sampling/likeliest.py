@@ -56,7 +56,6 @@ def _grouped(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _ordered(values: Values, ids: Ids) -> tuple[Values, Ids]:
-    """Sorts each row by falling value, then rising id."""
     values = values + np.float32(0)  # -0.0 and 0.0 are equal logits: give them the same bits
     bits = values.view(np.int32)
     rising = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64)  # integers in the order of the floats

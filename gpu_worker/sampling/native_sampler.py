@@ -5,7 +5,6 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -14,10 +13,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.ops import native
-from gpu_worker.sampling.columns import SamplingColumns
 from gpu_worker.sampling.cuda_sampler import CudaSampler
 from gpu_worker.sampling.masks import packed_masks
-from gpu_worker.sampling.sampler import Sampler, is_ranked_raw
+from gpu_worker.sampling.sampler import Sampler, SamplingColumns
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import TokenScore
 
@@ -25,8 +23,6 @@ _ROWS_AT_ONCE = 64  # how many rows are converted to float32 at once
 
 
 class NativeSampler(Sampler):
-    """Samples logits on the CPU."""
-
     def __init__(self, extension: ModuleType, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
         super().__init__(vocab_size, "cpu", eos_token_ids)
         self._extension = extension
@@ -54,11 +50,7 @@ class NativeSampler(Sampler):
         if not columns.scored:
             return tokens, {}
         scores = {i: score for i, score in results.of(columns.scored, tokens).items() if tokens[i] >= 0}
-        competing = [i for i in scores if is_ranked_raw(branches[i])]
-        if competing:
-            raw = self.score(logits[[rows[i] for i in competing]], [tokens[i] for i in competing], 0)
-            for i, found in zip(competing, raw, strict=True):
-                scores[i] = replace(scores[i], raw=found.logprob)
+        self._add_raw(scores, logits, rows, branches)
         return tokens, scores
 
     @torch.inference_mode()
@@ -96,7 +88,6 @@ class NativeSampler(Sampler):
 
 
 def choose_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...]) -> Sampler:
-    """The fastest sampler for logits on `device`."""
     extension = native.load() if device.type == "cpu" else None
     if extension is not None:
         return NativeSampler(extension, vocab_size, eos_token_ids)
@@ -107,8 +98,6 @@ def choose_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[i
 
 
 class _ScoreBuffers:
-    """Memory that the extension writes scores to."""
-
     def __init__(self, counts: list[int]) -> None:
         self.tensors: dict[str, Tensor] = {}
         if counts:

@@ -8,6 +8,7 @@ a replay can compute it again. Random numbers come from (seed, branch, index), s
 else in the batch.
 """
 
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor
 
 from gpu_worker.sampling.adjustments import LogitAdjuster, is_adjusted
-from gpu_worker.sampling.draw import DrawParameters, draw
+from gpu_worker.sampling.draw import DrawParameters, draw, random_bits
+from gpu_worker.sampling.filters import columns_of
 from gpu_worker.sampling.likeliest import Ids, peaks, top
 from gpu_worker.sampling.masks import confine, packed_masks
-from gpu_worker.sampling.philox import random_bits
 from gpu_worker.steps.runner import BAD_LOGITS, NOTHING_LEFT
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import SamplingParams, TokenScore
@@ -34,7 +35,6 @@ def is_drawn(params: SamplingParams) -> bool:
 
 
 def is_scored(params: SamplingParams) -> bool:
-    """Whether each token of a branch gets a score."""
     return params.logprobs is not None or params.ranked
 
 
@@ -107,12 +107,19 @@ class Sampler:
         members = [wide[place] for place in ranked]
         counts = [num_top(branches[i].params) for i in members]
         scores = dict(zip(members, _scores(_select(x, ranked), tokens[members].tolist(), counts), strict=True))
-        competing = [i for i in members if is_ranked_raw(branches[i])]
+        self._add_raw(scores, logits, rows, branches)
+        return scores
+
+    def _add_raw(
+        self, scores: dict[int, TokenScore], logits: Tensor, rows: Sequence[int], branches: Sequence[Seat]
+    ) -> None:
+        """Adds the raw log probabilities by which some branches are ranked."""
+        competing = [i for i in scores if is_ranked_raw(branches[i])]
         if competing:
-            raw = self.score(_select(logits, [rows[i] for i in competing]), tokens[competing].tolist(), 0)
+            tokens = [scores[i].token_id for i in competing]
+            raw = self.score(_select(logits, [rows[i] for i in competing]), tokens, 0)
             for i, found in zip(competing, raw, strict=True):
                 scores[i] = replace(scores[i], raw=found.logprob)
-        return scores
 
     def _confine(self, x: Tensor, branches: Sequence[Seat], wide: list[int], tokens: Ids) -> Tensor:
         """What may be drawn of `x`. Sets tokens[i] to the highest of it for each branch that has a mask."""
@@ -184,7 +191,6 @@ class Sampler:
 
 
 def _plain(branch: Seat) -> bool:
-    """Whether the branch needs only the highest logit."""
     params = branch.params
     return not (is_drawn(params) or is_scored(params) or is_adjusted(branch) or branch.mask is not None)
 
@@ -208,3 +214,45 @@ def _scores(x: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[Tok
             pairs = zip(ids[i, :count].tolist(), values[i], strict=False)
             listed[i] = tuple(pair for pair in pairs if pair[1] != -torch.inf)
     return [TokenScore(*each) for each in zip(tokens, chosen, listed, strict=True)]
+
+
+_LEAST_TEMPERATURE = 1e-30  # the least of a draw (as in draw.py): less could be 0 in float32, which means greedy
+
+
+class SamplingColumns:
+    """The sampling parameters of a batch, one tensor per parameter.
+
+    When the next step has the same branches, only `index` changes.
+    """
+
+    def __init__(self, rows: Sequence[int], branches: Sequence[Seat], vocab_size: int) -> None:
+        params = [branch.params for branch in branches]
+        self.rows = list(rows)
+        self.branches = list(branches)
+        self.index = torch.empty(len(branches), dtype=torch.int64)
+        seeds = [struct.unpack("<q", struct.pack("<Q", p.seed or 0))[0] for p in params]
+        temperatures = [max(p.temperature, _LEAST_TEMPERATURE) if is_drawn(p) else 0.0 for p in params]
+        self.draws = {
+            "rows": torch.tensor(self.rows, dtype=torch.int64),
+            "temperature": torch.tensor(temperatures, dtype=torch.float32),
+            "top_k": torch.tensor([min(p.top_k, vocab_size) for p in params], dtype=torch.int32),
+            "top_p": torch.tensor([p.top_p for p in params], dtype=torch.float32),
+            "min_p": torch.tensor([p.min_p for p in params], dtype=torch.float32),
+            "filters": torch.from_numpy(columns_of(params)),
+            "seed": torch.tensor(seeds, dtype=torch.int64),
+            "branch": torch.tensor([branch.index for branch in branches], dtype=torch.int64),
+            "index": self.index,
+        }
+        self.random = any(is_drawn(p) for p in params)
+        self.adjusted = any(branch.params.min_tokens or is_adjusted(branch) for branch in branches)
+        self.scored = [i for i, p in enumerate(params) if is_scored(p)]
+        self.plain = not (self.random or self.adjusted or self.scored)
+        self.counts = [num_top(p) if is_scored(p) else -1 for p in params]
+
+    def matches(self, rows: Sequence[int], branches: Sequence[Seat]) -> bool:
+        """Whether these are the columns of this batch. Branches compare by identity."""
+        return self.branches == branches and self.rows == rows
+
+    def update_index(self) -> None:
+        if self.random:
+            self.index.numpy()[:] = [branch.num_output for branch in self.branches]

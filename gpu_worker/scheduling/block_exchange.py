@@ -60,7 +60,6 @@ class BlockImport:
 
     @property
     def missing(self) -> list[WantedBlock]:
-        """The wanted blocks that have not arrived."""
         return [wanted for wanted in self.wanted if wanted.index not in self.sealed]
 
     def block_of(self, index: int) -> BlockId:
@@ -68,7 +67,6 @@ class BlockImport:
         return self._blocks[index]
 
     def hash_of(self, index: int) -> BlockHash:
-        """The hash of a wanted block."""
         return self._hashes[index]
 
 

@@ -3,10 +3,8 @@
 import sys
 
 from gpu_worker.scheduling.state.beam import BeamCandidate, Hypothesis, expand
-from gpu_worker.scheduling.state.place import Hold
-from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Sequence
-from gpu_worker.scheduling.state.step import BeamProgress, Chunk, StepItems, StepPlan
-from gpu_worker.scheduling.state.step_items import branch_item
+from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Hold, Sequence
+from gpu_worker.scheduling.state.step import BeamProgress, Chunk, StepItems, StepPlan, branch_item
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import BAD_LOGITS, NOTHING_LEFT, StepOutput
 from octavo.request.errors import BadLogits
@@ -19,8 +17,6 @@ PROGRESS_TOKENS = 16  # how often a search tells of its progress: when the store
 
 
 class Committer:
-    """Applies step outputs to a workload."""
-
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._lists = workload.lists
@@ -29,21 +25,21 @@ class Committer:
     def apply(self, plan: StepPlan, output: StepOutput, result: StepItems) -> None:
         """Takes in the output of a plan. A sequence that has ended since it was planned is left alone."""
         self._decodes(plan, output, result.items)
-        place = plan.num_decodes
+        sample = plan.num_decodes
         beams: dict[Sequence, list[tuple[Branch, int, TokenScore]]] = {}
         for number in range(plan.num_decodes, len(plan.chunks)):
             chunk = plan.chunks[number]
             branch = chunk.branch
             if branch.state is RUNNING:
                 self._computed(chunk, output.scored.get(number, []))
-                tokens = output.token_ids[place : place + len(chunk.samples)]
-                scores = [output.scores.get(place + i) for i in range(len(chunk.samples))]
+                tokens = output.token_ids[sample : sample + len(chunk.samples)]
+                scores = [output.scores.get(sample + i) for i in range(len(chunk.samples))]
                 if branch.sequence.search is None:
                     self._sampled(chunk, tokens, scores, result.items)
                 elif tokens:
                     score = scores[0] or TokenScore(tokens[0], 0.0)
                     beams.setdefault(branch.sequence, []).append((branch, tokens[0], score))
-            place += len(chunk.samples)
+            sample += len(chunk.samples)
         for sequence, offers in beams.items():
             self._advance_beams(sequence, offers, result)
 
@@ -52,11 +48,11 @@ class Committer:
         lists, tables = self._lists, self._tables
         mask = tables.device.block_size - 1
         append, scores = items.append, output.scores
-        for place, (chunk, token) in enumerate(zip(plan.chunks[: plan.num_decodes], output.token_ids, strict=False)):
+        for sample, (chunk, token) in enumerate(zip(plan.chunks[: plan.num_decodes], output.token_ids, strict=False)):
             branch = chunk.branch
             if branch.state is not RUNNING:
                 continue
-            score = scores.get(place) if scores else None
+            score = scores.get(sample) if scores else None
             if token in branch.stops and self._stop(branch, token, score, items):
                 continue
             branch.tokens.append(token)

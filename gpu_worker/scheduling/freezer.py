@@ -7,16 +7,13 @@ be frozen for some milliseconds only. A cancel, its deadline, its drop and a new
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpu_worker.scheduling.state.place import Hold
-from gpu_worker.scheduling.state.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Sequence
+from gpu_worker.scheduling.state.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Hold, Sequence
 from gpu_worker.scheduling.state.workload import Workload
 from octavo.request.errors import CannotMove
 from octavo.request.ids import SequenceId
 
 
 class FrozenBranch(NamedTuple):
-    """Where a branch has stopped."""
-
     num_tokens: int  # of its output
     cumulative_logprob: float
     finished: bool

@@ -15,14 +15,9 @@ from collections.abc import Callable
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.committer import Committer
 from gpu_worker.scheduling.planning.admitter import Admitter
-from gpu_worker.scheduling.planning.demoter import Demoter
 from gpu_worker.scheduling.planning.planner import Planner
-from gpu_worker.scheduling.planning.preemption import Preemption
-from gpu_worker.scheduling.planning.slot_allocator import SlotAllocator
-from gpu_worker.scheduling.planning.starter import Starter
-from gpu_worker.scheduling.planning.step_budget import StepBudget
-from gpu_worker.scheduling.state.place import QUEUED, Hold, Place
-from gpu_worker.scheduling.state.sequence import FINISHED, Branch, Sequence
+from gpu_worker.scheduling.state.scheduler_config import StepBudget
+from gpu_worker.scheduling.state.sequence import FINISHED, QUEUED, Branch, Hold, Place, Sequence
 from gpu_worker.scheduling.state.step import StepItems, StepPlan, SwapOperation
 from gpu_worker.scheduling.state.workload import Workload, stale_epoch
 from gpu_worker.scheduling.step_inputs import StepInputs
@@ -46,13 +41,8 @@ class Scheduler:
         budget: StepBudget,
         clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
-        preemption = Preemption(workload, costs)
-        slots = SlotAllocator(workload.tables, preemption)
         self._workload = workload
-        self._preemption = preemption
-        self._starter = Starter(workload, preemption, slots, costs, budget)
-        self._demoter = Demoter(workload, costs)
-        self._planner = Planner(workload, preemption, slots, self._starter, self._demoter, budget)
+        self._planner = Planner(workload, costs, budget)
         self._inputs = StepInputs(workload)
         self._committer = Committer(workload)
         self._admitter = Admitter(workload)
@@ -95,7 +85,7 @@ class Scheduler:
             self.drop(known)
         answer = self._admitter.admit(sequence)
         if sequence.carried is not None and sequence.place in QUEUED and self._in_flight is None:
-            self._starter.resume(sequence)
+            self._planner.starter.resume(sequence)
         if answer.admitted and sequence.deadline is not None:
             self._watch_deadline(sequence, sequence.deadline)
         return answer
@@ -140,12 +130,11 @@ class Scheduler:
     # Trials. Only one suspect at a time may have the steps to itself.
 
     def reserve_steps(self, sequence: Sequence) -> bool:
-        """Pauses all other sequences until `end_trial`, for a suspect of crashes. It waits, too.
+        """Lets no other sequence run until `end_trial`, for a suspect of crashes. It waits, too.
 
         False if the sequence is not here. All steps that had other sequences are over when this returns.
         """
-        if self._in_flight is not None:
-            raise RuntimeError("a trial begins and ends between steps only")
+        self._require_no_step("a trial begins and ends")
         if not self.is_here(sequence):
             return False
         self._workload.reserved_for, self._workload.on_trial = sequence, None
@@ -179,7 +168,6 @@ class Scheduler:
     # Steps
 
     def plan(self) -> StepPlan:
-        """Decides what the next step runs, and takes the blocks for it."""
         if self._in_flight is not None:
             raise RuntimeError(f"step {self._in_flight.input.step_id} has not been committed")
         work = self._workload
@@ -198,10 +186,9 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, output: StepOutput) -> StepItems:
-        """Takes in what the step brought."""
         work = self._workload
         result = self._settle(plan, done=True)
-        self._demoter.note_output(output)
+        self._planner.demoter.note_output(output)
         self._committer.apply(plan, output, result)
         if work.turn is not None and plan.chunks:
             work.end_hold(work.turn, Hold.FAILED)
@@ -260,21 +247,20 @@ class Scheduler:
         NotFound, StaleEpoch, OutOfBlocks if its blocks cannot move now, or InvalidArgument for "out" of a suspect:
         while that is on trial all others wait for it. Raises CannotMove for one that is frozen.
         """
-        if self._in_flight is not None:
-            raise RuntimeError("blocks move between steps only")
+        self._require_no_step("blocks move")
         work = self._workload
         sequence = work.find(seq_id, epoch)
         if sequence.place is Place.FROZEN:
             raise CannotMove(f"sequence {seq_id} is moving to another worker: swap it there", cause="frozen")
         if operation == "in":
-            return self._starter.bring_back(sequence)
+            return self._planner.starter.bring_back(sequence)
         if operation == "out":
             if Hold.CRASHED in sequence.holds:
                 message = f"sequence {seq_id} is a suspect, which others wait for: OUT after its trial, or DROP"
                 raise InvalidArgument("operation", message)
-            return self._preemption.hold_out(sequence)
+            return self._planner.preemption.hold_out(sequence)
         work.end_hold(sequence, Hold.REQUESTED)
-        return self._preemption.recompute(sequence) if sequence.place is not Place.WAITING else 0
+        return self._planner.preemption.recompute(sequence) if sequence.place is not Place.WAITING else 0
 
     def end_holds(self) -> None:
         """Lets every sequence that was swapped out on request come back in its turn."""
@@ -290,8 +276,7 @@ class Scheduler:
 
         `end_moves` has to follow, before anything else is asked.
         """
-        if self._in_flight is not None:
-            raise RuntimeError("blocks move between steps only")
+        self._require_no_step("blocks move")
         if not self._workload.tables.moves:
             return None
         plan = StepPlan(StepInput(self._num_steps, timed=True))
@@ -312,6 +297,10 @@ class Scheduler:
                 work.end_hold(sequence, Hold.REQUESTED)
                 work.send_back(sequence)
         self._check()
+
+    def _require_no_step(self, what: str) -> None:
+        if self._in_flight is not None:
+            raise RuntimeError(f"{what} between steps only")
 
     def _check(self) -> None:
         if self._workload.config.debug:

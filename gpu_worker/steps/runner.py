@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -95,6 +95,34 @@ class BlockMemory(Protocol):
     def close_block(self, block: int) -> None:
         """Says that the runs are not written any more. Called once for each `open_block`."""
         ...
+
+
+class BlocksInPlace:
+    """The `BlockMemory` of blocks that are read and written where they lie: [num_layers, num_blocks, bytes]."""
+
+    blocks_per_turn = 1
+
+    def __init__(self, memory: memoryview, num_blocks: int, num_layers: int = 1) -> None:
+        self._memory = memory.cast("B")
+        self._num_blocks = num_blocks
+        self._run_bytes = len(self._memory) // (num_layers * num_blocks)
+        self.bytes_per_block = num_layers * self._run_bytes
+
+    def read_blocks(self, blocks: SequenceOf[int]) -> AbstractContextManager[Iterator[list[memoryview]]]:
+        return nullcontext(map(self.open_block, blocks))
+
+    def open_block(self, block: int) -> list[memoryview]:
+        """The bytes of a block, a run for each layer."""
+        if not 0 <= block < self._num_blocks:
+            raise IndexError(f"block {block} is not one of the {self._num_blocks} there are")
+        starts = range(block * self._run_bytes, len(self._memory), self._num_blocks * self._run_bytes)
+        return [self._memory[start : start + self._run_bytes] for start in starts]
+
+    def keep_block(self, block: int) -> None:
+        """Does nothing: the bytes are where they belong."""
+
+    def close_block(self, block: int) -> None:
+        """Does nothing: the memory stays."""
 
 
 class Runner(Protocol):

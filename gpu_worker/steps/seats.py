@@ -33,8 +33,6 @@ class Seat:
 
 
 class Seats:
-    """The seats of a runner."""
-
     def __init__(self) -> None:
         self._seats: dict[int, Seat] = {}
 
@@ -70,5 +68,4 @@ class Seats:
         return found
 
     def of_chunks(self, step: StepInput) -> list[Seat]:
-        """The branch of each chunk."""
         return [self._seats[number] for number in step.seats]

@@ -10,14 +10,87 @@ has and the entries, filled up to a multiple of eight bytes. The byte order is t
 
 import struct
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from itertools import chain
+from types import MappingProxyType
+from typing import Any, get_type_hints
 from zlib import crc32
 
-from gpu_worker.steps.params_bytes import params_from_bytes, params_to_bytes
 from octavo.request.ids import BlockId, HostBlockId
 from octavo.request.sampling import SamplingParams
+
+_TYPES = get_type_hints(SamplingParams)
+_NUMBERS = {float: "d", int: "q", bool: "q", int | None: "qq", float | None: "qd"}  # q: is it there?
+_CODES = {f.name: _NUMBERS[_TYPES[f.name]] for f in fields(SamplingParams) if _TYPES[f.name] in _NUMBERS}
+_SCALARS = struct.Struct("=" + "".join(_CODES.values()))
+_MAPPINGS, _LISTS, _NESTED = (
+    [name for name, kind in _TYPES.items() if kind == wanted]
+    for wanted in (Mapping[int, float], tuple[int, ...], tuple[tuple[int, ...], ...])
+)
+_COUNT = struct.Struct("=q")
+
+
+def params_to_bytes(params: SamplingParams) -> bytes:
+    """The parameters without their texts."""
+    numbers: list[float] = []
+    for name, code in _CODES.items():
+        value = getattr(params, name)
+        if len(code) == 2:
+            numbers.append(value is not None)
+            value = value or 0
+        numbers.append(value if code.endswith("d") else _signed(value))
+    parts = [_SCALARS.pack(*numbers)]
+    for name in _MAPPINGS:
+        pairs = getattr(params, name)
+        parts.append(struct.pack(f"=q{'qd' * len(pairs)}", len(pairs), *chain.from_iterable(pairs.items())))
+    for name in _LISTS:
+        parts.append(_list(getattr(params, name)))
+    for name in _NESTED:
+        lists = getattr(params, name)
+        parts += [_COUNT.pack(len(lists)), *map(_list, lists)]
+    return b"".join(parts)
+
+
+def params_from_bytes(data: bytes) -> SamplingParams:
+    """The parameters that `params_to_bytes` was given, without their texts."""
+    place = 0
+
+    def take_numbers(form: str) -> tuple[Any, ...]:
+        nonlocal place
+        numbers = struct.unpack_from(f"={form}", data, place)
+        place += struct.calcsize(f"={form}")
+        return numbers
+
+    def take_list() -> tuple[int, ...]:
+        return take_numbers(f"{take_numbers('q')[0]}q")
+
+    numbers = iter(take_numbers("".join(_CODES.values())))
+    values: dict[str, Any] = {}
+    for name, code in _CODES.items():
+        there = next(numbers) if len(code) == 2 else True
+        value = next(numbers)
+        values[name] = bool(value) if _TYPES[name] is bool else value if there else None
+    if values["seed"] is not None:
+        values["seed"] %= 2**64
+    for name in _MAPPINGS:
+        pairs = iter(take_numbers("qd" * take_numbers("q")[0]))
+        values[name] = MappingProxyType(dict(zip(pairs, pairs, strict=True)))
+    for name in _LISTS:
+        values[name] = take_list()
+    for name in _NESTED:
+        values[name] = tuple(take_list() for _ in range(take_numbers("q")[0]))
+    return SamplingParams(**values)
+
+
+def _list(numbers: tuple[int, ...]) -> bytes:
+    return struct.pack(f"={len(numbers) + 1}q", len(numbers), *numbers)
+
+
+def _signed(number: int) -> int:
+    """A seed has 64 bits and no sign."""
+    return number - 2**64 if number >= 2**63 else number
+
 
 MAGIC, VERSION = 0x54505453, 1  # "STPT" where the least byte comes first
 _HEADER = struct.Struct("=IIQQ")  # magic, version, number of bytes, checksum of those after the header
@@ -74,7 +147,7 @@ class KnownTokens:
 
 @dataclass(slots=True)
 class StepInput:
-    """What a runner does, in this order: swap out, poison, swap in, copy, demote, run the chunks (decodes come first).
+    """What a runner does, in this order: swap out, spoil, swap in, copy, demote, run the chunks (decodes come first).
 
     A chunk is some tokens of one branch, one after another. The arrays of chunks have an entry per chunk, those of
     tokens an entry per token of all chunks, those of samples an entry per token to be drawn.
@@ -82,7 +155,7 @@ class StepInput:
 
     step_id: int
     swap_out: list[tuple[BlockId, HostBlockId]] = field(default_factory=list)
-    poison: list[BlockId] = field(default_factory=list)  # debug: freed blocks to be filled with NaN
+    spoil: list[BlockId] = field(default_factory=list)  # debug: freed blocks to be filled with NaN
     swap_in: list[tuple[HostBlockId, BlockId]] = field(default_factory=list)
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # copy on write: (from, to)
     # Copies of idle blocks to the host pool, ahead of their eviction. No step has to wait for them.
@@ -115,7 +188,7 @@ class StepInput:
     @property
     def touches_other_blocks(self) -> bool:
         """Whether the runner reads or writes blocks that are in no table of a branch any more, or not yet."""
-        return bool(self.swap_out or self.swap_in or self.copies or self.demotions or self.poison)
+        return bool(self.swap_out or self.swap_in or self.copies or self.demotions or self.spoil)
 
     def to_bytes(self) -> bytes:
         """The input in the fixed layout. Texts in sampling parameters are left out: a runner sees tokens only."""
@@ -129,7 +202,7 @@ class StepInput:
             out.put(getattr(self, name))
         for name in _PAIRS:
             out.put(ints(chain.from_iterable(getattr(self, name))))
-        out.put(ints(self.poison))
+        out.put(ints(self.spoil))
         out.put(ints(self.masks))
         for mask in self.masks.values():
             out.put(array("B", mask))
@@ -169,7 +242,7 @@ class StepInput:
         for name in _PAIRS:
             numbers = iter(take("i"))
             setattr(step, name, list(zip(numbers, numbers, strict=True)))
-        step.poison = list(map(BlockId, take("i")))
+        step.spoil = list(map(BlockId, take("i")))
         step.masks = {sample: take("B").tobytes() for sample in take("i")}
         for _ in range(num_opened):
             seat, num_prompt, adapter = take("i")

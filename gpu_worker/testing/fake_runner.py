@@ -9,15 +9,14 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from typing import TypedDict, Unpack
 
-from gpu_worker.steps.runner import NOTHING_LEFT, RunnerInfo, StepOutput
+from gpu_worker.steps.runner import NOTHING_LEFT, BlocksInPlace, RunnerInfo, StepOutput
 from gpu_worker.steps.seats import Seat, Seats
-from gpu_worker.steps.step_input import StepInput
-from gpu_worker.testing.plain_blocks import PlainBlocks
+from gpu_worker.steps.step_input import KnownTokens, StepInput
 from octavo.request.sampling import SamplingParams, TokenScore
 from octavo.text import byte_tokenizer
 
@@ -66,7 +65,35 @@ def new_runner_info(
     )
 
 
-class FakeRunner:
+class RunnerWithoutModel:
+    """What FakeRunner and WitnessRunner have in common. `step_s` is how long a step takes at least."""
+
+    def __init__(self, info: RunnerInfo, generate_eos: bool, step_s: float) -> None:
+        self.info = info
+        self.step_s = step_s
+        self.seats = Seats()
+        self._choose = Chooser(info, generate_eos=generate_eos)
+
+    def _begin(self, step: StepInput) -> list[Seat]:
+        """Takes the time of the step. Returns the branches of its chunks."""
+        if self.step_s and step.seats:
+            time.sleep(self.step_s)
+        self.seats.update(step)
+        return self.seats.of_chunks(step)
+
+    def _score(self, known: KnownTokens, seat: Seat, state: Callable[[int], int]) -> list[TokenScore]:
+        """The scores of known tokens. `state` says the state of the context of so many tokens."""
+        tokens = enumerate(known.tokens, known.first)
+        return [self._choose.score(state(position), token, seat.params) for position, token in tokens]
+
+    def check_device(self) -> None:
+        """Does nothing: there is no device that could break."""
+
+    def close(self) -> None:
+        """Does nothing: Python frees the memory."""
+
+
+class FakeRunner(RunnerWithoutModel):
     """A Runner whose steps take `step_s` each.
 
     A step that has to compute the token `die_on_token` kills the process, as a request that crashes a model would.
@@ -75,41 +102,28 @@ class FakeRunner:
     def __init__(
         self, *, generate_eos: bool = False, step_s: float = 0.0, die_on_token: int = -1, **sizes: Unpack[RunnerSizes]
     ) -> None:
+        super().__init__(new_runner_info("fake", "none", 1024, generate_eos, **sizes), generate_eos, step_s)
         self._die_on_token = die_on_token
-        self.info = new_runner_info("fake", "none", 1024, generate_eos, **sizes)
-        self.step_s = step_s
-        self._choose = Chooser(self.info, generate_eos=generate_eos)
-        self.seats = Seats()
 
     @cached_property
-    def block_memory(self) -> PlainBlocks:
+    def block_memory(self) -> BlocksInPlace:
         """Zeros, which no step reads: blocks of this runner travel, but nothing depends on them."""
         memory = memoryview(bytearray(self.info.num_blocks * self.info.bytes_per_block))
-        return PlainBlocks(memory, self.info.num_blocks)
+        return BlocksInPlace(memory, self.info.num_blocks)
 
     def run(self, step: StepInput) -> StepOutput:
-        """The next tokens and scores that the step asks for."""
-        if self.step_s and step.seats:
-            time.sleep(self.step_s)
-        self.seats.update(step)
+        output, seats = StepOutput([]), self._begin(step)
         if self._die_on_token in step.tokens:
             os.kill(os.getpid(), signal.SIGKILL)
-        output, seats = StepOutput([]), self.seats.of_chunks(step)
         for known in step.scored:
             seat = seats[known.chunk]
-            output.scored[known.chunk] = [
-                self._choose.score(fold(seat.tokens[:position]), token, seat.params)
-                for position, token in enumerate(known.tokens, known.first)
-            ]
+            states = {
+                length: fold(seat.tokens[:length]) for length in range(known.first, known.first + len(known.tokens))
+            }
+            output.scored[known.chunk] = self._score(known, seat, states.__getitem__)
         for sample in self.seats.samples(step):
             self._choose.sample(fold(sample.tokens), sample, output)
         return output
-
-    def check_device(self) -> None:
-        """Does nothing: there is no device that could break."""
-
-    def close(self) -> None:
-        """Does nothing: there is no memory to free."""
 
 
 class Chooser:
@@ -142,13 +156,11 @@ class Chooser:
         )
 
     def score(self, state: int, token: int, params: SamplingParams) -> TokenScore:
-        """The score of a token that is known already."""
         scale = 0.25 + (state >> 32) % 997 / 997
         rank = (self._ids.index(token) - state) % len(self._ids) if token in self._ids else len(self._ids)
         return TokenScore(token, -scale * math.log2(rank + 2), self.top(state, self._width(params)))
 
     def sample(self, state: int, sample: Seat, output: StepOutput) -> None:
-        """Appends the sample's token, and its score if its parameters ask for scores."""
         params = sample.params
         token = self.token(state, params, sample.index, sample.num_output, sample.mask)
         if token >= 0 and (params.logprobs is not None or params.ranked):
@@ -167,7 +179,6 @@ def mix(*words: int) -> int:
 
 
 def fold(token_ids: Sequence[int]) -> int:
-    """A 64-bit hash of the tokens of a context."""
     return int.from_bytes(blake2b(struct.pack(f"<{len(token_ids)}I", *token_ids), digest_size=8).digest(), "little")
 
 

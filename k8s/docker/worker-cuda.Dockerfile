@@ -19,6 +19,7 @@ COPY docs/package.md docs/
 COPY csrc csrc
 COPY protos protos
 COPY octavo octavo
+COPY octavo_bench octavo_bench
 COPY router router
 COPY gpu_worker gpu_worker
 ENV PIP_CONSTRAINT=/src/requirements/constraints.txt

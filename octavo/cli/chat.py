@@ -6,8 +6,7 @@ Ctrl-C ends an answer, Ctrl-D ends the conversation, and /reset forgets it.
 import argparse
 import sys
 
-from octavo.cli import answer_notes, connection, deployment, output, sampling
-from octavo.cli.queue_notice import queue_notice
+from octavo.cli import answers, connection, deployment, output
 from octavo.client import Client
 from octavo.client.events import output_of
 from octavo.request.errors import ServingError
@@ -23,7 +22,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     connection.add_timeout(parser)
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     parser.add_argument("--model", metavar="NAME", help="the model to use, if several are served")
-    sampling.add_arguments(parser)
+    answers.add_sampling(parser)
     parser.add_argument("--json", action="store_true", help="print one object per answer")
     parser.set_defaults(run=run)
 
@@ -47,10 +46,9 @@ def run(args: argparse.Namespace) -> int:
 def _answer(client: Client, turns: Turns, args: argparse.Namespace) -> Turns:
     """The turns with the answer, which may be cut short. If the answer failed: the turns without its question."""
     try:
-        params = sampling.from_args(args)
-        text = (
-            _as_json(client, turns, params, args.model) if args.json else _streamed(client, turns, params, args.model)
-        )
+        params = answers.sampling_of(args)
+        answer = _as_json if args.json else _streamed
+        text = answer(client, turns, params, args.model)
     except ServingError as error:
         output.print_error("chat", error.message)
         return turns[:-1]
@@ -61,7 +59,7 @@ def _streamed(client: Client, turns: Turns, params: SamplingArguments, model: st
     parts = []
     stream = client.generate(turns, model=model, **params)
     try:
-        with queue_notice("chat", client, stream.request_id):
+        with answers.queue_notice("chat", client, stream.request_id):
             for event in stream:
                 parts.append(event)
                 print(event.text, end="", flush=True)
@@ -70,16 +68,15 @@ def _streamed(client: Client, turns: Turns, params: SamplingArguments, model: st
         print(" …", end="")
     print(flush=True)
     answer = output_of(0, parts)
-    for note in answer_notes.notes([answer], params):
-        output.print_error("chat", note)
+    answers.print_notes("chat", [answer], params)
     return answer.text
 
 
 def _as_json(client: Client, turns: Turns, params: SamplingArguments, model: str | None) -> str:
     request_id = new_request_id()
-    with queue_notice("chat", client, request_id):
+    with answers.queue_notice("chat", client, request_id):
         completion = client.complete(turns, model=model, request_id=request_id, **params)
-    output.print_json(output.completion_json(completion))
+    output.print_json(answers.completion_json(completion))
     return completion.text
 
 

@@ -6,37 +6,23 @@ Exit codes: 0 done; 1 failed; 2 wrong arguments, or a request refused with INVAL
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import metadata
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from types import ModuleType
 
-from octavo.cli import (
-    bench,
-    cert,
-    chat,
-    completion,
-    doctor,
-    drain,
-    generate,
-    key,
-    migrate,
-    output,
-    programs,
-    show,
-    status,
-    store_acl,
-    top,
-    up,
-)
+from octavo.cli import access, chat, completion, generate, output, programs, up
+from octavo.cli.doctor import command as doctor
+from octavo.cli.operators import drain, migrate, show, status
 from octavo.cli.output import print_error
+from octavo.cli.top import command as top
 from octavo.process.command_error import CommandError
 from octavo.request.errors import InvalidArgument, ServingError, closest
 from octavo.settings.command_parser import CommandParser
 from octavo.settings.options import SettingsError
 
 INTERRUPTED = 130
-COMMANDS = (
-    *(up, programs, generate, chat, status, top, show, drain, migrate, bench),
-    *(doctor, cert, key, store_acl, completion),
-)
+BENCH = "octavo_bench"  # the package of `octavo bench`: like a program it stands above this one, and may be absent
+COMMANDS = (up, programs, generate, chat, status, top, show, drain, migrate, BENCH, doctor, access, completion)
 
 
 def parser() -> CommandParser:
@@ -45,7 +31,10 @@ def parser() -> CommandParser:
     root.add_argument("--version", action="version", version=f"octavo {_version()}")
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
-        command.add_parser(commands)
+        if isinstance(command, ModuleType):
+            command.add_parser(commands)
+        elif find_spec(command) is not None:
+            import_module(command).add_parser(commands)
     return root
 
 
@@ -57,6 +46,8 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         if action.dest == "command":
             commands.update(action.choices or {})
     if words and not words[0].startswith("-") and words[0] not in commands:
+        if words[0] == "bench":
+            root.error(f"bench is in the package {BENCH}, which is not installed: install octavo with it")
         root.error(f"no such command: {words[0]}{closest(words[0], commands)}")
     args, unknown = root.parse_known_args(words)
     args.arguments = list(words[1:])

@@ -27,12 +27,12 @@ complete -o default -F _octavo octavo
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("completion", help="print a script for your shell's completion", description=__doc__)
     parser.add_argument("shell", choices=SHELLS)
-    parser.set_defaults(run=lambda args: run(args, commands))
+    parser.set_defaults(run=lambda args: _print(args.shell, dict(commands.choices)))
 
 
-def run(args: argparse.Namespace, commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> int:
-    parsers = dict(commands.choices)
-    print({"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](parsers), end="")
+def _print(shell: str, parsers: dict[str, argparse.ArgumentParser]) -> int:
+    loads = "autoload -Uz bashcompinit && bashcompinit\n" if shell == "zsh" else ""
+    print(_fish(parsers) if shell == "fish" else loads + _bash(parsers), end="")
     return 0
 
 
@@ -52,10 +52,6 @@ def _bash(parsers: dict[str, argparse.ArgumentParser]) -> str:
 
     cases = "\n".join(f'            {name}) words="{words(parser)}" ;;' for name, parser in parsers.items())
     return BASH.format(commands=" ".join(parsers), cases=cases)
-
-
-def _zsh(parsers: dict[str, argparse.ArgumentParser]) -> str:
-    return "autoload -Uz bashcompinit && bashcompinit\n" + _bash(parsers)
 
 
 def _fish(parsers: dict[str, argparse.ArgumentParser]) -> str:

@@ -3,8 +3,9 @@
 import argparse
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import grpc.aio
 
@@ -13,22 +14,25 @@ from octavo.cli.output import print_error
 from octavo.client import Client, RetryPolicy
 from octavo.net.security.roles import PeerRole
 from octavo.process.command_error import CommandError
-from octavo.request.errors import ServingError, Unreachable
+from octavo.request.errors import NotFound, ServingError, Unreachable
+from octavo.v1 import admin_pb2_grpc
+from octavo.wire import statuses
+from octavo.wire.channel import open_channel
 
 NOTICE_S = 1.0  # how long a command waits before it says so
 TIMEOUT_S = 5.0
 MAX_SECONDS = 1e6
 CLOSED = ("Socket closed", "Connection reset", "Broken pipe")  # how gRPC tells of a server that expected TLS
+WAIT_LONGER = "or wait longer with --timeout"
+CORRECT_ADMIN = f"correct --admin-endpoint, {WAIT_LONGER}"
+NO_ADMIN = "this is not the Admin listener of a router: see --admin-listen"
+
+Answer = TypeVar("Answer")
 
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=TIMEOUT_S,
-        metavar="SECONDS",
-        help=f"how long to try to connect [default: {TIMEOUT_S:g}]",
-    )
+    text = f"how long to try to connect [default: {TIMEOUT_S:g}]"
+    parser.add_argument("--timeout", type=seconds, default=TIMEOUT_S, metavar="SECONDS", help=text)
 
 
 def seconds(text: str) -> float:
@@ -42,6 +46,19 @@ def seconds(text: str) -> float:
     return value
 
 
+def add_admin_arguments(
+    parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], *, json: bool = True
+) -> None:
+    """What all commands take that ask routers on the Admin service."""
+    deployment.add_state_dir(parser)
+    parser.add_argument("--admin-endpoint", metavar="HOST:PORT[,...]", help="admin listeners of the routers to ask")
+    deployment.add_credentials(parser)
+    add_timeout(parser)
+    if json:
+        parser.add_argument("--json", action="store_true", help="print one object")
+    parser.set_defaults(run=run)
+
+
 @contextmanager
 def connected(args: argparse.Namespace) -> Iterator[Client]:
     """A client that is connected to a router. After a second it says on stderr that it still tries.
@@ -53,27 +70,66 @@ def connected(args: argparse.Namespace) -> Iterator[Client]:
     notice = RetryNotice(args.command)
     credentials = deployment.credentials(args, PeerRole.CLIENT)
     with Client(cells, policy=RetryPolicy(on_retry=notice.retrying), credentials=credentials) as client:
-        with delayed_notice(args.command, [name for cell in cells for name in cell], args.timeout):
+        with delayed_notice(args, [name for cell in cells for name in cell]):
             try:
                 client.connect(args.timeout)
             except Unreachable as error:
-                remedy = "correct --endpoint, or wait longer with --timeout"
+                remedy = f"correct --endpoint, {WAIT_LONGER}"
                 if credentials.tls is None and any(text in error.message for text in CLOSED):
                     remedy = f"give --tls-ca if routers use TLS, {remedy}"
                 raise CommandError(f"{error.message}: {remedy}") from None
         yield client
 
 
+def ask_routers(args: argparse.Namespace, call: Callable[[admin_pb2_grpc.AdminStub], Awaitable[Answer]]) -> Answer:
+    """The answer of the first router of the deployment that gives one.
+
+    A router that is not reached, or that finds that it does not know the worker or the request, is followed by the
+    next one. Any other refusal counts. Raises ServingError or CommandError.
+    """
+    return asyncio.run(_ask_routers(args, call))
+
+
+async def _ask_routers(
+    args: argparse.Namespace, call: Callable[[admin_pb2_grpc.AdminStub], Awaitable[Answer]]
+) -> Answer:
+    reasons, unknown = [], None
+    addresses, credentials = deployment.admin_endpoints(args), deployment.credentials(args, PeerRole.OPERATOR)
+    for address in addresses:
+        try:
+            async with open_channel(address, credentials=credentials) as channel:
+                await await_ready(args, channel, address)
+                return await call(admin_pb2_grpc.AdminStub(channel))
+        except grpc.aio.AioRpcError as error:
+            if statuses.status_in(error) is not None:
+                refusal = statuses.error_from(error)
+                if not isinstance(refusal, NotFound):
+                    raise refusal from None
+                unknown = refusal  # another router may know what this one has lost, or has not met yet
+            else:
+                remedy = "" if error.code() is grpc.StatusCode.UNIMPLEMENTED else f": {CORRECT_ADMIN}"
+                reasons.append(f"{address}: {admin_fault(error)}{remedy}")
+    if unknown is not None:
+        raise unknown
+    raise CommandError("; ".join(reasons))
+
+
+def admin_fault(error: grpc.aio.AioRpcError) -> str:
+    """Why a call of the Admin service got no answer of a router."""
+    return NO_ADMIN if error.code() is grpc.StatusCode.UNIMPLEMENTED else error.details() or error.code().name
+
+
 async def await_ready(args: argparse.Namespace, channel: grpc.aio.Channel, address: str) -> None:
     """Returns once the channel is connected, or after --timeout: the call that follows says why it is not."""
-    with delayed_notice(args.command, [address], args.timeout), suppress(TimeoutError):
+    with delayed_notice(args, [address]), suppress(TimeoutError):
         await asyncio.wait_for(channel.channel_ready(), args.timeout)
 
 
 @contextmanager
-def delayed_notice(command: str, endpoints: list[str], timeout_s: float) -> Iterator[threading.Timer]:
+def delayed_notice(args: argparse.Namespace, endpoints: list[str]) -> Iterator[threading.Timer]:
     """Says after a second that the endpoints do not answer, if the context lasts that long and does not cancel it."""
-    with notice(command, f"{', '.join(endpoints)}: no answer yet; retrying, for {timeout_s:g} s in all") as timer:
+    text = f"{', '.join(endpoints)}: no answer yet; retrying, for {args.timeout:g} s in all"
+    with notice(args.command, text) as timer:
         yield timer
 
 

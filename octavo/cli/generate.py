@@ -5,8 +5,7 @@ import os
 import sys
 from typing import Any
 
-from octavo.cli import answer_notes, connection, deployment, output, sampling, token_table
-from octavo.cli.queue_notice import queue_notice
+from octavo.cli import answers, connection, deployment, output
 from octavo.client import Output, Stream
 from octavo.client.arguments import PRIORITIES, Prompt
 from octavo.client.events import output_of
@@ -15,9 +14,8 @@ from octavo.request.ids import new_request_id
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "generate", help="continue a prompt", usage="%(prog)s [FLAG ...] PROMPT", description=__doc__
-    )
+    usage = "%(prog)s [FLAG ...] PROMPT"
+    parser = commands.add_parser("generate", help="continue a prompt", usage=usage, description=__doc__)
     deployment.add_arguments(parser)
     connection.add_timeout(parser)
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads it from stdin")
@@ -25,27 +23,21 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--token-ids", type=_ids, metavar="ID[,...]", help="the prompt as token ids")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to answer")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt; implies --chat")
-    sampling.add_arguments(parser)
+    answers.add_sampling(parser)
     parser.add_argument("--n", type=int, default=None, metavar="N", help="branches to return [default: 1]")
-    parser.add_argument(
-        "--logprobs",
-        type=int,
-        default=None,
-        metavar="N",
-        help="print each token's log probability, and the N likeliest",
-    )
+    text = "print each token's log probability, and the N likeliest"
+    parser.add_argument("--logprobs", type=int, default=None, metavar="N", help=text)
     parser.add_argument("--model", metavar="NAME", help="the model to use, if several are served")
     parser.add_argument("--request-id", metavar="ID", help="makes a repeated command join the same request")
-    parser.add_argument(
-        "--priority", choices=[name for name in PRIORITIES if name], default="", help="class in the queue"
-    )
+    priorities = [name for name in PRIORITIES if name]
+    parser.add_argument("--priority", choices=priorities, default="", help="class in the queue")
     parser.add_argument("--deadline", type=connection.seconds, metavar="SECONDS", help="end the answer after this time")
     parser.add_argument("--json", action="store_true", help="print one object at the end")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    prompt, params = _prompt(args), sampling.from_args(args)
+    prompt, params = _prompt(args), answers.sampling_of(args)
     request_id = args.request_id or new_request_id()
     options: dict[str, Any] = {
         "model": args.model,
@@ -56,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
     }
     several = (params.get("n") or 1) > 1
     with connection.connected(args) as client:
-        with queue_notice(args.command, client, request_id):
+        with answers.queue_notice(args.command, client, request_id):
             if args.json:
-                output.print_json(output.completion_json(client.complete(prompt, **options)))
+                output.print_json(answers.completion_json(client.complete(prompt, **options)))
                 return 0
             if several:
                 outputs = client.complete(prompt, **options).outputs
@@ -68,9 +60,8 @@ def run(args: argparse.Namespace) -> int:
             if several:
                 print(f"--- {branch.index}: {branch.finish_reason.name}\n{branch.text}")
             if branch.logprobs:
-                print("\n" + token_table.render(branch, client, args.model))
-        for note in answer_notes.notes(outputs, params):
-            output.print_error(args.command, note)
+                print("\n" + answers.token_table(branch, client, args.model))
+        answers.print_notes(args.command, outputs, params)
     return 0
 
 

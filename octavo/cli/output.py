@@ -6,10 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
-
-from octavo.client import Completion, Logprobs
 
 
 def print_json(data: Any, indent: int | None = None) -> None:
@@ -58,28 +55,3 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         ]
         lines.append("  ".join(parts).rstrip())
     return "\n".join(lines)
-
-
-def completion_json(completion: Completion) -> dict[str, Any]:
-    """The completion as one object: the first branch at the top, and all branches in `outputs` if there are several."""
-    outputs = [
-        {
-            "index": output.index,
-            "text": output.text,
-            "token_ids": list(output.token_ids),
-            "finish_reason": output.finish_reason.name,
-            **({"logprobs": [_logprobs(item) for item in output.logprobs]} if output.logprobs else {}),
-        }
-        for output in completion.outputs
-    ]
-    return {
-        "request_id": completion.request_id,
-        **{name: value for name, value in outputs[0].items() if name != "index"},
-        "usage": asdict(completion.usage),
-        "num_reattaches": completion.num_reattaches,
-        **({"outputs": outputs} if len(outputs) > 1 else {}),
-    }
-
-
-def _logprobs(item: Logprobs) -> dict[str, Any]:
-    return {"chosen": asdict(item.chosen), "top": [asdict(candidate) for candidate in item.top]}

@@ -17,11 +17,12 @@ from octavo.process.command_error import CommandError
 from octavo.settings.command_parser import USAGE
 from octavo.settings.exposure import require_protected
 from octavo.settings.loading import add_common_arguments, from_args
+from octavo.settings.options import Settings
 from octavo.settings.router import RouterSettings
 from octavo.settings.setting_sources import add_arguments
 from octavo.settings.worker import WorkerSettings
 
-PROGRAMS = {
+PROGRAMS: dict[str, tuple[str, type[Settings], str]] = {
     "router": ("router", RouterSettings, "run one router, which joins a store"),
     "worker": ("gpu_worker", WorkerSettings, "run one worker, which joins a store"),
 }

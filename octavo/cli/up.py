@@ -7,9 +7,8 @@ import json
 import signal
 import sys
 
-from octavo.cli import checks, model_checks, store_check
-from octavo.cli.cert import development_ca
-from octavo.cli.check_report import CheckReport
+from octavo.cli.access import development_ca
+from octavo.cli.doctor import CheckReport, machine_checks, model_checks, store_check
 from octavo.client import AsyncClient
 from octavo.local import state
 from octavo.local.certificate_files import certificate_files
@@ -18,9 +17,10 @@ from octavo.local.program_command import find_program
 from octavo.local.supervisor import StartError, Supervisor
 from octavo.net.security.roles import PeerRole
 from octavo.process.command_error import CommandError
-from octavo.process.listen_address import EVERY_INTERFACE, exposure_refusal, exposure_warning, with_host
+from octavo.process.listen_address import EVERY_INTERFACE, with_host
 from octavo.request.errors import ServingError
 from octavo.settings.command_parser import USAGE, CommandParser
+from octavo.settings.exposure import INCOMPLETE_TLS, exposure_refusal, exposure_warning
 from octavo.settings.loading import add_common_arguments, from_args
 from octavo.settings.options import flag, masked
 from octavo.settings.router import RouterSettings
@@ -39,9 +39,8 @@ SAMPLE_TIMEOUT_S = 60.0
 
 
 def add_parser(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    parser = commands.add_parser(
-        "up", help="serve a model on this machine until Ctrl-C", usage=USAGE, description=__doc__
-    )
+    text = "serve a model on this machine until Ctrl-C"
+    parser = commands.add_parser("up", help=text, usage=USAGE, description=__doc__)
     add_common_arguments(parser, [UpSettings, RouterSettings, WorkerSettings])
     add_arguments(parser, UpSettings)
     add_arguments(parser, RouterSettings, skip=UP_DECIDES)
@@ -91,7 +90,7 @@ def _require_usable(wanted: ClusterSettings) -> None:
             f"--prefill-workers {up.prefill_workers} and --decode-workers {up.decode_workers} are more than "
             f"--workers {up.workers}, of which they are"
         )
-    _require(checks.block_memory(up.workers, worker.kv_cache_bytes, max(worker.swap_bytes, 0), up.device))
+    _require(machine_checks.block_memory(up.workers, worker.kv_cache_bytes, max(worker.swap_bytes, 0), up.device))
     _require_protected(wanted)
     if up.store:
         _require(asyncio.run(store_check.store(up.store)))
@@ -107,7 +106,7 @@ def _require_protected(wanted: ClusterSettings) -> None:
     if up.secure and any(files):
         raise CommandError("--secure makes certificates of its own: leave --tls-cert, --tls-key and --tls-ca out")
     if any(files) and not all(files):
-        raise CommandError("--tls-cert, --tls-key and --tls-ca belong together: give all three, or none of them")
+        raise CommandError(INCOMPLETE_TLS)
     refusal = exposure_refusal([with_host(f"127.0.0.1:{up.grpc_port}", up.host)], "give --secure")
     if refusal and not (up.secure or all(files) or up.insecure):
         raise CommandError(refusal)
@@ -189,8 +188,7 @@ class _UpProcess:
             shown["store"]["url"] = masked(current.store.url)  # stdout may be a log
             print(json.dumps(shown), flush=True)
             return
-        credentials = self._settings.credentials(PeerRole.CLIENT)
-        async with AsyncClient(current.endpoints, credentials=credentials) as client:
+        async with AsyncClient(current.endpoints, credentials=self._settings.credentials(PeerRole.CLIENT)) as client:
             try:
                 has_text = all(model.has_tokenizer for model in await client.models())
             except ServingError:
@@ -211,12 +209,8 @@ class _UpProcess:
         except ServingError as error:
             self._say(f"the sample request failed: {error.message}")
             return
-        if has_text:
-            print(f"  sample      {prompt}{answer.text!r}\n", flush=True)
-        else:
-            print(
-                f"  sample      {prompt} {list(answer.outputs[0].token_ids)}; the model has no tokenizer\n", flush=True
-            )
+        ids = f" {list(answer.outputs[0].token_ids)}; the model has no tokenizer"
+        print(f"  sample      {prompt}{repr(answer.text) if has_text else ids}\n", flush=True)
 
     def _write_state(self) -> None:
         """Writes the state down. While that fails, as on a full disk, it is said once and tried again every second."""
@@ -244,9 +238,8 @@ class _UpProcess:
 def _banner(current: state.ClusterState, has_text: bool, wanted: ClusterSettings) -> str:
     endpoints = ",".join(current.endpoints)
     workers = ", ".join(f"{worker.worker_id} {worker.endpoint}" for worker in current.workers)
-    octavo = (
-        f"{find_program('octavo') or 'octavo'} generate {security_flags(wanted, '--tls-ca', '--tls-cert', '--tls-key')}"
-    )
+    tls = security_flags(wanted, "--tls-ca", "--tls-cert", "--tls-key")
+    octavo = f"{find_program('octavo') or 'octavo'} generate {tls}"
     curl = security_flags(wanted, "--cacert", "--cert", "--key")
     grpcurl = security_flags(wanted, "-cacert", "-cert", "-key") or "-plaintext"
     watched = [*(router.web for router in current.routers), *(worker.web for worker in current.workers)]

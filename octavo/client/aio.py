@@ -133,7 +133,7 @@ class AsyncClient:
     async def cancel(self, request_id: str) -> None:
         """Stops a request. It is no error if the request has ended already."""
         request = inference_pb2.CancelRequest(request_id=request_id)
-        await self._call("Cancel", request, _nothing, self._cells.pool_of(request_id))
+        await self._call("Cancel", request, lambda _: None, self._cells.pool_of(request_id))
 
     async def get(self, request_id: str) -> RequestStatus:
         """The status of a request, by its record."""
@@ -182,7 +182,3 @@ class AsyncClient:
                 delay = recovery.delay_s(pool.error_of(endpoint, error))
             endpoint = pool.after(endpoint)
             await asyncio.sleep(delay)
-
-
-def _nothing(_: object) -> None:
-    return None

@@ -5,7 +5,7 @@ They have types, so that a type checker refuses a misspelt one.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from octavo.request import errors
 from octavo.request.chat_messages import ChatTurn, is_conversation, message_pairs
@@ -31,21 +31,6 @@ class RequestArguments(SamplingArguments, total=False):
     deadline_s: float | None
     priority: PriorityName
     keep_on_disconnect: bool
-
-
-class AttachArguments(TypedDict, total=False):
-    """The keyword arguments of `attach`."""
-
-    next_indexes: Sequence[int]
-    resume_token: bytes
-    deadline_s: float | None
-
-
-class DetokenizeArguments(TypedDict, total=False):
-    """The keyword arguments of `detokenize`."""
-
-    model: str | None
-    skip_special_tokens: bool
 
 
 def make_sampling(sampling: SamplingParams | None, arguments: Mapping[str, Any]) -> SamplingParams:

@@ -100,7 +100,8 @@ class StreamReceiver:
         new = self._cut(event, received)
         self._advance(event, received, repeated)
         self.done |= event.finished is not None
-        return replace(new, resume_token=self.resume_token) if _says_something(new) else None
+        told = new.token_ids or new.text or new.prompt_logprobs or new.finish_reason or new.finished is not None
+        return replace(new, resume_token=self.resume_token) if told else None
 
     def _is_plain(self, event: Event) -> bool:
         """Whether the whole event is new, as nearly every event is. Then nothing is cut away."""
@@ -164,9 +165,3 @@ class StreamReceiver:
             self._caught_up = self._caught_up or self._received == self._delivered
             if event.resume_token and self._caught_up:
                 self.resume_token = event.resume_token
-
-
-def _says_something(event: Event) -> bool:
-    return bool(
-        event.token_ids or event.text or event.prompt_logprobs or event.finish_reason or event.finished is not None
-    )

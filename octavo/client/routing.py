@@ -147,9 +147,6 @@ class CellPools:
         self._pools = [EndpointPool(cell, credentials) for cell in cells]
         self._turn = 0
 
-    def __len__(self) -> int:
-        return len(self._pools)
-
     def pool_of(self, request_id: str) -> EndpointPool:
         """The pool of the request's cell: always the same one."""
         return self._pools[cell_number(request_id, len(self._pools))]

@@ -98,7 +98,8 @@ class AsyncStream(AsyncIterator[Event]):
     def _call(self) -> Call:
         attach = inference_pb2.AttachRequest
         stub = self._endpoints.stub(self._endpoint)
-        timeout = self._remaining_s()
+        deadline = self._recovery.deadline
+        timeout = None if deadline is None else max(deadline - time.monotonic(), 0.001)
         if self._receiver.resume_token:
             self._receiver.resume()
             call = stub.Attach(self._place(), timeout=timeout)
@@ -118,10 +119,6 @@ class AsyncStream(AsyncIterator[Event]):
         if token != self._refused_token:
             return attach(resume_token=token)
         return attach(request_id=self.request_id, next_indexes=self._receiver.next_indexes())
-
-    def _remaining_s(self) -> float | None:
-        deadline = self._recovery.deadline
-        return None if deadline is None else max(deadline - time.monotonic(), 0.001)
 
     async def _recover(self, error: errors.ServingError | BrokenStreamError) -> None:
         """Sleeps until the next connection is due. Raises the error if the stream is given up."""

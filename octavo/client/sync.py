@@ -2,19 +2,46 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, Self, TypeVar, Unpack
+from collections.abc import Callable, Coroutine, Iterator
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from octavo.client.aio import AsyncClient
-from octavo.client.arguments import AttachArguments, DetokenizeArguments, Messages, Prompt, RequestArguments
-from octavo.client.events import Completion, Event, Model, RequestStatus
+from octavo.client.events import Event
 from octavo.client.routing import RetryPolicy
 from octavo.client.stream import AsyncStream
-from octavo.request.sampling import SamplingParams
 from octavo.wire.endpoint import Endpoints
 from octavo.wire.tls import PLAIN, ClientCredentials
 
 Result = TypeVar("Result")
+P = ParamSpec("P")
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate["Client", P], Result]:
+    """The method of a Client that waits for that of its AsyncClient."""
+
+    @wraps(method)
+    def call(client: "Client", /, *args: P.args, **options: P.kwargs) -> Result:
+        return client._loop.wait_for(method(client._client, *args, **options))
+
+    return call
+
+
+def _streaming(
+    method: Callable[Concatenate[AsyncClient, P], AsyncStream],
+) -> Callable[Concatenate["Client", P], "Stream"]:
+    """The same of a method that returns a stream, which is made in the event loop."""
+
+    @wraps(method)
+    def call(client: "Client", /, *args: P.args, **options: P.kwargs) -> "Stream":
+        async def make_in_loop() -> AsyncStream:
+            return method(client._client, *args, **options)
+
+        return Stream(client._loop.wait_for(make_in_loop()), client._loop)
+
+    return call
 
 
 class Client:
@@ -44,51 +71,15 @@ class Client:
             self._loop.wait_for(self._client.close())
             self._loop.stop()
 
-    def connect(self, timeout_s: float = 5.0) -> None:
-        """Returns once one of the routers is connected, which no call needs. Raises Unreachable after `timeout_s`."""
-        self._loop.wait_for(self._client.connect(timeout_s))
-
-    def generate(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[RequestArguments]
-    ) -> "Stream":
-        """Continues `prompt`. The options are those of AsyncClient.generate."""
-        return self._stream(lambda: self._client.generate(prompt, sampling, **options))
-
-    def complete(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[RequestArguments]
-    ) -> Completion:
-        """The whole answer. The options are those of AsyncClient.generate."""
-        return self._loop.wait_for(self._client.complete(prompt, sampling, **options))
-
-    def attach(self, request_id: str | None = None, **options: Unpack[AttachArguments]) -> "Stream":
-        """The stream of a request that was accepted before. The options are those of AsyncClient.attach."""
-        return self._stream(lambda: self._client.attach(request_id, **options))
-
-    def cancel(self, request_id: str) -> None:
-        """Stops a request. It is no error if the request has ended already."""
-        self._loop.wait_for(self._client.cancel(request_id))
-
-    def get(self, request_id: str) -> RequestStatus:
-        """The status of a request, by its record."""
-        return self._loop.wait_for(self._client.get(request_id))
-
-    def tokenize(self, text: str | bytes | Messages, *, model: str | None = None) -> list[int]:
-        """The token ids of a text, or of the prompt that the chat template makes of messages."""
-        return self._loop.wait_for(self._client.tokenize(text, model=model))
-
-    def detokenize(self, token_ids: Sequence[int], **options: Unpack[DetokenizeArguments]) -> str:
-        """The text of token ids. The options are those of AsyncClient.detokenize."""
-        return self._loop.wait_for(self._client.detokenize(token_ids, **options))
-
-    def models(self) -> list[Model]:
-        """The models that the routers serve."""
-        return self._loop.wait_for(self._client.models())
-
-    def _stream(self, make: Callable[[], AsyncStream]) -> "Stream":
-        async def make_in_loop() -> AsyncStream:
-            return make()
-
-        return Stream(self._loop.wait_for(make_in_loop()), self._loop)
+    connect = _blocking(AsyncClient.connect)
+    generate = _streaming(AsyncClient.generate)
+    complete = _blocking(AsyncClient.complete)
+    attach = _streaming(AsyncClient.attach)
+    cancel = _blocking(AsyncClient.cancel)
+    get = _blocking(AsyncClient.get)
+    tokenize = _blocking(AsyncClient.tokenize)
+    detokenize = _blocking(AsyncClient.detokenize)
+    models = _blocking(AsyncClient.models)
 
 
 class Stream(Iterator[Event]):

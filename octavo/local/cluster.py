@@ -6,7 +6,7 @@ import socket
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -21,7 +21,7 @@ from octavo.net.security.roles import PeerRole
 from octavo.process.child_process import ChildProcess
 from octavo.process.listen_address import reachable_address, with_host
 from octavo.process.machine import usable_cores
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from octavo.settings.options import AUTO, Settings
 from octavo.settings.router import RouterSettings
 from octavo.settings.setting_sources import arguments_of, environment_of
@@ -37,6 +37,7 @@ WEB_OFFSET, HTTP_OFFSET = 2000, 8000
 MAX_PORT = 65535
 
 ReadyCheck = Callable[[], Awaitable[bool]]
+M = TypeVar("M", RouterState, WorkerState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +102,23 @@ class Cluster:
     @property
     def processes(self) -> list[SupervisedProcess]:
         """The routers and workers, which need the store."""
-        return [*(supervised for supervised, _ in self._routers), *(supervised for supervised, _ in self._workers)]
+        return [supervised for supervised, _ in (*self._routers, *self._workers)]
 
     def state(self, ready: bool, exits_of: Callable[[str], ExitHistory] = lambda _: ExitHistory()) -> ClusterState:
         """The state that `octavo up` writes down, with the process ids of now, and how often each process has ended."""
+
+        def now(member: tuple[SupervisedProcess, M]) -> M:
+            supervised, known = member
+            return replace(known, pid=supervised.process.pid, exits=exits_of(supervised.process.name))
+
         store_pid = self.store.pid if self.store else None
         return ClusterState(
             pid=os.getpid(),
             model=self._settings.up.model,
             state_dir=str(self._settings.state_dir),
             store=StoreState(self._store_url, store_pid, self.store is not None, exits_of(EmbeddedStore.name)),
-            routers=[
-                replace(known, pid=supervised.process.pid, exits=exits_of(supervised.process.name))
-                for supervised, known in self._routers
-            ],
-            workers=[
-                replace(known, pid=supervised.process.pid, exits=exits_of(supervised.process.name))
-                for supervised, known in self._workers
-            ],
+            routers=[*map(now, self._routers)],
+            workers=[*map(now, self._workers)],
             ready=ready,
             tls=str(self._settings.tls_folder or ""),
         )

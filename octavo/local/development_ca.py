@@ -6,7 +6,6 @@ Commands import this module when they need it, for its package, `cryptography`.
 
 import datetime
 import ipaddress
-import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from octavo.local.certificate_files import CA_FILE, CA_KEY_FILE, LIFE_DAYS, CertificateError, certificate_files
+from octavo.local.state import replace_file
 from octavo.net.security.roles import PeerRole
 from octavo.wire.tls import WORKER_NAME
 
@@ -128,12 +128,8 @@ def _name(text: str) -> x509.Name:
 
 
 def _write(file: Path, content: x509.Certificate | EllipticCurvePrivateKey) -> None:
-    """Replaces a file in one step. Nobody else can read it, not even for a moment."""
     if isinstance(content, x509.Certificate):
         pem = content.public_bytes(Encoding.PEM)
     else:
         pem = content.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
-        opened.write(pem)
-    temporary.replace(file)
+    replace_file(file, pem)

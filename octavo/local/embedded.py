@@ -31,9 +31,8 @@ NAMES = ("valkey-server", "redis-server")
 MEMORY_SHARE = 8  # a rewrite of the append-only file may take as much again, and the model needs the rest
 MIN_MEMORY_BYTES = 64 * 2**20
 MAX_MEMORY_BYTES = 4 * 2**30
-COMPACT_VALUE_BYTES = (
-    1024  # a record whose fields are no longer takes half the memory, and appends take as long as ever
-)
+# A record whose fields are no longer than this takes half the memory, and appends take as long as ever.
+COMPACT_VALUE_BYTES = 1024
 
 
 def find_server() -> Path:

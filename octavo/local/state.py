@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from octavo.process.command_error import CommandError
 
 FILE = "state.json"
 LOCK = "up.lock"
 CHOOSE_ANOTHER = "choose another with --state-dir"
+
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +87,16 @@ class ClusterState:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "ClusterState":
-        return cls(
-            pid=data["pid"],
-            model=data["model"],
-            state_dir=data["state_dir"],
-            store=StoreState(**_with_exits(data["store"])),
-            routers=[RouterState(**_with_exits(router)) for router in data["routers"]],
-            workers=[WorkerState(**_with_exits(worker)) for worker in data["workers"]],
-            ready=data["ready"],
-            tls=data.get("tls", ""),
-        )
+        def made(kind: type[P], each: dict[str, Any]) -> P:
+            return kind(**{**each, "exits": ExitHistory(**each["exits"])})
 
-
-def _with_exits(data: dict[str, Any]) -> dict[str, Any]:
-    return {**data, "exits": ExitHistory(**data.get("exits", {}))}
+        parts: dict[str, Any] = {
+            "store": made(StoreState, data["store"]),
+            "routers": [made(RouterState, router) for router in data["routers"]],
+            "workers": [made(WorkerState, worker) for worker in data["workers"]],
+        }
+        plain = {name: value for name, value in data.items() if name not in (*parts, "endpoints")}
+        return cls(**plain, **parts)
 
 
 class AlreadyRunningError(CommandError):
@@ -168,10 +166,15 @@ def locked(directory: Path) -> Iterator[None]:
 
 def write(directory: Path, state: ClusterState) -> None:
     """Replaces the file in one step: a reader sees the old state or the new one."""
-    temporary = directory / f"{FILE}.{os.getpid()}"
-    temporary.touch(mode=0o600)  # the store's URL may hold a password
-    temporary.write_text(json.dumps(state.to_json(), indent=2) + "\n")
-    temporary.replace(directory / FILE)
+    replace_file(directory / FILE, f"{json.dumps(state.to_json(), indent=2)}\n".encode())  # a URL may hold a password
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Writes a file in one step. Nobody else can read it, not even for a moment. Raises OSError."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
+        opened.write(content)
+    temporary.replace(file)
 
 
 def remove(directory: Path) -> None:

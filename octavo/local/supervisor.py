@@ -7,12 +7,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
-from typing import Protocol
 
 from octavo.local.append_only_file import DamagedFile
+from octavo.local.embedded import EmbeddedStore
 from octavo.local.state import CHOOSE_ANOTHER, ExitHistory
-from octavo.process.child_process import tail, trim_log
+from octavo.process.child_process import ChildProcess, tail, trim_log
 from octavo.process.command_error import CommandError
 from octavo.process.telemetry import error_in
 from octavo.request.errors import ServingError
@@ -28,31 +27,15 @@ LAST_GRACE_S = 0.5  # what is left for what others use, where those have used up
 WORD_S = 10.0  # how often `say` is told the same of a process that is starting, or that ends again and again
 
 
+RestartableProcess = ChildProcess | EmbeddedStore
+
+
 class StartError(CommandError):
     """A process did not begin to serve. `log` is the end of what it has logged in this life."""
 
     def __init__(self, message: str, log: str = "") -> None:
         super().__init__(message)
         self.log = log
-
-
-class RestartableProcess(Protocol):
-    """A process that the supervisor keeps alive: a ChildProcess, or the embedded store."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def pid(self) -> int | None: ...
-    @property
-    def log(self) -> Path: ...
-    async def start(self) -> None: ...
-    async def wait(self) -> int:
-        """Returns the exit code once the process has ended."""
-        ...
-
-    async def stop(self, grace_s: float) -> None:
-        """Asks the process to end, and kills it after the grace time. May be called at any time, and again."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +186,8 @@ class Supervisor:
         return next(filter(None, map(error_in, reversed(self._log_of(process).splitlines()))), "")
 
     def _start_error(self, process: RestartableProcess, what: str) -> StartError:
-        reason = self._last_error(process)
-        where = f"the whole log is {process.log}"
-        what = f"{what}: {reason.rstrip('.')}" if reason else what
-        return StartError(f"{process.name} {what}; {where}", self._log_of(process))
+        why = ": ".join(filter(None, [what, self._last_error(process).rstrip(".")]))
+        return StartError(f"{process.name} {why}; the whole log is {process.log}", self._log_of(process))
 
     async def _trim(self) -> None:
         while True:

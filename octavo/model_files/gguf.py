@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from octavo.model_files.gguf_metadata import Cursor, Metadata, ValueType
@@ -23,42 +22,53 @@ MAX_DIMENSIONS = 4
 
 
 class TensorType(IntEnum):
-    """How a tensor's numbers are stored. octavo.model_files.gguf_support says which types octavo serves."""
+    """How a tensor's numbers are stored: in blocks of so many numbers, of so many bytes.
 
-    F32 = 0
-    F16 = 1
-    Q4_0 = 2
-    Q4_1 = 3
-    Q5_0 = 6
-    Q5_1 = 7
-    Q8_0 = 8
-    Q8_1 = 9
-    Q2_K = 10
-    Q3_K = 11
-    Q4_K = 12
-    Q5_K = 13
-    Q6_K = 14
-    Q8_K = 15
-    IQ2_XXS = 16
-    IQ2_XS = 17
-    IQ3_XXS = 18
-    IQ1_S = 19
-    IQ4_NL = 20
-    IQ3_S = 21
-    IQ2_S = 22
-    IQ4_XS = 23
-    I8 = 24
-    I16 = 25
-    I32 = 26
-    I64 = 27
-    F64 = 28
-    IQ1_M = 29
-    BF16 = 30
-    TQ1_0 = 34
-    TQ2_0 = 35
-    MXFP4 = 39
-    NVFP4 = 40
-    Q1_0 = 41
+    octavo.model_files.gguf_support says which types octavo serves.
+    """
+
+    block: int
+    num_bytes: int
+
+    def __new__(cls, number: int, block: int = 1, num_bytes: int = 1) -> Self:
+        member = int.__new__(cls, number)
+        member._value_, member.block, member.num_bytes = number, block, num_bytes
+        return member
+
+    F32 = 0, 1, 4
+    F16 = 1, 1, 2
+    Q4_0 = 2, 32, 18
+    Q4_1 = 3, 32, 20
+    Q5_0 = 6, 32, 22
+    Q5_1 = 7, 32, 24
+    Q8_0 = 8, 32, 34
+    Q8_1 = 9, 32, 36
+    Q2_K = 10, 256, 84
+    Q3_K = 11, 256, 110
+    Q4_K = 12, 256, 144
+    Q5_K = 13, 256, 176
+    Q6_K = 14, 256, 210
+    Q8_K = 15, 256, 292
+    IQ2_XXS = 16, 256, 66
+    IQ2_XS = 17, 256, 74
+    IQ3_XXS = 18, 256, 98
+    IQ1_S = 19, 256, 50
+    IQ4_NL = 20, 32, 18
+    IQ3_S = 21, 256, 110
+    IQ2_S = 22, 256, 82
+    IQ4_XS = 23, 256, 136
+    I8 = 24, 1, 1
+    I16 = 25, 1, 2
+    I32 = 26, 1, 4
+    I64 = 27, 1, 8
+    F64 = 28, 1, 8
+    IQ1_M = 29, 256, 56
+    BF16 = 30, 1, 2
+    TQ1_0 = 34, 256, 54
+    TQ2_0 = 35, 256, 66
+    MXFP4 = 39, 32, 17
+    NVFP4 = 40, 64, 36
+    Q1_0 = 41, 128, 18
 
 
 # Types that llama.cpp has removed. Their numbers are not used again.
@@ -71,44 +81,6 @@ REMOVED_TYPES: Mapping[int, str] = {
     36: "IQ4_NL_4_4",
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
-}
-
-# How many numbers one quantization block holds, and in how many bytes.
-BLOCK_SIZES: Mapping[TensorType, tuple[int, int]] = {
-    TensorType.F32: (1, 4),
-    TensorType.F16: (1, 2),
-    TensorType.BF16: (1, 2),
-    TensorType.F64: (1, 8),
-    TensorType.I8: (1, 1),
-    TensorType.I16: (1, 2),
-    TensorType.I32: (1, 4),
-    TensorType.I64: (1, 8),
-    TensorType.Q4_0: (32, 18),
-    TensorType.Q4_1: (32, 20),
-    TensorType.Q5_0: (32, 22),
-    TensorType.Q5_1: (32, 24),
-    TensorType.Q8_0: (32, 34),
-    TensorType.Q8_1: (32, 36),
-    TensorType.Q2_K: (256, 84),
-    TensorType.Q3_K: (256, 110),
-    TensorType.Q4_K: (256, 144),
-    TensorType.Q5_K: (256, 176),
-    TensorType.Q6_K: (256, 210),
-    TensorType.Q8_K: (256, 292),
-    TensorType.IQ1_S: (256, 50),
-    TensorType.IQ1_M: (256, 56),
-    TensorType.IQ2_XXS: (256, 66),
-    TensorType.IQ2_XS: (256, 74),
-    TensorType.IQ2_S: (256, 82),
-    TensorType.IQ3_XXS: (256, 98),
-    TensorType.IQ3_S: (256, 110),
-    TensorType.IQ4_NL: (32, 18),
-    TensorType.IQ4_XS: (256, 136),
-    TensorType.TQ1_0: (256, 54),
-    TensorType.TQ2_0: (256, 66),
-    TensorType.MXFP4: (32, 17),
-    TensorType.NVFP4: (64, 36),
-    TensorType.Q1_0: (128, 18),
 }
 
 
@@ -128,13 +100,18 @@ class GgufFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._map = _map_file(self.path)
+        with self.path.open("rb") as file:
+            if (num_bytes := file.seek(0, 2)) < 24:
+                raise MalformedGguf(f"{self.path.name}: {num_bytes} bytes are too few for a GGUF header")
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         cursor = Cursor(self._map, self.path.name)
         self.version = _read_version(cursor)
         num_tensors, num_values = cursor.u64(), cursor.u64()
         self.metadata = _read_metadata(cursor, num_values)
         header_end = cursor.pos
-        self.alignment = _alignment(self.metadata, cursor)
+        self.alignment = self.metadata.integer("general.alignment", DEFAULT_ALIGNMENT)
+        if not 1 <= self.alignment <= 1 << 20 or self.alignment & (self.alignment - 1):
+            raise cursor.fail(f"general.alignment: {self.alignment} is not a power of two")
         cursor.pos = header_end
         self.tensors = _read_tensors(cursor, num_tensors, self.alignment)
 
@@ -153,18 +130,8 @@ class GgufFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _map_file(path: Path) -> mmap.mmap:
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        if file.tell() < 24:
-            raise MalformedGguf(f"{path.name}: {file.tell()} bytes are too few for a GGUF header")
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _read_version(cursor: Cursor) -> int:
@@ -191,13 +158,6 @@ def _read_metadata(cursor: Cursor, num_values: int) -> Metadata:
         spans[key] = (kind, cursor.pos)
         cursor.skip(kind)
     return Metadata(cursor, spans)
-
-
-def _alignment(metadata: Metadata, cursor: Cursor) -> int:
-    alignment = metadata.integer("general.alignment", DEFAULT_ALIGNMENT)
-    if not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise cursor.fail(f"general.alignment: {alignment} is not a power of two")
-    return alignment
 
 
 def _read_tensors(cursor: Cursor, num_tensors: int, alignment: int) -> dict[str, TensorInfo]:
@@ -241,11 +201,10 @@ def _read_tensor(cursor: Cursor) -> TensorInfo:
         removed = REMOVED_TYPES.get(number)
         what = f"type {removed}, which llama.cpp has removed" if removed else f"unknown type {number}"
         raise cursor.fail(f"tensor {name!r} has {what}") from None
-    block, block_bytes = BLOCK_SIZES[kind]
     num_values = prod(shape)
-    if num_values and shape and shape[-1] % block:
+    if num_values and shape and shape[-1] % kind.block:
         raise cursor.fail(
-            f"rows of tensor {name!r} are not whole {kind.name} blocks: {shape[-1]} is no multiple of {block}"
+            f"rows of tensor {name!r} are not whole {kind.name} blocks: {shape[-1]} is no multiple of {kind.block}"
         )
     offset = cursor.u64()
-    return TensorInfo(name, shape, kind, offset, num_values // block * block_bytes)
+    return TensorInfo(name, shape, kind, offset, num_values // kind.block * kind.num_bytes)

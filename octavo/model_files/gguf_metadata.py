@@ -4,7 +4,7 @@ import mmap
 import struct
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from octavo.request.errors import MalformedGguf
 
@@ -16,36 +16,30 @@ MetadataValue = bool | int | float | str | list["MetadataValue"]
 
 
 class ValueType(IntEnum):
-    """The types of metadata values."""
+    """The types of metadata values, and how `struct` calls those of a fixed size."""
 
-    U8 = 0
-    I8 = 1
-    U16 = 2
-    I16 = 3
-    U32 = 4
-    I32 = 5
-    F32 = 6
-    BOOL = 7
+    layout: str
+
+    def __new__(cls, number: int, layout: str = "") -> Self:
+        member = int.__new__(cls, number)
+        member._value_, member.layout = number, layout
+        return member
+
+    U8 = 0, "B"
+    I8 = 1, "b"
+    U16 = 2, "H"
+    I16 = 3, "h"
+    U32 = 4, "I"
+    I32 = 5, "i"
+    F32 = 6, "f"
+    BOOL = 7, "B"
     STRING = 8
     ARRAY = 9
-    U64 = 10
-    I64 = 11
-    F64 = 12
+    U64 = 10, "Q"
+    I64 = 11, "q"
+    F64 = 12, "d"
 
 
-_FORMATS = {
-    ValueType.U8: "B",
-    ValueType.I8: "b",
-    ValueType.U16: "H",
-    ValueType.I16: "h",
-    ValueType.U32: "I",
-    ValueType.I32: "i",
-    ValueType.F32: "f",
-    ValueType.BOOL: "B",
-    ValueType.U64: "Q",
-    ValueType.I64: "q",
-    ValueType.F64: "d",
-}
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
@@ -103,7 +97,7 @@ class Cursor:
     def count(self, kind: ValueType) -> int:
         """The length of an array. The rest of the file is large enough to hold the array."""
         count = self.u64()
-        smallest = {ValueType.STRING: 8, ValueType.ARRAY: 12}.get(kind) or struct.calcsize(_FORMATS[kind])
+        smallest = {ValueType.STRING: 8, ValueType.ARRAY: 12}.get(kind) or struct.calcsize(kind.layout)
         if count * smallest > self.end - self.pos:
             raise self.fail(f"an array of {count} values does not fit the file")
         return count
@@ -114,7 +108,7 @@ class Cursor:
         elif kind == ValueType.ARRAY:
             self._skip_array(depth)
         else:
-            self.advance(struct.calcsize(_FORMATS[kind]))
+            self.advance(struct.calcsize(kind.layout))
 
     def _skip_array(self, depth: int) -> None:
         if depth >= MAX_ARRAY_DEPTH:
@@ -127,7 +121,7 @@ class Cursor:
             for _ in range(count):
                 self._skip_array(depth + 1)
         else:
-            self.advance(count * struct.calcsize(_FORMATS[kind]))
+            self.advance(count * struct.calcsize(kind.layout))
 
     def _skip_strings(self, count: int) -> None:
         """Skips strings in one loop over local variables: a vocabulary has hundreds of thousands of them."""
@@ -157,7 +151,7 @@ class Cursor:
         return self._scalars(kind, count)
 
     def _scalars(self, kind: ValueType, count: int) -> list[MetadataValue]:
-        layout = f"<{count}{_FORMATS[kind]}"
+        layout = f"<{count}{kind.layout}"
         values = struct.unpack_from(layout, self.data, self.advance(struct.calcsize(layout)))
         if kind == ValueType.BOOL:
             if any(value > 1 for value in values):
@@ -194,22 +188,15 @@ class Metadata(Mapping[str, MetadataValue]):
 
         Raises MalformedGguf if the key is missing and there is no default, or if the value has another type.
         """
-        if key not in self and default is not None:
-            return default
-        return self._required(key, int, "an integer")
+        return self._value(key, int, "an integer", default)
 
     def number(self, key: str, default: float | None = None) -> float:
         """The number at `key`, under the same conditions as `integer`."""
-        if key not in self and default is not None:
-            return default
-        value = self._required(key, (int, float), "a number")
-        return float(value)
+        return float(self._value(key, (int, float), "a number", default))
 
     def string(self, key: str, default: str | None = None) -> str:
         """The string at `key`, under the same conditions as `integer`."""
-        if key not in self and default is not None:
-            return default
-        return self._required(key, str, "a string")
+        return self._value(key, str, "a string", default)
 
     def strings(self, key: str) -> list[str]:
         """The array of strings at `key`. Raises MalformedGguf if there is none."""
@@ -220,12 +207,14 @@ class Metadata(Mapping[str, MetadataValue]):
         return self._array(key, int, "integers")
 
     def _array(self, key: str, kind: type[T], what: str) -> list[T]:
-        values: list[Any] = self._required(key, list, "an array")
+        values: list[Any] = self._value(key, list, "an array")
         if not all(isinstance(value, kind) for value in values):
             raise MalformedGguf(f"{self._cursor.name}: {key} is not an array of {what}")
         return values
 
-    def _required(self, key: str, kinds: type[T] | tuple[type[T], ...], what: str) -> T:
+    def _value(self, key: str, kinds: type[T] | tuple[type[T], ...], what: str, default: T | None = None) -> T:
+        if key not in self and default is not None:
+            return default
         if key not in self:
             raise MalformedGguf(f"{self._cursor.name}: {key} is missing")
         value = self[key]

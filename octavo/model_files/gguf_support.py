@@ -23,7 +23,8 @@ DECODED = (
 _NAMES = ("eos", "eot", "eom")  # the ends of a sequence, of a turn and of a message
 # Many files name the end of a sequence only, and leave it to the program to know the texts of the other ends.
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
-_CONTROL, _USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type; converters write either for the end of a turn
+# Of tokenizer.ggml.token_type. What a user defined is found whole in any text, and not special.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
 
 
 def find_obstacle(file: GgufFile) -> str:
@@ -50,6 +51,7 @@ def end_token_ids(metadata: Metadata) -> tuple[int, ...]:
         return tuple(dict.fromkeys(ids))
     tokens = metadata.strings("tokenizer.ggml.tokens")
     types = metadata.integers("tokenizer.ggml.token_type") if "tokenizer.ggml.token_type" in metadata else []
-    marked = [i for i, kind in enumerate(types[: len(tokens)]) if kind in (_CONTROL, _USER_DEFINED)]
+    # Converters write either type for the end of a turn.
+    marked = [i for i, kind in enumerate(types[: len(tokens)]) if kind in (CONTROL, USER_DEFINED)]
     ids += [i for i in marked if tokens[i] in TURN_ENDS]
     return tuple(dict.fromkeys(i for i in ids if 0 <= i < len(tokens)))

@@ -130,7 +130,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._answering: set[asyncio.Task[None]] = set()  # requests whose answer is not whole yet
+        self.answering: set[asyncio.Task[None]] = set()  # requests whose answer is not whole yet
         self._cycle_at_work: RequestResponseCycle | None = None
         self.lost = False  # whether the client has left
         self._bytes_without_body = 0  # of this request, since its beginning or the last bytes of its body
@@ -159,14 +159,8 @@ class HttpConnection(HttpToolsProtocol):
         if self._cycle_at_work is not None:  # uvicorn tells the last one that has come
             self._cycle_at_work.disconnected = True
         self.lost = True
-        for task in self._answering:
+        for task in self.answering:
             task.cancel()
-
-    def begin_answer(self, task: asyncio.Task[None]) -> None:
-        self._answering.add(task)
-
-    def end_answer(self, task: asyncio.Task[None]) -> None:
-        self._answering.discard(task)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._cycle_at_work = cycle
@@ -290,10 +284,10 @@ def _guarded(app: Any) -> Any:
             nonlocal started
             started = True
             if not message.get("more_body") and message["type"] == "http.response.body":
-                connection.end_answer(task)
+                connection.answering.discard(task)
             await send(message)
 
-        connection.begin_answer(task)
+        connection.answering.add(task)
         try:
             await app(scope, receive, noting_send)
         except asyncio.CancelledError:
@@ -309,6 +303,6 @@ def _guarded(app: Any) -> Any:
             await send({"type": "http.response.start", "status": 500, "headers": headers})
             await send({"type": "http.response.body", "body": body})
         finally:
-            connection.end_answer(task)
+            connection.answering.discard(task)
 
     return guarded

@@ -40,6 +40,7 @@ SETTLING_S = 0.02  # how long after its last request the caller may still be bus
 # A server need not hurry: what it loses is a caller that comes back, and leases tell which processes are gone.
 PING_MS = 10_000
 PATIENCE_MS = 20_000
+AGE_GRACE_MS = 600_000  # how long calls under way have on a connection of the highest age
 HANDSHAKE_MS = 20_000  # how long a connection may take to say that it speaks HTTP/2, and TLS before that
 
 _log = logging.getLogger(__name__)
@@ -177,7 +178,6 @@ def make_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     max_concurrent_rpcs: int | None = None,
     max_connection_age_ms: int | None = None,
-    max_connection_age_grace_ms: int = 600_000,
     max_connections: int | None = None,
 ) -> grpc.aio.Server:
     """A server whose handlers raise ServingErrors. An `internal` one is for connections between routers and workers.
@@ -200,7 +200,7 @@ def make_server(
     if max_connection_age_ms is not None:
         options += [
             ("grpc.max_connection_age_ms", max_connection_age_ms),
-            ("grpc.max_connection_age_grace_ms", max_connection_age_grace_ms),
+            ("grpc.max_connection_age_grace_ms", AGE_GRACE_MS),
         ]
     if max_connections is not None:
         options.append(("grpc.max_allowed_incoming_connections", max_connections))

@@ -100,18 +100,23 @@ def arm(name: str, action: str | Action) -> Failpoint:
 
     Raises ValueError if there is no such place or action.
     """
-    if name not in NAMES:
-        raise ValueError(f"there is no failpoint {name}: octavo.process.failpoints.NAMES has them")
-    if isinstance(action, str):
-        require_action(action)
+    _require(name, action)
     _armed[name] = Failpoint(name, action)
     return _armed[name]
 
 
 def arm_all(texts: Iterable[str]) -> None:
     """Arms the places that texts such as `target.committed=kill` name. Raises ValueError."""
-    for name, action in map(parsed, texts):
+    for text in texts:
+        name, _, action = text.partition("=")
         arm(name, action)
+
+
+def require_texts(texts: Iterable[str]) -> None:
+    """Raises ValueError if a text names no place and action."""
+    for text in texts:
+        name, _, action = text.partition("=")
+        _require(name, action)
 
 
 def disarm_all() -> None:
@@ -121,23 +126,11 @@ def disarm_all() -> None:
     _armed.clear()
 
 
-def parsed(text: str) -> tuple[str, str]:
-    """The place and the action that a text names. Raises a ValueError that says what would be right."""
-    name, _, action = text.partition("=")
+def _require(name: str, action: str | Action) -> None:
     if name not in NAMES:
-        raise ValueError(f"{name}: there is no such failpoint")
-    require_action(action)
-    return name, action
-
-
-def require_texts(texts: Iterable[str]) -> None:
-    """Raises ValueError if a text names no place and action."""
-    for text in texts:
-        parsed(text)
-
-
-def require_action(action: str) -> None:
-    """Raises ValueError if this is no action in words."""
+        raise ValueError(f"{name}: there is no such failpoint; octavo.process.failpoints.NAMES has them")
+    if not isinstance(action, str):
+        return
     kind, _, argument = action.partition(":")
     try:
         right = kind in ("kill", "hang", "error") and not argument

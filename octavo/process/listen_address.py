@@ -37,28 +37,6 @@ def exposed_addresses(addresses: Iterable[str]) -> list[str]:
     return [address for address in addresses if address and not is_loopback(address)]
 
 
-def exposure_refusal(addresses: Iterable[str], remedy: str = "give --tls-cert, --tls-key and --tls-ca") -> str:
-    """Why a program must not listen on these addresses without TLS; empty where only this machine can call them."""
-    exposed = exposed_addresses(addresses)
-    if not exposed:
-        return ""
-    return (
-        f"{' and '.join(exposed)}: other machines could use it and read what passes, without TLS and authorization: "
-        f"{remedy}, or --insecure where a network that you trust keeps others out"
-    )
-
-
-def exposure_warning(addresses: Iterable[str]) -> str:
-    """What to log at a start with --insecure on these addresses; empty where only this machine can call them."""
-    exposed = exposed_addresses(addresses)
-    if not exposed:
-        return ""
-    return (
-        f"{' and '.join(exposed)}: no TLS and no authorization, by --insecure. "
-        "Whoever reaches it can use it and read what passes: let only trusted machines reach it"
-    )
-
-
 def why_not_listening(address: str, flag: str) -> str:
     """The error of a server that could not bind the address, of which gRPC says no more."""
     return f"cannot listen on {address}: the port is taken, or the host is none of this machine; choose with {flag}"

@@ -64,9 +64,8 @@ def available_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, membership
 
     In a container with a limit, the rest of that limit counts, not the memory of the machine. 0 if nothing is known.
     """
-    found = [*_of_the_machine(meminfo, "MemAvailable")]
-    for folder in cgroup_folders("memory", cgroups, membership):
-        found += _left(folder)
+    folders = cgroup_folders("memory", cgroups, membership)
+    found = [*_of_the_machine(meminfo, "MemAvailable"), *(left for folder in folders for left in _left(folder))]
     return max(0, min(found, default=0))
 
 
@@ -77,9 +76,8 @@ def total_bytes(meminfo: Path = MEMINFO) -> int:
 
 def bound_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
     """The memory of the machine, or the least limit of the cgroups around this process. 0 if nothing is known."""
-    found = [*_of_the_machine(meminfo, "MemTotal")]
-    for folder in cgroup_folders("memory", cgroups, membership):
-        found += _limit(folder)
+    folders = cgroup_folders("memory", cgroups, membership)
+    found = [*_of_the_machine(meminfo, "MemTotal"), *(limit for folder in folders for limit in _limit(folder))]
     return min(found, default=0)
 
 

@@ -74,27 +74,6 @@ def stack_of(error: BaseException) -> str:
     return "".join(lines).rstrip()
 
 
-class JsonFormatter(logging.Formatter):
-    """Writes one JSON object per line: time, level, program, logger, message, context; `stack` after an error."""
-
-    def __init__(self, program: str) -> None:
-        super().__init__()
-        self._program = program
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields: dict[str, object] = {
-            "time": _utc(record.created),
-            "level": record.levelname.lower(),
-            "program": self._program,
-            "logger": record.name,
-            "message": record.getMessage(),
-            **(_context.get() or {}),
-        }
-        if record.exc_info and record.exc_info[1]:
-            fields["stack"] = stack_of(record.exc_info[1])
-        return json.dumps(fields, default=str)
-
-
 class HumanFormatter(logging.Formatter):
     """Writes `12:34:56.789 router  info  message  seq=... epoch=...`, and after an error the stack below it."""
 
@@ -109,6 +88,23 @@ class HumanFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[1]:
             line += "\n" + stack_of(record.exc_info[1])
         return line
+
+
+class JsonFormatter(HumanFormatter):
+    """Writes one JSON object per line: time, level, program, logger, message, context; `stack` after an error."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = {
+            "time": _utc(record.created),
+            "level": record.levelname.lower(),
+            "program": self._program,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **(_context.get() or {}),
+        }
+        if record.exc_info and record.exc_info[1]:
+            fields["stack"] = stack_of(record.exc_info[1])
+        return json.dumps(fields, default=str)
 
 
 def _utc(seconds: float) -> str:

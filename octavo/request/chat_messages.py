@@ -12,7 +12,10 @@ ChatTurn: TypeAlias = tuple[str, str] | Mapping[str, object]
 
 def is_conversation(value: object) -> bool:
     """Whether a value is a list of messages, rather than a text, token ids, or a list of conversations."""
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and bool(value) and _is_turn(value[0])
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)) or not value:
+        return False
+    first = value[0]
+    return isinstance(first, Mapping) or (isinstance(first, tuple) and len(first) == 2 and isinstance(first[0], str))
 
 
 def message_pairs(turns: Sequence[ChatTurn], field: str) -> list[tuple[str, str]]:
@@ -25,10 +28,6 @@ def message_pairs(turns: Sequence[ChatTurn], field: str) -> list[tuple[str, str]
     if not isinstance(listed, Sequence) or isinstance(listed, (str, bytes)):
         raise InvalidArgument(field, 'must be a list of {"role": …, "content": …}')
     return [_pair(turn, f"{field}[{i}]") for i, turn in enumerate(turns)]
-
-
-def _is_turn(value: object) -> bool:
-    return isinstance(value, Mapping) or (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str))
 
 
 def _pair(turn: object, where: str) -> tuple[str, str]:

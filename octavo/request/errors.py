@@ -6,10 +6,10 @@ same class.
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
-from functools import cache
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -45,6 +45,12 @@ class ServingError(Exception):
     reason: ClassVar[str] = "INTERNAL"
     retryable: ClassVar[bool] = False
 
+    def __init_subclass__(cls, code: Code, retryable: bool = False) -> None:
+        """The reason is the class's name in capitals: QueueFull has QUEUE_FULL."""
+        cls.code, cls.retryable = code, retryable
+        cls.reason = re.sub(r"\B[A-Z]", r"_\g<0>", cls.__name__).upper()
+        CLASSES[cls.reason] = cls
+
     def __init__(self, message: str, *, retry_after_ms: int = 0, **metadata: str) -> None:
         super().__init__(message)
         self.message = message
@@ -63,6 +69,9 @@ class ServingError(Exception):
 
     def failure(self) -> "Failure":
         return Failure(int(self.code), self.reason, self.message, self.retryable)
+
+
+CLASSES: dict[str, type[ServingError]] = {ServingError.reason: ServingError}  # the whole tree, by reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +102,9 @@ class FieldViolation(NamedTuple):
     description: str  # what is wrong, and what would be right
 
 
-class InvalidArgument(ServingError, ValueError):
+class InvalidArgument(ServingError, ValueError, code=Code.INVALID_ARGUMENT):
     """The request is wrong; `violations` say where, `field` names the first. Python callers may catch ValueError."""
 
-    code = Code.INVALID_ARGUMENT
-    reason = "INVALID_ARGUMENT"
     violations: tuple[FieldViolation, ...] = ()  # none only if a status without them was restored
 
     def __init__(self, field: str, message: str, *others: FieldViolation) -> None:
@@ -120,20 +127,12 @@ class ViolationCollector:
     def __init__(self) -> None:
         self.found: list[FieldViolation] = []
 
-    def run(self, check: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
-        """The result of the check; None if it found something wrong."""
+    def run(self, check: Callable[..., T], *arguments: Any, inside: str = "", **options: Any) -> T | None:
+        """The result of the check; None if it found something wrong. `inside` is the field of the checked message."""
         try:
             return check(*arguments, **options)
         except InvalidArgument as error:
-            self.found += error.violations
-            return None
-
-    def run_inside(self, path: str, check: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
-        """Runs a check of the message in the field `path`; the fields that it names begin with that path."""
-        try:
-            return check(*arguments, **options)
-        except InvalidArgument as error:
-            self.found += error.inside(path).violations
+            self.found += (error.inside(inside) if inside else error).violations
             return None
 
     def raise_found(self) -> None:
@@ -142,11 +141,8 @@ class ViolationCollector:
             raise InvalidArgument(*first, *others)
 
 
-class NotFound(ServingError):
+class NotFound(ServingError, code=Code.NOT_FOUND):
     """There is no such model, request or worker, or it belongs to another tenant; `resource` says which kind."""
-
-    code = Code.NOT_FOUND
-    reason = "NOT_FOUND"
 
     def __init__(self, message: str, *, resource: str = "", name: str = "") -> None:
         super().__init__(message)
@@ -159,41 +155,24 @@ class NotFound(ServingError):
         return self.metadata.get("resource", "")
 
 
-class Unauthenticated(ServingError):
+class Unauthenticated(ServingError, code=Code.UNAUTHENTICATED):
     """The call has no credentials, or none that are valid now. Send an API key of a tenant."""
 
-    code = Code.UNAUTHENTICATED
-    reason = "UNAUTHENTICATED"
 
-
-class PermissionDenied(ServingError):
+class PermissionDenied(ServingError, code=Code.PERMISSION_DENIED):
     """The role in the caller's certificate does not allow this, or there is no certificate."""
 
-    code = Code.PERMISSION_DENIED
-    reason = "PERMISSION_DENIED"
 
-
-class RequestExists(ServingError):
+class RequestExists(ServingError, code=Code.ALREADY_EXISTS):
     """The request id was used with a different body."""
 
-    code = Code.ALREADY_EXISTS
-    reason = "REQUEST_EXISTS"
 
-
-class QueueFull(ServingError):
+class QueueFull(ServingError, code=Code.RESOURCE_EXHAUSTED, retryable=True):
     """The queue is full. Retry after the delay."""
 
-    code = Code.RESOURCE_EXHAUSTED
-    reason = "QUEUE_FULL"
-    retryable = True
 
-
-class QuotaExceeded(ServingError):
+class QuotaExceeded(ServingError, code=Code.RESOURCE_EXHAUSTED, retryable=True):
     """The tenant has as many requests under way, or has used as many tokens, as it may. Retry after the delay."""
-
-    code = Code.RESOURCE_EXHAUSTED
-    reason = "QUOTA_EXCEEDED"
-    retryable = True
 
     def __init__(self, message: str, *, quota: str, retry_after_ms: int) -> None:
         super().__init__(message, retry_after_ms=retry_after_ms, quota=quota)
@@ -204,114 +183,67 @@ class QuotaExceeded(ServingError):
         return self.metadata.get("quota", "")
 
 
-class OutOfBlocks(ServingError):
+class OutOfBlocks(ServingError, code=Code.RESOURCE_EXHAUSTED, retryable=True):
     """The worker cannot hold the sequence now; placing it elsewhere is safe."""
 
-    code = Code.RESOURCE_EXHAUSTED
-    reason = "OUT_OF_BLOCKS"
-    retryable = True
 
-
-class StoreFull(ServingError):
+class StoreFull(ServingError, code=Code.RESOURCE_EXHAUSTED, retryable=True):
     """The store has no memory left for new requests; those that were accepted go on. Retry after the delay."""
 
-    code = Code.RESOURCE_EXHAUSTED
-    reason = "STORE_FULL"
-    retryable = True
 
-
-class TooManyStreams(ServingError):
+class TooManyStreams(ServingError, code=Code.RESOURCE_EXHAUSTED, retryable=True):
     """This process has as many open streams as it accepts. Retry on another router."""
 
-    code = Code.RESOURCE_EXHAUSTED
-    reason = "TOO_MANY_STREAMS"
-    retryable = True
 
-
-class MessageTooLarge(ServingError):
+class MessageTooLarge(ServingError, code=Code.RESOURCE_EXHAUSTED):
     """One message is larger than the limit of the connection. Send a smaller one: the same message cannot succeed."""
 
-    code = Code.RESOURCE_EXHAUSTED
-    reason = "MESSAGE_TOO_LARGE"
 
-
-class TooLarge(ServingError):
+class TooLarge(ServingError, code=Code.FAILED_PRECONDITION):
     """No worker can ever hold the sequence. Ask for fewer tokens."""
 
-    code = Code.FAILED_PRECONDITION
-    reason = "TOO_LARGE"
 
-
-class NoWorkers(ServingError):
+class NoWorkers(ServingError, code=Code.UNAVAILABLE, retryable=True):
     """No worker serves the model now."""
 
-    code = Code.UNAVAILABLE
-    reason = "NO_WORKERS"
-    retryable = True
 
-
-class StoreUnavailable(ServingError):
+class StoreUnavailable(ServingError, code=Code.UNAVAILABLE, retryable=True):
     """The store does not answer. Retry: `octavo up` restarts a store that has died within a second."""
-
-    code = Code.UNAVAILABLE
-    reason = "STORE_UNAVAILABLE"
-    retryable = True
 
     def __init__(self, message: str, *, retry_after_ms: int = 500, **metadata: str) -> None:
         super().__init__(message, retry_after_ms=retry_after_ms, **metadata)
 
 
-class Draining(ServingError):
+class Draining(ServingError, code=Code.UNAVAILABLE, retryable=True):
     """This process is about to end. Retry on another one."""
 
-    code = Code.UNAVAILABLE
-    reason = "DRAINING"
-    retryable = True
 
-
-class Loading(ServingError):
+class Loading(ServingError, code=Code.UNAVAILABLE, retryable=True):
     """This process has only just started and cannot serve yet."""
 
-    code = Code.UNAVAILABLE
-    reason = "LOADING"
-    retryable = True
 
-
-class Unreachable(ServingError):
+class Unreachable(ServingError, code=Code.UNAVAILABLE, retryable=True):
     """The other process cannot be reached, or the connection to it was lost: it may have died."""
 
-    code = Code.UNAVAILABLE
-    reason = "UNREACHABLE"
-    retryable = True
 
-
-class StaleEpoch(ServingError):
+class StaleEpoch(ServingError, code=Code.ABORTED):
     """The sequence has a newer owner. Re-read the record; do not retry here."""
 
-    code = Code.ABORTED
-    reason = "STALE_EPOCH"
 
-
-class TransferFailed(ServingError):
+class TransferFailed(ServingError, code=Code.ABORTED):
     """Blocks did not reach the worker that was to have them; `cause` names why. The sequence stays with its owner."""
-
-    code = Code.ABORTED
-    reason = "TRANSFER_FAILED"
 
     def __init__(self, message: str, *, cause: str) -> None:
         super().__init__(message, cause=cause)
 
     @property
     def cause(self) -> str:
-        """A name of gpu_worker.migration.blocks.refusal.Refusal."""
+        """A name of gpu_worker.migration.blocks.frames.Refusal."""
         return self.metadata.get("cause", "")
 
 
-class CannotMove(ServingError):
+class CannotMove(ServingError, code=Code.FAILED_PRECONDITION):
     """The sequence cannot move with its blocks now; `cause` says why. It goes on where it is, or is replayed."""
-
-    code = Code.FAILED_PRECONDITION
-    reason = "CANNOT_MOVE"
 
     def __init__(self, message: str, *, cause: str) -> None:
         super().__init__(message, cause=cause)
@@ -322,132 +254,74 @@ class CannotMove(ServingError):
         return self.metadata.get("cause", "")
 
 
-class TooManyMoves(ServingError):
+class TooManyMoves(ServingError, code=Code.RESOURCE_EXHAUSTED, retryable=True):
     """The worker moves as many sequences to other workers as it may at once. Retry soon."""
 
-    code = Code.RESOURCE_EXHAUSTED
-    reason = "TOO_MANY_MOVES"
-    retryable = True
 
-
-class Mismatch(ServingError):
+class Mismatch(ServingError, code=Code.FAILED_PRECONDITION):
     """The model, the layout or the schema revision of two processes differ."""
 
-    code = Code.FAILED_PRECONDITION
-    reason = "MISMATCH"
 
-
-class DeadlineExceeded(ServingError):
+class DeadlineExceeded(ServingError, code=Code.DEADLINE_EXCEEDED):
     """The deadline passed before the request was accepted."""
 
-    code = Code.DEADLINE_EXCEEDED
-    reason = "DEADLINE_EXCEEDED"
 
-
-class Cancelled(ServingError):
+class Cancelled(ServingError, code=Code.CANCELLED):
     """The request was cancelled."""
 
-    code = Code.CANCELLED
-    reason = "CANCELLED"
 
-
-class HistoryLost(ServingError):
+class HistoryLost(ServingError, code=Code.DATA_LOSS):
     """The history of a stream cannot be trusted. Start again with a new request id."""
 
-    code = Code.DATA_LOSS
-    reason = "HISTORY_LOST"
 
-
-class ForeignToken(ServingError):
+class ForeignToken(ServingError, code=Code.FAILED_PRECONDITION):
     """The resume token was made with another key than the store has now. Attach by request id and next indexes."""
 
-    code = Code.FAILED_PRECONDITION
-    reason = "FOREIGN_TOKEN"
 
-
-class PoisonSuspected(ServingError):
+class PoisonSuspected(ServingError, code=Code.INTERNAL):
     """Several workers died while running this request; it will not be tried again."""
 
-    code = Code.INTERNAL
-    reason = "POISON_SUSPECTED"
 
-
-class BadLogits(ServingError):
+class BadLogits(ServingError, code=Code.INTERNAL):
     """The model produced no finite logit for this sequence."""
 
-    code = Code.INTERNAL
-    reason = "BAD_LOGITS"
 
-
-class ConstraintUnmet(ServingError):
+class ConstraintUnmet(ServingError, code=Code.FAILED_PRECONDITION):
     """The constraint and other sampling parameters left no token. Loosen one of them."""
 
-    code = Code.FAILED_PRECONDITION
-    reason = "CONSTRAINT_UNMET"
 
-
-class ConstraintDiverged(ServingError):
+class ConstraintDiverged(ServingError, code=Code.INTERNAL):
     """The output so far does not keep the constraint, or the constraint became too complex. Simplify it."""
 
-    code = Code.INTERNAL
-    reason = "CONSTRAINT_DIVERGED"
 
-
-class RunnerFailed(ServingError):
+class RunnerFailed(ServingError, code=Code.INTERNAL):
     """The model raised an error in a step that ran this sequence alone."""
 
-    code = Code.INTERNAL
-    reason = "RUNNER_FAILED"
 
-
-class BadModel(ServingError):
+class BadModel(ServingError, code=Code.FAILED_PRECONDITION):
     """The model's files are incomplete, contradictory, or of a kind that is not supported; the message says which."""
 
-    code = Code.FAILED_PRECONDITION
-    reason = "BAD_MODEL"
 
-
-class NoTokenizer(ServingError):
+class NoTokenizer(ServingError, code=Code.FAILED_PRECONDITION):
     """The model has no tokenizer, so it takes no text and gives none. Send token ids."""
 
-    code = Code.FAILED_PRECONDITION
-    reason = "NO_TOKENIZER"
 
-
-class MalformedGguf(ServingError):
+class MalformedGguf(ServingError, code=Code.FAILED_PRECONDITION):
     """The file is not a GGUF file that can be trusted; the message says where it is wrong."""
 
-    code = Code.FAILED_PRECONDITION
-    reason = "MALFORMED_GGUF"
 
-
-class Unimplemented(ServingError):
+class Unimplemented(ServingError, code=Code.UNIMPLEMENTED):
     """The server does not have this method or option. A later version may."""
-
-    code = Code.UNIMPLEMENTED
-    reason = "UNIMPLEMENTED"
-
-
-def all_classes(root: type[ServingError] = ServingError) -> Iterator[type[ServingError]]:
-    """Every class of the tree, the root first."""
-    yield root
-    for child in root.__subclasses__():
-        yield from all_classes(child)
-
-
-@cache
-def _classes_by_reason() -> dict[str, type[ServingError]]:
-    return {cls.reason: cls for cls in all_classes() if cls.__module__ == __name__}
 
 
 def reasons() -> list[str]:
     """Every reason that an error can have, in the order of the alphabet."""
-    return sorted(_classes_by_reason())
+    return sorted(CLASSES)
 
 
 def class_of(reason: str) -> type[ServingError]:
     """The class with this reason; ServingError if there is none."""
-    return _classes_by_reason().get(reason, ServingError)
+    return CLASSES.get(reason, ServingError)
 
 
 def closest(word: str, known: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ No limit here depends on a model. Callers give the limits of the model (vocabula
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MIB = 1024 * 1024
 U32_MAX = 2**32 - 1
@@ -36,6 +37,9 @@ MAX_LISTED_TOKEN_IDS = 4096
 MAX_BANNED_SEQUENCES = 1024
 MAX_BANNED_SEQUENCE_TOKENS = 16
 
+MAX_STREAMS = 1_000_000  # of one tenant's quota
+MAX_TOKENS_PER_MINUTE = 1_000_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
@@ -59,3 +63,16 @@ class NumberRange:
 
 def integers(low: int, high: int, *, optional: bool = False) -> NumberRange:
     return NumberRange(low, high, integer=True, optional=optional)
+
+
+class TenantQuota(NamedTuple):
+    """How much a tenant may ask for at once and per minute, over all routers of a store. 0: no such limit.
+
+    A stream that was accepted is never ended for a quota.
+    """
+
+    max_streams: int = 0  # requests that were accepted and have not ended, whether they wait or run
+    tokens_per_minute: int = 0  # of prompts and outputs
+
+
+NO_QUOTA = TenantQuota()

@@ -1,13 +1,21 @@
-"""The record of a sequence as every process sees it, and the admission by which a router asks a worker to run it."""
+"""The record of a sequence as every process sees it; the admission by which a router asks a worker to run it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from octavo.request.errors import Failure
 from octavo.request.ids import Incarnation, RequestId, SequenceId
 from octavo.request.sampling import FinishReason, SamplingParams
+
+
+class WorkerRole(StrEnum):
+    """What a worker is for. A role is a preference: where no other worker is left, a worker does all."""
+
+    BOTH = "both"  # prompts and outputs
+    PREFILL = "prefill"  # prompts: their sequences move to others with their first tokens
+    DECODE = "decode"  # outputs
 
 
 class SequenceState(StrEnum):
@@ -50,6 +58,11 @@ class NewSequence:
         """The most tokens that the sequence can come to hold: what it counts for in the queue."""
         return len(self.prompt) + self.max_tokens * self.num_branches
 
+    def fixed_fields(self) -> dict[str, Any]:
+        """The fields that the record has, too, and that never change."""
+        own = ("prompt", "deadline_in_ms", "router")
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
+
 
 class TimelineEntry(NamedTuple):
     """One thing that happened to a sequence."""
@@ -69,26 +82,26 @@ class Record:
     seq_id: SequenceId
     request_id: RequestId
     body_hash: bytes
+    tenant: str
+    salt: str
+    model: str
+    layout: str
+    sampling: bytes
+    prompt_chain: int
+    num_branches: int
+    max_tokens: int
+    priority: int
+    keep_on_disconnect: bool
     state: SequenceState
+    prompt_len: int
+    routers: tuple[Incarnation, ...]  # those that the client is attached to, and that are told of changes
     epoch: int = 0
     owner: Incarnation = Incarnation("")  # empty: none
     take_id: str = ""
     mig_number: int = 0  # the highest number with which a migration was begun or aborted at this epoch
     mig_to: Incarnation = Incarnation("")  # the target of that migration; empty unless it is under way
     last_mig: int = 0  # the number of the migration that began this epoch; 0: it was a take
-    model: str
-    layout: str
-    sampling: bytes
-    prompt_len: int
-    prompt_chain: int
-    num_branches: int
-    max_tokens: int
-    tenant: str
-    salt: str
-    priority: int
     deadline_ms: int = 0  # 0: none
-    keep_on_disconnect: bool
-    routers: tuple[Incarnation, ...]  # those that the client is attached to, and that are told of changes
     detached_since_ms: int = 0  # 0: attached
     accepted_ms: int = 0
     crashes: int = 0
@@ -111,22 +124,10 @@ class Record:
 def first_record(new: NewSequence, now_ms: int = 0) -> Record:
     """The record of a sequence that has just been accepted."""
     return Record(
-        seq_id=new.seq_id,
-        request_id=new.request_id,
-        body_hash=new.body_hash,
+        **new.fixed_fields(),
         state=SequenceState.QUEUED,
-        model=new.model,
-        layout=new.layout,
-        sampling=new.sampling,
         prompt_len=len(new.prompt),
-        prompt_chain=new.prompt_chain,
-        num_branches=new.num_branches,
-        max_tokens=new.max_tokens,
-        tenant=new.tenant,
-        salt=new.salt,
-        priority=new.priority,
         deadline_ms=now_ms + new.deadline_in_ms if new.deadline_in_ms else 0,
-        keep_on_disconnect=new.keep_on_disconnect,
         routers=(new.router,) if new.router else (),
         accepted_ms=now_ms,
         finishes=(FinishReason.NONE,) * new.num_branches,

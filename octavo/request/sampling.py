@@ -247,3 +247,10 @@ class TokenScore:
         A replay scores tokens that are known already, without adjustments, and must come to the same sum.
         """
         return self.logprob if self.raw is None else self.raw
+
+
+def rank(scores: Sequence[float | None], n: int) -> list[int]:
+    """The n best branches, best first. Equal scores keep their order; branches without a score come last."""
+    worst = float("-inf")
+    order = sorted(range(len(scores)), key=lambda b: (-(worst if (score := scores[b]) is None else score), b))
+    return order[:n]

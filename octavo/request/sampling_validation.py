@@ -50,17 +50,12 @@ def _check_value(row: Parameter, value: Any, vocab_size: int) -> None:
     elif value != ():
         listed = require_list(row.name, value)
         row.check_count(listed)
-        _check_entries(row, listed, vocab_size)
-
-
-def _check_entries(row: Parameter, values: Sequence[Any], vocab_size: int) -> None:
-    match row.name:
-        case "stop":
-            _check_stop(values)
-        case "banned_sequences":
-            _check_sequences(values, vocab_size)
-        case _:
-            check_token_ids(row.name, values, vocab_size)
+        if row.name == "stop":
+            _check_stop(listed)
+        elif row.name == "banned_sequences":
+            _check_sequences(listed, vocab_size)
+        else:
+            check_token_ids(row.name, listed, vocab_size)
 
 
 def _check_sequences(sequences: Sequence[Any], vocab_size: int) -> None:

@@ -1,8 +1,8 @@
 """Options: the fields of a settings class, and how the values of each are written, read, checked and shown.
 
     @dataclass(frozen=True, kw_only=True)
-    class WorkerSettings:
-        program: ClassVar[str] = "worker"
+    class WorkerSettings(Settings):
+        program = "worker"
         threads: int = option(0, "CPU threads of the model; 0: one per core", low=0, high=1024)
 
 One declaration gives the flag (--threads), the environment variable (OCTAVO_WORKER_THREADS), the key in a TOML file
@@ -44,14 +44,12 @@ AUTO = -1  # the value of a number that was given as `auto`
 
 
 class Settings(Protocol):
-    """A frozen dataclass whose fields are made by `option`. `program` names its table in a file and its variables."""
+    """The base of dataclasses whose fields `option` makes. `program` names their table in a file, and variables."""
 
-    program: ClassVar[str]
-    headings: ClassVar[Mapping[str, str]]  # of groups in a help, by the first setting of each
-    started: ClassVar[
-        tuple[type["Settings"], ...]
-    ]  # those of the programs that this one starts, and gives their settings
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    program: ClassVar[str] = ""
+    headings: ClassVar[Mapping[str, str]] = {}  # of groups in a help, by the first setting of each
+    started: ClassVar[tuple[type["Settings"], ...]] = ()  # of the programs that this one starts with their settings
 
 
 class SettingsError(ValueError):

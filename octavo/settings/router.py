@@ -1,26 +1,68 @@
 """The settings of a router."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
+from urllib.parse import urlsplit
 
-from octavo.process import listen_address, telemetry
-from octavo.request.quota import MAX_STREAMS, MAX_TOKENS_PER_MINUTE
-from octavo.settings.common import CA_HELP, CERT_HELP, HOST_HELP, INSECURE_HELP, KEY_HELP, STORE_HELP, unless_empty
-from octavo.settings.http_origins import parse_origins
-from octavo.settings.model_aliases import parse_aliases
-from octavo.settings.options import Settings, option
-from octavo.settings.store_url import require_store_url
-from octavo.wire.endpoint import parse_host, parse_listener
+from octavo.process import listen_address
+from octavo.request.limits import MAX_STREAMS, MAX_TOKENS_PER_MINUTE
+from octavo.settings.common import ListenerSettings, shared, unless_empty, web_listen
+from octavo.settings.options import option
+from octavo.wire.endpoint import parse_listener
+
+ANY = "*"
+PORTS = {"http": 80, "https": 443}  # which browsers leave out
+_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+", re.ASCII)
+
+
+def parse_origins(entries: Iterable[str]) -> tuple[str, ...]:
+    """The origins of web pages that `http_origins` names, as browsers write them: https://chat.example.com.
+
+    Raises a ValueError that names the wrong entry and says what would be right.
+    """
+    return tuple(ANY if each.strip() == ANY else _parse_one(each.strip()) for each in entries)
+
+
+def _parse_one(text: str) -> str:
+    wrong = f"{text!r} must be SCHEME://HOST or SCHEME://HOST:PORT, such as https://chat.example.com; {ANY}: any"
+    try:
+        parts = urlsplit(text)
+        scheme, host, port = parts.scheme, parts.hostname, parts.port
+    except ValueError:
+        raise ValueError(wrong) from None
+    more = (parts.path.removeprefix("/"), parts.query, parts.fragment)
+    if not scheme or not host or not _HOST.fullmatch(host) or any(more) or "@" in text:
+        raise ValueError(wrong)
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{shown}" + ("" if port in (None, PORTS.get(scheme)) else f":{port}")
+
+
+def parse_aliases(entries: Iterable[str]) -> dict[str, str]:
+    """The model of each alias in `model_aliases`, alias=model. Raises a ValueError that names the wrong entry."""
+    aliases: dict[str, str] = {}
+    for entry in entries:
+        alias, equals, model = (part.strip() for part in entry.partition("="))
+        if not (alias and equals and model):
+            raise ValueError(f"{entry!r} must be alias=model, such as chat=smollm2")
+        if alias == model:
+            raise ValueError(f"{entry!r} names the model by the name that it has already")
+        if alias in aliases:
+            raise ValueError(f"{alias!r} stands there twice: an alias means one model")
+        aliases[alias] = model
+    for alias, model in aliases.items():
+        if model in aliases:
+            raise ValueError(f"{alias}={model}: {model!r} is an alias itself: name the model, {aliases[model]!r}")
+    return aliases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterSettings:
+class RouterSettings(ListenerSettings):
     """The settings of a router."""
 
-    program: ClassVar[str] = "router"
-    started: ClassVar[tuple[type[Settings], ...]] = ()
-    headings: ClassVar[Mapping[str, str]] = {
+    program = "router"
+    headings: ClassVar = {
         "listen": "where it listens, who may call, and the store",
         "model_aliases": "models",
         "max_queued_requests": "limits",
@@ -29,7 +71,6 @@ class RouterSettings:
     }
 
     listen: str = option("127.0.0.1:50051", "where clients call", check=parse_listener)
-    host: str = option("", HOST_HELP, check=unless_empty(parse_host))
     admin_listen: str = option(
         "127.0.0.1:51051", "where operators call; empty: nowhere", check=unless_empty(parse_listener)
     )
@@ -41,24 +82,16 @@ class RouterSettings:
         "origins of web pages that may call there, as https://HOST, separated by commas; *: any page",
         check=parse_origins,
     )
-    web_listen: str = option(
-        "127.0.0.1:52051",
-        "where /metrics and /health are, over HTTP; empty: nowhere",
-        check=unless_empty(parse_listener),
-    )
-    tls_cert: str = option("", CERT_HELP)
-    tls_key: str = option("", KEY_HELP)
-    tls_ca: str = option("", CA_HELP)
+    web_listen: str = web_listen("127.0.0.1:52051")
+    tls_cert: str = shared("tls_cert")
+    tls_key: str = shared("tls_key")
+    tls_ca: str = shared("tls_ca")
     client_certificates: bool = option(True, "with TLS, clients need a certificate; else they need an API key alone")
     api_keys: str = option("", "file of the API keys of tenants, a line of TENANT:SHA256 for each; empty: no keys")
-    insecure: bool = option(False, INSECURE_HELP)
-    store: str = option("redis://127.0.0.1:6379/0", STORE_HELP, secret=True, check=require_store_url)
-    store_replicas: int = option(
-        0, "replicas of the store that must have what clients come to see; 0: its primary alone decides", low=0
-    )
-    store_replica_timeout_ms: int = option(
-        1000, "how long a write waits for the store's replicas, before it is repeated", low=10
-    )
+    insecure: bool = shared("insecure")
+    store: str = shared("store")
+    store_replicas: int = shared("store_replicas")
+    store_replica_timeout_ms: int = shared("store_replica_timeout_ms")
     router_id: str = option("", "name of this router in logs and status; empty: made from host and port")
     model_aliases: tuple[str, ...] = option(
         (), "further names that clients may use, as alias=model, separated by commas", check=parse_aliases
@@ -96,20 +129,11 @@ class RouterSettings:
     )
     drain_ms: int = option(25_000, "how long clients keep their streams after SIGTERM, before they go elsewhere", low=0)
     max_connection_age_ms: int = option(0, "ends connections of this age, so that load spreads; 0: never", low=0)
-    metric_aliases: str = option(
-        "off", "vllm: /metrics also has what gateways read, under vLLM's names", choices=("off", "vllm")
-    )
-    traces_endpoint: str = option(
-        "", "URL of a collector that takes OTLP over gRPC, http://HOST:4317; empty: no traces"
-    )
-    traces_share: float = option(0.01, "share of the requests whose caller has no trace that are traced", low=0, high=1)
-    log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
-    log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
-
-    @property
-    def address(self) -> str:
-        """HOST:PORT to listen on: `listen`, with the host of `host` if that is given."""
-        return listen_address.with_host(self.listen, self.host)
+    metric_aliases: str = shared("metric_aliases")
+    traces_endpoint: str = shared("traces_endpoint")
+    traces_share: float = shared("traces_share")
+    log_format: str = shared("log_format")
+    log_level: str = shared("log_level")
 
     @property
     def http_address(self) -> str:

@@ -1,10 +1,9 @@
 """The settings of `octavo up`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from octavo.settings.common import DEMO_MODEL, INSECURE_HELP, MODEL_HELP, require_device, unless_empty
+from octavo.settings.common import shared, unless_empty
 from octavo.settings.options import AUTO, Settings, option, options_of
 from octavo.settings.router import RouterSettings
 from octavo.settings.store_url import require_store_url
@@ -18,17 +17,17 @@ def _require_workers(number: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpSettings:
+class UpSettings(Settings):
     """The settings of `octavo up`, which runs a store, routers and workers on one machine.
 
     It takes the settings of routers and workers as well, except those in UP_DECIDES.
     """
 
-    program: ClassVar[str] = "up"
-    started: ClassVar[tuple[type[Settings], ...]] = (RouterSettings, WorkerSettings)
-    headings: ClassVar[Mapping[str, str]] = {"model": "what runs, and where"}
+    program = "up"
+    started = (RouterSettings, WorkerSettings)
+    headings: ClassVar = {"model": "what runs, and where"}
 
-    model: str = option(DEMO_MODEL, MODEL_HELP)
+    model: str = shared("model")
     workers: int = option(2, "worker processes", check=_require_workers, low=1, high=1024)
     prefill_workers: int = option(0, "of these, how many are for prompts alone", low=0)
     decode_workers: int = option(0, "of these, how many are for outputs alone", low=0)
@@ -38,7 +37,7 @@ class UpSettings:
         "127.0.0.1", "host on which routers listen for clients; 0.0.0.0: every interface", check=parse_host
     )
     state_dir: str = option("", "directory of state, logs and the store's file; empty: ~/.local/state/octavo")
-    device: str = option("auto", "auto, cpu, cuda or cuda:N", check=require_device)
+    device: str = shared("device")
     store: str = option(
         "", "URL of a store; empty: a private one is started", secret=True, check=unless_empty(require_store_url)
     )
@@ -52,7 +51,7 @@ class UpSettings:
     )
     restart: bool = option(True, "starts a process again when it has ended")
     secure: bool = option(False, "makes certificates in the state directory, and all connections use TLS with them")
-    insecure: bool = option(False, INSECURE_HELP)
+    insecure: bool = shared("insecure")
 
 
 # Settings that `octavo up` chooses for each process, and offers no flag for; and what to do in their place.

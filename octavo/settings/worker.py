@@ -1,36 +1,21 @@
 """The settings of a worker."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from octavo.process import listen_address, telemetry
 from octavo.process.failpoints import require_texts
-from octavo.request.worker_role import WorkerRole
-from octavo.settings.common import (
-    CA_HELP,
-    CERT_HELP,
-    DEMO_MODEL,
-    HOST_HELP,
-    INSECURE_HELP,
-    KEY_HELP,
-    MODEL_HELP,
-    STORE_HELP,
-    require_device,
-    unless_empty,
-)
-from octavo.settings.options import AUTO, Settings, option
-from octavo.settings.store_url import require_store_url
-from octavo.wire.endpoint import parse_advertised, parse_host, parse_listener
+from octavo.request.record import WorkerRole
+from octavo.settings.common import ListenerSettings, shared, unless_empty, web_listen
+from octavo.settings.options import AUTO, option
+from octavo.wire.endpoint import parse_advertised, parse_listener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
+class WorkerSettings(ListenerSettings):
     """The settings of a worker."""
 
-    program: ClassVar[str] = "worker"
-    started: ClassVar[tuple[type[Settings], ...]] = ()
-    headings: ClassVar[Mapping[str, str]] = {
+    program = "worker"
+    headings: ClassVar = {
         "listen": "where it listens, who may call, and the store",
         "model": "the model, and what it runs on",
         "block_size": "blocks and memory",
@@ -40,32 +25,23 @@ class WorkerSettings:
     }
 
     listen: str = option("127.0.0.1:50061", "where routers call", check=parse_listener)
-    host: str = option("", HOST_HELP, check=unless_empty(parse_host))
     advertise: str = option(
         "",
         "host, or host:port, that routers are told to call; empty: where it listens, or what the host's name means",
         check=unless_empty(parse_advertised),
     )
-    web_listen: str = option(
-        "127.0.0.1:52061",
-        "where /metrics and /health are, over HTTP; empty: nowhere",
-        check=unless_empty(parse_listener),
-    )
+    web_listen: str = web_listen("127.0.0.1:52061")
     worker_id: str = option("", "stable name of this worker, such as its pod's; empty: made from host and port")
-    tls_cert: str = option("", CERT_HELP)
-    tls_key: str = option("", KEY_HELP)
-    tls_ca: str = option("", CA_HELP)
-    insecure: bool = option(False, INSECURE_HELP)
-    store: str = option("redis://127.0.0.1:6379/0", STORE_HELP, secret=True, check=require_store_url)
-    store_replicas: int = option(
-        0, "replicas of the store that must have what clients come to see; 0: its primary alone decides", low=0
-    )
-    store_replica_timeout_ms: int = option(
-        1000, "how long a write waits for the store's replicas, before it is repeated", low=10
-    )
-    model: str = option(DEMO_MODEL, MODEL_HELP)
+    tls_cert: str = shared("tls_cert")
+    tls_key: str = shared("tls_key")
+    tls_ca: str = shared("tls_ca")
+    insecure: bool = shared("insecure")
+    store: str = shared("store")
+    store_replicas: int = shared("store_replicas")
+    store_replica_timeout_ms: int = shared("store_replica_timeout_ms")
+    model: str = shared("model")
     model_name: str = option("", "name that requests use for the model; empty: made from `model`")
-    device: str = option("auto", "auto, cpu, cuda or cuda:N", check=require_device)
+    device: str = shared("device")
     dtype: str = option("auto", "data type of weights and cache", choices=("auto", "float32", "bfloat16", "float16"))
     quantization: str = option(
         "auto",
@@ -158,15 +134,11 @@ class WorkerSettings:
     warm_up_ms: int = option(
         10_000, "how long it may fetch the prefixes that other workers use, before it serves; 0: not at all", low=0
     )
-    metric_aliases: str = option(
-        "off", "vllm: /metrics also has what gateways read, under vLLM's names", choices=("off", "vllm")
-    )
-    traces_endpoint: str = option(
-        "", "URL of a collector that takes OTLP over gRPC, http://HOST:4317; empty: no traces"
-    )
-    traces_share: float = option(0.01, "share of the requests whose caller has no trace that are traced", low=0, high=1)
-    log_format: str = option("human", "one line for people, or JSON", choices=telemetry.FORMATS)
-    log_level: str = option("info", "what to log", choices=telemetry.LEVELS)
+    metric_aliases: str = shared("metric_aliases")
+    traces_endpoint: str = shared("traces_endpoint")
+    traces_share: float = shared("traces_share")
+    log_format: str = shared("log_format")
+    log_level: str = shared("log_level")
 
     # For tests: runners without a model, from gpu_worker.testing, and places to fail at, from process.failpoints.
     runner: str = option("model", "what computes tokens", choices=("model", "fake", "witness"), hidden=True)
@@ -176,8 +148,3 @@ class WorkerSettings:
     failpoints: tuple[str, ...] = option(
         (), "places at which the worker fails, as name=action", check=require_texts, hidden=True
     )
-
-    @property
-    def address(self) -> str:
-        """HOST:PORT to listen on: `listen`, with the host of `host` if that is given."""
-        return listen_address.with_host(self.listen, self.host)

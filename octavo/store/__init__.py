@@ -12,25 +12,23 @@ from octavo.store.base import Store
 def open_store(url: str, **options: Any) -> Store:
     """The store at a URL: redis://HOST:PORT[,HOST:PORT...], rediss://, unix:///path, or memory:// for one process.
 
-    It is not connected before `await store.open()`. `options` are the fields of RedisOptions, `on_generation`, and the
-    `tally` of its calls.
-    Raises ValueError, which shows no part of the URL that may be a secret, if this is no URL of a store, and
+    It is not connected before `await store.open()`. `options` are the fields of RedisOptions and the `tally` of its
+    calls. Raises ValueError, which shows no part of the URL that may be a secret, if this is no URL of a store, and
     StoreUnavailable if the package for it is not installed.
     """
     require_store_url(url)
     if url.startswith("memory:"):
         from octavo.store.memory import MemoryStore
 
-        redis_only = ("replicas", "replica_timeout_ms", "tally")
-        return MemoryStore(**{name: value for name, value in options.items() if name not in redis_only})
+        return MemoryStore()
     try:
         from octavo.store.redis import RedisStore
         from octavo.store.redis_server import RedisOptions
     except ImportError:
         raise StoreUnavailable("a store on a server needs the package redis: pip install 'octavo[router]'") from None
 
-    on_generation, tally = options.pop("on_generation", None), options.pop("tally", None)
-    return RedisStore(url, RedisOptions(**options), on_generation, tally=tally)
+    tally = options.pop("tally", None)
+    return RedisStore(url, RedisOptions(**options), tally=tally)
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from octavo.request.errors import PoisonSuspected
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.quota import NO_QUOTA, TenantQuota
+from octavo.request.limits import NO_QUOTA, TenantQuota
 from octavo.request.sampling import FinishReason
 
 PROOF_TOKENS = 16  # so many tokens since the last take prove that a sequence kills nobody

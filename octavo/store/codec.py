@@ -1,26 +1,34 @@
-"""Converts records, journals and items to and from the arguments and replies of the Redis functions."""
+"""Converts records, journals and items to and from the arguments and replies of the Redis functions; names of keys.
+
+A client never chooses any part of a key. The functions in lua/ derive the other keys from the generation key, so the
+names here and there must agree.
+"""
 
 import json
 import struct
-from collections.abc import Sequence
-from dataclasses import astuple
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, fields
 from typing import Any
 
-from octavo.request.ids import Incarnation, RequestId, SequenceId
-from octavo.request.quota import NO_QUOTA, TenantQuota
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.limits import NO_QUOTA, TenantQuota
 from octavo.request.record import NewSequence, Record, SequenceState, TimelineEntry
 from octavo.request.sampling import FinishReason
 from octavo.store.calls import AcceptReply, AcceptStatus, AppendItem, Notice, QueueBound, QueueDepth, WorkerLimits
 
+GENERATION_KEY = "octavo:gen"
+BARRIER_KEY = "octavo:barrier"  # written behind a call that waits for replicas
 _ITEM = struct.Struct("<QHIIBId")  # epoch, branch, first index, tokens, finish, bytes of failure, score
 _TAIL_ITEM = struct.Struct("<HII")  # behind the id: branch, first index, tokens
 _NO_SCORE = float("nan")
-_EMPTY_FIELDS = ("owner", "take_id", "mig_to", "failure", "suspects", "numerics")  # where a record has none
-_ZERO_FIELDS = (
-    "epoch", "mig_number", "last_mig", "deadline_ms", "detached_since_ms", "crashes", "first_crash_ms", "announced",
-    "alone", "cancel", "numerics_changes",
-)  # fmt: skip
-_DEFAULTS = dict.fromkeys(_EMPTY_FIELDS, "") | dict.fromkeys(_ZERO_FIELDS, "0")
+
+
+def record_key(seq_id: SequenceId) -> str:
+    return f"octavo:seq:{seq_id}"
+
+
+def notice_channel(router: Incarnation) -> str:
+    return f"octavo:notice:{router}"
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
@@ -52,29 +60,18 @@ def pack_tail_items(items: Sequence[AppendItem]) -> bytes:
     return b"".join(parts)
 
 
-def fixed_fields(new: NewSequence) -> list[str | bytes | int]:
-    """The fields of the record that `accept` writes, as field, value, field, value."""
-    fields: dict[str, str | bytes | int] = {
-        "request_id": new.request_id,
-        "body_hash": new.body_hash,
-        "model": new.model,
-        "layout": new.layout,
-        "sampling": new.sampling,
+def fixed_fields(new: NewSequence, quota: TenantQuota) -> list[str | bytes | int]:
+    """The fields of the record that `accept` writes, as field, value, field, value; with a quota, the tenant's."""
+    written = new.fixed_fields()
+    del written["seq_id"], written["num_branches"]
+    written |= {
         "prompt_len": len(new.prompt),
-        "prompt_chain": new.prompt_chain,
-        "max_tokens": new.max_tokens,
-        "tenant": new.tenant,
-        "salt": new.salt,
-        "priority": new.priority,
         "keep_on_disconnect": int(new.keep_on_disconnect),
         "routers": new.router,
     }
-    return [part for pair in fields.items() for part in pair]
-
-
-def quota_fields(quota: TenantQuota) -> list[str]:
-    """The field by which `accept` is told of a tenant's quota; none without one."""
-    return ["quota", f"{quota.max_streams} {quota.tokens_per_minute}"] if quota != NO_QUOTA else []
+    if quota != NO_QUOTA:
+        written["quota"] = f"{quota.max_streams} {quota.tokens_per_minute}"
+    return [part for pair in written.items() for part in pair]
 
 
 def parse_accept_reply(reply: Sequence[Any]) -> AcceptReply:
@@ -84,60 +81,38 @@ def parse_accept_reply(reply: Sequence[Any]) -> AcceptReply:
     return AcceptReply(AcceptStatus(status.decode()), queued, of_tenant, bound, rate, *more)
 
 
-def _score(text: str | None) -> float | None:
-    return None if text is None else float(text)
+def _names(value: bytes) -> tuple[Incarnation, ...]:
+    return tuple(Incarnation(name) for name in value.decode().split(",") if name)
 
 
-def _timeline(text: str) -> tuple[TimelineEntry, ...]:
-    lines = (line.split(" ", 2) for line in text.split("\n") if line)
+def _timeline(value: bytes) -> tuple[TimelineEntry, ...]:
+    lines = (line.split(" ", 2) for line in value.decode().split("\n") if line)
     return tuple(TimelineEntry(int(after_ms), what, detail) for after_ms, what, detail in lines)
 
 
+_PARSERS: dict[Any, Callable[[bytes], Any]] = {  # by the type of the field; the others are texts
+    int: int,
+    bytes: bytes,
+    bool: b"1".__eq__,
+    SequenceState: lambda value: SequenceState(value.decode()),
+    tuple[Incarnation, ...]: _names,
+    tuple[FinishReason, ...]: lambda digits: tuple(map(FinishReason, map(int, digits.decode()))),
+    tuple[TimelineEntry, ...]: _timeline,
+}
+_FIELDS = [(each.name, each.name.encode(), _PARSERS.get(each.type, bytes.decode)) for each in fields(Record)]
+
+
 def parse_record(seq_id: SequenceId, flat: Sequence[bytes], lengths: Sequence[int]) -> Record:
-    raw: dict[str, bytes] = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
-    text = _DEFAULTS | {name: value.decode() for name, value in raw.items() if name not in ("body_hash", "sampling")}
-    finishes = tuple(FinishReason(int(digit)) for digit in text["finishes"])
-    finals = tuple(int(text.get(f"length{branch}", length)) for branch, length in enumerate(lengths))
+    """The record of these fields and values. A field that an earlier revision did not write has its default."""
+    raw: dict[bytes, bytes] = dict(pairs(flat))
+    scores = [raw.get(b"score%d" % branch) for branch in range(len(lengths))]
     return Record(
+        **{name: parse(raw[key]) for name, key, parse in _FIELDS if key in raw},
         seq_id=seq_id,
-        request_id=RequestId(text["request_id"]),
-        body_hash=raw["body_hash"],
-        state=SequenceState(text["state"]),
-        epoch=int(text["epoch"]),
-        owner=Incarnation(text["owner"]),
-        take_id=text["take_id"],
-        mig_number=int(text["mig_number"]),
-        mig_to=Incarnation(text["mig_to"]),
-        last_mig=int(text["last_mig"]),
-        model=text["model"],
-        layout=text["layout"],
-        sampling=raw["sampling"],
-        prompt_len=int(text["prompt_len"]),
-        prompt_chain=int(text["prompt_chain"]),
-        num_branches=len(finishes),
-        max_tokens=int(text["max_tokens"]),
-        tenant=text["tenant"],
-        salt=text["salt"],
-        priority=int(text["priority"]),
-        deadline_ms=int(text["deadline_ms"]),
-        keep_on_disconnect=text["keep_on_disconnect"] == "1",
-        routers=tuple(Incarnation(name) for name in text["routers"].split(",") if name),
-        detached_since_ms=int(text["detached_since_ms"]),
-        accepted_ms=int(text["accepted_ms"]),
-        crashes=int(text["crashes"]),
-        suspects=tuple(Incarnation(name) for name in text["suspects"].split(",") if name),
-        first_crash_ms=int(text["first_crash_ms"]),
-        announced=int(text["announced"]),
-        alone=text["alone"] == "1",
-        cancel=text["cancel"] == "1",
-        numerics=text["numerics"],
-        numerics_changes=int(text["numerics_changes"]),
-        finishes=finishes,
+        num_branches=len(lengths),
         num_tokens=tuple(lengths),
-        final_lengths=finals,
-        scores=tuple(_score(text.get(f"score{branch}")) for branch in range(len(finishes))),
-        failure=text["failure"],
-        timeline=_timeline(text["timeline"]),
+        final_lengths=tuple(int(raw.get(b"length%d" % branch, length)) for branch, length in enumerate(lengths)),
+        scores=tuple(None if score is None else float(score) for score in scores),
     )
 
 

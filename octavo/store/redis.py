@@ -1,39 +1,14 @@
 """The store on a Redis or Valkey server: the arguments and replies of each function."""
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from octavo.request.errors import StoreFull
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import NewSequence, Record, Snapshot
-from octavo.store import codec, keys
-from octavo.store.calls import (
-    AcceptReply,
-    AcceptStatus,
-    AppendItem,
-    AppendReply,
-    AppendStatus,
-    Finish,
-    Member,
-    MigrateReply,
-    MigrateStatus,
-    NameHolder,
-    Notice,
-    OwnedSequence,
-    QueueDepth,
-    QueueDepths,
-    QueueLimits,
-    Renewal,
-    SweepReport,
-    TakeReply,
-    TakeRequest,
-    TakeStatus,
-    TenantDepth,
-    WorkerLimits,
-    crash_failure,
-)
+from octavo.store import calls, codec
 from octavo.store.redis_server import RedisOptions, RedisServer
 from octavo.store.store_tally import StoreTally
 from octavo.store.worker_tail import WorkerTail
@@ -43,20 +18,19 @@ LIST_CHUNK = 256
 
 
 class RedisStore:
-    """A Store on a server. It calls `on_generation` with the new generation whenever the store has restarted."""
+    """A Store on a server."""
 
     def __init__(
         self,
         url: str,
         options: RedisOptions | None = None,
-        on_generation: Callable[[int], None] | None = None,
         source: str | None = None,
         tally: StoreTally | None = None,
     ) -> None:
-        self.server = RedisServer(url, options or RedisOptions(), on_generation, source, tally)
+        self.server = RedisServer(url, options or RedisOptions(), source, tally)
         self._call = self.server.call
         self._tails: dict[Incarnation, WorkerTail] = {}
-        self._members: dict[str, tuple[bytes, list[Member]]] = {}  # by kind: the version that was read last
+        self._members: dict[str, tuple[bytes, list[calls.Member]]] = {}  # by kind: the version that was read last
 
     @property
     def generation(self) -> int:
@@ -71,13 +45,12 @@ class RedisStore:
 
     async def _call_on(self, seq_id: SequenceId, name: str, *args: Any) -> list[Any]:
         """Calls a function of the store that is about one sequence, and returns its reply."""
-        return await self._call(name, *args, records=[keys.record(seq_id)])
+        return await self._call(name, *args, records=[codec.record_key(seq_id)])
 
     # A sequence's life
 
-    async def accept(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
-        prompt = codec.pack_tokens(new.prompt)
-        fixed = [*codec.fixed_fields(new), *codec.quota_fields(limits.quota)]
+    async def accept(self, new: NewSequence, limits: calls.QueueLimits) -> calls.AcceptReply:
+        prompt, fixed = codec.pack_tokens(new.prompt), codec.fixed_fields(new, limits.quota)
         bounds = (limits.max_requests, limits.max_tokens, limits.tenant_requests, limits.tenant_tokens)
         args = (new.cost, *bounds, limits.head_start, new.deadline_in_ms, new.num_branches)
         try:
@@ -86,49 +59,46 @@ class RedisStore:
             if (known := await self.read(new.seq_id)) is None:
                 raise
             same = known.record.body_hash == new.body_hash
-            return AcceptReply(AcceptStatus.EXISTS if same else AcceptStatus.MISMATCH)
+            return calls.AcceptReply(calls.AcceptStatus.EXISTS if same else calls.AcceptStatus.MISMATCH)
         return codec.parse_accept_reply(reply)
 
     async def accepting(self) -> bool:
-        reply = await self._call("accepting")
-        return bool(reply[1])
+        return bool((await self._call("accepting"))[1])
 
     async def pop(self, model: str, count: int, claim_ms: int, places: int = 0, most_kept: int = 0) -> list[Snapshot]:
         _, now_ms, *popped = await self._call("pop", model, count, claim_ms, places, most_kept)
         return [_snapshot(SequenceId(raw.decode()), now_ms, *described) for raw, *described in popped]
 
     async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
-        reply = await self._call_on(seq_id, "requeue", epoch)
-        return bool(reply[1])
+        return bool((await self._call_on(seq_id, "requeue", epoch))[1])
 
-    async def take_ownership(self, request: TakeRequest) -> TakeReply:
-        seq_id, failure = request.seq_id, crash_failure(request.seq_id)
+    async def take_ownership(self, request: calls.TakeRequest) -> calls.TakeReply:
+        seq_id, failure = request.seq_id, calls.crash_failure(request.seq_id)
         args = (request.expected_epoch, request.new_owner, request.take_id, request.reason, request.waited_ms, failure)
         reply = await self._call_on(seq_id, "take", *args, request.numerics)
         status, epoch, crashes, retry_ms, suspect = reply
-        return TakeReply(TakeStatus(status.decode()), int(epoch), int(crashes), int(retry_ms), suspect == 1)
+        return calls.TakeReply(calls.TakeStatus(status.decode()), int(epoch), int(crashes), int(retry_ms), suspect == 1)
 
     async def announce(self, seq_id: SequenceId, epoch: int, owner: Incarnation) -> bool:
-        reply = await self._call_on(seq_id, "announce", epoch, owner)
-        return bool(reply[1])
+        return bool((await self._call_on(seq_id, "announce", epoch, owner))[1])
 
-    async def append_batch(self, owner: Incarnation, items: Sequence[AppendItem]) -> list[AppendReply]:
+    async def append_batch(self, owner: Incarnation, items: Sequence[calls.AppendItem]) -> list[calls.AppendReply]:
         if (tail := self._tails.get(owner)) is None:
             tail = self._tails[owner] = WorkerTail(self._call, owner)
         return await tail.append_items(items)
 
-    async def note_progress(self, seq_id: SequenceId, epoch: int, owner: Incarnation, num_tokens: int) -> AppendStatus:
-        reply = await self._call_on(seq_id, "progress", epoch, owner, num_tokens)
-        return AppendStatus(reply[1].decode())
+    async def note_progress(
+        self, seq_id: SequenceId, epoch: int, owner: Incarnation, num_tokens: int
+    ) -> calls.AppendStatus:
+        return calls.AppendStatus((await self._call_on(seq_id, "progress", epoch, owner, num_tokens))[1].decode())
 
-    async def finish(self, finish: Finish) -> bool:
+    async def finish(self, finish: calls.Finish) -> bool:
         branch = EVERY_BRANCH if finish.branch is None else finish.branch
         length = "" if finish.length is None else finish.length
         score = "" if finish.score is None else repr(finish.score)
         epoch = "" if finish.epoch is None else finish.epoch
         args = (branch, int(finish.reason), length, finish.failure, score, epoch)
-        reply = await self._call_on(finish.seq_id, "finish", *args)
-        return bool(reply[1])
+        return bool((await self._call_on(finish.seq_id, "finish", *args))[1])
 
     async def read(
         self, seq_id: SequenceId, *, prompt: bool = False, from_indexes: Sequence[int] | None = None
@@ -150,51 +120,46 @@ class RedisStore:
 
     # Migration
 
-    async def mig_begin(self, seq_id: SequenceId, epoch: int, number: int, target: Incarnation) -> MigrateReply:
+    async def mig_begin(self, seq_id: SequenceId, epoch: int, number: int, target: Incarnation) -> calls.MigrateReply:
         return _migrated(await self._call_on(seq_id, "mig_begin", epoch, number, target))
 
     async def mig_commit(
         self, seq_id: SequenceId, epoch: int, number: int, target: Incarnation, num_tokens: Sequence[int]
-    ) -> MigrateReply:
+    ) -> calls.MigrateReply:
         return _migrated(await self._call_on(seq_id, "mig_commit", epoch, number, target, *num_tokens))
 
-    async def mig_abort(self, seq_id: SequenceId, epoch: int, number: int) -> MigrateReply:
+    async def mig_abort(self, seq_id: SequenceId, epoch: int, number: int) -> calls.MigrateReply:
         return _migrated(await self._call_on(seq_id, "mig_abort", epoch, number))
 
     # Members and housekeeping
 
-    async def register(self, member: Member, lease_ms: int) -> NameHolder | None:
+    async def register(self, member: calls.Member, lease_ms: int) -> calls.NameHolder | None:
         return _holder(await self._call("register", member.id, lease_ms, member.kind, member.name, member.endpoint))
 
-    async def heartbeat(self, member: Member, lease_ms: int) -> Renewal:
+    async def heartbeat(self, member: calls.Member, lease_ms: int) -> calls.Renewal:
         described = (member.kind, member.info, member.name, member.endpoint)
         reply = await self._call("heartbeat", member.id, lease_ms, *described)
         holder = _holder(reply)
-        return Renewal(holder, lapsed=holder is None and bool(reply[1]))
+        return calls.Renewal(holder, lapsed=holder is None and bool(reply[1]))
 
-    async def leave(self, member: Member) -> None:
+    async def leave(self, member: calls.Member) -> None:
         await self._call("leave", member.id, member.kind, member.name)
 
-    async def members(self, kind: str) -> list[Member]:
+    async def members(self, kind: str) -> list[calls.Member]:
         version, known = self._members.get(kind, (b"", []))
         reply = await self._call("members", kind, version)
         if reply[1] != version:
-            known = [Member(kind, Incarnation(name.decode()), info) for name, info in codec.pairs(reply[2:])]
+            known = [calls.Member(kind, Incarnation(name.decode()), info) for name, info in codec.pairs(reply[2:])]
             self._members[kind] = reply[1], known
         return list(known)
 
-    async def note_limits(self, seen: Collection[WorkerLimits], kept_ms: int) -> list[WorkerLimits]:
+    async def note_limits(self, seen: Collection[calls.WorkerLimits], kept_ms: int) -> list[calls.WorkerLimits]:
         reply = await self._call("limits", kept_ms, *map(codec.pack_limits, seen))
         return [codec.parse_limits(packed) for packed in sorted(reply[1:])]
 
-    async def sweep(self, limit: int, grace_ms: int, interval_ms: int = 0) -> SweepReport:
+    async def sweep(self, limit: int, grace_ms: int, interval_ms: int = 0) -> calls.SweepReport:
         _, orphans, requeued, cancelled, expired = await self._call("sweep", limit, grace_ms, interval_ms)
-        return SweepReport(
-            orphans=_sequences(codec.pairs(orphans)),
-            requeued=_ids(requeued),
-            cancelled=_ids(cancelled),
-            expired=_ids(expired),
-        )
+        return calls.SweepReport(_sequences(codec.pairs(orphans)), *map(_ids, (requeued, cancelled, expired)))
 
     async def list_sequences(self, owner: Incarnation | None, limit: int) -> list[Record]:
         """Up to `limit` live sequences. They do not belong to one moment: other processes write meanwhile."""
@@ -208,17 +173,16 @@ class RedisStore:
             first, more = first + LIST_CHUNK, reply[1] == 1
         return list(found.values())[:limit]
 
-    async def owned(self, owner: Incarnation, besides: Collection[SequenceId] = ()) -> list[OwnedSequence]:
+    async def owned(self, owner: Incarnation, besides: Collection[SequenceId] = ()) -> list[calls.OwnedSequence]:
         reply = await self._call("owned", owner, ",".join(besides))
         return _sequences(codec.pairs(reply[1:]))
 
-    async def queue_depth(self) -> QueueDepth:
-        reply = await self._call("depth")
-        return QueueDepth(reply[1], reply[2])
+    async def queue_depth(self) -> calls.QueueDepth:
+        return calls.QueueDepth(*(await self._call("depth"))[1:3])
 
-    async def model_depths(self) -> dict[str, QueueDepth]:
+    async def model_depths(self) -> dict[str, calls.QueueDepth]:
         reply = await self._call("depth")
-        return {reply[i].decode(): QueueDepth(reply[i + 1], reply[i + 2]) for i in range(3, len(reply), 3)}
+        return {reply[i].decode(): calls.QueueDepth(reply[i + 1], reply[i + 2]) for i in range(3, len(reply), 3)}
 
     async def describe_model(self, name: str, description: bytes) -> None:
         await self._call("describe", name, description)
@@ -227,19 +191,18 @@ class RedisStore:
         reply = await self._call("descriptions")
         return {name.decode(): description for name, description in codec.pairs(reply[1:])}
 
-    async def tenant_depths(self, limit: int) -> QueueDepths:
+    async def tenant_depths(self, limit: int) -> calls.QueueDepths:
         _, num_queued, tokens, num_tenants, *found = await self._call("tenant_depths", limit)
         rows = [found[i : i + 3] for i in range(0, len(found), 3)]
-        tenants = (TenantDepth(name.decode(), QueueDepth(num, of_tenant)) for name, num, of_tenant in rows)
-        return QueueDepths(QueueDepth(num_queued, tokens), tuple(tenants), num_tenants)
+        tenants = (calls.TenantDepth(name.decode(), calls.QueueDepth(num, of_tenant)) for name, num, of_tenant in rows)
+        return calls.QueueDepths(calls.QueueDepth(num_queued, tokens), tuple(tenants), num_tenants)
 
     async def secret(self, name: str) -> bytes:
-        reply = await self._call("secret", name, secrets.token_bytes(32))
-        return bytes(reply[1])
+        return bytes((await self._call("secret", name, secrets.token_bytes(32)))[1])
 
-    async def notices(self, router: Incarnation) -> AsyncIterator[Notice]:
+    async def notices(self, router: Incarnation) -> AsyncIterator[calls.Notice]:
         """Notices for this router, until the caller stops iterating."""
-        async with aclosing(self.server.listen(keys.notice_channel(router))) as payloads:
+        async with aclosing(self.server.listen(codec.notice_channel(router))) as payloads:
             async for payload in payloads:
                 yield codec.parse_notice(payload)
 
@@ -256,18 +219,18 @@ def _snapshot(
     return Snapshot(record, codec.unpack_tokens(prompt), outputs, int(now_ms))
 
 
-def _sequences(pairs: Sequence[tuple[bytes, bytes]]) -> list[OwnedSequence]:
-    return [OwnedSequence(SequenceId(seq.decode()), int(epoch)) for seq, epoch in pairs]
+def _sequences(pairs: Sequence[tuple[bytes, bytes]]) -> list[calls.OwnedSequence]:
+    return [calls.OwnedSequence(SequenceId(seq.decode()), int(epoch)) for seq, epoch in pairs]
 
 
-def _holder(reply: list[Any]) -> NameHolder | None:
+def _holder(reply: list[Any]) -> calls.NameHolder | None:
     if reply[0] != b"HELD":
         return None
-    return NameHolder(Incarnation(reply[1].decode()), reply[2].decode(), int(reply[3]))
+    return calls.NameHolder(Incarnation(reply[1].decode()), reply[2].decode(), int(reply[3]))
 
 
-def _migrated(reply: list[Any]) -> MigrateReply:
-    return MigrateReply(MigrateStatus(reply[0].decode()), int(reply[1]))
+def _migrated(reply: list[Any]) -> calls.MigrateReply:
+    return calls.MigrateReply(calls.MigrateStatus(reply[0].decode()), int(reply[1]))
 
 
 def _ids(raw: Sequence[bytes]) -> list[SequenceId]:

@@ -1,4 +1,4 @@
-"""A Redis or Valkey server with octavo's function library on it. Only this file and `redis_primary` import `redis`."""
+"""A Redis or Valkey server with octavo's functions. Only this file and `redis_connections` import `redis`."""
 
 import asyncio
 import time
@@ -16,10 +16,9 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from octavo.request.errors import Mismatch, ServingError, StoreFull, StoreUnavailable
 from octavo.settings.store_url import server_urls
-from octavo.store import keys, library
+from octavo.store import codec, library
 from octavo.store.calls import RETAIN_MS
-from octavo.store.connection_pools import ConnectionPools
-from octavo.store.redis_primary import connection_pool
+from octavo.store.redis_connections import ConnectionPools, connection_pool
 from octavo.store.store_tally import StoreTally
 
 T = TypeVar("T")
@@ -48,13 +47,12 @@ class RedisOptions:
 
 
 class RedisServer:
-    """Calls functions of the library. It calls `on_generation` with the new generation when the store has restarted."""
+    """Calls functions of the library."""
 
     def __init__(
         self,
         url: str,
         options: RedisOptions,
-        on_generation: Callable[[int], None] | None = None,
         source: str | None = None,
         tally: StoreTally | None = None,
     ) -> None:
@@ -63,7 +61,6 @@ class RedisServer:
         self.generation = 0  # the newest that this process knows; 0 before the first call
         self._urls = server_urls(url)
         self._options = options
-        self._on_generation = on_generation
         self._pools = ConnectionPools(partial(self._connect, options.call_timeout_s), options.max_connections)
 
     @property
@@ -171,7 +168,7 @@ class RedisServer:
         options = self._options
         pipeline = server.pipeline(transaction=False)
         pipeline.fcall(*call)
-        pipeline.set(keys.BARRIER, b"", px=BARRIER_MS)
+        pipeline.set(codec.BARRIER_KEY, b"", px=BARRIER_MS)
         pipeline.wait(options.replicas, options.replica_timeout_ms)
         reply, barrier, num_replicas = await pipeline.execute(raise_on_error=False)
         for answer in (reply, barrier, num_replicas):
@@ -189,7 +186,7 @@ class RedisServer:
     async def call(self, name: str, *args: Any, records: Sequence[str] = ()) -> list[Any]:
         """The reply of one function. If the store is in a new generation, the call is repeated with it."""
         options = self._options
-        names = [keys.GENERATION, *records]
+        names = [codec.GENERATION_KEY, *records]
         for _ in range(MAX_GENERATIONS_PER_CALL):
             header = (self.generation, options.retain_ms)
             began = time.perf_counter()
@@ -201,20 +198,12 @@ class RedisServer:
             self.tally.observe_call(name, time.perf_counter() - began)
             if reply[0] != b"STALE_GENERATION":
                 return reply
-            self._learn_generation(int(reply[1]))
+            self.generation = max(self.generation, int(reply[1]))  # another call may have learnt it before
             server = self._pools.client_of(f"octavo1_{name}")
             await self.guard(
                 self._load_library, server
             )  # a server that has restarted empty may have an older program's
         raise StoreUnavailable("the store restarts again and again")
-
-    def _learn_generation(self, generation: int) -> None:
-        first = self.generation == 0
-        if generation <= self.generation:  # another call has learnt it before
-            return
-        self.generation = generation
-        if self._on_generation is not None and not first:
-            self._on_generation(generation)
 
     async def listen(self, *channels: str) -> AsyncGenerator[bytes, None]:
         """The messages on the channels, until the caller stops iterating. The iteration has a connection of its own.

@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any
 
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.store import codec, keys
+from octavo.store import codec
 from octavo.store.calls import AppendItem, AppendReply, AppendStatus
 
 Branch = tuple[SequenceId, int]
@@ -126,7 +126,7 @@ class WorkerTail:
         num_calls = max(ceil(len(items) / MAX_BATCH), int(tail_end >= 0))
         for number in range(num_calls):  # one after the other: a branch's items stay in order
             chunk = [self._with_unsettled(item) for item in items[number * MAX_BATCH : (number + 1) * MAX_BATCH]]
-            records = [keys.record(item.seq_id) for item in chunk]
+            records = [codec.record_key(item.seq_id) for item in chunk]
             last = tail_end if number == num_calls - 1 else NO_CHECKPOINT
             _, version, *codes = await self._call(
                 "append_batch", self._owner, last, codec.pack_items(chunk), records=records

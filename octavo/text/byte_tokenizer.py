@@ -1,17 +1,22 @@
-"""The tokenizer for runners without a model (fake and witness): a token below 256 is one byte of UTF-8."""
+"""The tokenizers of runners and models that have none: of bytes, and one that refuses text."""
 
 from collections.abc import Sequence
+from typing import NoReturn
 
-from octavo.request.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument, NoTokenizer
 from octavo.text.detokenizer import ByteTable, Detokenizer
 
 NAME = "octavo:bytes"  # where others say a path
-BYTE_TABLE = ByteTable([bytes([value]) for value in range(256)])
+NO_TEXT = ByteTable([])
 
 
 class ByteTokenizer:
-    """Has the interface of octavo.text.tokenizer.Tokenizer. Ids above 255 have no text."""
+    """Of runners without a model: a token below 256 is one byte of UTF-8, others have no text.
 
+    It has the interface of octavo.text.tokenizer.Tokenizer.
+    """
+
+    table = ByteTable([bytes([value]) for value in range(256)])
     vocab_size = 256
     eos_token_ids: tuple[int, ...] = ()
     has_chat_template = False
@@ -28,7 +33,29 @@ class ByteTokenizer:
         return detokenizer.push(ids) + detokenizer.flush()
 
     def token_bytes(self, token_id: int) -> bytes:
-        return BYTE_TABLE.bytes_of(token_id)
+        return self.table.bytes_of(token_id)
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        return Detokenizer(BYTE_TABLE)
+        return Detokenizer(self.table)
+
+
+class AbsentTokenizer(ByteTokenizer):
+    """Of a model that takes token ids and answers with token ids: it refuses text, and no token has any."""
+
+    table = NO_TEXT
+    vocab_size = 0
+    has_text = False
+
+    def encode(self, text: str) -> NoReturn:
+        raise no_tokenizer("send token_ids instead of text")
+
+    def apply_chat(self, messages: object, *options: object, **named: object) -> NoReturn:
+        raise no_tokenizer("send token_ids instead of chat")
+
+
+def no_tokenizer(what: str) -> NoTokenizer:
+    """The error for a request that needs text; `what` says what the client can do."""
+    return NoTokenizer(
+        f"this model has no tokenizer: {what}, or have it served with one "
+        "(tokenizer.json beside its weights, or --tokenizer PATH of the router)"
+    )

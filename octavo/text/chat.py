@@ -22,6 +22,8 @@ _CHAT_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 Message = tuple[str, str]  # role, content
 _ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MAX_SOURCE = 1 << 20  # characters of a template
+_CODES = (*range(0xFDD0, 0xFDF0), *((plane << 16) + low for plane in range(1, 17) for low in (0xFFFE, 0xFFFF)))
+NONCHARACTERS = [chr(code) for code in _CODES]  # of Unicode
 
 
 class ChatTemplate:
@@ -122,7 +124,7 @@ class SpecialTokenGuard:
 
     def __init__(self, special_tokens: Collection[str]) -> None:
         firsts = sorted({token[0] for token in special_tokens if token})
-        self.stand_ins = dict(zip(firsts, _noncharacters(), strict=False))
+        self.stand_ins = dict(zip(firsts, NONCHARACTERS, strict=False))
         if len(self.stand_ins) < len(firsts):
             raise InvalidArgument("chat_template", f"special tokens begin with over {len(self.stand_ins)} characters")
         self._marks = frozenset(self.stand_ins.values())
@@ -182,8 +184,3 @@ def _texts_in(value: object) -> Iterator[str]:
         inner = (*value, *value.values()) if isinstance(value, dict) else value
         for each in inner:
             yield from _texts_in(each)
-
-
-def _noncharacters() -> Sequence[str]:
-    planes = [chr((plane << 16) + low) for plane in range(1, 17) for low in (0xFFFE, 0xFFFF)]
-    return [chr(code) for code in range(0xFDD0, 0xFDF0)] + planes

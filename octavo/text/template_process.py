@@ -29,7 +29,7 @@ def main() -> None:
     socket = os.fdopen(0, "rb")
     sys.path[:] = json.loads(socket.readline())
 
-    from octavo.text.template_table import TemplateTable, message_of
+    from octavo.text.template_sandbox import TemplateTable, message_of
 
     templates, before = TemplateTable(), memory_in_use()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]

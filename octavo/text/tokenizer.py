@@ -17,8 +17,7 @@ from tokenizers import AddedToken, normalizers
 
 from octavo.request.errors import InvalidArgument, Mismatch, NotFound, ServingError
 from octavo.text import byte_tokenizer
-from octavo.text.absent_tokenizer import AbsentTokenizer
-from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.byte_tokenizer import AbsentTokenizer, ByteTokenizer
 from octavo.text.chat import ChatTemplate, Message, SpecialTokenGuard, check_messages
 from octavo.text.detokenizer import Detokenizer, build_byte_table
 from octavo.text.tokenizer_folder import read_folder
@@ -183,4 +182,4 @@ def _copy(
     return copy
 
 
-AnyTokenizer = Tokenizer | ByteTokenizer | AbsentTokenizer
+AnyTokenizer = Tokenizer | ByteTokenizer

@@ -6,12 +6,12 @@ here what they mean there.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from enum import IntEnum
 from pathlib import Path
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
+from octavo.model_files import gguf_support
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_metadata import Metadata
 from octavo.model_files.gguf_support import end_token_ids
@@ -40,39 +40,19 @@ _GPT4O = (
 _LLAMA3_NAMES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral")
 
 
-class TokenType(IntEnum):
-    """The values of tokenizer.ggml.token_type."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4  # found whole in any text, and not special
-    UNUSED = 5
-    BYTE = 6
-
-
-def _words() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _digits_and_words() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _words()])
-
-
 def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
+_WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 PRE_TOKENIZERS = {  # by the name that tokenizer.ggml.pre has
-    **dict.fromkeys(("default", "gpt-2", "gpt2", "mpt", "olmo"), _words),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _digits_and_words),
-    **dict.fromkeys(_LLAMA3_NAMES, lambda: _split(_LLAMA3)),
-    "dbrx": lambda: _split(_LLAMA3),  # Phi-4
+    **dict.fromkeys(("default", "gpt-2", "gpt2", "mpt", "olmo"), lambda: _WORDS),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell"),
+        lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _WORDS]),
+    ),
+    **dict.fromkeys((*_LLAMA3_NAMES, "dbrx"), lambda: _split(_LLAMA3)),  # dbrx: Phi-4
     "gpt-4o": lambda: _split(_GPT4O),  # Phi-4-mini
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), lambda: _split(_QWEN2)),
 }
@@ -152,7 +132,7 @@ def _sentencepiece(metadata: Metadata, tokens: Sequence[str], types: Sequence[in
         merges = [pair for pair in pairs if {*pair, "".join(pair)} <= vocab.keys()]
     else:
         merges = merges_by_score(_mergeable(tokens, types), _scores(metadata, len(tokens)), vocab)
-    unknown = next((tokens[i] for i, kind in enumerate(types) if kind == TokenType.UNKNOWN), None)
+    unknown = next((tokens[i] for i, kind in enumerate(types) if kind == gguf_support.UNKNOWN), None)
     model = models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
@@ -167,13 +147,13 @@ def _sentencepiece(metadata: Metadata, tokens: Sequence[str], types: Sequence[in
 
 def _with_spaces(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
     """The tokens. Tokens that are looked for in the text before it is normalized are written with its spaces."""
-    found = {i for i, kind in enumerate(types[: len(tokens)]) if kind == TokenType.USER_DEFINED}
+    found = {i for i, kind in enumerate(types[: len(tokens)]) if kind == gguf_support.USER_DEFINED}
     return [token.replace(SPACE, " ") if i in found else token for i, token in enumerate(tokens)]
 
 
 def _mergeable(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
     """The tokens that merging may make: ordinary ones only, so that no text can spell a control token."""
-    ordinary = (TokenType.NORMAL, TokenType.UNUSED)
+    ordinary = (gguf_support.NORMAL, gguf_support.UNUSED)
     return {token: i for i, token in enumerate(tokens) if not types or types[i] in ordinary}
 
 
@@ -210,8 +190,8 @@ def _add_tokens(
 
     White space after such a token is dropped unless it is one of `keeps_space`; None: all keep it.
     """
-    special = {i for i, kind in enumerate(types) if kind == TokenType.CONTROL} | set(named)
-    user_defined = {i for i, kind in enumerate(types) if kind == TokenType.USER_DEFINED} - special
+    special = {i for i, kind in enumerate(types) if kind == gguf_support.CONTROL} | set(named)
+    user_defined = {i for i, kind in enumerate(types) if kind == gguf_support.USER_DEFINED} - special
     found = sorted(special | user_defined)
     strips = {i for i in found if keeps_space is not None and tokens[i] not in keeps_space}
     backend.add_tokens(

@@ -2,22 +2,11 @@
 
 from octavo.internal.v1 import worker_pb2
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome, Record, Snapshot
+from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome, Record, Snapshot, WorkerRole
 from octavo.request.sampling import FinishReason
 from octavo.request.step_item import StepItem
-from octavo.request.worker_role import WorkerRole
 from octavo.v1 import types_pb2
-from octavo.wire.public import (
-    failure_from_wire,
-    failure_to_wire,
-    finish_from_wire,
-    finish_to_wire,
-    sampling_from_bytes,
-    sampling_from_wire,
-    sampling_message,
-    score_from_wire,
-    score_to_wire,
-)
+from octavo.wire import public
 
 # Grows by one with each change that a router or worker of the revision before cannot follow: of protos/octavo/internal,
 # and of the sampling parameters, which such a worker would ignore.
@@ -53,7 +42,7 @@ def item_to_wire(item: StepItem) -> worker_pb2.StepItem:
         chain=item.chain,
     )
     if item.finish:
-        message.finish_reason = finish_to_wire(item.finish)
+        message.finish_reason = public.finish_to_wire(item.finish)
     if item.cumulative_logprob is not None:
         message.cumulative_logprob = item.cumulative_logprob
     if item.cached_tokens is not None:
@@ -61,11 +50,11 @@ def item_to_wire(item: StepItem) -> worker_pb2.StepItem:
         if item.prefill_ms is not None:
             message.prefill_ms = item.prefill_ms
     if item.scores:
-        message.logprobs.extend(score_to_wire(score) for score in item.scores)
+        message.logprobs.extend(public.score_to_wire(score) for score in item.scores)
     if item.prompt_scores:
-        message.prompt_logprobs.extend(score_to_wire(score) for score in item.prompt_scores)
+        message.prompt_logprobs.extend(public.score_to_wire(score) for score in item.prompt_scores)
     if item.failure is not None:
-        message.failure.CopyFrom(failure_to_wire(item.failure))
+        message.failure.CopyFrom(public.failure_to_wire(item.failure))
     return message
 
 
@@ -80,29 +69,24 @@ def item_from_wire(message: worker_pb2.StepItem) -> StepItem:
         message.chain,
     )
     if message.finish_reason:
-        item.finish = finish_from_wire(message.finish_reason)
+        item.finish = public.finish_from_wire(message.finish_reason)
         if item.finish is FinishReason.ERROR:
-            item.failure = failure_from_wire(message.failure)
+            item.failure = public.failure_from_wire(message.failure)
     if message.HasField("cumulative_logprob"):
         item.cumulative_logprob = message.cumulative_logprob
     if message.HasField("cached_tokens"):
         item.cached_tokens = message.cached_tokens
         item.prefill_ms = message.prefill_ms if message.HasField("prefill_ms") else None
     if message.logprobs:
-        item.scores = [score_from_wire(score) for score in message.logprobs]
+        item.scores = [public.score_from_wire(score) for score in message.logprobs]
     if message.prompt_logprobs:
-        item.prompt_scores = [score_from_wire(score) for score in message.prompt_logprobs]
+        item.prompt_scores = [public.score_from_wire(score) for score in message.prompt_logprobs]
     return item
 
 
 _OUTCOMES = {
-    AdmissionOutcome.ADMITTED: worker_pb2.ADMISSION_OUTCOME_ADMITTED,
-    AdmissionOutcome.LATER: worker_pb2.ADMISSION_OUTCOME_LATER,
-    AdmissionOutcome.NEVER: worker_pb2.ADMISSION_OUTCOME_NEVER,
-    AdmissionOutcome.REJECTED: worker_pb2.ADMISSION_OUTCOME_REJECTED,
-    AdmissionOutcome.STALE_EPOCH: worker_pb2.ADMISSION_OUTCOME_STALE_EPOCH,
+    worker_pb2.AdmissionOutcome.Value(f"ADMISSION_OUTCOME_{outcome.name}"): outcome for outcome in AdmissionOutcome
 }
-_OUTCOMES_BY_VALUE = {int(value): outcome for outcome, value in _OUTCOMES.items()}
 
 
 def admission_to_wire(
@@ -121,7 +105,7 @@ def admission_to_wire(
         prompt=types_pb2.TokenIds(ids=snapshot.prompt),
         outputs=[types_pb2.TokenIds(ids=output) for output in snapshot.outputs],
         finished_branches=_finished(record),
-        sampling=sampling_message(record.sampling),
+        sampling=public.sampling_message(record.sampling),
         salt=record.salt,
         priority=record.priority,
         deadline_in_ms=_deadline_in_ms(snapshot, age_ms),
@@ -139,7 +123,7 @@ def admission_from_wire(message: worker_pb2.Admission) -> Admission:
         prompt=list(message.prompt.ids),
         outputs=[list(output.ids) for output in message.outputs],
         finished_branches=tuple(message.finished_branches),
-        sampling=sampling_from_wire(message.sampling),
+        sampling=public.sampling_from_wire(message.sampling),
         salt=message.salt,
         priority=message.priority,
         deadline_in_ms=message.deadline_in_ms,
@@ -158,7 +142,7 @@ def admission_of_record(snapshot: Snapshot, *, epoch: int, age_ms: int) -> Admis
         prompt=snapshot.prompt,
         outputs=snapshot.outputs,
         finished_branches=_finished(record),
-        sampling=sampling_from_bytes(record.sampling),
+        sampling=public.sampling_from_bytes(record.sampling),
         salt=record.salt,
         priority=record.priority,
         deadline_in_ms=_deadline_in_ms(snapshot, age_ms),
@@ -177,12 +161,12 @@ def _deadline_in_ms(snapshot: Snapshot, age_ms: int) -> int:
 def answer_to_wire(seq_id: str, answer: AdmissionAnswer) -> worker_pb2.AdmissionResult:
     return worker_pb2.AdmissionResult(
         seq_id=seq_id,
-        outcome=_OUTCOMES[answer.outcome],
-        failure=failure_to_wire(answer.failure) if answer.failure else None,
+        outcome=f"ADMISSION_OUTCOME_{answer.outcome.name}",
+        failure=public.failure_to_wire(answer.failure) if answer.failure else None,
     )
 
 
 def answer_from_wire(message: worker_pb2.AdmissionResult) -> AdmissionAnswer:
     """The answer. An outcome that only a newer worker knows becomes LATER: another worker may admit the sequence."""
-    outcome = _OUTCOMES_BY_VALUE.get(message.outcome, AdmissionOutcome.LATER)
-    return AdmissionAnswer(outcome, failure_from_wire(message.failure) if message.HasField("failure") else None)
+    outcome = _OUTCOMES.get(message.outcome, AdmissionOutcome.LATER)
+    return AdmissionAnswer(outcome, public.failure_from_wire(message.failure) if message.HasField("failure") else None)

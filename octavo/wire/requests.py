@@ -27,17 +27,9 @@ def request_hash(request: inference_pb2.GenerateRequest, params: SamplingParams)
     return hashlib.blake2b(body, digest_size=16).digest()
 
 
-_STATES = {
-    SequenceState.QUEUED: inference_pb2.REQUEST_STATE_QUEUED,
-    SequenceState.RUNNING: inference_pb2.REQUEST_STATE_RUNNING,
-    SequenceState.DONE: inference_pb2.REQUEST_STATE_DONE,
-    SequenceState.FAILED: inference_pb2.REQUEST_STATE_FAILED,
-    SequenceState.CANCELLED: inference_pb2.REQUEST_STATE_CANCELLED,
-}
-
-
-def state_to_wire(state: SequenceState) -> inference_pb2.RequestState:
-    return _STATES[state]
+def state_to_wire(state: SequenceState) -> str:
+    """The name of the value, which messages take, too."""
+    return f"REQUEST_STATE_{state.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +58,5 @@ def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
 
 
 def limits_to_wire() -> inference_pb2.Limits:
-    return inference_pb2.Limits(
-        max_message_bytes=limits.MAX_MESSAGE_BYTES,
-        max_n=limits.MAX_N,
-        max_logprobs=limits.MAX_LOGPROBS,
-        max_stop=limits.MAX_STOP,
-        max_stop_bytes=limits.MAX_STOP_BYTES,
-        max_logit_bias=limits.MAX_LOGIT_BIAS,
-    )
+    names = [field.name for field in inference_pb2.Limits.DESCRIPTOR.fields]
+    return inference_pb2.Limits(**{name: getattr(limits, name.upper()) for name in names})

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import cast
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo, RetryInfo
 from google.rpc.status_pb2 import Status
@@ -30,7 +29,9 @@ def status_of(error: ServingError) -> Status:
     metadata = {_clip(key, 64): _clip(value, 256) for key, value in error.metadata.items()}
     status.details.add().Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))
     if error.retry_after_ms:
-        status.details.add().Pack(RetryInfo(retry_delay=_duration(error.retry_after_ms)))
+        retry = RetryInfo()
+        retry.retry_delay.FromMilliseconds(error.retry_after_ms)
+        status.details.add().Pack(retry)
     if isinstance(error, errors.InvalidArgument) and error.violations:
         status.details.add().Pack(_bad_request(error.violations))
     if isinstance(error, errors.NotFound) and error.resource:
@@ -79,10 +80,6 @@ def _bad_request(violations: Sequence[errors.FieldViolation]) -> BadRequest:
             message.field_violations.pop()
             break
     return message
-
-
-def _duration(ms: int) -> Duration:
-    return Duration(seconds=ms // 1000, nanos=ms % 1000 * 1_000_000)
 
 
 def _clip(text: object, max_bytes: int) -> str:

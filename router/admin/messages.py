@@ -4,8 +4,7 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 from octavo.metrics.value import Histogram
-from octavo.request.record import Record, SequenceState
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import Record, SequenceState, WorkerRole
 from octavo.store.calls import QueueDepths
 from octavo.v1 import admin_pb2, inference_pb2
 from octavo.wire.internal import role_from_wire

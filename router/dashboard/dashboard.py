@@ -16,8 +16,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.net.http_server import error_body
+from octavo.net.security.gates import WebGate
 from octavo.net.security.trail import AccessTrail, ListenerKind
-from octavo.net.security.web_gate import WebGate
 from octavo.request.errors import TooManyStreams
 from router.admin.cluster_watch import ClusterView, ClusterWatch
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from octavo.request.errors import InvalidArgument, NotFound, NoWorkers
 from octavo.request.ids import Incarnation
-from octavo.request.record import Record
+from octavo.request.record import Record, WorkerRole
 from octavo.request.sampling import SamplingParams
-from octavo.request.worker_role import WorkerRole
 from octavo.store.calls import WorkerLimits
 from octavo.text.stop import TextStream
 from octavo.text.tokenizer import AnyTokenizer, Tokenizer, open_tokenizer

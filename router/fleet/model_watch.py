@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 
 from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from octavo.store.base import Store
 from router.fleet.model_registry import ModelRegistry, WorkerFacts
 from router.fleet.worker_pool import WorkerPool

@@ -18,8 +18,7 @@ import grpc
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.net.traces import TRACEPARENT
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.record import AdmissionAnswer, AdmissionOutcome
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import AdmissionAnswer, AdmissionOutcome, WorkerRole
 from octavo.store.calls import Member
 from octavo.v1 import admin_pb2
 from octavo.wire.channel import open_worker_channel

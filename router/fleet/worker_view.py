@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.record import Record
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import Record, WorkerRole
 from octavo.store.calls import prompt_limit
 
 BRANCH_TOKENS = 32  # what one branch in the batch costs a new sequence

@@ -20,8 +20,7 @@ from octavo.request.errors import (
     Unreachable,
 )
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.record import Record, SequenceState, Snapshot
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import Record, SequenceState, Snapshot, WorkerRole
 from octavo.store.base import Store
 from router.background_tasks import BackgroundTasks
 from router.fleet.model_registry import ModelRegistry

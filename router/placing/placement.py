@@ -15,7 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 from octavo.request.ids import Incarnation
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from router.fleet.kv_index import HitCounts
 from router.fleet.worker_view import WorkerView
 

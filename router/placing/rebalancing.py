@@ -14,7 +14,7 @@ from itertools import chain, islice
 from operator import itemgetter
 
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from router.fleet.worker_view import BRANCH_TOKENS, SequenceView, WorkerSnapshot, WorkerView
 from router.placing.placement import slow_speed, slowness
 from router.placing.target_choice import choose_cheapest, has_any_room, has_room

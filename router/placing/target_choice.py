@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from octavo.request.ids import Incarnation
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from router.fleet.kv_index import HitCounts
 from router.fleet.worker_view import SequenceView, WorkerSnapshot, WorkerView
 from router.placing.placement import FREE_SHARE, NO_HITS, PlacementDecision, choose_worker

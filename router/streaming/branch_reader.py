@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from octavo.request.errors import HistoryLost
 from octavo.request.hashing import extend_chain
-from octavo.request.sampling import FinishReason, TokenScore
-from octavo.text.ranking import rank
+from octavo.request.sampling import FinishReason, TokenScore, rank
 from octavo.text.stop import TextStream
 from router.streaming.resume_tokens import StreamPlace, StreamStart
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from octavo.request.errors import Failure
 from octavo.request.record import Record, Snapshot
-from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
+from octavo.request.sampling import FinishReason, SamplingParams, TokenScore, rank
 from octavo.request.step_item import StepItem
-from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
 from router.streaming.branch_reader import BranchPiece, BranchReader, RankedBranches
 from router.streaming.resume_tokens import StreamPlace, StreamStart

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from octavo.request import limits, validation
 from octavo.request.errors import Failure, NoWorkers
 from octavo.request.record import Record
+from octavo.request.sampling import rank
 from octavo.store.base import Store
-from octavo.text.ranking import rank
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 from octavo.wire.public import (
     ACCEPTED,

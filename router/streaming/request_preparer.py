@@ -17,7 +17,7 @@ from octavo.request.errors import InvalidArgument, NoWorkers, TooManyStreams, Vi
 from octavo.request.ids import Incarnation, RequestId, new_request_id, sequence_id
 from octavo.request.record import NewSequence
 from octavo.request.sampling import PARAMETERS, SamplingParams
-from octavo.text.absent_tokenizer import no_tokenizer
+from octavo.text.byte_tokenizer import no_tokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_bytes, sampling_from_wire, with_recommended
 from octavo.wire.requests import ChatPrompt, chat_from_wire, request_hash
@@ -152,7 +152,7 @@ def check_request(request: inference_pb2.GenerateRequest, model: ServedModel) ->
     checks = ViolationCollector()
     if request.HasField("request_id"):
         checks.run(validation.validate_request_id, request.request_id)
-    both = checks.run_inside("sampling", checked_sampling, request.sampling, model)
+    both = checks.run(checked_sampling, request.sampling, model, inside="sampling")
     checks.run(priority_of, request.priority)
     if checks.found:
         checks.run(check_input, request, model)

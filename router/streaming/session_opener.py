@@ -24,7 +24,7 @@ from octavo.request.errors import (
     TooManyStreams,
 )
 from octavo.request.ids import RequestId, SequenceId, sequence_id
-from octavo.request.quota import TenantQuota
+from octavo.request.limits import TenantQuota
 from octavo.request.record import first_record
 from octavo.store.calls import RETAIN_MS, AcceptReply, AcceptStatus, QueueBound, QueueLimits
 from octavo.v1 import inference_pb2

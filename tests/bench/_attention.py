@@ -1,19 +1,18 @@
 """Paged attention of kernels.py: decodes over caches that nothing has in a cache, prompts and chunks."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
-from _cases import AttentionCase
-from _rates import Side, clocked
-from _table import Plan, Table, Work
+from _table import Plan, Side, Table, Work, clocked
 from torch import Tensor
 from torch.nn import functional
 
 from gpu_worker.ops import AttentionOptions, TokenBatch, kv_format, make_batch
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.ops.native_cpu import NativeCpuOps
 
 CPU = torch.device("cpu")
@@ -22,6 +21,42 @@ CACHE_BYTES = 96 << 20  # of keys and values of a decode, about: three times the
 CONTEXT = 4096
 SHAPES = ((3, 3, 64), (4, 8, 128), (8, 4, 128), (1, 8, 64))
 PROMPTS = ((512, 0), (512, 3584))  # tokens, after so many others
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """The last `queries` tokens of each sequence look at all that come before them."""
+
+    sequences: int
+    context: int
+    queries: int
+    group: int  # query heads to a head of keys
+    kv_heads: int
+    dim: int
+    dtype: str
+
+    @property
+    def heads(self) -> int:
+        return self.group * self.kv_heads
+
+    @property
+    def scale(self) -> float:
+        return self.dim**-0.5
+
+    @property
+    def operations(self) -> float:
+        """A product and a sum each for scores and for values."""
+        seen = self.queries * (self.context - self.queries) + self.queries * (self.queries + 1) // 2
+        return 4.0 * self.sequences * seen * self.heads * self.dim
+
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Float32: queries [sequence, query, head, dim], keys and values [sequence, kv_head, context, dim]."""
+        made = torch.Generator().manual_seed(1)
+        queries = torch.randn(self.sequences, self.queries, self.heads, self.dim, generator=made)
+        one = torch.randn(2, self.kv_heads, self.context, self.dim, generator=made)
+        factors = torch.rand(self.sequences, generator=made) + 0.5
+        keys, values = one[:, None] * factors[:, None, None, None]
+        return queries, keys, values
 
 
 def decodes(extension: ModuleType, plan: Plan) -> None:

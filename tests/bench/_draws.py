@@ -4,8 +4,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 import torch
-from _rates import clocked
-from _table import Plan, Table, Work
+from _table import Plan, Table, Work, clocked
 from torch import Tensor
 
 VOCAB = 49152

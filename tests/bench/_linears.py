@@ -1,25 +1,43 @@
 """Matrix products of kernels.py: a matrix in each form it may be stored in, and from one to many columns of inputs."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import gguf
 import torch
-from _cases import PERIOD, LinearCase
-from _rates import Side, clocked
-from _table import Plan, Table, Work
+from _table import Plan, Side, Table, Work, clocked
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.models.checkpoint.huge_pages import HugePageAllocator
+from gpu_worker.models.checkpoint.packing import HugePageAllocator
 
+PERIOD = 256
 ROWS, INNER = 49152, 1152  # as the largest matrix of a small model; 4-bit forms of it are as large as the last cache
 PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16}
 PACKED = ("q8", "q4", "q4_mins")
 HALVES = "halves"  # packed bfloat16, inputs rounded to it
 FORMS = (*PLAIN, HALVES, *PACKED)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCase:
+    """Inputs [columns, inner] times a matrix [rows, inner]."""
+
+    rows: int
+    inner: int
+    columns: int
+    form: str  # f32, bf16, q8, q4, q4_mins
+
+    def inputs(self) -> tuple[Tensor, Tensor]:
+        """Float32: inputs, and the matrix, which does not depend on them: `PERIOD` rows again and again."""
+        x, rows = (
+            torch.randn(count, self.inner, generator=torch.Generator().manual_seed(seed))
+            for seed, count in enumerate((self.columns, PERIOD))
+        )
+        return x, rows.repeat(self.rows // PERIOD, 1)
 
 
 def linears(extension: ModuleType, plan: Plan) -> None:

@@ -63,7 +63,6 @@ class CellPlan:
     num_routers: int
     worker_shares: tuple[float, ...]  # how many streams each worker runs
     tokens_per_append: int
-    look_interval_s: float  # how often a session reads the record of a live stream; 0: never
 
 
 @dataclass
@@ -178,14 +177,6 @@ class SimulatedRouter:
     async def sweep(self) -> None:
         await self.site.sleep(SWEEP_S * random.uniform(0.5, 1.5))
         await self.store.sweep(SWEEP_LIMIT, GRACE_MS, SWEEP_INTERVAL_MS)
-
-    async def look(self) -> None:
-        """Each session looks at its record once per interval."""
-        pause = self.site.plan.look_interval_s / max(1, len(self.sessions))
-        for seq_id in list(self.sessions):
-            self.site.spawn(self.store.read(seq_id, from_indexes=[10**6]))
-            await self.site.sleep(pause)
-        await self.site.sleep(0.01)
 
     async def pop(self) -> None:
         with suppress(TimeoutError):
@@ -333,8 +324,7 @@ class Site:
                 asyncio.create_task(worker.step()),
             ]
         for router in self.routers:
-            loops = [router.heartbeat, router.discover, router.health, router.sweep, router.pop, router.accept_on]
-            for loop in loops + [router.look] * bool(self.plan.look_interval_s):
+            for loop in (router.heartbeat, router.discover, router.health, router.sweep, router.pop, router.accept_on):
                 self._loop(loop)
             self._loops.append(asyncio.create_task(router.listen()))
 

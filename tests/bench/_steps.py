@@ -1,13 +1,10 @@
-"""Whole steps of the demo model in kernels.py: no router, worker or sampling; and llama.cpp's, by its own benchmark."""
+"""Whole steps of the demo model in kernels.py: no router, worker or sampling."""
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from _llama_cpp import rates as llama_cpp_rates
-from _rates import clocked, medians
-from _table import Plan
+from _table import Plan, clocked, medians
 
 from gpu_worker.ops import make_batch
 from gpu_worker.ops.reference import ReferenceOps
@@ -59,28 +56,18 @@ def load_runners() -> dict[str, ModelRunner]:
     return runners
 
 
-def steps(plan: Plan, llama_cpp: Path | None) -> None:
-    """llama.cpp's benchmark is a program of its own, so it comes just before and not in turns."""
+def steps(plan: Plan) -> None:
     counts = [1, 16] if plan.quick else [1, 16, 48]
     runners = load_runners()
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
-    peer: dict[int, float] = {}
-    if llama_cpp is not None:
-        peer = {count: rate for count, (_, rate) in llama_cpp_rates(llama_cpp, counts, CONTEXT, 16, threads).items()}
-        peer[0] = llama_cpp_rates(llama_cpp, [1], PROMPT, 2, threads)[1][0]
-    print(
-        f"\n**Steps of the demo model**, {CONTEXT} keys, medians of {plan.repeats}, sides in turns; llama.cpp before\n"
-    )
-    print("| step | side | tokens/s | ÷ reference | ÷ llama.cpp | load |\n|---|---|---|---|---|---|", flush=True)
+    print(f"\n**Steps of the demo model**, {CONTEXT} keys, medians of {plan.repeats}, sides in turns\n")
+    print("| step | side | tokens/s | ÷ reference | load |\n|---|---|---|---|---|", flush=True)
     for count in [*counts, 0]:  # 0: a prompt
         calls = {name: decode(runner, count) if count else prompt(runner) for name, runner in runners.items()}
         times = medians({name: clocked(call) for name, call in calls.items()}, plan.repeats)
         tokens, what = (count, f"{count} sequences") if count else (PROMPT, f"prompt of {PROMPT}")
         for name, seconds in times.items():
             beside = f"{times['reference'] / seconds:.2f}×"
-            other = f"{tokens / seconds / peer[count]:.2f}×" if peer else ""
             load = f"{os.getloadavg()[0]:.1f}"
-            print(f"| {what} | {name} | {tokens / seconds:.1f} | {beside} | {other} | {load} |", flush=True)
-        if peer:
-            print(f"| {what} | llama.cpp, Q4_1 | {peer[count]:.1f} | | | |", flush=True)
+            print(f"| {what} | {name} | {tokens / seconds:.1f} | {beside} | {load} |", flush=True)

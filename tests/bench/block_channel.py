@@ -25,8 +25,8 @@ from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.blocks.frame_socket import BUFFER_BYTES, drop_front
 from gpu_worker.migration.blocks.incoming_ticket import ExpectedBlock, IncomingTicket
+from gpu_worker.migration.blocks.link_share import RateLimiter
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 
 SECRET = bytes(32)
 CALL_BYTES = 1 << 20

@@ -1,31 +1,26 @@
-"""The CPU kernels against what this machine can do, and torch; and whole steps of the demo model beside llama.cpp.
+"""The CPU kernels that steps spend their time in against what this machine can do, and torch; and whole steps.
 
-    python tests/bench/kernels.py [--only linears decode prefill rows blocks draws steps] [--match REGEX] [--quick]
-        [--llama-cpp DIR]
+    python tests/bench/kernels.py [--only linears decode prefill draws steps] [--match REGEX] [--quick]
 
 Sides take turns on the same numbers; medians. The machine's own rates (torch: a
 sum, a copy, two products) are sides like the others, so that each row has its roof from the seconds it was measured in;
-their turn empties the caches. DIR: as in peers.py.
+their turn empties the caches.
 """
 
 import argparse
 import os
 import re
-from pathlib import Path
 
 from _attention import decodes, prompts
-from _blocks import blocks
 from _draws import draws
 from _linears import linears
-from _rates import Machine
-from _rows import rows
 from _service import describe_machine
 from _steps import steps
-from _table import Plan
+from _table import Machine, Plan
 
 from gpu_worker.ops import native
 
-PARTS = ("linears", "decode", "prefill", "rows", "blocks", "draws", "steps")
+PARTS = ("linears", "decode", "prefill", "draws", "steps")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -40,10 +35,8 @@ def run(args: argparse.Namespace) -> None:
         "linears": lambda: linears(extension, plan),
         "decode": lambda: decodes(extension, plan),
         "prefill": lambda: prompts(extension, plan),
-        "rows": lambda: rows(extension, plan),
-        "blocks": lambda: blocks(extension, plan),
         "draws": lambda: draws(extension, plan),
-        "steps": lambda: steps(plan, args.llama_cpp),
+        "steps": lambda: steps(plan),
     }
     for name in args.only:
         parts[name]()
@@ -57,7 +50,6 @@ def main() -> None:
     parser.add_argument("--match", type=re.compile, default="", metavar="REGEX", help="rows, by their first cell")
     parser.add_argument("--isa", default="", help="a lesser instruction set than the best one")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="some of the parts")
-    parser.add_argument("--llama-cpp", type=Path, metavar="DIR")
     run(parser.parse_args())
 
 

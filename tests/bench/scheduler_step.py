@@ -14,9 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpu_worker.blocks.cost_model import CostModel
-from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig, StepBudget
 from gpu_worker.scheduling.state.sequence import Sequence
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import StepOutput

@@ -13,7 +13,6 @@ import asyncio
 import multiprocessing
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -73,37 +72,6 @@ def shares(streams: int, workers: int) -> list[float]:
     return [each / 10] + [each] * (workers - 1)
 
 
-# A fixed piece of work, with the processor time that it took on the server: how fast the core is beside its neighbours.
-YARDSTICK = """
-local began, sum = os.clock(), 0
-for i = 1, 60000 do sum = (31 * sum + i) % 65521 end
-return math.floor(1e6 * (os.clock() - began))
-"""
-
-
-class Yardstick:
-    """Measures now and then how long the server takes for the same work: other load on the machine makes it slower."""
-
-    def __init__(self, store: RedisStore) -> None:
-        self._store = store
-        self.best, self.measured = 0, list[int]()
-
-    async def find_best(self) -> None:
-        self.best = min([await self._measure() for _ in range(100)])
-
-    async def _measure(self) -> int:
-        return int(await self._store.server.client.eval(YARDSTICK, 0))
-
-    async def watch(self) -> None:
-        while True:
-            await asyncio.sleep(0.2)
-            self.measured.append(await self._measure())
-
-    @property
-    def slowdown(self) -> float:
-        return statistics.median(self.measured) / self.best
-
-
 class Cell:
     """The processes of a simulated cell."""
 
@@ -115,7 +83,7 @@ class Cell:
             mine, theirs = context.Pipe()
             plan = CellPlan(
                 url, text, options.stretch, site, options.routers // NUM_SITES, tuple(sizes[site::NUM_SITES]),
-                options.tokens_per_append, options.look_interval,
+                options.tokens_per_append,
             )  # fmt: skip
             process = context.Process(target=play, args=(plan, theirs), daemon=True)
             process.start()
@@ -166,9 +134,6 @@ async def main(options: argparse.Namespace) -> None:
         store = RedisStore(server.url, source=text)
         await store.open()
         pid = server.pid or 0
-        yardstick = Yardstick(store) if not options.server else None  # redis-server 7 has no os.clock
-        if yardstick:
-            await yardstick.find_best()
         cell = Cell(options, server.url, text)
         print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; {options.server or 'valkey'}")
         await cell.ask("fill")
@@ -178,15 +143,12 @@ async def main(options: argparse.Namespace) -> None:
         await cell.usage()
         if options.profile:
             await store.server.client.fcall("octavo1_profile", 0)
-        watching = asyncio.create_task(yardstick.watch()) if yardstick else None
         before = processor_s(pid)
         began = asyncio.get_running_loop().time()
         await asyncio.sleep(options.seconds * options.stretch)
         spent = processor_s(pid) - before
         seconds = (asyncio.get_running_loop().time() - began) / options.stretch
         usage = await cell.usage()
-        if watching:
-            watching.cancel()
         stream_seconds = usage.tokens / STEPS_PER_S
         if options.profile:
             await print_profile(store, stream_seconds)
@@ -195,11 +157,6 @@ async def main(options: argparse.Namespace) -> None:
         print(f"{reached:.0f} streams kept up; {memory:.0f} MiB for {options.streams} records; {usage.refused} refused")
         print(f"store: {1e6 * spent / stream_seconds:.1f} us of processor per stream-second")
         print(f"       {spent / stream_seconds * options.streams:.0%} of a core at {options.streams} streams")
-        if yardstick:
-            print(
-                f"       {1e6 * spent / stream_seconds / yardstick.slowdown:.1f} us without the neighbours, which made"
-            )
-            print(f"       a fixed piece of work take {yardstick.slowdown:.2f} times as long as at its best")
         print(f"       {usage.items / stream_seconds:.1f} appended items per stream-second")
         print(f"{'function':>14} {'calls/s':>9} {'p50 ms':>8} {'p99 ms':>8}")
         for name, calls in usage.calls.most_common():
@@ -235,7 +192,6 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=4.0, help="of simulated time")
     parser.add_argument("--stretch", type=float, default=6.0, help="how many seconds a simulated second takes")
     parser.add_argument("--tokens-per-append", type=int, default=2, help="after a stream's first token")
-    parser.add_argument("--look-interval", type=float, default=0.0, help="of sessions at records, in s; 0: never")
     parser.add_argument("--server", default="", help="a server on PATH; else the one that `octavo up` starts")
     parser.add_argument("--profile", action="store_true")
     asyncio.run(main(parser.parse_args()))

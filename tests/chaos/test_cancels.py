@@ -4,12 +4,10 @@ import asyncio
 import os
 import random
 
-import grpc
 import pytest
 from effort import draws
 from live.cluster import Shape
 from live.fixtures import whole
-from waiting import until
 
 from octavo.request.ids import new_request_id
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -91,39 +89,3 @@ async def test_no_request_outlives_a_client_that_left_while_it_was_accepted(leav
     print(f"{leavers.num_begun} calls, {leavers.num_cancelled} cancelled; {len(alive)} alive {SETTLED_S} s later")
     assert not alive
     assert leavers.num_cancelled > 0.9 * leavers.num_begun
-
-
-async def test_no_request_outlives_a_client_that_left_while_the_store_was_away(leaving, leavers):
-    """The detach fails at first, and is told to the store that comes back."""
-    calls = [asyncio.create_task(leavers.call_for(1.0)) for _ in range(6)]
-    await until(lambda: leavers.alive())
-    await asyncio.sleep(0.5)
-    await asyncio.to_thread(leaving.kill, "store")
-    await asyncio.gather(*calls)
-    await asyncio.sleep(1.0)
-    await asyncio.to_thread(leaving.spawn, "store")
-    await until(lambda: settled(leavers), 30.0)
-
-
-async def test_no_request_outlives_a_client_whose_accept_was_done_late(leaving, leavers):
-    """The store hangs for longer than routers wait for it, and then does all that is in its socket."""
-    leaving.store.pause()
-    calls = [asyncio.create_task(leavers.call_for(6.0)) for _ in range(6)]
-    await asyncio.gather(*calls)
-    leaving.store.resume()
-    await until(lambda: accepted(leavers), 30.0)
-    await until(lambda: settled(leavers), 30.0)
-
-
-async def accepted(leavers: Leavers) -> bool:
-    try:
-        return bool(await leavers.alive())
-    except grpc.aio.AioRpcError:
-        return False
-
-
-async def settled(leavers: Leavers) -> bool:
-    try:
-        return not await leavers.alive()
-    except grpc.aio.AioRpcError:
-        return False

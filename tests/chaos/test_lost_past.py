@@ -13,7 +13,7 @@ from octavo.client import SamplingParams
 from octavo.local.embedded import EmbeddedStore
 from octavo.request import errors
 from octavo.request.ids import sequence_id
-from octavo.store import keys, open_store
+from octavo.store import codec, open_store
 
 SHAPE = Shape(step_delay_ms=20, lease_ms=1500, router_args=("--grace-ms", "30000"))
 PROMPT = [7, 11, 13]
@@ -48,7 +48,7 @@ class Past:
             (journal,) = (await store.read(seq_id, from_indexes=[0])).outputs
             assert tuple(tokens) != journal[30 : 30 + len(tokens)]
             tail = b"".join(token.to_bytes(4, "little") for token in tokens)
-            await store.server.client.setrange(f"{keys.record(seq_id)}:0", 4 * 30, tail)
+            await store.server.client.setrange(f"{codec.record_key(seq_id)}:0", 4 * 30, tail)
         finally:
             await store.close()
             await server.stop()
@@ -57,7 +57,7 @@ class Past:
         """A bit of the journal's first append is another one in the file. Only while the store is dead."""
         (file,) = self._files.glob("*.incr.aof")
         data = bytearray(file.read_bytes())
-        key = f"{keys.record(sequence_id('', request_id))}:0".encode()
+        key = f"{codec.record_key(sequence_id('', request_id))}:0".encode()
         value = re.search(rb"APPEND\r\n\$\d+\r\n%b\r\n\$\d+\r\n" % re.escape(key), data)
         assert value is not None
         data[value.end()] ^= 1
@@ -90,6 +90,7 @@ async def read_all(stream, history):
         history.add(event)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_an_older_past_that_is_computed_again_goes_on(cluster, past, oracle):

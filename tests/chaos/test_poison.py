@@ -6,9 +6,9 @@ import threading
 import time
 
 import pytest
+from live.client_loops import ClientLoops, read_history
 from live.cluster import Shape
 from live.fixtures import whole
-from live.history import History
 from live.oracle import Oracle
 from live.process import wait_until
 
@@ -62,38 +62,20 @@ def poisonous_prompts(oracle):
     yield prompt, oracle.tokens(prompt, 40).index(POISON) + 1
 
 
-class Innocents:
+class Innocents(ClientLoops):
     """Clients with one harmless stream after the other. A stream that fails or has a wrong token is an error."""
 
-    def __init__(self, client, oracle, seed, count):
-        self.num_streams = 0
-        self._client, self._oracle, self._random = client, oracle, random.Random(seed)
-        self._under_way = True
-        self._tasks = [asyncio.create_task(self._run()) for _ in range(count)]
+    def __init__(self, client, oracle, seed):
+        super().__init__(client)
+        self._oracle, self._random = oracle, random.Random(seed)
 
-    async def _run(self):
-        while self._under_way:
-            prompt = [self._random.randrange(1, 600) for _ in range(30)]
-            tokens = self._oracle.tokens(prompt, 120)
-            if POISON in tokens:
-                continue
-            history = History()
-            async for event in self._client.generate(prompt, SamplingParams(temperature=0, max_tokens=120)):
-                history.add(event)
+    async def stream_once(self, number):
+        prompt = [self._random.randrange(1, 600) for _ in range(30)]
+        tokens = self._oracle.tokens(prompt, 120)
+        if POISON not in tokens:
+            params = SamplingParams(temperature=0, max_tokens=120)
+            history = await read_history(self.client.generate(prompt, params), 120)
             assert history.tokens[0] == tokens
-            self.num_streams += 1
-
-    def check(self):
-        """Raises what has gone wrong so far."""
-        for task in self._tasks:
-            if task.done():
-                task.result()
-
-    async def stop(self):
-        """Lets what runs come to its end."""
-        self._under_way = False
-        async with asyncio.timeout(120):
-            await asyncio.gather(*self._tasks)
 
 
 @pytest.mark.timeout(300)
@@ -101,7 +83,8 @@ async def test_poison_is_given_up_and_innocents_survive(supervised, seed):
     cluster, supervisor = supervised
     oracle = Oracle("fake")
     async with cluster.client() as client:
-        innocents = Innocents(client, oracle, seed, 6)
+        innocents = Innocents(cluster.client(), oracle, seed)
+        innocents.begin(6)
         await asyncio.sleep(0.5)
         for prompt, num_tokens in poisonous_prompts(oracle):
             before, got = supervisor.num_deaths, []
@@ -115,47 +98,6 @@ async def test_poison_is_given_up_and_innocents_survive(supervised, seed):
             assert 1 <= supervisor.num_deaths - before <= 3
             innocents.check()
         await innocents.stop()
-
-
-async def poison(client, number, after_s=0.0):
-    await asyncio.sleep(after_s)
-    with pytest.raises(errors.PoisonSuspected):
-        await client.complete([number, POISON, 3], SamplingParams(temperature=0, max_tokens=60))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_poisons", [2, pytest.param(5, marks=pytest.mark.night)])
-async def test_several_poisons_at_once_end_and_innocents_survive(supervised, seed, num_poisons):
-    cluster, supervisor = supervised
-    async with cluster.client() as client:
-        innocents = Innocents(client, Oracle("fake"), seed, 6)
-        await asyncio.sleep(0.5)
-        async with asyncio.timeout(400):
-            await asyncio.gather(*(poison(client, number) for number in range(1, num_poisons + 1)))
-        assert 3 <= supervisor.num_deaths <= 12 * num_poisons
-        await asyncio.to_thread(cluster_whole, cluster)
-        innocents.check()
-        await innocents.stop()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-async def test_workers_that_die_together_end_no_stream(supervised, seed):
-    """Three of four within 0.4 s, again and again, while each stream has lost its owner before."""
-    cluster, supervisor = supervised
-    async with cluster.client() as client:
-        innocents = Innocents(client, Oracle("fake"), seed, 12)
-        for number in range(4):
-            await asyncio.sleep(1.5)
-            for name in random.Random(seed + number).sample(sorted(cluster.worker_endpoints), 3):
-                cluster.kill(name)
-                await asyncio.sleep(0.2)
-            await asyncio.to_thread(cluster_whole, cluster)
-            innocents.check()
-        await innocents.stop()
-        assert supervisor.num_deaths >= 10
-        assert innocents.num_streams >= 12
 
 
 def suspects(cluster):

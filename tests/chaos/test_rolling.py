@@ -127,31 +127,6 @@ async def roll(cluster: Cluster, name: str) -> float:
 @pytest.mark.scaled
 @pytest.mark.night
 @pytest.mark.timeout(3600)
-async def test_rolling_the_workers_fails_no_stream_and_counts_no_crash(rolled, oracle, seed):
-    """Ten rounds with 64 streams with `--night`, one with 16 in `make test`."""
-    streams = SlowStreams(rolled, oracle, draws(16, 64), seed)
-    await asyncio.sleep(3)
-    for number in range(draws(1, 10)):
-        took = {}
-        for name in rolled.worker_endpoints:
-            streams.check()
-            took[name] = await roll(rolled, name)
-        print(
-            f"round {number}: ended after {', '.join(f'{s:.1f}' for s in took.values())} s; {streams.tally.num_streams}"
-        )
-        assert max(took.values()) < 20
-    await streams.stop()
-    tally = streams.tally
-    print(tally)
-    assert tally.crashes == 0
-    assert tally.crash_takes == []
-    assert tally.num_streams >= 16
-    assert tally.num_moved > tally.num_replayed
-
-
-@pytest.mark.scaled
-@pytest.mark.night
-@pytest.mark.timeout(3600)
 async def test_rolling_workers_and_routers_is_a_short_pause_for_clients(rolled, oracle, seed):
     """For ten minutes with 64 streams with `--night`; each process once with 16 in `make test`."""
     rng = random.Random(seed)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.ops.bits import CPU_BITS
+from gpu_worker.ops.native import CPU_BITS
 
 
 def test_kernels_compute_the_bits_of_their_number(extension, root: Path) -> None:

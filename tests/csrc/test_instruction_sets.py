@@ -14,9 +14,11 @@ AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx51
 BF16 = (*AVX512, "-mavx512bf16")
 UNITS = {"isa_emulated": (), "isa_generic": (), "isa_avx2": AVX2, "isa_avx512": AVX512, "isa_avx512_bf16": BF16}
 UNITS |= {"isa_amx": BF16, "sample_generic": (), "sample_avx2": AVX2, "sample_avx512": AVX512}
+QUICK = ("isa_generic", "sample_generic", "sample_avx2", "sample_avx512")  # to compile
+LATER = pytest.mark.long
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", [pytest.param(unit, marks=() if unit in QUICK else LATER) for unit in UNITS])
 def test_a_unit_shares_no_function_with_others(unit: str, root: Path, tmp_path: Path) -> None:
     """Not even without optimization, where nothing is inlined: of weak functions the linker keeps any one."""
     compiler, lister = shutil.which("g++"), shutil.which("nm")
@@ -46,8 +48,8 @@ def test_tiles_make_the_products_that_dot_products_make(extension, one: str, oth
 @pytest.mark.parametrize(
     ("wanted", "in_it", "not_in_it"),
     [
-        ("native", {"best"}, {"emulated"}),
-        ("all", {"generic", "best"}, {"emulated"}),
+        pytest.param("native", {"best"}, {"emulated"}, marks=LATER),
+        pytest.param("all", {"generic", "best"}, {"emulated"}, marks=LATER),
         ("tests", {"generic", "best", "emulated"}, set()),
         ("generic;avx3", None, None),
     ],

@@ -4,6 +4,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from effort import draws
 from gguf.quants import dequantize
 from gguf.quants import quantize as quantize_gguf
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 DIGITS = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1"}  # packed, with inputs in two digits
 PACKED = (*DIGITS, "halves")
-fuzz = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+fuzz = settings(max_examples=draws(8, 25), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def make(kernels, format_: str, rows: int, cols: int, exact: bool = False):
@@ -54,6 +55,7 @@ def product(kernels, x: torch.Tensor, weight, bias=None) -> torch.Tensor:
     return out
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("format_", [*PLAIN, *PACKED])
 @fuzz

@@ -16,7 +16,7 @@ sys.path.insert(0, sys.argv[1])
 sys.meta_path.insert(0, importlib.machinery.PathFinder)  # before the hook of an editable install
 logging.basicConfig()
 from gpu_worker import ops
-from octavo.cli import native_checks
+from octavo.cli.doctor import native_checks
 assert ops.__file__.startswith(sys.argv[1]), ops.__file__
 print(ops.choose_ops(torch.device("cpu")).name, "|", native_checks.cpu_extension(None).detail)
 """
@@ -45,13 +45,13 @@ def test_a_source_distribution_has_what_it_takes_to_build(tmp_path):
     ]
     assert {*needed, *(str(path.relative_to(ROOT)) for path in sources)} <= names
     assert not [name for name in names if name.endswith(".so") or name.startswith((".", "build/"))]
-    folders = {"octavo", "router", "gpu_worker", "csrc", "protos", "docs"}
+    folders = {"octavo", "octavo_bench", "router", "gpu_worker", "csrc", "protos", "docs"}
     elsewhere = {name.partition("/")[0] for name in names} - folders
     assert elsewhere <= {"pyproject.toml", "LICENSE", "PKG-INFO", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", ""}
     assert not [name for name in names if name.endswith((".png", ".jpg")) or name.startswith("docs/measurements")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_wheel_without_the_extension_runs_on_the_reference_and_says_so(tmp_path):
     wheel = build("build_wheel", tmp_path, **{"wheel.cmake": "false"})
     assert wheel.name.endswith("-py3-none-any.whl")
@@ -59,7 +59,11 @@ def test_a_wheel_without_the_extension_runs_on_the_reference_and_says_so(tmp_pat
         assert not [name for name in archive.namelist() if name.endswith(".so")]
         names = set(archive.namelist())
         archive.extractall(tmp_path / "site")
-    data = {path for path in tracked("octavo", "router", "gpu_worker") if not path.endswith((".py", "README.md"))}
+    data = {
+        path
+        for path in tracked("octavo", "octavo_bench", "router", "gpu_worker")
+        if not path.endswith((".py", "README.md"))
+    }
     assert data and data <= names  # pages, functions of the store, marks of types
     command = [sys.executable, "-c", START, str(tmp_path / "site")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}

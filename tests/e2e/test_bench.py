@@ -1,4 +1,4 @@
-"""`octavo bench` against a live deployment by gRPC, and against a server with OpenAI's interface."""
+"""`octavo bench` against a live deployment, by gRPC and by HTTP."""
 
 import json
 import re
@@ -8,7 +8,6 @@ import sys
 
 from live.cluster import ROOT
 from live.process import wait_until
-from scripted_endpoint import openai_server
 
 LOAD = ["--prompt-tokens", "6", "--output-tokens", "5-12", "--concurrency", "4", "--requests", "12", "--warm-up", "2"]
 COMMAND = [sys.executable, "-m", "octavo.cli", "bench"]
@@ -24,38 +23,25 @@ def bench(*words, code=0):
     return done
 
 
-def test_a_deployment_and_an_openai_server_take_turns(cluster, tmp_path):
-    picture = tmp_path / "a.png"
-    with openai_server() as server:
-        words = [endpoints(cluster), "--against", server.url, "--rounds", "2", "--json", "--png", str(picture)]
-        done = bench(*words, *LOAD, "--slo", "ttft=60s")
-    found = json.loads(done.stdout)
-    grpc, http = (endpoint["total"] for endpoint in found["endpoints"])
-    for total in (grpc, http):
-        assert (total["completed"], total["failed"], total["short_answers"]) == (24, 0, 0)
-        assert total["counted_by"] == {"usage": 24}
-        assert total["goodput"]["requests"] == 24
-        assert 0 < total["ttft_ms"]["p50"] <= total["e2e_ms"]["p99"]
-    assert grpc["output_tokens"] == http["output_tokens"]
-    assert found["comparison"]["requests_per_s"]["num_rounds"] == 2
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert done.stderr == ""  # no progress bar without a terminal
-
-
-def test_a_router_is_measured_by_grpc_and_by_http_in_turns(cluster):
-    http = f"http://{cluster.http_endpoints[0]}"
-    done = bench(endpoints(cluster), "--against", http, "--rounds", "2", "--shared-prefix", "32", "--json", *LOAD)
+def test_a_router_is_measured_by_grpc_and_by_http_in_turns(cluster, tmp_path):
+    http, picture = f"http://{cluster.http_endpoints[0]}", tmp_path / "a.png"
+    words = [endpoints(cluster), "--against", http, "--rounds", "2", "--shared-prefix", "32", "--slo", "e2e=60s"]
+    done = bench(*words, "--json", "--png", str(picture), *LOAD)
     found = json.loads(done.stdout)
     assert [endpoint["kind"] for endpoint in found["endpoints"]] == ["grpc", "completions"]
     assert found["endpoints"][0]["model"] == found["endpoints"][1]["model"]
     first, second = (endpoint["total"] for endpoint in found["endpoints"])
     for total in (first, second):
         assert total["failures"] == {}
+        assert total["goodput"]["requests"] == 24
+        assert 0 < total["ttft_ms"]["p50"] <= total["e2e_ms"]["p99"]
         assert (total["completed"], total["short_answers"]) == (24, 0)
         assert total["counted_by"] == {"usage": 24}
         assert total["prompt_tokens"] > 0
     assert first["output_tokens"] == second["output_tokens"]
     assert found["comparison"]["output_tokens_per_s"]["num_rounds"] == 2
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert done.stderr == ""  # no progress bar without a terminal
 
 
 def test_ctrl_c_cancels_what_runs_and_shows_the_rest(cluster):

@@ -3,7 +3,7 @@
 import json
 import subprocess
 
-from live.grpcurl import grpcurl, objects, snake, tool
+from live.grpcurl import grpcurl, objects, tool
 
 from octavo.client import SamplingParams
 from octavo.wire.public import sampling_to_wire
@@ -26,41 +26,6 @@ def test_list_and_describe(cluster):
             health = objects(grpcurl(endpoint, "grpc.health.v1.Health/Check", data={"service": service}))
             assert health == [{"status": "SERVING"}]
     assert "max_tokens" in grpcurl(cluster.endpoints[0], "describe", "octavo.v1.SamplingParams")
-
-
-def test_buf_asks_for_the_stable_reflection(cluster):
-    """grpcurl of today knows v1alpha only; buf can be told which of the two to use."""
-    command = [
-        tool("buf"),
-        "curl",
-        "--protocol=grpc",
-        "--http2-prior-knowledge",
-        "--reflect-protocol=grpc-v1",
-        "-d",
-        '{"text": "Once upon", "sampling": {"max_tokens": 2, "temperature": 0}}',
-        f"http://{cluster.endpoints[0]}/octavo.v1.Inference/Complete",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert len(snake(json.loads(done.stdout))["outputs"][0]["token_ids"]) == 2
-
-
-def test_complete_and_generate(cluster, oracle):
-    prompt, params = b"Once upon", SamplingParams(temperature=0, max_tokens=8)
-    expected = oracle.outputs(list(prompt), params)[0]
-    data = {"text": prompt.decode(), "sampling": {"max_tokens": 8, "temperature": 0}}
-    answer = objects(grpcurl(cluster.endpoints[0], "octavo.v1.Inference/Complete", data=data))[0]
-    output = answer["outputs"][0]
-    assert (tuple(output["token_ids"]), output.get("text", "")) == (expected.token_ids, expected.text)
-    assert output["finish_reason"] == "FINISH_REASON_LENGTH"
-    assert answer["usage"]["prompt_tokens"] == len(prompt)
-    events = objects(grpcurl(cluster.endpoints[1], "octavo.v1.Inference/Generate", data=data))
-    assert tuple(token for event in events for token in event["token_ids"]) == expected.token_ids
-    assert "finished" in events[-1]
-    data["sampling"]["temperature"] = -1
-    refused = grpcurl(cluster.endpoints[0], "octavo.v1.Inference/Generate", data=data, ok=False)
-    assert "InvalidArgument" in refused
-    assert "temperature" in refused
 
 
 def test_one_step_of_a_worker(solo):
@@ -91,10 +56,19 @@ def test_one_step_of_a_worker(solo):
 
 
 def test_buf_curl(cluster, oracle):
-    """A second client, of another family, over the gRPC protocol."""
+    """A second client, of another family, by the stable reflection: grpcurl of today knows v1alpha only."""
     data = {"token_ids": {"ids": [1, 2, 3]}, "sampling": {"max_tokens": 6, "temperature": 0}}
     url = f"http://{cluster.endpoints[0]}/octavo.v1.Inference/Generate"
-    command = [tool("buf"), "curl", "--protocol", "grpc", "--http2-prior-knowledge", "-d", json.dumps(data), url]
+    command = [
+        tool("buf"),
+        "curl",
+        "--protocol=grpc",
+        "--http2-prior-knowledge",
+        "--reflect-protocol=grpc-v1",
+        "-d",
+        json.dumps(data),
+        url,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     tokens = [token for event in objects(done.stdout) for token in event.get("token_ids", [])]

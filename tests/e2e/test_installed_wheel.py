@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from live.process import Process, wait_until
 
-from gpu_worker.models.checkpoint.demo import demo_file
+from gpu_worker.models.checkpoint.locate import demo_file
 
 pytestmark = [pytest.mark.night, pytest.mark.timeout(2400)]  # builds every instruction set, and installs torch
 

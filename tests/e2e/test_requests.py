@@ -1,4 +1,4 @@
-"""Cancel, disconnect, deadlines, queue: what ends or holds back a request, and that it frees what it held."""
+"""A cancel frees what a request held; without workers, and without a store, requests are refused and streams wait."""
 
 import asyncio
 import time
@@ -6,20 +6,15 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from waiting import until
 
 from octavo.client import FinishReason, SamplingParams
 from octavo.request import errors
-from octavo.v1 import admin_pb2, inference_pb2, inference_pb2_grpc
+from octavo.v1 import inference_pb2, inference_pb2_grpc
 from octavo.wire import statuses
 from octavo.wire.channel import open_channel
 
 LONG = SamplingParams(temperature=0, max_tokens=4000)
-
-
-async def until(condition, timeout_s=20.0):
-    async with asyncio.timeout(timeout_s):
-        while not await condition():  # noqa: ASYNC110  another process decides
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -54,9 +49,6 @@ async def rest(stream):
     return [event async for event in stream]
 
 
-# Cancel
-
-
 async def test_cancel_frees_blocks_within_two_steps(tight):
     async with tight.client() as client:
         stream = await begun(client, b"x" * 100)
@@ -72,75 +64,6 @@ async def test_cancel_frees_blocks_within_two_steps(tight):
         await client.cancel(stream.request_id)  # has already ended: success
         with pytest.raises(errors.NotFound):
             await client.cancel("nobody")
-
-
-async def waiting(cluster, count):
-    """Whether that many requests are in the queue or wait on the worker."""
-    reply = await asyncio.to_thread(lambda: cluster.admin().ListWorkers(admin_pb2.ListWorkersRequest(), timeout=10))
-    return reply.num_queued + sum(worker.load.num_waiting for worker in reply.workers) >= count
-
-
-# Disconnect
-
-
-async def test_a_client_that_leaves_cancels_after_the_grace(tight):
-    async with tight.client() as client:
-        stream = await begun(client)
-        await stream.aclose()
-        assert (await client.get(stream.request_id)).state == "RUNNING"  # within the grace
-        await until(lambda: has_state(client, stream.request_id, "CANCELLED"))
-
-
-async def has_state(client, request_id, state):
-    return (await client.get(request_id)).state == state
-
-
-# Deadlines
-
-
-async def test_a_deadline_ends_a_running_request_with_what_it_has(tight, oracle):
-    async with tight.client() as client:
-        done = await client.complete(b"abc", LONG, deadline_s=1.5)
-        assert done.finish_reason is FinishReason.DEADLINE
-        assert 0 < len(done.token_ids) < 4000
-        assert list(done.token_ids) == oracle.tokens(list(b"abc"), len(done.token_ids))
-
-
-# The queue
-
-
-async def answered(client, call, request_id) -> bool:
-    """Whether the request has been accepted or refused."""
-    try:
-        return call.done() or bool(await client.get(request_id))
-    except errors.NotFound:
-        return False
-
-
-async def test_a_full_queue_says_when_to_come_back(tight):
-    async with raw(tight) as stub, tight.client() as client:
-        runs = await begun(client)
-        calls, error = [], None
-        for number in range(12):  # some wait on the worker, four in the queue
-            request = message(b"abcdef", max_tokens=10)
-            request.request_id = f"many-{number}"
-            calls.append(asyncio.ensure_future(stub.Complete(request)))
-            await until(lambda number=number: answered(client, calls[-1], f"many-{number}"))
-            if calls[-1].done():
-                error, _ = await refused(calls.pop())
-                break
-        assert isinstance(error, errors.QueueFull)
-        assert error.retry_after_ms > 0
-        assert len(calls) >= 4
-        await client.cancel(runs.request_id)
-        await rest(runs)
-        for reply in await asyncio.gather(*calls):  # those accepted are served
-            assert len(reply.outputs[0].token_ids) == 10
-        with pytest.raises(errors.NotFound):  # what was refused has left nothing
-            await client.get(f"many-{len(calls)}")
-
-
-# Without workers, without a store
 
 
 async def test_without_workers_requests_are_refused_until_one_is_back(tight, oracle):

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 import sys
 
 import pytest
@@ -99,16 +97,3 @@ async def test_each_stream_moves_once_and_says_the_same(up, oracle):
         assert set(await up.running()) <= {("worker-1", 2)}
         await check_end(readers, oracle)
         assert not any(reader.stream.num_reattaches for reader in readers)
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("victim", [pytest.param("worker-0", marks=pytest.mark.long), "worker-1"])
-async def test_without_a_worker_of_one_role_the_other_does_all(up, oracle, victim):
-    """kill -9 under load; `octavo up` starts it again."""
-    await up.until_met()
-    async with up.client() as client:
-        readers = [Reader(client.generate(prompt, LONG)) for prompt in PROMPTS[:3]]
-        await asyncio.gather(*(reader.until(5, 60) for reader in readers))
-        os.kill(up.pids[victim], signal.SIGKILL)
-        readers += [Reader(client.generate(prompt, LONG)) for prompt in PROMPTS[3:]]
-        await check_end(readers, oracle)

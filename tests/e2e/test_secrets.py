@@ -23,7 +23,7 @@ from octavo.local.certificate_files import certificate_files
 from octavo.net.security.api_keys import line_of, new_key
 from octavo.net.security.roles import PeerRole
 from octavo.request.errors import ServingError
-from octavo.store import acl
+from octavo.store import library
 
 PASSWORD = "canary-of-the-store-7d1f"
 PROMPT = "canary-of-the-prompt-93ab"
@@ -57,7 +57,7 @@ class SecretUp:
         self.store = StoreProcess(directory / "store")
         self.store.start()
         socket_path = Path(self.store.url.removeprefix("unix://"))
-        rules = ["ACL", "SETUSER", "runs", "reset", "on", f">{PASSWORD}", *acl.rules()]
+        rules = ["ACL", "SETUSER", "runs", "reset", "on", f">{PASSWORD}", *library.user_rules()]
         assert call_store(socket_path, *rules) == b"+OK\r\n"
         self.key = new_key()
         (directory / "keys").write_text(line_of("acme", self.key) + "\n")

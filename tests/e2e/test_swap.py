@@ -53,15 +53,3 @@ async def test_a_stream_pauses_and_goes_on(cluster, client, oracle):
     assert await swap("DROP") > num_out
     await asyncio.wait_for(reader.task, 60)
     assert reader.tokens == {0: list(oracle.tokens(PROMPT, NUM_TOKENS))}
-
-
-async def test_a_stream_that_was_out_on_a_worker_that_dies_goes_on_elsewhere(cluster, client, oracle):
-    """Where it was out is forgotten with the worker: the other one computes it again, and it runs."""
-    reader = Reader(client.generate(PROMPT, PARAMS, request_id="orphaned"))
-    await reader.until(20)
-    swap = await asyncio.to_thread(Swapper, cluster, "orphaned")
-    assert await swap("OUT")
-    (name,) = (name for name in cluster.worker_endpoints if cluster.load(name).num_swapped)
-    await asyncio.to_thread(cluster.kill, name)
-    await asyncio.wait_for(reader.task, 60)
-    assert reader.tokens == {0: list(oracle.tokens(PROMPT, NUM_TOKENS))}

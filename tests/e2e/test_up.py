@@ -1,6 +1,5 @@
 """`octavo up` itself: what it starts it keeps alive, and takes down with it, however it ends."""
 
-import asyncio
 import json
 import os
 import signal
@@ -9,22 +8,14 @@ import sys
 import threading
 import time
 import uuid
-from contextlib import contextmanager, suppress
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from guard.processes import descendants, exists
 from live.cluster import ROOT
 from live.oracle import Oracle
 from live.process import Process, wait_until
 
-from octavo.client import AsyncClient, Client, FinishReason, RetryPolicy, SamplingParams
-from octavo.request.errors import StoreFull
-from octavo.request.ids import Incarnation, RequestId, new_request_id, sequence_id
-from octavo.request.record import NewSequence
-from octavo.store import open_store
-from octavo.store.calls import QueueLimits
+from octavo.client import Client, FinishReason, RetryPolicy, SamplingParams
 
 STOP_S = 40.0
 STORY_PATIENCE_S = 120.0
@@ -113,79 +104,6 @@ def test_status_generate_and_a_clean_end(up):
     assert not (up.state_dir / "state.json").exists()
 
 
-def serves(endpoint):
-    """Whether the router's health says SERVING, by its public listener."""
-    with grpc.insecure_channel(endpoint) as channel:
-        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
-    return reply.status == health_pb2.HealthCheckResponse.SERVING
-
-
-async def fill(store):
-    """Requests for a model that nobody serves, until the store refuses even the smallest; their sequences."""
-    accepted = []
-    for num_tokens in (100_000, 1_000, 1):
-        with suppress(StoreFull):
-            while True:
-                request = RequestId(new_request_id())
-                new = NewSequence(
-                    seq_id=sequence_id("", request), request_id=request, body_hash=b"", tenant="", salt="",
-                    model="none", layout="none", sampling=b"", prompt=tuple(range(num_tokens)), prompt_chain=0,
-                    num_branches=1, max_tokens=1, priority=1, deadline_in_ms=0, keep_on_disconnect=True,
-                    router=Incarnation(""),
-                )  # fmt: skip
-                await store.accept(new, QueueLimits(10**9, 10**12))
-                accepted.append(new.seq_id)
-    return accepted
-
-
-async def refused_while_full(url, endpoint, meanwhile):
-    """The error of a request that meets a full store, which has room again afterwards."""
-    store = open_store(url)
-    await store.open()
-    accepted = await fill(store)
-    async with AsyncClient(endpoint, policy=RetryPolicy(progress_timeout_s=1.0)) as client:
-        refused = None
-        while refused is None:
-            try:
-                await client.complete("new", max_tokens=3)
-                accepted += await fill(store)  # a worker has emptied its tail, which makes room
-            except StoreFull as error:
-                refused = error
-    await asyncio.to_thread(meanwhile)
-    for seq_id in accepted:
-        await store.cancel(seq_id)
-    await store.close()
-    return refused
-
-
-@pytest.mark.long
-@pytest.mark.timeout(240)
-def test_a_full_store_refuses_new_requests_and_no_token(tmp_path):
-    up = Up(tmp_path, "--store-memory-bytes", "16MiB", routers=1, workers=1)
-    children = up.children()
-    try:
-        [router], url = up.status()["routers"], json.loads((up.state_dir / "state.json").read_text())["store"]["url"]
-        story = Story([router["endpoint"]])
-
-        def meanwhile():
-            wait_until(lambda: not serves(router["endpoint"]), 20, "a router serves with a full store")
-            status = json.loads(up.started("status").stdout)
-            assert "full" in status["store"]["trouble"]
-            assert not status["routers"][0]["serving"]
-            for _ in range(20):
-                story.goes_on()
-
-        assert asyncio.run(refused_while_full(url, router["endpoint"], meanwhile)).retry_after_ms > 0
-        wait_until(up.whole, 30, "there is room in the store, and nobody serves")
-        with Client(router["endpoint"]) as client:
-            assert len(client.complete("new", max_tokens=3, temperature=0).token_ids) == 3
-        assert story.end() == 0
-    finally:
-        up.process.stop()
-        for pid in children:
-            wait_until(lambda pid=pid: not exists(pid), STOP_S, f"process {pid} is left")
-
-
 @pytest.mark.timeout(240)
 def test_a_damaged_store_ends_it_all_with_the_remedy(tmp_path):
     up = Up(tmp_path, routers=1, workers=1)
@@ -219,31 +137,17 @@ class Story:
         self.tokens = list(next(self._stream).token_ids)  # it has begun, at the first endpoint
         self._finish_reason = FinishReason.NONE
         self._thread = threading.Thread(target=self._read, daemon=True)
-        self._leaving = False
         self._thread.start()
 
     def _read(self):
-        try:
-            for event in self._stream:
-                self.tokens += event.token_ids
-                self._finish_reason = event.finish_reason
-        except Exception:  # whatever a client raises that is closed
-            if not self._leaving:
-                raise
+        for event in self._stream:
+            self.tokens += event.token_ids
+            self._finish_reason = event.finish_reason
 
     def goes_on(self):
         """It brings more, or has ended."""
         told = len(self.tokens)
         wait_until(lambda: len(self.tokens) > told or not self._thread.is_alive(), STORY_PATIENCE_S, "it is stuck")
-
-    @contextmanager
-    def leaving(self):
-        """The service ends, and the stream with it."""
-        self._leaving = True
-        yield
-        self._client.close()
-        self._thread.join(STORY_PATIENCE_S)
-        assert not self._thread.is_alive()
 
     def end(self):
         """How often it was attached again."""
@@ -285,53 +189,8 @@ def test_kill_9_of_up_leaves_nothing_behind(tmp_path):
     assert again.process.stop(STOP_S) == 0
 
 
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_a_worker_is_emptied_by_command_and_one_that_is_stopped_comes_back(up):
-    """While a stream runs, which is given to the other worker each time."""
-    story = Story([router["endpoint"] for router in up.status()["routers"]])
-    busy = next(row["worker_id"] for row in up.status()["workers"] if row["num_sequences"])
-    idle = {"worker-0": "worker-1", "worker-1": "worker-0"}[busy]
-    before = up.pids()
-    drained = up.run("drain", busy)
-    assert drained["num_migrated"] + drained["num_released"] == 1
-    assert {**drained, "num_migrated": 0, "num_released": 0} == {
-        "worker_id": busy,
-        "draining": True,
-        "num_left": 0,
-        "num_migrated": 0,
-        "num_released": 0,
-    }
-
-    def row(name):
-        return next(row for row in up.status()["workers"] if row["worker_id"] == name)
-
-    assert (row(busy)["available"], row(busy)["reason"]) == (False, "draining")
-    wait_until(lambda: row(busy)["num_sequences"] == 0, 20, "it still has sequences")
-    wait_until(lambda: row(idle)["num_sequences"] == 1, 20, "nobody took it")
-    story.goes_on()
-    assert up.run("drain", busy, "--undo")["draining"] is False
-    wait_until(up.whole, 20, "the worker gets no work again")
-    assert up.pids() == before  # `up` let it be
-    os.kill(before[idle], signal.SIGTERM)
-    wait_until(lambda: not exists(before[idle]), 30, f"{idle} does not leave")
-    wait_until(up.whole, 60, f"{idle} is not started again:\n{up.process.tail()}")
-    story.goes_on()
-    moved = up.run("migrate", story.request_id)
-    assert row(moved["worker_id"])["num_sequences"] == 1
-    assert 0 < moved["num_sent_blocks"] <= moved["num_blocks"]
-    story.goes_on()
-    nobody = up.started("drain", "nobody")
-    assert nobody.returncode == 1
-    assert nobody.stderr.strip().endswith("this router knows no worker 'nobody'; it knows: worker-0, worker-1")
-    began = time.monotonic()
-    with story.leaving():
-        assert up.process.stop(STOP_S) == 0  # with a stream under way
-    assert time.monotonic() - began < 15  # about two seconds on a quiet machine, and not the 25 of --drain-ms
-
-
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("num_signals", [1, 2])
+@pytest.mark.parametrize("num_signals", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_process_that_does_not_answer_keeps_up_from_no_quick_end(tmp_path, num_signals):
     """It is killed 2.5 s after the first signal, or at the second one. So is the store, soon after those who use it."""
     up = Up(tmp_path, routers=1, workers=1)

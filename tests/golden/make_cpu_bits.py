@@ -1,6 +1,6 @@
 """Writes cpu_bits.json: digests of what the extension computes, for this compiler and each instruction set here.
 
-Run it after a change of kernels that changes bits, together with a higher CPU_BITS in gpu_worker/ops/bits.py:
+Run it after a change of kernels that changes bits, together with a higher CPU_BITS in gpu_worker/ops/native.py:
 python tests/golden/make_cpu_bits.py
 """
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.ops import AttentionOptions, kv_format, make_batch, native
-from gpu_worker.ops.bits import CPU_BITS
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
+from gpu_worker.ops.native import CPU_BITS
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from gpu_worker.running.memory.arena import KvArena
 

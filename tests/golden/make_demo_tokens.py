@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from gpu_worker.models.checkpoint.demo import demo_file
+from gpu_worker.models.checkpoint.locate import demo_file
 
 PROMPTS = [
     "The capital of France is",

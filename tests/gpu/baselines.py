@@ -18,7 +18,7 @@ TOLERANCE = 2e-2  # of the norm: bfloat16 on both sides
 
 
 def compat_call(t: Target, shape: "Shape", some: "list[Inputs]") -> Call:
-    """Our op by vLLM's plan, v1 or v2 as vLLM chose. It is not vLLM's kernel: peers.py measures vLLM."""
+    """Our op by vLLM's plan, v1 or v2 as vLLM chose. It is not vLLM's kernel."""
     compat: Any = vllm_ops
     compat.extension = lambda: t.extension
     longest = max(shape.lens)

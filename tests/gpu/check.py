@@ -49,7 +49,6 @@ STAGES = (
     Stage("migration", 40, "migration.py"),
     Stage("rows", 25, "rows.py"),
     Stage("step", 40, "step.py"),
-    Stage("peers", 75, "peers.py"),  # last: a wheel may compile for minutes, or end the process
 )
 
 

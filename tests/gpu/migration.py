@@ -19,11 +19,10 @@ from steps import decodes
 from tiny_llama import PROMPTS, Form, tiny_llama
 
 from gpu_worker.ops import Ops
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.ops.native_cuda import NativeCudaOps
-from gpu_worker.running.memory.arena_copier import staged_blocks
+from gpu_worker.running.memory.arena import StepMark, staged_blocks
 from gpu_worker.running.memory.staged_blocks import StagedBlocks, StagingSize
-from gpu_worker.running.memory.step_mark import StepMark
 from octavo.request.hashing import block_hashes
 from octavo.request.sampling import SamplingParams
 

@@ -10,7 +10,7 @@ from target import Target, target
 from timing import Call, medians, ratio
 from torch import Tensor
 
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.ops.native_cuda import SMALL_RUN, ref
 
 Case = tuple[str, float, Call, Call | None]  # op, bytes read and written, ours, torch's

@@ -1,16 +1,13 @@
-"""Whole steps of a Llama of a billion random weights: eager against captured; and its matrices through cuBLAS."""
+"""Whole steps of a Llama of a billion random weights: eager against captured."""
 
 import time
 
 import numpy as np
 import torch
-from bandwidth import read_bandwidth
 from model import capture, ops
 from steps import mixed_step
 from target import Target, target
-from timing import medians, sets
 from tiny_llama import Form, tiny_llama
-from torch.nn import functional
 
 
 def steps(t: Target) -> None:
@@ -44,24 +41,10 @@ def steps(t: Target) -> None:
     )
 
 
-def linears(t: Target) -> None:
-    read = read_bandwidth(t)
-    rows = []
-    for out, into in t.pick([(6144, 4096), (28672, 4096), (4096, 14336)], [(64, 32)]):
-        num_sets = t.pick(sets(out * into * 2), 2)
-        weights = torch.randn(num_sets, out, into, device=t.device).to(torch.bfloat16)
-        for batch in (1, 16, 64):
-            x = torch.randn(batch, into, device=t.device).to(torch.bfloat16)
-            seconds = medians(t, {"linear": lambda i, x=x, w=weights: functional.linear(x, w[i])}, num_sets)["linear"]
-            rows.append((f"{out} × {into}", batch, f"{seconds * 1e6:.1f}", f"{out * into * 2 / seconds / read:.0%}"))
-    t.table("Linears stay with cuBLAS: bfloat16", ("matrix", "rows", "µs", "of read bandwidth"), rows)
-
-
 def main() -> None:
     t = target()
     torch.manual_seed(0)
     steps(t)
-    linears(t)
     t.finish()
 
 

@@ -3,7 +3,9 @@
 import math
 import random
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from block_traffic import BLOCK_OPERATIONS, BlockTraffic
@@ -11,10 +13,10 @@ from scheduler_bench import FAILURE
 from scheduler_parts import SchedulerParts
 from sequences import beam_text, new_sequence
 
+from gpu_worker.models.checkpoint.locate import demo_file
 from gpu_worker.ops import native
-from gpu_worker.scheduling.state.place import Hold, Place
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.sequence import Sequence
+from gpu_worker.scheduling.state.sequence import Hold, Place, Sequence
 from gpu_worker.scheduling.state.step import StepItems, StepPlan
 from gpu_worker.steps.runner import StepOutput
 from gpu_worker.testing.fake_runner import Chooser
@@ -23,7 +25,7 @@ from octavo.request.errors import CannotMove, InvalidArgument, NotFound, OutOfBl
 from octavo.request.ids import SequenceId
 from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
 
-ENDED_ALONE = FinishReason.NONE  # `end_branch`: no delta tells of it
+ENDED_ALONE = FinishReason.NONE  # `end_branch`: no item tells of it
 CUT = (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR, ENDED_ALONE)
 ROOTS = (b"a" * 32, b"b" * 32)
 
@@ -462,3 +464,25 @@ def on_ops(request, monkeypatch):
         extension.select_isa("generic" if request.param == "generic" else best)
         yield
         extension.select_isa(best)
+
+
+@pytest.fixture
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The instruction set that a test names: of the process, until the test ends."""
+    extension = native.load()
+    assert extension is not None
+    best = extension.isa()
+    if request.param not in extension.isas():
+        pytest.skip(f"this machine or build has no {request.param}")
+    extension.select_isa(request.param)
+    yield request.param
+    extension.select_isa(best)
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The file of the demo model."""
+    try:
+        return demo_file()
+    except NotFound:
+        pytest.skip("the demo model is not installed")

@@ -22,7 +22,6 @@ from live.cluster import StoreProcess
 from live.grpcurl import tool
 from live.process import Process, wait_until
 from rendered_chart import INSECURE, by_name, notes, of_kind, programs, template, values_of
-from web_pages import get, samples_in
 
 from octavo.client import Client
 from octavo.local import ports
@@ -207,39 +206,6 @@ def test_the_pods_of_a_trial_serve(tmp_path, store):
         assert not here.probe(worker, "readinessProbe")
         assert here.probe(worker, "livenessProbe")
         assert (worker.stop(), router.stop()) == (0, 0)
-
-
-@pytest.mark.timeout(300)
-def test_two_models_of_one_release_serve_behind_one_router(tmp_path, store):
-    """The hook and the lines of the notes ask for the first of them: a request that names none is refused."""
-    options = (*INSECURE, "--set", "models[0].name=small,models[1].name=witness")
-    objects = by_name(template(*options))
-    labels = {pod["metadata"]["labels"].get("octavo/model"): (pod, found) for _, pod, found in programs(objects)}
-    with started(objects, store, tmp_path) as here:
-        router = here.start("router")
-        wait_until(lambda: here.probe(router, "livenessProbe"), SECONDS, router.tail())
-        for index, (name, runner) in enumerate((("small", ""), ("witness", "witness"))):
-            here.containers["worker"] = labels[name]
-            here.start("worker", index, runner)
-        for name in ("small", "witness"):
-            available = f"octavo_workers{{model={name},state=available}}"
-            wait_until(lambda each=available: sample(router, each) == 1, SECONDS, f"no worker of {name}")
-        hook = here.complete_hook(objects, f"127.0.0.1:{here.ports['grpc']}")
-        assert hook.returncode == 0, hook.stderr
-        grpcurl, curl = lines_of_notes(tmp_path, *options)
-        assert run_line(grpcurl, here.ports, tmp_path)["outputs"]
-        assert run_line(curl, here.ports, tmp_path)["model"] == "small"
-        with Client(f"127.0.0.1:{here.ports['grpc']}") as client:
-            answer = client.complete([5, 6], model="witness", max_tokens=4, ignore_eos=True)
-        assert len(answer.outputs[0].token_ids) == 4
-        accepted = [f"octavo_requests_accepted_total{{model={name}}}" for name in ("small", "witness")]
-        assert [sample(router, each) for each in accepted] == [3, 1]
-
-
-def sample(process, name):
-    """The value of a metric of a pod without TLS, by its name and labels; None without one."""
-    port = process.environment["OCTAVO_ROUTER_WEB_LISTEN"].rpartition(":")[2]
-    return samples_in(get(f"127.0.0.1:{port}", "/metrics").text).get(name)
 
 
 SECURE = (

@@ -19,13 +19,12 @@ from gpu_worker.serving.process.worker import Worker
 from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
 from octavo.client import AsyncClient
 from octavo.request.ids import Incarnation, new_incarnation
-from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.request.sampling import FinishReason, SamplingParams, rank
 from octavo.settings.router import RouterSettings
 from octavo.settings.worker import WorkerSettings
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.text import byte_tokenizer
 from octavo.text.byte_tokenizer import ByteTokenizer
-from octavo.text.ranking import rank
 from octavo.text.stop import TextStream
 from octavo.v1 import admin_pb2_grpc, inference_pb2_grpc
 from octavo.wire.channel import open_channel

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from slow_beams import best_outputs
 
-from gpu_worker.serving.leaving import outgrowing
+from gpu_worker.serving.leaving import releaser
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.client import AsyncClient, RetryPolicy
 from octavo.request.errors import ServingError, TooManyStreams
@@ -84,7 +84,7 @@ async def test_log_probabilities_survive_a_lost_worker(world, params):
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=1, n=2)], ids=["alone", "n2"])
 async def test_what_outgrows_a_worker_goes_to_a_larger(world, oracle, monkeypatch, params):
     """The smaller one is alone when the request comes, and its memory is full before the end."""
-    monkeypatch.setattr(outgrowing, "LIMITS_S", 0.02)
+    monkeypatch.setattr(releaser, "LIMITS_S", 0.02)
     params = replace(params, max_tokens=150)
     await world.worker(FakeRunner(step_s=0.02, num_blocks=8))
     await world.router()

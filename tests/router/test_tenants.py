@@ -13,7 +13,7 @@ from octavo.client import AsyncClient, RetryPolicy
 from octavo.net.security import api_keys
 from octavo.net.security.api_keys import line_of, new_key, salt_of
 from octavo.request.errors import InvalidArgument, NotFound, QuotaExceeded, Unauthenticated
-from octavo.request.quota import TenantQuota
+from octavo.request.limits import TenantQuota
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 from octavo.wire.channel import open_channel
 from octavo.wire.statuses import error_from

@@ -9,8 +9,7 @@ from sequences import new_sequence
 
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, PinnedBlocks
 from gpu_worker.scheduling.freezer import Freezer, FrozenSequence
-from gpu_worker.scheduling.state.place import Place
-from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail
+from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail, Place
 from gpu_worker.testing.witness_runner import LAYERS, salt_of
 from octavo.request.errors import CannotMove, NotFound, OutOfBlocks
 from octavo.request.hashing import block_hashes

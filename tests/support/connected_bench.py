@@ -10,8 +10,8 @@ from migration_benches import MigrationBench, move
 from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.blocks.incoming_ticket import ExpectedBlock, IncomingTicket
+from gpu_worker.migration.blocks.link_share import RateLimiter
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 from gpu_worker.steps.runner import BlockMemory
 from octavo.request.ids import BlockId
 

@@ -5,9 +5,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from gpu_worker.sampling.draw import DrawParameters, draw
+from gpu_worker.sampling.draw import DrawParameters, draw, random_bits
 from gpu_worker.sampling.filters import COLUMNS, columns_of
-from gpu_worker.sampling.philox import random_bits
 from octavo.request.sampling import SamplingParams
 
 BAD = -1

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from octavo.model_files.gguf import BLOCK_SIZES, TensorType
+from octavo.model_files.gguf import TensorType
 
 Kinds = str | Callable[[str], str]  # the type of every matrix, or of the matrix of a name
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
@@ -86,7 +86,7 @@ def finish(writer: gguf.GGUFWriter) -> None:
 @cache
 def block_pool(kind: str) -> NDArray[np.uint8]:
     """Random blocks of a type, [64, bytes], without numbers that are no weights: their largest is about a tenth."""
-    size, num_bytes = BLOCK_SIZES[TensorType[kind]]
+    size, num_bytes = TensorType[kind].block, TensorType[kind].num_bytes
     rng, found = np.random.default_rng(7), np.empty((0, num_bytes), dtype=np.uint8)
     while len(found) < 64:
         blocks = rng.integers(0, 256, ((1 << 18) // size, num_bytes), dtype=np.uint8)
@@ -98,7 +98,7 @@ def block_pool(kind: str) -> NDArray[np.uint8]:
 
 def random_rows(kind: str, rows: int, columns: int, seed: int = 0) -> NDArray[np.uint8]:
     """A matrix of blocks of the pool, as it is stored: [rows, bytes of a row]."""
-    pool, size = block_pool(kind), BLOCK_SIZES[TensorType[kind]][0]
+    pool, size = block_pool(kind), TensorType[kind].block
     picked = np.random.default_rng(seed).integers(0, len(pool), (rows, columns // size))
     return pool[picked].reshape(rows, -1)
 

@@ -17,14 +17,14 @@ from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.blocks.block_sender import BlockSender
+from gpu_worker.migration.blocks.link_share import RateLimiter
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 from gpu_worker.migration.target.migration_target import MigrationTarget
 from gpu_worker.migration.transfer_service import TransferService
 from gpu_worker.scheduling.block_exchange import PinnedBlocks, tail_name
 from gpu_worker.scheduling.freezer import FrozenSequence
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
+from gpu_worker.serving.admission.trial_queue import OwnershipAnnouncer
 from gpu_worker.testing.witness_runner import WitnessRunner, witness_oracle
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc
 from octavo.net.server import make_server

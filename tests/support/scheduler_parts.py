@@ -4,14 +4,12 @@ import time
 from collections.abc import Callable
 
 from gpu_worker.blocks.cost_model import CostModel
-from gpu_worker.engine.command_port import CommandPort
+from gpu_worker.engine.command_port import CommandPort, LoopControl
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.loop_control import LoopControl
 from gpu_worker.engine.step_times import StepTimes
-from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.load import Load
-from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig, StepBudget
 from gpu_worker.scheduling.state.sequence import Sequence
 from gpu_worker.scheduling.state.step import StepItems
 from gpu_worker.scheduling.state.workload import Workload

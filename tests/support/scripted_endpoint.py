@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.cli.bench.endpoint_base import BenchRequest, RequestFailed, StreamPart, StreamTotals
+from octavo_bench.endpoints.base import BenchRequest, RequestFailed, StreamPart, StreamTotals
 
 
 @dataclass

@@ -4,9 +4,8 @@ from scheduler_parts import SchedulerParts
 
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.serving.admission.admissions import Admissions
-from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
 from gpu_worker.serving.admission.prefix_offers import PrefixOffers
-from gpu_worker.serving.admission.trial_queue import TrialQueue
+from gpu_worker.serving.admission.trial_queue import OwnershipAnnouncer, TrialQueue
 
 
 def admissions_of(

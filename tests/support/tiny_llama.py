@@ -12,7 +12,7 @@ from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.llama import LlamaDecoder
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import Ops
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.running.graphs import Capturer, capture_graphs
 from gpu_worker.running.memory.arena import KvArena
 from gpu_worker.running.model_runner import ModelRunner

@@ -14,7 +14,6 @@ SMALL = {
 }
 WIDE = {**SMALL, "head_dim": 16}
 WINDOWED = {"sliding_window": 11}
-SMALL_ENDS = {**SMALL, "bos_token_id": 0, "pad_token_id": 0}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 ROUTED_EXPERTS = {

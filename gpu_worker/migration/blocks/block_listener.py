@@ -9,7 +9,7 @@ import time
 
 from gpu_worker.migration.blocks.frame_socket import BUFFER_BYTES, STALL_S, FrameSocket
 from gpu_worker.migration.blocks.incoming_connection import IncomingConnection
-from gpu_worker.migration.blocks.ticket_registry import TicketRegistry
+from gpu_worker.migration.blocks.incoming_ticket import TicketRegistry
 from octavo.net.security.listener_tls import ListenerTls
 
 log = logging.getLogger(__name__)

@@ -27,13 +27,15 @@ from gpu_worker.migration.blocks.frames import (
     VERSION,
     BlockFrame,
     FrameKind,
+    Refusal,
+    Runs,
     checksum_seed,
+    failed,
+    part_of,
     proof,
 )
+from gpu_worker.migration.blocks.link_share import RateLimiter
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock, OutgoingTicket
-from gpu_worker.migration.blocks.rate_limiter import RateLimiter
-from gpu_worker.migration.blocks.refusal import Refusal, failed
-from gpu_worker.migration.blocks.runs import Runs, part_of
 from gpu_worker.steps.runner import BlockMemory
 from octavo.net.security.listener_tls import ListenerTls
 from octavo.request.errors import InvalidArgument, TransferFailed
@@ -155,11 +157,8 @@ class BlockSender:
             delivery.arrived.set_result(None)
         return delivery.arrived
 
-    def close_ticket(self, number: int) -> None:
+    def close_ticket(self, number: int, why: str = "the source gave it up") -> None:
         """Gives a ticket up, if it is there. What was not accepted fails with GIVEN_UP, once nothing reads it."""
-        self._give_up(number, "the source gave it up")
-
-    def _give_up(self, number: int, why: str) -> None:
         with self._changed:
             if number in self._tickets and not self._error:
                 self._post(BlockFrame(FrameKind.CLOSE, ticket=number))
@@ -236,19 +235,16 @@ class BlockSender:
     def _send_turn(self, ticket: OutgoingTicket) -> None:
         try:
             with self._reader.read_blocks([block.block for block in ticket.sending]) as contents:
-                self._send_blocks(ticket, contents)
+                for block, runs in zip(ticket.sending, contents, strict=True):
+                    if not self._send_block(ticket, block, runs):
+                        return
         except TransferFailed:
             raise
         except Exception as error:  # of the reader: the ticket is lost, the connection is not
-            self._give_up(ticket.number, f"its blocks could not be read: {error}")
+            self.close_ticket(ticket.number, f"its blocks could not be read: {error}")
             log.error("ticket %d: its blocks could not be read: %s", ticket.number, error)
         finally:
             self._end_sending(ticket)
-
-    def _send_blocks(self, ticket: OutgoingTicket, contents: Iterator[Runs]) -> None:
-        for block, runs in zip(ticket.sending, contents, strict=True):
-            if not self._send_block(ticket, block, runs):
-                return
 
     def _send_block(self, ticket: OutgoingTicket, block: OutgoingBlock, runs: Runs) -> bool:
         """Sends all parts of a block. False: its ticket has failed."""

@@ -9,8 +9,7 @@ import struct
 import time
 from collections.abc import Callable
 
-from gpu_worker.migration.blocks.frames import HEADER, BlockFrame
-from gpu_worker.migration.blocks.refusal import Refusal, failed
+from gpu_worker.migration.blocks.frames import HEADER, BlockFrame, Refusal, failed
 from gpu_worker.migration.blocks.tls_socket import TlsSocket, shake_hands
 from octavo.net.security.listener_tls import ListenerTls
 

@@ -20,10 +20,11 @@ Tickets are named by the number in them; blocks by their index among the blocks 
 import hashlib
 import struct
 import zlib
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from octavo.request.errors import InvalidArgument
+from octavo.request.errors import InvalidArgument, TransferFailed
 
 VERSION = 1
 HEADER = struct.Struct("<BBHIQIIQ")
@@ -33,7 +34,10 @@ PROOF_BYTES = 32
 SECRET_BYTES = 32
 MOST_PART_BYTES = 2 << 20
 MOST_OTHER_BYTES = 1 << 10  # of a frame that is no PART
-MOST_BLOCK_BYTES = 1 << 31
+
+# The bytes of a block are its layers, one after another (`KvShape`): on a CPU one run of memory per layer, where the
+# arena has them; from a GPU one run of pinned memory, into which the block was gathered. None is copied in Python.
+Runs = Sequence[memoryview]
 
 
 class FrameKind(IntEnum):
@@ -51,6 +55,27 @@ class FrameKind(IntEnum):
 
 
 KINDS = frozenset(FrameKind)
+
+
+class Refusal(IntEnum):
+    """Why a ticket has failed."""
+
+    UNKNOWN_TICKET = 1  # the target has no such ticket, or it was not opened on this connection
+    WRONG_PROOF = 2  # the other side does not know the secret
+    TICKET_IN_USE = 3  # it is open on another connection
+    EXPIRED = 4  # its time is over
+    WRONG_BLOCK = 5  # the target expects no block with this index
+    PART_TOO_LARGE = 6
+    PART_OUTSIDE = 7  # it ends behind the end of the block
+    PART_UNALIGNED = 8  # it does not begin or end where a part may
+    PART_OVERLAPS = 9  # some of its bytes were there already
+    NO_CHECKSUM = 10  # all bytes of a block are there, and no part said its checksum
+    WRONG_CHECKSUM = 11  # a block was wrong each time that it came
+    MALFORMED = 12  # a frame that means nothing
+    CONNECTION_LOST = 13
+    STALLED = 14  # nothing came, or nothing was taken, for too long
+    GIVEN_UP = 15  # by the side that could have gone on
+    NOT_STORED = 16  # the target could not put a block where it belongs
 
 
 class BlockFrame(NamedTuple):
@@ -93,3 +118,28 @@ def checksum_seed(secret: bytes, ticket: int, index: int, name: bytes) -> int:
     data = struct.pack("<QI", ticket, index) + name
     digest = hashlib.blake2b(data, key=secret, digest_size=8, person=b"octavo.seed.v1").digest()
     return int.from_bytes(digest, "little")
+
+
+def part_of(runs: Runs, offset: int, length: int) -> list[memoryview]:
+    """The `length` bytes from `offset` on, without a copy. Fewer, if the runs end before."""
+    found: list[memoryview] = []
+    for run in runs:
+        if length <= 0:
+            break
+        size = len(run)
+        if offset >= size:
+            offset -= size
+            continue
+        found.append(run[offset : offset + length] if offset or length < size else run)
+        length -= len(found[-1])
+        offset = 0
+    return found
+
+
+def failed(refusal: Refusal, message: str) -> TransferFailed:
+    """The error of a ticket that failed for this cause."""
+    return TransferFailed(message, cause=refusal.name)
+
+
+def refusal_of(error: TransferFailed) -> Refusal:
+    return Refusal.__members__.get(error.cause, Refusal.GIVEN_UP)

@@ -14,11 +14,12 @@ from gpu_worker.migration.blocks.frames import (
     VERSION,
     BlockFrame,
     FrameKind,
+    Refusal,
+    failed,
     proof,
+    refusal_of,
 )
-from gpu_worker.migration.blocks.incoming_ticket import IncomingTicket
-from gpu_worker.migration.blocks.refusal import Refusal, failed, refusal_of
-from gpu_worker.migration.blocks.ticket_registry import TicketRegistry
+from gpu_worker.migration.blocks.incoming_ticket import IncomingTicket, TicketRegistry
 from octavo.net.security.listener_tls import ListenerTls
 from octavo.request.errors import InvalidArgument, TransferFailed
 

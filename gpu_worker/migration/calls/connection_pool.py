@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 
 from gpu_worker.migration.blocks.block_sender import BlockSender
-from gpu_worker.migration.calls.link_share import LinkShare
+from gpu_worker.migration.blocks.link_share import LinkShare
 from gpu_worker.migration.calls.targets import TargetWorker
-from gpu_worker.migration.calls.transfer_client import TransferClient
+from gpu_worker.migration.calls.transfer_calls import TransferClient
 from gpu_worker.steps.runner import BlockMemory
 from octavo.net.security.listener_tls import ListenerTls
 from octavo.process.loop import end_tasks, shared

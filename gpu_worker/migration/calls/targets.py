@@ -1,11 +1,12 @@
-"""What a worker says of itself in the store, and which of the others may take a sequence."""
+"""Which other workers may take a sequence, by what they say of themselves in the store."""
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.request.errors import NotFound
 from octavo.request.ids import Incarnation
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from octavo.store.base import Store
 from octavo.store.calls import Member
 from octavo.wire.endpoint import Endpoint, parse_endpoint
@@ -46,7 +47,7 @@ class TargetPool:
         found = [
             target
             for member in await self._take_over()
-            if numerics_of(member) == self._numerics and (target := target_of(member))
+            if str(info_of(member).get("numerics", "")) == self._numerics and (target := target_of(member))
         ]
         self._turns = {target.incarnation: self._turns.get(target.incarnation, 0) for target in found}
         return sorted(found, key=lambda target: (target.for_prompts, self._turns[target.incarnation]))
@@ -62,40 +63,28 @@ class TargetPool:
 
     async def _take_over(self) -> list[Member]:
         members = await self._store.members("worker")
-        return [each for each in members if each.id != self._own and takes_over(each, self._fingerprint, self._layout)]
+        return [each for each in members if each.id != self._own and self._has_model(info_of(each))]
+
+    def _has_model(self, info: dict[str, Any]) -> bool:
+        """Whether a worker can run sequences of this model, as far as it says. One that says nothing of it may."""
+        theirs = info.get("fingerprint", self._fingerprint), info.get("layout", self._layout)
+        return theirs == (self._fingerprint, self._layout) and not info.get("draining", False)
 
 
-def describe_worker(
-    base: dict[str, object], fingerprint: str, layout: str, numerics: str = "", *, draining: bool
-) -> bytes:
-    """What a worker whose model is loaded says of itself in the store."""
-    said = {"fingerprint": fingerprint, "layout": layout, "numerics": numerics, "draining": draining}
-    return json.dumps({**base, **said}).encode()
-
-
-def numerics_of(member: Member) -> str:
-    """The class of numerics of a worker; empty if it says nothing of it."""
-    try:
-        return str(json.loads(member.info).get("numerics", ""))
-    except (AttributeError, ValueError):
-        return ""
-
-
-def takes_over(member: Member, fingerprint: str, layout: str) -> bool:
-    """Whether a worker can run sequences of a model, as far as it says. One that says nothing of its model may."""
+def info_of(member: Member) -> dict[str, Any]:
+    """What a worker says of itself. A worker of which that cannot be read drains, so nothing goes there."""
     try:
         info = json.loads(member.info)
-        same = (info.get("fingerprint", fingerprint), info.get("layout", layout)) == (fingerprint, layout)
-        return same and not info.get("draining", False)
-    except (AttributeError, ValueError):
-        return False
+    except ValueError:
+        info = None
+    return info if isinstance(info, dict) else {"draining": True}
 
 
 def target_of(member: Member) -> TargetWorker | None:
     """A member as a target; None if it does not say where it is called."""
+    info = info_of(member)
+    for_prompts = info.get("role", WorkerRole.BOTH) == WorkerRole.PREFILL
     try:
-        info = json.loads(member.info)
-        for_prompts = info.get("role", WorkerRole.BOTH) == WorkerRole.PREFILL
         return TargetWorker(member.id, parse_endpoint(str(info["endpoint"])), for_prompts)
-    except (AttributeError, LookupError, TypeError, ValueError):
+    except (LookupError, ValueError):
         return None

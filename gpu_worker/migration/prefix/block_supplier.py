@@ -6,11 +6,11 @@ from collections import Counter
 from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.migration.calls.connection_pool import ConnectionPool
 from gpu_worker.migration.calls.targets import TargetPool
-from gpu_worker.migration.calls.transfer_calls import FetchRequest
+from gpu_worker.migration.calls.transfer_calls import FetchRequest, require_same_model
 from gpu_worker.migration.source.migration_progress import MigrationProgress
 from gpu_worker.migration.source.ticket_sender import TicketSender
 from octavo.process.loop import end_tasks, shared
-from octavo.request.errors import Draining, Mismatch, TooManyMoves
+from octavo.request.errors import Draining, TooManyMoves
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
 
 MOST_SENDS = 4  # calls that are answered at once: a fetch that waits is no faster than computing
@@ -37,7 +37,8 @@ class BlockSupplier:
 
         Raises Mismatch, NotFound, TooManyMoves, TransferFailed, or Draining.
         """
-        self._require_model(request.fingerprint, request.layout, request.numerics)
+        self._refuse_closed()
+        require_same_model(self._blocks.info, request.fingerprint, request.layout, request.numerics)
         key = (request.target, request.ticket, request.secret)
         sending = self._sending.get(key)
         if sending is None:
@@ -50,8 +51,7 @@ class BlockSupplier:
         try:
             return await shared(sending)
         except asyncio.CancelledError:
-            if self._closed:
-                raise Draining("this worker ends: compute the tokens") from None
+            self._refuse_closed()
             raise
         finally:
             self._num_callers[key] -= 1
@@ -61,7 +61,8 @@ class BlockSupplier:
 
     async def list_hot(self, fingerprint: str, layout: str, numerics: str, limit: int) -> list[BlockHash]:
         """The blocks that are worth most, each before those that continue it. Raises Mismatch or Draining."""
-        self._require_model(fingerprint, layout, numerics)
+        self._refuse_closed()
+        require_same_model(self._blocks.info, fingerprint, layout, numerics)
         return await self._blocks.hottest_blocks(min(limit, MOST_WANTED))
 
     async def close(self) -> None:
@@ -80,13 +81,6 @@ class BlockSupplier:
             finally:
                 sender.close()
 
-    def _require_model(self, fingerprint: str, layout: str, numerics: str) -> None:
+    def _refuse_closed(self) -> None:
         if self._closed:
             raise Draining("this worker ends: compute the tokens")
-        info = self._blocks.info
-        if info.fingerprint != fingerprint:
-            raise Mismatch(f"this worker serves {info.fingerprint}, the one that asks {fingerprint}")
-        if info.layout != layout:
-            raise Mismatch(f"blocks here are laid out as {info.layout}, where they are asked for as {layout}")
-        if info.numerics != numerics:
-            raise Mismatch(f"tokens here are computed as {info.numerics!r}, where blocks are asked for as {numerics!r}")

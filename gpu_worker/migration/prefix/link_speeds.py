@@ -1,7 +1,6 @@
 """Do blocks come sooner from another worker than by computing their tokens? By what earlier fetches have measured."""
 
 import time
-from collections.abc import Callable
 from math import inf
 
 from octavo.request.ids import Incarnation
@@ -15,8 +14,7 @@ FRESH_S = 30.0  # so long a measurement holds. After it a worker that was slow i
 class LinkSpeeds:
     """How fast blocks have come from each worker, in bytes per second. Any thread may ask."""
 
-    def __init__(self, clock: Callable[[], float] = lambda: time.monotonic()) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._speeds: dict[Incarnation, tuple[float, float]] = {}  # and when it was measured
         self._silences: dict[Incarnation, tuple[float, float]] = {}  # seconds without a byte, and when that was
 
@@ -36,7 +34,7 @@ class LinkSpeeds:
         A worker that sends no byte for LONG_S does not answer, and is not asked again for a while. After a shorter
         silence it is asked for what takes more than twice as long to compute.
         """
-        now = self._clock()
+        now = time.monotonic()
         if not num_bytes and seconds < LONG_S:
             self._silences[owner] = (max(seconds, self._silence_of(owner)), now)
         else:
@@ -51,8 +49,8 @@ class LinkSpeeds:
     def _speed_of(self, owner: Incarnation) -> float:
         """`inf`: it is not known."""
         speed, measured_at = self._speeds.get(owner, (inf, -inf))
-        return speed if self._clock() - measured_at < FRESH_S else inf
+        return speed if time.monotonic() - measured_at < FRESH_S else inf
 
     def _silence_of(self, owner: Incarnation) -> float:
         silence_s, measured_at = self._silences.get(owner, (0.0, -inf))
-        return silence_s if self._clock() - measured_at < FRESH_S else 0.0
+        return silence_s if time.monotonic() - measured_at < FRESH_S else 0.0

@@ -1,11 +1,32 @@
 """How far a migration has come, and how it ended, for its waiting callers."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
-from octavo.request.errors import ServingError
+from octavo.metrics.table import STALL_BOUNDS
+from octavo.metrics.value import Histogram, MetricValue
+from octavo.request.errors import NotFound, ServingError, StaleEpoch
 from octavo.request.ids import Incarnation, SequenceId
+
+
+class SequenceGone(Exception):
+    """The sequence has ended at the source, or has another owner: its migration is over."""
+
+
+@contextmanager
+def gone_without_engine() -> Iterator[None]:
+    """Raises SequenceGone where the engine says that it does not have the sequence, or not at this epoch.
+
+    The engine knows that before the log does: the log is gone when the last tokens are journalled.
+    """
+    try:
+        yield
+    except (NotFound, StaleEpoch) as error:
+        raise SequenceGone from error
 
 
 class MigrationOutcome(Enum):
@@ -37,3 +58,31 @@ class MigrationProgress:
         """Counts anew, for another target."""
         self.target = target
         self.rounds = self.num_blocks = self.num_sent_blocks = self.num_sent_bytes = 0
+
+
+class MigrationTally:
+    """Counts migrations that are over. Of a worker from which none leaves it stays as it is."""
+
+    def __init__(self) -> None:
+        self._outcomes = Counter(dict.fromkeys(MigrationOutcome, 0))
+        self._num_bytes = 0
+        self._stalls = Histogram(STALL_BOUNDS)
+
+    @property
+    def num_moved(self) -> int:
+        return self._outcomes[MigrationOutcome.MOVED]
+
+    def note_over(self, progress: MigrationProgress) -> None:
+        """Counts a migration, unless it was cut off with the worker."""
+        if progress.outcome is None:
+            return
+        self._outcomes[progress.outcome] += 1
+        self._num_bytes += progress.num_sent_bytes
+        if progress.outcome is MigrationOutcome.MOVED:
+            self._stalls.observe(progress.stopped_s)
+
+    def values(self) -> Iterator[MetricValue]:
+        for outcome, count in self._outcomes.items():
+            yield MetricValue("octavo_migrations_total", count, (outcome.value,))
+        yield MetricValue("octavo_migration_bytes_total", self._num_bytes)
+        yield MetricValue("octavo_migration_stall_seconds", self._stalls)

@@ -3,14 +3,12 @@
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Collection
 
-from gpu_worker.migration.calls.targets import TargetPool, TargetWorker
-from gpu_worker.migration.source.departures import Departures
-from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress
-from gpu_worker.migration.source.migration_tally import MigrationTally
-from gpu_worker.migration.source.outgoing_migration import OutgoingMigration
+from gpu_worker.migration.calls.targets import TargetWorker
+from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress, MigrationTally
+from gpu_worker.migration.source.outgoing_migration import OutgoingMigration, SourceWorker
 from gpu_worker.migration.source.prompt_sender import PromptSender
-from gpu_worker.migration.source.source_worker import SourceWorker
 from octavo.process.loop import end_tasks
 from octavo.request.errors import CannotMove, Draining, InvalidArgument, NotFound, TooManyMoves
 from octavo.request.ids import Incarnation, SequenceId
@@ -24,17 +22,26 @@ RETRY_MS = 200
 class MigrationRegistry:
     """Begins migrations, at most `limit` at once. A further call for a migration under way joins it."""
 
-    def __init__(self, worker: SourceWorker, targets: TargetPool, departures: Departures, limit: int) -> None:
-        self.targets = targets
-        self.departures = departures
+    def __init__(self, worker: SourceWorker, limit: int) -> None:
+        self.targets = worker.targets
         self.tally = MigrationTally()
         self._worker = worker
         self._limit = limit
         self._stopped = False
-        self._under_way = departures.migrations
+        self._under_way: dict[SequenceId, OutgoingMigration] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._one_ended = asyncio.Event()
         self._over: OrderedDict[tuple[SequenceId, int], tuple[float, MigrationProgress]] = OrderedDict()
+
+    @property
+    def moving(self) -> Collection[SequenceId]:
+        """The sequences that are on their way. Those that wait for their prompt to be started are not."""
+        return [seq_id for seq_id, migration in self._under_way.items() if not migration.awaits_start]
+
+    @property
+    def num_moving_branches(self) -> int:
+        """How many branches these sequences run here."""
+        return sum(each.num_branches for each in self._under_way.values() if not each.awaits_start)
 
     @property
     def num_free(self) -> int:
@@ -88,9 +95,7 @@ class MigrationRegistry:
             text = f"this worker moves {num_under_way} sequences, of {limit} at once"
             raise TooManyMoves(text, retry_after_ms=RETRY_MS)
         prompt = PromptSender(self._worker.blocks, sequence_log) if during_prefill else None
-        migration = OutgoingMigration(
-            self._worker, sequence_log, self.targets, target, prompt, self.departures.count_awaiting_start
-        )
+        migration = OutgoingMigration(self._worker, sequence_log, target, prompt, self._count_awaiting_start)
         self._under_way[seq_id] = migration
         task = asyncio.create_task(self._run(seq_id, epoch, migration))
         self._tasks.add(task)
@@ -120,6 +125,9 @@ class MigrationRegistry:
             self.tally.note_over(migration.progress)
             if outcome is not MigrationOutcome.STAYED:
                 self._over[seq_id, epoch] = (time.monotonic(), migration.progress)
+
+    def _count_awaiting_start(self) -> int:
+        return sum(migration.awaits_start for migration in self._under_way.values())
 
     def _find_over(self, seq_id: SequenceId, epoch: int) -> MigrationProgress | None:
         oldest = time.monotonic() - KEPT_S

@@ -16,25 +16,35 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from operator import gt
 
+from gpu_worker.engine.block_port import BlockPort
+from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.sequence_log import SequenceLog
+from gpu_worker.journal.step_publisher import StepPublisher
+from gpu_worker.migration.blocks.frames import Refusal, failed
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.migration.blocks.refusal import Refusal, failed
-from gpu_worker.migration.calls.connection_pool import TargetConnection
+from gpu_worker.migration.calls.connection_pool import ConnectionPool, TargetConnection
 from gpu_worker.migration.calls.targets import TargetPool, TargetWorker
 from gpu_worker.migration.calls.transfer_calls import BranchEnd, MigrationRequest, MigrationReservation
-from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress
+from gpu_worker.migration.source.migration_progress import (
+    MigrationOutcome,
+    MigrationProgress,
+    SequenceGone,
+    gone_without_engine,
+)
 from gpu_worker.migration.source.prompt_sender import PromptSender
-from gpu_worker.migration.source.source_worker import SequenceGone, SourceWorker, gone_without_engine
 from gpu_worker.migration.source.ticket_sender import TicketSender
 from gpu_worker.scheduling.block_exchange import PinnedBlocks, WantedBlock, tail_name
 from gpu_worker.scheduling.freezer import FrozenSequence
 from octavo.process import failpoints
 from octavo.process.retry import until_answered
 from octavo.request.errors import CannotMove, Code, NoWorkers, ServingError, StoreUnavailable
+from octavo.request.ids import Incarnation
 from octavo.request.record import SequenceState
+from octavo.store.base import Store
 from octavo.store.calls import MigrateReply, MigrateStatus
 
 log = logging.getLogger(__name__)
@@ -56,6 +66,19 @@ class TargetRefused(Exception):
         self.error = error
 
 
+@dataclass(frozen=True, slots=True)
+class SourceWorker:
+    """What migrations ask of the other parts of the worker that sequences leave."""
+
+    incarnation: Incarnation
+    store: Store
+    blocks: BlockPort
+    journal: JournalWriter
+    publisher: StepPublisher
+    targets: TargetPool
+    connections: ConnectionPool
+
+
 class OutgoingMigration:
     """Moves one sequence. `run` is called once; `progress` has the outcome when it returns."""
 
@@ -63,19 +86,17 @@ class OutgoingMigration:
         self,
         worker: SourceWorker,
         sequence_log: SequenceLog,
-        targets: TargetPool,
         target: TargetWorker | None,
         prompt: PromptSender | None = None,
         num_waiting: Callable[[], int] = lambda: 1,
     ) -> None:
-        """Without a `target` the pool says which workers are asked, one after the other.
+        """Without a `target` `worker.targets` says which workers are asked, one after the other.
 
         With `prompt` the sequence need not have any output yet, nor be started: its blocks leave as they are computed.
         `num_waiting` says how many sequences wait to be started as this one does.
         """
         self._worker = worker
         self._log = sequence_log
-        self._targets = targets
         self._target = target
         self._seq_id = sequence_log.sequence.seq_id
         self.epoch = sequence_log.epoch  # of the sequence here
@@ -84,9 +105,7 @@ class OutgoingMigration:
         self._num_waiting = num_waiting
         self._may_be_frozen = False
         self._finish_sent = False
-        self._num_asked: list[
-            int
-        ] = []  # full blocks of each branch that the target has been asked for, or more of them
+        self._num_asked: list[int] = []  # full blocks of each branch when the target was last asked
         self._stopped_at = 0.0
         self._tail_indexes: dict[int, int] = {}  # in the ticket, by branch
         self._named: set[int] = set()  # indexes in the ticket of the blocks that the target has wanted
@@ -140,10 +159,10 @@ class OutgoingMigration:
             with gone_without_engine():
                 await self._worker.blocks.check_movable(self._seq_id, self.epoch)
         await failpoints.reach("source.checked")
-        candidates = [self._target] if self._target else await self._targets.candidates()
+        candidates = [self._target] if self._target else await self._worker.targets.candidates()
         last: ServingError = NoWorkers("no other worker serves this model and takes sequences")
         for target in candidates:
-            self._targets.note_choice(target)
+            self._worker.targets.note_choice(target)
             try:
                 await self._move_to(target)
                 return

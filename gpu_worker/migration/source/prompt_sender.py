@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.journal.sequence_log import SequenceLog
-from gpu_worker.migration.source.source_worker import SequenceGone, gone_without_engine
+from gpu_worker.migration.source.migration_progress import SequenceGone, gone_without_engine
 from gpu_worker.migration.source.ticket_sender import TicketSender
 from gpu_worker.scheduling.block_exchange import WantedBlock
 from gpu_worker.scheduling.freezer import PromptProgress

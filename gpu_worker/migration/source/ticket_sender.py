@@ -2,18 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.migration.blocks.block_sender import BlockSender
+from gpu_worker.migration.blocks.frames import Refusal, failed
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.migration.blocks.refusal import Refusal, failed
 from gpu_worker.migration.calls.connection_pool import TargetConnection
 from gpu_worker.migration.calls.transfer_calls import FetchRequest, MigrationReservation
-from gpu_worker.migration.source.migration_progress import MigrationProgress
-from gpu_worker.migration.source.source_worker import SequenceGone
+from gpu_worker.migration.source.migration_progress import MigrationProgress, SequenceGone
 from gpu_worker.scheduling.block_exchange import WantedBlock
 from octavo.process import failpoints
 from octavo.process.loop import unlogged
@@ -52,40 +51,34 @@ class TicketSender:
         """
         if not (wanted or tails):
             return
-        await self._send_found(wanted, len(wanted), tails=tails, urgent=urgent)
+        async with self._pinned(wanted) as found:
+            if num_lacking := len(wanted) - len(found):
+                raise CannotMove(f"{num_lacking} blocks have left the prefix cache of the source", cause="evicted")
+            await self._send_blocks([*found, *tails], urgent=urgent)
+        await failpoints.reach("source.sent")
 
     async def send_found(self, wanted: Sequence[WantedBlock], at_least: int) -> list[WantedBlock]:
         """Sends the blocks that are here by now, if there are enough of them.
 
         Returns the blocks not sent. Raises what `send` raises, except for a block that is not here.
         """
-        return await self._send_found(wanted, at_least, urgent=False, all_of_them=False)
-
-    async def _send_found(
-        self,
-        wanted: Sequence[WantedBlock],
-        at_least: int,
-        *,
-        urgent: bool,
-        all_of_them: bool = True,
-        tails: Sequence[OutgoingBlock] = (),
-    ) -> list[WantedBlock]:
-        pinned = await self._block_port.pin_blocks([each.block_hash for each in wanted])
-        try:
-            found = [each for each in wanted if each.block_hash in pinned.blocks]
-            lacking = [each for each in wanted if each.block_hash not in pinned.blocks]
-            if lacking and all_of_them:
-                raise CannotMove(f"{len(lacking)} blocks have left the prefix cache of the source", cause="evicted")
+        async with self._pinned(wanted) as found:
             if len(found) < at_least:
                 return list(wanted)
-            self._progress.rounds += 1
-            await failpoints.reach("source.pinned")
-            blocks = [OutgoingBlock(each.index, pinned.blocks[each.block_hash], each.block_hash) for each in found]
-            await self._send_blocks(await self._open(), [*blocks, *tails], urgent=urgent)
+            await self._send_blocks(found, urgent=False)
+        await failpoints.reach("source.sent")
+        sent = {block.index for block in found}
+        return [each for each in wanted if each.index not in sent]
+
+    @asynccontextmanager
+    async def _pinned(self, wanted: Sequence[WantedBlock]) -> AsyncIterator[list[OutgoingBlock]]:
+        """Those of the blocks that are here: they are pinned inside."""
+        pinned = await self._block_port.pin_blocks([each.block_hash for each in wanted])
+        try:
+            places = ((each, pinned.blocks.get(each.block_hash)) for each in wanted)
+            yield [OutgoingBlock(each.index, block, each.block_hash) for each, block in places if block is not None]
         finally:
             await self._block_port.unpin(pinned)
-        await failpoints.reach("source.sent")
-        return lacking
 
     @contextmanager
     def before_stop(self) -> Iterator[None]:
@@ -114,7 +107,10 @@ class TicketSender:
             await failpoints.reach("source.opened")
         return self._sender
 
-    async def _send_blocks(self, sender: BlockSender, blocks: Sequence[OutgoingBlock], *, urgent: bool) -> None:
+    async def _send_blocks(self, blocks: Sequence[OutgoingBlock], *, urgent: bool) -> None:
+        self._progress.rounds += 1
+        await failpoints.reach("source.pinned")
+        sender = await self._open()
         size, share = self._connection.bytes_per_block, self._connection.share
         num_ahead = 0 if urgent else -(-share.probe_bytes(len(blocks) * size) // size)
         if num_ahead:

@@ -70,7 +70,8 @@ class IncomingBlocks:
         expires_at = time.monotonic() + self._ttl_s
         on_block, on_end = self._block_came, self._ticket_ended
         ticket = IncomingTicket(self.number, self.secret, self._memory, expires_at, on_block, on_end, self._ttl_s)
-        wanted = self._expect(ticket, self.held, self.held.wanted)
+        wanted = list(self.held.wanted)
+        self._expect(ticket, self.held, wanted)
         places = [(self.held.block_of(index), tail_name(branch)) for branch, index in self.tail_indexes.items()]
         ticket.expect_blocks([ExpectedBlock(block, name) for block, name in places])
         self._listener.tickets.add_ticket(ticket)
@@ -93,9 +94,11 @@ class IncomingBlocks:
         """Keeps the ticket from expiring for a while."""
         self._listener.tickets.extend_ticket(self.number, time.monotonic() + self._ttl_s)
 
-    def close_ticket(self) -> None:
-        """Lets no more blocks in."""
-        self._end_ticket(None)
+    def close_ticket(self, error: TransferFailed | None = None) -> None:
+        """Lets no more blocks in. The source is told an error."""
+        if self._ticket is not None:
+            self._ticket.end_ticket(error)
+            self._listener.tickets.forget_ticket(self.number)
 
     async def wait_until_sealed(self) -> None:
         """Waits until what has come before `close_ticket` is known to the prefix cache."""
@@ -106,7 +109,7 @@ class IncomingBlocks:
     async def end(self) -> None:
         """Ends ticket and import. Nothing writes to the blocks when this returns; those that have come stay known."""
         if self._ticket is not None:
-            self._end_ticket(TransferFailed("the target has ended the ticket", cause="GIVEN_UP"))
+            self.close_ticket(TransferFailed("the target has ended the ticket", cause="GIVEN_UP"))
             await self._closed.wait()
         if self._sealing is not None:
             self._sealing.cancel()  # what it has asked of the engine comes before the release
@@ -114,15 +117,9 @@ class IncomingBlocks:
         if self.held is not None:
             await self._blocks.release_import(self.held)
 
-    def _end_ticket(self, error: TransferFailed | None) -> None:
-        if self._ticket is not None:
-            self._ticket.end_ticket(error)
-            self._listener.tickets.forget_ticket(self.number)
-
-    def _expect(self, ticket: IncomingTicket, held: BlockImport, wanted: list[WantedBlock]) -> list[WantedBlock]:
+    def _expect(self, ticket: IncomingTicket, held: BlockImport, wanted: list[WantedBlock]) -> None:
         """Lets blocks in. Their indexes in the ticket are those in the import: its tails come after the first ones."""
         ticket.expect_blocks([ExpectedBlock(held.block_of(each.index), each.block_hash) for each in wanted])
-        return list(wanted)
 
     def _block_came(self, index: int) -> None:
         """Called on a thread of the listener."""

@@ -20,6 +20,7 @@ from gpu_worker.migration.calls.transfer_calls import (
     FinishedMigration,
     MigrationRequest,
     MigrationReservation,
+    require_same_model,
 )
 from gpu_worker.migration.target.incoming_blocks import IncomingBlocks
 from gpu_worker.migration.target.incoming_history import IncomingHistory
@@ -90,17 +91,15 @@ class IncomingMigration:
     # ---- Prepare and Extend --------------------------------------------------------------------------------------
 
     async def prepare(self) -> MigrationReservation:
-        """Reads the record, and holds the blocks of the sequence.
-
-        After any error its caller ends it.
-        """
+        """Reads the record, and holds the blocks of the sequence. After any error its caller ends it."""
         async with self._call(), asyncio.timeout(PREPARE_S):
             await failpoints.reach("target.prepare")
-            if self.request.source == self._incarnation:
+            request = self.request
+            if request.source == self._incarnation:
                 raise CannotMove("the source is this worker: nothing has to move", cause="target")
-            self._require_model()
+            require_same_model(self._block_port.info, request.fingerprint, request.layout, request.numerics)
             await self._history.read_all()
-            admission = self._history.admission(self.request.epoch)
+            admission = self._history.admission(request.epoch)
             self._require_movable(admission)
             self._hashes = self._block_port.branch_hashes(admission)
             held = await self._blocks.hold(self._hashes, going_branches(admission))
@@ -130,15 +129,6 @@ class IncomingMigration:
         admission = self._history.admission(self.request.epoch)
         self._hashes = self._block_port.branch_hashes(admission, self._hashes)
         return self._hashes
-
-    def _require_model(self) -> None:
-        mine, theirs = self._block_port.info, self.request
-        if mine.fingerprint != theirs.fingerprint:
-            raise Mismatch(f"this worker serves {mine.fingerprint}, the source {theirs.fingerprint}")
-        if mine.layout != theirs.layout:
-            raise Mismatch(f"blocks here are laid out as {mine.layout}, at the source as {theirs.layout}")
-        if mine.numerics != theirs.numerics:
-            raise Mismatch(f"tokens here are computed as {mine.numerics!r}, at the source as {theirs.numerics!r}")
 
     def _require_movable(self, admission: Admission) -> None:
         record, params, window = self._history.record, admission.sampling, self._block_port.info.window

@@ -7,7 +7,8 @@ done. A call that comes again joins the first one, or gets its answer.
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -153,7 +154,7 @@ class MigrationTarget:
     # ---- each call in its task -----------------------------------------------------------------------------------
 
     async def _prepare(self, migration: IncomingMigration) -> MigrationReservation:
-        async def prepare() -> MigrationReservation:
+        async with self._ended_by_errors(migration):
             reservation = await migration.prepare()
             self._require_share()
             for other in list(self._by_key.values()):  # the store knows this one: one that began earlier is over
@@ -161,30 +162,21 @@ class MigrationTarget:
                     other.begin_end()
             return reservation
 
-        return await self._run(migration, prepare())
-
     async def _extend(self, migration: IncomingMigration) -> list[WantedBlock]:
-        async def extend() -> list[WantedBlock]:
+        async with self._ended_by_errors(migration, harmless=OutOfBlocks):
             self._refuse_draining()
-            return await migration.extend()
-
-        wanted = await self._run(migration, extend(), harmless=OutOfBlocks)
-        try:
+            wanted = await migration.extend()
+        async with self._ended_by_errors(migration):
             self._require_share()
-        except OutOfBlocks:
-            await asyncio.wait([migration.begin_end()])
-            raise
         return wanted
 
     async def _finish(
         self, migration: IncomingMigration, ends: Sequence[BranchEnd], answer: "asyncio.Future[FinishedMigration]"
     ) -> None:
-        async def finish() -> FinishedMigration:
-            self._refuse_draining()
-            return await migration.finish(ends, answer)
-
         try:
-            finished = await self._run(migration, finish())
+            async with self._ended_by_errors(migration):
+                self._refuse_draining()
+                self._finished[migration.number] = await migration.finish(ends, answer)
         except asyncio.CancelledError:
             if not answer.done():
                 answer.set_exception(unknown_ticket(migration.number))
@@ -193,20 +185,20 @@ class MigrationTarget:
             if not answer.done():
                 answer.set_exception(error)
         else:
-            self._finished[migration.number] = finished
             if len(self._finished) > MOST_REMEMBERED:
                 self._finished.popitem(last=False)
         finally:
             self._migrations.pop(migration.number, None)
 
-    async def _run(
-        self, migration: IncomingMigration, call: Coroutine[Any, Any, T], *, harmless: type[Exception] | None = None
-    ) -> T:
-        """What the call returns. An error ends the ticket, unless it is a harmless one."""
+    @asynccontextmanager
+    async def _ended_by_errors(
+        self, migration: IncomingMigration, harmless: type[Exception] | tuple[()] = ()
+    ) -> AsyncIterator[None]:
+        """An error inside ends the ticket, unless it is a harmless one."""
         try:
-            return await call
+            yield
         except Exception as error:
-            if harmless is None or not isinstance(error, harmless):
+            if not isinstance(error, harmless):
                 await asyncio.wait([migration.begin_end()])
             if isinstance(error, TimeoutError):
                 raise StoreUnavailable("it took too long until the store or the engine answered") from error

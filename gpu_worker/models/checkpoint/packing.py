@@ -13,7 +13,9 @@ to q8 and q4 is that of GGUF's Q8_0 and Q4_0. The embedding, which is also the o
 """
 
 import logging
+import mmap
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -22,10 +24,43 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.checkpoint.gguf_tensors import GgufSource
-from gpu_worker.models.checkpoint.huge_pages import HugePageAllocator
 from gpu_worker.models.checkpoint.weights import CheckpointReader, WeightSource
 from octavo.model_files.gguf import TensorType
 from octavo.model_files.gguf_support import FLOATS
+
+PAGE = 2 << 20
+SLAB = 64 << 20
+LINE = 64  # bytes; every piece begins at a multiple of it
+
+
+class HugePageAllocator:
+    """Hands out pieces of slabs, one after the other. A slab lives as long as any piece of it.
+
+    A step reads all weights once. With pages of 4 KiB, looking the pages up takes a third of the bandwidth
+    (docs/decisions/native.md), so this memory lies in huge pages where the system has them.
+    """
+
+    def __init__(self) -> None:
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def allocate(self, size: int) -> Tensor:
+        """`size` bytes, all zero."""
+        taken = -(-size // LINE) * LINE
+        if taken > len(self._rest):
+            self._rest = _slab(max(taken, SLAB))
+        piece, self._rest = self._rest[:size], self._rest[taken:]
+        return piece
+
+
+def _slab(size: int) -> Tensor:
+    memory = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    everything = torch.frombuffer(memory, dtype=torch.uint8)
+    skipped = -everything.data_ptr() % PAGE
+    return everything[skipped : skipped + size]
+
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +79,6 @@ class NativeMatrix:
 
 
 class MatrixPacker:
-    """Packs the tensors of a source into matrices."""
-
     def __init__(
         self, extension: ModuleType, source: WeightSource, checkpoint: CheckpointReader, scheme: str, dtype: torch.dtype
     ) -> None:
@@ -58,7 +91,6 @@ class MatrixPacker:
         self.formats: Counter[str] = Counter()
 
     def stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> NativeMatrix:
-        """A matrix of tensors of two dimensions, one below the other."""
         blocked = all(columns % BLOCK == 0 for _, columns in shapes)
         if self._scheme in ("q8", "q4") and blocked:
             format_ = "q8" if names[0] in OUTER else self._scheme

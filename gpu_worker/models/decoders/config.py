@@ -120,7 +120,6 @@ def is_llama_like(config: Mapping[str, Any]) -> bool:
 
 
 def _gemma2(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What Gemma 2 has beside the other models."""
     return {
         "activation": "gelu_tanh",
         "query_scalar": float(config["query_pre_attn_scalar"]),

@@ -1,9 +1,10 @@
-"""The interface of a model: what the model runner asks of it."""
+"""What the model runner asks of a model, and activations whose bits depend on each number alone."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from torch import Tensor
+from torch.nn import functional
 
 from gpu_worker.ops import TokenBatch
 
@@ -39,3 +40,25 @@ def common_window(windows: Iterable[int]) -> int:
     """The longest of the windows of all layers; 0 if some layer has none (0)."""
     windows = list(windows)
     return max(windows) if windows and all(windows) else 0
+
+
+ElementFunction = Callable[[Tensor], Tensor]
+REGISTERS = 64  # numbers that torch takes at once on a CPU, at most: two registers of bfloat16
+
+
+def _by_registers(function: ElementFunction) -> ElementFunction:
+    """`function`, which torch computes otherwise, with other bits, for the numbers at the end of a tensor that do not
+    fill its registers. Which these are depends on the number of rows, unless rows fill registers."""
+
+    def compute(x: Tensor) -> Tensor:
+        missing = -x.shape[-1] % REGISTERS
+        if not missing or x.device.type != "cpu":
+            return function(x)
+        return function(functional.pad(x, (0, missing)))[..., :-missing]
+
+    return compute
+
+
+gelu = _by_registers(functional.gelu)
+gelu_tanh = _by_registers(lambda x: functional.gelu(x, approximate="tanh"))
+silu = _by_registers(functional.silu)

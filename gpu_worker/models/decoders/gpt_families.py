@@ -7,7 +7,7 @@ import torch
 
 from gpu_worker.models.decoders import rope
 from gpu_worker.models.decoders.config import check_sizes, unreadable
-from gpu_worker.models.decoders.gpt_config import (
+from gpu_worker.models.decoders.gpt import (
     ACTIVATIONS,
     BLOOM_NAMES,
     FALCON_NAMES,

@@ -8,16 +8,15 @@ and up in another. models/weight_cache.py keeps that form, so that workers can m
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
-from gpu_worker.models.decoders.activation import gelu_tanh
 from gpu_worker.models.decoders.config import LlamaConfig
-from gpu_worker.models.decoders.decoder import common_window
+from gpu_worker.models.decoders.decoder import common_window, gelu_tanh
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 
 FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is made of
@@ -103,24 +102,14 @@ def _layer(
     return tensors
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LlamaLayer:
-    """The tensors of one layer. Weights are [out, in]."""
-
-    input_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]
-    out: Tensor  # [hidden, num_heads * head_dim]
-    mlp_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * intermediate, hidden]
-    down: Tensor  # [hidden, intermediate]
-    qkv_bias: Tensor | None = None
-    out_bias: Tensor | None = None
-    gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
-    q_norm: Tensor | None = None  # [head_dim]
-    k_norm: Tensor | None = None  # [head_dim]
-    attended_norm: Tensor | None = None  # [hidden], of what attention gives
-    output_norm: Tensor | None = None  # [hidden], of what the MLP gives
+def layers_of(tensors: Mapping[str, M], num_layers: int) -> list[dict[str, M]]:
+    """The tensors of each layer, by their names without the layer's number."""
+    parts = [name.partition(".") for name in tensors]
+    layers: list[dict[str, M]] = [{} for _ in range(num_layers)]
+    for layer, dot, name in parts:
+        if dot:
+            layers[int(layer)][name] = tensors[f"{layer}.{name}"]
+    return layers
 
 
 class LlamaDecoder:
@@ -143,7 +132,7 @@ class LlamaDecoder:
         self._embedding = on_device["embedding"]
         self._norm = on_device["norm"]
         self._head = on_device.get("head", self._embedding)
-        self._layers = [_take_layer(on_device, layer) for layer in range(config.num_layers)]
+        self._layers = layers_of(on_device, config.num_layers)
         cos, sin = config.rope.table(config.context_tokens)
         self._cos, self._sin = cos.to(device, self._norm.dtype), sin.to(device, self._norm.dtype)
         layers = list(zip(config.windows, config.sparse, strict=True))
@@ -161,13 +150,13 @@ class LlamaDecoder:
         x = self._embedding[batch.token_ids]
         if self._embedding_scale != 1.0:
             x = x * self._embedding_scale
-        normed = ops.rms_norm(x, self._layers[0].input_norm, eps)
+        normed = ops.rms_norm(x, self._layers[0]["input_norm"], eps)
         for index, layer in enumerate(self._layers):
             attended = self._attend(index, normed, kv[index], batch, cos, sin)
-            normed, x = ops.add_rms_norm(attended, x, layer.mlp_norm, eps)
+            normed, x = ops.add_rms_norm(attended, x, layer["mlp_norm"], eps)
             out = self._mlp(layer, normed)
             if index + 1 < len(self._layers):
-                normed, x = ops.add_rms_norm(out, x, self._layers[index + 1].input_norm, eps)
+                normed, x = ops.add_rms_norm(out, x, self._layers[index + 1]["input_norm"], eps)
         return ops.add_rms_norm(out[rows], x[rows], self._norm, eps)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -177,31 +166,26 @@ class LlamaDecoder:
 
     def _attend(self, index: int, x: Tensor, kv: Tensor, batch: TokenBatch, cos: Tensor, sin: Tensor) -> Tensor:
         layer, config, ops = self._layers[index], self.config, self._ops
-        heads = ops.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, config.head_dim)
+        heads = ops.linear(x, layer["qkv"], layer.get("qkv_bias")).view(x.shape[0], -1, config.head_dim)
         queries, keys, values = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            queries = ops.rms_norm(queries, layer.q_norm, config.norm_eps)
-            keys = ops.rms_norm(keys, layer.k_norm, config.norm_eps)
+        if "q_norm" in layer:
+            queries = ops.rms_norm(queries, layer["q_norm"], config.norm_eps)
+            keys = ops.rms_norm(keys, layer["k_norm"], config.norm_eps)
         if config.rotated[index]:
             queries = ops.rotary_cache_write(kv, queries, keys, values, cos, sin, batch)
         else:
             ops.cache_write(kv, keys, values, batch)
         attended = ops.paged_attention(queries, kv, batch, self._options[index])
-        out = ops.linear(attended.reshape(x.shape[0], -1), layer.out, layer.out_bias)
-        return out if layer.attended_norm is None else ops.rms_norm(out, layer.attended_norm, config.norm_eps)
+        out = ops.linear(attended.reshape(x.shape[0], -1), layer["out"], layer.get("out_bias"))
+        return ops.rms_norm(out, layer["attended_norm"], config.norm_eps) if "attended_norm" in layer else out
 
-    def _mlp(self, layer: LlamaLayer, x: Tensor) -> Tensor:
-        both = self._ops.linear(x, layer.gate_up, layer.gate_up_bias)
+    def _mlp(self, layer: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        both = self._ops.linear(x, layer["gate_up"], layer.get("gate_up_bias"))
         inner = self._ops.silu_and_mul(both) if self.config.activation == "silu" else _gelu_and_mul(both)
-        out = self._ops.linear(inner, layer.down, layer.down_bias)
-        return out if layer.output_norm is None else self._ops.rms_norm(out, layer.output_norm, self.config.norm_eps)
+        out = self._ops.linear(inner, layer["down"], layer.get("down_bias"))
+        return self._ops.rms_norm(out, layer["output_norm"], self.config.norm_eps) if "output_norm" in layer else out
 
 
 def _gelu_and_mul(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     return gelu_tanh(gate) * up
-
-
-def _take_layer(tensors: Mapping[str, Tensor], layer: int) -> LlamaLayer:
-    prefix = f"{layer}."
-    return LlamaLayer(**{name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)})

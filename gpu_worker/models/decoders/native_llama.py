@@ -14,7 +14,7 @@ from gpu_worker.models.checkpoint.packing import MatrixPacker, NativeMatrix
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import common_window
-from gpu_worker.models.decoders.llama import collect
+from gpu_worker.models.decoders.llama import collect, layers_of
 from gpu_worker.ops import TokenBatch
 
 MAX_HEAD_DIM = 256
@@ -64,7 +64,7 @@ class NativeLlamaDecoder:
             norm=arguments["norm"],
             cos=cos,
             sin=sin,
-            layers=[self._layer(arguments, layer) for layer in range(config.num_layers)],
+            layers=[self._layer(*each) for each in enumerate(layers_of(arguments, config.num_layers))],
         )
         self._kv: tuple[Sequence[Tensor], Any] | None = None
 
@@ -99,11 +99,9 @@ class NativeLlamaDecoder:
         self._llama.logits(logits, hidden)
         return logits
 
-    def _layer(self, arguments: Mapping[str, Any], layer: int) -> dict[str, Any]:
-        prefix = f"{layer}."
-        found = {name.removeprefix(prefix): x for name, x in arguments.items() if name.startswith(prefix)}
+    def _layer(self, layer: int, tensors: dict[str, Any]) -> dict[str, Any]:
         sparse = self.config.sparse[layer]
-        return found | {
+        return tensors | {
             "window": self.config.windows[layer],
             "sparse": () if sparse is None else sparse.extension_arguments,
             "rotated": self.config.rotated[layer],

@@ -44,8 +44,8 @@ class BlockMover:
             self.wait_for_copies()  # so that earlier copies are not measured
         began = time.perf_counter()
         out = self._keep(self._arena.swap_out(step.swap_out), [block for block, _ in step.swap_out])
-        self._settle(step.poison)
-        self._arena.poison(step.poison)
+        self._settle(step.spoil)
+        self._arena.spoil(step.spoil)
         into = self._keep(self._arena.swap_in(step.swap_in), [block for _, block in step.swap_in])
         if out or into:
             self._num_swaps += 1
@@ -69,12 +69,10 @@ class BlockMover:
         return time.perf_counter() - began
 
     def is_copying(self) -> bool:
-        """Whether copies are under way."""
         self._pending = [pending for pending in self._pending if not pending.swap.is_done()]
         return bool(self._pending)
 
     def wait_for_copies(self) -> None:
-        """Waits for all copies that are under way."""
         for pending in self._pending:
             pending.swap.wait()
         self._pending.clear()

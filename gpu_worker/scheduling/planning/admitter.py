@@ -1,9 +1,8 @@
 """Answers whether this worker takes a sequence, prepares its branches, and puts it into the waiting queue."""
 
 from gpu_worker.scheduling.state.beam import BeamSearch
-from gpu_worker.scheduling.state.place import Hold
-from gpu_worker.scheduling.state.sequence import FINISHED, WAITING, Branch, Sequence
-from gpu_worker.scheduling.state.step_items import branch_item
+from gpu_worker.scheduling.state.sequence import FINISHED, WAITING, Branch, Hold, Sequence
+from gpu_worker.scheduling.state.step import branch_item
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import BAD_LOGITS, NOTHING_LEFT, RunnerInfo
 from octavo.request.errors import OutOfBlocks, TooLarge
@@ -12,8 +11,6 @@ from octavo.request.sampling import FinishReason
 
 
 class Admitter:
-    """Puts sequences into the waiting queue of a workload."""
-
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
 

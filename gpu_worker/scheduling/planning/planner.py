@@ -5,35 +5,25 @@ what is left over. So it neither starves short prompts nor is starved. A plan th
 branch that runs brings no sequence in.
 """
 
+from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.planning.demoter import Demoter
 from gpu_worker.scheduling.planning.preemption import Preemption
 from gpu_worker.scheduling.planning.slot_allocator import SlotAllocator
 from gpu_worker.scheduling.planning.starter import Starter
-from gpu_worker.scheduling.planning.step_budget import StepBudget
-from gpu_worker.scheduling.state.place import QUEUED, Hold, Place
-from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Sequence
+from gpu_worker.scheduling.state.scheduler_config import StepBudget
+from gpu_worker.scheduling.state.sequence import QUEUED, RUNNING, Branch, Hold, Place, Sequence
 from gpu_worker.scheduling.state.step import Chunk, StepPlan
 from gpu_worker.scheduling.state.workload import Workload
 
 
 class Planner:
-    """Fills plans from a workload."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        preemption: Preemption,
-        slots: SlotAllocator,
-        starter: Starter,
-        demoter: Demoter,
-        budget: StepBudget,
-    ) -> None:
+    def __init__(self, workload: Workload, costs: CostModel, budget: StepBudget) -> None:
         self._workload = workload
         self._lists = workload.lists
-        self._preemption = preemption
-        self._slots = slots
-        self._starter = starter
-        self._demoter = demoter
+        self.preemption = preemption = Preemption(workload, costs)
+        self._slots = slots = SlotAllocator(workload.tables, preemption)
+        self.starter = Starter(workload, preemption, slots, costs, budget)
+        self.demoter = Demoter(workload, costs)
         self._budget = budget
         self._turn = 0
         self._secured: set[Sequence] = set()  # searches with slots for the next token of all beams
@@ -41,15 +31,15 @@ class Planner:
     def fill(self, plan: StepPlan) -> None:
         """Decides what the step runs and takes the blocks for it."""
         work = self._workload
-        self._preemption.happened = False
+        self.preemption.happened = False
         for turn in self._turns():
             work.turn = turn
             self._compose(plan)
             if plan.chunks:
-                self._preemption.stuck = None
+                self.preemption.stuck = None
                 break
         work.tables.add_moves(plan)
-        self._demoter.add_demotions(plan)
+        self.demoter.add_demotions(plan)
 
     def _turns(self) -> list[Sequence | None]:
         """For whom the step may be, in the order to try: a suspect, or those that share steps (None).
@@ -66,7 +56,6 @@ class Planner:
         return turns[self._turn :] + turns[: self._turn]
 
     def _compose(self, plan: StepPlan) -> None:
-        """Fills the plan with chunks of the sequences whose turn it is."""
         work, config = self._workload, self._workload.config
         stalled: list[Branch] = []
         prefills: list[Chunk] = []
@@ -75,8 +64,8 @@ class Planner:
             prefills = self._prefills(self._budget.for_prompts(0), stalled)
         if not prefills:
             stalled += self._secure()
-            if not self._preemption.happened:
-                self._starter.swap_in()
+            if not self.preemption.happened:
+                self.starter.swap_in()
             if config.chunked_prefill:
                 prefills = self._prefills(self._budget.for_prompts(self._num_rows()), stalled)
             self._add_decodes(plan, stalled)
@@ -105,7 +94,7 @@ class Planner:
         for branch in needy:
             if branch.state is not RUNNING:
                 continue
-            if work.pauses and not work.may_run(branch.sequence):
+            if work.leaves_out and not work.may_run(branch.sequence):
                 others.append(branch)
             elif not slots.secure(branch):
                 stalled.append(branch)
@@ -121,16 +110,15 @@ class Planner:
         return stalled
 
     def _num_rows(self) -> int:
-        """How many decodes and beams the step can have."""
         decodes, work = self._lists.decodes, self._workload
-        num_rows = sum(work.may_run(chunk.branch.sequence) for chunk in decodes) if work.pauses else len(decodes)
+        num_rows = sum(work.may_run(chunk.branch.sequence) for chunk in decodes) if work.leaves_out else len(decodes)
         return num_rows + sum(len(sequence.branches) for sequence in self._secured)
 
     def _add_decodes(self, plan: StepPlan, stalled: list[Branch]) -> None:
         lists, work = self._lists, self._workload
         without_slot = set(stalled).union(lists.needy)
         plan.chunks = list(lists.decodes)
-        if without_slot or work.pauses:
+        if without_slot or work.leaves_out:
             going = (chunk for chunk in lists.decodes if chunk.branch not in without_slot)
             plan.chunks = [chunk for chunk in going if work.may_run(chunk.branch.sequence)]
         plan.num_decodes = len(plan.chunks)
@@ -157,8 +145,8 @@ class Planner:
                 budget -= chunk.length
             elif branch.state is RUNNING:
                 stalled.append(branch)
-        if budget > 0 and work.waiting and not self._preemption.happened:
-            started = self._starter.start(budget, share, chunks)
+        if budget > 0 and work.waiting and not self.preemption.happened:
+            started = self.starter.start(budget, share, chunks)
             budget -= sum(chunk.length for chunk in started)
             chunks += started
         for chunk in chunks:
@@ -198,7 +186,7 @@ class Planner:
                 lists.hand_back_needy(branch for branch in lists.take_needy() if branch is not first)
                 self._add_decodes(plan, others)
         elif first.sequence.place in QUEUED:
-            self._preemption.unstick(first)
+            self.preemption.unstick(first)
         elif self._slots.secure_beams(first.sequence, forced=True):
             self._secured.add(first.sequence)
             self._add_decodes(plan, others)

@@ -15,9 +15,8 @@ no output.
 from collections.abc import Callable
 
 from gpu_worker.blocks.cost_model import CostModel
-from gpu_worker.scheduling.state.place import Hold, Place
-from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Sequence
-from gpu_worker.scheduling.state.step_items import branch_item
+from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Hold, Place, Sequence
+from gpu_worker.scheduling.state.step import branch_item
 from gpu_worker.scheduling.state.workload import Workload
 from octavo.request.errors import OutOfBlocks
 from octavo.request.sampling import FinishReason

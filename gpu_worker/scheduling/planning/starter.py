@@ -5,11 +5,20 @@ from enum import Enum
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.planning.preemption import Preemption
 from gpu_worker.scheduling.planning.slot_allocator import SlotAllocator
-from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.state.block_tables import CachedPrefix
-from gpu_worker.scheduling.state.place import QUEUED, Hold, Place
 from gpu_worker.scheduling.state.room import Room
-from gpu_worker.scheduling.state.sequence import RUNNING, SWAPPED, WAITING, Branch, CarriedTail, Sequence
+from gpu_worker.scheduling.state.scheduler_config import StepBudget
+from gpu_worker.scheduling.state.sequence import (
+    QUEUED,
+    RUNNING,
+    SWAPPED,
+    WAITING,
+    Branch,
+    CarriedTail,
+    Hold,
+    Place,
+    Sequence,
+)
 from gpu_worker.scheduling.state.step import Chunk
 from gpu_worker.scheduling.state.workload import Workload
 from octavo.request.errors import OutOfBlocks
@@ -80,15 +89,15 @@ class Starter:
         if sequence in tables.moving_out:
             return False
         branches = [branch for branch in sequence.branches if branch.state is SWAPPED]
-        places = tables.places_for(branches)
-        num_new = sum(1 for block in places.values() if block is None)
-        hits = [block for block in places.values() if block is not None]
+        destinations = tables.destinations_of(branches)
+        num_new = sum(1 for block in destinations.values() if block is None)
+        hits = [block for block in destinations.values() if block is not None]
         spare = self._room.spare() + len(branches) + headroom if work.active else 0
         if not self._room.has_rows_for(self._room.rows_of(sequence, len(branches)) + spare_rows):
             return False
         if not tables.device.has_room_for(num_new, hits, spare=spare):
             return False
-        work.move_in(sequence, places)
+        work.move_in(sequence, destinations)
         return True
 
     def _waits_before(self, sequence: Sequence) -> Branch | None:
@@ -287,17 +296,15 @@ class Starter:
         )
 
     def _advancing(self) -> list[Branch]:
-        """The branches that compute their prompts, except those that pause for a trial."""
+        """The branches that compute their prompts, except those that have to wait for the end of a trial."""
         on_trial = self._workload.on_trial
         return [branch for branch in self._lists.prefilling if on_trial in (None, branch.sequence)]
 
     def _first_length(self, left: int, budget: int, share: int) -> int:
-        """How many of the `left` tokens of a prompt its first chunk has."""
         crowded = len(self._lists.prefilling) + len(self._workload.waiting) > 1
         return min(left, budget, share if crowded and left > self._budget.long_prefill else left)
 
     def _limit_prompts(self, left: int, length: int, chunks: list[Chunk]) -> StartOutcome:
-        """Whether a prompt of `left` tokens may start with a chunk of `length`, as far as the limits on prompts go."""
         config, budget = self._workload.config, self._budget
         if length == left:
             return StartOutcome.STARTED

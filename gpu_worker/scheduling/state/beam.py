@@ -17,8 +17,6 @@ from octavo.text.stop import TextStream
 
 
 class BeamCandidate(NamedTuple):
-    """One token after one live beam."""
-
     parent: int
     total: float  # sum of log probabilities with this token
     score: TokenScore
@@ -30,8 +28,6 @@ class BeamCandidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A complete output."""
-
     token_ids: tuple[int, ...]
     total: float
     score: float
@@ -51,7 +47,6 @@ def expand(totals: Sequence[float], offers: Sequence[TokenScore]) -> list[BeamCa
 
 
 def completes_stop(text: TextStream | None, token_id: int) -> bool:
-    """Whether a stop string is complete with one more token after this text."""
     return text is not None and text.fork().push((token_id,)).stopped
 
 
@@ -77,7 +72,6 @@ class BeamSearch:
     done: list[bool] = field(default_factory=list)  # per branch of the record: whether it had finished before a replay
 
     def normalize(self, total: float, length: int) -> float:
-        """The score of an output of `length` tokens with this sum of log probabilities."""
         return total / math.pow(max(1, length), self.length_penalty)
 
     def select(

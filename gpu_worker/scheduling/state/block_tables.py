@@ -6,8 +6,7 @@ If every layer of the model has a window, a branch gives back its leading blocks
 them: it has *passed* them. Places in `blocks` are positions, so they stay, with ids that are never read: kernels read
 the blocks of a window only. A host table begins with the first block that has not been passed.
 
-Two sets of sequences
-are kept until the step being planned is over:
+Two sets of sequences are kept until the step being planned is over:
 
     written       The step copies something into their blocks. The plan may not move these out, because a step copies
                   to the host pool before it makes any other copy.
@@ -16,12 +15,10 @@ are kept until the step being planned is over:
 """
 
 from collections.abc import Collection, Iterable
-from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from gpu_worker.blocks.block_manager import BlockManager
-from gpu_worker.blocks.host_pool import HostPool
-from gpu_worker.blocks.host_tier import HostTier
+from gpu_worker.blocks.host_pool import HostPool, HostTier
 from gpu_worker.blocks.prefix_cache import PrefixCache
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Branch, Sequence
@@ -45,8 +42,6 @@ class CachedPrefix(NamedTuple):
 
 
 class BlockTables:
-    """Gives, shares, moves and takes back the blocks of branches."""
-
     def __init__(self, config: SchedulerConfig, info: RunnerInfo) -> None:
         self.cache = PrefixCache(enabled=config.prefix_caching)
         self.device = BlockManager(
@@ -58,8 +53,8 @@ class BlockTables:
         self._window_blocks = info.window_blocks
         self._debug = config.debug
         self.left_seats: list[int] = []  # of branches that the runner does not know yet to have no blocks any more
-        self._written: set[Sequence] = set()
-        self._moving_out: set[Sequence] = set()
+        self.written: set[Sequence] = set()
+        self.moving_out: set[Sequence] = set()
 
     # On the device
 
@@ -72,7 +67,7 @@ class BlockTables:
         """Replaces a shared block of the branch by a copy that the step being planned makes."""
         self.device.make_writable(branch.blocks, index)
         branch.told_blocks = min(branch.told_blocks, index)
-        self._written.add(branch.sequence)
+        self.written.add(branch.sequence)
 
     def fork_table(self, parent: Branch, child: Branch) -> None:
         """Gives the child the parent's computed blocks; either of them copies a shared block before it writes to it."""
@@ -164,7 +159,7 @@ class BlockTables:
         promoted = [self.device.take_block() for _ in range(first, prefix.num_blocks)]
         self.tier.promote(branch.hashes[first : prefix.num_blocks], promoted)
         branch.blocks += promoted
-        self._written.add(branch.sequence)
+        self.written.add(branch.sequence)
 
     def add_tail(self, branch: Branch, blocks: list[BlockId], num_computed: int) -> None:
         """Ends a table of full blocks with one that is not full and that no other table has."""
@@ -199,27 +194,27 @@ class BlockTables:
             num_computed, num_passed = branch.num_computed, branch.num_passed
             self.release(branch)
             branch.host_blocks, branch.num_computed, branch.num_passed = table, num_computed, num_passed
-        self._moving_out.add(sequence)
+        self.moving_out.add(sequence)
 
-    def places_for(self, branches: Iterable[Branch]) -> dict[HostBlockId, BlockId | None]:
+    def destinations_of(self, branches: Iterable[Branch]) -> dict[HostBlockId, BlockId | None]:
         """Where each host block of the branches goes: a device block with the same content, or None for a new block."""
-        places: dict[HostBlockId, BlockId | None] = {}
+        destinations: dict[HostBlockId, BlockId | None] = {}
         for branch in branches:
             num_known = branch.num_computed // self._block_size if self.cache.enabled else 0
             hashes = self.hashes_of(branch, num_known)
             for index, host in enumerate(branch.host_blocks, branch.num_passed):
-                if places.get(host) is None:
-                    places[host] = self.cache.find(hashes[index]) if index < num_known else None
-        return places
+                if destinations.get(host) is None:
+                    destinations[host] = self.cache.find(hashes[index]) if index < num_known else None
+        return destinations
 
     def move_in(
-        self, sequence: Sequence, branches: Iterable[Branch], places: dict[HostBlockId, BlockId | None]
+        self, sequence: Sequence, branches: Iterable[Branch], destinations: dict[HostBlockId, BlockId | None]
     ) -> None:
-        """Moves branches to the device: to blocks that `places_for` found, and to new ones. There must be room."""
+        """Moves branches to the device: to blocks that `destinations_of` found, and to new ones. There must be room."""
         device, host_pool = self.device, self.host
-        held = device.share(block for block in places.values() if block is not None)
+        held = device.share(block for block in destinations.values() if block is not None)
         targets: dict[HostBlockId, BlockId] = {}
-        for host, found in places.items():
+        for host, found in destinations.items():
             if found is None:
                 block = device.take_block()
                 held.append(block)
@@ -233,23 +228,12 @@ class BlockTables:
             host_pool.release(branch.host_blocks)
             branch.slots_end = 0
         device.release(held)
-        self._written.add(sequence)
+        self.written.add(sequence)
 
     # The step being planned
 
     @property
-    def written(self) -> AbstractSet[Sequence]:
-        """The sequences into whose blocks the step being planned copies something."""
-        return self._written
-
-    @property
-    def moving_out(self) -> AbstractSet[Sequence]:
-        """The sequences whose blocks the step being planned copies to the host pool."""
-        return self._moving_out
-
-    @property
     def moves(self) -> bool:
-        """Whether the step being planned has to copy blocks to or from the host pool."""
         return bool(self.host.has_copies_in or self.host.has_copies_out)
 
     def add_moves(self, plan: StepPlan) -> None:
@@ -258,20 +242,19 @@ class BlockTables:
         plan.input.swap_in = self.host.copies_in()
         plan.input.copies = self.device.copies()
         if self._debug:
-            plan.input.poison = self.device.take_freed_blocks()
+            plan.input.spoil = self.device.take_freed_blocks()
 
     def end_step(self, *, done: bool) -> None:
         """Forgets the moves of the planned step, which is `done` or failed."""
         self.tier.end_step(done=done)
         self.device.end_step()
         self.host.end_step()
-        self._written.clear()
-        self._moving_out.clear()
+        self.written.clear()
+        self.moving_out.clear()
 
     def forget(self, sequence: Sequence) -> None:
-        """Forgets a sequence that has left this worker."""
-        self._written.discard(sequence)
-        self._moving_out.discard(sequence)
+        self.written.discard(sequence)
+        self.moving_out.discard(sequence)
 
     def check_tables(self, branches: Collection[Branch]) -> None:
         """Recounts all blocks from the tables of all branches; raises AssertionError with what is wrong."""

@@ -7,14 +7,11 @@ caller that moves a branch while it reads.
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
-from gpu_worker.scheduling.state.place import Hold
-from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Sequence
+from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Hold, Sequence
 from gpu_worker.scheduling.state.step import Chunk
 
 
 class BranchLists:
-    """The lists of branches from which the next step is planned."""
-
     def __init__(self) -> None:
         self._decodes: list[Chunk] = []
         self._needy: list[Branch] = []

@@ -1,4 +1,4 @@
-"""How much a step may hold, and which sequences come first."""
+"""How much a step may hold, which sequences come first, and how the tokens of a step follow the time that it takes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +22,7 @@ class SchedulerConfig:
     max_waiting: int = 1024  # the longest waiting queue; the answer to further admissions is LATER
     preemption: Literal["auto", "swap", "recompute"] = "auto"
     min_preempt_interval_s: float = 2.0  # so long it comes back only with headroom, and keeps what it has then
-    debug: bool = False  # recount everything at every step, poison freed blocks
+    debug: bool = False  # recount everything at every step, spoil freed blocks
 
     def __post_init__(self) -> None:
         for name in ("max_batch_sequences", "max_partial_prefills", "max_long_partial_prefills", "max_waiting"):
@@ -38,3 +38,55 @@ class SchedulerConfig:
             )
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark: {self.watermark} is not in [0, 1)")
+
+
+START_TOKENS = 256
+MAX_CHANGE = 2.0  # the most that one step changes the budget, as a factor: one disturbed step says little
+ROOM = 0.8  # share of the wanted time: a full step that took less lets the budget grow by a block
+
+
+class StepBudget:
+    """How many tokens a step may run: `max_batch_tokens` or, with `step_s`, as many as steps were seen to run in that.
+
+    A step with a piece of a prompt delays all branches that decode, and the lease is renewed between steps. The time
+    that a token takes differs a thousandfold between models and machines, so no constant suits all of them.
+    """
+
+    def __init__(self, config: SchedulerConfig, block_size: int) -> None:
+        self._step_s = config.step_s
+        self._low = min(block_size, config.max_batch_tokens)
+        self._high = config.max_batch_tokens
+        self._threshold = config.long_prefill_threshold
+        self.tokens = min(START_TOKENS, self._high) if self._step_s else self._high
+
+    @property
+    def long_prefill(self) -> int:
+        """Tokens from which a prompt is long."""
+        return self._threshold or self.tokens
+
+    def for_prompts(self, num_decodes: int) -> int:
+        """How many tokens of prompts a step may run beside its decodes.
+
+        A budget that follows the time leaves prompts at least a block, however many branches decode.
+        """
+        left = self._high - num_decodes
+        return min(left, max(self.tokens - num_decodes, self._low)) if self._step_s else left
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """Learns from the time of a step with prompts. A small step that was quick says nothing about large ones.
+
+        The fixed cost of a step counts here as time of its tokens. So a step that was quicker than wanted never lowers
+        the budget, whatever its tokens per second were.
+        """
+        if not self._step_s or seconds <= 0:
+            return
+        wanted = num_tokens * self._step_s / seconds
+        if seconds < self._step_s:
+            if 2 * num_tokens < self.tokens:
+                return
+            full = num_tokens > self.tokens - self._low
+            more = self._low if full and seconds < ROOM * self._step_s else 0
+            wanted = max(wanted, self.tokens + more)
+        wanted = min(max(wanted, self.tokens / MAX_CHANGE), self.tokens * MAX_CHANGE)
+        whole = int(wanted) // self._low * self._low
+        self.tokens = min(max(whole, self._low), self._high)

@@ -14,12 +14,25 @@ from bisect import insort
 from collections.abc import Iterable
 from operator import attrgetter
 
+from gpu_worker.blocks.prefix_cache import raise_first
 from gpu_worker.scheduling.state.block_tables import BlockTables
 from gpu_worker.scheduling.state.branch_lists import BranchLists
-from gpu_worker.scheduling.state.place import ON_DEVICE, QUEUED, Hold, Place, check_holds
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Branch, BranchState, Sequence
-from gpu_worker.scheduling.state.step_items import beam_items, branch_item
+from gpu_worker.scheduling.state.sequence import (
+    FINISHED,
+    ON_DEVICE,
+    QUEUED,
+    RUNNING,
+    SWAPPED,
+    WAITING,
+    Branch,
+    BranchState,
+    Hold,
+    Place,
+    Sequence,
+    check_holds,
+)
+from gpu_worker.scheduling.state.step import beam_items, branch_item
 from gpu_worker.steps.runner import RunnerInfo
 from octavo.request.errors import Failure, NotFound, StaleEpoch
 from octavo.request.ids import BlockId, HostBlockId, SequenceId
@@ -68,7 +81,7 @@ class Workload:
         )
 
     @property
-    def pauses(self) -> bool:
+    def leaves_out(self) -> bool:
         """Whether some sequences on the device are not in every step."""
         return bool(self.suspects or self.frozen)
 
@@ -185,10 +198,10 @@ class Workload:
         self.lists.note_stop()
         self._update_place(sequence)
 
-    def move_in(self, sequence: Sequence, places: dict[HostBlockId, BlockId | None]) -> None:
-        """Moves its swapped branches to the device: to `places` and to new blocks. There must be room."""
+    def move_in(self, sequence: Sequence, destinations: dict[HostBlockId, BlockId | None]) -> None:
+        """Moves its swapped branches to the device: to `destinations` and to new blocks. There must be room."""
         branches = [branch for branch in sequence.branches if branch.state is SWAPPED]
-        self.tables.move_in(sequence, branches, places)
+        self.tables.move_in(sequence, branches, destinations)
         for branch in branches:
             self.lists.add(branch)
             branch.state = RUNNING
@@ -271,9 +284,7 @@ class Workload:
                 chunk.branch not in needy and not self.tables.has_own_slot(chunk.branch) for chunk in self.lists.decodes
             ),
         }
-        for problem, found in problems.items():
-            if found:
-                raise AssertionError(problem)
+        raise_first(problems.items())
 
 
 def stale_epoch(sequence: Sequence, epoch: int) -> StaleEpoch:

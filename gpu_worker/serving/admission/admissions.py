@@ -6,17 +6,15 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from gpu_worker.constraints.grammars import Grammars
-from gpu_worker.engine.checked_sequence import checked_sequence
+from gpu_worker.engine.block_port import checked_sequence
 from gpu_worker.engine.command_port import CommandPort
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.state.place import Hold
-from gpu_worker.scheduling.state.sequence import CarriedScores, Sequence
+from gpu_worker.scheduling.state.sequence import CarriedScores, Hold, Sequence
 from gpu_worker.scheduling.state.workload import Workload
-from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
 from gpu_worker.serving.admission.beam_texts import BeamTexts
 from gpu_worker.serving.admission.prefix_offers import OfferedPrefix, PrefixOffers
-from gpu_worker.serving.admission.trial_queue import TrialQueue
+from gpu_worker.serving.admission.trial_queue import OwnershipAnnouncer, TrialQueue
 from octavo.process.loop import shared
 from octavo.request import hashing
 from octavo.request.errors import InvalidArgument, ServingError, StaleEpoch

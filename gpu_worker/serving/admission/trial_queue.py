@@ -12,13 +12,49 @@ from gpu_worker.engine.command_port import CommandPort
 from gpu_worker.journal.sequence_log import SequenceLog
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
 from octavo.process.retry import until_answered
-from octavo.request.errors import Draining
+from octavo.request.errors import Draining, StaleEpoch, StoreUnavailable
+from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome
+from octavo.store.base import Store
 
 log = logging.getLogger(__name__)
 
+FIRST_EPOCH = 1  # of a sequence that had no owner before: it is no suspect
 ABSENT_ROUND_S = 10.0  # a suspect that the engine has lost, and the store did not hear of, is waited for two rounds
+
+
+class OwnershipAnnouncer:
+    """Announces every sequence that had another owner to the store, before it begins here.
+
+    The store notes that a suspect begins. The death of a worker counts against a suspect only after that: a worker that
+    was dead when it was given the sequence proves nothing.
+    """
+
+    def __init__(self, store: Store, owner: Incarnation) -> None:
+        self._store = store
+        self._owner = owner
+
+    async def announce(self, seq_id: SequenceId, epoch: int) -> bool:
+        """Whether this worker owns the sequence at that epoch, so that it may begin. Raises StoreUnavailable."""
+        return await self._store.announce(seq_id, epoch, self._owner)
+
+    async def refuse_admission(self, admission: Admission) -> AdmissionAnswer | None:
+        """The answer that refuses the sequence, or None: it may begin at once.
+
+        Without an answer of the store the sequence does not run here. A suspect is announced later, when it has the
+        engine to itself (`TrialQueue`).
+        """
+        if admission.epoch <= FIRST_EPOCH or admission.suspect:
+            return None
+        try:
+            owns = await self.announce(admission.seq_id, admission.epoch)
+        except StoreUnavailable as error:
+            return AdmissionAnswer(AdmissionOutcome.LATER, error.failure())
+        if owns:
+            return None
+        stale = StaleEpoch(f"sequence {admission.seq_id}: this worker does not own it at epoch {admission.epoch}")
+        return AdmissionAnswer(AdmissionOutcome.STALE_EPOCH, stale.failure())
 
 
 class TrialQueue:

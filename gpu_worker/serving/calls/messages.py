@@ -3,8 +3,7 @@
 from dataclasses import asdict
 
 from gpu_worker.blocks.prefix_cache import STORED
-from gpu_worker.engine.cache_watchers import CacheEvent, CacheEventBatch
-from gpu_worker.engine.worker_watch import WorkerWatch
+from gpu_worker.engine.worker_watch import CacheEvent, CacheEventBatch, WorkerWatch
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.journal.step_subscription import StepMessage
 from gpu_worker.migration.source.migration_progress import MigrationOutcome, MigrationProgress
@@ -12,7 +11,7 @@ from gpu_worker.scheduling.state.step import SwapOperation
 from gpu_worker.scheduling.state.workload import Workload
 from octavo.internal.v1 import worker_pb2
 from octavo.request.ids import Incarnation
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from octavo.v1 import admin_pb2
 from octavo.wire.internal import INTERNAL_REVISION, ROLES, item_to_wire
 from octavo.wire.public import failure_to_wire, recommended_to_wire

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Future
 
-from gpu_worker.engine.loop_control import Grant, LoopControl
+from gpu_worker.engine.command_port import Grant, LoopControl
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.journal.step_subscription import MAX_PENDING_MESSAGES, StepSubscription
 from gpu_worker.serving.calls.messages import step_to_wire

@@ -6,14 +6,13 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_worker.engine.cache_watchers import CacheEventBatch
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.journal.sequence_tracer import SequenceTracer
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.source.migration_registry import MigrationRegistry
 from gpu_worker.migration.transfer_service import TransferService
-from gpu_worker.scheduling.planning.step_budget import StepBudget
+from gpu_worker.scheduling.state.scheduler_config import StepBudget
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.serving.admission.admissions import Admissions
 from gpu_worker.serving.calls.messages import SWAP_OPERATIONS, hello_to_wire, migration_to_wire, watch_to_wire
@@ -24,8 +23,7 @@ from octavo.net.traces import NO_PARENT, traceparent_in
 from octavo.request import limits, validation
 from octavo.request.errors import CannotMove, Draining, InvalidArgument, Loading, ServingError
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.record import AdmissionAnswer, AdmissionOutcome
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import AdmissionAnswer, AdmissionOutcome, WorkerRole
 from octavo.wire.internal import admission_from_wire, answer_to_wire
 from octavo.wire.public import failure_to_wire
 
@@ -144,14 +142,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         interval_s = max(MIN_WATCH_MS, request.interval_ms or DEFAULT_WATCH_MS) / 1000
         watcher = worker.watch.watchers.open_watcher()
         try:
-            yield self._watch_response(worker, await worker.watch.begin_watch(watcher))
+            batch = await worker.watch.begin_watch(watcher)
             while True:
-                yield self._watch_response(worker, await watcher.next_batch(interval_s))
+                yield watch_to_wire(self._incarnation, worker.watch, worker.publisher, batch)
+                batch = await watcher.next_batch(interval_s)
         finally:
             worker.watch.watchers.close_watcher(watcher)
-
-    def _watch_response(self, worker: ServedWorker, batch: CacheEventBatch) -> worker_pb2.WatchResponse:
-        return watch_to_wire(self._incarnation, worker.watch, worker.publisher, batch)
 
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: "Context"

@@ -9,12 +9,13 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from math import inf
 
 from gpu_worker.engine.command_port import CommandPort
 from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
-from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.state.scheduler_config import StepBudget
 from gpu_worker.scheduling.state.sequence import Sequence
 from gpu_worker.scheduling.state.workload import Workload
 from octavo.process.retry import until_answered
@@ -31,6 +32,9 @@ REPLAY_PATIENCE_S = 2.0  # a sequence that another worker has had for this long 
 # tried again, as long as the worker lives.
 STORE_PATIENCE_S = 3.0
 URGENT_PATIENCE_S = 0.7  # the same where a person waits for the end
+OUTGROWN_EVERY_S = 0.05
+LIMITS_S = 2.0  # how often the store is asked how large the other workers are
+KEPT_MS = 24 * 3600 * 1000  # routers decide for how long workers that are gone are remembered
 MANY = 2**62  # tokens: more than there are
 
 
@@ -185,6 +189,40 @@ class SequenceReleaser:
             return True
         release.taken_at = release.taken_at or now
         return sum(record.num_tokens) <= release.num_output and now - release.taken_at < REPLAY_PATIENCE_S
+
+
+class OutgrownRelease:
+    """Keeps the scheduler told of the largest worker of its model, and releases what it has handed over.
+
+    A worker in which a sequence fills all blocks can compute no further token of it. The scheduler ends it with LENGTH,
+    unless a larger worker can go on with it: then it is released, and its router gives it to that worker.
+    """
+
+    def __init__(self, store: Store, workload: Workload, releaser: SequenceReleaser) -> None:
+        self._store = store
+        self._workload = workload
+        self._releaser = releaser
+        self._asked_at = -inf
+
+    async def run(self) -> None:
+        """For as long as the worker lives."""
+        while True:
+            if time.monotonic() - self._asked_at >= LIMITS_S:
+                await self._ask()
+            if self._releaser.has_stopped:
+                await self._releaser.release_stopped()
+            if self._workload.outgrown:
+                await self._releaser.release_outgrown()
+            await asyncio.sleep(OUTGROWN_EVERY_S)
+
+    async def _ask(self) -> None:
+        self._asked_at = time.monotonic()
+        try:
+            seen = await self._store.note_limits((), KEPT_MS)
+        except StoreUnavailable:
+            return
+        own = self._workload.info.fingerprint
+        self._workload.larger_limit = max((each.prompt_limit for each in seen if each.fingerprint == own), default=0)
 
 
 def replay_cost(sequence: Sequence) -> tuple[bool, int]:

@@ -1,20 +1,27 @@
 """The gRPC server of a worker, and its pages for those who watch it. Both listen before the model is loaded."""
 
+import ipaddress
 import logging
+import socket
 
 from gpu_worker.migration.transfer_service import TransferService
 from gpu_worker.serving.calls.worker_service import SERVICES, WorkerService, add_services
-from gpu_worker.serving.process.address import advertised_address
 from octavo.metrics.web import WebApp
 from octavo.net.http_server import HttpServer
 from octavo.net.security.protection import internal_authorizer, operator_page_options, tls_of
 from octavo.net.security.trail import AccessTrail, ListenerKind
 from octavo.net.server import add_standard_services, make_server, open_port
+from octavo.process.listen_address import EVERY_INTERFACE
 from octavo.request.ids import Incarnation, new_incarnation
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from octavo.settings.worker import WorkerSettings
+from octavo.wire.endpoint import parse_advertised, parse_listener
 
 log = logging.getLogger(__name__)
+
+
+class NoAddress(RuntimeError):
+    """No address to advertise can be found. The message says which setting helps."""
 
 
 class Listener:
@@ -63,3 +70,29 @@ class Listener:
         await self._server.stop(grace_s)
         if self._web_server is not None:
             await self._web_server.stop(0)
+
+
+def advertised_address(listen: str, advertise: str) -> tuple[str, int | None]:
+    """The host and the port in `advertise`, else the host in `listen`, else an address of this machine.
+
+    Without a port, the one that the worker listens on is to be called. Raises NoAddress.
+    """
+    if advertise:
+        return parse_advertised(advertise)
+    host = parse_listener(listen).host
+    return own_address() if host in EVERY_INTERFACE else host, None
+
+
+def own_address() -> str:
+    """The address that this machine's name stands for: in a cluster, the address of the pod. Raises NoAddress."""
+    name = socket.gethostname()
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        found = set()
+    addresses = [ipaddress.ip_address(str(text).partition("%")[0]) for text in found]
+    others = [each for each in addresses if not (each.is_loopback or each.is_link_local)]
+    if not others:
+        raise NoAddress(f"the name of this host, {name}, has no address that others could call: give --advertise HOST")
+    best = min(others, key=lambda each: (each.version, str(each)))
+    return f"[{best}]" if best.version == 6 else str(best)

@@ -8,9 +8,8 @@ import time
 
 from gpu_worker.engine.configuration import build_runner
 from gpu_worker.serving.process import progress_monitor
-from gpu_worker.serving.process.address import NoAddress
 from gpu_worker.serving.process.lease import WorkerIdTaken, register_worker
-from gpu_worker.serving.process.listener import Listener
+from gpu_worker.serving.process.listener import Listener, NoAddress
 from gpu_worker.serving.process.worker import Worker, member_of
 from gpu_worker.steps.runner import Runner
 from octavo.net.traces import TracesError, open_tracer

@@ -10,10 +10,9 @@ from functools import partial
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.engine.block_port import BlockPort
-from gpu_worker.engine.command_port import CommandPort
+from gpu_worker.engine.command_port import CommandPort, LoopControl
 from gpu_worker.engine.configuration import scheduler_config
 from gpu_worker.engine.engine import IDLE_ROUND_S, STOP_TIMEOUT_S, Engine
-from gpu_worker.engine.loop_control import LoopControl
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.journal.journal_writer import JournalWriter
@@ -21,29 +20,25 @@ from gpu_worker.journal.pending_items import AppendPolicy
 from gpu_worker.journal.sequence_tracer import SequenceTracer
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.blocks.block_listener import BlockListener
+from gpu_worker.migration.blocks.link_share import LinkShare
 from gpu_worker.migration.calls.connection_pool import ConnectionPool
-from gpu_worker.migration.calls.link_share import LinkShare
-from gpu_worker.migration.calls.targets import TargetPool, describe_worker
+from gpu_worker.migration.calls.targets import TargetPool
 from gpu_worker.migration.prefix.block_supplier import BlockSupplier
-from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher
-from gpu_worker.migration.prefix.warm_up import warm_up
-from gpu_worker.migration.source.departures import Departures
+from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher, warm_up
+from gpu_worker.migration.source.migration_progress import MigrationTally
 from gpu_worker.migration.source.migration_registry import MigrationRegistry
-from gpu_worker.migration.source.migration_tally import MigrationTally
-from gpu_worker.migration.source.source_worker import SourceWorker
+from gpu_worker.migration.source.outgoing_migration import SourceWorker
 from gpu_worker.migration.target.migration_target import MigrationTarget
-from gpu_worker.scheduling.planning.step_budget import StepBudget
 from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.state.scheduler_config import StepBudget
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.serving.admission.admissions import Admissions
-from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
 from gpu_worker.serving.admission.prefix_offers import PrefixOffers
 from gpu_worker.serving.admission.reconciler import Reconciler
-from gpu_worker.serving.admission.trial_queue import TrialQueue
+from gpu_worker.serving.admission.trial_queue import OwnershipAnnouncer, TrialQueue
 from gpu_worker.serving.calls.worker_service import ServedWorker
 from gpu_worker.serving.leaving.drain import WorkerDrain
-from gpu_worker.serving.leaving.outgrowing import OutgrownRelease
-from gpu_worker.serving.leaving.releaser import SequenceReleaser
+from gpu_worker.serving.leaving.releaser import OutgrownRelease, SequenceReleaser
 from gpu_worker.serving.process import progress_monitor
 from gpu_worker.serving.process.lease import Lease
 from gpu_worker.serving.process.listener import Listener
@@ -108,13 +103,14 @@ class Worker:
 
         # Blocks and sequences that go to other workers
         targets = TargetPool(store, incarnation, info.fingerprint, info.layout, info.numerics)
-        departures = Departures(self.watch)
-        share = LinkShare(settings.move_mbytes_per_s * 1e6 or None, departures.others_decode)
+        share = LinkShare(settings.move_mbytes_per_s * 1e6 or None, self._others_decode)
         self.connections = ConnectionPool(memory, share, listener.tls) if memory is not None else None
         self.migrations: MigrationRegistry | None = None
         if self.connections is not None and settings.move_limit:
-            source = SourceWorker(incarnation, store, blocks, self.journal_writer, self.publisher, self.connections)
-            self.migrations = MigrationRegistry(source, targets, departures, settings.move_limit)
+            source = SourceWorker(
+                incarnation, store, blocks, self.journal_writer, self.publisher, targets, self.connections
+            )
+            self.migrations = MigrationRegistry(source, settings.move_limit)
 
         # Blocks and sequences that come from them
         host = parse_listener(settings.address).host.strip("[]")
@@ -241,11 +237,17 @@ class Worker:
             await asyncio.to_thread(self._tracer.close)
         return loop_ended
 
+    def _others_decode(self) -> bool:
+        """Whether sequences run here besides those that are leaving. All of them leave a worker that drains."""
+        num_leaving = self.migrations.num_moving_branches if self.migrations is not None else 0
+        return not self.watch.draining and self.watch.load.num_running > num_leaving
+
     def _description(self) -> bytes:
         info = self.workload.info
+        of_model = {"fingerprint": info.fingerprint, "layout": info.layout, "numerics": info.numerics}
         settings = {"lease_ms": self._settings.lease_ms, "role": self._settings.role}
-        base = {**json.loads(member_of(self.listener).info), **settings}
-        return describe_worker(base, info.fingerprint, info.layout, info.numerics, draining=self.watch.draining)
+        base = json.loads(member_of(self.listener).info)
+        return json.dumps({**base, **settings, **of_model, "draining": self.watch.draining}).encode()
 
     def _note_draining(self, draining: bool) -> None:
         """Tells callers, routers, probes and the store that this worker drains, or does not any more."""

@@ -1,38 +1,30 @@
 """The metrics of a worker, read from what its parts have counted."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher
-from gpu_worker.migration.source.migration_tally import MigrationTally
+from gpu_worker.migration.source.migration_progress import MigrationTally
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.serving.leaving.drain import WorkerDrain
 from octavo.metrics.aliases import ModelLoad, alias_values
 from octavo.metrics.value import MetricValue
 
 
+@dataclass(frozen=True, slots=True)
 class WorkerMetrics:
     """A source of metric values. The engine's numbers are those of its last load report, or at most a step old."""
 
-    def __init__(
-        self,
-        watch: WorkerWatch,
-        workload: Workload,
-        publisher: StepPublisher,
-        journal_writer: JournalWriter,
-        drain: WorkerDrain,
-        tally: MigrationTally,
-        fetcher: PrefixFetcher | None,
-    ) -> None:
-        self._watch = watch
-        self._publisher = publisher
-        self._workload = workload
-        self._journal_writer = journal_writer
-        self._drain = drain
-        self._tally = tally
-        self._fetcher = fetcher
+    _watch: WorkerWatch
+    _workload: Workload
+    _publisher: StepPublisher
+    _journal_writer: JournalWriter
+    _drain: WorkerDrain
+    _tally: MigrationTally
+    _fetcher: PrefixFetcher | None
 
     def values(self) -> Iterator[MetricValue]:
         """All values of now. It reads numbers alone, so the engine does not wait for it."""

@@ -1,6 +1,7 @@
 """Rates and times of the last minute, from the counts of several views."""
 
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,42 +28,13 @@ class StepPhases(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TimeCounts:
-    """How many times lay between bounds, as in octavo.v1.TimeHistogram."""
-
-    bounds_s: tuple[float, ...] = ()
-    counts: tuple[int, ...] = ()
-
-    def plus(self, histogram: admin_pb2.TimeHistogram) -> "TimeCounts":
-        if not self.counts:
-            return TimeCounts(tuple(histogram.bounds_s), tuple(histogram.counts))
-        return TimeCounts(self.bounds_s, tuple(a + b for a, b in zip(self.counts, histogram.counts, strict=False)))
-
-    def since(self, earlier: "TimeCounts") -> "TimeCounts":
-        if len(earlier.counts) != len(self.counts):
-            return self
-        return TimeCounts(self.bounds_s, tuple(a - b for a, b in zip(self.counts, earlier.counts, strict=True)))
-
-    def quantile(self, part: float) -> float | None:
-        """The time that this part of them does not exceed, by proportion within its bucket; None if there are none."""
-        wanted, below, low = part * sum(self.counts), 0, 0.0
-        if not wanted:
-            return None
-        for bound, count in zip(self.bounds_s, self.counts, strict=False):
-            if count and below + count >= wanted:
-                return low + (bound - low) * (wanted - below) / count
-            below, low = below + count, bound
-        return low
-
-
-@dataclass(frozen=True, slots=True)
 class CountSample:
     """The counts of one view."""
 
     at_ms: int  # since the router's start
     num_output_tokens: int
-    first_token: TimeCounts
-    between_tokens: TimeCounts
+    first_token: Counter[float]  # by upper bound
+    between_tokens: Counter[float]
     steps: dict[str, StepPhases]  # by incarnation
 
 
@@ -88,17 +60,17 @@ class ClusterFigures:
 
     def first_token_s(self, part: float) -> float | None:
         """The time to the first token that this part of the last minute's requests does not exceed."""
-        return self._samples[-1].first_token.since(self._earlier(MINUTE_MS).first_token).quantile(part)
+        return quantile(self._samples[-1].first_token, self._earlier(MINUTE_MS).first_token, part)
 
     def between_tokens_s(self, part: float) -> float | None:
         """The time between tokens that this part of the last minute's gaps does not exceed."""
-        return self._samples[-1].between_tokens.since(self._earlier(MINUTE_MS).between_tokens).quantile(part)
+        return quantile(self._samples[-1].between_tokens, self._earlier(MINUTE_MS).between_tokens, part)
 
     def steps_of(self, incarnation: str) -> StepPhases:
         """What the steps of a worker have spent and computed per second; zeros with a single view."""
         last, first = self._samples[-1], self._earlier(RATE_MS)
-        now, before = last.steps.get(incarnation), first.steps.get(incarnation)
         spent_s = (last.at_ms - first.at_ms) / 1000
+        now, before = last.steps.get(incarnation), first.steps.get(incarnation)
         if now is None or before is None or spent_s <= 0:
             return StepPhases(0.0, 0.0, 0.0, 0)
         plan_s, run_s, commit_s = ((now[i] - before[i]) / spent_s for i in range(3))
@@ -125,8 +97,22 @@ def sample_of(view: admin_pb2.WatchClusterResponse) -> CountSample:
     )
 
 
-def _sum(histograms: Sequence[admin_pb2.TimeHistogram]) -> TimeCounts:
-    total = TimeCounts()
+def _sum(histograms: Sequence[admin_pb2.TimeHistogram]) -> Counter[float]:
+    total: Counter[float] = Counter()
     for histogram in histograms:
-        total = total.plus(histogram)
+        total.update(dict(zip((*histogram.bounds_s, math.inf), histogram.counts, strict=False)))
     return total
+
+
+def quantile(now: Counter[float], before: Counter[float], part: float) -> float | None:
+    """The time that this part of what has come since does not exceed, by proportion within its bucket."""
+    since = now.copy()
+    since.subtract(before)
+    wanted, below, low = part * since.total(), 0, 0.0
+    if not wanted:
+        return None
+    for bound, count in sorted(since.items()):
+        if count and below + count >= wanted:
+            return low if bound == math.inf else low + (bound - low) * (wanted - below) / count
+        below, low = below + count, bound
+    return low

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from octavo.cli import connection
 from octavo.process.command_error import CommandError
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from octavo.wire.channel import open_channel
@@ -79,12 +80,13 @@ class ClusterReader:
                     async for view in call:
                         yield ClusterReading(view, self._endpoints[index])
                 except grpc.aio.AioRpcError as error:
-                    reasons.append(f"{self._endpoints[index]}: {_reason(error)}")
+                    older = "; or the router is older than `octavo top`"
+                    fault = connection.admin_fault(error)
+                    reasons.append(f"{self._endpoints[index]}: {fault}{older if fault == connection.NO_ADMIN else ''}")
                 finally:
                     call.cancel()
             if reasons:
-                remedy = "correct --admin-endpoint, or wait longer with --timeout"
-                raise WatchError(f"{'; '.join(reasons)}{'' if ready else f': {remedy}'}")
+                raise WatchError(f"{'; '.join(reasons)}{'' if ready else f': {connection.CORRECT_ADMIN}'}")
 
     async def _find_ready(self, channels: Sequence[grpc.aio.Channel]) -> list[int]:
         """The channels that are connected first, in the order of the endpoints; none if time has run out."""
@@ -96,11 +98,3 @@ class ClusterReader:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _reason(error: grpc.aio.AioRpcError) -> str:
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return (
-            "this is not the Admin listener of a router: see --admin-listen; or the router is older than `octavo top`"
-        )
-    return error.details() or error.code().name

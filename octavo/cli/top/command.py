@@ -32,16 +32,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser("top", help="watch workers, queue and sequences live", description=__doc__)
     parser.add_argument("--once", action="store_true", help="print one frame, after one interval")
     parser.add_argument("--json", action="store_true", help="print one object: what Admin.WatchCluster sends")
-    parser.add_argument(
-        "--interval",
-        type=connection.seconds,
-        default=INTERVAL_S,
-        metavar="SECONDS",
-        help="time between two frames, at least 0.2 [default: %(default)g]",
-    )
-    deployment.add_admin_arguments(parser)
-    connection.add_timeout(parser)
-    parser.set_defaults(run=run)
+    text = "time between two frames, at least 0.2 [default: %(default)g]"
+    parser.add_argument("--interval", type=connection.seconds, default=INTERVAL_S, metavar="SECONDS", help=text)
+    connection.add_admin_arguments(parser, run, json=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     endpoints = deployment.admin_endpoints(args)
     credentials = deployment.credentials(args, PeerRole.OPERATOR)
     reader = ClusterReader(endpoints, args.timeout, args.interval, credentials)
-    with connection.delayed_notice(args.command, endpoints, args.timeout) as notice:
+    with connection.delayed_notice(args, endpoints) as notice:
         if args.json:
             asyncio.run(_print_json(reader))
         elif args.once:

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from octavo.metrics.value import MetricValue
-from octavo.request.quota import MAX_STREAMS, MAX_TOKENS_PER_MINUTE, NO_QUOTA, TenantQuota
+from octavo.request.limits import MAX_STREAMS, MAX_TOKENS_PER_MINUTE, NO_QUOTA, TenantQuota
 from octavo.wire.tls import stamp_of
 
 log = logging.getLogger(__name__)

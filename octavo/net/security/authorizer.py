@@ -14,7 +14,7 @@ from octavo.net.security.api_keys import STATES, ApiKey, ApiKeys, key_id, time_t
 from octavo.net.security.roles import PeerRole, roles_allowed, roles_of_context, roles_of_peer
 from octavo.net.security.trail import AccessReason, AccessTrail, Caller, ListenerKind, is_admin_call
 from octavo.request.errors import PermissionDenied, Unauthenticated
-from octavo.request.quota import TenantQuota
+from octavo.request.limits import TenantQuota
 from octavo.wire.channel import KEY_HEADER
 
 INFERENCE = "/octavo.v1.Inference/"
@@ -51,7 +51,7 @@ class Authorizer:
         Raises PermissionDenied or Unauthenticated.
         """
         try:
-            self._require_role(method, lambda: _roles_of_call(context))
+            self._require_role(method, lambda: roles_of_context(context.auth_context() or {}))
             if method.startswith(INFERENCE):
                 metadata: Iterable[tuple[str, Any]] = (context.invocation_metadata() or ()) if self._keys else ()
                 self._let_in(next((value for name, value in metadata if name == KEY_HEADER), ""))
@@ -64,7 +64,9 @@ class Authorizer:
         """Tells the trail of a call that was let in and whose request could be read, if it is one of operators."""
         if self._trail is None or not is_admin_call(method, by_router=False):
             return
-        if is_admin_call(method, by_router=not self._tls or PeerRole.ROUTER in _roles_of_call(context)):
+        if is_admin_call(
+            method, by_router=not self._tls or PeerRole.ROUTER in roles_of_context(context.auth_context() or {})
+        ):
             self._trail.note_admin_call(method, Caller.of_call(context), request)
 
     def authorize_request(self, scope: Any) -> None:
@@ -165,7 +167,3 @@ def acting_for(tenant: str) -> Iterator[None]:
         yield
     finally:
         _tenant.reset(token)
-
-
-def _roles_of_call(context: Any) -> frozenset[PeerRole]:
-    return roles_of_context(context.auth_context() or {})

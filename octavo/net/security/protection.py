@@ -4,8 +4,8 @@ import ssl
 
 from octavo.net.security.api_keys import ApiKeys
 from octavo.net.security.authorizer import Authorizer
+from octavo.net.security.gates import AsgiApp, OperatorGate
 from octavo.net.security.listener_tls import ListenerTls
-from octavo.net.security.operator_gate import AsgiApp, OperatorGate
 from octavo.net.security.trail import AccessTrail, ListenerKind
 from octavo.settings.router import RouterSettings
 from octavo.settings.worker import WorkerSettings

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from octavo.metrics.value import MetricValue
-from octavo.net.security.certificate_names import subject_of_context, subject_of_peer
+from octavo.net.security.roles import subject_of_context, subject_of_peer
 from octavo.process import telemetry
 
 log = logging.getLogger(__name__)

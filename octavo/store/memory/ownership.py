@@ -3,24 +3,10 @@
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import SequenceState
 from octavo.request.sampling import FinishReason
-from octavo.store.calls import (
-    Finish,
-    TakeReason,
-    TakeReply,
-    TakeRequest,
-    TakeStatus,
-    crash_failure,
-)
+from octavo.store.calls import Finish, TakeReason, TakeReply, TakeRequest, TakeStatus, crash_failure
+from octavo.store.memory import suspects
 from octavo.store.memory.journal import fenced
 from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
-from octavo.store.memory.suspects import (
-    OCCUPIED_RETRY_MS,
-    begin_trial,
-    is_occupied,
-    judge_death,
-    needs_trial,
-    runs_another_suspect,
-)
 
 RENEWALS_PER_LEASE = 3  # how often a member renews its lease within the lease
 LATE_RENEWAL_MS = 200  # how late a renewal may come before it counts as missed
@@ -76,14 +62,14 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
         state.finish(stored, Finish(record.seq_id, FinishReason.CANCELLED if record.cancel else FinishReason.DEADLINE))
         return answer(TakeStatus.CLOSED)
     before_death = record.crashes, record.suspects, record.first_crash_ms
-    if owner_lost and record.owner != new_owner and judge_death(state, record):
+    if owner_lost and record.owner != new_owner and suspects.judge_death(state, record):
         record.take_id = request.take_id
         state.finish(stored, Finish(record.seq_id, FinishReason.ERROR, failure=crash_failure(record.seq_id)))
         return answer(TakeStatus.POISON)
-    if is_occupied(state, record, new_owner, request.waited_ms):
+    if suspects.is_occupied(state, record, new_owner, request.waited_ms):
         # The owner keeps the sequence, and may live. The take that follows judges again.
         record.crashes, record.suspects, record.first_crash_ms = before_death
-        return answer(TakeStatus.OCCUPIED, OCCUPIED_RETRY_MS)
+        return answer(TakeStatus.OCCUPIED, suspects.OCCUPIED_RETRY_MS)
     if not owner_lost:
         state.end_trial(stored)
     if record.state is SequenceState.QUEUED:
@@ -115,7 +101,7 @@ def announce(state: MemoryState, seq_id: SequenceId, epoch: int, owner: Incarnat
         return False
     if stored.record.crashes:
         stored.record.announced = epoch
-        begin_trial(state, stored.record, begun=True)
+        suspects.begin_trial(state, stored.record, begun=True)
     return True
 
 
@@ -128,7 +114,7 @@ def hand_over(state: MemoryState, stored: StoredSequence, owner: Incarnation, *,
     record.state, record.owner, record.epoch = SequenceState.RUNNING, owner, record.epoch + 1
     record.take_id, record.mig_number, record.mig_to, record.last_mig = take_id, 0, Incarnation(""), migration
     stored.expires_ms = state.now_ms() + ALIVE_MS
-    record.alone = needs_trial(state, record)
-    if not runs_another_suspect(state, owner, record):
-        begin_trial(state, record, begun=False)
+    record.alone = suspects.needs_trial(state, record)
+    if suspects.trial_of_another(state, owner, record) is None:
+        suspects.begin_trial(state, record, begun=False)
     state.notify(stored, "taken")

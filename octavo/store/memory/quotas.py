@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from octavo.request.quota import TenantQuota
+from octavo.request.limits import TenantQuota
 
 PARTS = 60_000  # of a token: a bucket gains as many parts per ms as it gains tokens per minute
 STREAM_RETRY_MS = 1000  # nobody knows when a stream will end

@@ -9,17 +9,7 @@ from typing import NamedTuple
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import Record, SequenceState, TimelineEntry
 from octavo.request.sampling import FinishReason
-from octavo.store.calls import (
-    RETAIN_MS,
-    Finish,
-    Member,
-    NameHolder,
-    Notice,
-    QueueDepth,
-    QueueDepths,
-    TenantDepth,
-    WorkerLimits,
-)
+from octavo.store import calls
 from octavo.store.memory.fair_queue import FairQueue, QueuePlace
 from octavo.store.memory.quotas import SequenceQuota, TenantBuckets
 
@@ -77,7 +67,7 @@ class StoredSequence:
 class MemoryState:
     """The data of one store. Several MemoryStores on it stand for several processes on one server."""
 
-    def __init__(self, now_ms: Callable[[], int] = wall_clock_ms, *, retain_ms: int = RETAIN_MS) -> None:
+    def __init__(self, now_ms: Callable[[], int] = wall_clock_ms, *, retain_ms: int = calls.RETAIN_MS) -> None:
         self.now_ms = now_ms
         self.retain_ms = retain_ms
         self.full = False  # as a server that has used up its memory
@@ -95,11 +85,11 @@ class MemoryState:
         self.deaths: dict[Incarnation, int] = {}  # workers that died, and when that was noticed; negative: explained
         self.trials: dict[Incarnation, Trial] = {}  # by worker
         self.members: dict[str, dict[Incarnation, tuple[bytes, int]]] = {}
-        self.limits: dict[WorkerLimits, int] = {}  # of workers, and when one that has them was last seen
-        self.names: dict[tuple[str, str], NameHolder] = {}  # by kind of member and name
+        self.limits: dict[calls.WorkerLimits, int] = {}  # of workers, and when one that has them was last seen
+        self.names: dict[tuple[str, str], calls.NameHolder] = {}  # by kind of member and name
         self.secrets: dict[str, bytes] = {}
         self.descriptions: dict[str, bytes] = {}  # of models, by their names
-        self.subscribers: dict[asyncio.Queue[Notice], Incarnation] = {}
+        self.subscribers: dict[asyncio.Queue[calls.Notice], Incarnation] = {}
         self._entries: dict[SequenceId, StoredSequence] = {}
 
     def restart(self) -> None:
@@ -130,7 +120,7 @@ class MemoryState:
             self.longest_lease = StoredLease(now + ALIVE_MS, lease_ms)
         return lease
 
-    def hold_name(self, member: Member, lease_ms: int, *, starts: bool) -> NameHolder | None:
+    def hold_name(self, member: calls.Member, lease_ms: int, *, starts: bool) -> calls.NameHolder | None:
         """Gives a member its name until its lease ends, or returns the other member that has it until then.
 
         A member that starts at the endpoint of the other one gets the name: the other one cannot listen there.
@@ -140,7 +130,7 @@ class MemoryState:
         held = other is not None and other.until_ms > self.now_ms() and other.id != member.id
         if other is not None and held and not (starts and other.endpoint == member.endpoint):
             return other
-        self.names[key] = NameHolder(member.id, member.endpoint, self.now_ms() + lease_ms)
+        self.names[key] = calls.NameHolder(member.id, member.endpoint, self.now_ms() + lease_ms)
         return None
 
     # Entries
@@ -171,7 +161,7 @@ class MemoryState:
     def notify(self, stored: StoredSequence, what: str) -> None:
         """Sends a notice to the attached routers."""
         record = stored.record
-        notice = Notice(record.seq_id, what, record.epoch, record.owner)
+        notice = calls.Notice(record.seq_id, what, record.epoch, record.owner)
         for queue, router in self.subscribers.items():
             if router in record.routers:
                 queue.put_nowait(notice)
@@ -211,19 +201,21 @@ class MemoryState:
         entries = [stored for stored in map(self.get, self.queue) if stored is not None]
         return min((e for e in entries if e.record.model == model), key=StoredSequence.rank, default=None)
 
-    def depth(self, model: str | None = None, tenant: str | None = None) -> QueueDepth:
+    def depth(self, model: str | None = None, tenant: str | None = None) -> calls.QueueDepth:
         """How much waits for a model, or for any, of one tenant, or of all."""
         entries = [stored for stored in map(self.get, [*self.queue, *self.claims]) if stored is not None]
         entries = [stored for stored in entries if model in (None, stored.record.model)]
         entries = [stored for stored in entries if tenant in (None, stored.record.tenant)]
-        return QueueDepth(len(entries), sum(stored.cost for stored in entries))
+        return calls.QueueDepth(len(entries), sum(stored.cost for stored in entries))
 
-    def depths(self, limit: int) -> QueueDepths:
+    def depths(self, limit: int) -> calls.QueueDepths:
         """How much waits for any model: in all, and of the tenants with the most tokens."""
         waiting = [stored for stored in map(self.get, [*self.queue, *self.claims]) if stored is not None]
-        tenants = [TenantDepth(name, self.depth(tenant=name)) for name in {stored.record.tenant for stored in waiting}]
+        tenants = [
+            calls.TenantDepth(name, self.depth(tenant=name)) for name in {stored.record.tenant for stored in waiting}
+        ]
         tenants.sort(key=lambda each: (-each.depth.queued_tokens, each.tenant))
-        return QueueDepths(self.depth(), tuple(tenants[:limit]), len(tenants))
+        return calls.QueueDepths(self.depth(), tuple(tenants[:limit]), len(tenants))
 
     def num_streams(self, tenant: str) -> int:
         """The tenant's live sequences that were accepted under a limit of them."""
@@ -232,7 +224,7 @@ class MemoryState:
 
     # Ends
 
-    def finish(self, stored: StoredSequence, finish: Finish) -> None:
+    def finish(self, stored: StoredSequence, finish: calls.Finish) -> None:
         """Ends the branches that `finish` names and that still run. The sequence ends with its last branch."""
         record = stored.record
         finishes, scores = list(record.finishes), list(record.scores)
@@ -281,7 +273,7 @@ class MemoryState:
         """Ends a waiting sequence. The owner of a running one is told at its next append."""
         record = stored.record
         if record.state is SequenceState.QUEUED:
-            self.finish(stored, Finish(record.seq_id, FinishReason.CANCELLED))
+            self.finish(stored, calls.Finish(record.seq_id, FinishReason.CANCELLED))
         elif record.state is SequenceState.RUNNING and not record.cancel:
             record.cancel = True
             self.note(stored, "cancelled", record.owner)

@@ -2,36 +2,14 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from octavo.request.errors import StoreFull
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.request.quota import NO_QUOTA
+from octavo.request.limits import NO_QUOTA
 from octavo.request.record import NewSequence, Record, SequenceState, Snapshot, first_record
 from octavo.request.sampling import FinishReason
-from octavo.store import codec
-from octavo.store.calls import (
-    AcceptReply,
-    AcceptStatus,
-    AppendItem,
-    AppendReply,
-    AppendStatus,
-    Finish,
-    Member,
-    MigrateReply,
-    NameHolder,
-    Notice,
-    OwnedSequence,
-    QueueBound,
-    QueueDepth,
-    QueueDepths,
-    QueueLimits,
-    Renewal,
-    SweepReport,
-    TakeReply,
-    TakeRequest,
-    WorkerLimits,
-)
+from octavo.store import calls, codec
 from octavo.store.memory import migration, ownership
 from octavo.store.memory.fair_queue import TenantShare
 from octavo.store.memory.journal import append, of_this_epoch, progress
@@ -43,9 +21,8 @@ from octavo.store.memory.sweep import sweep
 class MemoryStore:
     """A Store on a MemoryState. Several of them on one `shared` state stand for several processes on one server."""
 
-    def __init__(self, shared: MemoryState | None = None, on_generation: Callable[[int], None] | None = None) -> None:
+    def __init__(self, shared: MemoryState | None = None) -> None:
         self.shared = shared or MemoryState()
-        self._on_generation = on_generation
         self._generation = self.shared.generation
 
     @property
@@ -60,38 +37,37 @@ class MemoryStore:
 
     def _enter(self) -> MemoryState:
         """The state. Every function begins here, because a new generation must be noticed first."""
-        if self._generation != self.shared.generation:
-            self._generation = self.shared.generation
-            if self._on_generation is not None:
-                self._on_generation(self._generation)
+        self._generation = self.shared.generation
         return self.shared
 
     # A sequence's life
 
-    async def accept(self, new: NewSequence, limits: QueueLimits) -> AcceptReply:
+    async def accept(self, new: NewSequence, limits: calls.QueueLimits) -> calls.AcceptReply:
         state = self._enter()
 
-        def answer(status: AcceptStatus, exceeded: QueueBound = QueueBound.NONE, retry_ms: int = 0) -> AcceptReply:
+        def answer(
+            status: calls.AcceptStatus, exceeded: calls.QueueBound = calls.QueueBound.NONE, retry_ms: int = 0
+        ) -> calls.AcceptReply:
             rate, waiting = state.fair_queue(new.model).drain_rate(state.now_ms()), state.depth(new.model)
-            return AcceptReply(status, waiting, state.depth(new.model, new.tenant), exceeded, rate, retry_ms)
+            return calls.AcceptReply(status, waiting, state.depth(new.model, new.tenant), exceeded, rate, retry_ms)
 
         known = state.get(new.seq_id)
         if known is not None:
             same = known.record.body_hash == new.body_hash
-            return answer(AcceptStatus.EXISTS if same else AcceptStatus.MISMATCH)
+            return answer(calls.AcceptStatus.EXISTS if same else calls.AcceptStatus.MISMATCH)
         if state.full:
             raise StoreFull("the store has no memory left for new requests", retry_after_ms=1)
         now = state.now_ms()
         record = first_record(new, now)
         streams, tokens_per_minute = limits.quota
         if 0 < streams <= state.num_streams(new.tenant):
-            return answer(AcceptStatus.FULL, QueueBound.TENANT_STREAMS, STREAM_RETRY_MS)
+            return answer(calls.AcceptStatus.FULL, calls.QueueBound.TENANT_STREAMS, STREAM_RETRY_MS)
         expected = max(1, record.prompt_len + state.fair_queue(new.model).expected_output(record))
         if tokens_per_minute and (ms := state.buckets.missing_ms(new.tenant, tokens_per_minute, expected, now)):
-            return answer(AcceptStatus.FULL, QueueBound.TENANT_RATE, ms)
+            return answer(calls.AcceptStatus.FULL, calls.QueueBound.TENANT_RATE, ms)
         exceeded = limits.exceeded_bound(state.depth(new.model), state.depth(new.model, new.tenant), new.cost)
         if exceeded:
-            return answer(AcceptStatus.FULL, exceeded)
+            return answer(calls.AcceptStatus.FULL, exceeded)
         quota = None
         if limits.quota != NO_QUOTA:
             quota = SequenceQuota(limits.quota, expected if tokens_per_minute else 0)
@@ -109,7 +85,7 @@ class MemoryStore:
                 quota=quota,
             )
         )
-        return answer(AcceptStatus.OK)
+        return answer(calls.AcceptStatus.OK)
 
     async def accepting(self) -> bool:
         return not self._enter().full
@@ -121,7 +97,7 @@ class MemoryStore:
         while len(popped) < count and (stored := state.first_waiting(model)) is not None:
             seq_id = stored.record.seq_id
             if state.past_deadline(stored.record):
-                state.finish(stored, Finish(seq_id, FinishReason.DEADLINE))
+                state.finish(stored, calls.Finish(seq_id, FinishReason.DEADLINE))
                 continue
             is_over = stored.queued.share is TenantShare.OVER and stored.record.epoch == 0
             if is_over and num_kept and places - len(popped) <= num_kept:
@@ -144,7 +120,7 @@ class MemoryStore:
         if record.epoch != epoch:
             return False
         if record.cancel:
-            state.finish(stored, Finish(seq_id, FinishReason.CANCELLED))
+            state.finish(stored, calls.Finish(seq_id, FinishReason.CANCELLED))
             return False
         state.end_trial(stored)
         owner = record.owner
@@ -156,20 +132,22 @@ class MemoryStore:
         stored.expires_ms = state.now_ms() + ALIVE_MS
         return True
 
-    async def take_ownership(self, request: TakeRequest) -> TakeReply:
+    async def take_ownership(self, request: calls.TakeRequest) -> calls.TakeReply:
         return ownership.take_ownership(self._enter(), request)
 
     async def announce(self, seq_id: SequenceId, epoch: int, owner: Incarnation) -> bool:
         return ownership.announce(self._enter(), seq_id, epoch, owner)
 
-    async def append_batch(self, owner: Incarnation, items: Sequence[AppendItem]) -> list[AppendReply]:
+    async def append_batch(self, owner: Incarnation, items: Sequence[calls.AppendItem]) -> list[calls.AppendReply]:
         state = self._enter()
         return [append(state, owner, item) for item in items]
 
-    async def note_progress(self, seq_id: SequenceId, epoch: int, owner: Incarnation, num_tokens: int) -> AppendStatus:
+    async def note_progress(
+        self, seq_id: SequenceId, epoch: int, owner: Incarnation, num_tokens: int
+    ) -> calls.AppendStatus:
         return progress(self._enter(), seq_id, epoch, owner, num_tokens)
 
-    async def finish(self, finish: Finish) -> bool:
+    async def finish(self, finish: calls.Finish) -> bool:
         state = self._enter()
         stored = state.get(finish.seq_id)
         if stored is None or not of_this_epoch(stored, finish):
@@ -188,9 +166,7 @@ class MemoryStore:
     ) -> Snapshot | None:
         state = self._enter()
         stored = state.get(seq_id)
-        if stored is None:
-            return None
-        return _snapshot(state, stored, prompt, from_indexes or ())
+        return None if stored is None else _snapshot(state, stored, prompt, from_indexes or ())
 
     async def cancel(self, seq_id: SequenceId) -> Record | None:
         state = self._enter()
@@ -220,32 +196,32 @@ class MemoryStore:
 
     # Migration
 
-    async def mig_begin(self, seq_id: SequenceId, epoch: int, number: int, target: Incarnation) -> MigrateReply:
+    async def mig_begin(self, seq_id: SequenceId, epoch: int, number: int, target: Incarnation) -> calls.MigrateReply:
         return migration.mig_begin(self._enter(), seq_id, epoch, number, target)
 
     async def mig_commit(
         self, seq_id: SequenceId, epoch: int, number: int, target: Incarnation, num_tokens: Sequence[int]
-    ) -> MigrateReply:
+    ) -> calls.MigrateReply:
         return migration.mig_commit(self._enter(), seq_id, epoch, number, target, num_tokens)
 
-    async def mig_abort(self, seq_id: SequenceId, epoch: int, number: int) -> MigrateReply:
+    async def mig_abort(self, seq_id: SequenceId, epoch: int, number: int) -> calls.MigrateReply:
         return migration.mig_abort(self._enter(), seq_id, epoch, number)
 
     # Members and housekeeping
 
-    async def register(self, member: Member, lease_ms: int) -> NameHolder | None:
+    async def register(self, member: calls.Member, lease_ms: int) -> calls.NameHolder | None:
         return self._enter().hold_name(member, lease_ms, starts=True)
 
-    async def heartbeat(self, member: Member, lease_ms: int) -> Renewal:
+    async def heartbeat(self, member: calls.Member, lease_ms: int) -> calls.Renewal:
         state = self._enter()
         if member.name and (holder := state.hold_name(member, lease_ms, starts=False)):
-            return Renewal(holder)
+            return calls.Renewal(holder)
         lapsed = not state.lease_alive(member.id)
         until = state.renew_lease(member.id, lease_ms).until_ms
         state.members.setdefault(member.kind, {})[member.id] = (member.info, until)
-        return Renewal(lapsed=lapsed)
+        return calls.Renewal(lapsed=lapsed)
 
-    async def leave(self, member: Member) -> None:
+    async def leave(self, member: calls.Member) -> None:
         state = self._enter()
         if member.kind == "worker":
             state.tombstones[member.id] = state.now_ms() + ALIVE_MS
@@ -255,33 +231,33 @@ class MemoryStore:
         if holder is not None and holder.id == member.id:
             del state.names[member.kind, member.name]
 
-    async def members(self, kind: str) -> list[Member]:
+    async def members(self, kind: str) -> list[calls.Member]:
         state = self._enter()
         known = sorted(state.members.get(kind, {}).items())
-        return [Member(kind, name, info) for name, (info, until) in known if until > state.now_ms()]
+        return [calls.Member(kind, name, info) for name, (info, until) in known if until > state.now_ms()]
 
-    async def note_limits(self, seen: Collection[WorkerLimits], kept_ms: int) -> list[WorkerLimits]:
+    async def note_limits(self, seen: Collection[calls.WorkerLimits], kept_ms: int) -> list[calls.WorkerLimits]:
         state = self._enter()
         now = state.now_ms()
         state.limits |= dict.fromkeys(seen, now)
         state.limits = {limits: at for limits, at in state.limits.items() if at >= now - kept_ms}
         return sorted(state.limits, key=codec.pack_limits)
 
-    async def sweep(self, limit: int, grace_ms: int, interval_ms: int = 0) -> SweepReport:
+    async def sweep(self, limit: int, grace_ms: int, interval_ms: int = 0) -> calls.SweepReport:
         return sweep(self._enter(), limit, grace_ms, interval_ms)
 
     async def list_sequences(self, owner: Incarnation | None, limit: int) -> list[Record]:
         live = self._enter().live()
         return [stored.snapshot() for stored in live if owner in (None, stored.record.owner)][:limit]
 
-    async def owned(self, owner: Incarnation, besides: Collection[SequenceId] = ()) -> list[OwnedSequence]:
+    async def owned(self, owner: Incarnation, besides: Collection[SequenceId] = ()) -> list[calls.OwnedSequence]:
         records = [stored.record for stored in self._enter().live() if stored.record.seq_id not in besides]
-        return [OwnedSequence(record.seq_id, record.epoch) for record in records if record.owner == owner]
+        return [calls.OwnedSequence(record.seq_id, record.epoch) for record in records if record.owner == owner]
 
-    async def queue_depth(self) -> QueueDepth:
+    async def queue_depth(self) -> calls.QueueDepth:
         return self._enter().depth()
 
-    async def model_depths(self) -> dict[str, QueueDepth]:
+    async def model_depths(self) -> dict[str, calls.QueueDepth]:
         state = self._enter()
         depths = {model: state.depth(model) for model in sorted(state.fair_queues)}
         return {model: depth for model, depth in depths.items() if depth.num_queued}
@@ -292,14 +268,14 @@ class MemoryStore:
     async def model_descriptions(self) -> dict[str, bytes]:
         return dict(self._enter().descriptions)
 
-    async def tenant_depths(self, limit: int) -> QueueDepths:
+    async def tenant_depths(self, limit: int) -> calls.QueueDepths:
         return self._enter().depths(limit)
 
     async def secret(self, name: str) -> bytes:
         return self._enter().secrets.setdefault(name, secrets.token_bytes(32))
 
-    async def notices(self, router: Incarnation) -> AsyncIterator[Notice]:
-        queue: asyncio.Queue[Notice] = asyncio.Queue()
+    async def notices(self, router: Incarnation) -> AsyncIterator[calls.Notice]:
+        queue: asyncio.Queue[calls.Notice] = asyncio.Queue()
         self.shared.subscribers[queue] = router
         try:
             while True:

@@ -25,37 +25,23 @@ def judge_death(state: MemoryState, record: Record) -> bool:
     """Judges the death of the owner, once. Returns whether it was the one too many for this sequence.
 
     It never is where the owner was not told to run the sequence in a trial: another one may have killed the owner. How
-    many crashes fail a sequence may have become fewer since the owner was told.
+    many crashes fail a sequence may have become fewer since the owner was told. The deaths that a sequence is blamed
+    for count for and against no other any more: their times become negative.
     """
     if record.owner in record.suspects:
         return False
-    note_death(state, record.owner)
+    now = state.now_ms()
+    state.deaths.setdefault(record.owner, now)
+    state.deaths = {member: at for member, at in state.deaths.items() if abs(at) > now - DEATHS_KEPT_MS}
     if not is_blamed(state, record):
         return False
-    count_crash(state, record)
-    if not (record.alone and is_to_blame(state, record)):
+    record.first_crash_ms = record.first_crash_ms or now
+    record.crashes += 1
+    record.suspects = (*record.suspects, record.owner)[-MAX_CRASHES:]
+    if not (record.alone and num_own_deaths(state, record) >= crashes_needed(state, record)):
         return False
-    explain_deaths(state, record)
+    state.deaths |= {owner: -abs(state.deaths[owner]) for owner in record.suspects if owner in state.deaths}
     return True
-
-
-def note_death(state: MemoryState, owner: Incarnation) -> None:
-    """Remembers the death of a worker, once, at the time when it is first noticed."""
-    now = state.now_ms()
-    state.deaths.setdefault(owner, now)
-    for member, at in list(state.deaths.items()):
-        if abs(at) <= now - DEATHS_KEPT_MS:
-            del state.deaths[member]
-
-
-def explain_deaths(state: MemoryState, record: Record) -> None:
-    """The deaths that this sequence is blamed for count for and against no other any more.
-
-    Their times become negative.
-    """
-    for owner in record.suspects:
-        if owner in state.deaths:
-            state.deaths[owner] = -abs(state.deaths[owner])
 
 
 def is_blamed(state: MemoryState, record: Record) -> bool:
@@ -69,31 +55,16 @@ def is_blamed(state: MemoryState, record: Record) -> bool:
     return announced and not (other and other.begun)
 
 
-def count_crash(state: MemoryState, record: Record) -> None:
-    """Counts the crash of the owner against the sequence."""
-    record.first_crash_ms = record.first_crash_ms or state.now_ms()
-    record.crashes += 1
-    record.suspects = (*record.suspects, record.owner)[-MAX_CRASHES:]
-
-
 def num_own_deaths(state: MemoryState, record: Record) -> int:
     """How many crashes count against the sequence: those that no suspect has explained."""
     return sum(state.deaths.get(owner, 0) >= 0 for owner in record.suspects)
 
 
-def num_other_deaths(state: MemoryState, record: Record) -> int:
-    """How many workers have died that the sequence had no part in, since one minute before its first crash."""
-    since = (record.first_crash_ms or state.now_ms()) - DEATHS_BEFORE_MS
-    return sum(at >= since and member not in record.suspects for member, at in state.deaths.items())
-
-
 def crashes_needed(state: MemoryState, record: Record) -> int:
-    """How many crashes fail the sequence."""
-    return min(MAX_CRASHES, MIN_CRASHES + ceil(num_other_deaths(state, record) / OTHERS_PER_CRASH))
-
-
-def is_to_blame(state: MemoryState, record: Record) -> bool:
-    return num_own_deaths(state, record) >= crashes_needed(state, record)
+    """How many crashes fail the sequence: more where workers have died that it had no part in, since near its first."""
+    since = (record.first_crash_ms or state.now_ms()) - DEATHS_BEFORE_MS
+    num_others = sum(at >= since and member not in record.suspects for member, at in state.deaths.items())
+    return min(MAX_CRASHES, MIN_CRASHES + ceil(num_others / OTHERS_PER_CRASH))
 
 
 def needs_trial(state: MemoryState, record: Record) -> bool:
@@ -106,13 +77,8 @@ def is_occupied(state: MemoryState, record: Record, worker: Incarnation, waited_
 
     No sequence waits longer than MAX_OCCUPIED_MS for that.
     """
-    must_not_share = needs_trial(state, record) and runs_another_suspect(state, worker, record)
-    return must_not_share and waited_ms < MAX_OCCUPIED_MS
-
-
-def runs_another_suspect(state: MemoryState, worker: Incarnation, record: Record) -> bool:
-    """Whether this worker has the trial of another suspect."""
-    return trial_of_another(state, worker, record) is not None
+    must_not_share = needs_trial(state, record) and trial_of_another(state, worker, record)
+    return bool(must_not_share) and waited_ms < MAX_OCCUPIED_MS
 
 
 def trial_of_another(state: MemoryState, worker: Incarnation, record: Record) -> Trial | None:

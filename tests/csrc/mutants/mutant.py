@@ -34,6 +34,18 @@ class Mutant:
         return text.replace(self.old, self.new)
 
 
+Place = tuple[str, tuple[str, ...], str]  # the file, its units, and what must fail
+
+
+def of_places(places: dict[Place, dict[str, tuple[str, str]]]) -> dict[str, Mutant]:
+    """Mutants by their names. Those of one place are written as the old text and the new one."""
+    return {
+        name: Mutant(file, old, new, units, by)
+        for (file, units, by), found in places.items()
+        for name, (old, new) in found.items()
+    }
+
+
 def in_folder(file: str, csrc: Path, simulator: Path) -> Path:
     """Where a mutant's file or unit lies."""
     return simulator / file.removeprefix("simt/") if file.startswith("simt/") else csrc / file

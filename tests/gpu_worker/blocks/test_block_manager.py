@@ -3,13 +3,9 @@
 import random
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpu_worker.blocks.block_manager import BlockManager, Reservation
-from gpu_worker.blocks.host_pool import HostPool
-from gpu_worker.blocks.host_tier import HostTier
+from gpu_worker.blocks.host_pool import HostPool, HostTier
 from gpu_worker.blocks.prefix_cache import DEMOTED, STORED, PrefixCache
 from octavo.request.errors import OutOfBlocks
 from octavo.request.hashing import block_hashes
@@ -34,7 +30,7 @@ class Tables:
         self.tier = HostTier(self.cache, self.pool)
         self.host_memory: list[list[int | None]] = [[None] * SIZE for _ in range(HOST_BLOCKS)]
         self.swapped: list[tuple[list[int], list[int]]] = []  # tokens and host tables
-        self.num_promoted = self.num_displaced = 0
+        self.num_promoted = self.num_displaced = self.num_exchanged = 0
 
     def start(self, tokens: list[int], swap: int | None = None) -> bool:
         """Starts a branch. The step that promotes its prefix swaps out the branch `swap`, too."""
@@ -129,6 +125,77 @@ class Tables:
         self.blocks.end_step()
         self.pool.end_step()
 
+    def reserve(self, rng: random.Random) -> None:
+        """Takes blocks, or settles those that were taken: they become a branch, or are given back."""
+        if self.reservations:
+            with self.reservations.pop() as reservation:
+                if rng.random() < 0.5:
+                    self.branches.append(([], reservation.commit()))
+            return
+        number, before = rng.randint(1, BLOCKS), self.blocks.num_available
+        if number > before:
+            with pytest.raises(OutOfBlocks):
+                self.blocks.reserve(number)
+        elif rng.random() < 0.5:
+            self.reservations.append(self.blocks.reserve(number))
+        else:
+            with pytest.raises(KeyError), self.blocks.reserve(number):
+                raise KeyError
+            assert self.blocks.num_available == before
+
+    def pin(self, which: int) -> None:
+        """Pins keep the content of blocks when their branch has gone, and end all together."""
+        tokens, table = self.branches[which]
+        full = len(tokens) // SIZE
+        self.pins.append((self.blocks.pin(table[:full]), tokens[: full * SIZE]))
+
+    def end_pin(self, rng: random.Random) -> None:
+        """Ends a pin, or exchanges a block of it for one with the same content, or merges it with another one."""
+        pinned, tokens = self.pins[-1]
+        if tokens and self.blocks.num_free and rng.random() < 0.3:
+            (block,) = (taken := self.blocks.reserve(1)).blocks
+            pinned.merge(taken)
+            pinned.exchange(block, pinned.blocks[0])
+            assert block not in pinned.blocks
+            tokens += tokens[:SIZE]
+            self.num_exchanged += 1
+        elif len(self.pins) > 1 and rng.random() < 0.5:
+            self.pins.pop()
+            self.pins[-1][0].merge(pinned)
+            self.pins[-1][1].extend(tokens)
+        else:
+            self.pins.pop()
+            pinned.release()
+            pinned.release()
+
+    def operate(self, rng: random.Random) -> None:
+        """One operation by chance."""
+        chance, which = rng.random(), rng.randrange(len(self.branches)) if self.branches else None
+        if rng.random() < 0.2:
+            self.demote(rng.randint(1, 4), done=rng.random() < 0.9)
+        if self.pins and rng.random() < 0.3:
+            self.end_pin(rng)
+        elif self.reservations and rng.random() < 0.3:
+            self.reserve(rng)
+        elif which is None or chance < 0.1:
+            self.start([rng.randint(1, 2) for _ in range(rng.randint(1, 8))], swap=which)
+        elif chance < 0.73:
+            if not self.append(which, rng.randint(1, 2)):
+                self.release(which)
+        elif chance < 0.8 and len(self.branches) < 12:
+            self.fork(which)
+        elif chance < 0.82:
+            self.plan_swap(which)
+            self.run_step()
+        elif chance < 0.86 and self.swapped:
+            self.end_swapped(rng.randrange(len(self.swapped)))
+        elif chance < 0.87:
+            self.reserve(rng)
+        elif chance < 0.88:
+            self.pin(which)
+        else:
+            self.release(which)
+
     def check(self) -> None:
         self.blocks.check_blocks([table for _, table in self.branches])
         demoted = list(self.cache.on_host.values())
@@ -154,148 +221,24 @@ class Tables:
         assert self.blocks.num_free + self.blocks.num_cached + self.blocks.num_used == BLOCKS
 
 
-prompts = st.lists(st.integers(1, 2), min_size=1, max_size=8)
-
-
-@settings(max_examples=60, stateful_step_count=60)
-class BlockMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.world = Tables()
-
-    @rule(tokens=prompts)
-    def start(self, tokens: list[int]) -> None:
-        self.world.start(tokens)
-
-    @precondition(lambda self: self.world.branches)
-    @rule(which=st.randoms(use_true_random=False), token=st.integers(1, 2))
-    def append(self, which: random.Random, token: int) -> None:
-        self.world.append(which.randrange(len(self.world.branches)), token)
-
-    @precondition(lambda self: self.world.branches)
-    @rule(which=st.randoms(use_true_random=False))
-    def fork(self, which: random.Random) -> None:
-        self.world.fork(which.randrange(len(self.world.branches)))
-
-    @precondition(lambda self: self.world.branches)
-    @rule(which=st.randoms(use_true_random=False))
-    def release(self, which: random.Random) -> None:
-        self.world.release(which.randrange(len(self.world.branches)))
-
-    @rule(limit=st.integers(1, BLOCKS), done=st.sampled_from([True, True, True, False]))
-    def demote(self, limit: int, done: bool) -> None:
-        self.world.demote(limit, done=done)
-
-    @precondition(lambda self: self.world.branches)
-    @rule(which=st.randoms(use_true_random=False))
-    def swap(self, which: random.Random) -> None:
-        self.world.plan_swap(which.randrange(len(self.world.branches)))
-        self.world.run_step()
-
-    @precondition(lambda self: self.world.branches)
-    @rule(which=st.randoms(use_true_random=False), tokens=prompts)
-    def start_and_swap(self, which: random.Random, tokens: list[int]) -> None:
-        self.world.start(tokens, swap=which.randrange(len(self.world.branches)))
-
-    @precondition(lambda self: self.world.swapped)
-    @rule()
-    def end_swapped(self) -> None:
-        self.world.end_swapped(0)
-
-    @rule(number=st.integers(1, BLOCKS), keep=st.booleans())
-    def reserve(self, number: int, keep: bool) -> None:
-        blocks = self.world.blocks
-        before = blocks.num_available
-        if number > before:
-            with pytest.raises(OutOfBlocks):
-                blocks.reserve(number)
-        elif keep:
-            self.world.reservations.append(blocks.reserve(number))
-        else:
-            with pytest.raises(KeyError), blocks.reserve(number):
-                raise KeyError
-            assert blocks.num_available == before
-
-    @precondition(lambda self: self.world.branches)
-    @rule(which=st.randoms(use_true_random=False), many=st.booleans())
-    def pin(self, which: random.Random, many: bool) -> None:
-        """Pins keep the content of blocks when their branch has gone, and end all together."""
-        tokens, table = which.choice(self.world.branches)
-        full = len(tokens) // SIZE
-        pinned = self.world.blocks.pin(table[:full])
-        if many and self.world.pins:
-            self.world.pins[-1][0].merge(pinned)
-            self.world.pins[-1][1].extend(tokens[: full * SIZE])
-        else:
-            self.world.pins.append((pinned, tokens[: full * SIZE]))
-
-    @precondition(lambda self: self.world.pins)
-    @rule()
-    def unpin(self) -> None:
-        pinned, _ = self.world.pins.pop()
-        pinned.release()
-        pinned.release()
-
-    @precondition(lambda self: self.world.pins and self.world.blocks.num_free)
-    @rule()
-    def exchange(self) -> None:
-        """A block with the same content as one that is pinned is given back for it."""
-        pinned, tokens = self.world.pins[-1]
-        if tokens:
-            taken = self.world.blocks.reserve(1)
-            (block,) = taken.blocks
-            pinned.merge(taken)
-            pinned.exchange(block, pinned.blocks[0])
-            assert block not in pinned.blocks
-            tokens += tokens[:SIZE]
-
-    @precondition(lambda self: self.world.reservations)
-    @rule(commit=st.booleans())
-    def settle(self, commit: bool) -> None:
-        reservation = self.world.reservations.pop()
-        with reservation:
-            if commit:
-                self.world.branches.append(([], reservation.commit()))
-
-    @invariant()
-    def holds(self) -> None:
-        self.world.check()
-
-
-TestBlocks = BlockMachine.TestCase
-
-
 def test_a_hundred_thousand_operations_leak_nothing() -> None:
     rng, world = random.Random(7), Tables()
     for number in range(100_000):
-        chance = rng.random()
-        which = rng.randrange(len(world.branches)) if world.branches else None
-        if rng.random() < 0.2:
-            world.demote(rng.randint(1, 4), done=rng.random() < 0.9)
-        if which is None or chance < 0.1:
-            world.start([rng.randint(1, 2) for _ in range(rng.randint(1, 8))], swap=which)
-        elif chance < 0.75:
-            if not world.append(which, rng.randint(1, 2)):
-                world.release(which)
-        elif chance < 0.82 and len(world.branches) < 12:
-            world.fork(which)
-        elif chance < 0.84:
-            world.plan_swap(which)
-            world.run_step()
-        elif chance < 0.88 and world.swapped:
-            world.end_swapped(rng.randrange(len(world.swapped)))
-        else:
-            world.release(which)
-        if number % 50 == 0:
+        world.operate(rng)
+        if number % 20 == 0:
             world.check()
+    for reservation in (*world.reservations, *(pinned for pinned, _ in world.pins)):
+        reservation.release()
+        reservation.release()
+    world.pins.clear()
     while world.branches:
         world.release(0)
     while world.swapped:
         world.end_swapped(0)
     world.check()
-    assert world.blocks.num_used == 0
+    assert world.blocks.num_used == world.blocks.num_reserved == 0
     assert world.tier.num_room == HOST_BLOCKS
-    assert world.num_promoted > 1000 and world.num_displaced > 1000
+    assert world.num_promoted > 500 and world.num_displaced > 1000 and world.num_exchanged > 20
 
 
 def test_eviction_takes_the_deepest_block_of_the_oldest_release_first() -> None:
@@ -311,38 +254,6 @@ def test_eviction_takes_the_deepest_block_of_the_oldest_release_first() -> None:
     blocks.release(tables["new"])
     assert blocks.num_cached == 6
     assert [blocks.take_block() for _ in range(6)] == due
-
-
-def test_content_computed_twice_has_one_known_block() -> None:
-    blocks = BlockManager(4, SIZE)
-    first, second = [], []
-    blocks.grow_table(first, 2)
-    blocks.grow_table(second, 2)
-    (content,) = block_hashes(ROOT, [1, 2], SIZE)
-    blocks.seal_block(content, first[0])
-    blocks.seal_block(content, second[0])
-    assert blocks.cache.find(content) == first[0]
-    blocks.check_blocks([first, second])
-    blocks.release(first)
-    blocks.release(second)
-    assert (blocks.num_cached, blocks.num_free) == (1, 3)
-    blocks.check_blocks([])
-
-
-def test_the_source_of_a_copy_keeps_its_content_until_the_step_is_over() -> None:
-    blocks = BlockManager(3, SIZE)
-    parent: list = []
-    blocks.grow_table(parent, 1)
-    child = blocks.share(parent)
-    source = parent[0]
-    blocks.make_writable(child, 0)
-    blocks.release(parent)  # preempted in the same plan
-    taken = [blocks.take_block() for _ in range(blocks.num_available)]
-    assert source not in taken
-    assert blocks.copies() == [(source, child[0])]
-    blocks.check_blocks([child, taken])
-    blocks.end_step()
-    assert blocks.take_block() == source
 
 
 def test_room_counts_shared_blocks_that_nobody_uses() -> None:
@@ -370,3 +281,19 @@ def test_check_notices_what_is_wrong() -> None:
     blocks._free.append(table[0])
     with pytest.raises(AssertionError):
         blocks.check_blocks([table])
+
+
+def test_the_source_of_a_copy_keeps_its_content_until_the_step_is_over() -> None:
+    blocks = BlockManager(3, SIZE)
+    parent: list = []
+    blocks.grow_table(parent, 1)
+    child = blocks.share(parent)
+    source = parent[0]
+    blocks.make_writable(child, 0)
+    blocks.release(parent)  # preempted in the same plan
+    taken = [blocks.take_block() for _ in range(blocks.num_available)]
+    assert source not in taken
+    assert blocks.copies() == [(source, child[0])]
+    blocks.check_blocks([child, taken])
+    blocks.end_step()
+    assert blocks.take_block() == source

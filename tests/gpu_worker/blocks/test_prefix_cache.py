@@ -1,7 +1,5 @@
 """Blocks that several share: computed once, hit by those who may, told of to whoever watches."""
 
-from collections import Counter
-
 import pytest
 from scheduler_bench import Bench
 
@@ -77,38 +75,6 @@ def test_nobody_waits_for_a_prompt_of_another_tenant_or_where_classes_count_of_a
     bench.finish()
     assert {len(tokens) for tokens in bench.tokens.values()} == {8}
     assert begun == begin
-
-
-@pytest.mark.parametrize("num_host_blocks", [0, 5])
-def test_cache_events_lead_to_the_snapshot(num_host_blocks: int) -> None:
-    bench = Bench(runner={"num_blocks": 12, "num_host_blocks": num_host_blocks})
-    cache, held, on_host = bench.workload.tables.cache, set(), set()
-    kinds = Counter()
-    for number in range(30):
-        bench.admit(f"s{number}", 4 + number % 9)
-    while bench.scheduler.has_work:
-        bench.step()
-        for kind, block_hash in cache.take_events():
-            kinds[kind] += 1
-            if kind == "stored":
-                assert block_hash not in held
-                held.add(block_hash)
-                on_host.discard(block_hash)
-            elif kind == "demoted":
-                held.remove(block_hash)
-                on_host.add(block_hash)
-            else:
-                assert kind == "removed" and (block_hash in held) != (block_hash in on_host)
-                held.discard(block_hash)
-                on_host.discard(block_hash)
-        digest = 0
-        for block_hash in held | on_host:
-            digest ^= int.from_bytes(block_hash[:8], "little")
-        assert held == set(cache.block_hashes())
-        assert on_host == set(cache.host_hashes())
-        assert digest == cache.digest
-    assert held
-    assert (num_host_blocks > 0) == bool(kinds["demoted"]) and kinds["removed"]
 
 
 def test_the_hottest_blocks_are_the_shared_ones_then_those_used_last_each_before_what_continues_it() -> None:

@@ -9,8 +9,7 @@ import pytest
 from scheduler_parts import SchedulerParts
 from waiting import until
 
-from gpu_worker.engine.block_port import BlockPort
-from gpu_worker.engine.checked_sequence import checked_sequence
+from gpu_worker.engine.block_port import BlockPort, checked_sequence
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.errors import InvalidArgument

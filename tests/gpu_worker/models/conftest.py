@@ -1,6 +1,7 @@
 """Tiny random models, saved as Transformers saves them, and a way to run them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,6 @@ CONFIGS: dict[str, tuple[str, dict]] = {
     "mpt": ("Mpt", MPT),
     "mpt-clipped": ("Mpt", {**MPT, "n_heads": 8, "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.25}}),
     "doge": ("Doge", SMALL),
-    "mamba": ("Mamba", {"vocab_size": 128, "hidden_size": 32, **SMALL_LAYERS, **ENDS, "pad_token_id": None}),
 }
 
 
@@ -121,6 +121,11 @@ class Tiny:
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """The logits that Transformers computes, for every position."""
         return self.model(torch.tensor([tokens]), use_cache=False).logits[0]
+
+    def greedily(self, prompt: list[int], output: list[int]) -> list[int]:
+        """The tokens that Transformers computes after the prompt and each token of the output. If all tokens are its
+        argmax given those before them, they are what greedy generation yields."""
+        return self.logits(prompt + output)[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
 @pytest.fixture(scope="session")
@@ -169,16 +174,19 @@ def greedy() -> Callable[[ModelRunner, list[list[int]], int], list[list[int]]]:
 
 
 @pytest.fixture(scope="session")
-def all_logits() -> Callable[[ModelRunner, list[int]], torch.Tensor]:
-    """The logits of all positions of a prompt, in one step, in shuffled blocks."""
+def all_logits() -> Callable[..., torch.Tensor]:
+    """The logits of all positions of a sequence, in one step, or one for each piece up to `ends`."""
 
-    def run(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
-        length = len(tokens)
-        table = list(range(10))[::-1]
-        slots = [table[p // 8] * 8 + p % 8 for p in range(length)]
-        batch = make_batch(tokens, list(range(length)), slots, [length], [length], [table], torch.device("cpu"))
-        decoder = runner._decoder
-        with torch.inference_mode():
-            return decoder.logits(decoder.forward(batch, runner._arena.layers, torch.arange(length)))
+    def run(runner: ModelRunner, tokens: list[int], ends: Sequence[int] = ()) -> torch.Tensor:
+        size, decoder, parts = runner.info.block_size, runner._decoder, []
+        table = list(range(-(-len(tokens) // size)))[::-1]
+        for start, end in pairwise((0, *ends, len(tokens))):
+            places = list(range(start, end))
+            slots = [table[p // size] * size + p % size for p in places]
+            batch = make_batch(tokens[start:end], places, slots, [end - start], [end], [table], torch.device("cpu"))
+            with torch.inference_mode():
+                hidden = decoder.forward(batch, runner._arena.layers, torch.arange(end - start))
+                parts.append(decoder.logits(hidden).float().clone())
+        return torch.cat(parts)
 
     return run

@@ -1,17 +1,15 @@
 """Runners of equal classes of numerics compute equal bits, and whatever changes bits changes the class."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-import torch
 
-from gpu_worker.ops import make_batch, native
+from gpu_worker.ops import native
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running import loading
 
-CPU = torch.device("cpu")
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 TOKENS = [1 + i * 37 % 90 for i in range(40)]
 OPTIONS = [
@@ -40,26 +38,21 @@ def best_isa() -> Iterator[None]:
         extension.select_isa(best)
 
 
-def computed(load, model, name: str, **options) -> Computed:
+@pytest.fixture
+def computed(load, all_logits) -> Callable[..., Computed]:
     """Logits of a prompt in one piece and of a few decodes."""
-    runner = load(model, **options)
-    size, parts = runner.info.block_size, []
-    spans = [(0, len(TOKENS)), *((at, at + 1) for at in range(len(TOKENS), len(TOKENS) + 3))]
-    table = list(range(-(-(len(TOKENS) + 3) // size)))
-    for start, end in spans:
-        places = list(range(start, end))
-        tokens = [TOKENS[place % len(TOKENS)] for place in places]
-        slots = [table[place // size] * size + place % size for place in places]
-        batch = make_batch(tokens, places, slots, [end - start], [end], [table], CPU)
-        with torch.inference_mode():
-            hidden = runner._decoder.forward(batch, runner._arena.layers, torch.arange(end - start))
-            parts.append(runner._decoder.logits(hidden).float())
-    info = runner.info
-    return Computed(name, (info.numerics, info.layout, info.fingerprint), torch.cat(parts).numpy().tobytes())
+
+    def run(model, name: str, **options) -> Computed:
+        runner = load(model, **options)
+        info, length = runner.info, len(TOKENS)
+        logits = all_logits(runner, [*TOKENS, *TOKENS[:3]], range(length, length + 3))
+        return Computed(name, (info.numerics, info.layout, info.fingerprint), logits.numpy().tobytes())
+
+    return run
 
 
 @pytest.mark.usefixtures("best_isa")
-def test_equal_classes_compute_equal_bits(tiny, load, monkeypatch) -> None:
+def test_equal_classes_compute_equal_bits(tiny, computed, monkeypatch) -> None:
     """Whichever instruction set, type and ops."""
     extension = native.load()
     if extension is None:
@@ -70,11 +63,11 @@ def test_equal_classes_compute_equal_bits(tiny, load, monkeypatch) -> None:
             if isa in extension.isas():
                 kv = {"kv_cache_dtype": kv_cache_dtype}
                 name = f"{isa} {kv} {options}"
-                found.append(computed(load, tiny("llama").directory, name, isa=isa, **kv, **options))
+                found.append(computed(tiny("llama").directory, name, isa=isa, **kv, **options))
     monkeypatch.setattr(loading, "choose_ops", lambda *_: ReferenceOps())
     for dtype in ("float32", "bfloat16"):
         options = {"kv_cache_dtype": "float32", "dtype": dtype}
-        found.append(computed(load, tiny("llama").directory, f"reference {dtype}", **options))
+        found.append(computed(tiny("llama").directory, f"reference {dtype}", **options))
     for one, other in itertools.combinations(found, 2):
         assert one.served != other.served or one.bits == other.bits, (one.name, other.name, one.served[0])
     assert all(numerics and " " not in numerics for numerics, _, _ in (each.served for each in found))
@@ -92,11 +85,11 @@ def test_equal_classes_compute_equal_bits(tiny, load, monkeypatch) -> None:
         ("generic", "float32", "q8", False),
     ],
 )
-def test_wider_registers_make_no_class(tiny, load, isa, kv_cache_dtype, quantization, is_one) -> None:
+def test_wider_registers_make_no_class(tiny, computed, isa, kv_cache_dtype, quantization, is_one) -> None:
     """A machine with AVX-512 goes on with the streams of one with AVX2 where both compute in float32."""
     extension = native.load()
     if extension is None or not {isa, "avx2"} <= set(extension.isas()):
         pytest.skip(f"this machine or build has no {isa} beside avx2")
     options = {"kv_cache_dtype": kv_cache_dtype, "quantization": quantization, "dtype": "bfloat16"}
-    one, other = (computed(load, tiny("llama").directory, name, isa=name, **options) for name in ("avx2", isa))
+    one, other = (computed(tiny("llama").directory, name, isa=name, **options) for name in ("avx2", isa))
     assert (one.served == other.served, one.bits == other.bits) == (is_one, is_one)

@@ -5,7 +5,7 @@ token must depend neither on how many tokens the step has nor on which.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -74,17 +74,6 @@ def replayed(tiny, load, monkeypatch, tmp_path) -> Callable[..., ModelRunner]:
     return load_long
 
 
-@pytest.fixture(params=["emulated", "generic", "avx2", "avx512", "avx512_bf16", "amx"])
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    extension = native.load()
-    best = extension.isa()
-    if request.param not in extension.isas():
-        pytest.skip(f"this machine has no {request.param}")
-    extension.select_isa(request.param)
-    yield
-    extension.select_isa(best)
-
-
 def logits_of(runner: ModelRunner, sequences: list[list[int]], steps: Steps) -> list[dict[int, torch.Tensor]]:
     """Runs the steps: the logits of each sequence's tokens by position, as bits."""
     size, context = runner.info.block_size, max(map(len, sequences))
@@ -130,9 +119,9 @@ def cut(rng: random.Random, length: int) -> Steps:
     return steps
 
 
-@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("isa", ["emulated", "generic", "avx2", "avx512", "avx512_bf16", "amx"], indirect=True)
 @pytest.mark.parametrize(("name", "options"), FORMS, ids=lambda x: x if isinstance(x, str) else "-".join(x.values()))
-def test_a_replay_has_the_bits_of_decodes(name, options, replayed):
+def test_a_replay_has_the_bits_of_decodes(name, options, isa, replayed):
     runner = replayed(name, **options)
     rng = random.Random(len(name))
     torch.manual_seed(0)

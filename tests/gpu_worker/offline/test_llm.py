@@ -42,21 +42,6 @@ def llm():
     return make()
 
 
-# Prompts
-
-
-def test_a_text_a_list_of_ids_and_lists_of_both_are_prompts(llm):
-    ids = list(b"abc")
-    expected = fake_oracle(ids, 8, info=llm.info)
-    for prompts in ("abc", ids, tuple(ids), ["abc"], [ids], ("abc",)):
-        (answer,) = llm.generate(prompts, GREEDY, use_tqdm=False)
-        assert answer.prompt_token_ids == ids
-        assert list(answer.outputs[0].token_ids) == expected
-    assert [a.prompt for a in llm.generate(["abc", ids], GREEDY, use_tqdm=False)] == ["abc", None]
-    assert llm.generate([], use_tqdm=False) == []
-    assert idle(llm)
-
-
 @settings(max_examples=25)
 @given(
     st.lists(
@@ -159,9 +144,6 @@ def test_beams_end_at_their_stop_strings_and_are_scored_there(llm, stop, changes
     assert idle(llm)
 
 
-# Seeds
-
-
 # Bad input
 
 
@@ -211,17 +193,6 @@ def test_an_interrupt_leaves_nothing_behind(act):
     assert idle(llm)
     (answer,) = llm.generate(prompts[3], GREEDY, use_tqdm=False)
     assert list(answer.outputs[0].token_ids) == fake_oracle(prompts[3], 8, info=llm.info)
-
-
-def test_a_failing_step_fails_nobody_who_can_run_alone(caplog):
-    def fail():
-        raise RuntimeError("out of luck")
-
-    llm = LLM(runner=Breaking(fail))
-    prompts = [[1], [2], [3]]
-    for prompt, answer in zip(prompts, llm.generate(prompts, GREEDY, use_tqdm=False), strict=True):
-        assert answer.failure is None
-        assert list(answer.outputs[0].token_ids) == fake_oracle(prompt, 8, info=llm.info)
 
 
 def test_a_prompt_the_model_fails_on_says_why_and_the_others_have_answers(caplog):

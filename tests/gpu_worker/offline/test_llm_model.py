@@ -1,9 +1,13 @@
 """Offline generation with a real (tiny) model in a folder: weights, tokenizer and chat template as people have them."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
 from gpu_worker import LLM, SamplingParams
+from octavo.cli import up
 
 torch.set_num_threads(1)
 
@@ -45,19 +49,12 @@ def test_a_chat_goes_through_the_models_template(folder, llm):
     assert len(other.prompt_token_ids) > len(ids)
 
 
-def test_alone_and_in_company_a_seed_gives_the_same(llm):
-    params = SamplingParams(temperature=1.0, seed=11, max_tokens=10, n=2)
-    (alone,) = llm.generate("draw", params, use_tqdm=False)
-    *_, among = llm.generate(["a", "bb", "draw"], [GREEDY, GREEDY, params], use_tqdm=False)
-    assert alone.outputs == among.outputs
-    assert alone.outputs[0].token_ids != alone.outputs[1].token_ids
+README = Path(__file__).resolve().parents[3] / "README.md"
 
 
-@pytest.mark.slow
-def test_the_demo_model_knows_a_capital():
-    with LLM("smollm2", device="cpu", kv_cache_bytes="64MiB", threads=1) as llm:
-        (answer,) = llm.generate(
-            "The capital of France is", SamplingParams(temperature=0.0, stop=(".",)), use_tqdm=False
-        )
-    assert answer.outputs[0].text == " Paris"
-    assert answer.outputs[0].finish_reason == "stop"
+def test_the_first_example_reads_well(demo_model: Path) -> None:
+    found = re.search(r"octavo generate '(.+)' --max-tokens (\d+) --temperature 0\n", README.read_text())
+    assert found and (found[1], int(found[2])) == (up.SAMPLE_PROMPT, up.SAMPLE_TOKENS)
+    with LLM(str(demo_model), threads=1, max_model_len=64) as llm:
+        (output,) = llm.generate(found[1], SamplingParams(max_tokens=int(found[2]), temperature=0))
+    assert re.fullmatch(r" [a-z][A-Za-z ,]+\.", output.outputs[0].text)

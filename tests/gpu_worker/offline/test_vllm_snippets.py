@@ -240,14 +240,6 @@ def test_a_final_message_is_continued(llm):
     assert output.prompt.endswith("assistant\nOne, two ")
 
 
-def test_an_empty_final_message_is_not_continued(llm):
-    from octavo.request.errors import InvalidArgument
-
-    turns = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": " "}]
-    with pytest.raises(InvalidArgument, match="the last message is empty"):
-        llm.chat(turns, add_generation_prompt=False, continue_final_message=True)
-
-
 @pytest.mark.parametrize(
     ("named", "message"),
     [

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.ops import AttentionOptions, TokenBatch, choose_ops, kv_format, make_batch
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running.memory.arena import KvArena
 
@@ -19,7 +19,7 @@ kinds = pytest.mark.parametrize("kind", kv_format.DTYPES)
 def arena(kind: str, ops, num_blocks: int = 12, head_dim: int = 32) -> KvArena:
     shape = KvShape(num_layers=2, num_kv_heads=2, block_size=8, head_dim=head_dim, dtype=kv_format.DTYPES[kind])
     made = KvArena(shape, num_blocks, 4, CPU, ops)
-    made.poison(list(range(num_blocks)))
+    made.spoil(list(range(num_blocks)))
     return made
 
 
@@ -93,7 +93,7 @@ def test_blocks_move_with_their_scales(kind, ops):
         ops.cache_write(layer, torch.randn(24, 2, 32), torch.randn(24, 2, 32), batch)
     before = kv_format.raw(cache._device).clone()
     cache.swap_out([(3, 0), (5, 2)])
-    cache.poison([3, 5])
+    cache.spoil([3, 5])
     assert kv_format.decode(cache.layers[0][3], 32, torch.float32).isnan().all()
     cache.swap_in([(0, 9), (2, 3)])
     cache.copy([(7, 1), (9, 10)])
@@ -122,7 +122,7 @@ def test_a_broken_key_stays_broken():
             result = NATIVE.paged_attention(torch.ones(1, 2, 32), cache.layers[0], batch, AttentionOptions(scale=1.0))
             near = 1e-3 if kind == "int8" else 0
             torch.testing.assert_close(result[0, 0], torch.ones(32), rtol=near, atol=0)
-            assert isinstance(NATIVE, ReferenceOps) or result[0, 1].isnan().all(), (kind, ops.name)
+            assert type(NATIVE) is ReferenceOps or result[0, 1].isnan().all(), (kind, ops.name)
 
 
 @pytest.mark.parametrize("ops", [NATIVE, REFERENCE], ids=lambda ops: ops.name.split()[0])

@@ -13,6 +13,7 @@ import torch
 from gpu_worker import ops
 from gpu_worker.compat.vllm import ops as vllm_ops
 from gpu_worker.ops import native
+from gpu_worker.ops.native_cpu import NativeCpuOps
 from gpu_worker.ops.native_cuda import NativeCudaOps
 from gpu_worker.ops.reference import ReferenceOps
 
@@ -47,8 +48,7 @@ def test_a_device_that_is_too_old_is_named_and_gets_the_reference_ops(
 ) -> None:
     found(Kernels("", OLD))
     with caplog.at_level(logging.WARNING):
-        assert isinstance(ops.choose_ops(GPU), ReferenceOps)
-        assert isinstance(ops.choose_ops(GPU), ReferenceOps)
+        assert type(ops.choose_ops(GPU)) is type(ops.choose_ops(GPU)) is ReferenceOps
     assert [record.getMessage() for record in caplog.records if record.name == native.__name__] == [
         f"gpu_worker._C_cuda cannot be used: {OLD}"
     ]
@@ -90,3 +90,25 @@ def test_vllms_names_say_why_they_cannot_compute(found: Any, module: Any, text: 
     with pytest.raises(ImportError) as raised:
         vllm_ops.extension()
     assert str(raised.value) == text
+
+
+@pytest.mark.parametrize(
+    ("best", "in_use", "name"),
+    [
+        ("avx512_bf16", "avx512_bf16", "native (avx512_bf16, 2 threads)"),
+        ("amx", "amx", "native (amx, 2 threads)"),
+        ("amx", "avx512_bf16", "native (avx512_bf16; its AMX is wrong, 2 threads)"),
+    ],
+)
+def test_tiles_that_are_wrong_are_told_of(best: str, in_use: str, name: str) -> None:
+    extension = ModuleType("_C_cpu")
+    vars(extension).update(
+        isa=lambda: in_use, best_isa=lambda: best, isas=lambda: ["generic", "avx512_bf16", best], threads=lambda: 2
+    )
+    assert NativeCpuOps(extension).name == name
+
+
+def test_an_instruction_set_that_was_not_built_is_told_of() -> None:
+    extension = ModuleType("_C_cpu")
+    vars(extension).update(isa=lambda: "avx2", best_isa=lambda: "avx512", isas=lambda: ["avx2"], threads=lambda: 2)
+    assert NativeCpuOps(extension).name == "native (avx2; avx512 was not built: run make extension, 2 threads)"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpu_worker.ops import AttentionOptions, TokenBatch, kv_format, make_batch
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.ops.native_cuda import NativeCudaOps, ref
 from gpu_worker.running.graphs import capture_graphs
 

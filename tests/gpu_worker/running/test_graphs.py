@@ -16,9 +16,9 @@ from tiny_llama import Form, drive, logits_of, request, requests
 from torch import Tensor
 
 from gpu_worker.ops import AttentionOptions, TokenBatch
+from gpu_worker.ops.batch import packed
 from gpu_worker.ops.reference import ReferenceOps
-from gpu_worker.ops.upload import packed
-from gpu_worker.running.graphs import CapturableOps, capture_graphs, doubling
+from gpu_worker.running.graphs import capture_graphs, doubling
 from gpu_worker.steps.step_input import KnownTokens, StepInput, longs
 
 torch.set_num_threads(1)
@@ -71,9 +71,24 @@ class TorchKernels(ReferenceOps):
             out[rows] = super().paged_attention(queries[rows], kv, one, options) if n else 0
 
 
-def make(ops: CapturableOps | None = None, **options) -> tuple[tiny_llama.Tiny, StreamCapture]:
+def make(ops: TorchKernels | None = None, **options) -> tuple[tiny_llama.Tiny, StreamCapture]:
     capture = StreamCapture()
     return tiny_llama.tiny_llama(FORM, ops or TorchKernels(), capture=capture, **options), capture
+
+
+def copy_arena(source: tiny_llama.Tiny, target: tiny_llama.Tiny) -> None:
+    for mine, other in zip(source.arena.layers, target.arena.layers, strict=True):
+        other.copy_(mine)
+
+
+def compare(captured: tiny_llama.Tiny, number: int, step: StepInput, eager: tiny_llama.Tiny) -> None:
+    """Replays a step, and runs it eagerly: logits and blocks are the same."""
+    rows = step.sample_tokens.tolist()
+    logits = captured.runner.graphs[number].run(step, tables_of(step), rows).clone()
+    assert logits.shape[0] == len(rows) and torch.isfinite(logits).all()
+    torch.testing.assert_close(logits, logits_of(eager, step), rtol=1e-4, atol=1e-4)
+    for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("count", range(1, 17))
@@ -82,22 +97,16 @@ def test_a_replay_is_the_step_run_eagerly(count):
     rng = np.random.default_rng(count)
     captured, capture = make(num_blocks=200)
     eager = tiny_llama.tiny_llama(FORM, TorchKernels(), num_blocks=200)
-    for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
-        other.copy_(mine.normal_())
+    for mine in captured.arena.layers:
+        mine.normal_()
+    copy_arena(captured, eager)
     for number in range(3):
         lens = [int(rng.choice([1, 2, SIZE - 1, SIZE, SIZE + 1, 26, 27, 28, 60, 90])) for _ in range(count)]
         if number == 1:
             other_step = decodes([5] * (17 - count), rng, SIZE, 200)
             captured.runner.graphs[0].run(other_step, tables_of(other_step), other_step.sample_tokens)
-            for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
-                other.copy_(mine)
-        step = decodes(lens, rng, SIZE, 200)
-        logits = captured.runner.graphs[0].run(step, tables_of(step), step.sample_tokens).clone()
-        assert torch.isfinite(logits).all()
-        expected = logits_of(eager, step)
-        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-        for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
-            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+            copy_arena(captured, eager)
+        compare(captured, 0, decodes(lens, rng, SIZE, 200), eager)
     assert len(capture.replays) == 4
 
 
@@ -142,22 +151,13 @@ def test_a_replayed_mixed_step_is_the_step_run_eagerly(tokens):
     rng = np.random.default_rng(tokens)
     captured, capture = make(num_blocks=200, mixed_tokens=40)
     eager = tiny_llama.tiny_llama(FORM, TorchKernels(), num_blocks=200)
-    graphs = captured.runner.graphs[1]
     for mine in captured.arena.layers:
         mine.normal_()
     before = mixed_step([(20, 20), (9, 9)], rng, SIZE, 200)
-    graphs.run(before, tables_of(before), [19, 28])
-    for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
-        other.copy_(mine)
+    captured.runner.graphs[1].run(before, tables_of(before), [19, 28])
+    copy_arena(captured, eager)
     for _ in range(3):
-        shape = mixed_shape(rng, tokens)
-        step = mixed_step(shape, rng, SIZE, 200, silent=1)
-        rows = step.sample_tokens.tolist()
-        logits = graphs.run(step, tables_of(step), rows).clone()
-        assert logits.shape[0] == len(rows) and torch.isfinite(logits).all()
-        torch.testing.assert_close(logits, logits_of(eager, step), rtol=1e-4, atol=1e-4)
-        for mine, other in zip(captured.arena.layers, eager.arena.layers, strict=True):
-            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+        compare(captured, 1, mixed_step(mixed_shape(rng, tokens), rng, SIZE, 200, silent=1), eager)
     assert len(capture.replays) == 4
 
 

@@ -11,16 +11,16 @@ import transformers
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 from steps import Piece, step_of
+from tiny_llama import PROMPTS, drive, request, requests
 
 from gpu_worker.ops import kv_format, native
-from gpu_worker.ops.kv_shape import KvShape
+from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.running import loading
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.running.sizing import choose_device
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Sequence
-from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.step_input import StepInput
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import SamplingParams
@@ -30,7 +30,6 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 BLOCK = 8
-PROMPTS = [[(i * 37 + j * 11) % 96 for j in range(length)] for i, length in enumerate((21, 1, 8, 40, 16, 33))]
 
 
 @pytest.fixture(scope="module")
@@ -71,49 +70,10 @@ def make(model: tuple[Path, transformers.PreTrainedModel]) -> Callable[..., Mode
     return runner
 
 
-def request(number: int, prompt: list[int], **params) -> Sequence:
-    options = {"temperature": 0.0, "max_tokens": 24, "seed": number, "ignore_eos": True, **params}
-    return new_sequence(f"{number:032x}", prompt, SamplingParams(**options))
-
-
-def drive(runner: ModelRunner, sequences: list[Sequence], at_once: bool = True, **config) -> tuple[list, Workload]:
-    """The outputs of all branches, through a scheduler as the engine drives it, and its workload."""
-    options = {
-        "max_batch_tokens": 64,
-        "max_batch_sequences": 16,
-        "min_preempt_interval_s": 0.0,
-        "debug": True,
-        **config,
-    }
-    parts = SchedulerParts(SchedulerConfig(**options), runner.info)
-    scheduler = parts.scheduler
-    outputs: dict[tuple[str, int], list[int]] = {}
-    waiting = [sequences] if at_once else [[sequence] for sequence in sequences]
-    for group in waiting:
-        for sequence in group:
-            assert scheduler.admit(sequence).admitted
-        for _ in range(2000):
-            if not scheduler.has_work:
-                break
-            plan = scheduler.plan()
-            for item in scheduler.commit(plan, runner.run(plan.input)).items:
-                assert not item.failure
-                output = outputs.setdefault((item.seq_id, item.branch), [])
-                assert item.first_index == len(output)
-                output += item.token_ids
-        else:
-            pytest.fail("the scheduler does not come to an end")
-    return [outputs[key] for key in sorted(outputs)], parts.workload
-
-
-def requests(**params) -> list[Sequence]:
-    return [request(number, prompt, **params) for number, prompt in enumerate(PROMPTS)]
-
-
 @pytest.fixture
 def alone(make: Callable[..., ModelRunner]) -> list[list[int]]:
     """The tokens of each prompt run alone, with nothing cached and nothing cut."""
-    return drive(make(), requests(), at_once=False, prefix_caching=False)[0]
+    return drive(make(), requests(), max_batch_sequences=1, prefix_caching=False)[0]
 
 
 @pytest.mark.usefixtures("on_ops")
@@ -142,7 +102,7 @@ def test_prompts_in_chunks_are_prompts_whole(make, alone, budget):
 def test_a_prefix_hit_changes_nothing(make, alone):
     runner = make()
     again = [*requests(), *(request(10 + n, prompt) for n, prompt in enumerate(PROMPTS))]
-    outputs, _ = drive(runner, again, at_once=False)
+    outputs, _ = drive(runner, again, max_batch_sequences=1)
     assert outputs == alone + alone
     hits = [sequence.cached_tokens or 0 for sequence in again[len(PROMPTS) :]]
     assert hits == [(len(prompt) - 1) // BLOCK * BLOCK for prompt in PROMPTS], "every full block but the last token's"
@@ -161,7 +121,7 @@ def test_preemption_changes_nothing(make, alone, how):
 @pytest.mark.usefixtures("on_ops")
 @pytest.mark.parametrize("how", ["swap", "recompute"])
 def test_blocks_out_of_the_window_are_given_back(make, model, how):
-    """A context of 220 tokens on 5 blocks of 8; what is given back is poisoned with NaN, and nothing reads it."""
+    """A context of 220 tokens on 5 blocks of 8; what is given back is spoiled with NaN, and nothing reads it."""
     prompts = [[(i * 37 + j * 11 + j * j) % 96 for j in range(length)] for i, length in enumerate((180, 3, 60))]
 
     def run(runner: ModelRunner, **config) -> list[list[int]]:
@@ -256,13 +216,13 @@ def test_prompt_logprobs_in_chunks_are_those_of_transformers(make, model):
 
 
 def test_blocks_move_in_the_order_a_plan_states(make):
-    """Out, poison, in, copy: block 0 goes out, is poisoned, comes back as block 5, and is copied to block 6."""
+    """Out, spoil, in, copy: block 0 goes out, is spoiled, comes back as block 5, and is copied to block 6."""
     runner = make(num_blocks=8, num_host_blocks=4)
     arena = runner._arena
     for layer in arena.layers:
         layer[0] = torch.randn_like(layer[0])
     expected = [layer[0].clone() for layer in arena.layers]
-    runner.run(StepInput(1, swap_out=[(0, 2)], poison=[0, 1], swap_in=[(2, 5)], copies=[(5, 6)]))
+    runner.run(StepInput(1, swap_out=[(0, 2)], spoil=[0, 1], swap_in=[(2, 5)], copies=[(5, 6)]))
     for layer, content in zip(arena.layers, expected, strict=True):
         assert layer[0].isnan().all() and layer[1].isnan().all()
         assert torch.equal(layer[5], content) and torch.equal(layer[6], content)
@@ -285,7 +245,7 @@ def test_bad_logits_of_one_sequence_stay_its_own(make, alone):
 @pytest.mark.parametrize("kind", ["float16", "fp8_e4m3", "fp8_e5m2", "int8"])
 def test_a_cache_in_fewer_bits_changes_nothing_of_this(make, kind):
     """Scales belong to their tokens: batches, chunks, prefix hits, swaps and recomputing leave every bit as it is."""
-    alone = drive(make(kv_cache_dtype=kind), requests(), at_once=False, prefix_caching=False)[0]
+    alone = drive(make(kv_cache_dtype=kind), requests(), max_batch_sequences=1, prefix_caching=False)[0]
     assert drive(make(kv_cache_dtype=kind), requests(), max_batch_tokens=17, max_batch_sequences=6)[0] == alone
     for how in ("swap", "recompute"):
         outputs, load = drive(make(16, kv_cache_dtype=kind), requests(), preemption=how)

@@ -1,6 +1,5 @@
 """A part of `make same-bits`: whatever is continued after a fault has the bits of an undisturbed run."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -8,9 +7,7 @@ import torch
 from same_bits import FAULTS, Case, Engines, draw_cases, load_engines, text_of
 from tiny_llama import CPU, Form, tiny_llama
 
-from gpu_worker.models.checkpoint import demo
 from gpu_worker.ops import choose_ops, native
-from octavo.request.errors import NotFound
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the reference ops are not batch-invariant")
 FORM = Form(context=2048, block_size=16)
@@ -20,18 +17,6 @@ TEXT = [(i * 37 + i // 96 * 11) % 96 for i in range(8000)]
 @pytest.fixture(scope="module")
 def tiny_engines() -> Engines:
     return Engines([tiny_llama(FORM, choose_ops(CPU), num_blocks=600, num_host_blocks=600).runner for _ in range(2)])
-
-
-@pytest.fixture
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    extension = native.load()
-    assert extension is not None
-    best = extension.isa()
-    if request.param not in extension.isas():
-        pytest.skip(f"this machine or build has no {request.param}")
-    extension.select_isa(request.param)
-    yield request.param
-    extension.select_isa(best)
 
 
 def across(cases: list[Case]) -> list[Case]:
@@ -55,11 +40,8 @@ def test_a_continued_sequence_has_the_same_bits(tiny_engines: Engines, isa: str,
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("demo_model")
 def test_the_demo_model_has_them_too() -> None:
-    try:
-        demo.demo_file()
-    except NotFound:
-        pytest.skip("the demo model is not installed")
     engines = load_engines("smollm2", 1, 1100)
     drawn = draw_cases(text_of(engines.info.tokenizer), 5, 1, (1040, 1050), (30, 31))
     [compared] = engines.compare([case for case in drawn if case.fault == "kill"])

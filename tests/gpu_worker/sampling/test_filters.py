@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from gpu_worker.ops import native
-from gpu_worker.sampling.draw import DrawParameters, cut, powers, weights
+from gpu_worker.sampling.draw import DrawParameters, cut, powers, random_bits, weights
 from gpu_worker.sampling.filters import kept_tokens
 from gpu_worker.sampling.native_sampler import NativeSampler
-from gpu_worker.sampling.philox import random_bits
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import SamplingParams

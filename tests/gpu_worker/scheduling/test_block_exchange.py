@@ -7,8 +7,7 @@ from migration_benches import KINDS, MigrationBench, copy_blocks, hashes_of, mov
 from scheduler_bench import FAILURE, GREEDY
 
 from gpu_worker.scheduling.block_exchange import tail_name
-from gpu_worker.scheduling.state.place import Hold, Place
-from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail
+from gpu_worker.scheduling.state.sequence import CarriedScores, CarriedTail, Hold, Place
 from octavo.request.errors import CannotMove, OutOfBlocks
 from octavo.request.hashing import block_hashes
 from octavo.request.ids import BlockHash, SequenceId

@@ -11,8 +11,8 @@ import pytest
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
-from gpu_worker.scheduling.state.place import Hold, Place
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.scheduling.state.sequence import Hold, Place
 from gpu_worker.testing.fake_runner import FakeRunner, fake_oracle
 from gpu_worker.testing.witness_runner import LAYERS, salt_of
 from octavo.request.hashing import block_hashes
@@ -101,13 +101,6 @@ def test_what_chaos_once_found(make_world, seed: int, config: dict, runner: dict
     world.drain()
 
 
-def test_a_search_that_is_alone_at_last_starts_its_other_beams(make_world) -> None:
-    world = make_world(480, *sizes(480), eos=False)  # ended with LENGTH although there was room
-    for _ in range(300):
-        world.operate()
-    world.drain()
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_beams_end_at_their_stop_strings(make_world, seed: int) -> None:
     """The world's own beam search finds stop strings by looking at the whole text of every beam again."""
@@ -138,19 +131,6 @@ def test_beams_end_at_their_stop_strings(make_world, seed: int) -> None:
         if request.finishes[branch] is FinishReason.STOP and output
     ]
     assert len(ends) > sum(ends) > 2, "some beams end by a stop string, and some by a stop token"
-
-
-@pytest.mark.parametrize("preemption", ["swap", "recompute", "auto"])
-def test_too_many_sequences_for_the_memory_all_end_right(make_world, preemption: str) -> None:
-    config = {"preemption": preemption, "min_preempt_interval_s": 0.0}
-    world = make_world(5, config, {"num_blocks": 18, "num_host_blocks": 24}, eos=False)
-    for number in range(25):
-        params = SamplingParams(temperature=1.0, seed=number, max_tokens=30, n=1 + number % 3)
-        world.submit(params, prompt=[1 + (number >> bit) % 2 for bit in range(9)])
-    world.drain()
-    load = world.parts.load()
-    assert preemption == "recompute" or load.num_preempted_swap > 0
-    assert preemption != "recompute" or load.num_preempted_recompute > 0
 
 
 def test_twenty_thousand_steps_leave_nothing_behind() -> None:

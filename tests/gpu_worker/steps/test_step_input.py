@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker.steps.params_bytes import params_from_bytes, params_to_bytes
 from gpu_worker.steps.seats import Seats
 from gpu_worker.steps.step_input import (
     InvalidStepInput,
@@ -17,6 +16,8 @@ from gpu_worker.steps.step_input import (
     TableChange,
     ints,
     longs,
+    params_from_bytes,
+    params_to_bytes,
 )
 from octavo.request.sampling import SamplingParams
 
@@ -43,7 +44,7 @@ inputs = st.builds(
     **dict.fromkeys(("left", "seats", "lengths", "ends"), many_ints),
     **dict.fromkeys(("sample_tokens", "sample_seats", "sample_branches"), many_ints),
     **dict.fromkeys(("tokens", "positions", "slots"), many_longs),
-    poison=st.lists(small, max_size=3),
+    spoil=st.lists(small, max_size=3),
     timed=st.booleans(),
     num_decodes=large,
     masks=st.dictionaries(small, st.binary(max_size=5), max_size=3),

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from octavo.cli import checks, main, model_checks
+from octavo.cli import main
+from octavo.cli.doctor import machine_checks, model_checks
 from octavo.local import state
 
 OCTAVO = [sys.executable, "-m", "octavo.cli"]
@@ -75,6 +76,8 @@ BAD = [
     *(([name, "--kv-cache-bytes=12 parsecs"], 2, "512MiB") for name in ("up", "worker")),
     *(([name, "--device=tpu"], 2, "must be auto, cpu, cuda or cuda:N") for name in ("up", "worker", "doctor")),
     (["up", "--workers=two"], 2, "whole number"),
+    (["up", "--workers=0"], 2, "`octavo router` runs a router alone"),
+    ([*UP, "--prefill-workers=2", "--decode-workers=1"], 1, "are more than --workers 2"),
     (["up", "--grpc-port=70000"], 2, "at most 65535"),
     # the state directory
     *(([name, "--state-dir=a-file"], 1, "is not a directory: choose another") for name in ("up", "status")),
@@ -166,9 +169,7 @@ def test_closed_streams_are_no_error(tmp_path, closed, command):
 
 
 def test_every_program_tells_of_a_port_in_use(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         for command in (["router", "--admin-listen=", "--http-listen="], ["worker", "--runner=fake"]):
             done = run([*command, f"--listen={address}", "--store=memory://"], text=True, cwd=tmp_path)
@@ -183,4 +184,4 @@ def test_a_directory_of_somebody_else_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(state.StateDirectoryError, match="is not writable: choose another"), state.locked(tmp_path):
         pass
-    assert checks.directory(str(tmp_path)).result == "bad"
+    assert machine_checks.directory(str(tmp_path)).result == "bad"

@@ -11,7 +11,8 @@ import tomllib
 
 import pytest
 
-from octavo.cli import checks, main, native_checks
+from octavo.cli import commands, main
+from octavo.cli.doctor import machine_checks, native_checks
 from octavo.local import state
 from octavo.local.state import ClusterState, RouterState, StoreState, WorkerState
 from octavo.settings.up import UpSettings
@@ -55,18 +56,16 @@ def test_generate_takes_messages_ids_and_stdin(router, endpoint, capsys, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("arguments", "message"),
     [
-        (["--prompt", "hi", "--temperature", "11"], 2, "temperature: at most 10"),
-        (["--prompt", "hi", "--max-tokens", "-1"], 2, "max_tokens"),
-        (["--prompt", "hi", "--max-tokens", "x"], 2, "--max-tokens"),
-        (["--token-ids", "1,x"], 2, "--token-ids"),
-        ([], 2, "prompt: give one"),
-        (["hi", "--prompt", "hi"], 2, "prompt: give one"),
+        (["--prompt", "hi", "--temperature", "11"], "temperature: at most 10"),
+        (["--prompt", "hi", "--max-tokens", "-1"], "max_tokens"),
+        ([], "prompt: give one"),
+        (["hi", "--prompt", "hi"], "prompt: give one"),
     ],
 )
-def test_generate_says_what_is_wrong(endpoint, capsys, arguments, code, message):
-    assert main(["generate", "--endpoint", endpoint, *arguments]) == code
+def test_generate_says_what_is_wrong(endpoint, capsys, arguments, message):
+    assert main(["generate", "--endpoint", endpoint, *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err
@@ -150,26 +149,33 @@ def test_status_names_a_silent_router_and_its_log(endpoint, capsys, tmp_path):
     log = tmp_path / "logs" / "router-1.log"
     said = f"127.0.0.1:1: no answer within 0.5 s: router-1 (pid 13) starts or hangs; see {log}"
     assert capsys.readouterr().err.splitlines()[-1].endswith(said)
-    assert main(["status", "--timeout", "0.5", "--admin-endpoint", "127.0.0.1:1"]) == 1
-    assert capsys.readouterr().err.endswith(": correct --admin-endpoint, or wait longer with --timeout\n")
-
-
-def test_status_asks_any_admin_endpoint(endpoint, capsys):
     assert main(["status", "--admin-endpoint", endpoint, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["workers"][0]["worker_id"] == "worker-0"
-    assert main(["status", "--admin-endpoint", "127.0.0.1:1", "--timeout", "0.1"]) == 1
-    assert "no answer within 0.1 s: correct --admin-endpoint" in capsys.readouterr().err
+    assert main(["status", "--timeout", "0.1", "--admin-endpoint", "127.0.0.1:1"]) == 1
+    told = capsys.readouterr().err
+    assert told.endswith("no answer within 0.1 s: correct --admin-endpoint, or wait longer with --timeout\n")
 
 
-def test_up_names_a_used_port_with_its_remedy(capsys, tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        assert main(["up", "--grpc-port", port, "--state-dir", str(tmp_path)]) == 1
-    message = capsys.readouterr().err
-    assert port in message
-    assert "--grpc-port" in message
+def test_without_its_package_bench_is_named_and_the_rest_works(capsys, monkeypatch):
+    monkeypatch.setattr(commands, "find_spec", lambda name: None)
+    assert main(["bench", "--rate", "3"]) == 2
+    assert "bench is in the package octavo_bench, which is not installed" in capsys.readouterr().err
+    assert main(["completion", "bash"]) == 0
+
+
+@pytest.fixture
+def taken():
+    """A port on which somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_up_names_a_used_port_and_a_used_directory(capsys, tmp_path, taken):
+    assert main(["up", "--grpc-port", str(taken), "--state-dir", str(tmp_path)]) == 1
+    assert re.search(rf"port {taken} .*--grpc-port", capsys.readouterr().err)
+    with state.locked(tmp_path):
+        assert main(["up", "--grpc-port", "0", "--state-dir", str(tmp_path)]) == 1
+    assert "--state-dir" in capsys.readouterr().err
 
 
 def test_up_prints_the_settings_of_all_its_programs(capsys):
@@ -181,17 +187,6 @@ def test_up_prints_the_settings_of_all_its_programs(capsys):
     assert (tables["worker"]["threads"], tables["router"]["max_streams"]) == (3, 5)
 
 
-def test_up_refuses_used_directories_and_unknown_settings(capsys, tmp_path):
-    with state.locked(tmp_path):
-        assert main(["up", "--grpc-port", "0", "--state-dir", str(tmp_path)]) == 1
-    assert "--state-dir" in capsys.readouterr().err
-    assert main(["up", "--workers", "-1"]) == 2
-    assert "workers" in capsys.readouterr().err
-    assert main(["up", "--no-such-flag"]) == 2
-    assert main(["up", "--workers", "0"]) == 2
-    assert "`octavo router` runs a router alone" in capsys.readouterr().err
-
-
 def test_doctor_says_what_to_fix(capsys, tmp_path):
     assert main(["doctor", "--json", "--model", "nope", "--state-dir", str(tmp_path), "--grpc-port", "0"]) == 1
     found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
@@ -201,54 +196,51 @@ def test_doctor_says_what_to_fix(capsys, tmp_path):
     assert main(["doctor", "--workers", "x"]) == 2
 
 
-def test_doctor_tells_what_was_compiled(monkeypatch):
-    names = [check.name for check in native_checks.all_checks()]
-    assert names == ["extension", "cuda", "nvcc"]
-    built = {"isa": "avx2", "version": "1", "compiler": "gcc 12", "build_type": "Release", "sanitizers": ""}
-    assert native_checks.cpu_extension(built).detail == "native, avx2 kernels, 1, gcc 12, Release"
-    assert native_checks.cpu_extension({**built, "sanitizers": "address"}).result == "note"
-    assert native_checks.cpu_extension({"error": "undefined symbol"}).result == "bad"
-    assert "several times slower" in native_checks.cpu_extension(None).detail
-    assert native_checks.cuda_extension({"devices": 0, "too_old": []}).detail == "CUDA kernels, no devices"
-    assert native_checks.cuda_extension({"devices": 1, "too_old": []}).detail == "CUDA kernels, 1 device"
-    old = native_checks.cuda_extension({"devices": 1, "too_old": ["device 0 is too old"]})
-    assert (old.result, old.detail) == ("bad", "the CUDA kernels cannot be used: device 0 is too old")
-    assert native_checks.cuda_extension({"error": "no"}).result == "bad"
-    built = {"isa": "avx2", "version": "1", "compiler": "gcc", "build_type": "Release", "sanitizers": ""}
-    assert native_checks.cpu_extension(built).result == "ok"
-    lesser = native_checks.cpu_extension({**built, "not_built": "avx512"})
-    assert (lesser.result, lesser.fix) == ("note", "make extension") and "avx512 were not built" in lesser.detail
+BUILT = {"isa": "avx2", "version": "1", "compiler": "gcc 12", "build_type": "Release", "sanitizers": ""}
+DETAIL = "native, avx2 kernels, 1, gcc 12, Release"
+CPU, CUDA = native_checks.cpu_extension, native_checks.cuda_extension
+
+
+@pytest.mark.parametrize(
+    ("check", "info", "result", "detail"),
+    [
+        (CPU, BUILT, "ok", DETAIL),
+        (CPU, {**BUILT, "sanitizers": "address"}, "note", f"{DETAIL}, with address"),
+        (CPU, {**BUILT, "not_built": "avx512"}, "note", f"{DETAIL}; kernels for avx512 were not built"),
+        (CPU, {"error": "undefined symbol"}, "bad", "cannot be loaded: undefined symbol"),
+        (CPU, None, "note", "not built: the reference ops in torch are used, several times slower"),
+        (CUDA, {"devices": 0, "too_old": []}, "ok", "CUDA kernels, no devices"),
+        (CUDA, {"devices": 1, "too_old": []}, "ok", "CUDA kernels, 1 device"),
+        (CUDA, {"devices": 1, "too_old": ["0 is old"]}, "bad", "the CUDA kernels cannot be used: 0 is old"),
+        (CUDA, {"error": "no"}, "bad", "the CUDA kernels cannot be loaded: no"),
+    ],
+)
+def test_doctor_tells_what_was_compiled(check, info, result, detail):
+    found = check(info)
+    assert (found.result, found.detail) == (result, detail)
+    assert found.fix == "make extension" or not detail.endswith("were not built")
+
+
+def test_doctor_survives_an_extension_that_ends_the_process(monkeypatch):
     monkeypatch.setattr(native_checks, "PROBE", "import os; os.abort()")  # what another processor's code may do
-    (extension, *_) = native_checks.all_checks()
-    assert extension.result == "bad"
+    extension, *_ = native_checks.all_checks()
+    assert (extension.name, extension.result) == ("extension", "bad")
 
 
-def test_doctor_knows_its_own_ports(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        settings = UpSettings(grpc_port=port)
-        assert [check.result for check in checks.port_checks(settings, None)] == ["bad"]
-        own = example(f"127.0.0.1:{port}", tmp_path)
-        assert [check.result for check in checks.port_checks(settings, own)] == ["ok"]
+def test_doctor_knows_its_own_ports(tmp_path, taken):
+    for running, result in ((None, "bad"), (example(f"127.0.0.1:{taken}", tmp_path), "ok")):
+        assert [each.result for each in machine_checks.port_checks(UpSettings(grpc_port=taken), running)] == [result]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_commands_and_flags(capsys, shell):
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    for word in ("generate", "max-tokens", "grpc-port", "doctor"):
-        assert word in script
-
-
-def test_bash_completes(capsys):
-    main(["completion", "bash"])
-    script = (
-        capsys.readouterr().out + '\nCOMP_WORDS=(octavo generate --max); COMP_CWORD=2; _octavo; echo "${COMPREPLY[@]}"'
-    )
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["--max-tokens"]
+    assert all(word in script for word in ("generate", "max-tokens", "grpc-port", "doctor", "burstiness"))
+    if shell == "bash":
+        script += '\nCOMP_WORDS=(octavo generate --max); COMP_CWORD=2; _octavo; echo "${COMPREPLY[@]}"'
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["--max-tokens"]
 
 
 def example(endpoint, directory):

@@ -16,9 +16,7 @@ QUESTIONS = [["generate", "hi"], ["chat"]]
 @pytest.fixture
 def silent():
     """An endpoint that takes connections and never says a word, as a process that hangs does."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 

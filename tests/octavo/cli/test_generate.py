@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from octavo.cli import answer_notes, main
+from octavo.cli import answers, main
 from octavo.client import Output
 from octavo.request.sampling import FinishReason
 from octavo.v1 import types_pb2
@@ -43,10 +43,11 @@ def test_an_answer_that_was_cut_has_a_note(router, endpoint, capsys, reason, fla
     assert ANSWER in captured.out
 
 
-def test_an_answer_without_text_is_shown():
-    output = Output(0, "", (7, 8), FinishReason.STOP)
-    assert answer_notes.notes([output], {}) == ["the answer has tokens but no text: --json prints the token ids"]
-    assert answer_notes.notes([Output(0, "", (), FinishReason.STOP)], {}) == []
+def test_an_answer_without_text_is_shown(capsys):
+    answers.print_notes("chat", [Output(0, "", (), FinishReason.STOP)], {})
+    assert capsys.readouterr().err == ""
+    answers.print_notes("chat", [Output(0, "", (7, 8), FinishReason.STOP)], {})
+    assert capsys.readouterr().err == "octavo chat: the answer has tokens but no text: --json prints the token ids\n"
 
 
 def test_cut_answers_of_chats_have_a_note(router, endpoint, capsys, monkeypatch):

@@ -63,9 +63,7 @@ except state.AlreadyRunningError as error:
 
 
 def test_a_used_port_is_named_with_its_remedy():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ports.PortInUseError, match=rf"port {port} .* --grpc-port"):
             ports.require_free("127.0.0.1", port, "--grpc-port")

@@ -63,6 +63,14 @@ async def at_once():
     return True
 
 
+async def never():
+    return False
+
+
+def python(name, code, log):
+    return ChildProcess(name, [sys.executable, "-I", "-S", "-c", code], log, {})
+
+
 @pytest.fixture
 def supervised():
     said, changes = [], []
@@ -88,7 +96,7 @@ async def test_a_killed_child_is_started_again(supervised, tmp_path):
 
 
 async def test_a_child_that_ignores_sigterm_is_killed(supervised, tmp_path):
-    child = ChildProcess("worker-0", [sys.executable, "-I", "-S", "-c", STUBBORN], tmp_path / "log", {})
+    child = python("worker-0", STUBBORN, tmp_path / "log")
 
     async def ready():
         return "up" in tail(child.log)
@@ -102,15 +110,11 @@ async def test_a_child_that_ignores_sigterm_is_killed(supervised, tmp_path):
 async def test_a_child_that_ends_early_shows_its_log(supervised, tmp_path):
     code = "import sys; print('it begins\\n12:34:56.789 worker error   no such model\\n'); sys.exit(3)"
     (tmp_path / "log").write_text("12:00:00.000 worker error   of an earlier run\n")
-    child = ChildProcess("worker-0", [sys.executable, "-I", "-S", "-c", code], tmp_path / "log", {})
+    child = python("worker-0", code, tmp_path / "log")
     other = ChildProcess("worker-1", SLEEP, tmp_path / "other", {})
 
-    async def never():
-        return False
-
-    with pytest.raises(
-        StartError, match=r"^worker-0 ended with code 3: no such model; the whole log is \S+$"
-    ) as caught:
+    says = r"^worker-0 ended with code 3: no such model; the whole log is \S+$"
+    with pytest.raises(StartError, match=says) as caught:
         await supervised.start([SupervisedProcess(child, never), SupervisedProcess(other, never)], 10)
     assert caught.value.log.splitlines() == ["it begins", "12:34:56.789 worker error   no such model"]
     await supervised.stop(5)
@@ -147,9 +151,6 @@ async def test_users_end_together_and_before_what_they_use(supervised, tmp_path)
 
 
 async def test_a_child_that_never_serves_is_given_up(supervised, tmp_path):
-    async def never():
-        return False
-
     with pytest.raises(StartError, match="not ready"):
         await supervised.start([SupervisedProcess(ChildProcess("router-0", SLEEP, tmp_path / "log", {}), never)], 0.2)
     await supervised.stop(5)
@@ -158,7 +159,7 @@ async def test_a_child_that_never_serves_is_given_up(supervised, tmp_path):
 async def test_late_children_are_told_with_their_error(supervised, tmp_path, monkeypatch):
     monkeypatch.setattr("octavo.local.supervisor.WORD_S", 0.05)
     code = "import time; print('12:34:56.789 router error   no tokenizer', flush=True); time.sleep(3600)"
-    child = ChildProcess("router-0", [sys.executable, "-I", "-S", "-c", code], tmp_path / "log", {})
+    child = python("router-0", code, tmp_path / "log")
 
     async def ready():
         return any("no tokenizer" in text for text in supervised.said)

@@ -14,6 +14,18 @@ from hypothesis import strategies as st
 from octavo.model_files.gguf import GgufFile, MalformedGguf, TensorType
 
 WORDS = ["", "a", "Ġthe", "\U0001f600", "x" * 300]
+NUMBERS = {
+    "uint8": 200,
+    "int8": -100,
+    "uint16": 60000,
+    "int16": -30000,
+    "uint32": 4_000_000_000,
+    "int32": -2_000_000_000,
+    "uint64": 2**63,
+    "int64": -(2**62),
+    "float32": 0.5,
+    "float64": 0.1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -21,18 +33,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with every kind of value."""
     path = tmp_path_factory.mktemp("gguf") / "good.gguf"
     writer = GGUFWriter(path, "llama")
-    writer.add_uint8("n.u8", 200)
-    writer.add_int8("n.i8", -100)
-    writer.add_uint16("n.u16", 60000)
-    writer.add_int16("n.i16", -30000)
-    writer.add_uint32("n.u32", 4_000_000_000)
-    writer.add_int32("n.i32", -2_000_000_000)
-    writer.add_uint64("n.u64", 2**63)
-    writer.add_int64("n.i64", -(2**62))
-    writer.add_float32("n.f32", 0.5)
-    writer.add_float64("n.f64", 0.1)
-    writer.add_bool("yes", True)
-    writer.add_bool("no", False)
+    for kind, value in {**NUMBERS, "bool": True}.items():
+        getattr(writer, f"add_{kind}")(f"n.{kind}", value)
     writer.add_string("word", "Ġthe")
     writer.add_array("words", WORDS)
     writer.add_array("numbers", list(range(-5, 1000)))
@@ -50,25 +52,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_was_written_is_read(written):
     with GgufFile(written) as file:
         data = file.metadata
-        assert {key: data[key] for key in data if key.startswith("n.")} == {
-            "n.u8": 200,
-            "n.i8": -100,
-            "n.u16": 60000,
-            "n.i16": -30000,
-            "n.u32": 4_000_000_000,
-            "n.i32": -2_000_000_000,
-            "n.u64": 2**63,
-            "n.i64": -(2**62),
-            "n.f32": 0.5,
-            "n.f64": 0.1,
-        }
-        assert (data["yes"], data["no"]) == (True, False)
+        assert {key[2:]: data[key] for key in data if key.startswith("n.")} == {**NUMBERS, "bool": True}
+        assert data["n.bool"] is True
         assert data.string("word") == "Ġthe"
         assert data.strings("words") == WORDS
         assert data.integers("numbers") == list(range(-5, 1000))
         assert data["floats"] == [0.5, -2.0]
         assert data["nested"] == [[1, 2], [3]]
-        assert data.integer("absent", 7) == 7 and data.number("n.u8") == 200.0
+        assert data.integer("absent", 7) == 7 and data.number("n.uint8") == 200.0
         assert "absent" not in data and len(data) == len(list(data))
         plain = file.tensors["plain"]
         assert (plain.shape, plain.type) == ((2, 3, 4), TensorType.F32)
@@ -90,8 +81,12 @@ def tensor(name: bytes = b"t", dims: tuple[int, ...] = (32,), kind: int = 0, off
     return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
 
 
-def one(value: bytes, count: int = 1) -> bytes:
-    return header(text(b"key") + value, count) + b"\0" * 64
+def one(value: bytes, count: int = 1, key: bytes = b"key") -> bytes:
+    return header(text(key) + value, count) + b"\0" * 64
+
+
+def tensors(*described: bytes) -> bytes:
+    return header(tensors=b"".join(described), num_tensors=len(described)) + b"\0" * 256
 
 
 def array(kind: int, count: int, content: bytes = b"") -> bytes:
@@ -121,41 +116,23 @@ MALFORMED = {
     "array of unknown type": (one(array(77, 1)), "unknown value type 77"),
     "arrays in arrays in arrays": (one(array(9, 1, array(9, 1, array(9, 1, array(0, 0))[4:])[4:])), "nested too deep"),
     "key twice": (header((text(b"k") + struct.pack("<II", 4, 1)) * 2, 2) + b"\0" * 64, "appears twice"),
-    "alignment 0": (header(text(b"general.alignment") + struct.pack("<II", 4, 0), 1) + b"\0" * 64, "power of two"),
-    "alignment 24": (header(text(b"general.alignment") + struct.pack("<II", 4, 24), 1) + b"\0" * 64, "power of two"),
+    "alignment 0": (one(struct.pack("<II", 4, 0), key=b"general.alignment"), "power of two"),
+    "alignment 24": (one(struct.pack("<II", 4, 24), key=b"general.alignment"), "power of two"),
     "alignment is a word": (
-        header(text(b"general.alignment") + struct.pack("<I", 8) + text(b"32"), 1) + b"\0" * 64,
+        one(struct.pack("<I", 8) + text(b"32"), key=b"general.alignment"),
         "is str, not an integer",
     ),
-    "5 dimensions": (header(tensors=tensor(dims=(1,) * 5), num_tensors=1) + b"\0" * 256, "has 5 dimensions"),
-    "huge number of dimensions": (
-        header(tensors=text(b"t") + struct.pack("<I", 2**31), num_tensors=1) + b"\0" * 64,
-        "has 2147483648 dimensions",
-    ),
-    "huge tensor": (
-        header(tensors=tensor(dims=(HUGE, HUGE, HUGE)), num_tensors=1) + b"\0" * 256,
-        "after the file's end",
-    ),
-    "tensor past the end": (header(tensors=tensor(dims=(65,)), num_tensors=1) + b"\0" * 256, "after the file's end"),
-    "tensor at a huge offset": (
-        header(tensors=tensor(offset=HUGE), num_tensors=1) + b"\0" * 256,
-        "after the file's end",
-    ),
-    "tensor not aligned": (header(tensors=tensor(offset=4), num_tensors=1) + b"\0" * 256, "not aligned"),
-    "tensor twice": (header(tensors=tensor() * 2, num_tensors=2) + b"\0" * 256, "appears twice"),
-    "tensors overlap": (
-        header(tensors=tensor(dims=(32,)) + tensor(b"u", dims=(32,), offset=96), num_tensors=2) + b"\0" * 512,
-        "'t' and 'u' overlap",
-    ),
-    "unknown tensor type": (header(tensors=tensor(kind=77), num_tensors=1) + b"\0" * 256, "unknown type 77"),
-    "removed tensor type": (
-        header(tensors=tensor(kind=31), num_tensors=1) + b"\0" * 256,
-        "type Q4_0_4_4, which llama.cpp has removed",
-    ),
-    "row of half a block": (
-        header(tensors=tensor(dims=(16, 2), kind=2), num_tensors=1) + b"\0" * 256,
-        "no multiple of 32",
-    ),
+    "5 dimensions": (tensors(tensor(dims=(1,) * 5)), "has 5 dimensions"),
+    "huge number of dimensions": (tensors(text(b"t") + struct.pack("<I", 2**31)), "has 2147483648 dimensions"),
+    "huge tensor": (tensors(tensor(dims=(HUGE, HUGE, HUGE))), "after the file's end"),
+    "tensor past the end": (tensors(tensor(dims=(65,))), "after the file's end"),
+    "tensor at a huge offset": (tensors(tensor(offset=HUGE)), "after the file's end"),
+    "tensor not aligned": (tensors(tensor(offset=4)), "not aligned"),
+    "tensor twice": (tensors(tensor(), tensor()), "appears twice"),
+    "tensors overlap": (tensors(tensor(dims=(32,)), tensor(b"u", dims=(32,), offset=96)), "'t' and 'u' overlap"),
+    "unknown tensor type": (tensors(tensor(kind=77)), "unknown type 77"),
+    "removed tensor type": (tensors(tensor(kind=31)), "type Q4_0_4_4, which llama.cpp has removed"),
+    "row of half a block": (tensors(tensor(dims=(16, 2), kind=2)), "no multiple of 32"),
 }
 
 
@@ -203,8 +180,8 @@ def test_damage_is_refused_or_harmless(written, tmp_path_factory, seed):
     ("ask", "message"),
     [
         (lambda data: data.integer("word"), "word is str, not an integer"),
-        (lambda data: data.integer("yes"), "yes is bool, not an integer"),
-        (lambda data: data.string("n.u8"), "n.u8 is int, not a string"),
+        (lambda data: data.integer("n.bool"), "n.bool is bool, not an integer"),
+        (lambda data: data.string("n.uint8"), "n.uint8 is int, not a string"),
         (lambda data: data.strings("numbers"), "numbers is not an array of strings"),
         (lambda data: data.integers("words"), "words is not an array of integers"),
         (lambda data: data.integers("word"), "word is str, not an array"),

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from waiting import until
 
 from octavo.net import http_server
 from octavo.net.http_server import HttpConnection, HttpServer
@@ -17,36 +18,30 @@ SECRET = "what neither a client nor the log may see"
 GET = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-async def application(scope, receive, send):
-    """Answers with its path, unless that is one of those below."""
-    path = scope["path"]
-    if path == "/fail":
-        raise RuntimeError(SECRET)
-    if path == "/wait":
-        scope["app"].waiting += 1
-        try:
-            await asyncio.Event().wait()
-        finally:
-            scope["app"].waiting -= 1
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    if path == "/halt":
-        await send({"type": "http.response.body", "body": b"half", "more_body": True})
-        raise RuntimeError(SECRET)
-    while path == "/flood":
-        await send({"type": "http.response.body", "body": b"." * 65536, "more_body": True})
-        scope["app"].sent += 1
-    await send({"type": "http.response.body", "body": path.encode()})
-
-
 class Application:
-    """The application, which counts what it could send."""
+    """Answers with its path, unless that is one of those below. It counts what it could send."""
 
     def __init__(self):
         self.sent = self.waiting = 0
 
     async def __call__(self, scope, receive, send):
-        scope["app"] = self
-        await application(scope, receive, send)
+        path = scope["path"]
+        if path == "/fail":
+            raise RuntimeError(SECRET)
+        if path == "/wait":
+            self.waiting += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.waiting -= 1
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if path == "/halt":
+            await send({"type": "http.response.body", "body": b"half", "more_body": True})
+            raise RuntimeError(SECRET)
+        while path == "/flood":
+            await send({"type": "http.response.body", "body": b"." * 65536, "more_body": True})
+            self.sent += 1
+        await send({"type": "http.response.body", "body": path.encode()})
 
 
 @pytest.fixture
@@ -92,12 +87,6 @@ async def one_answer(reader):
         return head + await reader.readuntil(b"0\r\n\r\n")
     length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
     return head + await reader.readexactly(length)
-
-
-async def until(condition):
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def error_in(answer):

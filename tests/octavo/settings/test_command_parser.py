@@ -6,19 +6,19 @@ from octavo.cli import main
 from octavo.settings.loading import parse
 from octavo.settings.worker import WorkerSettings
 
+ROLE = "`octavo up` chooses --role for each process; give --prefill-workers and --decode-workers"
+TIER = "--host-tier takes no value: give --host-tier or --no-host-tier"
+
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (
-            ["--role", "prefill"],
-            "`octavo up` chooses --role for each process; give --prefill-workers and --decode-workers",
-        ),
-        (["--role=decode"], "`octavo up` chooses --role for each process; give --prefill-workers and --decode-workers"),
+        (["--role", "prefill"], ROLE),
+        (["--role=decode"], ROLE),
         (["--listen", "a:1"], "`octavo up` chooses --listen for each process; give --host and --grpc-port"),
         (["--worker-id=w"], "`octavo up` chooses --worker-id for each process; leave it out"),
-        (["--host-tier=yes"], "--host-tier takes no value: give --host-tier or --no-host-tier"),
-        (["--no-host-tier=1"], "--host-tier takes no value: give --host-tier or --no-host-tier"),
+        (["--host-tier=yes"], TIER),
+        (["--no-host-tier=1"], TIER),
         (["--json=\n"], "--json takes no value: give it, or leave it out"),
         (["--host-tier", "yes"], "no such argument: yes; a switch takes no value: --NAME turns it on, --no-NAME off"),
     ],
@@ -29,7 +29,7 @@ def test_a_flag_of_another_program_names_ours(words, says, capsys):
 
 
 def test_one_line_says_what_is_wrong(capsys):
-    for words in (["--thread=3"], ["--threads=x"], ["--threads"]):
+    for words in (["--thread=3"], ["--threads=x"], ["--threads"], ["--treads=1"]):
         with pytest.raises(SystemExit) as ended:
             parse(WorkerSettings, words, environ={})
         assert ended.value.code == 2

@@ -8,42 +8,27 @@ from collections.abc import Iterable
 
 import pytest
 
-from octavo.settings.loading import from_args, parse
+from octavo.settings.loading import from_args
 from octavo.settings.options import SettingsError, options_of
 from octavo.settings.router import RouterSettings
 from octavo.settings.up import UpSettings
 from octavo.settings.worker import WorkerSettings
 
 
-def test_parse_ends_with_the_closest_flag(capsys):
-    with pytest.raises(SystemExit) as caught:
-        parse(WorkerSettings, ["--kv-cach-bytes=1"], environ={})
-    assert caught.value.code == 2
-    assert "did you mean --kv-cache-bytes?" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("table", "variable", "why"),
+    ("table", "variables", "why"),
     [
         ("[worker]\nmodel = 'x'", {}, r"^model \(from .* \[worker\]\): `octavo up` .*; set it in \[up\]$"),
-        (
-            "[router]\nlisten = 'a:1'",
-            {},
-            r"^listen \(from .* \[router\]\): `octavo up` .*; give --host and --grpc-port$",
-        ),
-        (
-            "[worker]\nrole = 'decode'",
-            {},
-            r"^role \(from .* \[worker\]\): .*; give --prefill-workers and --decode-workers$",
-        ),
+        ("[router]\nlisten = 'a:1'", {}, r"^listen \(from .* \[router\]\): .*; give --host and --grpc-port$"),
+        ("[worker]\nrole = 'decode'", {}, r"^role \(from .* \[worker\]\): .*; give --prefill-workers and --decode"),
         ("", {"OCTAVO_WORKER_STORE": "redis://h"}, r"^store \(from OCTAVO_WORKER_STORE\): .*; set it in \[up\]$"),
         ("", {"OCTAVO_WORKER_ID": "w"}, r"^worker_id \(from OCTAVO_WORKER_ID\): .*; leave it out$"),
     ],
 )
-def test_what_up_decides_is_set_nowhere_else(config, table, variable, why):
+def test_what_up_decides_is_set_nowhere_else(config, table, variables, why):
     args = argparse.Namespace(config=str(config(f"[up]\nmodel = 'y'\n{table}\n")))
     with pytest.raises(SettingsError, match=why):
-        from_args(UpSettings, args, environ=variable)
+        from_args(UpSettings, args, environ=variables)
 
 
 def names_read(sources: Iterable[str], of: tuple[str, ...]) -> set[str]:
@@ -69,7 +54,7 @@ def test_every_setting_is_read_by_its_program(root, cls, folder, variables):
     shared = ("octavo/cli", "octavo/net/security", "octavo/settings")
     files = [path for each in (folder, *shared) for path in (root / each).rglob("*.py")]
     read = names_read((path.read_text() for path in files), variables)
-    for name, member in vars(cls).items():
-        if isinstance(member, property) and name in read:
+    for name, member in inspect.getmembers(cls, lambda member: isinstance(member, property)):
+        if name in read:
             read |= names_read([textwrap.dedent(inspect.getsource(member.fget))], ("self",))
     assert [name for name in options_of(cls) if name not in read] == []

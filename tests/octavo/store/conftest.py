@@ -14,7 +14,7 @@ from guard.processes import lasting
 from octavo.local.embedded import EmbeddedStore
 from octavo.request.ids import Incarnation, RequestId, SequenceId, sequence_id
 from octavo.request.record import NewSequence
-from octavo.store import keys, library
+from octavo.store import codec, library
 from octavo.store.calls import QueueLimits, TakeReason, TakeReply, TakeRequest, TakeStatus
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.redis import RedisStore
@@ -78,9 +78,9 @@ class Bench:
         self._make = another
         self._opened = [store]
 
-    def another(self, on_generation: Callable[[int], None] | None = None) -> Any:
+    def another(self) -> Any:
         """One more process on the same server."""
-        self._opened.append(self._make(on_generation=on_generation))
+        self._opened.append(self._make())
         return self._opened[-1]
 
     async def close(self) -> None:
@@ -110,7 +110,7 @@ class Bench:
         if isinstance(self.store, MemoryStore):
             del self.store.shared._entries[seq_id]
         else:
-            await self.store.server.client.delete(keys.record(seq_id))
+            await self.store.server.client.delete(codec.record_key(seq_id))
 
     async def used_quota(self, tenant: str) -> tuple[int, tuple[int, ...] | None]:
         """The tenant's streams that count, and what its bucket holds; None: there is none, so it is full."""
@@ -137,7 +137,7 @@ class Bench:
     async def _heard(self, router: Incarnation) -> bool:
         if isinstance(self.store, MemoryStore):
             return router in self.store.shared.subscribers.values()
-        [(_, count)] = await self.store.server.client.pubsub_numsub(keys.notice_channel(router))
+        [(_, count)] = await self.store.server.client.pubsub_numsub(codec.notice_channel(router))
         return bool(count)
 
     async def advance(self, ms: int) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from octavo.request.ids import Incarnation, RequestId, SequenceId, sequence_id
-from octavo.request.quota import TenantQuota
+from octavo.request.limits import TenantQuota
 from octavo.request.record import NewSequence, Snapshot
 from octavo.request.sampling import FinishReason
 from octavo.store import worker_tail
@@ -119,17 +119,7 @@ class Differential(RuleBasedStateMachine):
         limits=st.sampled_from(LIMITS),
         tenant=st.sampled_from(["a", "b"]),
     )
-    def accept(
-        self,
-        name: str,
-        router: Incarnation,
-        deadline: int,
-        keep: bool,
-        body: bytes,
-        priority: int,
-        limits: QueueLimits,
-        tenant: str,
-    ) -> None:
+    def accept(self, name, router, deadline, keep, body, priority, limits, tenant):
         before = self.last.get(name)
         if before is not None and before.record.state.ended and priority == 2:
             self.seq_ids[name] = sequence_id("tenant", RequestId(self.seq_ids[name]))
@@ -158,9 +148,7 @@ class Differential(RuleBasedStateMachine):
         waited_ms=st.sampled_from([0, 0, 9_999, 10_000]),
         numerics=st.sampled_from(["", "cpu/a", "cpu/b"]),
     )
-    def take(
-        self, name: str, lag: int, worker: Incarnation, take_id: str, why: TakeReason, waited_ms: int, numerics: str
-    ) -> None:
+    def take(self, name, lag, worker, take_id, why, waited_ms, numerics):
         request = TakeRequest(self.seq_ids[name], self.epoch(name, lag), worker, take_id, why, waited_ms, numerics)
         self.both("take_ownership", request)
 
@@ -208,14 +196,10 @@ class Differential(RuleBasedStateMachine):
         self.append_all(None, items)
 
     @rule(owner=st.none() | WORKER, items=st.lists(WILD, min_size=1, max_size=3))
-    def append_anything(
-        self, owner: Incarnation | None, items: list[tuple[str, int, int, int, list[int] | None, FinishReason]]
-    ) -> None:
+    def append_anything(self, owner, items):
         self.append_all(owner, items)
 
-    def append_all(
-        self, owner: Incarnation | None, items: list[tuple[str, int, int, int, list[int] | None, FinishReason]]
-    ) -> None:
+    def append_all(self, owner, items):
         """None: the owner of the first item's sequence. No worker sends an item without tokens and without an end."""
         appends = [each for each in (self.item(*item) for item in items) if each.token_ids or each.finish]
         first = self.last.get(items[0][0])
@@ -227,9 +211,7 @@ class Differential(RuleBasedStateMachine):
                 record = self.last[name].record
                 assert (item.epoch, owner) == (record.epoch, record.owner)  # I6
 
-    def item(
-        self, name: str, lag: int, branch: int, offset: int, tokens: list[int] | None, finish: FinishReason
-    ) -> AppendItem:
+    def item(self, name, lag, branch, offset, tokens, finish):
         """At or near the journal's end; tokens None: those that are there already."""
         snapshot = self.last.get(name)
         journal = snapshot.outputs[branch] if snapshot and branch < len(snapshot.outputs) else ()
@@ -247,9 +229,7 @@ class Differential(RuleBasedStateMachine):
         length=st.sampled_from([None, None, 0, 1, 20]),
         lag=st.none() | LAG,
     )
-    def end(
-        self, name: str, how: str, branch: int | None, reason: FinishReason, length: int | None, lag: int | None
-    ) -> None:
+    def end(self, name, how, branch, reason, length, lag):
         if how == "cancel":
             self.both("cancel", self.seq_ids[name])
         elif how == "finish":
@@ -270,9 +250,7 @@ class Differential(RuleBasedStateMachine):
         worker=st.none() | WORKER,
         behind=st.sampled_from([0, 0, 0, 1]),
     )
-    def migrate(
-        self, name: str, lag: int, how: str, number: int | None, worker: Incarnation | None, behind: int
-    ) -> None:
+    def migrate(self, name, lag, how, number, worker, behind):
         """None: the migration that is going on, and its target."""
         record = self.last[name].record if name in self.last else None
         target = worker or Incarnation(record.mig_to if record else "worker1")
@@ -397,14 +375,8 @@ class Differential(RuleBasedStateMachine):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["valkey", pytest.param("redis", marks=pytest.mark.redis)])
 def test_the_server_does_what_the_reference_does(
-    kind: str,
-    servers: Callable[[str], Any],
-    runner: asyncio.Runner,
-    make_memory_bench: Callable[[], Any],
-    make_redis_bench: Callable[..., Any],
-    new: Callable[..., NewSequence],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    kind, servers, runner, make_memory_bench, make_redis_bench, new, monkeypatch
+):
     url = servers(kind).url
     monkeypatch.setattr(worker_tail, "MAX_TAIL_BYTES", 150)  # so that there are checkpoints
 
@@ -428,19 +400,12 @@ def test_the_server_does_what_the_reference_does(
 
 
 @pytest.mark.parametrize("kind", ["valkey", pytest.param("redis", marks=pytest.mark.redis)])
-def test_long_queues_have_the_order_of_the_reference(
-    kind: str,
-    servers: Callable[[str], Any],
-    runner: asyncio.Runner,
-    make_memory_bench: Callable[[], Any],
-    make_redis_bench: Callable[..., Any],
-    new: Callable[..., NewSequence],
-) -> None:
+def test_long_queues_have_the_order_of_the_reference(kind, servers, runner, make_memory_bench, make_redis_bench, new):
     """Many sequences of few tenants and classes, which are popped, placed, ended, cancelled and sent back."""
     runner.run(_play_queue(make_memory_bench(), make_redis_bench(servers(kind).url), new))
 
 
-async def _play_queue(reference: Any, making: Any, new: Callable[..., NewSequence]) -> None:
+async def _play_queue(reference: Any, making: Any, new: Any) -> None:
     real, rng, seen = await making, random.Random(7), []
     limits, worker = QueueLimits(max_requests=40, max_tokens=20_000, tenant_requests=25), Incarnation("worker1")
 
@@ -479,17 +444,11 @@ async def _play_queue(reference: Any, making: Any, new: Callable[..., NewSequenc
 
 
 @pytest.mark.long
-def test_both_forget_the_same_of_many_tenants(
-    servers: Callable[[str], Any],
-    runner: asyncio.Runner,
-    make_memory_bench: Callable[[], Any],
-    make_redis_bench: Callable[..., Any],
-    new: Callable[..., NewSequence],
-) -> None:
+def test_both_forget_the_same_of_many_tenants(servers, runner, make_memory_bench, make_redis_bench, new):
     runner.run(_play_once_each(make_memory_bench(), make_redis_bench(servers("valkey").url), new))
 
 
-async def _play_once_each(reference: Any, making: Any, new: Callable[..., NewSequence]) -> None:
+async def _play_once_each(reference: Any, making: Any, new: Any) -> None:
     """The virtual time stands still while tenants come once: all that they have used stays above it."""
     real, worker, rng = await making, Incarnation("worker1"), random.Random(3)
 

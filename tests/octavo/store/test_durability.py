@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,32 @@ from octavo.local.append_only_file import DamagedFile
 from octavo.local.embedded import MAX_SOCKET_PATH, EmbeddedStore
 from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation
-from octavo.request.record import NewSequence
 from octavo.store import open_store
 from octavo.store.calls import AppendItem, AppendStatus, QueueLimits, TakeReason, TakeRequest, TakeStatus
 
 ROUTER, W1, W2 = Incarnation("router1"), Incarnation("worker1"), Incarnation("worker2")
 LIMITS = QueueLimits()
-New = Callable[..., NewSequence]
 
 
-async def test_killing_the_server_loses_nothing(tmp_path: Path, new: New) -> None:
-    """Appends go on until the kill; all that were answered are there, and the generation has moved on."""
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[EmbeddedStore]:
+    """A server of the test's own, which the test may kill or stop."""
     server = EmbeddedStore(tmp_path)
     await server.start()
-    store: Any = open_store(server.url)
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def store(server: EmbeddedStore) -> AsyncIterator[Any]:
+    store = open_store(server.url)
     await store.open()
+    yield store
+    await store.close()
+
+
+async def test_killing_the_server_loses_nothing(server: EmbeddedStore, store: Any, new: Any) -> None:
+    """Appends go on until the kill; all that were answered are there, and the generation has moved on."""
     seq_id, answered = new().seq_id, 0
     await store.accept(new(max_tokens=10**6), LIMITS)
     await store.take_ownership(TakeRequest(seq_id, 0, W1, "t", TakeReason.QUEUED))
@@ -53,8 +64,6 @@ async def test_killing_the_server_loses_nothing(tmp_path: Path, new: New) -> Non
         taken = await store.take_ownership(TakeRequest(seq_id, 1, W2, "u", TakeReason.CONNECTION))
         assert taken.status is TakeStatus.FROZEN
     assert answered > 100
-    await store.close()
-    await server.stop()
 
 
 async def _after(event: asyncio.Event, act: Callable[[], Any]) -> None:
@@ -62,7 +71,7 @@ async def _after(event: asyncio.Event, act: Callable[[], Any]) -> None:
     await act()
 
 
-async def test_copied_files_under_load_are_a_backup(tmp_path: Path, new: New) -> None:
+async def test_copied_files_under_load_are_a_backup(tmp_path: Path, new: Any) -> None:
     """As operations.md makes it. All that was answered before the copy began is there, and goes on."""
     server, restored = EmbeddedStore(tmp_path / "a"), EmbeddedStore(tmp_path / "b")
     await server.start()
@@ -103,11 +112,7 @@ async def test_copied_files_under_load_are_a_backup(tmp_path: Path, new: New) ->
     await restored.stop()
 
 
-async def test_notices_come_back_after_a_restart(tmp_path: Path, new: New) -> None:
-    server = EmbeddedStore(tmp_path)
-    await server.start()
-    store: Any = open_store(server.url)
-    await store.open()
+async def test_notices_come_back_after_a_restart(server: EmbeddedStore, store: Any, new: Any) -> None:
     stream = store.notices(ROUTER)
     waiting = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0.05)
@@ -122,16 +127,10 @@ async def test_notices_come_back_after_a_restart(tmp_path: Path, new: New) -> No
                 break
         assert (await waiting).what == "ended"
     await stream.aclose()
-    await store.close()
-    await server.stop()
 
 
-async def test_a_damaged_file_says_how_to_mend_it(tmp_path: Path, new: New) -> None:
+async def test_a_damaged_file_says_how_to_mend_it(server: EmbeddedStore, store: Any, tmp_path: Path, new: Any) -> None:
     """And so it is mended: what was written before the damage is there."""
-    server = EmbeddedStore(tmp_path)
-    await server.start()
-    store: Any = open_store(server.url)
-    await store.open()
     (written,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
     await store.accept(new("before"), LIMITS)
     size = written.stat().st_size
@@ -149,17 +148,13 @@ async def test_a_damaged_file_says_how_to_mend_it(tmp_path: Path, new: New) -> N
     await server.start()
     assert await store.read(new("before").seq_id) is not None
     assert await store.read(new("after").seq_id) is None
-    await store.close()
-    await server.stop()
 
 
 @pytest.mark.parametrize("behind", [b"", b"*nonsense"])
-async def test_gaps_of_a_full_disk_are_cut_out(tmp_path: Path, new: New, behind: bytes) -> None:
+async def test_gaps_of_a_full_disk_are_cut_out(
+    server: EmbeddedStore, store: Any, tmp_path: Path, new: Any, behind: bytes
+) -> None:
     """Nothing that was written is lost. Other damage is reported as ever."""
-    server = EmbeddedStore(tmp_path)
-    await server.start()
-    store: Any = open_store(server.url)
-    await store.open()
     (written,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
     names, sizes = ["a", "b", "c"], list[int]()
     for name in names:
@@ -181,8 +176,6 @@ async def test_gaps_of_a_full_disk_are_cut_out(tmp_path: Path, new: New, behind:
     for name in names:
         assert (await store.read(new(name).seq_id, prompt=True)).prompt == (0, 0, 2573, 0)
     assert len(list(written.parent.iterdir())) == 3
-    await store.close()
-    await server.stop()
 
 
 async def test_servers_have_a_short_socket_and_a_port(tmp_path: Path, free_port: int) -> None:

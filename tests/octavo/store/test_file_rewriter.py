@@ -1,11 +1,10 @@
 """A server whose disk was full begins a new file before the disk can be full again."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from storm.replicated_store import SmallDisk
 from waiting import until
 
 from octavo.local import file_rewriter
@@ -63,16 +62,6 @@ async def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     rewriting.cancel()
     await asyncio.wait([rewriting])
     listener.close()
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    disk = SmallDisk(tmp_path / "disk")
-    disk.mount()
-    if not disk.mounted:
-        pytest.skip("no file system can be mounted here, so no disk can be made full")
-    yield disk
-    disk.unmount()
 
 
 async def test_one_rewrite_once_there_is_room(scripted: Scripted) -> None:

@@ -1,7 +1,7 @@
 """A server that has used up its memory: what was accepted goes on to its end, and only new requests are refused."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ MEMORY_BYTES = 16 * 2**20
 PROMPT = tuple(range(16_384))  # 64 KiB in the store
 RETAIN_MS = 600_000
 SETTLED_MS = 10 * RETAIN_MS  # with this retention, a record that was kept for RETAIN_MS seems to have ended long ago
-New = Callable[..., NewSequence]
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ async def store(server: EmbeddedStore) -> AsyncIterator[Any]:
     await store.close()
 
 
-async def fill(store: RedisStore, new: New) -> list[NewSequence]:
+async def fill(store: RedisStore, new: Any) -> list[NewSequence]:
     """Accepts requests until one is refused; those that were accepted."""
     accepted: list[NewSequence] = []
     for number in range(1000):
@@ -65,7 +64,7 @@ async def append(store: RedisStore, seq_id: SequenceId, first: int, end: FinishR
     assert reply.status is AppendStatus.OK
 
 
-async def test_a_full_store_lets_running_sequences_end(store: Any, new: New) -> None:
+async def test_a_full_store_lets_running_sequences_end(store: Any, new: Any) -> None:
     running = new(max_tokens=100_000)
     await store.accept(running, UNBOUNDED)
     await take(store, running.seq_id)
@@ -91,7 +90,7 @@ async def test_a_full_store_lets_running_sequences_end(store: Any, new: New) -> 
     assert (await store.accept(new("later"), UNBOUNDED)).status is AcceptStatus.OK
 
 
-async def test_a_full_store_knows_what_it_has_accepted(store: Any, new: New) -> None:
+async def test_a_full_store_knows_what_it_has_accepted(store: Any, new: Any) -> None:
     known = (await fill(store, new))[0]
     assert (await store.accept(known, UNBOUNDED)).status is AcceptStatus.EXISTS
     assert (await store.accept(replace(known, body_hash=b"other"), UNBOUNDED)).status is AcceptStatus.MISMATCH
@@ -106,7 +105,7 @@ async def stays_full(store: Any) -> bool:
     return True
 
 
-async def test_short_memory_removes_the_oldest_ended_records(server: EmbeddedStore, store: Any, new: New) -> None:
+async def test_short_memory_removes_the_oldest_ended_records(server: EmbeddedStore, store: Any, new: Any) -> None:
     ended: list[SequenceId] = []
     while not await stays_full(store):
         seq_id = SequenceId(f"e{len(ended):031x}")

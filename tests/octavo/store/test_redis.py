@@ -3,7 +3,6 @@
 import asyncio
 import re
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from octavo.local.embedded import EmbeddedStore
 from octavo.request.errors import Mismatch, StoreUnavailable
 from octavo.request.ids import Incarnation
-from octavo.request.record import NewSequence, SequenceState
+from octavo.request.record import SequenceState
 from octavo.request.sampling import FinishReason
 from octavo.store import library, open_store
 from octavo.store.calls import (
@@ -26,10 +25,10 @@ from octavo.store.calls import (
 )
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
+from octavo.store.store_tally import StoreTally
 
 ROUTER, W1, W2 = Incarnation("router1"), Incarnation("worker1"), Incarnation("worker2")
 LIMITS = QueueLimits()
-New = Callable[..., NewSequence]
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def bench(server_bench: Any) -> Any:
     return server_bench
 
 
-async def test_every_key_expires(bench: Any, new: New) -> None:
+async def test_every_key_expires(bench: Any, new: Any) -> None:
     store = bench.store
     for member in (Member("worker", W1, b"w", "worker-0", "h:1"), Member("router", ROUTER, b"r")):
         await store.heartbeat(member, 1000)
@@ -68,7 +67,7 @@ async def test_every_key_expires(bench: Any, new: New) -> None:
         assert all(bound - 60_000 < ttl <= bound for ttl in of_this)
 
 
-async def test_a_lost_library_is_loaded_again(bench: Any, new: New) -> None:
+async def test_a_lost_library_is_loaded_again(bench: Any, new: Any) -> None:
     await bench.store.accept(new(), LIMITS)
     await bench.store.server.client.function_flush()
     assert (await bench.store.read(new().seq_id)).record.state is SequenceState.QUEUED
@@ -113,7 +112,7 @@ def test_the_documented_acl_has_every_command(root: Path) -> None:
     assert {name.lower() for name in used} - {"info", "time", "publish"} == set(commands.split())
 
 
-async def test_the_documented_acl_is_enough(bench: Any, server: EmbeddedStore, new: New, root: Path) -> None:
+async def test_the_documented_acl_is_enough(bench: Any, server: EmbeddedStore, new: Any, root: Path) -> None:
     """The one in docs/store.md, for a user who may do nothing else."""
     text = (root / "docs/store.md").read_text()
     [(rules, commands)] = re.findall(r"needs these rights:\s+`([^`]*)`[^`]*```text\n([^`]*)```", text)
@@ -175,3 +174,20 @@ async def test_open_store_knows_its_schemes(server: EmbeddedStore) -> None:
     assert await store.queue_depth() == QueueDepth(0, 0)
     with pytest.raises(ValueError, match="must begin with"):
         open_store("http://localhost")
+
+
+async def test_calls_that_were_answered_are_timed(server: EmbeddedStore) -> None:
+    """The others count as errors."""
+    tally = StoreTally()
+    store = open_store(server.url, tally=tally)
+    await store.open()
+    for _ in range(3):
+        await store.queue_depth()
+    await store.members("worker")
+    await store.close()
+    assert tally.times["members"].num_values == 1
+    assert tally.times["depth"].num_values >= 3  # `open` asks, too
+    assert tally.times["depth"].total > 0
+    assert not any(tally.num_errors.values())
+    told = {(value.name, value.labels) for value in tally.values()}
+    assert ("octavo_store_call_seconds", ("depth",)) in told

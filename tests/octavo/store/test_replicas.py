@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 import redis.asyncio as redis
 from waiting import until
 
-from octavo.cli import store_check
+from octavo.cli.doctor import store_check
 from octavo.local.embedded import EmbeddedStore
 from octavo.process.retry import until_answered
 from octavo.request.errors import Mismatch, StoreUnavailable
@@ -31,7 +31,6 @@ class ClusterNode(EmbeddedStore):
 
 
 W1 = Incarnation("worker1")
-New = Callable[..., NewSequence]
 
 
 class Pair:
@@ -109,7 +108,7 @@ async def append(store: Any, new: NewSequence, first: int, tokens: list[int]) ->
     return reply.status
 
 
-async def test_a_write_counts_once_replicas_have_it(pair: Pair, store: Any, new: New) -> None:
+async def test_a_write_counts_once_replicas_have_it(pair: Pair, store: Any, new: Any) -> None:
     sequence = new("s", max_tokens=100)
     await begin(store, sequence)
     pair.signal(1, signal.SIGSTOP)
@@ -126,7 +125,7 @@ async def test_a_write_counts_once_replicas_have_it(pair: Pair, store: Any, new:
     assert await pair.clients[1].strlen(f"octavo:seq:{sequence.seq_id}:0") == 8
 
 
-async def test_answers_survive_the_primary_after_a_promotion(pair: Pair, store: Any, new: New) -> None:
+async def test_answers_survive_the_primary_after_a_promotion(pair: Pair, store: Any, new: Any) -> None:
     sequence = new("s", max_tokens=1000)
     await begin(store, sequence)
     generation, answered = store.generation, 0

@@ -2,7 +2,8 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from octavo.local import ports
 from octavo.local.embedded import EmbeddedStore
 from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation
-from octavo.store import acl
+from octavo.store import library
 from octavo.store.calls import Member, QueueLimits
 from octavo.store.redis import RedisStore
 from octavo.store.redis_server import RedisOptions
@@ -108,84 +109,52 @@ async def test_a_store_asks_for_the_right_certificates(tls_server: TlsServer, ce
             await opened(url)
 
 
-@pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.redis)])
-def server(request: Any, servers: Any) -> EmbeddedStore:
-    return servers(request.param)
+REFUSED = (
+    "FLUSHALL; FLUSHDB; EVAL return-1 0; SCRIPT LOAD return-1; KEYS *; SCAN 0; GET another:key; SET "
+    "another:key 1; FCALL octavo1_depth 1 another:key 0 1; CONFIG GET *; CONFIG SET dir /tmp; ACL LIST; ACL "
+    "SETUSER me on; FUNCTION FLUSH; FUNCTION DELETE octavo1; FUNCTION DUMP; SHUTDOWN NOSAVE; REPLICAOF "
+    "127.0.0.1 1; MIGRATE 127.0.0.1 1 octavo:x 0 1; MONITOR; PUBLISH another x; SUBSCRIBE another; CLIENT "
+    "LIST; MODULE LIST; SAVE; RENAME octavo:a octavo:b; DUMP octavo:a; LATENCY RESET"
+)
 
 
-REFUSED = [
-    ["FLUSHALL"],
-    ["FLUSHDB"],
-    ["EVAL", "return 1", "0"],
-    ["SCRIPT", "LOAD", "return 1"],
-    ["KEYS", "*"],
-    ["SCAN", "0"],
-    ["GET", "another:key"],
-    ["SET", "another:key", "1"],
-    ["FCALL", "octavo1_depth", "1", "another:key", "0", "1"],
-    ["CONFIG", "GET", "*"],
-    ["CONFIG", "SET", "dir", "/tmp"],
-    ["ACL", "LIST"],
-    ["ACL", "SETUSER", "me", "on"],
-    ["FUNCTION", "FLUSH"],
-    ["FUNCTION", "DELETE", "octavo1"],
-    ["FUNCTION", "DUMP"],
-    ["SHUTDOWN", "NOSAVE"],
-    ["REPLICAOF", "127.0.0.1", "1"],
-    ["MIGRATE", "127.0.0.1", "1", "octavo:x", "0", "1"],
-    ["MONITOR"],
-    ["PUBLISH", "another", "x"],
-    ["SUBSCRIBE", "another"],
-    ["CLIENT", "LIST"],
-    ["MODULE", "LIST"],
-    ["SAVE"],
-    ["RENAME", "octavo:a", "octavo:b"],
-    ["DUMP", "octavo:a"],
-    ["LATENCY", "RESET"],
-]
-
-
-async def test_the_printed_user_can_only_call_functions(
-    server: EmbeddedStore, capsys: Any, tmp_path: Path, new: Any
-) -> None:
-    (tmp_path / "password").write_text(PASSWORD + "\n")
-    assert main(["store-acl", "--user", "runs", "--password-file", str(tmp_path / "password")]) == 0
-    line = capsys.readouterr().out
-    assert PASSWORD not in line
-    _, name, *words = line.split()
-    admin = RedisStore(server.url, RedisOptions())
-    await admin.server.client.execute_command("ACL", "SETUSER", name, *words)
-    await admin.server.client.function_flush()
-    member = RedisStore(server.url.replace("unix://", f"unix://{name}:{PASSWORD}@"), RedisOptions())
+@asynccontextmanager
+async def logged_in(server: EmbeddedStore, name: str, *rules: str) -> AsyncIterator[RedisStore]:
+    """A store of a user who has these rights, and who has to load the library if it may."""
+    admin = RedisStore(server.url)
+    await (admin.server.client.function_flush() if "+function|load" in rules else admin.open())
+    await admin.server.client.execute_command("ACL", "SETUSER", name, *rules)
+    member = RedisStore(server.url.replace("unix://", f"unix://{name}:{PASSWORD}@"))
     try:
-        await member.open()
-        await member.heartbeat(Member("worker", Incarnation("w"), b"{}"), 1000)
-        await member.accept(new(), QueueLimits())
-        assert (await member.read(new().seq_id)) is not None
-        for command in REFUSED:
-            with pytest.raises((NoPermissionError, ResponseError), match=r"(?i)no permission|no access|can't access"):
-                await member.server.client.execute_command(*command)
+        yield member
     finally:
         await member.close()
         await admin.server.client.execute_command("ACL", "DELUSER", name)
         await admin.close()
 
 
+async def test_the_printed_user_can_only_call_functions(server: Any, capsys: Any, tmp_path: Path, new: Any) -> None:
+    (tmp_path / "password").write_text(PASSWORD + "\n")
+    assert main(["store-acl", "--user", "runs", "--password-file", str(tmp_path / "password")]) == 0
+    line = capsys.readouterr().out
+    assert PASSWORD not in line
+    _, name, *words = line.split()
+    async with logged_in(server, name, *words) as member:
+        await member.open()
+        await member.heartbeat(Member("worker", Incarnation("w"), b"{}"), 1000)
+        await member.accept(new(), QueueLimits())
+        assert (await member.read(new().seq_id)) is not None
+        for command in REFUSED.split("; "):
+            with pytest.raises((NoPermissionError, ResponseError), match=r"(?i)no permission|no access|can't access"):
+                await member.server.client.execute_command(*command.split())
+
+
 async def test_without_rights_a_loaded_library_is_used(server: EmbeddedStore) -> None:
-    admin = RedisStore(server.url, RedisOptions())
-    await admin.open()
-    await admin.server.client.execute_command(
-        "ACL", "SETUSER", "calls", "reset", "on", f">{PASSWORD}", *acl.rules(load=False, replicas=True)
-    )
-    member = RedisStore(server.url.replace("unix://", f"unix://calls:{PASSWORD}@"), RedisOptions())
-    try:
+    rules = ("reset", "on", f">{PASSWORD}", *library.user_rules(load=False, replicas=True))
+    async with logged_in(server, "calls", *rules) as member:
         await member.open()
         with pytest.raises(NoPermissionError):
             await member.server.client.function_load(member.server.source, replace=True)
-    finally:
-        await member.close()
-        await admin.server.client.execute_command("ACL", "DELUSER", "calls")
-        await admin.close()
 
 
 def test_the_flags_of_the_command(capsys: Any, tmp_path: Path) -> None:

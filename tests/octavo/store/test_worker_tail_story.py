@@ -1,7 +1,6 @@
 """Tails under random calls that are lost, late or repeated, while sequences move, end and are cancelled."""
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,6 @@ from octavo.store import worker_tail
 from octavo.store.calls import AppendItem, AppendStatus, Finish, QueueLimits, TakeReason, TakeRequest, TakeStatus
 
 W1, W2 = Incarnation("worker1"), Incarnation("worker2")
-New = Callable[..., NewSequence]
 HOUR_MS = 3600 * 1000
 
 
@@ -187,7 +185,7 @@ class Story:
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_random_calls_that_are_lost_late_or_repeated(
-    store: Any, make_another: Any, new: New, monkeypatch: pytest.MonkeyPatch, seed: int
+    store: Any, make_another: Any, new: Any, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """What was answered is there at any time, whoever owns the sequence, and no other token is."""
     for name, value in {"MAX_TAIL_BYTES": 400, "MAX_BATCH": 3, "MAX_UNHEARD": 5}.items():

@@ -89,9 +89,7 @@ def chunked(data: st.DataObject, ids: list[int]) -> list[list[int]]:
 
 
 @given(STOPS, TOKENS, st.booleans(), st.integers(0, 8), st.sets(st.sampled_from([1, 8])), st.data())
-def test_text_stream_is_the_same_for_any_chunking(
-    stops: list[str], ids: list[int], include: bool, min_tokens: int, hidden: set[int], data: st.DataObject
-) -> None:
+def test_text_stream_is_the_same_for_any_chunking(stops, ids, include, min_tokens, hidden, data):
     options = {"include_stop": include, "min_tokens": min_tokens, "hidden_ids": hidden}
     whole, parts = stream_of(stops, **options), stream_of(stops, **options)
     expected = "".join(delta.text for delta in (whole.push(ids), whole.finish()))
@@ -137,9 +135,7 @@ def test_a_resumed_stream_says_everything_once(stops: list[str], ids: list[int],
 
 
 @given(STOPS, TOKENS, TOKENS, TOKENS, st.booleans())
-def test_a_fork_goes_on_as_alone(
-    stops: list[str], before: list[int], ours: list[int], other: list[int], include: bool
-) -> None:
+def test_a_fork_goes_on_as_alone(stops, before, ours, other, include):
     parent, alone = stream_of(stops, include_stop=include), stream_of(stops, include_stop=include)
     parent.push(before)
     child = parent.fork()

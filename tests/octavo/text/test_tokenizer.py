@@ -42,9 +42,7 @@ def smollm_reference(demo_reference: Any) -> Any:
 
 @pytest.mark.slow
 @given(text=TEXT)
-def test_encodes_any_text_as_the_reference(
-    demo_tokenizer: Tokenizer, demo_reference: Any, smollm_reference: Any, text: str
-) -> None:
+def test_encodes_any_text_as_the_reference(demo_tokenizer, demo_reference, smollm_reference, text):
     ids = demo_tokenizer.encode(text)
     assert ids == smollm_reference.encode(text).ids
     if not DIGIT_SPLIT_SHOWS.search(text) and not numerals(text):
@@ -53,23 +51,14 @@ def test_encodes_any_text_as_the_reference(
 
 @pytest.mark.slow
 @given(ids=st.lists(st.integers(0, 60) | st.integers(0, 49151), max_size=20), skip=st.booleans())
-def test_decodes_any_ids_as_transformers(
-    demo_tokenizer: Tokenizer, demo_reference: Any, ids: list[int], skip: bool
-) -> None:
+def test_decodes_any_ids_as_transformers(demo_tokenizer, demo_reference, ids, skip):
     expected = demo_reference.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
     assert demo_tokenizer.decode(ids, skip_special_tokens=skip) == expected
 
 
 @pytest.mark.slow
 @given(contents=st.lists(TEXT, min_size=1, max_size=4), prompt=st.booleans(), system=st.booleans())
-def test_chats_as_transformers(
-    demo_tokenizer: Tokenizer,
-    demo_reference: Any,
-    smollm_reference: Any,
-    contents: list[str],
-    prompt: bool,
-    system: bool,
-) -> None:
+def test_chats_as_transformers(demo_tokenizer, demo_reference, smollm_reference, contents, prompt, system):
     roles = [*(["system"] if system else []), "user", "assistant", "user", "assistant"]
     messages = list(zip(roles, contents, strict=False))
     turns = [{"role": role, "content": content} for role, content in messages]

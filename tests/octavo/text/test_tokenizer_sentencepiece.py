@@ -21,31 +21,26 @@ from hypothesis import strategies as st
 
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
-TEXT = st.lists(
-    st.sampled_from(
-        [
-            *(
-                "the",
-                " the",
-                "fox",
-                " ",
-                "  ",
-                "   ",
-                "     ",
-                "         ",
-                "\n",
-                "\n\n",
-                "\n\n\n\n",
-                "\t",
-                "é",
-                "你",
-                "🙂",
-            ),
-            *("12", "3", "<table>", "</td>", "<unused0>", "<start_of_turn>", "</s>", "<bos>", "<|end|>", "x", "."),
-        ]
-    ),
-    max_size=10,
-).map("".join)
+BLANKS = (*(" " * count for count in (1, 2, 3, 5, 9)), "\n", "\n\n", "\n\n\n\n", "\t")
+WORDS = [
+    "the",
+    "fox",
+    "é",
+    "你",
+    "🙂",
+    "12",
+    "3",
+    "<table>",
+    "</td>",
+    "<unused0>",
+    "<start_of_turn>",
+    "</s>",
+    "<bos>",
+    "<|end|>",
+    "x",
+    ".",
+]
+TEXT = st.lists(st.sampled_from([*BLANKS, " the", *WORDS]), max_size=10).map("".join)
 
 
 def load(folder: Path, arch: str, vocabulary: Vocabulary) -> Tokenizer:

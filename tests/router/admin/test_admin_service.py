@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from octavo.request.errors import InvalidArgument, NotFound
+from octavo.request.record import WorkerRole
 from octavo.request.sampling import SamplingParams
-from octavo.request.worker_role import WorkerRole
 from octavo.v1 import admin_pb2, inference_pb2, types_pb2
 from octavo.wire import statuses
 from octavo.wire.public import sampling_to_wire

@@ -127,30 +127,30 @@ async def test_a_record_is_read_and_cancelled(world, connect, call):
     assert (await call("GET", f"/v1/requests/{request_id}?wait=false")).object["state"] == "cancelled"
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/v1/requests/unknown", 404),
-        ("GET", "/v1/requests/unknown?wait=false", 404),
-        ("DELETE", "/v1/requests/unknown", 404),
-        ("GET", "/v1/requests/x?stream=maybe", 400),
-        ("GET", "/v1/requests/x?other=1", 400),
-        ("GET", "/v1/requests/x?stream=true&after=zzzz", 400),
-        ("GET", "/v1/requests/x?after=1", 400),
-        ("GET", "/v1/requests/%ff%0a", 400),
-        ("POST", "/v1/requests/x", 405),
-        ("GET", "/v1/completions", 405),
-        ("POST", "/v1/embeddings", 404),
-        ("GET", "/", 404),
-        ("GET", "/v1/models/gpt-5", 404),
-        ("OPTIONS", "/v1/models", 405),
-    ],
-)
-async def test_missing_things_have_errors_in_one_shape(world, call, method, path, status):
+MISSING = [
+    ("GET", "/v1/requests/unknown", 404),
+    ("GET", "/v1/requests/unknown?wait=false", 404),
+    ("DELETE", "/v1/requests/unknown", 404),
+    ("GET", "/v1/requests/x?stream=maybe", 400),
+    ("GET", "/v1/requests/x?other=1", 400),
+    ("GET", "/v1/requests/x?stream=true&after=zzzz", 400),
+    ("GET", "/v1/requests/x?after=1", 400),
+    ("GET", "/v1/requests/%ff%0a", 400),
+    ("POST", "/v1/requests/x", 405),
+    ("GET", "/v1/completions", 405),
+    ("POST", "/v1/embeddings", 404),
+    ("GET", "/", 404),
+    ("GET", "/v1/models/gpt-5", 404),
+    ("OPTIONS", "/v1/models", 405),
+]
+
+
+async def test_missing_things_have_errors_in_one_shape(world, call):
     await world.start()
-    answer = await call(method, path, {} if method == "POST" else None)
-    assert answer.status == status
-    assert answer.error["type"] in ("invalid_request_error", "not_found_error")
+    for method, path, status in MISSING:
+        answer = await call(method, path, {} if method == "POST" else None)
+        assert answer.status == status, path
+        assert answer.error["type"] in ("invalid_request_error", "not_found_error")
 
 
 async def test_models_and_health(world, call):

@@ -17,8 +17,8 @@ from octavo.request.errors import (
     Unreachable,
 )
 from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.record import WorkerRole
 from octavo.request.sampling import SamplingParams
-from octavo.request.worker_role import WorkerRole
 from octavo.store.memory import MemoryStore
 from router.fleet.progress_calls import MigrationEnd, MigrationReport
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from worker_views import idle_view
 
 from octavo.request.ids import Incarnation
-from octavo.request.worker_role import WorkerRole
+from octavo.request.record import WorkerRole
 from router.fleet.worker_view import WorkerView
 from router.placing.placement import HOST_CREDIT, choose_worker, room_left
 

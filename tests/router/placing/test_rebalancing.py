@@ -17,6 +17,7 @@ from router.placing.rebalancing import (
     MOVES_IN_RETURN_S,
     REST_S,
     RETURN_S,
+    MigrationHistory,
     PastMigration,
     ProposedMigration,
     load_of,
@@ -139,6 +140,14 @@ def test_what_holds_for_every_plan(fleet: list[WorkerSnapshot], data: st.DataObj
         assert sum(NOW - m.at < RETURN_S for m in own) < MOVES_IN_RETURN_S and all(NOW - m.at >= REST_S for m in own)
     assert len({frozenset((m.source, m.target)) for m in proposed}) == len(proposed)
     assert len(proposed) <= max(0, AT_ONCE - sum(m.under_way for m in past))
+
+
+def test_a_sequence_rests_and_does_not_return() -> None:
+    moved = PastMigration(SequenceId("s"), A, B, 100.0)
+    for now, may_move, returns in ((105.0, False, True), (111.0, True, True), (100.0 + RETURN_S, True, False)):
+        history = MigrationHistory([moved], now)
+        assert history.may_move(sequence("s")) == may_move and history.returns(sequence("s"), A) == returns
+        assert history.rests(B, A) == (now < 100.0 + REST_S) and not history.returns(sequence("s"), C)
 
 
 def after(fleet: list[WorkerSnapshot], migration: ProposedMigration) -> list[WorkerSnapshot]:

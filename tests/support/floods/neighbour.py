@@ -27,19 +27,13 @@ class FloodReport:
     did: dict[str, int]
     before_mib: float
     peak_mib: float
-    after_mib: float
     gap_s: float  # the longest time between two events of the neighbour's stream
     tokens: Sequence[int]  # what the neighbour was given
-    files: int  # that the router had open at most
 
 
 def memory_mib(pid: int) -> float:
     """Resident memory."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / MIB
-
-
-def open_files(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +56,7 @@ async def flooded(
 ) -> FloodReport:
     """Attacks router 0 for some seconds, while a client reads one stream of it, which begins before and ends after."""
     pid = cluster.processes["r0"].pid
-    before, peak, files = memory_mib(pid), 0.0, 0
+    before, peak = memory_mib(pid), 0.0
     tokens: list[int] = []
     times: list[float] = []
     flood: asyncio.subprocess.Process | None = None
@@ -97,7 +91,7 @@ async def flooded(
             )
             ending = asyncio.create_task(flood.communicate())
             while not ending.done():
-                peak, files = max(peak, memory_mib(pid)), max(files, open_files(pid))
+                peak = max(peak, memory_mib(pid))
                 await asyncio.sleep(0.1)
             said, errors = ending.result()
             assert flood.returncode == 0, errors.decode()[-2000:]
@@ -115,8 +109,6 @@ async def flooded(
         did=json.loads(said),
         before_mib=before,
         peak_mib=peak,
-        after_mib=memory_mib(pid),
         gap_s=max(gaps, default=0.0),
         tokens=tokens,
-        files=files,
     )

@@ -153,13 +153,6 @@ class Cluster:
     def spawn(self, name: str) -> None:
         (self.store if name == "store" else self.processes[name]).start()
 
-    def replace(self, name: str, *args: str) -> None:
-        """Ends a router or a worker if it runs, and starts it with these arguments beside its own."""
-        if self.processes[name].running:
-            self.processes[name].terminate()
-        self.processes[name] = Process(name, [*self._command(name), *args], self.directory / f"{name}.log", ROOT)
-        self.processes[name].start()
-
     def pause(self, name: str) -> None:
         self.processes[name].pause()
 

@@ -12,7 +12,7 @@ from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
 from gpu_worker.testing.witness_runner import MASK, WitnessRunner, contribution, salt_of, settle
 from octavo.client import FinishReason, SamplingParams
 from octavo.request import hashing
-from octavo.text.ranking import rank
+from octavo.request.sampling import rank
 
 
 @dataclass(frozen=True, slots=True)

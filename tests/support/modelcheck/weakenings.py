@@ -15,8 +15,7 @@ from modelcheck.configurations import CONFIGURATIONS
 
 from octavo.request.ids import Incarnation
 from octavo.store.calls import AppendStatus, MigrateStatus, TakeReason
-from octavo.store.memory import MemoryState, MemoryStore, journal, migration, ownership, store
-from octavo.store.memory.ownership import protected_ms
+from octavo.store.memory import MemoryState, MemoryStore, migration, ownership, store, sweep
 
 Patches = list[tuple[Any, str, Any]]
 
@@ -44,241 +43,177 @@ class Weakening:
 # ---- weaker functions of the store ---------------------------------------------------------------------------------
 
 
+def weakens(where: Any, name: str) -> Callable[[Any], Callable[[], Patches]]:
+    """What stands in the place of a function, and is given the real one before the arguments."""
+
+    def decorate(weaker: Any) -> Callable[[], Patches]:
+        def patches() -> Patches:
+            real = getattr(where, name)
+            return [(where, name, lambda *args, **how: weaker(real, *args, **how))]
+
+        return patches
+
+    return decorate
+
+
+def constant(where: Any, name: str, value: Any) -> Callable[[], Patches]:
+    """A function that always gives the same."""
+    return lambda: [(where, name, lambda *_, **__: value)]
+
+
 def record_of(state: MemoryState, seq_id: Any) -> Any:
     stored = state.get(seq_id)
     return None if stored is None else stored.record
 
 
-def append_any_epoch() -> Patches:
-    def weaker(state: Any, owner: Any, item: Any) -> Any:
-        record = record_of(state, item.seq_id)
-        return journal.append(state, owner, replace(item, epoch=record.epoch) if record else item)
+@weakens(store, "append")
+def append_any_epoch(real: Any, state: Any, owner: Any, item: Any) -> Any:
+    record = record_of(state, item.seq_id)
+    return real(state, owner, replace(item, epoch=record.epoch) if record else item)
 
-    return [(store, "append", weaker)]
 
+@weakens(store, "append")
+def append_any_owner(real: Any, state: Any, owner: Any, item: Any) -> Any:
+    record = record_of(state, item.seq_id)
+    return real(state, record.owner if record else owner, item)
 
-def append_any_owner() -> Patches:
-    def weaker(state: Any, owner: Any, item: Any) -> Any:
-        record = record_of(state, item.seq_id)
-        return journal.append(state, record.owner if record else owner, item)
 
-    return [(store, "append", weaker)]
+@weakens(store, "append")
+def append_of_anybody(real: Any, state: Any, owner: Any, item: Any) -> Any:
+    record = record_of(state, item.seq_id)
+    return real(state, record.owner, replace(item, epoch=record.epoch)) if record else None
 
 
-def append_of_anybody() -> Patches:
-    def weaker(state: Any, owner: Any, item: Any) -> Any:
-        record = record_of(state, item.seq_id)
-        return journal.append(state, record.owner, replace(item, epoch=record.epoch)) if record else None
+@weakens(store, "append")
+def append_anywhere(real: Any, state: Any, owner: Any, item: Any) -> Any:
+    stored = state.get(item.seq_id)
+    return real(state, owner, replace(item, first_index=len(stored.journals[0])) if stored else item)
 
-    return [(store, "append", weaker)]
 
+@weakens(store, "append")
+def append_after_the_end(real: Any, state: Any, owner: Any, item: Any) -> Any:
+    reply = real(state, owner, item)
+    stored = state.get(item.seq_id)
+    if reply.status is AppendStatus.GAP and stored is not None:  # the tokens between count as received
+        stored.journals[0].extend(item.token_ids)
+        return replace(reply, status=AppendStatus.OK)
+    return reply
 
-def append_anywhere() -> Patches:
-    def weaker(state: Any, owner: Any, item: Any) -> Any:
-        stored = state.get(item.seq_id)
-        at_end = replace(item, first_index=len(stored.journals[0])) if stored else item
-        return journal.append(state, owner, at_end)
 
-    return [(store, "append", weaker)]
+@weakens(ownership, "take_ownership")
+def take_any_epoch(real: Any, state: Any, request: Any) -> Any:
+    record = record_of(state, request.seq_id)
+    return real(state, replace(request, expected_epoch=record.epoch) if record else request)
 
 
-def append_after_the_end() -> Patches:
-    def weaker(state: Any, owner: Any, item: Any) -> Any:
-        reply = journal.append(state, owner, item)
-        stored = state.get(item.seq_id)
-        if reply.status is AppendStatus.GAP and stored is not None:  # the tokens between count as received
-            stored.journals[0].extend(item.token_ids)
-            return replace(reply, status=AppendStatus.OK)
-        return reply
+@weakens(ownership, "take_ownership")
+def take_past_the_deadline(real: Any, state: Any, request: Any) -> Any:
+    with patch.object(MemoryState, "past_deadline", lambda self, record: False):
+        return real(state, request)
 
-    return [(store, "append", weaker)]
 
+@weakens(ownership, "protected_ms")
+def take_without_evidence(real: Any, state: Any, owner: Any, reason: Any) -> int:
+    return 0 if reason is TakeReason.CONNECTION else real(state, owner, reason)
 
-def take_any_epoch() -> Patches:
-    real = ownership.take_ownership
 
-    def weaker(state: Any, request: Any) -> Any:
-        record = record_of(state, request.seq_id)
-        return real(state, replace(request, expected_epoch=record.epoch) if record else request)
+@weakens(ownership, "protected_ms")
+def take_despite_the_lease(real: Any, state: Any, owner: Any, reason: Any) -> int:
+    return 0 if reason is TakeReason.LEASE else real(state, owner, reason)
 
-    return [(ownership, "take_ownership", weaker)]
 
+@weakens(ownership, "hand_over")
+def hand_over_at_the_same_epoch(real: Any, state: Any, stored: Any, owner: Any, **how: Any) -> None:
+    epoch = stored.record.epoch
+    real(state, stored, owner, **how)
+    stored.record.epoch = max(epoch, 1)
 
-def take_past_the_deadline() -> Patches:
-    real = ownership.take_ownership
 
-    def weaker(state: Any, request: Any) -> Any:
-        with patch.object(MemoryState, "past_deadline", lambda self, record: False):
-            return real(state, request)
+@weakens(MemoryStore, "requeue")
+async def requeue_at_the_same_epoch(real: Any, self: Any, seq_id: Any, epoch: int) -> bool:
+    record = record_of(self.shared, seq_id)
+    before = record.epoch if record else 0
+    waits = await real(self, seq_id, epoch)
+    if record is not None:
+        record.epoch = before
+    return waits
 
-    return [(ownership, "take_ownership", weaker)]
 
+@weakens(MemoryStore, "requeue")
+async def requeue_any_epoch(real: Any, self: Any, seq_id: Any, epoch: int) -> bool:
+    record = record_of(self.shared, seq_id)
+    return await real(self, seq_id, record.epoch if record else epoch)
 
-def take_without_evidence() -> Patches:
-    real = protected_ms
 
-    def weaker(state: Any, owner: Any, reason: Any) -> int:
-        return 0 if reason is TakeReason.CONNECTION else real(state, owner, reason)
+@weakens(MemoryStore, "attach")
+async def one_attachment(real: Any, self: Any, seq_id: Any, router: Incarnation) -> Any:
+    if record := record_of(self.shared, seq_id):
+        record.routers = ()
+    return await real(self, seq_id, router)
 
-    return [(ownership, "protected_ms", weaker)]
 
+@weakens(MemoryState, "detach")
+def detach_all(real: Any, self: Any, stored: Any, router: Incarnation, *how: Any) -> None:
+    for each in stored.record.routers:
+        real(self, stored, each, *how)
 
-def take_despite_the_lease() -> Patches:
-    real = protected_ms
 
-    def weaker(state: Any, owner: Any, reason: Any) -> int:
-        return 0 if reason is TakeReason.LEASE else real(state, owner, reason)
+@weakens(migration, "mig_commit")
+def commit_any_migration(
+    real: Any, state: Any, seq_id: Any, epoch: int, number: int, target: Any, num_tokens: Any
+) -> Any:
+    if record := record_of(state, seq_id):
+        record.mig_number, record.mig_to, epoch = number, target, record.epoch
+    return real(state, seq_id, epoch, number, target, num_tokens)
 
-    return [(ownership, "protected_ms", weaker)]
 
-
-def hand_over_at_the_same_epoch() -> Patches:
-    real = ownership.hand_over
-
-    def weaker(state: Any, stored: Any, owner: Any, **how: Any) -> None:
-        epoch = stored.record.epoch
-        real(state, stored, owner, **how)
-        stored.record.epoch = max(epoch, 1)
-
-    return [(ownership, "hand_over", weaker)]
-
-
-def requeue_at_the_same_epoch() -> Patches:
-    real = MemoryStore.requeue
-
-    async def weaker(self: Any, seq_id: Any, epoch: int) -> bool:
-        record = record_of(self.shared, seq_id)
-        before = record.epoch if record else 0
-        waits = await real(self, seq_id, epoch)
-        if record is not None:
-            record.epoch = before
-        return waits
-
-    return [(MemoryStore, "requeue", weaker)]
-
-
-def requeue_any_epoch() -> Patches:
-    real = MemoryStore.requeue
-
-    async def weaker(self: Any, seq_id: Any, epoch: int) -> bool:
-        record = record_of(self.shared, seq_id)
-        return await real(self, seq_id, record.epoch if record else epoch)
-
-    return [(MemoryStore, "requeue", weaker)]
-
-
-def finish_any_epoch() -> Patches:
-    return [(store, "of_this_epoch", lambda stored, finish: True)]
-
-
-def no_freeze() -> Patches:
-    return [(MemoryState, "freeze_ms", lambda self: 0)]
-
-
-def no_tombstones() -> Patches:
-    return [(ownership, "has_left", lambda state, owner: False)]
-
-
-def one_attachment() -> Patches:
-    real = MemoryStore.attach
-
-    async def weaker(self: Any, seq_id: Any, router: Incarnation) -> Any:
-        if record := record_of(self.shared, seq_id):
-            record.routers = ()
-        return await real(self, seq_id, router)
-
-    return [(MemoryStore, "attach", weaker)]
-
-
-def detach_all() -> Patches:
-    real = MemoryState.detach
-
-    def weaker(self: Any, stored: Any, router: Incarnation, *how: Any) -> None:
-        for each in stored.record.routers:
-            real(self, stored, each, *how)
-
-    return [(MemoryState, "detach", weaker)]
-
-
-def claims_without_end() -> Patches:
-    from octavo.store.memory import sweep
-
-    return [(sweep, "_requeue_claims", lambda state, limit: [])]
-
-
-def commit_any_migration() -> Patches:
-    real = migration.mig_commit
-
-    def weaker(state: Any, seq_id: Any, epoch: int, number: int, target: Any, num_tokens: Any) -> Any:
-        if record := record_of(state, seq_id):
-            record.mig_number, record.mig_to, epoch = number, target, record.epoch
-        return real(state, seq_id, epoch, number, target, num_tokens)
-
-    return [(migration, "mig_commit", weaker)]
-
-
-def commit_any_length() -> Patches:
-    real = migration.mig_commit
-
-    def weaker(state: Any, seq_id: Any, epoch: int, number: int, target: Any, num_tokens: Any) -> Any:
-        stored = state.get(seq_id)
-        lengths = [len(each) for each in stored.journals] if stored else num_tokens
-        return real(state, seq_id, epoch, number, target, lengths)
-
-    return [(migration, "mig_commit", weaker)]
-
-
-def commit_compares_the_first_branch() -> Patches:
-    real = migration.mig_commit
-
-    def weaker(state: Any, seq_id: Any, epoch: int, number: int, target: Any, num_tokens: Any) -> Any:
-        stored = state.get(seq_id)
-        others = [len(each) for each in stored.journals[1:]] if stored else []
-        return real(state, seq_id, epoch, number, target, [*num_tokens[:1], *others])
-
-    return [(migration, "mig_commit", weaker)]
-
-
-def abort_after_a_commit() -> Patches:
-    real = migration.mig_abort
-
-    def weaker(state: Any, seq_id: Any, epoch: int, number: int) -> Any:
-        reply = real(state, seq_id, epoch, number)
-        return replace(reply, status=MigrateStatus.ABORTED) if reply.status is MigrateStatus.COMMITTED else reply
-
-    return [(migration, "mig_abort", weaker)]
-
-
-def abort_without_a_number() -> Patches:
-    real = migration.mig_abort
-
-    def weaker(state: Any, seq_id: Any, epoch: int, number: int) -> Any:
-        record = record_of(state, seq_id)
-        before = record.mig_number if record else 0
-        reply = real(state, seq_id, epoch, number)
-        if record is not None and not record.mig_to and record.mig_number == number:
-            record.mig_number = min(before, number - 1)
-        return reply
-
-    return [(migration, "mig_abort", weaker)]
-
-
-def abort_changes_nothing() -> Patches:
-    real = migration.mig_abort
-
-    def weaker(state: Any, seq_id: Any, epoch: int, number: int) -> Any:
-        record = record_of(state, seq_id)
-        before = (record.mig_number, record.mig_to) if record else None
-        reply = real(state, seq_id, epoch, number)
-        if record is not None and before is not None:
-            record.mig_number, record.mig_to = before
-        return reply
-
-    return [(migration, "mig_abort", weaker)]
-
-
-def begin_any_number() -> Patches:
-    return [(migration, "outdated", lambda record, number: False)]
+@weakens(migration, "mig_commit")
+def commit_any_length(real: Any, state: Any, seq_id: Any, epoch: int, number: int, target: Any, num_tokens: Any) -> Any:
+    stored = state.get(seq_id)
+    lengths = [len(each) for each in stored.journals] if stored else num_tokens
+    return real(state, seq_id, epoch, number, target, lengths)
+
+
+@weakens(migration, "mig_commit")
+def commit_compares_the_first_branch(
+    real: Any, state: Any, seq_id: Any, epoch: int, number: int, target: Any, num_tokens: Any
+) -> Any:
+    stored = state.get(seq_id)
+    others = [len(each) for each in stored.journals[1:]] if stored else []
+    return real(state, seq_id, epoch, number, target, [*num_tokens[:1], *others])
+
+
+@weakens(migration, "mig_abort")
+def abort_after_a_commit(real: Any, state: Any, seq_id: Any, epoch: int, number: int) -> Any:
+    reply = real(state, seq_id, epoch, number)
+    return replace(reply, status=MigrateStatus.ABORTED) if reply.status is MigrateStatus.COMMITTED else reply
+
+
+@weakens(migration, "mig_abort")
+def abort_without_a_number(real: Any, state: Any, seq_id: Any, epoch: int, number: int) -> Any:
+    record = record_of(state, seq_id)
+    before = record.mig_number if record else 0
+    reply = real(state, seq_id, epoch, number)
+    if record is not None and not record.mig_to and record.mig_number == number:
+        record.mig_number = min(before, number - 1)
+    return reply
+
+
+@weakens(migration, "mig_abort")
+def abort_changes_nothing(real: Any, state: Any, seq_id: Any, epoch: int, number: int) -> Any:
+    record = record_of(state, seq_id)
+    before = (record.mig_number, record.mig_to) if record else None
+    reply = real(state, seq_id, epoch, number)
+    if record is not None and before is not None:
+        record.mig_number, record.mig_to = before
+    return reply
+
+
+finish_any_epoch = constant(store, "of_this_epoch", True)
+no_freeze = constant(MemoryState, "freeze_ms", 0)
+no_tombstones = constant(ownership, "has_left", False)
+claims_without_end = constant(sweep, "_requeue_claims", [])
+begin_any_number = constant(migration, "outdated", False)
 
 
 # ---- all of them ---------------------------------------------------------------------------------------------------

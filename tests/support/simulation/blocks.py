@@ -7,10 +7,9 @@ from typing import Any
 
 from gpu_worker.migration.blocks.checksum import BlockChecksum
 from gpu_worker.migration.blocks.frame_socket import STALL_S
-from gpu_worker.migration.blocks.frames import LAST, BlockFrame, FrameKind, checksum_seed
+from gpu_worker.migration.blocks.frames import LAST, BlockFrame, FrameKind, Refusal, checksum_seed, failed
 from gpu_worker.migration.blocks.incoming_ticket import IncomingTicket
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.migration.blocks.refusal import Refusal, failed
 from gpu_worker.migration.calls import connection_pool
 from gpu_worker.serving.process import worker
 from gpu_worker.steps.runner import BlockMemory

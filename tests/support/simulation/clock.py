@@ -18,11 +18,6 @@ class ProcessEnded(BaseException):
     """What `os._exit` raises in a host, which is dead then."""
 
 
-def this_host() -> Host | None:
-    """The host whose code runs now. None: the simulation itself."""
-    return HOST.get()
-
-
 def wall_clock_s(loop: SimLoop, host: Host | None) -> float:
     return EPOCH_S + loop.time() + (host.wall_offset if host else 0.0)
 

@@ -42,5 +42,5 @@ def check_worker(name: str, worker: Any, expect_none: Callable[[str, object], No
     load = Load.of(worker.workload)
     expect_none(f"{name}: blocks in use", load.num_used_blocks)
     expect_none(f"{name}: sequences on their way here", worker.target.num_tickets)
-    expect_none(f"{name}: sequences on their way elsewhere", worker.migrations and worker.migrations.departures.moving)
+    expect_none(f"{name}: sequences on their way elsewhere", worker.migrations and worker.migrations.moving)
     worker.scheduler.check_state()

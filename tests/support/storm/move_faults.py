@@ -101,11 +101,11 @@ class MoveFaults:
                         async for message in drain:
                             counts, was_draining = message, True
                 except (TimeoutError, grpc.aio.AioRpcError):
-                    was_draining |= (await self._cluster.load(name)).draining
+                    was_draining |= await self._is_draining(name)
                 finally:
                     await self._undo_drain(worker)
             async with asyncio.timeout(UNDO_S):
-                while (await self._cluster.load(name)).draining or not await self._cluster.serves(name):
+                while await self._is_draining(name) or not await self._cluster.serves(name):
                     await asyncio.sleep(0.1)
             if not was_draining:
                 raise FaultMissed(f"{name} did not drain")
@@ -113,6 +113,12 @@ class MoveFaults:
             self.outcomes["released by a drain"] += counts.num_released
             found = {"migrated": counts.num_migrated, "released": counts.num_released, "left": counts.num_left}
             return {"victim": name, "drained_s": round(seconds, 1), **found}
+
+    async def _is_draining(self, name: str) -> bool:
+        try:
+            return (await self._cluster.load(name)).draining
+        except grpc.aio.AioRpcError:  # it begins to run, and loads its model
+            return False
 
     async def disturb_blocks(self, way: str) -> dict[str, Any]:
         """The way of blocks to a worker is a bad network, while sequences move from everywhere."""

@@ -59,7 +59,7 @@ def num_moves() -> dict[str, int]:
 
 # What of an object of each class is left of a move.
 COUNTED: dict[str, tuple[str, Any]] = {
-    "MigrationRegistry": ("outgoing migrations", lambda registry: len(registry.departures.moving)),
+    "MigrationRegistry": ("outgoing migrations", lambda registry: len(registry.moving)),
     "MigrationTarget": ("incoming migrations", lambda target: target.num_tickets),
     "TicketRegistry": ("tickets", lambda registry: len(registry._tickets)),
     "BlockImport": ("held imports", lambda held: not held.released),

@@ -5,7 +5,8 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 from certificates import Certificates
@@ -14,8 +15,8 @@ from migration_peers import PATIENCE_S, SECRET, BytesMemory, Target, name_of, wa
 
 from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.blocks.block_sender import BlockSender
+from gpu_worker.migration.blocks.link_share import RateLimiter
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 from octavo.net.security.roles import PeerRole
 from octavo.request.errors import TransferFailed
 from octavo.wire.tls import WORKER_NAME
@@ -48,14 +49,11 @@ def test_blocks_arrive_as_they_were(certificates: Certificates) -> None:
     theirs = BytesMemory(NUM_BLOCKS, LAYERS, LAYER_BYTES)
     with listening(certificates, theirs) as target:
         target.give_ticket(1, list(range(NUM_BLOCKS)))
-        sender = connect(certificates, target.listener.port, mine)
-        try:
+        with closing(connect(certificates, target.listener.port, mine)) as sender:
             sender.open_ticket(1, SECRET).result(PATIENCE_S)
             blocks = [OutgoingBlock(index, index, name_of(index)) for index in range(NUM_BLOCKS)]
             sender.send_blocks(1, blocks).result(PATIENCE_S)
             wait_until(lambda: sender.bytes_in_flight == 0)
-        finally:
-            sender.close()
         assert sender.num_resends == 0
     assert [theirs.content(block) for block in range(NUM_BLOCKS)] == [mine.content(b) for b in range(NUM_BLOCKS)]
 
@@ -67,12 +65,9 @@ def test_no_block_can_be_read_on_the_way(certificates: Certificates) -> None:
     with listening(certificates, theirs) as target:
         target.give_ticket(77, [0])
         with eavesdropping(target.listener.port) as (port, heard):
-            sender = connect(certificates, port, mine)
-            try:
+            with closing(connect(certificates, port, mine)) as sender:
                 sender.open_ticket(77, SECRET).result(PATIENCE_S)
                 sender.send_blocks(77, [OutgoingBlock(0, 0, name_of(0))]).result(PATIENCE_S)
-            finally:
-                sender.close()
             assert len(heard()) > 64_000
             assert b"canary" not in heard()
     assert theirs.content(0) == mine.content(0)
@@ -126,11 +121,10 @@ def test_a_source_that_says_nothing_does_not_hold_up_the_end(certificates: Certi
     silent.close()
 
 
-def test_a_worker_of_another_authority_is_refused(certificates: Certificates, tmp_path_factory: object) -> None:
-    other = Certificates(tmp_path_factory.mktemp("other") / "tls")  # type: ignore[attr-defined]
-    with listening(certificates, BytesMemory(1, 1, 64)) as target:
-        with pytest.raises(TransferFailed, match="no TLS with"):
-            connect(other, target.listener.port, BytesMemory(1, 1, 64))
+def test_a_worker_of_another_authority_is_refused(certificates: Certificates, tmp_path: Path) -> None:
+    memory, other = BytesMemory(1, 1, 64), Certificates(tmp_path / "tls")
+    with listening(certificates, memory) as target, pytest.raises(TransferFailed, match="no TLS with"):
+        connect(other, target.listener.port, memory)
 
 
 def plain_recv(sock: socket.socket) -> bytes:

@@ -10,9 +10,9 @@ from waiting import until
 
 from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.blocks.block_sender import BlockSender
+from gpu_worker.migration.blocks.link_share import LinkShare
 from gpu_worker.migration.calls import connection_pool
 from gpu_worker.migration.calls.connection_pool import ConnectionPool
-from gpu_worker.migration.calls.link_share import LinkShare
 from gpu_worker.migration.calls.targets import TargetWorker
 from octavo.request.errors import TransferFailed
 from octavo.request.ids import Incarnation

@@ -4,32 +4,11 @@ import json
 
 import pytest
 
-from gpu_worker.migration.calls.targets import TargetPool, describe_worker, takes_over
+from gpu_worker.migration.calls.targets import TargetPool
 from octavo.request.errors import NotFound
 from octavo.request.ids import Incarnation
 from octavo.store.calls import Member
 from octavo.store.memory import MemoryStore
-
-
-def described(**changed: object) -> Member:
-    info = json.loads(describe_worker({"worker_id": "w"}, "weights", "layout", draining=False))
-    return Member("worker", Incarnation("w"), json.dumps({**info, **changed}).encode())
-
-
-@pytest.mark.parametrize(
-    ("member", "expected"),
-    [
-        (described(), True),
-        (described(draining=True), False),
-        (described(fingerprint="others"), False),
-        (described(layout="others"), False),
-        (Member("worker", Incarnation("w"), b'{"worker_id": "w"}'), True),
-        (Member("worker", Incarnation("w"), b"not JSON"), False),
-        (Member("worker", Incarnation("w"), b"[]"), False),
-    ],
-)
-def test_who_takes_over(member, expected):
-    assert takes_over(member, "weights", "layout") is expected
 
 
 async def pool(*members: Member) -> TargetPool:
@@ -45,8 +24,10 @@ def member(name: str, endpoint: object = "127.0.0.1:1", **changed: object) -> Me
     return Member("worker", Incarnation(name), json.dumps(info).encode(), name, str(endpoint))
 
 
-async def test_every_worker_has_its_turn():
-    targets = await pool(member("a"), member("b"), member("c"), member("me"), member("d", draining=True))
+async def test_every_worker_that_can_run_the_sequence_has_its_turn():
+    others = [member("me"), member("d", draining=True), member("e", fingerprint="others"), member("f", layout="others")]
+    unreadable = [Member("worker", Incarnation(name), info) for name, info in (("g", b"not JSON"), ("h", b"[]"))]
+    targets = await pool(member("a"), member("b"), member("c"), *others, *unreadable)
     chosen = []
     for _ in range(6):
         candidates = await targets.candidates()
@@ -57,11 +38,14 @@ async def test_every_worker_has_its_turn():
     assert await targets.count() == 3
 
 
-async def test_sequences_move_within_a_class_alone():
-    """Whoever else serves the model may compute them again."""
-    targets = await pool(member("a", numerics="cpu/b"), member("b", numerics=""), member("c"))
+async def test_sequences_move_within_a_class_alone_and_to_whoever_says_where_it_is_called():
+    """Whoever else serves the model may compute them again, and so may one that says nothing of its model."""
+    silent = Member("worker", Incarnation("e"), b"{}")
+    targets = await pool(
+        member("a", numerics="cpu/b"), member("b", numerics=""), member("c"), member("d", "no port"), silent
+    )
     assert [each.incarnation for each in await targets.candidates()] == ["b", "c"]
-    assert await targets.count() == 3
+    assert await targets.count() == 5
 
 
 async def test_workers_for_prompts_come_last():
@@ -80,8 +64,3 @@ async def test_a_target_is_found_by_its_incarnation_alone():
     for nobody in ("host-a:50061", "n", ""):
         with pytest.raises(NotFound, match="no live worker"):
             await targets.find(Incarnation(nobody))
-
-
-async def test_whoever_does_not_say_where_it_is_called_is_no_target():
-    targets = await pool(member("a", "no port"), Member("worker", Incarnation("b"), b"{}"))
-    assert await targets.candidates() == []

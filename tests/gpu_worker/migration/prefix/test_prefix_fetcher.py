@@ -1,12 +1,13 @@
 """Blocks of a prompt come from a worker that has them, and are computed wherever that worker fails."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 from prefixes import NUM_BLOCKS, PARAMS, PREFIX, PROMPT, SIZE, compute, lets_go
-from worker_pair import WorkerPair, worker_pair
+from worker_pair import PairedWorker, WorkerPair, worker_pair
 
 from gpu_worker.migration.calls.transfer_calls import FetchRequest
 from gpu_worker.migration.prefix import block_supplier, prefix_fetcher
@@ -55,17 +56,10 @@ async def test_two_prompts_at_once_share_one_fetch(pair: WorkerPair) -> None:
     await lets_go(pair)
 
 
-async def test_a_worker_that_nobody_knows_costs_nothing(pair: WorkerPair) -> None:
-    cached = await compute(pair, pair.b, PROMPT, "gone")
-    assert cached == 0
-    await lets_go(pair)
-
-
 async def test_blocks_that_come_and_are_never_known_are_not_waited_for(pair: WorkerPair) -> None:
     armed = failpoints.arm("target.seal", "hang")
-    cached = await compute(pair, pair.b, PROMPT, pair.a.incarnation)
+    assert await compute(pair, pair.b, PROMPT, pair.a.incarnation) == 0
     assert armed.reached.is_set()
-    assert cached == 0
     await lets_go(pair)
 
 
@@ -93,8 +87,7 @@ async def test_a_worker_that_ends_meanwhile_is_not_waited_for(pair: WorkerPair) 
 async def test_a_worker_that_sends_as_much_as_it_may_refuses(pair: WorkerPair, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(block_supplier, "MOST_SENDS", 0)
-        cached = await compute(pair, pair.b, PROMPT, pair.a.incarnation)
-        assert cached == 0
+        assert await compute(pair, pair.b, PROMPT, pair.a.incarnation) == 0
     other = (*PREFIX, 90)
     await pair.b.has_let_go()
     assert not pair.b.worker.fetcher._speeds._speeds, "a refusal says nothing of the link"
@@ -137,18 +130,19 @@ async def test_blocks_in_the_places_of_others_are_not_accepted(
         return await honest(replace(request, wanted=wanted))
 
     monkeypatch.setattr(supplier, "send_blocks", lie)
-    cached = await compute(pair, pair.b, PROMPT, pair.a.incarnation)
-    assert cached == 0
+    assert await compute(pair, pair.b, PROMPT, pair.a.incarnation) == 0
     await lets_go(pair)
 
 
-async def test_no_room_for_the_blocks_costs_nothing(pair: WorkerPair, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("owner", ["gone", "a"])
+async def test_a_worker_that_nobody_knows_and_no_room_for_the_blocks_cost_nothing(
+    pair: WorkerPair, monkeypatch: pytest.MonkeyPatch, owner: str
+) -> None:
     def refuse(*_: object) -> None:
         raise OutOfBlocks("no room")
 
     monkeypatch.setattr(pair.b.worker.fetcher._blocks._exchange, "hold", refuse)
-    cached = await compute(pair, pair.b, PROMPT, pair.a.incarnation)
-    assert cached == 0
+    assert await compute(pair, pair.b, PROMPT, pair.a.incarnation if owner == "a" else owner) == 0
     await lets_go(pair)
 
 
@@ -192,3 +186,70 @@ async def test_bad_requests_are_refused_by_name(pair: WorkerPair) -> None:
     answer = await transfer.Fetch(transfer_pb2.FetchRequest(**good))
     assert answer.num_blocks == 0, "it has no such block, and does not connect for nothing"
     await lets_go(pair)
+
+
+# ---- before a worker serves ------------------------------------------------------------------------------------------
+
+
+async def join(pair: WorkerPair, **settings: object) -> PairedWorker:
+    return await pair.add("new", warms_up=True, **settings)
+
+
+async def test_the_first_request_of_a_warm_worker_computes_only_its_end() -> None:
+    async with worker_pair() as pair:
+        await compute(pair, pair.a, PROMPT)
+        new = await join(pair)
+        assert await compute(pair, new, (*PREFIX, 90, 91)) == len(PREFIX)
+        await lets_go(pair)
+
+
+async def test_the_blocks_of_several_workers_come_and_half_of_the_device_stays_free() -> None:
+    async with worker_pair() as pair:
+        prompts = [tuple(range(first, first + 40)) for first in (1, 101, 201, 301)]
+        for number, prompt in enumerate(prompts):
+            await compute(pair, (pair.a, pair.b)[number % 2], prompt)
+        new = await join(pair, num_blocks=44)
+        assert 0 < new.worker.fetcher.num_fetched <= 22
+        assert [await compute(pair, new, prompt) for prompt in prompts[2:]] == [36, 36], "what each of them ran last"
+        await lets_go(pair)
+
+
+@pytest.mark.parametrize("action", ["hang", "error"])
+async def test_others_that_fail_do_not_keep_a_worker_from_starting(action: str) -> None:
+    async with worker_pair() as pair:
+        await compute(pair, pair.a, PROMPT)
+        armed = failpoints.arm("source.pinned", action)
+        began = time.monotonic()
+        new = await join(pair, warm_up_ms=600)
+        assert armed.reached.is_set()
+        assert time.monotonic() - began < 8.0
+        assert await compute(pair, new, PROMPT) == 0
+        await lets_go(pair)
+
+
+async def test_the_hottest_blocks_come_first_and_each_before_those_behind_it() -> None:
+    async with worker_pair() as pair:
+        await compute(pair, pair.a, tuple(range(300, 340)))
+        await compute(pair, pair.a, PROMPT)
+        client = pair.a.worker.supplier._blocks
+        hashes = await client.hottest_blocks(100)
+        info = pair.a.runner.info
+        own = hashing.block_hashes(hashing.root_key(info.fingerprint, info.layout), PREFIX, SIZE)
+        assert [each for each in hashes if each in own] == own
+        assert hashes.index(own[0]) < SIZE, "the prompt that ran last stands before the older one"
+        assert await client.hottest_blocks(3) == hashes[:3]
+
+
+async def test_a_worker_that_is_asked_to_end_while_it_warms_up_ends() -> None:
+    async with worker_pair() as pair:
+        await compute(pair, pair.a, PROMPT)
+        armed = failpoints.arm("source.pinned", "hang")
+        new = PairedWorker("new", pair.store, warms_up=True)
+        starting = asyncio.create_task(new.start())
+        await armed.reached.wait()
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await new.worker.leave(asyncio.Event())
+        assert await new.worker.stop()
+        assert not new.worker.workload.tables.device.num_reserved
+        await lets_go(pair)

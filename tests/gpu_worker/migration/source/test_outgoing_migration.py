@@ -124,7 +124,7 @@ async def test_calls_for_one_sequence_share_a_migration():
         armed = failpoints.arm("source.sent", "hang")
         calls = [asyncio.create_task(pair.a.migrate(follower.seq_id)) for _ in range(3)]
         await armed.reached.wait()
-        assert list(pair.a.worker.migrations.departures.moving) == [follower.seq_id]
+        assert list(pair.a.worker.migrations.moving) == [follower.seq_id]
         failpoints.disarm_all()
         answers = [(await call)[-1] for call in calls]
         assert {(each.outcome, each.epoch) for each in answers} == {(MOVED, 2)}
@@ -161,26 +161,6 @@ async def test_bad_calls_are_refused_by_name():
             await pair.a.migrate(other.seq_id)
         failpoints.disarm_all()
         await call
-
-
-# Whom it tells
-
-
-async def test_observers_and_late_followers_are_told_where_it_went():
-    async with worker_pair() as pair:
-        follower = await pair.run(greedy(400))
-        observer = pair.a.stub.Step()
-        await observer.write(worker_pb2.StepRequest(follow=worker_pb2.Follow(seq_id="0" * 32)))
-        assert (await observer.read()).unknown_seq_ids == ["0" * 32]
-        await pair.a.migrate(follower.seq_id)
-        expected = worker_pb2.MovedSequence(seq_id=follower.seq_id, epoch=2, owner=pair.b.incarnation)
-        async with asyncio.timeout(20):
-            while not (result := await observer.read()).moved:
-                pass
-            assert list(result.moved) == [expected]
-            await observer.write(worker_pb2.StepRequest(follow=worker_pb2.Follow(seq_id=follower.seq_id)))
-            assert list((await observer.read()).moved) == [expected]
-        observer.cancel()
 
 
 # What goes wrong
@@ -228,29 +208,6 @@ async def test_an_error_at_any_step_leaves_one_owner(name):
         assert (last.outcome, last.epoch) == ((MOVED, 2) if moves else (STAYED, 1))
         assert moves or last.failure.reason
         await check_one_owner(pair, follower, params, moved=moves)
-
-
-@pytest.mark.parametrize("name", [name for name in failpoints.NAMES if name.startswith("target.")])
-async def test_an_error_at_any_step_of_the_target_leaves_one_owner(name):
-    if name in ("target.requeue", "target.aborted"):
-        pytest.skip("reached after another failure only: test_incoming_migration has them")
-    async with worker_pair() as pair:
-        params = greedy(200)
-        follower = await pair.run(params)
-        fill_a_block_before_the_first_is_sent(pair.a.runner)
-        armed = failpoints.arm(name, "error:2")
-        last = (await pair.a.migrate(follower.seq_id, target=pair.b.incarnation))[-1]
-        assert armed.num_reached
-        assert last.outcome in (STAYED, MOVED)
-        record = await pair.record(follower.seq_id)
-        if last.outcome == STAYED:
-            await check_one_owner(pair, follower, params, moved=False)
-        elif record.owner:
-            await check_one_owner(pair, follower, params, moved=True)
-        else:  # the target could not run it and gave it back
-            assert record.state is SequenceState.QUEUED
-            await pair.a.has_let_go()
-            await pair.b.has_let_go()
 
 
 @pytest.mark.parametrize("name", ["source.frozen", "source.flushed", "source.tail_sent"])

@@ -254,6 +254,7 @@ async def test_a_ticket_that_nobody_uses_expires(move: Move, monkeypatch: pytest
         ({"kv_layout": "another"}, "MISMATCH"),
         ({"numerics": "another"}, "MISMATCH"),
         ({"source": "another"}, "owner"),
+        ({"source": "target"}, "target"),
         ({"epoch": 2}, "epoch"),
         ({"number": 2}, "number"),
     ],
@@ -264,7 +265,12 @@ async def test_a_prepare_that_fits_nothing_holds_nothing(changes: dict[str, obje
         await move.prepare(**changes)
     assert (raised.value.cause if isinstance(raised.value, CannotMove) else raised.value.reason) == cause
     await move.target.has_let_go()
-    await move.prepare()
+    ticket = (await move.prepare()).ticket
+    with pytest.raises(CannotMove) as raised:
+        await move.prepare(source="thief")
+    assert raised.value.cause == "owner", "the ticket of another source is not told"
+    move.prepared = None
+    assert (await move.prepare()).ticket == ticket
 
 
 async def test_another_workers_migration_is_refused(move: Move):
@@ -274,28 +280,15 @@ async def test_another_workers_migration_is_refused(move: Move):
     assert raised.value.cause == "target"
 
 
-async def test_a_worker_does_not_prepare_for_itself(move: Move):
-    await move.begin()
-    with pytest.raises(CannotMove) as raised:
-        await move.prepare(source="target")
-    assert raised.value.cause == "target"
-
-
-async def test_a_ticket_of_another_source_is_not_told(move: Move):
-    await move.begin()
-    await move.prepare()
-    with pytest.raises(CannotMove) as raised:
-        await move.prepare(source="thief")
-    assert raised.value.cause == "owner"
-    assert (await move.prepare()).ticket == move.ticket
-
-
-async def test_what_is_in_no_journal_does_not_come():
-    async with migration_workers(long_params(temperature=1.0, beam_width=2, n=2, best_of=2), num_tokens=0) as move:
+@pytest.mark.parametrize("cause", ["beams", "suspect"])
+async def test_what_is_in_no_journal_and_suspects_do_not_come(cause: str):
+    beams = long_params(temperature=1.0, beam_width=2, n=2, best_of=2)
+    async with migration_workers(beams if cause == "beams" else PARAMS, num_tokens=0) as move:
+        move.store._enter().get(move.seq_id).record.crashes = int(cause == "suspect")
         await move.begin()
         with pytest.raises(CannotMove) as raised:
             await move.prepare()
-        assert raised.value.cause == "beams"
+        assert raised.value.cause == cause
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -320,14 +313,6 @@ async def test_the_scores_of_a_prompt_come_along_or_are_computed_again(lost: boo
 def as_told(scores: Iterable[TokenScore]) -> list[TokenScore]:
     """What clients see of the scores, which have fewer digits on the wire."""
     return [score_from_wire(score_to_wire(score)) for score in scores]
-
-
-async def test_a_suspect_does_not_come(move: Move):
-    move.store._enter().get(move.seq_id).record.crashes = 1
-    await move.begin()
-    with pytest.raises(CannotMove) as raised:
-        await move.prepare()
-    assert raised.value.cause == "suspect"
 
 
 @pytest.mark.parametrize("what", ["shorter", "longer", "chain", "branches"])

@@ -59,13 +59,7 @@ async def test_a_target_without_room_says_so_and_the_ticket_stays():
     async with migration_workers(PARAMS, num_tokens=1, num_blocks=8) as move:
         await move.begin()
         await move.send((await move.prepare()).wanted)
-        move.source.engine.control.grant_steps(40)
-        await move.source.journal_writer.wait_until_flushed()
-
-        async def has_journalled() -> bool:
-            return min((await move.record()).num_tokens) >= 40
-
-        await until(has_journalled)
+        await grow(move, 40)
         with pytest.raises(OutOfBlocks):
             await move.extend()
         assert move.target.target.num_tickets == 1

@@ -112,7 +112,7 @@ def test_only_those_that_a_step_needs_are_waited_for():
     assert run(StepInput(2, swap_out=[(1, 1)], swap_in=[(0, 2)])) == 0
     assert run(StepInput(3, copies=[(3, 4)])) == 0
     assert len(ops.queue) == 2
-    run(StepInput(4, poison=[1]))
+    run(StepInput(4, spoil=[1]))
     assert len(ops.queue) == 1, "a block is read before it is spoilt"
     run(StepInput(5, copies=[(2, 5)]))
     assert not ops.queue

@@ -14,10 +14,10 @@ from migration_peers import PATIENCE_S, SECRET, Target, name_of, wait_until
 
 from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.blocks.frame_socket import STALL_S, TICK_S
+from gpu_worker.migration.blocks.link_share import RateLimiter
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
-from gpu_worker.migration.blocks.rate_limiter import RateLimiter
 from gpu_worker.migration.target.incoming_migration import TTL_S
-from gpu_worker.running.memory.staged_blocks import SIDE_BYTES, StagedBlocks, StagingSize
+from gpu_worker.running.memory.staged_blocks import SIDE_BYTES, StagedBlocks, StagingBuffers, StagingSize
 
 NUM_BLOCKS, BYTES = 12, 64
 SIZE = StagingSize(5, 2)
@@ -367,3 +367,21 @@ def test_a_ticket_that_is_given_up_gives_its_buffers_back():
     for peer in peers:
         peer.target.listener.close()
         check_buffers(peer.staged, SIZE)
+
+
+def test_a_retired_buffer_is_not_given_out_and_who_needs_it_is_told_at_once():
+    buffers = StagingBuffers(range(2), patience_s=60)
+    (lost,) = buffers.claim(1)
+    errors = []
+
+    def wait_for_two():
+        with pytest.raises(RuntimeError, match="2 blocks at once, of 1") as raised:
+            buffers.claim(2)
+        errors.append(raised.value)
+
+    thread = threading.Thread(target=wait_for_two)
+    thread.start()
+    buffers.retire([lost])
+    thread.join(10)
+    assert errors and buffers.num_usable == 1
+    assert buffers.claim(1) != [lost]

@@ -2,7 +2,6 @@
 
 from scheduler_bench import Bench
 
-from octavo.request.ids import SequenceId
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome
 from octavo.request.sampling import SamplingParams
 
@@ -21,14 +20,6 @@ def test_what_can_never_fit_is_refused_at_once_with_the_numbers() -> None:
     assert bench.scheduler.admit(bench.new("c", 2, wide)).outcome is NEVER
     assert bench.scheduler.admit(bench.new("d", 16)).admitted
     assert set(bench.workload.sequences) == {"d"}
-
-
-def test_a_full_queue_answers_later() -> None:
-    bench = Bench(max_waiting=2)
-    answers = [bench.scheduler.admit(bench.new(name)) for name in "abc"]
-    assert [answer.outcome for answer in answers] == [ADMITTED, ADMITTED, LATER]
-    assert answers[2].failure.reason == "OUT_OF_BLOCKS"
-    assert SequenceId("c") not in bench.workload.sequences
 
 
 def test_epochs_replace_repeat_or_are_stale() -> None:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_bench import GREEDY, Bench
 
-from gpu_worker.scheduling.state.place import Hold, Place
-from gpu_worker.scheduling.state.sequence import Branch, Sequence
+from gpu_worker.scheduling.state.sequence import Branch, Hold, Place, Sequence
 from octavo.request.sampling import FinishReason, SamplingParams
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from scheduler_bench import GREEDY, Bench
 
-from gpu_worker.scheduling.state.place import Hold, Place, check_holds
+from gpu_worker.scheduling.state.sequence import Hold, Place, check_holds
 from gpu_worker.scheduling.state.workload import Workload
 from octavo.request.sampling import FinishReason
 

@@ -213,23 +213,3 @@ def test_in_any_order_the_logs_and_the_scheduler_agree(operations, max_waiting, 
 async def turns(count: int) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-async def test_nothing_is_left_of_many_sequences(world):
-    """Over a thousand come, run, end, are cancelled and replaced: logs, records of calls and blocks all go."""
-
-    async def client(name: int) -> None:
-        for round_ in range(60):
-            number = name * 1000 + round_ % 900
-            answer = await world.admissions.admit(request(number % 900, epoch=round_ + 1, max_tokens=2), "")
-            if answer.admitted and round_ % 3 == 0:
-                world.admissions.cancel([(request(number % 900).seq_id, round_ + 1)])
-
-    world.publisher.remove_subscription(world.observer)
-    world.engine.control.grant_steps(0)
-    await asyncio.gather(*(client(name) for name in range(20)))
-    await world.until(lambda: not world.sequences and not world.publisher.logs)
-    await world.settle()
-    assert not world.admissions._deciding
-    load = world.parts.load()
-    assert load.num_used_blocks == load.num_sequences == 0

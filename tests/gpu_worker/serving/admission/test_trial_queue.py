@@ -11,7 +11,7 @@ from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.serving.admission import trial_queue
-from gpu_worker.serving.admission.announcer import OwnershipAnnouncer
+from gpu_worker.serving.admission.trial_queue import OwnershipAnnouncer
 from gpu_worker.steps.runner import StepOutput
 from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner

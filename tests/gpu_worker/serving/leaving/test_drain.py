@@ -7,7 +7,7 @@ import pytest
 from waiting import until
 from worker_pair import WorkerPair, greedy, worker_pair
 
-from gpu_worker.serving.leaving import sequence_mover
+from gpu_worker.serving.leaving import drain as drain_module
 from octavo.internal.v1 import worker_pb2
 from octavo.process import failpoints
 from octavo.request.record import SequenceState
@@ -50,7 +50,7 @@ async def test_four_move_at_once_and_the_shortest_first():
         pair.a.worker.drain.begin(30.0)
         await until(lambda: armed.num_reached == 4)
         await asyncio.sleep(0.2)  # a fifth one would have come by now
-        assert [by_id[seq_id] for seq_id in moves.departures.moving] == [100, 200, 300, 400]
+        assert [by_id[seq_id] for seq_id in moves.moving] == [100, 200, 300, 400]
         failpoints.disarm_all()
         await until(lambda: pair.a.worker.drain.done)
         assert (moves.tally.num_moved, pair.a.worker.drain.num_released) == (6, 0)
@@ -69,7 +69,7 @@ async def test_what_cannot_move_is_released_meanwhile():
 
 async def test_what_waits_for_room_elsewhere_stays_until_late(monkeypatch):
     """It goes on meanwhile; a release would only have it wait."""
-    monkeypatch.setattr(sequence_mover, "PAUSE_S", 0.05)
+    monkeypatch.setattr(drain_module, "PAUSE_S", 0.05)
     async with worker_pair(step_s=0.005) as pair:
         follower = await pair.run(greedy(800))
         failpoints.arm("target.prepare", "error")
@@ -85,7 +85,7 @@ async def test_what_waits_for_room_elsewhere_stays_until_late(monkeypatch):
 
 
 async def test_blocks_that_never_arrive_do_not_hold_a_drain(monkeypatch):
-    monkeypatch.setattr(sequence_mover, "PAUSE_S", 0.05)
+    monkeypatch.setattr(drain_module, "PAUSE_S", 0.05)
     async with worker_pair() as pair:
         follower = await pair.run(greedy(900))
 
@@ -109,7 +109,7 @@ async def test_a_move_under_way_when_the_time_is_over_leaves_one_owner():
         failpoints.disarm_all()
         record = await pair.record(follower.seq_id)
         assert (record.state, record.epoch) == (SequenceState.QUEUED, 2)
-        await until(lambda: not pair.a.worker.migrations.departures.moving)
+        await until(lambda: not pair.a.worker.migrations.moving)
         await pair.a.has_let_go()
         await pair.b.has_let_go()
 

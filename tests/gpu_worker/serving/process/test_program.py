@@ -42,15 +42,6 @@ async def test_it_listens_and_says_so_while_the_model_loads(monkeypatch):
     await listener.close()
 
 
-async def test_what_goes_wrong_while_loading_is_raised_here(monkeypatch):
-    def fails(settings: WorkerSettings) -> FakeRunner:
-        raise NotFound("no such model")
-
-    monkeypatch.setattr(program, "build_runner", fails)
-    with pytest.raises(NotFound, match="no such model"):
-        await build_runner_in_thread(WorkerSettings())
-
-
 @pytest.mark.parametrize(
     ("error", "says"),
     [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from octavo.net.security import api_keys
 from octavo.net.security.api_keys import ApiKey, ApiKeyError, ApiKeys, line_of, new_key
-from octavo.request.quota import TenantQuota
+from octavo.request.limits import TenantQuota
 
 OTHER = "octavo-" + "other" * 9
 KEY = "octavo-" + "fixed" * 8  # no new one: parallel processes must name tests alike

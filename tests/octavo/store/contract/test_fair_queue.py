@@ -1,6 +1,5 @@
 """The order of the queue: tenants in turn, classes with a head start, and charges that follow what was computed."""
 
-from collections.abc import Callable
 from typing import Any
 
 from octavo.request.ids import Incarnation, RequestId, sequence_id
@@ -12,13 +11,12 @@ W1 = Incarnation("worker1")
 LIMITS = QueueLimits(max_requests=1000, max_tokens=64_000)  # a head start of 1000 tokens
 SYSTEM, INTERACTIVE, DEFAULT, BULK = 1, 2, 3, 4
 CHARGE = 131  # of a sequence of `new`: 3 tokens of prompt, and twice 64 of output
-New = Callable[..., NewSequence]
 
 
 class Tenants:
     """Sequences that are named after their tenant: "x1" is one of tenant x."""
 
-    def __init__(self, bench: Any, new: New) -> None:
+    def __init__(self, bench: Any, new: Any) -> None:
         self.bench, self.store, self.new = bench, bench.store, new
 
     def request(self, name: str, **changes: Any) -> NewSequence:
@@ -48,14 +46,14 @@ def numbered(tenant: str, count: int) -> list[str]:
     return [f"{tenant}{number}" for number in range(count)]
 
 
-async def test_a_flood_delays_others_by_a_turn(bench: Any, new: New) -> None:
+async def test_a_flood_delays_others_by_a_turn(bench: Any, new: Any) -> None:
     tenants = Tenants(bench, new)
     await tenants.accept(*numbered("x", 20))
     await tenants.accept(*numbered("y", 3))
     assert await tenants.serve(8) == "xyxyxyxx"
 
 
-async def test_turns_are_counted_in_tokens(bench: Any, new: New) -> None:
+async def test_turns_are_counted_in_tokens(bench: Any, new: Any) -> None:
     tenants = Tenants(bench, new)
     await tenants.accept(*numbered("x", 9), max_tokens=400)
     await tenants.accept(*numbered("y", 40), max_tokens=99)
@@ -63,7 +61,7 @@ async def test_turns_are_counted_in_tokens(bench: Any, new: New) -> None:
     assert served.count("y") == 16 and served.count("x") == 4
 
 
-async def test_a_class_has_a_bounded_head_start(bench: Any, new: New) -> None:
+async def test_a_class_has_a_bounded_head_start(bench: Any, new: Any) -> None:
     """Two classes are 2000 tokens here: so much of the other tenant's passes what waits, and then they take turns."""
     tenants = Tenants(bench, new)
     await tenants.accept("b0", "b1", "b2", priority=BULK)
@@ -73,7 +71,7 @@ async def test_a_class_has_a_bounded_head_start(bench: Any, new: New) -> None:
     assert sorted(await tenants.serve(6)) == sorted("bibibi")
 
 
-async def test_a_requeued_sequence_keeps_its_place(bench: Any, new: New) -> None:
+async def test_a_requeued_sequence_keeps_its_place(bench: Any, new: Any) -> None:
     tenants = Tenants(bench, new)
     await tenants.accept(*numbered("x", 9), *numbered("y", 9))
     first = [await tenants.serve_one() for _ in range(5)]
@@ -83,7 +81,7 @@ async def test_a_requeued_sequence_keeps_its_place(bench: Any, new: New) -> None
     assert again[:5] == first and again[5] == "y2"
 
 
-async def test_a_short_answer_gives_its_charge_back(bench: Any, new: New) -> None:
+async def test_a_short_answer_gives_its_charge_back(bench: Any, new: Any) -> None:
     """Both tenants compute eight tokens per request, but one of them has asked for a hundred times as many."""
     tenants, served = Tenants(bench, new), ""
     waiting = {"x": 0, "y": 0}
@@ -106,7 +104,7 @@ async def test_a_short_answer_gives_its_charge_back(bench: Any, new: New) -> Non
     assert late.count("y") / late.count("x") < 1.2
 
 
-async def test_a_tenant_has_bounds_of_its_own(bench: Any, new: New) -> None:
+async def test_a_tenant_has_bounds_of_its_own(bench: Any, new: Any) -> None:
     tenants = Tenants(bench, new)
     limits = QueueLimits(max_requests=9, max_tokens=10_000, tenant_requests=3, tenant_tokens=150)
     assert await tenants.accept("x0", "x1", limits=limits) is AcceptStatus.OK
@@ -122,7 +120,7 @@ async def test_a_tenant_has_bounds_of_its_own(bench: Any, new: New) -> None:
     assert await tenants.accept("x4", max_tokens=1, limits=limits) is AcceptStatus.FULL
 
 
-async def test_a_full_queue_tells_how_fast_it_drains(bench: Any, new: New) -> None:
+async def test_a_full_queue_tells_how_fast_it_drains(bench: Any, new: Any) -> None:
     tenants, limits = Tenants(bench, new), QueueLimits(max_requests=30)
     await tenants.accept(*numbered("x", 30), limits=limits)
 

@@ -1,18 +1,16 @@
 """What may be written, and how branches and sequences end."""
 
-from collections.abc import Callable
 from typing import Any
 
 from octavo.request.ids import Incarnation
-from octavo.request.record import NewSequence, SequenceState
+from octavo.request.record import SequenceState
 from octavo.request.sampling import FinishReason
 from octavo.store.calls import AppendItem, AppendStatus, Finish
 
 W1, W2, W3, W4 = (Incarnation(f"worker{i}") for i in (1, 2, 3, 4))
-New = Callable[..., NewSequence]
 
 
-async def test_appends_are_checked_for_epoch_index_and_content(bench: Any, new: New) -> None:
+async def test_appends_are_checked_for_epoch_index_and_content(bench: Any, new: Any) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
 
     async def append(
@@ -41,7 +39,7 @@ async def test_appends_are_checked_for_epoch_index_and_content(bench: Any, new: 
     assert snapshot.record.state is SequenceState.DONE
 
 
-async def test_a_batch_answers_item_by_item(bench: Any, new: New) -> None:
+async def test_a_batch_answers_item_by_item(bench: Any, new: Any) -> None:
     epochs = {name: await bench.run(new(name, num_branches=2)) for name in "abcdefgh"}
     ids = {name: new(name).seq_id for name in epochs}
     items = [AppendItem(ids[name], epochs[name], branch, 0, [branch, 3]) for name in ids for branch in (0, 1)]
@@ -54,7 +52,7 @@ async def test_a_batch_answers_item_by_item(bench: Any, new: New) -> None:
     assert (await bench.store.read(ids["h"], from_indexes=[0, 1])).outputs == ((0, 3), (3,))
 
 
-async def test_a_stop_string_moves_the_end_back(bench: Any, new: New) -> None:
+async def test_a_stop_string_moves_the_end_back(bench: Any, new: Any) -> None:
     request = new(num_branches=2)
     epoch = await bench.run(request)
     for branch in (0, 1):
@@ -68,7 +66,7 @@ async def test_a_stop_string_moves_the_end_back(bench: Any, new: New) -> None:
     assert (record.final_lengths, record.scores) == ((2, 3), (-2.5, -3.0))
 
 
-async def test_a_sequence_ends_with_its_last_branch(bench: Any, new: New) -> None:
+async def test_a_sequence_ends_with_its_last_branch(bench: Any, new: Any) -> None:
     request = new(num_branches=3)
     epoch = await bench.run(request)
     await bench.store.append_batch(W1, [AppendItem(request.seq_id, epoch, 0, 0, [1, 2], FinishReason.LENGTH)])
@@ -86,7 +84,7 @@ async def test_a_sequence_ends_with_its_last_branch(bench: Any, new: New) -> Non
     assert not await bench.store.finish(Finish(request.seq_id, FinishReason.STOP, branch=0))
 
 
-async def test_an_owner_s_end_is_of_its_epoch(bench: Any, new: New) -> None:
+async def test_an_owner_s_end_is_of_its_epoch(bench: Any, new: Any) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
     await bench.crash(seq_id, epoch, W2)
     assert not await bench.store.finish(Finish(seq_id, FinishReason.ERROR, failure="{}", epoch=epoch))

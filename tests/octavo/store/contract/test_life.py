@@ -1,10 +1,9 @@
 """From acceptance to what is read of it: the queue, deadlines, clients that come and go."""
 
-from collections.abc import Callable
 from typing import Any
 
 from octavo.request.ids import Incarnation, RequestId, sequence_id
-from octavo.request.record import NewSequence, SequenceState
+from octavo.request.record import SequenceState
 from octavo.request.sampling import FinishReason
 from octavo.store.calls import (
     AcceptStatus,
@@ -19,10 +18,9 @@ from octavo.store.calls import (
 ROUTER, OTHER = Incarnation("router1"), Incarnation("router2")
 W1 = Incarnation("worker1")
 LIMITS = QueueLimits()
-New = Callable[..., NewSequence]
 
 
-async def test_a_request_survives_the_trip_unchanged(bench: Any, new: New) -> None:
+async def test_a_request_survives_the_trip_unchanged(bench: Any, new: Any) -> None:
     request = new(num_branches=2, deadline_in_ms=5000, keep_on_disconnect=True, tenant="tenänt {s1}", salt="")
     assert (await bench.store.accept(request, LIMITS)).status is AcceptStatus.OK
     snapshot = await bench.store.read(request.seq_id, prompt=True, from_indexes=[0, 0])
@@ -37,14 +35,14 @@ async def test_a_request_survives_the_trip_unchanged(bench: Any, new: New) -> No
     assert (record.state, record.epoch, record.prompt_len) == (SequenceState.QUEUED, 0, len(request.prompt))
 
 
-async def test_a_retry_is_recognized_and_another_body_refused(bench: Any, new: New) -> None:
+async def test_a_retry_is_recognized_and_another_body_refused(bench: Any, new: Any) -> None:
     assert (await bench.store.accept(new(), LIMITS)).status is AcceptStatus.OK
     assert (await bench.store.accept(new(), LIMITS)).status is AcceptStatus.EXISTS
     assert (await bench.store.accept(new(body_hash=b"other"), LIMITS)).status is AcceptStatus.MISMATCH
     assert await bench.store.queue_depth() == QueueDepth(1, 67)
 
 
-async def test_the_queue_is_bounded_in_requests_and_tokens(bench: Any, new: New) -> None:
+async def test_the_queue_is_bounded_in_requests_and_tokens(bench: Any, new: Any) -> None:
     store = bench.store
     for i in range(3):
         assert (await store.accept(new(str(i)), QueueLimits(3, 10_000))).status is AcceptStatus.OK
@@ -54,7 +52,7 @@ async def test_the_queue_is_bounded_in_requests_and_tokens(bench: Any, new: New)
     assert (full.status, full.exceeded) == (AcceptStatus.FULL, QueueBound.TOKENS)
 
 
-async def test_waiting_requests_are_counted_by_tenant(bench: Any, new: New) -> None:
+async def test_waiting_requests_are_counted_by_tenant(bench: Any, new: Any) -> None:
     assert await bench.store.tenant_depths(9) == QueueDepths()
     for name, tenant, model in [
         ("a", "few", "model"),
@@ -78,7 +76,7 @@ async def test_waiting_requests_are_counted_by_tenant(bench: Any, new: New) -> N
     assert TenantDepth("many", one) in found.tenants
 
 
-async def test_classes_then_arrival_and_requeued_ones_first(bench: Any, new: New) -> None:
+async def test_classes_then_arrival_and_requeued_ones_first(bench: Any, new: Any) -> None:
     names = {"a": 3, "b": 3, "c": 2}
     ids = {}
     for name, priority in names.items():
@@ -94,7 +92,7 @@ async def test_classes_then_arrival_and_requeued_ones_first(bench: Any, new: New
     assert again[1].record.epoch == epoch + 1  # whoever owned it is fenced
 
 
-async def test_nothing_is_popped_past_its_deadline(bench: Any, new: New) -> None:
+async def test_nothing_is_popped_past_its_deadline(bench: Any, new: Any) -> None:
     await bench.store.accept(new(deadline_in_ms=50), LIMITS)
     await bench.advance(50)
     assert await bench.store.pop("model", 1, 100) == []
@@ -103,7 +101,7 @@ async def test_nothing_is_popped_past_its_deadline(bench: Any, new: New) -> None
     assert await bench.store.queue_depth() == QueueDepth(0, 0)
 
 
-async def test_the_last_router_detaches_a_client(bench: Any, new: New) -> None:
+async def test_the_last_router_detaches_a_client(bench: Any, new: Any) -> None:
     seq_id = new().seq_id
     await bench.store.accept(new(), LIMITS)
     await bench.store.attach(seq_id, OTHER)
@@ -117,7 +115,7 @@ async def test_the_last_router_detaches_a_client(bench: Any, new: New) -> None:
     assert (await bench.store.read(seq_id)).record.detached_since_ms > 0
 
 
-async def test_cancel_is_at_once_while_waiting_and_repeatable(bench: Any, new: New) -> None:
+async def test_cancel_is_at_once_while_waiting_and_repeatable(bench: Any, new: Any) -> None:
     await bench.store.accept(new(), LIMITS)
     for _ in range(2):
         assert (await bench.store.cancel(new().seq_id)).state is SequenceState.CANCELLED

@@ -1,17 +1,14 @@
 """A sequence that moves while it runs: of begin, commit and abort of one number, in any order, one thing comes."""
 
-from collections.abc import Callable
 from typing import Any
 
 from octavo.request.ids import Incarnation
-from octavo.request.record import NewSequence
 from octavo.store.calls import AppendItem, AppendStatus, MigrateStatus
 
 W1, W2, W3 = (Incarnation(f"worker{i}") for i in (1, 2, 3))
-New = Callable[..., NewSequence]
 
 
-async def test_a_commit_makes_the_target_the_owner(bench: Any, new: New) -> None:
+async def test_a_commit_makes_the_target_the_owner(bench: Any, new: Any) -> None:
     seq_id, epoch, store = new().seq_id, await bench.run(new()), bench.store
     await store.append_batch(W1, [AppendItem(seq_id, epoch, 0, 0, [1, 2])])
     for status in (MigrateStatus.OK, MigrateStatus.SAME):
@@ -29,7 +26,7 @@ async def test_a_commit_makes_the_target_the_owner(bench: Any, new: New) -> None
     assert fresh.status is AppendStatus.OK
 
 
-async def test_a_migration_replaces_an_older_one(bench: Any, new: New) -> None:
+async def test_a_migration_replaces_an_older_one(bench: Any, new: Any) -> None:
     seq_id, epoch, store = new().seq_id, await bench.run(new()), bench.store
     await store.mig_begin(seq_id, epoch, 1, W2)
     assert (await store.mig_begin(seq_id, epoch, 1, W3)).status is MigrateStatus.OUTDATED

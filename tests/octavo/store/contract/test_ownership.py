@@ -1,85 +1,76 @@
 """Who may run a sequence: takes, leases, crashes, restarts of the server."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from octavo.request.ids import Incarnation
-from octavo.request.record import NewSequence
-from octavo.store.calls import (
-    AppendItem,
-    AppendStatus,
-    Member,
-    QueueLimits,
-    TakeReason,
-    TakeRequest,
-    TakeStatus,
-)
+from octavo.store import calls
 
 ROUTER = Incarnation("router1")
 W1, W2, W3, W4 = (Incarnation(f"worker{i}") for i in (1, 2, 3, 4))
-LIMITS = QueueLimits()
-New = Callable[..., NewSequence]
+LIMITS = calls.QueueLimits()
 
 
-async def test_a_lease_protects_its_owner(bench: Any, new: New) -> None:
+async def test_a_lease_protects_its_owner(bench: Any, new: Any) -> None:
     seq_id, epoch = new().seq_id, await bench.run(new())
-    await bench.store.heartbeat(Member("worker", W1, b"info"), 1000)
-    assert (await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.LEASE)).status is TakeStatus.ALIVE
+    await bench.store.heartbeat(calls.Member("worker", W1, b"info"), 1000)
+    assert (await bench.take_ownership(seq_id, epoch, W2, "t", calls.TakeReason.LEASE)).status is calls.TakeStatus.ALIVE
     await bench.advance(1000)
-    taken = await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.LEASE)
-    assert (taken.status, taken.epoch, taken.crashes) == (TakeStatus.OK, epoch + 1, 1)
-    [stale] = await bench.store.append_batch(W1, [AppendItem(seq_id, epoch, 0, 0, [1])])
-    assert stale.status is AppendStatus.FENCED
+    taken = await bench.take_ownership(seq_id, epoch, W2, "t", calls.TakeReason.LEASE)
+    assert (taken.status, taken.epoch, taken.crashes) == (calls.TakeStatus.OK, epoch + 1, 1)
+    [stale] = await bench.store.append_batch(W1, [calls.AppendItem(seq_id, epoch, 0, 0, [1])])
+    assert stale.status is calls.AppendStatus.FENCED
 
 
-async def test_lost_connections_need_a_missed_renewal(bench: Any, new: New) -> None:
+async def test_lost_connections_need_a_missed_renewal(bench: Any, new: Any) -> None:
     """One router with a bad connection cannot take sequences from a worker that lives."""
     seq_id, epoch = new().seq_id, await bench.run(new())
     for _ in range(3):
-        await bench.store.heartbeat(Member("worker", W1, b"info"), 3000)
-        refused = await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.CONNECTION)
-        assert (refused.status, refused.retry_ms) == (TakeStatus.ALIVE, 1200)
+        await bench.store.heartbeat(calls.Member("worker", W1, b"info"), 3000)
+        refused = await bench.take_ownership(seq_id, epoch, W2, "t", calls.TakeReason.CONNECTION)
+        assert (refused.status, refused.retry_ms) == (calls.TakeStatus.ALIVE, 1200)
         await bench.advance(1199)
-    refused = await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.CONNECTION)
-    assert (refused.status, refused.epoch, refused.crashes, refused.retry_ms) == (TakeStatus.ALIVE, epoch, 0, 1)
+    refused = await bench.take_ownership(seq_id, epoch, W2, "t", calls.TakeReason.CONNECTION)
+    assert (refused.status, refused.epoch, refused.crashes, refused.retry_ms) == (calls.TakeStatus.ALIVE, epoch, 0, 1)
     await bench.advance(1)
-    assert (await bench.take_ownership(seq_id, epoch, W2, "u", TakeReason.LEASE)).status is TakeStatus.ALIVE
-    taken = await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.CONNECTION)
-    assert (taken.status, taken.epoch, taken.crashes) == (TakeStatus.OK, epoch + 1, 1)
+    assert (await bench.take_ownership(seq_id, epoch, W2, "u", calls.TakeReason.LEASE)).status is calls.TakeStatus.ALIVE
+    taken = await bench.take_ownership(seq_id, epoch, W2, "t", calls.TakeReason.CONNECTION)
+    assert (taken.status, taken.epoch, taken.crashes) == (calls.TakeStatus.OK, epoch + 1, 1)
 
 
 @pytest.mark.parametrize("lease_ms", [300, 3000, 20_000])
-async def test_a_restart_freezes_takes_for_one_lease(bench: Any, new: New, lease_ms: int) -> None:
+async def test_a_restart_freezes_takes_for_one_lease(bench: Any, new: Any, lease_ms: int) -> None:
     """Every member must have had the time to renew its lease."""
     seq_id, epoch = new().seq_id, await bench.run(new())
-    await bench.store.heartbeat(Member("worker", W1, b""), lease_ms)
-    await bench.store.heartbeat(Member("router", ROUTER, b""), lease_ms // 2)
+    await bench.store.heartbeat(calls.Member("worker", W1, b""), lease_ms)
+    await bench.store.heartbeat(calls.Member("router", ROUTER, b""), lease_ms // 2)
     await bench.advance(3600_000)  # however long the store was away
     before = bench.store.generation
     await bench.restart()
     freeze_ms = lease_ms + 1000
-    frozen = await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.CONNECTION)
-    assert (frozen.status, frozen.retry_ms) == (TakeStatus.FROZEN, freeze_ms)
+    frozen = await bench.take_ownership(seq_id, epoch, W2, "t", calls.TakeReason.CONNECTION)
+    assert (frozen.status, frozen.retry_ms) == (calls.TakeStatus.FROZEN, freeze_ms)
     assert bench.store.generation > before
     await bench.advance(freeze_ms - 1)
     assert (await bench.store.sweep(10, 10_000)).orphans == []
-    assert (await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.LEASE)).status is TakeStatus.FROZEN
+    assert (
+        await bench.take_ownership(seq_id, epoch, W2, "t", calls.TakeReason.LEASE)
+    ).status is calls.TakeStatus.FROZEN
     await bench.advance(1)
-    assert (await bench.take_ownership(seq_id, epoch, W2, "t", TakeReason.LEASE)).status is TakeStatus.OK
+    assert (await bench.take_ownership(seq_id, epoch, W2, "t", calls.TakeReason.LEASE)).status is calls.TakeStatus.OK
 
 
-async def test_a_change_of_numerics_is_told(bench: Any, new: New) -> None:
+async def test_a_change_of_numerics_is_told(bench: Any, new: Any) -> None:
     """Not before the first token, and not where one of the classes is not known."""
     seq_id = new().seq_id
     await bench.store.accept(new(), LIMITS)
     told, classes = [], ("a", "b", "b", "c", "", "a")
     for epoch, numerics in enumerate(classes):
-        reason = TakeReason.REFUSED if epoch else TakeReason.QUEUED
-        await bench.store.take_ownership(TakeRequest(seq_id, epoch, W1, f"t{epoch}", reason, numerics=numerics))
+        reason = calls.TakeReason.REFUSED if epoch else calls.TakeReason.QUEUED
+        await bench.store.take_ownership(calls.TakeRequest(seq_id, epoch, W1, f"t{epoch}", reason, numerics=numerics))
         if epoch == 1:
-            await bench.store.append_batch(W1, [AppendItem(seq_id, 2, 0, 0, [1])])
+            await bench.store.append_batch(W1, [calls.AppendItem(seq_id, 2, 0, 0, [1])])
         record = (await bench.store.read(seq_id)).record
         told.append((record.numerics, record.numerics_changes))
     assert told == [("a", 0), ("b", 0), ("b", 0), ("c", 1), ("", 1), ("a", 1)]

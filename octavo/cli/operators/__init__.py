@@ -1,0 +1,1 @@
+"""What operators ask: `octavo status`, `show`, `drain` and `migrate`."""

@@ -1,0 +1,1 @@
+"""What `octavo bench` measures: octavo by gRPC, or any server with OpenAI's interface."""

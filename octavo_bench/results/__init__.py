@@ -1,0 +1,1 @@
+"""What `octavo bench` tells: the figures, what to know of them, and how they are shown."""
