@@ -55,7 +55,6 @@ class TicketSender:
             if num_lacking := len(wanted) - len(found):
                 raise CannotMove(f"{num_lacking} blocks have left the prefix cache of the source", cause="evicted")
             await self._send_blocks([*found, *tails], urgent=urgent)
-        await failpoints.reach("source.sent")
 
     async def send_found(self, wanted: Sequence[WantedBlock], at_least: int) -> list[WantedBlock]:
         """Sends the blocks that are here by now, if there are enough of them.
@@ -66,7 +65,6 @@ class TicketSender:
             if len(found) < at_least:
                 return list(wanted)
             await self._send_blocks(found, urgent=False)
-        await failpoints.reach("source.sent")
         sent = {block.index for block in found}
         return [each for each in wanted if each.index not in sent]
 
@@ -118,6 +116,7 @@ class TicketSender:
             await self._deliver(sender, blocks[:num_ahead], urgent=True)
             share.note_delivery(num_ahead * size, time.monotonic() - began)
         await self._deliver(sender, blocks[num_ahead:], urgent=urgent)
+        await failpoints.reach("source.sent")
 
     async def _deliver(self, sender: BlockSender, blocks: Sequence[OutgoingBlock], *, urgent: bool) -> None:
         num_bytes = len(blocks) * self._connection.bytes_per_block
