@@ -5,10 +5,12 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
+from llguidance import LLMatcher, LLTokenizer
+
 from gpu_worker.constraints.matcher import Grammar
 from gpu_worker.steps.runner import RunnerInfo
-from octavo.request.constraint import Constraint
 from octavo.request.errors import InvalidArgument, Mismatch, NoTokenizer
+from octavo.request.sampling import Constraint
 from octavo.text import grammar
 from octavo.text.tokenizer import AnyTokenizer, open_tokenizer
 
@@ -46,8 +48,6 @@ class Grammars:
             return known
         if constraint.engine not in ("", grammar.engine()):
             raise Mismatch(f"the constraint was begun with {constraint.engine}; this worker has {grammar.engine()}")
-        from llguidance import LLMatcher
-
         start = LLMatcher(self._open(), grammar.grammar_of(constraint), log_level=0, limits=grammar.limits())
         if start.is_error():
             raise InvalidArgument(f"constraint.{constraint.shape}", start.get_error().splitlines()[0])
@@ -121,10 +121,9 @@ class _Vocabulary:
 
 
 def _vocabulary_of(info: RunnerInfo) -> Any:
-    from llguidance import LLTokenizer
-
     tokenizer = open_tokenizer(info.tokenizer)
     if not tokenizer.has_text:
         raise NoTokenizer("this worker's model has no tokenizer, so nothing constrains its output")
     ends = sorted(set(info.eos_token_ids)) or sorted(tokenizer.eos_token_ids)
-    return LLTokenizer(_Vocabulary(tokenizer, info.vocab_size, ends[0]), n_vocab=info.vocab_size, eos_token=ends)
+    vocabulary: Any = _Vocabulary(tokenizer, info.vocab_size, ends[0])
+    return LLTokenizer(vocabulary, n_vocab=info.vocab_size, eos_token=ends)

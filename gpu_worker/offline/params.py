@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from gpu_worker.offline.absent import BEAM_ARGUMENTS, PARAMS_ARGUMENTS, refusing
 from gpu_worker.offline.structured import StructuredOutputsParams
 from octavo.request import limits, sampling_validation
-from octavo.request.constraint import Constraint
 from octavo.request.errors import InvalidArgument, Unimplemented
-from octavo.request.sampling import PARAMETERS, Parameter, SamplingArguments, SamplingParams
+from octavo.request.sampling import PARAMETERS, Constraint, Parameter, SamplingArguments, SamplingParams
 
 
 class OfflineArguments(SamplingArguments, total=False):

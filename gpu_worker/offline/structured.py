@@ -4,8 +4,8 @@ import json as json_module
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.request.constraint import Constraint, Shape
 from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import Constraint, Shape
 
 
 @dataclass(slots=True)

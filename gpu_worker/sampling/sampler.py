@@ -96,7 +96,7 @@ class Sampler:
             self._adjuster.adjust_logits(x, changed, [branches[wide[place]] for place in changed])
             maxima, best = peaks(_select(x, changed))
             tokens[[wide[place] for place in changed]] = np.where(np.isfinite(maxima), best, BAD_LOGITS)
-        open_x = self._confine(x, branches, wide, tokens)
+        open_x = self._masked_rows(x, branches, wide, tokens)
         random = [place for place, i in enumerate(wide) if tokens[i] >= 0 and is_drawn(branches[i].params)]
         if random:
             chosen = [branches[wide[place]] for place in random]
@@ -121,7 +121,7 @@ class Sampler:
             for i, found in zip(competing, raw, strict=True):
                 scores[i] = replace(scores[i], raw=found.logprob)
 
-    def _confine(self, x: Tensor, branches: Sequence[Seat], wide: list[int], tokens: Ids) -> Tensor:
+    def _masked_rows(self, x: Tensor, branches: Sequence[Seat], wide: list[int], tokens: Ids) -> Tensor:
         """What may be drawn of `x`. Sets tokens[i] to the highest of it for each branch that has a mask."""
         places = [place for place, i in enumerate(wide) if branches[i].mask is not None and tokens[i] != BAD_LOGITS]
         if not places:

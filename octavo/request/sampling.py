@@ -6,14 +6,14 @@ flags of the command line and docs/sampling.md are made of them. Types cannot be
 for type checkers. The wire form is octavo.v1.SamplingParams; octavo.wire converts.
 """
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, StrEnum
 from types import MappingProxyType
 from typing import Any, TypedDict
 
 from octavo.request import limits
-from octavo.request.constraint import Constraint
 from octavo.request.errors import InvalidArgument
 from octavo.request.limits import U32_MAX, U64_MAX, NumberRange, integers
 
@@ -27,6 +27,39 @@ class FinishReason(IntEnum):
     CANCELLED = 3
     DEADLINE = 4
     ERROR = 5
+
+
+class Shape(StrEnum):
+    """What kind of constraint it is. The values are the names of fields of octavo.v1.Constraint."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    LARK = "lark"
+    CHOICE = "choice"
+    STRUCTURAL_TAG = "structural_tag"
+
+    @property
+    def max_bytes(self) -> int:
+        return limits.MAX_REGEX_BYTES if self is Shape.REGEX else limits.MAX_CONSTRAINT_BYTES
+
+    @property
+    def is_json(self) -> bool:
+        return self in (Shape.JSON_SCHEMA, Shape.CHOICE, Shape.STRUCTURAL_TAG)
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """`text` is a schema, a structural tag or a list of choices as JSON, an expression, or a grammar."""
+
+    shape: Shape
+    text: str = ""  # empty for a JSON object
+    # Which library makes the masks, in which version. A router writes it, and no other version may go on.
+    engine: str = ""
+
+    @classmethod
+    def choice(cls, choices: Sequence[str]) -> "Constraint":
+        return cls(Shape.CHOICE, json.dumps(list(choices), ensure_ascii=False))
 
 
 class ParameterKind(Enum):

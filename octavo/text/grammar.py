@@ -8,35 +8,31 @@ import json
 from functools import cache
 from typing import Any
 
-from octavo.request.constraint import Constraint, Shape, parsed_json
+from llguidance import LLMatcher, LLParserLimits, StructTag, get_version
+
 from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import Constraint, Shape
+from octavo.request.sampling_validation import parsed_json
 
 # One space where JSON may have any white space: a small model that may write more can write nothing else for ever.
-_JSON_OPTIONS: dict[str, Any] = {"whitespace_pattern": "[ ]?", "lenient": False}
+_JSON_OPTIONS: Any = {"whitespace_pattern": "[ ]?", "lenient": False}
 _ANY_OBJECT = {"type": "object"}
-# Least work that all schemas of a public corpus need, doubled.
-_LIMITS: dict[str, Any] = {"max_grammar_size": 250_000, "verbose_errors": False}
+_LIMITS = LLParserLimits(max_grammar_size=250_000, verbose_errors=False)  # the latter would put schemas into logs
 
 
 @cache
 def engine() -> str:
     """Which library makes the masks, in which version: another may make others of the same grammar."""
-    import llguidance
-
-    return str(llguidance.get_version())
+    return str(get_version())
 
 
-def limits() -> Any:
+def limits() -> LLParserLimits:
     """How much work a grammar may be, for llguidance."""
-    from llguidance import LLParserLimits
-
-    return LLParserLimits(**_LIMITS)
+    return _LIMITS
 
 
 def grammar_of(constraint: Constraint) -> str:
     """The grammar that llguidance takes. Raises InvalidArgument for a text that has not the form it must have."""
-    from llguidance import LLMatcher
-
     field = f"constraint.{constraint.shape}"
     match constraint.shape:
         case Shape.JSON_OBJECT:
@@ -61,8 +57,6 @@ def grammar_of(constraint: Constraint) -> str:
 
 def check_grammar(constraint: Constraint) -> None:
     """Refuses what cannot be kept. It may take a tenth of a second, and holds no lock of Python's meanwhile."""
-    from llguidance import LLMatcher
-
     found = LLMatcher.validate_grammar(grammar_of(constraint), None, limits=limits())
     if found and not found.startswith("WARNING"):
         raise InvalidArgument(f"constraint.{constraint.shape}", _first_line(found))
@@ -75,8 +69,6 @@ def _first_line(message: str) -> str:
 
 def _tagged(field: str, tag: Any) -> str:
     """The grammar of free text with tagged parts: {"structures": [{"begin", "schema", "end"}], "triggers": [text]}."""
-    from llguidance import StructTag
-
     if isinstance(tag, dict) and isinstance(tag.get("structural_tag"), dict):
         tag = tag["structural_tag"]
     structures = tag.get("structures") if isinstance(tag, dict) else None

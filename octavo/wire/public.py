@@ -11,9 +11,8 @@ from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 
-from octavo.request.constraint import Constraint, Shape
 from octavo.request.errors import Failure, HistoryLost, InvalidArgument
-from octavo.request.sampling import PARAMETERS, FinishReason, SamplingParams, TokenScore
+from octavo.request.sampling import PARAMETERS, Constraint, FinishReason, SamplingParams, Shape, TokenScore
 from octavo.v1 import types_pb2
 
 _DEFAULTS = SamplingParams()

@@ -17,7 +17,7 @@ from octavo.text.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from router.fleet.model_registry import ServedModel
 from router.http.common_fields import AskedAnswer
-from router.tools.asked_tools import tool_format
+from router.tools.asked_tools import AskedTools, tool_format
 from router.tools.tool_message import ToolMessage
 
 LEAST = -9999.0  # for minus infinity, which JSON does not have
@@ -178,7 +178,11 @@ class AnswerFormat:
         for index, output in enumerate(answer.outputs):
             scores = self._scores(index, self._shown(output.logprobs), True) if self._asked.scores else None
             text = "" if self._asked.no_output else output.text
-            choice = {"index": index, "logprobs": scores, "finish_reason": FINISHES[output.finish_reason]}
+            choice: dict[str, Any] = {
+                "index": index,
+                "logprobs": scores,
+                "finish_reason": FINISHES[output.finish_reason],
+            }
             if self._asked.token_ids:
                 choice["token_ids"] = list(self._shown(output.token_ids))
             choices.append(choice | self._choice_of(text, index, output.finish_reason))
@@ -239,11 +243,9 @@ class ChatFormat(AnswerFormat):
 
     def _message(self, branch: int) -> ToolMessage:
         found = self._messages.get(branch)
-        if found is None and self._asked.tools is not None:
-            request_id = str(self._common["id"])
-            form = tool_format(self._tokenizer)
-            found = self._messages[branch] = ToolMessage(self._asked.tools, form, request_id, branch)
-        assert found is not None
+        if found is None:
+            tools, request_id = self._asked.tools or AskedTools({}), str(self._common["id"])
+            found = self._messages[branch] = ToolMessage(tools, tool_format(self._tokenizer), request_id, branch)
         return found
 
     def _ends_in_calls(self, branch: int, finish: int) -> bool:

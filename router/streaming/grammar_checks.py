@@ -4,8 +4,8 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import replace
 
-from octavo.request.constraint import Constraint
 from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import Constraint
 from octavo.text import grammar
 
 AT_ONCE = 2

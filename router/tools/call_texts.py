@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from router.tools.parts import ToolCall
+from router.tools.parts import FunctionCall
 
 Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments of each tool
-Reader = Callable[[str, Schemas], list[ToolCall]]
+Reader = Callable[[str, Schemas], list[FunctionCall]]
 
 _DECODER = json.JSONDecoder()
 _BETWEEN = re.compile(r"[\s;,]*")
@@ -24,23 +24,23 @@ _WORDS = {"true": True, "false": False, "null": None}  # of JSON, which models w
 _FENCED = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 
 
-def json_calls(text: str, schemas: Schemas) -> list[ToolCall]:
+def json_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
     """{"name": …, "arguments": {…}}, or a list of these, or several one after another."""
     return [_call_of(value) for value in _flat(_json_values(text))]
 
 
-def named_json_calls(text: str, schemas: Schemas) -> list[ToolCall]:
+def named_json_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
     """Mistral's: a list of calls, or name[ARGS]{…} for each."""
     if "[ARGS]" not in text:
         return json_calls(text, schemas)
     found = []
     for each in text.split("[TOOL_CALLS]"):
         name, _, arguments = each.partition("[ARGS]")
-        found.append(ToolCall(_named(name), _arguments_of(arguments)))
+        found.append(FunctionCall(_named(name), _arguments_of(arguments)))
     return found
 
 
-def python_calls(text: str, schemas: Schemas) -> list[ToolCall]:
+def python_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
     """[name(a=1, b="x"), other()], as Python writes it; also without brackets."""
     text = text.strip().removeprefix("```tool_code").removesuffix("```").strip()
     if len(text) > 1 << 16:
@@ -53,7 +53,7 @@ def python_calls(text: str, schemas: Schemas) -> list[ToolCall]:
     return [_python_call(each) for each in calls]
 
 
-def xml_calls(text: str, schemas: Schemas) -> list[ToolCall]:
+def xml_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
     """<function=name><parameter=key>value</parameter></function>. A value is text unless the schema says otherwise."""
     found = []
     for name, body in _FUNCTION.findall(text):
@@ -62,7 +62,7 @@ def xml_calls(text: str, schemas: Schemas) -> list[ToolCall]:
     return _some(found)
 
 
-def keyed_calls(text: str, schemas: Schemas) -> list[ToolCall]:
+def keyed_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
     """GLM's: the name, then pairs of <arg_key> and <arg_value>."""
     name, *_ = text.strip().split("\n", 1)
     name = name.split("<arg_key>", 1)[0]
@@ -70,7 +70,7 @@ def keyed_calls(text: str, schemas: Schemas) -> list[ToolCall]:
     return [_typed_call(name, values, schemas)]
 
 
-def separated_calls(text: str, schemas: Schemas) -> list[ToolCall]:
+def separated_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
     """DeepSeek's: each call between marks of its own, the name before a separator and JSON after it."""
     found = []
     for each in text.split("<｜tool▁call▁begin｜>")[1:]:
@@ -78,7 +78,7 @@ def separated_calls(text: str, schemas: Schemas) -> list[ToolCall]:
         fenced = _FENCED.search(arguments)
         if fenced:  # function<sep>name, then JSON in a fence
             head, arguments = arguments[: fenced.start()], fenced.group(1)
-        found.append(ToolCall(_named(head), _arguments_of(arguments)))
+        found.append(FunctionCall(_named(head), _arguments_of(arguments)))
     return _some(found)
 
 
@@ -108,14 +108,14 @@ def _flat(values: Iterator[Any]) -> Iterator[Any]:
             yield value
 
 
-def _call_of(value: Any) -> ToolCall:
+def _call_of(value: Any) -> FunctionCall:
     if not isinstance(value, dict):
         raise ValueError("a call is an object")
     if isinstance(value.get("function"), dict):
         value = value["function"]
-    arguments = next((value[key] for key in ("arguments", "parameters") if key in value), {})
+    arguments: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(_named(value.get("name")), _arguments_of(text))
+    return FunctionCall(_named(value.get("name")), _arguments_of(text))
 
 
 def _arguments_of(text: str) -> str:
@@ -132,17 +132,17 @@ def _named(name: Any) -> str:
     return name.strip()
 
 
-def _some(calls: list[ToolCall]) -> list[ToolCall]:
+def _some(calls: list[FunctionCall]) -> list[FunctionCall]:
     if not calls:
         raise ValueError("no call")
     return calls
 
 
-def _typed_call(name: str, values: Mapping[str, str], schemas: Schemas) -> ToolCall:
+def _typed_call(name: str, values: Mapping[str, str], schemas: Schemas) -> FunctionCall:
     name = _named(name)
     properties = schemas.get(name, {}).get("properties", {})
     typed = {key: _typed(value, properties.get(key, {})) for key, value in values.items()}
-    return ToolCall(name, json.dumps(typed, ensure_ascii=False))
+    return FunctionCall(name, json.dumps(typed, ensure_ascii=False))
 
 
 def _typed(value: str, schema: Any) -> Any:
@@ -155,12 +155,12 @@ def _typed(value: str, schema: Any) -> Any:
         return {"True": True, "False": False, "None": None}.get(value.strip(), value)
 
 
-def _python_call(node: ast.expr) -> ToolCall:
+def _python_call(node: ast.expr) -> FunctionCall:
     if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, (ast.Name, ast.Attribute)):
         raise ValueError("a call has arguments with names")
     try:
         values = {str(each.arg): _literal(each.value) for each in node.keywords}
-        return ToolCall(ast.unparse(node.func), json.dumps(values, ensure_ascii=False))
+        return FunctionCall(ast.unparse(node.func), json.dumps(values, ensure_ascii=False))
     except (TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
 

@@ -18,11 +18,11 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class FunctionCall:
     """A call of a tool. `arguments` is JSON."""
 
     name: str
     arguments: str
 
 
-Part = Content | Reasoning | ToolCall
+Part = Content | Reasoning | FunctionCall

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from octavo.v1 import types_pb2
+from octavo.request.sampling import FinishReason
 from router.tools.asked_tools import AskedTools
 from router.tools.formats import ToolFormat
 from router.tools.output_parser import OutputParser
-from router.tools.parts import Content, Part, ToolCall
+from router.tools.parts import Content, FunctionCall, Part
 
 
 class ToolMessage:
@@ -34,16 +34,16 @@ class ToolMessage:
 
     def _next(self, text: str, finish: int) -> list[Part]:
         parts = self._parser.push(text)
-        if finish != types_pb2.FINISH_REASON_UNSPECIFIED:
-            parts += self._parser.finish(was_cut=finish != types_pb2.FINISH_REASON_STOP)
+        if finish != FinishReason.NONE:
+            parts += self._parser.finish(was_cut=finish != FinishReason.STOP)
         return parts
 
     def _shown(self, parts: Sequence[Part], *, is_delta: bool) -> dict[str, Any]:
         content = "".join(part.text for part in parts if isinstance(part, Content))
-        calls = [self._call(part, is_delta) for part in parts if isinstance(part, ToolCall)]
+        calls = [self._call(part, is_delta) for part in parts if isinstance(part, FunctionCall)]
         return ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
 
-    def _call(self, call: ToolCall, is_delta: bool) -> dict[str, Any]:
+    def _call(self, call: FunctionCall, is_delta: bool) -> dict[str, Any]:
         place = self._num_shown
         self._num_shown += 1
         name = blake2b(f"{self._name}/{place}".encode(), digest_size=12).hexdigest()

@@ -6,7 +6,7 @@ from functools import cache
 
 from gpu_worker.constraints.grammars import Grammars
 from gpu_worker.steps.runner import RunnerInfo
-from octavo.request.constraint import Constraint, Shape
+from octavo.request.sampling import Constraint, Shape
 
 _RECORD = {
     "type": "object",

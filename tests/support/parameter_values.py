@@ -7,9 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from octavo.request import limits
-from octavo.request.constraint import Constraint, Shape
 from octavo.request.limits import NumberRange
-from octavo.request.sampling import PARAMETERS, Parameter
+from octavo.request.sampling import PARAMETERS, Constraint, Parameter, Shape
 
 NAN, INF = math.nan, math.inf
 VOCAB = 100

@@ -7,8 +7,8 @@ import pytest
 
 from gpu_worker.constraints.grammars import Grammars
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.request.constraint import Constraint, Shape
 from octavo.request.errors import InvalidArgument, Mismatch
+from octavo.request.sampling import Constraint, Shape
 
 PERSON = {
     "type": "object",

@@ -6,8 +6,10 @@ from contextlib import suppress
 
 import pytest
 
-from octavo.request.constraint import MAX_CHOICES, MAX_NESTING, Constraint, Shape, check_constraint
 from octavo.request.errors import InvalidArgument
+from octavo.request.limits import MAX_CHOICES, MAX_NESTING
+from octavo.request.sampling import Constraint, Shape
+from octavo.request.sampling_validation import check_constraint
 from octavo.text.grammar import check_grammar, engine
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from gpu_worker.constraints.grammars import Grammars
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.request.constraint import Constraint, Shape
 from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import Constraint, Shape
 from octavo.text.grammar import check_grammar
 from octavo.v1 import types_pb2
 from router.tools.asked_tools import AskedTools, forced_grammar, read_choice

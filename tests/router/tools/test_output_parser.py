@@ -7,14 +7,14 @@ import pytest
 
 from router.tools.formats import BY_NAME, FORMATS, format_of
 from router.tools.output_parser import OutputParser
-from router.tools.parts import Content, Part, Reasoning, ToolCall
+from router.tools.parts import Content, FunctionCall, Part, Reasoning
 
 SCHEMAS = {"weather": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}
 PARIS, ROME = {"city": 'Pa\u00efs </x> "q"', "days": 3}, {"city": "Rome", "days": 1}
 
 
-def calls(*arguments: object) -> list[ToolCall]:
-    return [ToolCall("weather", json.dumps(each, ensure_ascii=False)) for each in arguments]
+def calls(*arguments: object) -> list[FunctionCall]:
+    return [FunctionCall("weather", json.dumps(each, ensure_ascii=False)) for each in arguments]
 
 
 def js(arguments: object) -> str:
@@ -55,7 +55,7 @@ def joined(parts: list[Part]) -> list[Part]:
     """Parts, with those of one kind that follow one another as one."""
     found: list[Part] = []
     for part in parts:
-        if found and not isinstance(part, ToolCall) and type(found[-1]) is type(part):
+        if found and not isinstance(part, FunctionCall) and type(found[-1]) is type(part):
             found[-1] = type(part)(found[-1].text + part.text)
         else:
             found.append(part)
@@ -66,7 +66,7 @@ def parsed(name: str, pieces: list[str], *, was_cut: bool = False, **options: bo
     parser = OutputParser(BY_NAME[name], SCHEMAS, **options)
     parts = [part for piece in pieces for part in parser.push(piece)]
     parts += parser.finish(was_cut=was_cut)
-    assert parser.num_calls == sum(isinstance(part, ToolCall) for part in parts)
+    assert parser.num_calls == sum(isinstance(part, FunctionCall) for part in parts)
     return joined(parts)
 
 
