@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpu_worker.offline.params import BeamSearchParams
     from gpu_worker.offline.params import OfflineParams as SamplingParams
     from gpu_worker.offline.prompts import TextPrompt, TokensPrompt
+    from gpu_worker.offline.structured import StructuredOutputsParams
 
 # gpu_worker.sampling_params, .inputs, .outputs, .logprobs and .entrypoints.llm, which programs written for vLLM import.
 __path__.append(str(Path(__file__).with_name("offline") / "vllm"))
@@ -26,6 +27,7 @@ __all__ = [
     "Logprob",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
 ]
@@ -38,6 +40,7 @@ _HOMES = {
     "Logprob": ("outputs", "Logprob"),
     "RequestOutput": ("outputs", "RequestOutput"),
     "SamplingParams": ("params", "OfflineParams"),
+    "StructuredOutputsParams": ("structured", "StructuredOutputsParams"),
     "TextPrompt": ("prompts", "TextPrompt"),
     "TokensPrompt": ("prompts", "TokensPrompt"),
 }

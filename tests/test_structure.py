@@ -25,6 +25,7 @@ WIRE_MODULES = {
         "chat_completions",
         "common_fields",
         "completions",
+        "constraint_fields",
         "requests",
     ),
     "gpu_worker/migration": ("transfer_service", "calls/transfer_calls"),

@@ -13,6 +13,8 @@ BEGIN, END = "<!-- parameters: `make generate` writes this table -->\n", "<!-- e
 def allowed(row: Parameter) -> str:
     if row.is_flag:
         return "true or false"
+    if row.is_constraint:
+        return "[a form](constraints.md)"
     return str(row.allowed or f"at most {row.most}" + (f", {row.entries}" if row.entries else ""))
 
 

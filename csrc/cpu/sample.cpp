@@ -49,6 +49,25 @@ class Drawer {
         return changed_.data();
     }
 
+    // A copy of x that has only what the mask allows.
+    const float* confine(const float* x, const std::int32_t* mask) {
+        constexpr std::int64_t kBits = 32;
+        open_.resize(static_cast<std::size_t>(row_.count));
+        for (std::int64_t begin = 0; begin < row_.count; begin += kBits, ++mask) {
+            const std::int64_t some = std::min(kBits, row_.count - begin);
+            const auto word = static_cast<std::uint32_t>(*mask);
+            float* open = open_.data() + begin;
+            if (word == 0) {
+                std::fill(open, open + some, kNever);
+                continue;
+            }
+            for (std::int64_t i = 0; i < some; ++i) {
+                open[i] = (word >> i & 1U) != 0 ? x[begin + i] : kNever;
+            }
+        }
+        return open_.data();
+    }
+
     // Where the highest logit is, or kBadLogits.
     std::int64_t look(const float* x) {
         row_.logits = x;
@@ -344,7 +363,7 @@ class Drawer {
 
     const DrawLoops& loops_;
     DrawRow row_;
-    std::vector<float> changed_;
+    std::vector<float> changed_, open_;
     std::vector<std::uint64_t> spans_;
     std::vector<std::uint16_t> buckets_;
     int num_buckets_ = 0;  // that are counted
@@ -416,15 +435,26 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
             if (token != kBadLogits && adjusts(adjustments, branch)) {
                 float* changed = drawer.copy(x);
                 adjust(changed, logits.shape[1], adjustments, branch);
-                token = drawer.look(changed);
+                x = changed;
+                token = drawer.look(x);
             }
-            if (token != kBadLogits && at<float>(draws.temperature, branch) > 0) {
+            const std::int64_t mask = draws.mask_of.given() ? at<std::int32_t>(draws.mask_of, branch) : -1;
+            if (token != kBadLogits && mask >= 0) {
+                token = drawer.look(drawer.confine(x, draws.masks.as<std::int32_t>() + mask * draws.masks.stride[0]));
+                token = token == kBadLogits ? kNothingLeft : token;
+            }
+            if (token >= 0 && at<float>(draws.temperature, branch) > 0) {
                 token = drawer.draw(draws, branch);
             }
             ids.as<std::int64_t>()[branch] = token;
             const std::int64_t num = scores.counts.given() ? at<std::int32_t>(scores.counts, branch) : -1;
-            if (num >= 0) {
-                token == kBadLogits ? no_score(scores, branch) : drawer.score(token, scores, branch, num);
+            if (num >= 0 && token < 0) {
+                no_score(scores, branch);
+            } else if (num >= 0) {
+                if (mask >= 0) {
+                    drawer.look(x);
+                }
+                drawer.score(token, scores, branch, num);
             }
         });
     });

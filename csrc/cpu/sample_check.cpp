@@ -69,6 +69,12 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
         expect(draws.filters, "filters", {branches, filters::kColumns}, DType::kF32);
         expect_range<float>(draws.filters, "filters", 0, 1);
     }
+    if (draws.mask_of.given()) {
+        expect(draws.mask_of, "mask_of", {branches}, DType::kI32);
+        expect(draws.masks, "masks", {kAny, (vocabulary + 31) / 32}, DType::kI32);
+        const auto last = static_cast<std::int32_t>(draws.masks.shape[0] - 1);
+        expect_range<std::int32_t>(draws.mask_of, "mask_of", -1, last);
+    }
     expect(draws.seed, "seed", {branches}, DType::kI64);
     expect(draws.branch, "branch", {branches}, DType::kI64);
     expect(draws.index, "index", {branches}, DType::kI64);
@@ -89,10 +95,10 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
         expect(by.biases, "biases", {bias}, DType::kF32);
     }
     const Draws& d = draws;
-    const auto inputs = {&logits,        &d.rows,       &d.temperature,   &d.top_k,       &d.top_p,
-                         &d.min_p,       &d.filters,    &d.seed,          &d.branch,      &d.index,
-                         &by.repetition, &by.seen_ends, &by.seen_ids,     &by.seen_costs, &by.bias_ends,
-                         &by.bias_ids,   &by.biases,    &by.allowed_ends, &by.allowed_ids};
+    const auto inputs = {&logits,        &d.rows,          &d.temperature, &d.top_k,       &d.top_p,      &d.min_p,
+                         &d.filters,     &d.mask_of,       &d.masks,       &d.seed,        &d.branch,     &d.index,
+                         &by.repetition, &by.seen_ends,    &by.seen_ids,   &by.seen_costs, &by.bias_ends, &by.bias_ids,
+                         &by.biases,     &by.allowed_ends, &by.allowed_ids};
     expect_apart(ids, "ids", inputs);
     if (scores.counts.given()) {
         expect_scores(scores, branches);

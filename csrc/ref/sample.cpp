@@ -61,6 +61,20 @@ void adjust(Logits& x, const Adjustments& by, std::int64_t branch) {
     x = confined ? allowed : x;
 }
 
+// Leaves to a branch what its mask allows.
+Logits confined(const Logits& x, const Draws& draws, std::int64_t branch) {
+    const std::int64_t row = draws.mask_of.given() ? get_int(draws.mask_of, branch) : -1;
+    Logits open = x;
+    for (std::size_t id = 0; row >= 0 && id < x.size(); ++id) {
+        const auto word = static_cast<std::uint32_t>(
+            draws.masks.as<std::int32_t>()[row * draws.masks.stride[0] + static_cast<std::int64_t>(id / 32)]);
+        if ((word >> (id % 32) & 1U) == 0) {
+            open[id] = kNever;
+        }
+    }
+    return open;
+}
+
 // Tokens that are kept, as filters see them.
 struct FilteredTokens {
     Ids& ids;
@@ -193,8 +207,11 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
         }
         std::int64_t token = kBadLogits;
         if (good) {
+            const Logits open = confined(x, draws, branch);
             const bool greedy = get(draws.temperature, branch) <= 0;
-            token = static_cast<std::int64_t>(greedy ? ordered(x)[0] : drawn(x, draws, branch));
+            good = !bad(open);
+            token = !good ? kNothingLeft
+                          : static_cast<std::int64_t>(greedy ? ordered(open)[0] : drawn(open, draws, branch));
         }
         put(ids, static_cast<double>(token), branch);
         if (scored) {

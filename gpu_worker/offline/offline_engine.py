@@ -11,6 +11,7 @@ from typing import Self
 from tqdm import tqdm
 
 from gpu_worker.blocks.cost_model import CostModel
+from gpu_worker.constraints.grammars import Grammars
 from gpu_worker.engine.command_port import CommandPort, LoopControl
 from gpu_worker.engine.engine import BLOCKED_ROUND_S, Engine
 from gpu_worker.engine.step_times import StepTimes
@@ -94,6 +95,7 @@ class OfflineEngine:
         self._runner = runner
         self._info = runner.info
         self._num_sequences = 0
+        self._grammars = Grammars(self._info)
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -174,6 +176,8 @@ class OfflineEngine:
         root = hashing.root_key(info.fingerprint, info.layout, salt=request.salt, numerics=info.numerics)
         sequence = ScheduledSequence.from_admission(admission, root=root, now=time.monotonic())
         sequence.beam_text = request.new_beam_text()
+        if request.params.constraint is not None:
+            sequence.grammar = self._grammars.compile(request.params.constraint)
         return sequence
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, make_dataclass
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from gpu_worker.offline.absent import BEAM_ARGUMENTS, PARAMS_ARGUMENTS, refusing
+from gpu_worker.offline.structured import StructuredOutputsParams
 from octavo.request import limits, sampling_validation
 from octavo.request.errors import InvalidArgument, Unimplemented
-from octavo.request.sampling import PARAMETERS, Parameter, SamplingArguments, SamplingParams
+from octavo.request.sampling import PARAMETERS, Constraint, Parameter, SamplingArguments, SamplingParams
 
 
 class OfflineArguments(SamplingArguments, total=False):
@@ -21,6 +22,7 @@ class OfflineArguments(SamplingArguments, total=False):
     detokenize: bool
     truncate_prompt_tokens: int | None
     bad_words: str | Sequence[str] | None
+    structured_outputs: StructuredOutputsParams | None
     use_beam_search: bool
 
 
@@ -32,6 +34,7 @@ _FLAGS = {  # of vLLM, and their defaults
 _OWN = {
     **_FLAGS,
     "truncate_prompt_tokens": None,  # keeps the last tokens of the prompt; -1: as many as fit the context
+    "structured_outputs": None,  # vLLM's form of `constraint`
     "bad_words": None,  # texts that no output contains, with or without a space before them
 }
 # The order of vLLM, for those who give values without their names.
@@ -82,9 +85,19 @@ class _CheckedParams:
         values["include_stop"] = self.include_stop_str_in_output or self.include_stop
         values["banned_token_ids"] += tuple(token_ids[0] for token_ids in banned if len(token_ids) == 1)
         values["banned_sequences"] += tuple(tuple(token_ids) for token_ids in banned if len(token_ids) > 1)
+        if self.structured_outputs is not None:
+            values["constraint"] = self._structured()
         if self.use_beam_search:
             values |= {"beam_width": self.beam_width or self.best_of or self.n, "best_of": 0}
         return SamplingParams(**values)
+
+    def _structured(self) -> Constraint:
+        if self.constraint is not None:
+            raise InvalidArgument("structured_outputs", "constraint is given, too; leave one of them out")
+        given = self.structured_outputs
+        if not isinstance(given, StructuredOutputsParams):
+            raise InvalidArgument("structured_outputs", "must be StructuredOutputsParams")
+        return given.to_constraint()
 
     @classmethod
     def of(cls, params: SamplingParams) -> Self:

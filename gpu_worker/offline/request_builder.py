@@ -18,6 +18,7 @@ from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import SamplingParams
 from octavo.text.byte_tokenizer import NO_TEXT, no_tokenizer
 from octavo.text.detokenizer import Detokenizer
+from octavo.text.grammar import check_grammar
 from octavo.text.stop import TextStream
 from octavo.text.tokenizer import AnyTokenizer
 
@@ -108,6 +109,8 @@ class RequestBuilder:
             raise InvalidArgument(argument, "must be SamplingParams")
         if params.stop and not self._tokenizer.has_text:
             raise no_tokenizer("give stop_token_ids instead of stop")
+        if params.constraint is not None and not self._tokenizer.has_text:
+            raise no_tokenizer("leave out constraint")
         info = self._info
         try:
             own = params if isinstance(params, OfflineParams) else OfflineParams.of(params)
@@ -116,6 +119,8 @@ class RequestBuilder:
             sampling_validation.validate_sampling(
                 sampling, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids
             )
+            if sampling.constraint is not None:
+                check_grammar(sampling.constraint)
         except InvalidArgument as error:
             raise error.inside(argument) from None
         return ModelParams(own, sampling)

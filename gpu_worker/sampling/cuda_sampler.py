@@ -16,7 +16,9 @@ from torch import Tensor
 from gpu_worker.ops.batch import ArrayLayout, packed
 from gpu_worker.ops.native_cuda import current_stream, ref
 from gpu_worker.sampling.adjustments import Floats, Ids, LogitEdit
+from gpu_worker.sampling.masks import confine, packed_masks
 from gpu_worker.sampling.sampler import Sampler, SamplingColumns, is_ranked_raw
+from gpu_worker.steps.runner import BAD_LOGITS, NOTHING_LEFT
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import TokenScore
 
@@ -51,14 +53,19 @@ class CudaSampler(Sampler):
             len(branches), len(scored), max((columns.counts[i] for i in scored), default=0), competing
         )
         ids, by_adjusted, by_raw = results.on(self._device)
+        masked = [i for i, branch in enumerate(branches) if branch.mask is not None]
+        left, good = self._masked(x, masked, branches) if masked else (x, None)
         self._extension.sample(
-            ref(ids), ref(x), *(ref(self._draws[name]) for name in _DRAWS), current_stream(self._device)
+            ref(ids), ref(left), *(ref(self._draws[name]) for name in _DRAWS), current_stream(self._device)
         )
         if scored:
             self._logprobs(by_adjusted, self._rows(x, scored), self._rows(ids, scored))
         if competing:
             self._logprobs(by_raw, self._rows(raw, competing), self._rows(ids, competing))
         tokens, scores = results.fetch(scored, [columns.counts[i] for i in scored])
+        if good is not None and any(tokens[i] == BAD_LOGITS for i in masked):
+            for i, is_good in zip(masked, good.tolist(), strict=True):
+                tokens[i] = NOTHING_LEFT if is_good and tokens[i] == BAD_LOGITS else tokens[i]
         found = {i: score for i, score in zip(scored, scores, strict=True) if tokens[i] >= 0}
         for i, raw_logprob in zip(competing, results.raw, strict=True):
             if i in found:
@@ -130,6 +137,15 @@ class CudaSampler(Sampler):
         others = torch.full_like(good, -torch.inf, dtype=torch.float32).masked_fill_(~good, torch.nan)
         x.index_copy_(0, rows, others.unsqueeze(1).expand(-1, x.shape[1]))
         x.view(-1).scatter_(0, places, kept)
+
+    def _masked(self, x: Tensor, masked: Sequence[int], branches: Sequence[Seat]) -> tuple[Tensor, Tensor]:
+        """A copy of `x` with what masks leave, and which of the masked rows had good logits. Bad ones become NaN."""
+        masks = torch.from_numpy(packed_masks(branches, self.vocab_size)[1])
+        rows, words = packed([torch.tensor(masked), masks], self._device)
+        before = x.index_select(0, rows).float()
+        good = before.amax(-1).isfinite()
+        left = confine(before, words).masked_fill_(~good.unsqueeze(1), torch.nan)
+        return x.float().index_copy(0, rows, left), good
 
     def _logprobs(self, results: tuple[Tensor, Tensor, Tensor], logits: Tensor, ids: Tensor) -> None:
         self._extension.logprobs(*map(ref, results), ref(logits), ref(ids), current_stream(self._device))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpu_worker.ops import native
 from gpu_worker.sampling.cuda_sampler import CudaSampler
+from gpu_worker.sampling.masks import packed_masks
 from gpu_worker.sampling.sampler import Sampler, SamplingColumns
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import TokenScore
@@ -37,13 +38,14 @@ class NativeSampler(Sampler):
         columns = self._columns
         if columns is None or not columns.matches(rows, branches):
             columns = self._columns = SamplingColumns(rows, branches, self.vocab_size)
-        if columns.plain:  # numpy's argmax is faster than the extension
+        masks = self._masks(branches)
+        if columns.plain and not masks:  # numpy's argmax is faster than the extension
             return super().sample(logits, rows, branches)
         columns.update_index()
         ids = torch.empty(len(branches), dtype=torch.int64)
         adjustments = self._pack(branches) if columns.adjusted else {}
         results = _ScoreBuffers(columns.counts if columns.scored else [])
-        self._extension.sample(ids, logits, **columns.draws, **adjustments, **results.tensors)
+        self._extension.sample(ids, logits, **columns.draws, **masks, **adjustments, **results.tensors)
         tokens: list[int] = ids.tolist()
         if not columns.scored:
             return tokens, {}
@@ -62,6 +64,12 @@ class NativeSampler(Sampler):
             self._extension.score(x, torch.tensor(some, dtype=torch.int64), **results.tensors)
             scores += results.of(range(len(some)), some).values()
         return scores
+
+    def _masks(self, branches: Sequence[Seat]) -> dict[str, Tensor]:
+        if all(branch.mask is None for branch in branches):
+            return {}
+        mask_of, masks = packed_masks(branches, self.vocab_size)
+        return {"mask_of": torch.from_numpy(mask_of), "masks": torch.from_numpy(masks)}
 
     def _pack(self, branches: Sequence[Seat]) -> dict[str, Tensor]:
         edits = self._adjuster.edits(branches)

@@ -1,10 +1,11 @@
 """Samples tokens from logits, with their log probabilities, for a whole batch at once.
 
-For each branch, in this order: bias, penalties and masks change the logits (`adjustments`). Log probabilities are the
-log-softmax of the result. Then temperature, top-k, top-p, min-p and a draw choose the token (`draw`), or the highest
-logit does if the temperature is 0 or the sequence searches beams. Only best_of ranks branches by the log-softmax of the
-model's unchanged logits, because a replay can compute it again. Random numbers come from (seed, branch, index), so a
-branch's token depends on nothing else in the batch.
+For each branch, in this order: bias, penalties and lists of tokens change the logits (`adjustments`). Log
+probabilities are the log-softmax of the result. Then the mask of a constraint leaves out tokens (`masks`), and
+temperature, top-k, top-p, min-p and a draw choose the token (`draw`), or the highest logit does if the temperature is 0
+or the sequence searches beams. Only best_of ranks branches by the log-softmax of the model's unchanged logits, because
+a replay can compute it again. Random numbers come from (seed, branch, index), so a branch's token depends on nothing
+else in the batch.
 """
 
 import struct
@@ -20,7 +21,8 @@ from gpu_worker.sampling.adjustments import LogitAdjuster, is_adjusted
 from gpu_worker.sampling.draw import DrawParameters, draw, random_bits
 from gpu_worker.sampling.filters import columns_of
 from gpu_worker.sampling.likeliest import Ids, peaks, top
-from gpu_worker.steps.runner import BAD_LOGITS
+from gpu_worker.sampling.masks import confine, packed_masks
+from gpu_worker.steps.runner import BAD_LOGITS, NOTHING_LEFT
 from gpu_worker.steps.seats import Seat
 from octavo.request.sampling import SamplingParams, TokenScore
 
@@ -64,8 +66,8 @@ class Sampler:
         """The next token of each branch, and by i the scores of those branches[i] that ask for scores.
 
         branches[i] is sampled from logits[rows[i]]; several branches may share a row. The token is BAD_LOGITS if the
-        row has NaN or +inf, or no finite logit after masks. `logits` is [rows, vocab_size] of any float type and is
-        not changed.
+        row has NaN or +inf, or no finite logit, and NOTHING_LEFT if its mask leaves none. `logits` is
+        [rows, vocab_size] of any float type and is not changed.
         """
         if not branches:
             return [], {}
@@ -94,12 +96,12 @@ class Sampler:
             self._adjuster.adjust_logits(x, changed, [branches[wide[place]] for place in changed])
             maxima, best = peaks(_select(x, changed))
             tokens[[wide[place] for place in changed]] = np.where(np.isfinite(maxima), best, BAD_LOGITS)
-        places = [place for place, i in enumerate(wide) if tokens[i] != BAD_LOGITS]
-        random = [place for place in places if is_drawn(branches[wide[place]].params)]
+        open_x = self._masked_rows(x, branches, wide, tokens)
+        random = [place for place, i in enumerate(wide) if tokens[i] >= 0 and is_drawn(branches[i].params)]
         if random:
             chosen = [branches[wide[place]] for place in random]
-            tokens[[wide[place] for place in random]] = self._draw(_select(x, random), chosen)
-        ranked = [place for place in places if is_scored(branches[wide[place]].params)]
+            tokens[[wide[place] for place in random]] = self._draw(_select(open_x, random), chosen)
+        ranked = [place for place, i in enumerate(wide) if tokens[i] >= 0 and is_scored(branches[i].params)]
         if not ranked:
             return {}
         members = [wide[place] for place in ranked]
@@ -118,6 +120,17 @@ class Sampler:
             raw = self.score(_select(logits, [rows[i] for i in competing]), tokens, 0)
             for i, found in zip(competing, raw, strict=True):
                 scores[i] = replace(scores[i], raw=found.logprob)
+
+    def _masked_rows(self, x: Tensor, branches: Sequence[Seat], wide: list[int], tokens: Ids) -> Tensor:
+        """What may be drawn of `x`. Sets tokens[i] to the highest of it for each branch that has a mask."""
+        places = [place for place, i in enumerate(wide) if branches[i].mask is not None and tokens[i] != BAD_LOGITS]
+        if not places:
+            return x
+        masks = packed_masks([branches[wide[place]] for place in places], self.vocab_size)[1]
+        left = confine(_select(x, places), torch.from_numpy(masks).to(x.device))
+        maxima, best = peaks(left)
+        tokens[[wide[place] for place in places]] = np.where(np.isfinite(maxima), best, NOTHING_LEFT)
+        return x.index_copy(0, torch.tensor(places, device=x.device), left)
 
     def _draw(self, x: Tensor, branches: Sequence[Seat]) -> Ids:
         params = [branch.params for branch in branches]
@@ -179,7 +192,7 @@ class Sampler:
 
 def _plain(branch: Seat) -> bool:
     params = branch.params
-    return not (is_drawn(params) or is_scored(params) or is_adjusted(branch))
+    return not (is_drawn(params) or is_scored(params) or is_adjusted(branch) or branch.mask is not None)
 
 
 def _select(x: Tensor, rows: list[int]) -> Tensor:

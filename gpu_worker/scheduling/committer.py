@@ -6,7 +6,7 @@ from gpu_worker.scheduling.state.beam import BeamCandidate, Hypothesis, expand
 from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Hold, Sequence
 from gpu_worker.scheduling.state.step import BeamProgress, Chunk, StepItems, StepPlan, branch_item
 from gpu_worker.scheduling.state.workload import Workload
-from gpu_worker.steps.runner import BAD_LOGITS, StepOutput
+from gpu_worker.steps.runner import BAD_LOGITS, NOTHING_LEFT, StepOutput
 from octavo.request.errors import BadLogits
 from octavo.request.sampling import FinishReason, TokenScore
 from octavo.request.step_item import StepItem
@@ -72,7 +72,10 @@ class Committer:
                 self._score(branch, score, item)
 
     def _stop(self, branch: Branch, token: int, score: TokenScore | None, items: list[StepItem]) -> bool:
-        """Ends the branch by a stop token or BAD_LOGITS. False if it goes on: the token is not appended then."""
+        """Ends the branch by a stop token or a mark. False if it goes on: the token is not appended then."""
+        if token == NOTHING_LEFT and branch.matcher is not None:
+            items += self._workload.end(branch.sequence, ERROR, branch.matcher.failure)
+            return True
         if token == BAD_LOGITS:
             failure = BadLogits(
                 f"branch {branch.index}: the model gave no finite logit after {len(branch.tokens)} tokens; "

@@ -65,6 +65,15 @@ class StepInputs:
         step.seats, step.lengths, step.ends = ints(seats), ints(lengths), ints(ends)
         step.sample_tokens, step.sample_seats = ints(sample_tokens), ints(sample_seats)
         step.sample_branches = ints(branches)
+        self._mask(plan)
+
+    def _mask(self, plan: StepPlan) -> None:
+        """Gives a mask to each sample of a branch that has a grammar."""
+        for place, branch in enumerate(sample for chunk in plan.chunks for sample in chunk.samples):
+            grammar = branch.sequence.grammar
+            if grammar is not None:
+                branch.matcher = branch.matcher or grammar.matcher()
+                plan.input.masks[place] = branch.matcher.mask(branch.tokens, branch.num_prompt)
 
     def _tell(self, branch: Branch, start: int, step: StepInput) -> None:
         """Brings what the runner knows of a branch, up to its token at `start`, and what it has, to one."""

@@ -11,15 +11,17 @@ from gpu_worker.steps.step_input import StepInput
 from octavo.request.sampling import TokenScore
 
 BAD_LOGITS = -1
+NOTHING_LEFT = -2
 
 
 @dataclass(slots=True, eq=False)
 class StepOutput:
     """What the runner returns for a step.
 
-    `token_ids` has an entry per sample of the input. BAD_LOGITS marks one whose logits were not finite. `scores` (by
-    sample) has an entry for each sample whose parameters ask for logprobs, are ranked, or search beams; for a beam,
-    `top` holds 2 * beam_width candidates. `scored` (by chunk) holds the scores of the input's known tokens.
+    `token_ids` has an entry per sample of the input. BAD_LOGITS marks one whose logits were not finite, NOTHING_LEFT
+    one whose mask allows no token that the other parameters do. `scores` (by sample) has an entry for each sample whose
+    parameters ask for logprobs, are ranked, or search beams; for a beam, `top` holds 2 * beam_width candidates.
+    `scored` (by chunk) holds the scores of the input's known tokens.
     """
 
     token_ids: list[int]

@@ -16,6 +16,7 @@ class Seat:
     num_prompt: int
     index: int = 0  # of the branch, which its draws depend on
     root: bytes = b""
+    mask: bytes | None = None  # the tokens that may come next; None: all
     table: "array[int]" = field(default_factory=ints)  # int32: its blocks
 
     @property
@@ -37,8 +38,8 @@ class Seats:
 
     def update(self, step: StepInput) -> None:
         """Takes in what an input says is new. It comes before all that the runner does for the step."""
-        if step.masks or any(opened.adapter for opened in step.opened):
-            raise ValueError("no runner applies masks or has adapters")
+        if any(opened.adapter for opened in step.opened):
+            raise ValueError("no runner has adapters")
         seats = self._seats
         for number in step.left:
             seats.pop(number, None)
@@ -58,11 +59,11 @@ class Seats:
         """For each sample the branch whose parameters and history count. Branches that are to fork get copies."""
         found: list[Seat] = []
         before = -1
-        for number, branch in zip(step.sample_seats, step.sample_branches, strict=True):
+        for place, (number, branch) in enumerate(zip(step.sample_seats, step.sample_branches, strict=True)):
             seat = self._seats[number]
             if number == before:
                 seat = Seat(seat.params, seat.tokens, seat.num_prompt)
-            seat.index, before = branch, number
+            seat.index, seat.mask, before = branch, step.masks.get(place), number
             found.append(seat)
         return found
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import TypedDict, Unpack
 
-from gpu_worker.steps.runner import BlocksInPlace, RunnerInfo, StepOutput
+from gpu_worker.steps.runner import NOTHING_LEFT, BlocksInPlace, RunnerInfo, StepOutput
 from gpu_worker.steps.seats import Seat, Seats
 from gpu_worker.steps.step_input import KnownTokens, StepInput
 from octavo.request.sampling import SamplingParams, TokenScore
@@ -134,14 +134,18 @@ class Chooser:
 
     def __init__(self, info: RunnerInfo, *, generate_eos: bool = False) -> None:
         eos = () if generate_eos else info.eos_token_ids
+        self._vocab_size = info.vocab_size
         self._ids = [token for token in range(info.vocab_size) if token not in eos]
         if not self._ids:
             raise ValueError("vocab_size: every token would be an end of sequence")
 
-    def token(self, state: int, params: SamplingParams, branch: int, index: int) -> int:
+    def token(self, state: int, params: SamplingParams, branch: int, index: int, mask: bytes | None = None) -> int:
         if not params.greedy and not params.beam_width:
             state = mix(state, (params.seed or 0) + 1, branch + 1, index + 1)
-        return self._ids[state % len(self._ids)]
+        if mask is None:
+            return self._ids[state % len(self._ids)]
+        left = [i for i in range(self._vocab_size) if mask[i >> 3] >> (i & 7) & 1]
+        return left[state % len(left)] if left else NOTHING_LEFT
 
     def top(self, state: int, count: int) -> tuple[tuple[int, float], ...]:
         """The likeliest tokens with their log probabilities, the best first; every context has its own scale."""
@@ -158,8 +162,8 @@ class Chooser:
 
     def sample(self, state: int, sample: Seat, output: StepOutput) -> None:
         params = sample.params
-        token = self.token(state, params, sample.index, sample.num_output)
-        if params.logprobs is not None or params.ranked:
+        token = self.token(state, params, sample.index, sample.num_output, sample.mask)
+        if token >= 0 and (params.logprobs is not None or params.ranked):
             output.scores[len(output.token_ids)] = self.score(state, token, params)
         output.token_ids.append(token)
 

@@ -286,6 +286,14 @@ class BadLogits(ServingError, code=Code.INTERNAL):
     """The model produced no finite logit for this sequence."""
 
 
+class ConstraintUnmet(ServingError, code=Code.FAILED_PRECONDITION):
+    """The constraint and other sampling parameters left no token. Loosen one of them."""
+
+
+class ConstraintDiverged(ServingError, code=Code.INTERNAL):
+    """The output so far does not keep the constraint, or the constraint became too complex. Simplify it."""
+
+
 class RunnerFailed(ServingError, code=Code.INTERNAL):
     """The model raised an error in a step that ran this sequence alone."""
 

@@ -6,9 +6,10 @@ flags of the command line and docs/sampling.md are made of them. Types cannot be
 for type checkers. The wire form is octavo.v1.SamplingParams; octavo.wire converts.
 """
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, StrEnum
 from types import MappingProxyType
 from typing import Any, TypedDict
 
@@ -26,6 +27,39 @@ class FinishReason(IntEnum):
     CANCELLED = 3
     DEADLINE = 4
     ERROR = 5
+
+
+class Shape(StrEnum):
+    """What kind of constraint it is. The values are the names of fields of octavo.v1.Constraint."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    LARK = "lark"
+    CHOICE = "choice"
+    STRUCTURAL_TAG = "structural_tag"
+
+    @property
+    def max_bytes(self) -> int:
+        return limits.MAX_REGEX_BYTES if self is Shape.REGEX else limits.MAX_CONSTRAINT_BYTES
+
+    @property
+    def is_json(self) -> bool:
+        return self in (Shape.JSON_SCHEMA, Shape.CHOICE, Shape.STRUCTURAL_TAG)
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """`text` is a schema, a structural tag or a list of choices as JSON, an expression, or a grammar."""
+
+    shape: Shape
+    text: str = ""  # empty for a JSON object
+    # Which library makes the masks, in which version. A router writes it, and no other version may go on.
+    engine: str = ""
+
+    @classmethod
+    def choice(cls, choices: Sequence[str]) -> "Constraint":
+        return cls(Shape.CHOICE, json.dumps(list(choices), ensure_ascii=False))
 
 
 class ParameterKind(Enum):
@@ -71,7 +105,11 @@ class Parameter:
 
     @property
     def is_flag(self) -> bool:
-        return self.allowed is None and self.most is None
+        return self.allowed is None and self.most is None and not self.is_constraint
+
+    @property
+    def is_constraint(self) -> bool:
+        return self.name == "constraint"
 
     def check_count(self, values: Collection[object]) -> None:
         """Refuses a list that is longer than its limit. It is cheap, and so can run before the list is copied."""
@@ -159,6 +197,10 @@ class SamplingParams:
         NumberRange(0, 1), **_FILTER, flag="P", since=6)
     xtc_probability: float = _row(0.0, _DRAWS, "how often all top choices but the least likely are left out; 0: never",
         NumberRange(0, 1), **_FILTER, flag="P", since=6)
+    constraint: Constraint | None = _row(None, _ADJUSTS,  # noqa: RUF009
+        "the output has this form: a JSON schema, any JSON object, a"
+        " regular expression, a Lark grammar, one of some texts, or text with tagged parts (docs/constraints.md)",
+        beside_beams=False, history=True, vllm="structured_outputs", left_out="none", since=7)
     # fmt: on
 
     @property
@@ -207,6 +249,7 @@ class SamplingArguments(TypedDict, total=False):
     typical_p: float | None
     xtc_threshold: float | None
     xtc_probability: float | None
+    constraint: Constraint | None
 
 
 def _parameters() -> dict[str, Parameter]:

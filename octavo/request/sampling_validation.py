@@ -3,6 +3,7 @@
 Whatever the value, nothing is raised but InvalidArgument.
 """
 
+import json
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument, ViolationCollector
 from octavo.request.limits import NumberRange
-from octavo.request.sampling import PARAMETERS, Parameter, SamplingParams
+from octavo.request.sampling import PARAMETERS, Constraint, Parameter, SamplingParams, Shape
 
 
 def validate_sampling(params: SamplingParams, *, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
@@ -24,7 +25,7 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int, eos_token_ids:
     for row in PARAMETERS.values():
         checks.run(_check_value, row, getattr(params, row.name), vocab_size)
     checks.raise_found()  # the checks below compare fields, and so need each of them to be right
-    for check in (_check_best_of, _check_greedy_branches, _check_min_tokens):
+    for check in (_check_best_of, _check_greedy_branches, _check_min_tokens, _check_end_of_constraint):
         checks.run(check, params)
     if params.beam_width:
         checks.run(_check_beam_width, params)
@@ -42,6 +43,8 @@ def _check_value(row: Parameter, value: Any, vocab_size: int) -> None:
     elif row.is_flag:
         if type(value) is not bool:
             raise InvalidArgument(row.name, "must be true or false")
+    elif row.is_constraint:
+        check_constraint(value)
     elif row.name == "logit_bias":
         _check_logit_bias(value, vocab_size)
     elif value != ():
@@ -123,6 +126,11 @@ def _check_min_tokens(params: SamplingParams) -> None:
         )
     if params.max_tokens is not None and not params.min_tokens <= params.max_tokens:
         raise InvalidArgument("min_tokens", f"{params.min_tokens} exceeds max_tokens of {params.max_tokens}")
+
+
+def _check_end_of_constraint(params: SamplingParams) -> None:
+    if params.constraint is not None and params.ignore_eos:
+        raise InvalidArgument("ignore_eos", "not allowed beside constraint, whose output ends where its form does")
 
 
 def _check_beam_width(params: SamplingParams) -> None:
@@ -214,3 +222,60 @@ def _shown(value: object) -> str:
     if isinstance(value, int) and -(2**64) < value < 2**64:
         return str(int(value))
     return f"a {'huge ' if isinstance(value, int) else ''}{type(value).__name__}"
+
+
+def check_constraint(value: object) -> None:
+    """Checks form and size, which is cheap. Raises InvalidArgument."""
+    if value is None:
+        return
+    if not isinstance(value, Constraint):
+        raise InvalidArgument("constraint", "must be a Constraint")
+    field = f"constraint.{value.shape}"
+    try:
+        num_bytes = len(value.text.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgument(field, "has no UTF-8 form") from None
+    if not num_bytes <= value.shape.max_bytes:
+        raise InvalidArgument(field, f"{num_bytes} bytes are too many; at most {value.shape.max_bytes}")
+    if value.shape is Shape.JSON_OBJECT:
+        return
+    if not value.text:
+        raise InvalidArgument(field, "is empty")
+    if value.shape.is_json:
+        parsed = parsed_json(field, value.text)
+        if value.shape is Shape.CHOICE:
+            _check_choices(field, parsed)
+
+
+def parsed_json(field: str, text: str) -> Any:
+    """The value of JSON of bounded nesting. Raises InvalidArgument."""
+    try:
+        parsed = json.loads(text, parse_constant=_no_number)
+    except RecursionError:
+        raise InvalidArgument(field, f"is nested deeper than {limits.MAX_NESTING}") from None
+    except ValueError as error:
+        raise InvalidArgument(field, f"is no JSON: {error}") from None
+    level, depth = [parsed], 0
+    while level:
+        depth += 1
+        if depth > limits.MAX_NESTING:
+            raise InvalidArgument(field, f"is nested deeper than {limits.MAX_NESTING}")
+        level = [child for each in level for child in _children(each)]
+    return parsed
+
+
+def _children(value: Any) -> list[Any]:
+    found = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [child for child in found if isinstance(child, (dict, list))]
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _check_choices(field: str, choices: Any) -> None:
+    if not isinstance(choices, list) or not 1 <= len(choices) <= limits.MAX_CHOICES:
+        raise InvalidArgument(field, f"must be a list of 1 to {limits.MAX_CHOICES} texts")
+    for i, choice in enumerate(choices):
+        if not isinstance(choice, str) or not choice:
+            raise InvalidArgument(field, f"entry {i} must be a text that is not empty")

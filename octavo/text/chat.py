@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from octavo.request.errors import InvalidArgument
+from octavo.text.taught_tools import with_tools
 from octavo.text.template_renderer import RENDERERS, ModelTemplate, TemplateFault
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class ChatTemplate:
         """
         if len(source) > MAX_SOURCE:
             raise InvalidArgument("chat_template", f"does not compile: it has more than {MAX_SOURCE} characters")
+        self.source = source
         self._template = ModelTemplate(source, dict(variables))
         try:
             self.takes_tools = RENDERERS.takes_tools(self._template)
@@ -53,12 +55,12 @@ class ChatTemplate:
     ) -> str:
         """The conversation as the model was trained to see it. Raises InvalidArgument if the template refuses it.
 
-        `details` has the further fields of each message, or nothing. Tools that the template has no place for are
-        refused: the model would answer as if there were none. `variables` are a caller's own, such as enable_thinking.
+        `details` has the further fields of each message, or nothing. Where the template has no place for tools or
+        their calls, messages say them. `variables` are a caller's own, such as enable_thinking.
         With `continue_final_message`, the text ends with the last message's content, for the model to go on with it.
         """
-        if tools and not self.takes_tools:
-            raise InvalidArgument("chat.tools", "this model's chat template has no place for tools; leave them out")
+        if not self.takes_tools:
+            messages, tools, details = with_tools(messages, tools, details), (), ()
         turns: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in messages]
         for i, (turn, more) in enumerate(zip(turns, details, strict=False)):
             if "tool_calls" in more and not self.takes_tool_calls:

@@ -84,6 +84,15 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat is not None
 
+    @property
+    def template_with_tools(self) -> str:
+        """The source of the chat template; empty if it has no place for tools."""
+        return self._chat.source if self._chat is not None and self._chat.takes_tools else ""
+
+    @property
+    def special_tokens(self) -> list[str]:
+        return self._special_tokens
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text, after the beginning-of-sequence token if the model wants one.
 

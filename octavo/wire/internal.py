@@ -10,7 +10,7 @@ from octavo.wire import public
 
 # Grows by one with each change that a router or worker of the revision before cannot follow: of protos/octavo/internal,
 # and of the sampling parameters, which such a worker would ignore.
-INTERNAL_REVISION = 4
+INTERNAL_REVISION = 5
 
 ROLES = {
     WorkerRole.BOTH: worker_pb2.WORKER_ROLE_UNSPECIFIED,

@@ -3,6 +3,7 @@
 A float on the wire has 32 bits, so `sampling_from_wire(sampling_to_wire(params))` equals `params` rounded to float32.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -10,8 +11,8 @@ from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 
-from octavo.request.errors import Failure, HistoryLost
-from octavo.request.sampling import PARAMETERS, FinishReason, SamplingParams, TokenScore
+from octavo.request.errors import Failure, HistoryLost, InvalidArgument
+from octavo.request.sampling import PARAMETERS, Constraint, FinishReason, SamplingParams, Shape, TokenScore
 from octavo.v1 import types_pb2
 
 _DEFAULTS = SamplingParams()
@@ -30,7 +31,9 @@ def sampling_from_wire(message: types_pb2.SamplingParams) -> SamplingParams:
     values: dict[str, Any] = {}
     for descriptor, value in message.ListFields():
         name = descriptor.name
-        if (row := PARAMETERS[name]).most is not None:
+        if (row := PARAMETERS[name]).is_constraint:
+            value = _constraint_from_wire(value)
+        elif row.most is not None:
             row.check_count(value)
             value = _PLAIN_LISTS.get(name, tuple)(value)
         values[name] = value
@@ -80,7 +83,10 @@ def _without_bias(params: SamplingParams) -> types_pb2.SamplingParams:
     message = types_pb2.SamplingParams()
     for name, row in PARAMETERS.items():
         value = getattr(params, name)
-        if name == "banned_sequences":
+        if row.is_constraint:
+            if value is not None:
+                message.constraint.CopyFrom(_constraint_to_wire(value))
+        elif name == "banned_sequences":
             message.banned_sequences.extend(types_pb2.TokenIds(ids=sequence) for sequence in value)
         elif row.most is not None and name != "logit_bias":
             getattr(message, name).extend(value)
@@ -104,6 +110,31 @@ def sampling_message(data: bytes) -> types_pb2.SamplingParams:
         raise HistoryLost(
             "the record's sampling parameters cannot be read; start again with a new request id"
         ) from error
+
+
+def _constraint_from_wire(message: types_pb2.Constraint) -> Constraint:
+    shape = message.WhichOneof("shape")
+    if shape is None:
+        raise InvalidArgument("constraint", f"has no shape; give one of {', '.join(Shape)}")
+    if shape == Shape.CHOICE:
+        return replace(Constraint.choice(message.choice.texts), engine=message.engine)
+    if shape == Shape.JSON_OBJECT:
+        if not message.json_object:
+            raise InvalidArgument("constraint.json_object", "must be true, or left out")
+        return Constraint(Shape.JSON_OBJECT, engine=message.engine)
+    return Constraint(Shape(shape), getattr(message, shape), message.engine)
+
+
+def _constraint_to_wire(constraint: Constraint) -> types_pb2.Constraint:
+    message = types_pb2.Constraint(engine=constraint.engine)
+    match constraint.shape:
+        case Shape.CHOICE:
+            message.choice.texts.extend(json.loads(constraint.text))
+        case Shape.JSON_OBJECT:
+            message.json_object = True
+        case shape:
+            setattr(message, shape, constraint.text)
+    return message
 
 
 def failure_to_wire(failure: Failure) -> types_pb2.Failure:

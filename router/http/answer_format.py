@@ -17,6 +17,8 @@ from octavo.text.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from router.fleet.model_registry import ServedModel
 from router.http.common_fields import AskedAnswer
+from router.tools.asked_tools import AskedTools, tool_format
+from router.tools.tool_message import ToolMessage
 
 LEAST = -9999.0  # for minus infinity, which JSON does not have
 Event = inference_pb2.GenerateEvent
@@ -157,11 +159,15 @@ class AnswerFormat:
         if asked.token_ids:
             parts.append(b',"token_ids":' + _dumped(list(self._shown(event.token_ids))))
         token = b2a_base64(event.resume_token, newline=False).translate(URL_SAFE)
-        parts += (FINISH_PARTS[event.finish_reason], self._end, token, b'"}\n\n')
+        parts += (self._finish(event), self._end, token, b'"}\n\n')
         return b"".join(parts)
 
     def _delta(self, event: Event, is_first: bool) -> bytes:
         raise NotImplementedError
+
+    def _finish(self, event: Event) -> bytes:
+        """The reason why the event's branch has ended, after `_delta`."""
+        return FINISH_PARTS[event.finish_reason]
 
     # One object
 
@@ -172,14 +178,18 @@ class AnswerFormat:
         for index, output in enumerate(answer.outputs):
             scores = self._scores(index, self._shown(output.logprobs), True) if self._asked.scores else None
             text = "" if self._asked.no_output else output.text
-            choice = {"index": index, **self._choice_of(text), "logprobs": scores}
+            choice: dict[str, Any] = {
+                "index": index,
+                "logprobs": scores,
+                "finish_reason": FINISHES[output.finish_reason],
+            }
             if self._asked.token_ids:
                 choice["token_ids"] = list(self._shown(output.token_ids))
-            choices.append({**choice, "finish_reason": FINISHES[output.finish_reason]})
+            choices.append(choice | self._choice_of(text, index, output.finish_reason))
         usage = self._usage(answer.usage)
         return _dumped({"object": self.WHOLE, **self._common, "choices": choices, "usage": usage})
 
-    def _choice_of(self, text: str) -> dict[str, Any]:
+    def _choice_of(self, text: str, index: int, finish: int) -> dict[str, Any]:
         raise NotImplementedError
 
     # Both
@@ -206,12 +216,40 @@ class ChatFormat(AnswerFormat):
 
     WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: EchoedPrompt | None = None) -> None:
+        super().__init__(asked, model, prompt)
+        self._divided = asked.tools is not None  # outputs are divided into content and calls
+        self._messages: dict[int, ToolMessage] = {}
+
     def _delta(self, event: Event, is_first: bool) -> bytes:
         role = b'"role":"assistant",' if is_first else b""
-        return b'"delta":{%b"content":%b}' % (role, encode_basestring(event.text).encode())
+        if not self._divided:
+            return b'"delta":{%b"content":%b}' % (role, encode_basestring(event.text).encode())
+        delta = self._message(event.branch).delta(event.text, event.finish_reason)
+        return b'"delta":{' + (role + _dumped(delta)[1:-1]).rstrip(b",") + b"}"
 
-    def _choice_of(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _finish(self, event: Event) -> bytes:
+        if self._divided and self._ends_in_calls(event.branch, event.finish_reason):
+            return b',"finish_reason":"tool_calls"'
+        return super()._finish(event)
+
+    def _choice_of(self, text: str, index: int, finish: int) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if not self._divided:
+            return {"message": message}
+        message |= self._message(index).whole(text, finish)
+        calls = {"finish_reason": "tool_calls"} if self._ends_in_calls(index, finish) else {}
+        return {"message": message, **calls}
+
+    def _message(self, branch: int) -> ToolMessage:
+        found = self._messages.get(branch)
+        if found is None:
+            tools, request_id = self._asked.tools or AskedTools({}), str(self._common["id"])
+            found = self._messages[branch] = ToolMessage(tools, tool_format(self._tokenizer), request_id, branch)
+        return found
+
+    def _ends_in_calls(self, branch: int, finish: int) -> bool:
+        return finish == types_pb2.FINISH_REASON_STOP and self._message(branch).num_calls > 0
 
     def _scores(self, branch: int, scores: Sequence[types_pb2.Logprobs], is_first: bool) -> dict[str, Any]:
         return shown_chat_scores(self._tokenizer, scores)
@@ -232,7 +270,7 @@ class CompletionFormat(AnswerFormat):
             text = self._prompt.text + text
         return b'"text":' + encode_basestring(text).encode()
 
-    def _choice_of(self, text: str) -> dict[str, Any]:
+    def _choice_of(self, text: str, index: int, finish: int) -> dict[str, Any]:
         return {"text": text if self._prompt is None else self._prompt.text + text}
 
     def _scores(self, branch: int, scores: Sequence[types_pb2.Logprobs], is_first: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument, NotFound, ServingError
 from octavo.request.ids import new_request_id
+from octavo.text.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2
 from octavo.wire.public import failure_from_wire
 from router.background_tasks import BackgroundTasks
@@ -24,6 +25,7 @@ from router.streaming.inference_service import InferenceService, whole_answer
 from router.streaming.request_preparer import RequestPreparer, run_aside
 from router.streaming.session import Session
 from router.streaming.session_opener import SessionOpener
+from router.tools.asked_tools import AskedTools, forced_grammar, tool_format
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 ID_HEADER = b"idempotency-key"
@@ -112,6 +114,8 @@ class NewAnswer:
             reply.close()
 
     async def _answer(self, asked: AskedAnswer, remaining_s: float | None, reply: Reply) -> None:
+        if asked.tools is not None:
+            force_call(asked, asked.tools, self.service.preparer.find_model(asked.request).tokenizer)
         opening = self.service.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream)
         try:
             async with opening as session:
@@ -120,6 +124,21 @@ class NewAnswer:
         except asyncio.CancelledError:
             self.service.note_left(asked)
             raise
+
+
+def force_call(asked: AskedAnswer, tools: AskedTools, tokenizer: AnyTokenizer) -> None:
+    """Has the output begin with a call, if one is forced, and shows the marks of calls that are special tokens."""
+    form, special = tool_format(tokenizer), getattr(tokenizer, "special_tokens", [])
+    sampling = asked.request.sampling
+    if form is not None and any(mark in special for mark in (*form.begins, form.end)):
+        sampling.skip_special_tokens = False
+    if not tools.forced:
+        return
+    if form is None:
+        raise InvalidArgument("tool_choice", "nobody knows how this model writes calls: use auto, or --tool-parser")
+    if sampling.HasField("constraint"):
+        raise InvalidArgument("tool_choice", "the output has another form already: leave out one of them")
+    sampling.constraint.lark = forced_grammar(tools, form, special)
 
 
 async def send_answer(session: Session, form: AnswerFormat, stream: bool, reply: Reply) -> None:

@@ -4,12 +4,13 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from octavo.request.errors import FieldViolation, InvalidArgument, ViolationCollector
+from octavo.request.errors import InvalidArgument, ViolationCollector
 from octavo.request.ids import new_request_id
 from octavo.request.limits import MAX_CHAT_MESSAGES
 from octavo.v1 import inference_pb2
 from router.http.common_fields import SCORES, AskedAnswer, read_common, read_max_tokens
 from router.http.field_reader import FieldReader, checked_text
+from router.tools.asked_tools import AskedTools, read_choice
 
 ID_PREFIX = "chatcmpl-"
 # OpenAI has no default but the model's largest output. The queue counts what a request may come to: a context of 128 Ki
@@ -17,12 +18,10 @@ ID_PREFIX = "chatcmpl-"
 DEFAULT_MAX_TOKENS = 4096
 # What changes an answer only if it has other values than these.
 HARMLESS: dict[str, tuple[list[object], str]] = {
-    "response_format": ([{"type": "text"}], "only the type text is supported: the output cannot be constrained"),
     "modalities": ([["text"]], "only text is supported"),
     "reasoning_effort": (["none"], "is not supported; leave it out"),
     "verbosity": (["medium"], "is not supported; leave it out"),
-    "function_call": (["none"], "is not supported; use tools"),
-    "parallel_tool_calls": ([True], "must be true: what the model calls cannot be constrained"),
+    "function_call": (["none", "auto"], "is not supported; use tools"),
     "continue_final_message": ([False], "is not supported; leave it out"),
     "echo": ([False], "is not supported in a chat"),
 }
@@ -41,7 +40,7 @@ def read_chat(body: dict[str, Any]) -> AskedAnswer:
     asked = read_common(fields, request)
     if not asked.chosen_id:
         request.request_id = ID_PREFIX + new_request_id()[2:]
-    checks.run(_add_chat, fields, request.chat)
+    asked.tools = checks.run(_add_chat, fields, request.chat)
     if read_max_tokens(fields, sampling, "max_completion_tokens", "max_tokens") is None:
         sampling.max_tokens = DEFAULT_MAX_TOKENS
     asked.scores = fields.take_flag("logprobs")
@@ -57,18 +56,21 @@ def read_chat(body: dict[str, Any]) -> AskedAnswer:
     return asked
 
 
-def _add_chat(fields: FieldReader, chat: inference_pb2.Chat) -> None:
+def _add_chat(fields: FieldReader, chat: inference_pb2.Chat) -> AskedTools | None:
     """Adds the messages and the tools. Raises InvalidArgument with all that is wrong with them."""
     checks = ViolationCollector()
     checks.run(_add_each, chat.messages, _add_message, "messages", fields.take_any("messages"), MAX_CHAT_MESSAGES)
     chat.add_generation_prompt = fields.take_flag("add_generation_prompt", default=True)
     tools, choice = fields.take_any("tools"), fields.take_any("tool_choice")
-    if choice not in (None, "auto", "none"):
-        what = "must be auto or none: what the model calls cannot be constrained"
-        checks.found.append(FieldViolation("tool_choice", what))
-    elif choice != "none" and tools is not None:
+    is_parallel = fields.take_flag("parallel_tool_calls", default=True)
+    if tools is not None:
         checks.run(_add_each, chat.tools, _add_tool, "tools", tools, MAX_LISTED)
+    schemas = {tool.name: tool.parameters_json for tool in chat.tools}
+    asked = checks.run(read_choice, choice, schemas, is_parallel)
     checks.raise_found()
+    if asked is None:
+        del chat.tools[:]
+    return asked
 
 
 def _add_each(added: Any, add_one: Callable[..., None], field: str, listed: Any, most: int) -> None:
@@ -157,7 +159,7 @@ def _add_tool(tool: inference_pb2.Tool, value: Any, path: str) -> None:
         parameters = function.take_any("parameters")
         if parameters is not None:
             tool.parameters_json = _json_text(parameters, f"{path}.function.parameters")
-        function.take_harmless("strict", [False], "must be false: what the model calls cannot be constrained")
+        function.take_flag("strict")
         function.refuse_rest()
     fields.refuse_rest()
     fields.checks.raise_found()

@@ -11,7 +11,9 @@ from octavo.request.errors import InvalidArgument
 from octavo.request.limits import NumberRange
 from octavo.request.sampling import PARAMETERS, Parameter
 from octavo.v1 import inference_pb2, types_pb2
+from router.http.constraint_fields import read_constraint
 from router.http.field_reader import FieldReader, checked_ids, checked_text
+from router.tools.asked_tools import AskedTools
 
 PRIORITIES = {
     "system": inference_pb2.PRIORITY_SYSTEM,
@@ -47,6 +49,7 @@ class AskedAnswer:
     token_ids: bool = False  # token ids are shown
     echo: bool = False  # the prompt stands before each text
     no_output: bool = False  # the client wants the prompt's log probabilities alone; one token is generated and dropped
+    tools: AskedTools | None = None  # what the model may call
     chosen_id: bool = False  # the client has named the request, and so may come back to it
 
 
@@ -65,6 +68,7 @@ def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> 
     fields.take_ignored(IGNORED)
     asked = AskedAnswer(request, stream=fields.take_flag("stream"), token_ids=fields.take_flag("return_token_ids"))
     asked.chosen_id = request.HasField("request_id")
+    read_constraint(fields, sampling)
     options = fields.take_object("stream_options")
     if options is not None:
         if not asked.stream:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from octavo.net.security.api_keys import salt_of
@@ -22,6 +22,7 @@ from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_bytes, sampling_from_wire, with_recommended
 from octavo.wire.requests import ChatPrompt, chat_from_wire, request_hash
 from router.fleet.model_registry import ModelRegistry, ServedModel
+from router.streaming.grammar_checks import GrammarChecks
 
 T = TypeVar("T")
 
@@ -65,6 +66,7 @@ class RequestPreparer:
         self._router_id = router_id
         self._authorizer = authorizer or Authorizer()
         self._chat_threads = ChatThreads()
+        self._grammars = GrammarChecks()
         self._wait_for_workers = wait_for_workers
 
     async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> PreparedRequest:
@@ -82,6 +84,10 @@ class RequestPreparer:
         params = sampling_validation.resolve(
             params, prompt_len=len(token_ids), context_tokens=context, seed_source=lambda: secrets.randbits(63)
         )
+        if params.constraint is not None:
+            if not model.tokenizer.has_text:
+                raise no_tokenizer("leave out constraint")
+            params = replace(params, constraint=await self._grammars.checked(params.constraint))
         tenant = self._authorizer.current_tenant()
         new = NewSequence(
             seq_id=sequence_id(tenant, request_id),

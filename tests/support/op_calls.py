@@ -164,6 +164,7 @@ def sample(module, fence, n):
     arguments |= {"rows": fence.ints(*[1, 0][:n])}
     arguments["filters"] = fence(torch.full((n, len(COLUMNS)), 0.5))
     arguments |= {name: fence.ints(*[5, 7][:n]) for name in ("seed", "branch", "index")}
+    arguments |= {"mask_of": fence.ints(*[0, -1][:n], dtype=I32), "masks": fence(torch.tensor([[0b10111]], dtype=I32))}
     arguments |= {"top_k": fence.ints(*[0, 3][:n], dtype=I32), **scores_of(fence, n)}
     return Call(module.sample, arguments, ("ids", "logprobs", "top_ids", "top_logprobs"))
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from octavo.request import limits
 from octavo.request.limits import NumberRange
-from octavo.request.sampling import PARAMETERS, Parameter
+from octavo.request.sampling import PARAMETERS, Constraint, Parameter, Shape
 
 NAN, INF = math.nan, math.inf
 VOCAB = 100
@@ -19,6 +19,8 @@ def inside(row: Parameter) -> list[Any]:
     """Values that the row allows, other than the default, with its edges."""
     if row.is_flag:
         return [not row.default]
+    if row.is_constraint:
+        return [Constraint.choice(["ja", "nein"]), Constraint(Shape.JSON_OBJECT), Constraint(Shape.REGEX, "a" * 16_384)]
     if row.allowed is None:
         return {
             "stop": [("é" * 128,) * 16, ("a", "b")],
@@ -33,6 +35,15 @@ def beyond(row: Parameter) -> list[Any]:
     """Values that the row does not allow."""
     if row.is_flag:
         return [None, 1, 0, "true"]
+    if row.is_constraint:
+        return [
+            1,
+            "a+",
+            {},
+            Constraint(Shape.REGEX, ""),
+            Constraint(Shape.REGEX, "a" * 16_385),
+            Constraint.choice([""]),
+        ]
     if row.allowed is not None:
         step = 1 if row.allowed.integer else 0.1
         low = row.allowed.low - (0 if row.allowed.above else step)
@@ -58,6 +69,10 @@ def strategy(row: Parameter) -> st.SearchStrategy[Any]:
     """Values of the row that the wire can carry."""
     if row.is_flag:
         return st.booleans()
+    if row.is_constraint:
+        texts = st.text(min_size=1, max_size=9)
+        plain = st.builds(Constraint, st.sampled_from([Shape.JSON_SCHEMA, Shape.REGEX, Shape.LARK]), texts, texts)
+        return st.none() | plain | st.lists(texts, max_size=3).map(Constraint.choice) | st.just(inside(row)[1])
     if row.allowed is not None:
         return numbers(row.allowed)
     return {

@@ -1,6 +1,6 @@
 // Samples tokens from logits for a whole batch at once, as gpu_worker/sampling/sampler.py defines it. In this order:
-// logits are adjusted; log probabilities are the log-softmax of the result; temperature, top-k, top-p and min-p leave
-// out tokens, and then further filters; a draw chooses one.
+// logits are adjusted; log probabilities are the log-softmax of the result; a mask leaves out tokens, then temperature,
+// top-k, top-p and min-p do, and then further filters; a draw chooses one.
 //
 // The first filters keep a prefix of the tokens, ordered by falling logit, then rising id. The further ones (filters.h)
 // narrow it down. The draw goes by id among those kept (draw.h). A branch's token depends on its own row and parameters
@@ -11,7 +11,8 @@
 
 namespace octavo {
 
-constexpr std::int64_t kBadLogits = -1;  // instead of a token, if the row has NaN or +inf, or no finite logit
+constexpr std::int64_t kBadLogits = -1;    // instead of a token, if the row has NaN or +inf, or no finite logit
+constexpr std::int64_t kNothingLeft = -2;  // if the mask allows no token that has a finite logit
 
 // How each of r branches draws.
 struct Draws {
@@ -21,6 +22,8 @@ struct Draws {
     TensorRef top_p, min_p;         // f32 [r]; 1 and 0: off
     TensorRef filters;              // f32 [r, filters::kColumns], 0 to 1. No data: off
     TensorRef seed, branch, index;  // i64 [r], the seed as 64 bits: what the random number comes from
+    TensorRef mask_of;              // i32 [r]: which row of `masks` says what may be drawn; -1: all. No data: all -1
+    TensorRef masks;                // i32 [m, (vocabulary + 31) / 32]: a bit per token, the least bit first
 };
 
 // The changes of the logits of each branch: the bias first, then penalties, then the mask. Branch i has the entries

@@ -2,5 +2,6 @@
 
 from gpu_worker.offline.params import BeamSearchParams
 from gpu_worker.offline.params import OfflineParams as SamplingParams
+from gpu_worker.offline.structured import StructuredOutputsParams
 
-__all__ = ["BeamSearchParams", "SamplingParams"]
+__all__ = ["BeamSearchParams", "SamplingParams", "StructuredOutputsParams"]

@@ -4,7 +4,7 @@ from gpu_worker.scheduling.state.beam import BeamSearch
 from gpu_worker.scheduling.state.sequence import FINISHED, WAITING, Branch, Hold, Sequence
 from gpu_worker.scheduling.state.step import branch_item
 from gpu_worker.scheduling.state.workload import Workload
-from gpu_worker.steps.runner import BAD_LOGITS, RunnerInfo
+from gpu_worker.steps.runner import BAD_LOGITS, NOTHING_LEFT, RunnerInfo
 from octavo.request.errors import OutOfBlocks, TooLarge
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome
 from octavo.request.sampling import FinishReason
@@ -76,7 +76,7 @@ def prepare_branches(sequence: Sequence, info: RunnerInfo) -> None:
         if params.logprobs is not None:
             sequence.branches[0].scores = []
     for branch in sequence.branches:
-        branch.stops = stops | {BAD_LOGITS}
+        branch.stops = stops | {BAD_LOGITS, NOTHING_LEFT}
         branch.last = last
         if sequence.carried is not None:
             branch.cumulative_logprob = sequence.carried.cumulative_logprobs[branch.index]

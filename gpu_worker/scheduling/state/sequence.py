@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
 from gpu_worker.blocks.block_manager import Reservation
+from gpu_worker.constraints.matcher import Grammar, Matcher
 from gpu_worker.scheduling.state.beam import BeamSearch
 from octavo.request.ids import BlockHash, BlockId, HostBlockId, SequenceId
 from octavo.request.record import Admission
@@ -114,7 +115,7 @@ class Branch:
     # Leading blocks that are out of every layer's window: given back. Their places in `blocks` stay, and mean nothing.
     num_passed: int = 0
     first_unscored: int = sys.maxsize  # the first position that a prefill has still to score; maxsize: none
-    stops: frozenset[int] = frozenset()  # tokens that need a second look: stop tokens and BAD_LOGITS
+    stops: frozenset[int] = frozenset()  # tokens that need a second look: stop tokens, and the runner's marks
     last: int = sys.maxsize  # position of the last token it may have: max_tokens or the end of the context
     slots_end: int = 0  # while num_computed is below it, the next token has a slot in a block that no other has
     scores: list[TokenScore] | None = None  # beams only, when log probabilities are asked for
@@ -122,6 +123,7 @@ class Branch:
     num_to_repeat: int = 0
     repeated_scores: list[TokenScore] = field(default_factory=list)
     text: TextStream | None = None  # beams only, when there are stop strings
+    matcher: Matcher | None = None  # once it has been sampled, if the sequence has a grammar
     # What the runner knows of it; `StepInputs` and `BlockTables` write this.
     seat: int = -1  # under which number; -1: under none
     told_tokens: int = -1  # how many of its tokens; -1: nothing
@@ -199,6 +201,7 @@ class Sequence:
     deadline: float | None = None  # of the worker's monotonic clock
     carried: CarriedScores | None = None  # it has moved here: its tokens have these scores
     beam_text: TextStream | None = None  # new, for beams with stop strings, which are found in it
+    grammar: Grammar | None = None  # of its constraint
     branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
     last_preempted: float = float("-inf")
     # What the scheduler keeps of it:

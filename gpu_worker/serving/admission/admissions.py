@@ -5,6 +5,7 @@ so the log of a sequence is opened before the first tokens for it arrive.
 import asyncio
 from collections.abc import Callable, Iterable
 
+from gpu_worker.constraints.grammars import Grammars
 from gpu_worker.engine.block_port import checked_sequence
 from gpu_worker.engine.command_port import CommandPort
 from gpu_worker.journal.step_publisher import StepPublisher
@@ -41,6 +42,7 @@ class Admissions:
         self._offers = offers
         self._announcer = announcer
         self._beam_texts = BeamTexts(workload.info)
+        self._grammars = Grammars(workload.info)
         self._loop = asyncio.get_running_loop()
         self._deciding: dict[tuple[SequenceId, int], asyncio.Task[AdmissionAnswer]] = {}
 
@@ -93,8 +95,11 @@ class Admissions:
             return AdmissionAnswer(AdmissionOutcome.STALE_EPOCH, stale.failure())
         try:
             sequence = checked_sequence(admission, self._workload.info)
+            sequence.grammar = await self._grammars.compiled(sequence.params.constraint)
         except InvalidArgument as error:
             return AdmissionAnswer(AdmissionOutcome.REJECTED, error.failure())
+        except ServingError as error:
+            return AdmissionAnswer(AdmissionOutcome.NEVER, error.failure())
         if carried is not None and carried.fit(admission):
             sequence.carried = carried
             for branch in sequence.branches:

@@ -84,4 +84,8 @@ def branch(rng: Any, vocabulary: int) -> Any:
     prompt = rng.integers(0, vocabulary, int(rng.integers(1, 9))).tolist()
     params = dataclasses.replace(params, seed=params.seed or 0)
     output = rng.integers(0, vocabulary, int(rng.integers(0, 4))).tolist()
-    return Seat(params, [*prompt, *output], len(prompt), int(rng.integers(3)))
+    seat = Seat(params, [*prompt, *output], len(prompt), int(rng.integers(3)))
+    seat.mask = maybe(
+        lambda: np.packbits(rng.random(vocabulary) < rng.choice([0, 0.02, 0.5]), bitorder="little").tobytes()
+    )
+    return seat

@@ -4,8 +4,9 @@ import pytest
 from parameter_values import all_beyond, inside
 
 from gpu_worker.offline.params import BeamSearchParams, OfflineParams
+from gpu_worker.offline.structured import StructuredOutputsParams
 from octavo.request.errors import InvalidArgument, Unimplemented
-from octavo.request.sampling import PARAMETERS, SamplingParams
+from octavo.request.sampling import PARAMETERS, Constraint, SamplingParams, Shape
 
 SAME = [
     ({}, {}),
@@ -47,7 +48,7 @@ def test_a_value_beyond_the_table_is_refused_by_name(name, value):
     row, otherwise = PARAMETERS[name], [("top_k", -1), ("seed", -1), ("best_of", None)]
     if row.most is not None or (name, value) in otherwise or (value is True and "logprobs" in name):
         return  # what vLLM writes for none, or for 1; lists are checked with the model
-    with pytest.raises(InvalidArgument, match=f"^{name}: "):
+    with pytest.raises(InvalidArgument, match=rf"^{name}[.:]"):
         OfflineParams(**{name: value})
 
 
@@ -58,6 +59,9 @@ REFUSED = [
     ({"detokenize": 1}, "detokenize: must be true or false"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens: must be a whole number"),
     ({"bad_words": [""]}, "bad_words: entry 0"),
+    ({"structured_outputs": "json"}, "structured_outputs: must be StructuredOutputsParams"),
+    ({"constraint": Constraint(Shape.REGEX, "a"), "ignore_eos": True}, "ignore_eos: not allowed beside constraint"),
+    ({"constraint": Constraint(Shape.REGEX, "a"), "beam_width": 2}, "constraint: not allowed beside beam_width"),
 ]
 
 
@@ -69,9 +73,8 @@ def test_a_bad_value_is_refused_when_the_parameters_are_made(given, message):
 
 
 ABSENT = [
-    ({"guided_decoding": object()}, "guided_decoding=<object>: guided decoding is not there; use allowed_token_ids"),
+    ({"guided_decoding": object()}, "guided_decoding=<object>: say what form outputs have"),
     ({"logits_processors": [print]}, "logits_processors=<list>: no code of the caller"),
-    ({"structured_outputs": "json"}, "structured_outputs='json': "),
     ({"early_stopping": True}, "early_stopping=True: "),
 ]
 
@@ -104,3 +107,27 @@ def test_a_bad_beam_search_is_refused_when_it_is_made():
         BeamSearchParams(beam_width=4, max_tokens=9, temperature=0.7)
     with pytest.raises(TypeError, match="did you mean beam_width"):
         BeamSearchParams(beam_with=4, max_tokens=9)
+
+
+FORMS = [
+    ({"json": {"type": "integer"}}, Constraint(Shape.JSON_SCHEMA, '{"type": "integer"}')),
+    ({"json": "{}"}, Constraint(Shape.JSON_SCHEMA, "{}")),
+    ({"regex": "a+"}, Constraint(Shape.REGEX, "a+")),
+    ({"choice": ["a", "b"]}, Constraint.choice(["a", "b"])),
+    ({"grammar": "start: A"}, Constraint(Shape.LARK, "start: A")),
+    ({"json_object": True}, Constraint(Shape.JSON_OBJECT)),
+]
+
+
+@pytest.mark.parametrize(("given", "constraint"), FORMS, ids=str)
+def test_structured_outputs_are_a_constraint(given, constraint):
+    params = OfflineParams(structured_outputs=StructuredOutputsParams(**given))
+    assert params.to_sampling().constraint == constraint
+    with pytest.raises(InvalidArgument, match="constraint is given, too"):
+        OfflineParams(constraint=constraint, structured_outputs=StructuredOutputsParams(**given))
+
+
+@pytest.mark.parametrize("given", [{}, {"json": 3}, {"choice": "ab"}, {"regex": "a", "json_object": True}], ids=str)
+def test_structured_outputs_have_one_form_of_the_right_type(given):
+    with pytest.raises(InvalidArgument, match=r"^structured_outputs"):
+        StructuredOutputsParams(**given)

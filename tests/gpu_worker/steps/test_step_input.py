@@ -82,9 +82,7 @@ def test_parameters_keep_all_but_their_texts(params):
     assert params_from_bytes(params_to_bytes(texts)) == params
 
 
-@pytest.mark.parametrize(
-    "wanted", [{"masks": {0: b"\1"}}, {"opened": [OpenedSeat(0, SamplingParams(), 1, longs(), adapter=1)]}]
-)
-def test_what_no_runner_can_do_is_refused(wanted):
-    with pytest.raises(ValueError, match="no runner applies masks or has adapters"):
-        Seats().update(StepInput(1, **wanted))
+def test_adapters_are_refused():
+    opened = [OpenedSeat(0, SamplingParams(), 1, longs(), adapter=1)]
+    with pytest.raises(ValueError, match="no runner has adapters"):
+        Seats().update(StepInput(1, opened=opened))

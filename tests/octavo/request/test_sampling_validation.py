@@ -1,6 +1,7 @@
 """Sampling parameters against the table, against the contract written a second time, and against everything else."""
 
 import dataclasses
+import json
 import random
 
 import pytest
@@ -10,7 +11,7 @@ from refusals import refusal
 
 from octavo.request import sampling_validation
 from octavo.request.errors import InvalidArgument
-from octavo.request.sampling import PARAMETERS, SamplingParams
+from octavo.request.sampling import PARAMETERS, SamplingParams, Shape
 from octavo.v1 import types_pb2
 from octavo.wire.public import sampling_from_wire
 
@@ -52,10 +53,28 @@ def allows(p, vocab=VOCAB, eos=EOS):
             all(1 <= len(sequence) <= 16 for sequence in p.banned_sequences),
             all(token in ids for sequence in p.banned_sequences for token in sequence),
             bool(drawable),
+            p.constraint is None or (allows_constraint(p.constraint) and not p.ignore_eos),
             bool(early) or not p.min_tokens,
             p.beam_width == 0 or beams,
         )
     )
+
+
+def allows_constraint(constraint):
+    size = len(constraint.text.encode())
+    if constraint.shape is Shape.JSON_OBJECT:
+        return True
+    if constraint.shape is Shape.REGEX:
+        return 0 < size <= 16_384
+    if constraint.shape is Shape.LARK:
+        return 0 < size <= 65_536
+    try:
+        value = json.loads(constraint.text) if size <= 65_536 else None
+    except ValueError:
+        return False
+    if constraint.shape is not Shape.CHOICE:
+        return size <= 65_536
+    return value is not None and 1 <= len(value) <= 1024 and all(value)
 
 
 def passes(params):
@@ -87,7 +106,7 @@ def test_all_fields_that_contradict_others_are_named_together(params, fields):
 @pytest.mark.parametrize(("field", "value"), list(all_beyond()), ids=lambda value: repr(value)[:30])
 def test_a_bad_value_is_refused_by_name(field, value):
     error = refusal(check, dataclasses.replace(DEFAULT, **{field: value}))
-    assert error.field == field
+    assert error.field.split(".")[0] == field
     row = PARAMETERS[field]
     if row.allowed and not isinstance(value, str):
         assert str(row.allowed) in error.message
@@ -179,6 +198,14 @@ def fill(message, name, rng):
         getattr(message, name).extend(rng.choices(U32S[: rng.choice([-3, 17])], k=size))
     elif PARAMETERS[name].is_flag:
         setattr(message, name, rng.random() < 0.5)
+    elif PARAMETERS[name].is_constraint:
+        shape = rng.choice(["json_schema", "json_object", "regex", "lark", "structural_tag", "choice", ""])
+        if shape == "choice":
+            message.constraint.choice.texts.extend(rng.choices(TEXTS[1:5], k=rng.choice([0, 1, 1025])))
+        elif shape:
+            setattr(message.constraint, shape, rng.random() < 0.5 if shape == "json_object" else rng.choice(TEXTS))
+        else:
+            message.constraint.engine = "x"
     elif PARAMETERS[name].allowed.integer:
         setattr(message, name, rng.choice(U32S) if name != "seed" else rng.getrandbits(64))
     else:
@@ -223,7 +250,8 @@ def test_a_hundred_thousand_hostile_messages():
         passed = passes(params)
         assert passed == allows(params), params
         outcomes["passed" if passed else "refused"] += 1
-    assert too_long == {row.name for row in PARAMETERS.values() if row.most is not None} - {"logit_bias"}
+    lists = {row.name for row in PARAMETERS.values() if row.most is not None} - {"logit_bias"}
+    assert too_long == lists | {"constraint", "constraint.json_object"}
     assert min(outcomes.values()) > 10_000, outcomes  # or the fuzzer has lost its aim
 
 

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,15 +75,21 @@ def test_tools_and_further_fields_reach_the_template() -> None:
     assert text == '{"type": "function", "function": {"name": "weather"}}c1ann'
 
 
-def test_templates_without_tools_refuse_them() -> None:
-    template = ChatTemplate("{{ messages[0].content }}", {})
-    with pytest.raises(InvalidArgument) as caught:
-        template.render([("user", "x")], True, [TOOL])
-    assert caught.value.field == "chat.tools"
-    with pytest.raises(InvalidArgument) as caught:
-        template.render([("assistant", "")], True, (), [{"tool_calls": [{}]}])
-    assert caught.value.field == "chat.messages[0].tool_calls"
-    assert template.render([("user", "x")], True, (), [{"name": "ann"}]) == "x"
+def test_templates_without_tools_are_told_of_them_in_messages() -> None:
+    template = ChatTemplate("{% for each in messages %}{{ each.role }}:{{ each.content }}|{% endfor %}", {})
+    call = {"function": {"name": "weather", "arguments": {"where": "Oslo"}}}
+    chat = [("user", "x"), ("assistant", "So:"), ("tool", "cold"), ("tool", "dry")]
+    text = template.render(chat, True, [TOOL], [{}, {"tool_calls": [call]}, {"tool_call_id": "a"}, {}])
+    system, *turns = text.split("|")
+    assert system.startswith("system:") and json.dumps(TOOL) in system and "<tool_call>" in system
+    assert turns[:2] == [
+        "user:x",
+        'assistant:So:\n<tool_call>\n{"name": "weather", "arguments": {"where": "Oslo"}}\n</tool_call>',
+    ]
+    answers = "\n".join(f"<tool_response>\n{answer}\n</tool_response>" for answer in ("cold", "dry"))
+    assert turns[2:] == [f"user:{answers}", ""]
+    assert template.render([("system", "Hi"), ("user", "x")], True, [TOOL]).startswith("system:Hi\n\n")
+    assert template.render([("user", "x")], True, (), [{"name": "ann"}]) == "user:x|"
 
 
 @pytest.mark.parametrize("role", ["", "a b", "user|>", "<|x|>", "user\n", "é", "x" * 65])

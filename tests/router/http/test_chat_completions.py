@@ -114,10 +114,17 @@ async def test_models_without_a_template_refuse_chats(world, call):
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"function": {"name": "x", "strict": True}}]}, "tools[0].function.strict"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]"),
+        ({"structured_outputs": {"json": 3}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "response_format"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"best_of": 2}, "best_of"),
@@ -128,6 +135,32 @@ def test_fields_that_change_answers_are_refused(more, param):
     with pytest.raises(InvalidArgument) as caught:
         read_chat({"messages": HI, **more})
     assert caught.value.field == param
+
+
+@pytest.mark.parametrize(
+    ("body", "shape", "value"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_object", True),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {}}}},
+         "json_schema", "{}"),
+        ({"structured_outputs": {"json": '{"type": "integer"}'}}, "json_schema", '{"type": "integer"}'),
+        ({"structured_outputs": {"json": {"type": "integer"}}}, "json_schema", '{"type": "integer"}'),
+        ({"structured_outputs": {"regex": "a+"}}, "regex", "a+"),
+        ({"structured_outputs": {"grammar": "start: A"}}, "lark", "start: A"),
+        ({"structured_outputs": {"json_object": True}}, "json_object", True),
+        ({"structured_outputs": {"choice": ["a", "é"]}}, "choice", ["a", "é"]),
+    ],
+)  # fmt: skip
+def test_forms_of_outputs_become_constraints(body, shape, value):
+    constraint = read_chat({"messages": HI, **body}).request.sampling.constraint
+    assert constraint.WhichOneof("shape") == shape
+    found = getattr(constraint, shape)
+    assert (list(found.texts) if shape == "choice" else found) == value
+
+
+def test_the_format_text_constrains_nothing():
+    asked = read_chat({"messages": HI, "response_format": {"type": "text"}})
+    assert not asked.request.sampling.HasField("constraint")
 
 
 def test_a_body_becomes_the_request_that_grpc_takes():

@@ -5,6 +5,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from constraints import any_constraint
 from live.history import History
 from live.oracle import Oracle, text_of
 
@@ -65,7 +66,7 @@ async def read_history(
 
 
 def varied_request(rng: random.Random, oracle: Oracle, kind: int, length: int) -> tuple[list[int], SamplingParams]:
-    """Of eight kinds: best of three, two branches, a stop string, two with a seed, three greedy ones."""
+    """Of eight kinds: best of three, two branches, a stop string, two with a seed, two greedy ones, and a form."""
     prompt = [rng.randrange(1, 1000) for _ in range(rng.choice([1, 15, 16, 17, 40, 200]))]
     seed = rng.randrange(2**63)
     match kind % 8:
@@ -79,5 +80,8 @@ def varied_request(rng: random.Random, oracle: Oracle, kind: int, length: int) -
             return prompt, SamplingParams(temperature=0.0, stop=stop, max_tokens=length)
         case 3 | 4:
             return prompt, SamplingParams(temperature=1.3, seed=seed, max_tokens=length)
+        case 5:
+            constraint = any_constraint(rng)
+            return prompt, SamplingParams(temperature=1.0, seed=seed, n=2, constraint=constraint, max_tokens=length)
         case _:
             return prompt, SamplingParams(temperature=0.0, max_tokens=length)

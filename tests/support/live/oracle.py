@@ -1,10 +1,11 @@
 """What the fake and witness runners make of a request, computed without a scheduler, a block, or a second process."""
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 
+from constraints import shared_grammars
 from slow_beams import best_outputs
 
 from gpu_worker.testing.fake_runner import Chooser, FakeRunner, fold
@@ -49,7 +50,7 @@ class Oracle:
             found = best_outputs(self.info, prompt, params, self._state)
             return [[Expected(best.token_ids, cut(best.token_ids, params).text, best.finish) for best in found]]
         branches = [self._branch(prompt, params, branch) for branch in range(params.num_branches)]
-        outputs = [cut(tokens, params) for tokens, _ in branches]
+        outputs = [cut(tokens, params, self.info.eos_token_ids) for tokens, _ in branches]
         if params.num_branches == params.n:
             return [outputs]
         if cancelled:
@@ -73,20 +74,29 @@ class Oracle:
 
     def _branch(self, prompt: Sequence[int], params: SamplingParams, branch: int) -> tuple[list[int], float]:
         tokens, score, total = list(prompt), 0.0, 0
+        constraint = params.constraint
+        matcher = shared_grammars(self.info).compile(constraint).matcher() if constraint is not None else None
         for position, token in enumerate(prompt):
             total += contribution(token, position, self._salt)
         for index in range(params.max_tokens or 0):
             state = settle(total & MASK, len(tokens)) if self._witness else fold(tokens)
-            token = self._chooser.token(state, params, branch, index)
+            mask = matcher.mask(tokens, len(prompt)) if matcher is not None else None
+            token = self._chooser.token(state, params, branch, index, mask)
             if params.ranked:
                 score += self._chooser.score(state, token, params).logprob
             total += contribution(token, len(tokens), self._salt)
             tokens.append(token)
+            if matcher is not None and token in self.info.eos_token_ids:
+                break
         return tokens[len(prompt) :], score
 
 
-def cut(tokens: Sequence[int], params: SamplingParams) -> Expected:
-    """Ends a branch at the first stop string, found after the token that completes it."""
+def cut(tokens: Sequence[int], params: SamplingParams, ends: Collection[int] = ()) -> Expected:
+    """Ends a branch at the first stop string, found after the token that completes it, or where its form ends."""
+    if params.constraint is not None and tokens and tokens[-1] in ends:
+        before = cut(tokens[:-1], params)
+        is_whole = before.finish_reason is FinishReason.LENGTH
+        return replace(before, token_ids=tuple(tokens), finish_reason=FinishReason.STOP) if is_whole else before
     decoder, text = codecs.getincrementaldecoder("utf-8")("replace"), ""
     for index, token in enumerate(tokens):
         text += decoder.decode(bytes([token])) if token < 256 else ""

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from constraints import any_constraint
 from live.history import History
 from live.oracle import Expected, Oracle
 
@@ -93,6 +94,7 @@ class Client:
                 SamplingParams(temperature=1.0, seed=seed, max_tokens=length),
                 SamplingParams(temperature=0.8, seed=seed, n=2, max_tokens=length),
                 SamplingParams(temperature=1.0, seed=seed, n=1, best_of=2, max_tokens=length),
+                SamplingParams(temperature=1.0, seed=seed, n=2, constraint=any_constraint(rng), max_tokens=length),
             ]
         )
         behaviour = rng.choices(BEHAVIOURS, [10, 1, 1, 2, 1, 2])[0]

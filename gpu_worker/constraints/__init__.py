@@ -1,0 +1,1 @@
+"""Outputs that have to be of a form: which tokens may come next."""

@@ -1,0 +1,65 @@
+"""Where a branch is in the grammar of its constraint, and so which tokens may come next.
+
+A matcher is a function of the grammar and the branch's output, and no more: it catches up on tokens when a mask is
+asked for. So nothing of it is journalled or sent, and a branch that was taken, moved, forked or preempted needs nothing
+else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.request.errors import ConstraintDiverged, ConstraintUnmet, Failure
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grammar:
+    """A compiled grammar of a model."""
+
+    start: Any  # llguidance.LLMatcher, before any token
+    mask_bytes: int
+
+    def matcher(self) -> "Matcher":
+        """A matcher for the output of one branch."""
+        return Matcher(self.start.deep_copy(), bytes(self.mask_bytes))
+
+
+class Matcher:
+    """One branch's. Not thread-safe."""
+
+    def __init__(self, matcher: Any, nothing: bytes) -> None:
+        self._matcher = matcher
+        self._nothing = nothing  # a mask that allows no token
+        self._num_matched = 0
+        self._failure: Failure | None = None
+
+    def mask(self, tokens: Sequence[int], num_prompt: int) -> bytes:
+        """The tokens that may come after a branch's tokens: a bit for each. None are left after a failure."""
+        if self._failure is None:
+            self._catch_up(tokens[num_prompt + self._num_matched :])
+        if self._failure is not None:
+            return self._nothing
+        mask: bytes = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            return self._fail(f"the grammar became too complex: {self._matcher.get_error().splitlines()[0][:200]}")
+        return mask
+
+    @property
+    def failure(self) -> Failure:
+        """Why no token was left."""
+        if self._failure is not None:
+            return self._failure
+        return ConstraintUnmet(
+            f"after {self._num_matched} tokens the constraint allows only tokens that other parameters forbid: "
+            "banned_token_ids, banned_sequences, allowed_token_ids or min_tokens"
+        ).failure()
+
+    def _catch_up(self, new: Sequence[int]) -> None:
+        num = self._matcher.try_consume_tokens(list(new)) if new else 0
+        self._num_matched += num
+        if num < len(new):
+            self._fail(f"output token {self._num_matched + 1} is none that the constraint allows there")
+
+    def _fail(self, message: str) -> bytes:
+        self._failure = ConstraintDiverged(message).failure()
+        return self._nothing

@@ -1,0 +1,89 @@
+"""Grammars of constraints, by llguidance: https://github.com/guidance-ai/llguidance.
+
+Its limits count work and not time, so what one machine refuses every machine refuses. What it cannot keep it refuses
+by the keyword's name.
+"""
+
+import json
+from functools import cache
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, StructTag, get_version
+
+from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import Constraint, Shape
+from octavo.request.sampling_validation import parsed_json
+
+# One space where JSON may have any white space: a small model that may write more can write nothing else for ever.
+_JSON_OPTIONS: Any = {"whitespace_pattern": "[ ]?", "lenient": False}
+_ANY_OBJECT = {"type": "object"}
+_LIMITS = LLParserLimits(max_grammar_size=250_000, verbose_errors=False)  # the latter would put schemas into logs
+
+
+@cache
+def engine() -> str:
+    """Which library makes the masks, in which version: another may make others of the same grammar."""
+    return str(get_version())
+
+
+def limits() -> LLParserLimits:
+    """How much work a grammar may be, for llguidance."""
+    return _LIMITS
+
+
+def grammar_of(constraint: Constraint) -> str:
+    """The grammar that llguidance takes. Raises InvalidArgument for a text that has not the form it must have."""
+    field = f"constraint.{constraint.shape}"
+    match constraint.shape:
+        case Shape.JSON_OBJECT:
+            return LLMatcher.grammar_from_json_schema(_ANY_OBJECT, overrides=_JSON_OPTIONS)
+        case Shape.JSON_SCHEMA:
+            schema = parsed_json(field, constraint.text)
+            if schema is True:
+                schema = {}
+            if not isinstance(schema, dict):
+                raise InvalidArgument(field, "must be a JSON object, or true")
+            return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
+        case Shape.REGEX:
+            return LLMatcher.grammar_from_regex(constraint.text)
+        case Shape.CHOICE:
+            choices = parsed_json(field, constraint.text)
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices)))
+        case Shape.STRUCTURAL_TAG:
+            return _tagged(field, parsed_json(field, constraint.text))
+        case Shape.LARK:
+            return LLMatcher.grammar_from_lark(constraint.text)
+
+
+def check_grammar(constraint: Constraint) -> None:
+    """Refuses what cannot be kept. It may take a tenth of a second, and holds no lock of Python's meanwhile."""
+    found = LLMatcher.validate_grammar(grammar_of(constraint), None, limits=limits())
+    if found and not found.startswith("WARNING"):
+        raise InvalidArgument(f"constraint.{constraint.shape}", _first_line(found))
+
+
+def _first_line(message: str) -> str:
+    line = message.strip().splitlines()[0].strip()
+    return line.replace("Unimplemented keys:", "these keywords are not supported:")[:300]
+
+
+def _tagged(field: str, tag: Any) -> str:
+    """The grammar of free text with tagged parts: {"structures": [{"begin", "schema", "end"}], "triggers": [text]}."""
+    if isinstance(tag, dict) and isinstance(tag.get("structural_tag"), dict):
+        tag = tag["structural_tag"]
+    structures = tag.get("structures") if isinstance(tag, dict) else None
+    triggers = tag.get("triggers") if isinstance(tag, dict) else None
+    if not (isinstance(structures, list) and structures and isinstance(triggers, list) and triggers):
+        raise InvalidArgument(field, "needs structures, each with begin, schema and end, and triggers")
+    tags = []
+    for i, each in enumerate(structures):
+        if not (isinstance(each, dict) and isinstance(each.get("begin"), str) and isinstance(each.get("end"), str)):
+            raise InvalidArgument(field, f"structure {i} needs begin and end, which are texts")
+        schema = each.get("schema")
+        if not isinstance(schema, dict):
+            raise InvalidArgument(field, f"structure {i} needs a schema, which is an object")
+        starts = [text for text in triggers if isinstance(text, str) and text and each["begin"].startswith(text)]
+        if not starts:
+            raise InvalidArgument(field, f"structure {i} begins with none of the triggers")
+        tags.append(StructTag(trigger=starts[0], begin=each["begin"], grammar=schema, end=each["end"]))
+    return StructTag.to_grammar(tags)

@@ -1,0 +1,44 @@
+"""Tools for models whose chat template has no place for them: a system message teaches them, in the words of Hermes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Message = tuple[str, str]  # role, content
+
+_INTRODUCTION = """You can call functions. Their signatures, as JSON:
+<tools>
+{tools}
+</tools>
+To call one, answer with its name and its arguments as JSON between marks, like this:
+<tool_call>
+{{"name": "function_name", "arguments": {{"argument": "value"}}}}
+</tool_call>"""
+
+
+def with_tools(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any]]
+) -> list[Message]:
+    """The messages as a template takes them that knows neither tools nor calls nor the role `tool`."""
+    turns: list[Message] = []
+    for i, (role, content) in enumerate(messages):
+        calls = details[i].get("tool_calls", ()) if i < len(details) else ()
+        if calls:
+            content = "\n".join([*([content] if content else []), *map(_shown_call, calls)])
+        if role == "tool":
+            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+            if i and messages[i - 1][0] == "tool":
+                content = f"{turns.pop()[1]}\n{content}"
+        turns.append((role, content))
+    if not tools:
+        return turns
+    text = _INTRODUCTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if turns and turns[0][0] == "system":
+        return [("system", f"{turns[0][1]}\n\n{text}"), *turns[1:]]
+    return [("system", text), *turns]
+
+
+def _shown_call(call: Mapping[str, Any]) -> str:
+    function = call["function"]
+    said = {"name": function["name"], "arguments": function["arguments"]}
+    return f"<tool_call>\n{json.dumps(said, ensure_ascii=False)}\n</tool_call>"

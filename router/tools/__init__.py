@@ -1,0 +1,1 @@
+"""What models say in tagged text: calls of tools, and reasoning."""

@@ -1,0 +1,171 @@
+"""Reads the calls of tools out of the text between their marks, as each family of models writes them.
+
+Each function takes that text and the schemas of the tools by name, and returns the calls. It raises ValueError for what
+is none: the text is then content.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from router.tools.parts import FunctionCall
+
+Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments of each tool
+Reader = Callable[[str, Schemas], list[FunctionCall]]
+
+_DECODER = json.JSONDecoder()
+_BETWEEN = re.compile(r"[\s;,]*")
+_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_WORDS = {"true": True, "false": False, "null": None}  # of JSON, which models write among Python's
+_FENCED = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
+
+
+def json_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
+    """{"name": …, "arguments": {…}}, or a list of these, or several one after another."""
+    return [_call_of(value) for value in _flat(_json_values(text))]
+
+
+def named_json_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
+    """Mistral's: a list of calls, or name[ARGS]{…} for each."""
+    if "[ARGS]" not in text:
+        return json_calls(text, schemas)
+    found = []
+    for each in text.split("[TOOL_CALLS]"):
+        name, _, arguments = each.partition("[ARGS]")
+        found.append(FunctionCall(_named(name), _arguments_of(arguments)))
+    return found
+
+
+def python_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
+    """[name(a=1, b="x"), other()], as Python writes it; also without brackets."""
+    text = text.strip().removeprefix("```tool_code").removesuffix("```").strip()
+    if len(text) > 1 << 16:
+        raise ValueError("too long for a call in Python's words")
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(str(error)) from None
+    calls = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]
+    return [_python_call(each) for each in calls]
+
+
+def xml_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
+    """<function=name><parameter=key>value</parameter></function>. A value is text unless the schema says otherwise."""
+    found = []
+    for name, body in _FUNCTION.findall(text):
+        values = {key.strip(): value for key, value in _PARAMETER.findall(body)}
+        found.append(_typed_call(name, values, schemas))
+    return _some(found)
+
+
+def keyed_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
+    """GLM's: the name, then pairs of <arg_key> and <arg_value>."""
+    name, *_ = text.strip().split("\n", 1)
+    name = name.split("<arg_key>", 1)[0]
+    values = {key.strip(): value for key, value in _ARGUMENT.findall(text)}
+    return [_typed_call(name, values, schemas)]
+
+
+def separated_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
+    """DeepSeek's: each call between marks of its own, the name before a separator and JSON after it."""
+    found = []
+    for each in text.split("<｜tool▁call▁begin｜>")[1:]:
+        head, _, arguments = each.split("<｜tool▁call▁end｜>", 1)[0].partition("<｜tool▁sep｜>")
+        fenced = _FENCED.search(arguments)
+        if fenced:  # function<sep>name, then JSON in a fence
+            head, arguments = arguments[: fenced.start()], fenced.group(1)
+        found.append(FunctionCall(_named(head), _arguments_of(arguments)))
+    return _some(found)
+
+
+def _json_values(text: str) -> Iterator[Any]:
+    place = _skip(text, 0)
+    if place == len(text):
+        raise ValueError("no call")
+    while place < len(text):
+        try:
+            value, place = _DECODER.raw_decode(text, place)
+        except RecursionError:
+            raise ValueError("nested too deep") from None
+        yield value
+        place = _skip(text, place)
+
+
+def _skip(text: str, place: int) -> int:
+    found = _BETWEEN.match(text, place)
+    return found.end() if found else place
+
+
+def _flat(values: Iterator[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list):
+            yield from value
+        else:
+            yield value
+
+
+def _call_of(value: Any) -> FunctionCall:
+    if not isinstance(value, dict):
+        raise ValueError("a call is an object")
+    if isinstance(value.get("function"), dict):
+        value = value["function"]
+    arguments: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return FunctionCall(_named(value.get("name")), _arguments_of(text))
+
+
+def _arguments_of(text: str) -> str:
+    """JSON of an object, as it was written."""
+    text = text.strip() or "{}"
+    if not isinstance(json.loads(text), dict):
+        raise ValueError("arguments are an object")
+    return text
+
+
+def _named(name: Any) -> str:
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError("a call has a name")
+    return name.strip()
+
+
+def _some(calls: list[FunctionCall]) -> list[FunctionCall]:
+    if not calls:
+        raise ValueError("no call")
+    return calls
+
+
+def _typed_call(name: str, values: Mapping[str, str], schemas: Schemas) -> FunctionCall:
+    name = _named(name)
+    properties = schemas.get(name, {}).get("properties", {})
+    typed = {key: _typed(value, properties.get(key, {})) for key, value in values.items()}
+    return FunctionCall(name, json.dumps(typed, ensure_ascii=False))
+
+
+def _typed(value: str, schema: Any) -> Any:
+    kinds = schema.get("type", "string") if isinstance(schema, dict) else "string"
+    if kinds == "string" or "string" in kinds:
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return {"True": True, "False": False, "None": None}.get(value.strip(), value)
+
+
+def _python_call(node: ast.expr) -> FunctionCall:
+    if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, (ast.Name, ast.Attribute)):
+        raise ValueError("a call has arguments with names")
+    try:
+        values = {str(each.arg): _literal(each.value) for each in node.keywords}
+        return FunctionCall(ast.unparse(node.func), json.dumps(values, ensure_ascii=False))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id in _WORDS:
+        return _WORDS[node.id]
+    return ast.literal_eval(node)

@@ -1,0 +1,77 @@
+"""A matcher is a function of grammar and output: whenever it is made, it gives the same masks."""
+
+import json
+import random
+
+import pytest
+
+from gpu_worker.constraints.grammars import Grammars
+from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.request.errors import InvalidArgument, Mismatch
+from octavo.request.sampling import Constraint, Shape
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+CONSTRAINTS = [
+    Constraint(Shape.JSON_SCHEMA, json.dumps(PERSON)),
+    Constraint(Shape.JSON_OBJECT),
+    Constraint(Shape.REGEX, r"[a-c]{2,5}-\d+(x|y)*"),
+    Constraint(Shape.LARK, 'start: "(" start ")" | "z"'),
+    Constraint.choice(["ja", "nein", "vielleicht: é\n"]),
+]
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(FakeRunner().info)
+
+
+def allowed(mask: bytes) -> list[int]:
+    return [8 * place + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda each: each.shape)
+def test_a_matcher_that_begins_anywhere_gives_the_masks_of_one_that_never_stopped(grammars, constraint: Constraint):
+    rng, grammar, prompt = random.Random(3), grammars.compile(constraint), [9, 9]
+    for _ in range(10):
+        tokens, live = list(prompt), grammar.matcher()
+        for _ in range(40):
+            mask = live.mask(tokens, len(prompt))
+            assert grammar.matcher().mask(tokens, len(prompt)) == mask
+            choices = allowed(mask)
+            assert choices, bytes(tokens[2:])
+            if choices == [0]:  # the end of the text
+                break
+            tokens.append(rng.choice([token for token in choices if token]))
+
+
+def test_an_output_that_breaks_the_form_leaves_no_token_and_says_where(grammars):
+    matcher = grammars.compile(CONSTRAINTS[0]).matcher()
+    assert allowed(matcher.mask(list(b'{"name":"x", "b'), 0)) == []
+    assert matcher.failure.reason == "CONSTRAINT_DIVERGED" and "output token 15" in matcher.failure.message
+
+
+def test_a_grammar_of_another_engine_is_refused(grammars):
+    with pytest.raises(Mismatch, match="begun with llguidance 0"):
+        grammars.compile(Constraint(Shape.REGEX, "a+", "llguidance 0"))
+
+
+def test_what_cannot_be_kept_is_refused_by_its_name(grammars):
+    for text, name in ((r'{"type":"array","uniqueItems":true}', "uniqueItems"), (r'{"not":{}}', "not")):
+        with pytest.raises(InvalidArgument, match=name):
+            grammars.compile(Constraint(Shape.JSON_SCHEMA, text))
+
+
+def test_the_cache_keeps_the_latest_within_its_bytes():
+    grammars = Grammars(FakeRunner().info, cache_bytes=3 << 16)
+    made = {text: grammars.compile(Constraint(Shape.REGEX, text)) for text in "abc"}
+    assert grammars.compile(Constraint(Shape.REGEX, "c")) is made["c"]
+    assert grammars.compile(Constraint(Shape.REGEX, "a")) is not made["a"]
