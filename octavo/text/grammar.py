@@ -19,6 +19,11 @@ _JSON_OPTIONS: Any = {"whitespace_pattern": "[ ]?", "lenient": False}
 _ANY_OBJECT = {"type": "object"}
 _LIMITS = LLParserLimits(max_grammar_size=250_000, verbose_errors=False)  # the latter would put schemas into logs
 
+_WORDS = {
+    "Unimplemented keys:": "these keywords are not supported:",
+    "Enable 'coerce_one_of' option to approximate oneOf with anyOf": "Use anyOf",
+}
+
 
 @cache
 def engine() -> str:
@@ -59,12 +64,17 @@ def check_grammar(constraint: Constraint) -> None:
     """Refuses what cannot be kept. It may take a tenth of a second, and holds no lock of Python's meanwhile."""
     found = LLMatcher.validate_grammar(grammar_of(constraint), None, limits=limits())
     if found and not found.startswith("WARNING"):
-        raise InvalidArgument(f"constraint.{constraint.shape}", _first_line(found))
+        raise InvalidArgument(f"constraint.{constraint.shape}", _in_short(found))
 
 
-def _first_line(message: str) -> str:
-    line = message.strip().splitlines()[0].strip()
-    return line.replace("Unimplemented keys:", "these keywords are not supported:")[:300]
+def _in_short(message: str) -> str:
+    """The part of llguidance's message that says what is wrong, in words of a caller."""
+    lines = message.strip().splitlines()
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    line = f"{lines[0].strip().removesuffix(':')}: {errors[-1]}" if errors else lines[0].strip()
+    for theirs, ours in _WORDS.items():
+        line = line.replace(theirs, ours)
+    return line[:300]
 
 
 def _tagged(field: str, tag: Any) -> str:
