@@ -66,7 +66,7 @@ def load_runner(
     `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None means what the largest step leaves of the share
     `gpu_memory_utilization` of a GPU's memory, and up to 1 GiB on a CPU. `swap_bytes` None means a tenth of the
     available host memory, up to 4 GiB. `kv_cache_dtype` is auto (the model's) or one of kv_format.DTYPES.
-    models/packing.py explains `quantization`. `cuda_graphs` is auto (steps of decodes, where device, ops and
+    models/checkpoint/packing.py explains `quantization`. `cuda_graphs` is auto (steps of decodes, where device, ops and
     decoder allow it), mixed (other steps of few tokens as well) or off.
     `isa` is auto (the best that the machine has) or the instruction set of native ops on a CPU, for the whole process.
     `batch_invariant` demands that the bits of a sequence do not depend on the batch (InvalidArgument where they would).

@@ -196,7 +196,7 @@ class Sequence:
     epoch: int
     prompt: list[int]
     params: SamplingParams  # validated, the seed concrete, max_tokens concrete
-    root: bytes  # key of its block hashes: model, layout, tenant salt
+    root: bytes  # key of its block hashes: model, layout, numerics, tenant salt
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk: lower first
     deadline: float | None = None  # of the worker's monotonic clock
     carried: CarriedScores | None = None  # it has moved here: its tokens have these scores
