@@ -222,14 +222,14 @@ def test_chat_with_tools_and_variables(llm):
     )
 
 
-def test_tools_that_a_template_lacks_are_refused(model, tmp_path):
-    from gpu_worker import LLM
-    from octavo.request.errors import InvalidArgument
+def test_tools_that_a_template_lacks_are_told_in_a_message(model, tmp_path):
+    from gpu_worker import LLM, SamplingParams
 
     shutil.copytree(model, tmp_path, dirs_exist_ok=True)
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    with pytest.raises(InvalidArgument, match=r"^tools: this model's chat template has no place for tools"):
-        LLM(model=str(tmp_path), max_model_len=64).chat([{"role": "user", "content": "1 + 1?"}], tools=[TOOL])
+    llm = LLM(model=str(tmp_path), max_model_len=512)
+    (output,) = llm.chat([{"role": "user", "content": "1 + 1?"}], SamplingParams(max_tokens=1), tools=[TOOL])
+    assert output.prompt.startswith("You can call functions.") and TOOL["function"]["name"] in output.prompt
 
 
 def test_a_final_message_is_continued(llm):

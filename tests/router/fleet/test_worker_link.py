@@ -98,12 +98,15 @@ async def test_a_probe_knows_another_worker_by_its_incarnation(incarnation, foun
         assert await link.probe() is found
 
 
+OLDER, NEWER = INTERNAL_REVISION - 1, INTERNAL_REVISION + 1
+
+
 @pytest.mark.parametrize(
     ("revision", "reason"),
     [
-        (INTERNAL_REVISION - 1, "speaks internal revision 3, this router 4: upgrade the worker"),
+        (OLDER, f"speaks internal revision {OLDER}, this router {INTERNAL_REVISION}: upgrade the worker"),
         (INTERNAL_REVISION, ""),
-        (INTERNAL_REVISION + 1, "speaks internal revision 5, this router 4: upgrade the router"),
+        (NEWER, f"speaks internal revision {NEWER}, this router {INTERNAL_REVISION}: upgrade the router"),
     ],
 )
 async def test_a_router_uses_workers_of_its_own_revision(revision, reason):
