@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from collections import OrderedDict
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -15,8 +17,9 @@ from octavo.text import grammar
 from octavo.text.tokenizer import AnyTokenizer, open_tokenizer
 
 CACHE_BYTES = 64 << 20
-_BASE_BYTES = 64 << 10  # what a small grammar takes, with its first states
-_BYTES_PER_BYTE = 400  # for each byte of a schema's text: measured, rounded up
+# What a grammar takes, with one matcher: 130 KB where it is small, and 33 to 102 bytes for each byte of a large schema.
+_BASE_BYTES = 128 << 10
+_BYTES_PER_BYTE = 120
 AT_ONCE = 2  # that are compiled at once
 
 
@@ -30,7 +33,6 @@ class Grammars:
         self._num_bytes = 0
         self._lock = threading.Lock()
         self._opening = threading.Lock()
-        self._vocabulary: Any = None
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def compiled(self, constraint: Constraint | None) -> Grammar | None:
@@ -55,9 +57,10 @@ class Grammars:
         self._keep(constraint, made)
         return made
 
-    def open_vocabulary(self) -> None:
-        """Builds what all grammars share, so that no request waits for it."""
-        self._open()
+    def warm_up(self) -> None:
+        """Builds what all grammars share, so that no request waits for it: seconds, for a large vocabulary."""
+        with suppress(Exception):  # the first constraint is told why it cannot be kept
+            self._open()
 
     def _known(self, constraint: Constraint) -> Grammar | None:
         with self._lock:
@@ -74,11 +77,10 @@ class Grammars:
             while self._num_bytes > self._cache_bytes and len(self._kept) > 1:
                 self._num_bytes -= _size_of(self._kept.popitem(last=False)[0])
 
-    def _open(self) -> Any:
+    def _open(self) -> LLTokenizer:
+        info = self._info
         with self._opening:
-            if self._vocabulary is None:
-                self._vocabulary = _vocabulary_of(self._info)
-            return self._vocabulary
+            return _vocabulary_of(info.tokenizer, info.vocab_size, tuple(info.eos_token_ids))
 
 
 def _size_of(constraint: Constraint) -> int:
@@ -120,10 +122,11 @@ class _Vocabulary:
         return found
 
 
-def _vocabulary_of(info: RunnerInfo) -> Any:
-    tokenizer = open_tokenizer(info.tokenizer)
+@lru_cache(maxsize=2)
+def _vocabulary_of(name: str, vocab_size: int, end_ids: tuple[int, ...]) -> LLTokenizer:
+    tokenizer = open_tokenizer(name)
     if not tokenizer.has_text:
         raise NoTokenizer("this worker's model has no tokenizer, so nothing constrains its output")
-    ends = sorted(set(info.eos_token_ids)) or sorted(tokenizer.eos_token_ids)
-    vocabulary: Any = _Vocabulary(tokenizer, info.vocab_size, ends[0])
-    return LLTokenizer(vocabulary, n_vocab=info.vocab_size, eos_token=ends)
+    ends = sorted(set(end_ids)) or sorted(tokenizer.eos_token_ids)
+    vocabulary: Any = _Vocabulary(tokenizer, vocab_size, ends[0])
+    return LLTokenizer(vocabulary, n_vocab=vocab_size, eos_token=ends)

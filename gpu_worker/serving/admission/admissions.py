@@ -4,6 +4,7 @@ so the log of a sequence is opened before the first tokens for it arrive.
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from gpu_worker.constraints.grammars import Grammars
 from gpu_worker.engine.block_port import checked_sequence
@@ -20,6 +21,8 @@ from octavo.request import hashing
 from octavo.request.errors import InvalidArgument, ServingError, StaleEpoch
 from octavo.request.ids import SequenceId
 from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome
+
+WARM_UP_AFTER_S = 5.0  # the first requests of a worker that has just started come before grammars
 
 
 class Admissions:
@@ -44,7 +47,12 @@ class Admissions:
         self._beam_texts = BeamTexts(workload.info)
         self._grammars = Grammars(workload.info)
         self._loop = asyncio.get_running_loop()
+        self._loop.call_later(WARM_UP_AFTER_S, self._warm_up)
         self._deciding: dict[tuple[SequenceId, int], asyncio.Task[AdmissionAnswer]] = {}
+
+    def _warm_up(self) -> None:
+        with suppress(RuntimeError):  # the worker ends
+            self._loop.run_in_executor(None, self._grammars.warm_up)
 
     async def admit(
         self, admission: Admission, router_id: str, carried: CarriedScores | None = None

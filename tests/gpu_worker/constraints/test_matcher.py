@@ -71,7 +71,7 @@ def test_what_cannot_be_kept_is_refused_by_its_name(grammars):
 
 
 def test_the_cache_keeps_the_latest_within_its_bytes():
-    grammars = Grammars(FakeRunner().info, cache_bytes=3 << 16)
+    grammars = Grammars(FakeRunner().info, cache_bytes=5 << 16)
     made = {text: grammars.compile(Constraint(Shape.REGEX, text)) for text in "abc"}
     assert grammars.compile(Constraint(Shape.REGEX, "c")) is made["c"]
     assert grammars.compile(Constraint(Shape.REGEX, "a")) is not made["a"]
