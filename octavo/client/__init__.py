@@ -17,7 +17,7 @@ from octavo.client.events import (
 from octavo.client.routing import RetryPolicy
 from octavo.client.stream import AsyncStream
 from octavo.client.sync import Client, Stream
-from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.request.sampling import Constraint, FinishReason, SamplingParams, Shape
 from octavo.wire.tls import ClientCredentials, TlsFiles
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Client",
     "ClientCredentials",
     "Completion",
+    "Constraint",
     "Event",
     "FinishReason",
     "Logprobs",
@@ -36,6 +37,7 @@ __all__ = [
     "RequestStatus",
     "RetryPolicy",
     "SamplingParams",
+    "Shape",
     "Stream",
     "StreamEnd",
     "TlsFiles",
