@@ -52,6 +52,7 @@ class NewSequence:
     deadline_in_ms: int  # 0: none
     keep_on_disconnect: bool  # whether the sequence goes on when no client is attached
     router: Incarnation  # the router that the client is attached to
+    notes: bytes = b""  # what the endpoint that took the request needs to show the answer again; nobody else reads it
 
     @property
     def cost(self) -> int:
@@ -60,7 +61,7 @@ class NewSequence:
 
     def fixed_fields(self) -> dict[str, Any]:
         """The fields that the record has, too, and that never change."""
-        own = ("prompt", "deadline_in_ms", "router")
+        own = ("prompt", "deadline_in_ms", "router", "notes")
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
 
 

@@ -79,6 +79,14 @@ class Store(Protocol):
         """The record; with `prompt`, its prompt, too; with `from_indexes`, one per branch, its journals from there."""
         ...
 
+    async def read_notes(self, seq_id: SequenceId) -> bytes:
+        """What the endpoint that took the request has written down beside the record; empty if it has not."""
+        ...
+
+    async def forget(self, seq_id: SequenceId) -> bool:
+        """Drops an ended sequence before its time; false if it has not ended yet."""
+        ...
+
     async def cancel(self, seq_id: SequenceId) -> Record | None:
         """Ends a waiting sequence, tells the owner of a running one at its next append; the record after that."""
         ...

@@ -54,7 +54,7 @@ class RedisStore:
         bounds = (limits.max_requests, limits.max_tokens, limits.tenant_requests, limits.tenant_tokens)
         args = (new.cost, *bounds, limits.head_start, new.deadline_in_ms, new.num_branches)
         try:
-            reply = await self._call_on(new.seq_id, "accept", *args, prompt, *fixed)
+            reply = await self._call_on(new.seq_id, "accept", *args, prompt, new.notes, *fixed)
         except StoreFull:
             if (known := await self.read(new.seq_id)) is None:
                 raise
@@ -108,6 +108,12 @@ class RedisStore:
             return None
         _, flat, lengths, now_ms, *texts = reply
         return _snapshot(seq_id, now_ms, flat, lengths, *texts)
+
+    async def read_notes(self, seq_id: SequenceId) -> bytes:
+        return bytes((await self._call_on(seq_id, "notes"))[1])
+
+    async def forget(self, seq_id: SequenceId) -> bool:
+        return bool((await self._call_on(seq_id, "forget"))[1])
 
     async def cancel(self, seq_id: SequenceId) -> Record | None:
         return _record(seq_id, await self._call_on(seq_id, "cancel"))

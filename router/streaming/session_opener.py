@@ -42,6 +42,7 @@ ASSUMED_TOKENS_PER_S = 200.0  # a guess for the retry delay while the store has 
 # again long before it is empty.
 RETRY_SHARE = 1 / 8
 MAX_ACCEPTING = 8  # requests that the store accepts or attaches at once: connections are left for streams that run
+MAX_NOTES_BYTES = 2**20  # of one request: they are in the store's memory as long as its record
 MIN_RETRY_MS, MAX_RETRY_MS = 100, 30_000
 
 
@@ -74,18 +75,24 @@ class SessionOpener:
 
     @asynccontextmanager
     async def open_new(
-        self, request: inference_pb2.GenerateRequest, remaining_s: float | None, *, whole_answer: bool = False
+        self,
+        request: inference_pb2.GenerateRequest,
+        remaining_s: float | None,
+        *,
+        whole_answer: bool = False,
+        notes: bytes = b"",
     ) -> AsyncIterator[Session]:
         """A session of the request, which is in the queue from now on or was accepted before.
 
         The call ends after `remaining_s`, and the request a little earlier; None: neither has a deadline. With
-        `whole_answer` a request whose answer does not fit into one message is refused.
+        `whole_answer` a request whose answer does not fit into one message is refused. The endpoint's notes are kept
+        with the record: any router shows the answer by them again.
         """
         seq_id = self._named_sequence(request)
         with self._counted(seq_id):
             try:
                 with self._coming_again(seq_id):
-                    session, is_new = await self._accept(request, remaining_s, whole_answer=whole_answer)
+                    session, is_new = await self._accept(request, remaining_s, notes, whole_answer=whole_answer)
             except ServingError as error:
                 self._progress.count_refusal(error, self._authorizer.current_tenant())
                 raise
@@ -145,7 +152,7 @@ class SessionOpener:
         raise InvalidArgument("at", "send a resume_token or a request_id")
 
     async def _accept(
-        self, request: inference_pb2.GenerateRequest, remaining_s: float | None, *, whole_answer: bool
+        self, request: inference_pb2.GenerateRequest, remaining_s: float | None, notes: bytes, *, whole_answer: bool
     ) -> tuple[Session, bool]:
         """A session of the request, and whether the store has accepted the request only now."""
         arrived_at = time.monotonic()
@@ -158,7 +165,9 @@ class SessionOpener:
             return accepted_before, False
         if whole_answer:
             check_answer_fits(prepared.params, len(prepared.new.prompt))
-        new = replace(prepared.new, deadline_in_ms=self._deadline_before(ends_at))
+        if len(notes) > MAX_NOTES_BYTES:
+            raise InvalidArgument("input", f"needs {len(notes)} bytes of notes, and at most {MAX_NOTES_BYTES} are kept")
+        new = replace(prepared.new, deadline_in_ms=self._deadline_before(ends_at), notes=notes)
         limits = replace(self._queue_limits, quota=self._authorizer.current_quota(self._queue_limits.quota))
         accepted = await self._attachments.attach_by(
             new.seq_id, self._in_turn(partial(self._store.accept, new, limits))

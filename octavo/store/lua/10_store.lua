@@ -133,6 +133,7 @@ end
 local function expire_all(rec, ms)
   redis.call('PEXPIRE', rec.key, ms)
   redis.call('PEXPIRE', rec.key .. ':prompt', ms)
+  redis.call('PEXPIRE', rec.key .. ':notes', ms)
   for branch = 0, #rec.finishes - 1 do redis.call('PEXPIRE', rec.key .. ':' .. branch, ms) end
 end
 

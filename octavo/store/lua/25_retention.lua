@@ -31,6 +31,7 @@ local function keep_ended(store, rec)
     redis.call('SET', journal, tokens, 'PX', store.retain_ms)
   end
   redis.call('PEXPIRE', rec.key, store.retain_ms)
+  redis.call('PEXPIRE', rec.key .. ':notes', store.retain_ms)
   local list = store.prefix .. 'ended'
   redis.call('RPUSH', list, rec.id)
   redis.call('PEXPIRE', list, store.retain_ms)
@@ -47,14 +48,18 @@ local function memory_used()
   return used / bound, bound - used
 end
 
+local function drop_all(key, num_branches)
+  redis.call('DEL', key, key .. ':notes')
+  for branch = 0, num_branches - 1 do redis.call('DEL', journal_of(key, branch)) end
+end
+
 -- Drops a record that has ended long enough ago. False if it ended too recently.
 local function drop_ended(store, id)
   local key = record_key(store, id)
   local state, finishes = unpack(redis.call('HMGET', key, 'state', 'finishes'))
   if not state or not ended({ state = state }) then return true end  -- expired; or the id was accepted again
   if redis.call('PTTL', key) > store.retain_ms - SETTLE_MS then return false end
-  redis.call('DEL', key)
-  for branch = 0, #finishes - 1 do redis.call('DEL', key .. ':' .. branch) end
+  drop_all(key, #finishes)
   return true
 end
 

@@ -2,12 +2,12 @@
 
 -- KEYS: generation, record.
 -- a: cost, max requests, max tokens, max requests and max tokens of a tenant (0: no bound of its own), head start of a class
--- in tokens, deadline in ms or 0, branches, prompt (packed u32), then the record's fixed fields and values, pairwise. The field
--- `quota`, where the tenant has one, is "<most streams> <tokens per minute>".
+-- in tokens, deadline in ms or 0, branches, prompt (packed u32), the endpoint's notes, then the record's fixed fields and
+-- values, pairwise. The field `quota`, where the tenant has one, is "<most streams> <tokens per minute>".
 -- Reply: {OK | EXISTS | MISMATCH | FULL, number waiting, their tokens, of them of this tenant, their tokens,
 -- the bound that is exceeded or '', tokens that leave the queue per second (0: not known), ms until a quota may have room}
 local function accept(store, keys, cost, max_requests, max_tokens, tenant_requests, tenant_tokens, head_start, deadline_in,
-                      branches, prompt, ...)
+                      branches, prompt, notes, ...)
   local rec = setmetatable({ key = keys[2], id = id_of(keys[2]) }, DEFAULTED)
   local fixed = { ... }
   for i = 1, #fixed, 2 do rec[fixed[i]] = fixed[i + 1] end
@@ -40,6 +40,7 @@ local function accept(store, keys, cost, max_requests, max_tokens, tenant_reques
   redis.call('HSET', rec.key, unpack(fixed))
   redis.call('PEXPIRE', rec.key, ALIVE_MS)
   redis.call('SET', rec.key .. ':prompt', prompt, 'PX', ALIVE_MS)
+  if notes ~= '' then redis.call('SET', rec.key .. ':notes', notes, 'PX', ALIVE_MS) end
   for branch = 0, branches - 1 do redis.call('SET', journal_of(rec.key, branch), '', 'PX', ALIVE_MS) end
   put_in_queue(store, rec)
   count_in(t, tenant, cost, now)
@@ -132,6 +133,21 @@ define('read', function(store, keys, want_prompt, ...)
     reply[5 + i] = redis.call('GETRANGE', rec.key .. ':' .. (i - 1), 4 * tonumber(first), -1)
   end
   return reply
+end, true)
+
+-- What the endpoint that took the request has written down, to show the answer again.
+-- KEYS: generation, record.  Reply: {'OK', notes, or '' if there are none}
+define('notes', function(_, keys)
+  return { 'OK', redis.call('GET', keys[2] .. ':notes') or '' }
+end, true)
+
+-- Drops an ended sequence before its time.  KEYS: generation, record.  Reply: {'OK', 0 if it has not ended yet, else 1}
+define('forget', function(_, keys)
+  local rec = fetch(keys[2])
+  if not rec then return { 'OK', 1 } end
+  if not ended(rec) then return { 'OK', 0 } end
+  drop_all(rec.key, #rec.finishes)
+  return { 'OK', 1 }
 end, true)
 
 -- Ends a waiting sequence. The owner of a running one is told at its next append.

@@ -44,6 +44,7 @@ class StoredSequence:
 
     record: Record
     prompt: tuple[int, ...]
+    notes: bytes
     journals: list[list[int]]
     cost: int
     queued: QueuePlace
@@ -145,6 +146,9 @@ class MemoryState:
             del self._entries[seq_id]
             return None
         return stored
+
+    def drop(self, seq_id: SequenceId) -> None:
+        del self._entries[seq_id]
 
     def live(self) -> list[StoredSequence]:
         """All sequences that wait or run, by their places in the queue."""

@@ -78,6 +78,7 @@ class MemoryStore:
             StoredSequence(
                 record=record,
                 prompt=tuple(new.prompt),
+                notes=new.notes,
                 journals=[[] for _ in range(new.num_branches)],
                 cost=new.cost,
                 queued=state.fair_queue(new.model).charge(record, limits.head_start, others_wait=others_wait),
@@ -167,6 +168,19 @@ class MemoryStore:
         state = self._enter()
         stored = state.get(seq_id)
         return None if stored is None else _snapshot(state, stored, prompt, from_indexes or ())
+
+    async def read_notes(self, seq_id: SequenceId) -> bytes:
+        stored = self._enter().get(seq_id)
+        return b"" if stored is None else stored.notes
+
+    async def forget(self, seq_id: SequenceId) -> bool:
+        state = self._enter()
+        stored = state.get(seq_id)
+        if stored is None:
+            return True
+        if stored.record.state.ended:
+            state.drop(seq_id)
+        return stored.record.state.ended
 
     async def cancel(self, seq_id: SequenceId) -> Record | None:
         state = self._enter()

@@ -127,9 +127,14 @@ class Differential(RuleBasedStateMachine):
         request = type(self).new(
             name, seq_id=self.seq_ids[name], router=router, deadline_in_ms=deadline, keep_on_disconnect=keep,
             body_hash=body, priority=priority, num_branches=NAMES[name], max_tokens=40, model=MODELS[name],
-            tenant=tenant,
+            tenant=tenant, notes=b"notes" if keep else b"",
         )  # fmt: skip
         self.both("accept", request, limits)
+
+    @rule(name=NAME)
+    def forget(self, name: str) -> None:
+        if self.both("forget", self.seq_ids[name]):
+            self.last.pop(name, None)
 
     @rule(model=MODEL, count=st.integers(1, 2), places=st.integers(0, 3), most_kept=st.integers(0, 3))
     def pop(self, model: str, count: int, places: int, most_kept: int) -> None:
@@ -345,6 +350,7 @@ class Differential(RuleBasedStateMachine):
             store.tenant_depths(2),
             store.model_depths(),
             *(bench.used_quota(tenant) for tenant in ("a", "b")),
+            *(store.read_notes(self.seq_ids[name]) for name in NAMES),
         )
         return snapshots, sorted(live, key=lambda record: record.seq_id), rest
 
