@@ -26,6 +26,7 @@ WIRE_MODULES = {
         "common_fields",
         "completions",
         "constraint_fields",
+        "reasoning_fields",
         "requests",
     ),
     "gpu_worker/migration": ("transfer_service", "calls/transfer_calls"),

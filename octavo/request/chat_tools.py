@@ -13,6 +13,7 @@ from octavo.request.errors import InvalidArgument, ViolationCollector
 
 MAX_TOOLS = 128
 MAX_DEPTH = 32  # of JSON inside JSON
+MAX_VARIABLES_BYTES = 16 << 10
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -55,11 +56,12 @@ class MessageDetails:
     name: str = ""
     tool_call_id: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
+    reasoning: str = ""
 
     @property
     def num_bytes(self) -> int:
         calls = sum(_num_bytes(call.id, call.name, call.arguments) for call in self.tool_calls)
-        return _num_bytes(self.name, self.tool_call_id) + calls
+        return _num_bytes(self.name, self.tool_call_id, self.reasoning) + calls
 
     def for_template(self, path: str) -> dict[str, Any]:
         """The fields that the message's dictionary gets. Fields that are empty are left out."""
@@ -71,6 +73,8 @@ class MessageDetails:
         if self.tool_calls:
             _check_count(f"{path}.tool_calls", self.tool_calls)
             found["tool_calls"] = _each(f"{path}.tool_calls", self.tool_calls)
+        if self.reasoning:
+            found["reasoning_content"] = self.reasoning
         return found
 
 
@@ -88,13 +92,21 @@ def details_for_template(details: Sequence[MessageDetails], *, max_bytes: int) -
     num_bytes = sum(each.num_bytes for each in details)
     if not num_bytes <= max_bytes:
         raise InvalidArgument(
-            "chat.messages", f"{num_bytes} bytes of tool calls cannot fit this model's context; at most {max_bytes}"
+            "chat.messages",
+            f"{num_bytes} bytes of tool calls and reasoning cannot fit this model's context; at most {max_bytes}",
         )
     checks, found = ViolationCollector(), []
     for i, each in enumerate(details):
         found.append(checks.run(each.for_template, f"chat.messages[{i}]") or {})
     checks.raise_found()
     return found
+
+
+def variables_for_template(text: str, field: str = "chat.template_kwargs_json") -> dict[str, Any]:
+    """The variables that a caller gives the template, as JSON."""
+    if len(text) > MAX_VARIABLES_BYTES or _num_bytes(text) > MAX_VARIABLES_BYTES:
+        raise InvalidArgument(field, f"has more than {MAX_VARIABLES_BYTES} bytes; give less")
+    return _object(field, text)
 
 
 def _each(path: str, listed: "Sequence[Tool | ToolCall]") -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from octavo.v1 import inference_pb2
 from octavo.wire.public import sampling_bytes
 
 # Grows by one with each change of protos/octavo/v1 that a client could notice, such as a new sampling parameter.
-SCHEMA_REVISION = max(row.since for row in PARAMETERS.values())
+SCHEMA_REVISION = max(8, *(row.since for row in PARAMETERS.values()))
 
 
 def request_hash(request: inference_pb2.GenerateRequest, params: SamplingParams) -> bytes:
@@ -40,6 +40,7 @@ class ChatPrompt:
     begin_answer: bool  # whether the prompt ends where the assistant begins
     tools: list[Tool]
     details: list[MessageDetails]  # of each message; empty if no message has any
+    variables: str = ""  # of the template: a JSON object, or nothing
 
 
 def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
@@ -51,10 +52,12 @@ def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
             turn.name,
             turn.tool_call_id,
             [ToolCall(call.id, call.name, call.arguments_json) for call in turn.tool_calls],
+            turn.reasoning_content,
         )
         for turn in message.messages
     ]
-    return ChatPrompt(turns, begin_answer, tools, details if any(each != MessageDetails() for each in details) else [])
+    details = details if any(each != MessageDetails() for each in details) else []
+    return ChatPrompt(turns, begin_answer, tools, details, message.template_kwargs_json)
 
 
 def limits_to_wire() -> inference_pb2.Limits:

@@ -17,7 +17,8 @@ from octavo.text.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from router.fleet.model_registry import ServedModel
 from router.http.common_fields import AskedAnswer
-from router.tools.asked_tools import AskedTools, tool_format
+from router.tools.output_forms import Division
+from router.tools.reasoning import ReasoningCounter
 from router.tools.tool_message import ToolMessage
 
 LEAST = -9999.0  # for minus infinity, which JSON does not have
@@ -218,38 +219,61 @@ class ChatFormat(AnswerFormat):
 
     def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: EchoedPrompt | None = None) -> None:
         super().__init__(asked, model, prompt)
-        self._divided = asked.tools is not None  # outputs are divided into content and calls
+        self._division = asked.division
         self._messages: dict[int, ToolMessage] = {}
+        self._counters: dict[int, ReasoningCounter] = {}
 
     def _delta(self, event: Event, is_first: bool) -> bytes:
         role = b'"role":"assistant",' if is_first else b""
-        if not self._divided:
+        if self._division is None:
             return b'"delta":{%b"content":%b}' % (role, encode_basestring(event.text).encode())
-        delta = self._message(event.branch).delta(event.text, event.finish_reason)
+        self._count_reasoning(event.branch, event.token_ids)
+        delta = self._message(self._division, event.branch).delta(event.text, event.finish_reason)
         return b'"delta":{' + (role + _dumped(delta)[1:-1]).rstrip(b",") + b"}"
 
     def _finish(self, event: Event) -> bytes:
-        if self._divided and self._ends_in_calls(event.branch, event.finish_reason):
+        if self._ends_in_calls(event.branch, event.finish_reason):
             return b',"finish_reason":"tool_calls"'
         return super()._finish(event)
 
+    def whole(self, answer: inference_pb2.CompleteResponse) -> bytes:
+        for index, output in enumerate(answer.outputs):
+            self._count_reasoning(index, output.token_ids)
+        return super().whole(answer)
+
     def _choice_of(self, text: str, index: int, finish: int) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if not self._divided:
+        if self._division is None:
             return {"message": message}
-        message |= self._message(index).whole(text, finish)
+        message |= self._message(self._division, index).whole(text, finish)
         calls = {"finish_reason": "tool_calls"} if self._ends_in_calls(index, finish) else {}
         return {"message": message, **calls}
 
-    def _message(self, branch: int) -> ToolMessage:
+    def _message(self, division: Division, branch: int) -> ToolMessage:
         found = self._messages.get(branch)
         if found is None:
-            tools, request_id = self._asked.tools or AskedTools({}), str(self._common["id"])
-            found = self._messages[branch] = ToolMessage(tools, tool_format(self._tokenizer), request_id, branch)
+            found = self._messages[branch] = division.message(str(self._common["id"]), branch)
         return found
 
+    def _count_reasoning(self, branch: int, token_ids: Sequence[int]) -> None:
+        division = self._division
+        if division is None or division.reasoning is None:
+            return
+        counter = self._counters.get(branch)
+        if counter is None:
+            counter = self._counters[branch] = division.reasoning.counter(division.begins_inside)
+        counter.add(map(self._tokenizer.token_bytes, token_ids))
+
+    def _usage(self, usage: types_pb2.Usage) -> dict[str, Any]:
+        found = super()._usage(usage)
+        if self._division is None or self._division.reasoning is None:
+            return found
+        num_tokens = sum(counter.finish() for counter in self._counters.values())
+        return {**found, "completion_tokens_details": {"reasoning_tokens": num_tokens}}
+
     def _ends_in_calls(self, branch: int, finish: int) -> bool:
-        return finish == types_pb2.FINISH_REASON_STOP and self._message(branch).num_calls > 0
+        message = self._messages.get(branch)
+        return message is not None and finish == types_pb2.FINISH_REASON_STOP and message.num_calls > 0
 
     def _scores(self, branch: int, scores: Sequence[types_pb2.Logprobs], is_first: bool) -> dict[str, Any]:
         return shown_chat_scores(self._tokenizer, scores)

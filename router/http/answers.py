@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument, NotFound, ServingError
 from octavo.request.ids import new_request_id
-from octavo.text.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2
 from octavo.wire.public import failure_from_wire
 from router.background_tasks import BackgroundTasks
@@ -25,7 +24,9 @@ from router.streaming.inference_service import InferenceService, whole_answer
 from router.streaming.request_preparer import RequestPreparer, run_aside
 from router.streaming.session import Session
 from router.streaming.session_opener import SessionOpener
-from router.tools.asked_tools import AskedTools, forced_grammar, tool_format
+from router.tools.call_grammars import calls_grammar, needs_grammar
+from router.tools.output_forms import OutputForms
+from router.tools.reasoning import NUM_LAST
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 ID_HEADER = b"idempotency-key"
@@ -60,6 +61,7 @@ class AnswerService:
     preparer: RequestPreparer
     inference: InferenceService
     background: BackgroundTasks
+    forms: OutputForms = field(default_factory=OutputForms)
     bodies: BodyReader = field(default_factory=BodyReader)
     _cancelling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CANCELLING))
     _closed: bool = False
@@ -75,6 +77,22 @@ class AnswerService:
         token_ids = await self.preparer.read_prompt(asked.request, model)
         text = asked.request.text or model.tokenizer.decode(token_ids, skip_special_tokens=False)
         return EchoedPrompt(token_ids, text)
+
+    async def divide(self, asked: AskedAnswer) -> None:
+        """Says what is looked for in the outputs of a chat, and has them begin with a call if one is forced."""
+        model = self.preparer.find_model(asked.request)
+        division = self.forms.division(model.tokenizer, asked.tools, shows_reasoning=asked.shows_reasoning)
+        asked.division = division
+        if division is None:
+            return
+        sampling, special = asked.request.sampling, getattr(model.tokenizer, "special_tokens", {})
+        if any(mark in special for mark in division.marks):
+            sampling.skip_special_tokens = False
+        if needs_grammar(division):
+            prompt = await self.preparer.read_prompt(asked.request, model) if division.reasoning is not None else []
+            division.note_prompt(model.tokenizer, prompt)
+            if grammar := calls_grammar(division, special, has_other=sampling.HasField("constraint")):
+                sampling.constraint.lark = grammar
 
     def note_left(self, asked: AskedAnswer) -> None:
         """The client of a new request has left. Only a client that has named it, or keeps it, can come back to it."""
@@ -114,31 +132,18 @@ class NewAnswer:
             reply.close()
 
     async def _answer(self, asked: AskedAnswer, remaining_s: float | None, reply: Reply) -> None:
-        if asked.tools is not None:
-            force_call(asked, asked.tools, self.service.preparer.find_model(asked.request).tokenizer)
+        if asked.request.HasField("chat"):
+            await self.service.divide(asked)
         opening = self.service.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream)
         try:
             async with opening as session:
+                if asked.division is not None:
+                    asked.division.note_prompt(session.model.tokenizer, await session.prompt_end(NUM_LAST))
                 prompt = await self.service.echoed_prompt(asked, session.model)
                 await send_answer(session, self.form(asked, session.model, prompt), asked.stream, reply)
         except asyncio.CancelledError:
             self.service.note_left(asked)
             raise
-
-
-def force_call(asked: AskedAnswer, tools: AskedTools, tokenizer: AnyTokenizer) -> None:
-    """Has the output begin with a call, if one is forced, and shows the marks of calls that are special tokens."""
-    form, special = tool_format(tokenizer), getattr(tokenizer, "special_tokens", [])
-    sampling = asked.request.sampling
-    if form is not None and any(mark in special for mark in (*form.begins, form.end)):
-        sampling.skip_special_tokens = False
-    if not tools.forced:
-        return
-    if form is None:
-        raise InvalidArgument("tool_choice", "nobody knows how this model writes calls: use auto, or --tool-parser")
-    if sampling.HasField("constraint"):
-        raise InvalidArgument("tool_choice", "the output has another form already: leave out one of them")
-    sampling.constraint.lark = forced_grammar(tools, form, special)
 
 
 async def send_answer(session: Session, form: AnswerFormat, stream: bool, reply: Reply) -> None:

@@ -14,6 +14,7 @@ from octavo.v1 import inference_pb2, types_pb2
 from router.http.constraint_fields import read_constraint
 from router.http.field_reader import FieldReader, checked_ids, checked_text
 from router.tools.asked_tools import AskedTools
+from router.tools.output_forms import Division
 
 PRIORITIES = {
     "system": inference_pb2.PRIORITY_SYSTEM,
@@ -50,6 +51,8 @@ class AskedAnswer:
     echo: bool = False  # the prompt stands before each text
     no_output: bool = False  # the client wants the prompt's log probabilities alone; one token is generated and dropped
     tools: AskedTools | None = None  # what the model may call
+    shows_reasoning: bool = True
+    division: Division | None = None  # what is looked for in the outputs; None: they are content and nothing else
     chosen_id: bool = False  # the client has named the request, and so may come back to it
 
 

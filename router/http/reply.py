@@ -35,6 +35,7 @@ FIELDS = [
     (re.compile(r"^sampling\."), ""),
     (re.compile(r"^chat\.messages"), "messages"),
     (re.compile(r"^chat\.tools"), "tools"),
+    (re.compile(r"^chat\.template_kwargs_json"), "chat_template_kwargs"),
     (re.compile(r"^chat$"), "messages"),
     (re.compile(r"^(text|raw_text|token_ids)$"), "prompt"),
     (re.compile(r"\.raw_content$"), ".content"),

@@ -7,17 +7,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from octavo.net.security.api_keys import salt_of
 from octavo.net.security.authorizer import ONE_TENANT, Authorizer
 from octavo.request import hashing, limits, sampling_validation, validation
-from octavo.request.chat_tools import details_for_template, tools_for_template
+from octavo.request.chat_tools import details_for_template, tools_for_template, variables_for_template
 from octavo.request.errors import InvalidArgument, NoWorkers, TooManyStreams, ViolationCollector
 from octavo.request.ids import Incarnation, RequestId, new_request_id, sequence_id
 from octavo.request.record import NewSequence
 from octavo.request.sampling import PARAMETERS, SamplingParams
 from octavo.text.byte_tokenizer import no_tokenizer
+from octavo.text.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_bytes, sampling_from_wire, with_recommended
 from octavo.wire.requests import ChatPrompt, chat_from_wire, request_hash
@@ -124,11 +126,7 @@ class RequestPreparer:
             case str() as text:
                 return await run_aside(len(text), lambda: model.tokenizer.encode(text))
             case CheckedChat() as chat:
-                return await self._chat_threads.run(
-                    model.name,
-                    chat.size,
-                    lambda: model.tokenizer.apply_chat(chat.messages, chat.begin_answer, chat.tools, chat.details),
-                )
+                return await self._chat_threads.run(model.name, chat.size, partial(chat.tokenized_by, model.tokenizer))
             case token_ids:
                 return list(token_ids)
 
@@ -189,6 +187,19 @@ class CheckedChat:
     tools: list[dict[str, Any]]  # as templates expect them
     details: list[dict[str, Any]]  # the further fields of each message; empty if no message has any
     size: int  # characters, about
+    variables: dict[str, Any]  # of the template
+
+    def tokenized_by(self, tokenizer: AnyTokenizer) -> list[int]:
+        """The prompt. Raises InvalidArgument."""
+        parts = self.messages, self.begin_answer, self.tools, self.details
+        if not self.variables:
+            return tokenizer.apply_chat(*parts)
+        try:
+            return tokenizer.apply_chat(*parts, variables=self.variables)
+        except InvalidArgument as error:
+            if error.field == "chat_template_kwargs":  # as offline callers name it
+                raise InvalidArgument("chat.template_kwargs_json", error.violations[0].description) from None
+            raise
 
 
 def checked_input(
@@ -214,9 +225,10 @@ def checked_chat(chat: ChatPrompt, model: ServedModel) -> CheckedChat:
     messages = checks.run(validation.validate_chat, chat.messages, context_tokens=model.context_tokens) or []
     tools = checks.run(tools_for_template, chat.tools, max_bytes=max_bytes) or []
     details = checks.run(details_for_template, chat.details, max_bytes=max_bytes) or []
+    variables = checks.run(variables_for_template, chat.variables) or {}
     checks.raise_found()
     size = sum(len(content) for _, content in messages) + sum(len(tool.parameters) for tool in chat.tools)
-    return CheckedChat(messages, chat.begin_answer, tools, details, size)
+    return CheckedChat(messages, chat.begin_answer, tools, details, size, variables)
 
 
 def check_input(request: inference_pb2.GenerateRequest, model: ServedModel) -> None:

@@ -125,7 +125,7 @@ async def test_models_without_a_template_refuse_chats(world, call):
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]"),
         ({"structured_outputs": {"json": 3}}, "structured_outputs.json"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "response_format"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"function_call": {"name": "x"}}, "function_call"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"best_of": 2}, "best_of"),
         ({"functions": []}, "functions"),
