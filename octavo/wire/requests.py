@@ -38,12 +38,14 @@ class ChatPrompt:
 
     messages: list[tuple[str, str | bytes]]  # role and content, for octavo.request.validation.validate_chat
     begin_answer: bool  # whether the prompt ends where the assistant begins
+    continues: bool  # whether it ends in the middle of the last message
     tools: list[Tool]
     details: list[MessageDetails]  # of each message; empty if no message has any
 
 
 def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
-    begin_answer = message.add_generation_prompt if message.HasField("add_generation_prompt") else True
+    continues, given = message.continue_final_message, message.HasField("add_generation_prompt")
+    begin_answer = message.add_generation_prompt if given else not continues
     turns = [(turn.role, turn.raw_content or turn.content) for turn in message.messages]
     tools = [Tool(tool.name, tool.description, tool.parameters_json) for tool in message.tools]
     details = [
@@ -51,10 +53,12 @@ def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
             turn.name,
             turn.tool_call_id,
             [ToolCall(call.id, call.name, call.arguments_json) for call in turn.tool_calls],
+            turn.extra_json,
         )
         for turn in message.messages
     ]
-    return ChatPrompt(turns, begin_answer, tools, details if any(each != MessageDetails() for each in details) else [])
+    has_details = any(each != MessageDetails() for each in details)
+    return ChatPrompt(turns, begin_answer, continues, tools, details if has_details else [])
 
 
 def limits_to_wire() -> inference_pb2.Limits:
