@@ -124,6 +124,7 @@ def scraps_of(name: str) -> list[str]:
 
 
 @pytest.mark.scaled
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", [each.name for each in FORMATS])
 def test_any_division_says_the_same(name: str):
     rng, scraps = random.Random(name), scraps_of(name)
