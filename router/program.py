@@ -62,6 +62,7 @@ from router.streaming.resume_tokens import ResumeTokens
 from router.streaming.session import SessionContext
 from router.streaming.session_opener import SessionOpener
 from router.streaming.session_waves import SessionWaves
+from router.tools.output_forms import OutputForms
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +150,13 @@ class Router:
             context, self.models, preparer, limits, settings.max_streams, self.authorizer
         )
         self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer, progress)
-        self._answers = AnswerService(opener, preparer, self.inference, self._background)
+        self._answers = AnswerService(
+            opener,
+            preparer,
+            self.inference,
+            self._background,
+            OutputForms(settings.tool_parser, settings.reasoning_parser),
+        )
         self.rebalancer = Rebalancer(store, incarnation, self.pool, self.migrator, self._background)
         self.cluster = ClusterWatch(store, incarnation, settings.router_id, self.pool, progress)
         self.admin = AdminService(store, incarnation, self.pool, self.assigner, preparer, self.migrator, self.cluster)

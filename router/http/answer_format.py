@@ -17,6 +17,7 @@ from octavo.v1 import inference_pb2, types_pb2
 from router.fleet.model_registry import ServedModel
 from router.http.common_fields import AskedAnswer
 from router.http.prompts.prompt_scores import shown_logprob, shown_prompt_scores, shown_token
+from router.tools.harmony import HarmonyCounter
 from router.tools.output_forms import Division
 from router.tools.reasoning import ReasoningCounter
 from router.tools.tool_message import ToolMessage
@@ -220,7 +221,7 @@ class ChatFormat(AnswerFormat):
         super().__init__(asked, model, prompt)
         self._division = asked.division
         self._messages: dict[int, ToolMessage] = {}
-        self._counters: dict[int, ReasoningCounter] = {}
+        self._counters: dict[int, ReasoningCounter | HarmonyCounter] = {}
 
     def _delta(self, event: Event, is_first: bool) -> bytes:
         role = b'"role":"assistant",' if is_first else b""

@@ -25,7 +25,7 @@ def needs_grammar(division: Division) -> bool:
     tools, form = division.tools, division.form
     if tools is None:
         return False
-    return bool(tools.forced) or bool(tools.strict and form is not None and form.can_force)
+    return bool(tools.forced) or bool(tools.strict and form is not None and form.can_force and form.binds_strict)
 
 
 def calls_grammar(division: Division, special: SpecialTokens, *, has_other: bool) -> str:
@@ -103,10 +103,11 @@ def _reasoning_rules(
     """What stands before a call, and the rules of it."""
     if reasoning is None:
         return "", []
+    after = f"{_terminals(reasoning.after, special)} " if reasoning.after else ""
     rules = [_until("thought", reasoning.end, special), r"gap: /\s{0,4}/"]
     if begins_inside:
-        return "thought gap ", rules
-    return f"({_terminals(reasoning.begin, special)} thought gap)? ", rules
+        return f"thought gap {after}", rules
+    return f"({_terminals(reasoning.begin, special)} thought gap {after})? ", rules
 
 
 def _until(rule: str, mark: str, special: SpecialTokens) -> str:

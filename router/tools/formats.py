@@ -29,6 +29,7 @@ class ToolFormat:
     between: str = ""  # stands between two calls that are forced
     open_call: str = ""
     close_call: str = ""
+    binds_strict: bool = True  # if calls can be forced: they can also be bound where they stand among other text
 
     @property
     def can_force(self) -> bool:
@@ -67,6 +68,8 @@ _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>
 _JSON_CALL = '{"name": "NAME", "arguments": '
 _NAMED = ('{"name":', '{ "name":', '{"name" :')
 FORMATS = (
+    ToolFormat("harmony", ("<|channel|>", "<|message|>"), "<|end|>", _JSON, ("<|channel|>", "<|message|>", "<|call|>"),
+        open_call="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", binds_strict=False),
     ToolFormat("deepseek", (_CALLS,), _CALLS_END, _DEEPSEEK, (_CALLS, "```json"),
         open_call=f"{_CALLS}{_BEGIN}function{_SEPARATOR}NAME\n```json\n",
         close_call=f"\n```<｜tool▁call▁end｜>{_CALLS_END}"),

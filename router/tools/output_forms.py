@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 
 from octavo.text.tokenizer import AnyTokenizer
-from router.tools import formats, reasoning
+from router.tools import reasoning
 from router.tools.asked_tools import AskedTools, tool_format
 from router.tools.formats import ToolFormat
 from router.tools.reasoning import ReasoningFormat, last_text, reasoning_of
 from router.tools.tool_message import ToolMessage
 
 AUTO, NONE = "auto", "none"
-TOOL_PARSERS = (AUTO, *formats.BY_NAME)
-REASONING_PARSERS = (AUTO, NONE, *reasoning.BY_NAME)
 
 
 @dataclass(slots=True)
@@ -56,12 +54,19 @@ class OutputForms:
     reasoning_parser: str = AUTO
 
     def tools_of(self, tokenizer: AnyTokenizer) -> ToolFormat | None:
+        if self.tool_parser == NONE:
+            return None
         return tool_format(tokenizer, "" if self.tool_parser == AUTO else self.tool_parser)
 
     def reasoning_of(self, tokenizer: AnyTokenizer) -> ReasoningFormat | None:
         if self.reasoning_parser == AUTO:
             return reasoning_of(getattr(tokenizer, "chat_template", ""))
         return reasoning.BY_NAME.get(self.reasoning_parser)
+
+    def names_of(self, tokenizer: AnyTokenizer) -> tuple[str, str]:
+        """The names of the two formats, for people: none where a model has none that is known."""
+        tools, thinks = self.tools_of(tokenizer), self.reasoning_of(tokenizer)
+        return tools.name if tools is not None else NONE, thinks.name if thinks is not None else NONE
 
     def division(
         self, tokenizer: AnyTokenizer, tools: AskedTools | None, *, shows_reasoning: bool = True
