@@ -17,6 +17,8 @@ PACKAGES = ("octavo", "octavo_bench", "router", "gpu_worker")
 GENERATED = ("octavo/v1/", "octavo/internal/")
 WIRE_MODULES = {
     "router/streaming": ("inference_service", "request_preparer", "session_opener", "event_encoder"),
+    "router/streaming/prompts": ("prompt_ends",),
+    "router/http/prompts": ("prompt_scores",),
     "router/fleet": ("worker_link", "worker_streams", "progress_calls"),
     "router/admin": ("admin_service", "messages", "cluster_watch"),
     "router/http": (

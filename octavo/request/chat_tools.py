@@ -14,12 +14,21 @@ from octavo.request.errors import InvalidArgument, ViolationCollector
 MAX_TOOLS = 128
 MAX_DEPTH = 32  # of JSON inside JSON
 MAX_VARIABLES_BYTES = 16 << 10
+MAX_EXTRA = 32  # further fields of a message
+OWN_FIELDS = (
+    "role",
+    "content",
+    "name",
+    "tool_call_id",
+    "tool_calls",
+    "reasoning_content",
+)  # which no further field may be
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call of a tool in an earlier turn; the arguments are JSON."""
+    """A call of a tool in an earlier turn; the arguments are JSON, or what the model wrote in its place."""
 
     id: str
     name: str
@@ -27,7 +36,7 @@ class ToolCall:
 
     def for_template(self, path: str) -> dict[str, Any]:
         _check_name(f"{path}.name", self.name)
-        arguments = _object(f"{path}.arguments_json", self.arguments)
+        arguments = _arguments(f"{path}.arguments_json", self.arguments)
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
 
 
@@ -57,11 +66,12 @@ class MessageDetails:
     tool_call_id: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
     reasoning: str = ""
+    extra: str = ""  # further fields, a JSON object
 
     @property
     def num_bytes(self) -> int:
         calls = sum(_num_bytes(call.id, call.name, call.arguments) for call in self.tool_calls)
-        return _num_bytes(self.name, self.tool_call_id, self.reasoning) + calls
+        return _num_bytes(self.name, self.tool_call_id, self.reasoning, self.extra) + calls
 
     def for_template(self, path: str) -> dict[str, Any]:
         """The fields that the message's dictionary gets. Fields that are empty are left out."""
@@ -75,6 +85,8 @@ class MessageDetails:
             found["tool_calls"] = _each(f"{path}.tool_calls", self.tool_calls)
         if self.reasoning:
             found["reasoning_content"] = self.reasoning
+        if self.extra:
+            found |= _extra(f"{path}.extra_json", self.extra)
         return found
 
 
@@ -92,8 +104,7 @@ def details_for_template(details: Sequence[MessageDetails], *, max_bytes: int) -
     num_bytes = sum(each.num_bytes for each in details)
     if not num_bytes <= max_bytes:
         raise InvalidArgument(
-            "chat.messages",
-            f"{num_bytes} bytes of tool calls and reasoning cannot fit this model's context; at most {max_bytes}",
+            "chat.messages", f"{num_bytes} bytes of further fields cannot fit this model's context; at most {max_bytes}"
         )
     checks, found = ViolationCollector(), []
     for i, each in enumerate(details):
@@ -113,6 +124,16 @@ def _each(path: str, listed: "Sequence[Tool | ToolCall]") -> list[dict[str, Any]
     checks = ViolationCollector()
     found = [checks.run(each.for_template, f"{path}[{i}]") or {} for i, each in enumerate(listed)]
     checks.raise_found()
+    return found
+
+
+def _extra(path: str, text: str) -> dict[str, Any]:
+    found = _object(path, text)
+    if len(found) > MAX_EXTRA:
+        raise InvalidArgument(path, f"{len(found)} further fields are too many; at most {MAX_EXTRA}")
+    for name in OWN_FIELDS:
+        if name in found:
+            raise InvalidArgument(path, f"{name} is a field of its own; leave it out here")
     return found
 
 
@@ -136,6 +157,18 @@ def _object(path: str, text: str) -> dict[str, Any]:
         raise InvalidArgument(path, "must be a JSON object")
     _check_depth(path, found, MAX_DEPTH)
     return found
+
+
+def _arguments(path: str, text: str) -> dict[str, Any] | str:
+    """The arguments of a call. Where a model wrote no JSON, or was cut, its text: clients send back what they got."""
+    try:
+        json.loads(text or "{}")
+    except ValueError:
+        _check_text(path, text)
+        return text
+    except RecursionError:
+        pass
+    return _object(path, text)
 
 
 def _check_depth(path: str, value: object, left: int) -> None:

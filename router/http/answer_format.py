@@ -5,7 +5,6 @@ chunk without log probabilities is put together from bytes: one is made for each
 """
 
 import json
-import math
 import time
 from binascii import b2a_base64
 from collections.abc import Sequence
@@ -17,12 +16,12 @@ from octavo.text.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from router.fleet.model_registry import ServedModel
 from router.http.common_fields import AskedAnswer
+from router.http.prompts.prompt_scores import shown_logprob, shown_prompt_scores, shown_token
 from router.tools.harmony import HarmonyCounter
 from router.tools.output_forms import Division
 from router.tools.reasoning import ReasoningCounter
 from router.tools.tool_message import ToolMessage
 
-LEAST = -9999.0  # for minus infinity, which JSON does not have
 Event = inference_pb2.GenerateEvent
 
 DONE = b"data: [DONE]\n\n"
@@ -38,20 +37,6 @@ FINISHES: dict[int, str | None] = {
 FINISH_PARTS = {number: b',"finish_reason":' + json.dumps(word).encode() for number, word in FINISHES.items()}
 NO_SCORES = b',"logprobs":null'
 URL_SAFE = bytes.maketrans(b"+/", b"-_")
-
-
-def shown_logprob(value: float) -> float:
-    return value if math.isfinite(value) else LEAST
-
-
-def shown_token(token_id: int, data: bytes) -> str:
-    """The name of a token: bytes:\\xNN… where its bytes are no whole characters, token_id:N where it has none."""
-    if not data:
-        return f"token_id:{token_id}"
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 class CompletionScores:
@@ -115,6 +100,7 @@ class AnswerFormat:
 
     WHOLE: ClassVar[str]
     CHUNK: ClassVar[str]
+    SCORES_PROMPT_IN_CHOICES: ClassVar[bool] = False
 
     def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: EchoedPrompt | None = None) -> None:
         self._asked = asked
@@ -126,6 +112,7 @@ class AnswerFormat:
             "id": asked.request.request_id,
             "created": int(time.time()),
             "model": asked.request.model or model.name,
+            "system_fingerprint": model.fingerprint,
         }
         self._start = _dumped({"object": self.CHUNK, **self._common})[:-1]  # without the brace that closes it
         self._choice = b"data: " + self._start.replace(b"%", b"%%") + b',"choices":[{"index":%d,'
@@ -177,6 +164,7 @@ class AnswerFormat:
         """The whole answer."""
         self._prompt_scores.extend(answer.prompt_logprobs)
         choices = []
+        in_choice, beside = self._prompt_scores_shown(answer.prompt_logprobs)
         for index, output in enumerate(answer.outputs):
             scores = self._scores(index, self._shown(output.logprobs), True) if self._asked.scores else None
             text = "" if self._asked.no_output else output.text
@@ -187,9 +175,16 @@ class AnswerFormat:
             }
             if self._asked.token_ids:
                 choice["token_ids"] = list(self._shown(output.token_ids))
-            choices.append(choice | self._choice_of(text, index, output.finish_reason))
+            choices.append(choice | in_choice | self._choice_of(text, index, output.finish_reason))
         usage = self._usage(answer.usage)
-        return _dumped({"object": self.WHOLE, **self._common, "choices": choices, "usage": usage})
+        return _dumped({"object": self.WHOLE, **self._common, "choices": choices, "usage": usage, **beside})
+
+    def _prompt_scores_shown(self, scores: Sequence[types_pb2.Logprobs]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Log probabilities of the prompt: in each choice of a completion, or beside a chat's, as vLLM has it."""
+        if not self._asked.prompt_scores:
+            return {}, {}
+        shown = {"prompt_logprobs": shown_prompt_scores(self._tokenizer, scores)}
+        return (shown, {}) if self.SCORES_PROMPT_IN_CHOICES else ({}, shown)
 
     def _choice_of(self, text: str, index: int, finish: int) -> dict[str, Any]:
         raise NotImplementedError
@@ -198,6 +193,10 @@ class AnswerFormat:
 
     def _scores(self, branch: int, scores: Sequence[types_pb2.Logprobs], is_first: bool) -> dict[str, Any]:
         raise NotImplementedError
+
+    def _after_prompt(self, text: str) -> str:
+        """The beginning of an output, after what it repeats of the prompt."""
+        return text if self._prompt is None else self._prompt.text + text
 
     def _shown(self, values: Sequence[Any]) -> Sequence[Any]:
         """What the client gets of an output: nothing, if it wants the prompt alone."""
@@ -226,10 +225,11 @@ class ChatFormat(AnswerFormat):
 
     def _delta(self, event: Event, is_first: bool) -> bytes:
         role = b'"role":"assistant",' if is_first else b""
+        text = self._after_prompt(event.text) if is_first else event.text
         if self._division is None:
-            return b'"delta":{%b"content":%b}' % (role, encode_basestring(event.text).encode())
+            return b'"delta":{%b"content":%b}' % (role, encode_basestring(text).encode())
         self._count_reasoning(event.branch, event.token_ids)
-        delta = self._message(self._division, event.branch).delta(event.text, event.finish_reason)
+        delta = self._message(self._division, event.branch).delta(text, event.finish_reason)
         return b'"delta":{' + (role + _dumped(delta)[1:-1]).rstrip(b",") + b"}"
 
     def _finish(self, event: Event) -> bytes:
@@ -243,6 +243,7 @@ class ChatFormat(AnswerFormat):
         return super().whole(answer)
 
     def _choice_of(self, text: str, index: int, finish: int) -> dict[str, Any]:
+        text = self._after_prompt(text)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if self._division is None:
             return {"message": message}
@@ -284,6 +285,7 @@ class CompletionFormat(AnswerFormat):
     """The form of completions."""
 
     WHOLE = CHUNK = "text_completion"
+    SCORES_PROMPT_IN_CHOICES = True
 
     def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: EchoedPrompt | None = None) -> None:
         super().__init__(asked, model, prompt)
@@ -291,12 +293,12 @@ class CompletionFormat(AnswerFormat):
 
     def _delta(self, event: Event, is_first: bool) -> bytes:
         text = "" if self._asked.no_output else event.text
-        if is_first and self._prompt is not None:
-            text = self._prompt.text + text
+        if is_first:
+            text = self._after_prompt(text)
         return b'"text":' + encode_basestring(text).encode()
 
     def _choice_of(self, text: str, index: int, finish: int) -> dict[str, Any]:
-        return {"text": text if self._prompt is None else self._prompt.text + text}
+        return {"text": self._after_prompt(text)}
 
     def _scores(self, branch: int, scores: Sequence[types_pb2.Logprobs], is_first: bool) -> dict[str, Any]:
         shown = self._branch_scores.setdefault(branch, CompletionScores(self._tokenizer))

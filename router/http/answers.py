@@ -21,7 +21,8 @@ from router.http.common_fields import AskedAnswer
 from router.http.json_body import BodyReader, header_of, parse_object
 from router.http.reply import Reply
 from router.streaming.inference_service import InferenceService, whole_answer
-from router.streaming.request_preparer import RequestPreparer, run_aside
+from router.streaming.prompts.chat_threads import run_aside
+from router.streaming.request_preparer import RequestPreparer
 from router.streaming.session import Session
 from router.streaming.session_opener import SessionOpener
 from router.tools.call_grammars import calls_grammar, needs_grammar
@@ -30,6 +31,7 @@ from router.tools.reasoning import NUM_LAST
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 ID_HEADER = b"idempotency-key"
+CALLED_HEADER = b"x-request-id"
 MAX_CANCELLING = 4  # at once: many clients may leave together, and the store has other work
 
 
@@ -49,8 +51,17 @@ def remaining_s(scope: Scope) -> float | None:
 
 
 def chosen_id(scope: Scope) -> str:
-    """The id that the client has chosen, to make retries safe; or empty. Proxies put an X-Request-Id on everything."""
+    """The id that the client has chosen, to make retries safe; or empty."""
     return header_of(scope, ID_HEADER)
+
+
+def called(scope: Scope) -> str:
+    """What the client, or a proxy before it, calls the request in its logs; empty if it says nothing that can be shown.
+
+    It is no id: proxies put one on everything, and two requests may have the same.
+    """
+    name = header_of(scope, CALLED_HEADER)
+    return name if len(name) <= limits.MAX_REQUEST_ID_CHARS and name.isascii() and name.isprintable() else ""
 
 
 @dataclass(eq=False)
@@ -74,9 +85,13 @@ class AnswerService:
         """The prompt that the answer repeats; None if it does not."""
         if not asked.echo:
             return None
+        if asked.request.HasField("chat"):
+            last = asked.request.chat.messages[-1]
+            return EchoedPrompt((), last.content) if last.role == "assistant" else None
         token_ids = await self.preparer.read_prompt(asked.request, model)
-        text = asked.request.text or model.tokenizer.decode(token_ids, skip_special_tokens=False)
-        return EchoedPrompt(token_ids, text)
+        is_whole = not asked.request.HasField("truncate_prompt_tokens")
+        whole_text = asked.request.text if is_whole else ""
+        return EchoedPrompt(token_ids, whole_text or model.tokenizer.decode(token_ids, skip_special_tokens=False))
 
     async def divide(self, asked: AskedAnswer) -> None:
         """Says what is looked for in the outputs of a chat, and has them begin with a call if one is forced."""
@@ -116,7 +131,7 @@ class NewAnswer:
     form: type[AnswerFormat]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(send)
+        reply = Reply(send, called(scope))
         reply.request_id = new_request_id()  # until the body says another one: a refusal has an id, too
         try:
             body = await self.service.bodies.read(scope, receive)
@@ -125,6 +140,7 @@ class NewAnswer:
                 asked.request.request_id, asked.chosen_id = name, True
             if asked.request.request_id.isascii() and asked.request.request_id.isprintable():
                 reply.request_id = asked.request.request_id
+            asked.called = called(scope)
             await self._answer(asked, remaining_s(scope), reply)
         except ServingError as error:
             await reply.send_error(error)
@@ -137,6 +153,7 @@ class NewAnswer:
         opening = self.service.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream)
         try:
             async with opening as session:
+                session.progress.called = asked.called
                 if asked.division is not None:
                     asked.division.note_prompt(session.model.tokenizer, await session.prompt_end(NUM_LAST))
                 prompt = await self.service.echoed_prompt(asked, session.model)

@@ -22,8 +22,6 @@ HARMLESS: dict[str, tuple[list[object], str]] = {
     "modalities": ([["text"]], "only text is supported"),
     "verbosity": (["medium"], "is not supported; leave it out"),
     "function_call": (["none", "auto"], "is not supported; use tools"),
-    "continue_final_message": ([False], "is not supported; leave it out"),
-    "echo": ([False], "is not supported in a chat"),
 }
 
 
@@ -44,6 +42,7 @@ def read_chat(body: dict[str, Any]) -> AskedAnswer:
     asked.shows_reasoning = read_reasoning(fields, request.chat)
     if read_max_tokens(fields, sampling, "max_completion_tokens", "max_tokens") is None:
         sampling.max_tokens = DEFAULT_MAX_TOKENS
+    asked.echo = fields.take_flag("echo")
     asked.scores = fields.take_flag("logprobs")
     top = fields.take_number("top_logprobs", SCORES)
     if top is not None and not asked.scores:
@@ -61,7 +60,8 @@ def _add_chat(fields: FieldReader, chat: inference_pb2.Chat) -> AskedTools | Non
     """Adds the messages and the tools. Raises InvalidArgument with all that is wrong with them."""
     checks = ViolationCollector()
     checks.run(_add_each, chat.messages, _add_message, "messages", fields.take_any("messages"), MAX_CHAT_MESSAGES)
-    chat.add_generation_prompt = fields.take_flag("add_generation_prompt", default=True)
+    chat.continue_final_message = fields.take_flag("continue_final_message")
+    chat.add_generation_prompt = fields.take_flag("add_generation_prompt", default=not chat.continue_final_message)
     tools, choice = fields.take_any("tools"), fields.take_any("tool_choice")
     is_parallel = fields.take_flag("parallel_tool_calls", default=True)
     if tools is not None:
@@ -106,12 +106,13 @@ def _add_message(turn: inference_pb2.ChatMessage, message: Any, path: str) -> No
     calls = fields.take_any("tool_calls")
     for i, call in enumerate(checked_list(f"{path}.tool_calls", [] if calls is None else calls, MAX_LISTED)):
         fields.checks.run(_add_call, turn.tool_calls.add(), call, f"{path}.tool_calls[{i}]")
-    if content is None and not turn.tool_calls:
+    if content is None and not turn.tool_calls and "content" not in message:
         fields.refuse("content", "is missing; give a string, or a list of text parts")
     reasoning = [fields.take_text(name) for name in ("reasoning_content", "reasoning")]  # two names of the same
     turn.reasoning_content = next(filter(None, reasoning), "")
     fields.take_ignored(IGNORED)
-    fields.refuse_rest()
+    if rest := fields.take_rest():
+        turn.extra_json = fields.checks.run(_json_text, rest, path) or ""
     fields.checks.raise_found()
 
 

@@ -34,11 +34,12 @@ FIELDS = [
     (re.compile(r"^sampling\.include_stop$"), "include_stop_str_in_output"),
     (re.compile(r"^sampling\."), ""),
     (re.compile(r"^chat\.messages"), "messages"),
-    (re.compile(r"^chat\.tools"), "tools"),
+    (re.compile(r"^chat\.(tools|continue_final_message)"), r"\1"),
     (re.compile(r"^chat\.template_kwargs_json"), "chat_template_kwargs"),
     (re.compile(r"^chat$"), "messages"),
     (re.compile(r"^(text|raw_text|token_ids)$"), "prompt"),
     (re.compile(r"\.raw_content$"), ".content"),
+    (re.compile(r"\.extra_json$"), ""),
 ]
 PING = b": the request waits\n\n"  # a comment of server-sent events, which clients skip
 # A stream in which nothing happens says so this often: balancers end connections that are silent for a minute, and a
@@ -86,10 +87,12 @@ def field_name(field: str) -> str:
 
 
 class Reply:
-    """Sends one answer. Its headers name the request, once it has an id."""
+    """Sends one answer. Its headers name the request, once it has an id, and by the name that the client gave it."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, called: str = "") -> None:
+        """`called` is what the client calls the request, for its own logs."""
         self.request_id = ""
+        self._called = called
         self._send = send
         self._streams = False
         self._sent_at = 0.0  # by the event loop's clock
@@ -141,7 +144,9 @@ class Reply:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         if self.request_id:
-            headers = [*headers, (b"x-request-id", self.request_id.encode())]
+            headers = [*headers, (b"x-request-id", (self._called or self.request_id).encode())]
+        if self.request_id and self._called:
+            headers = [*headers, (b"x-octavo-request-id", self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _note_sent(self) -> None:
