@@ -232,6 +232,12 @@ class ChatFormat(AnswerFormat):
         delta = self._message(self._division, event.branch).delta(text, event.finish_reason)
         return b'"delta":{' + (role + _dumped(delta)[1:-1]).rstrip(b",") + b"}"
 
+    def note_before(self, branch: int, token_ids: Sequence[int], text: str) -> None:
+        """Takes what the client of a stream that goes on has already."""
+        if self._division is not None:
+            self._count_reasoning(branch, token_ids)
+            self._message(self._division, branch).delta(text, types_pb2.FINISH_REASON_UNSPECIFIED)
+
     def _finish(self, event: Event) -> bytes:
         if self._ends_in_calls(event.branch, event.finish_reason):
             return b',"finish_reason":"tool_calls"'

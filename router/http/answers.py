@@ -26,6 +26,7 @@ from router.streaming.request_preparer import RequestPreparer
 from router.streaming.session import Session
 from router.streaming.session_opener import SessionOpener
 from router.tools.call_grammars import calls_grammar, needs_grammar
+from router.tools.division_notes import write_notes
 from router.tools.output_forms import OutputForms
 from router.tools.reasoning import NUM_LAST
 
@@ -150,7 +151,8 @@ class NewAnswer:
     async def _answer(self, asked: AskedAnswer, remaining_s: float | None, reply: Reply) -> None:
         if asked.request.HasField("chat"):
             await self.service.divide(asked)
-        opening = self.service.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream)
+        notes = write_notes(asked.division)
+        opening = self.service.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream, notes=notes)
         try:
             async with opening as session:
                 session.progress.called = asked.called

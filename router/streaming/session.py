@@ -81,6 +81,7 @@ class Session:
         self.seq_id = record.seq_id
         self.model = model
         self.params = params
+        self.start = start
         self.prompt: Sequence[int] | None = None  # nobody has read it yet
         self._context = context
         self._store = context.store
@@ -205,6 +206,22 @@ class Session:
         """The request ends after that time, even if no worker has begun it. A time of 0 means: there is no deadline."""
         if deadline_in_ms:
             self._deadline.set_first(deadline_in_ms / 1000)
+
+    async def read_notes(self) -> bytes:
+        """What the endpoint that took the request has written down."""
+        return await self._store.read_notes(self.seq_id)
+
+    async def read_history(self) -> Sequence[tuple[Sequence[int], str]]:
+        """The tokens and the text of each returned branch that this client had when its stream began here."""
+        places = self.start.places
+        if not any(place.next_index for place in places):
+            return []
+        found = await self._store.read(self.seq_id, from_indexes=[0] * self.params.num_branches)
+        outputs = found.outputs if found is not None else ()
+        return [
+            place.history(output, self.model.text_stream(self.params))
+            for place, output in zip(places, outputs, strict=False)
+        ]
 
     async def prompt_end(self, count: int) -> list[int]:
         """The last tokens of the prompt. Of a request that was accepted before, the store has them."""
