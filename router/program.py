@@ -149,7 +149,7 @@ class Router:
             context, self.models, preparer, limits, settings.max_streams, self.authorizer
         )
         self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer, progress)
-        self._answers = AnswerService(opener, preparer, self.inference, self._background)
+        self._answers = AnswerService(opener, preparer, self.inference, self._background, settings.http_unknown_fields)
         self.rebalancer = Rebalancer(store, incarnation, self.pool, self.migrator, self._background)
         self.cluster = ClusterWatch(store, incarnation, settings.router_id, self.pool, progress)
         self.admin = AdminService(store, incarnation, self.pool, self.assigner, preparer, self.migrator, self.cluster)
