@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -17,6 +17,7 @@ from octavo.client.arguments import (
     generate_request,
     make_sampling,
     sampling_message,
+    set_variables,
 )
 from octavo.client.events import Completion, Model, RequestStatus, model_of, status_of
 from octavo.client.receiver import StreamReceiver
@@ -76,10 +77,12 @@ class AsyncClient:
         deadline_s: float | None = None,
         priority: PriorityName = "",
         keep_on_disconnect: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **parameters: Unpack[SamplingArguments],
     ) -> AsyncStream:
         """Continues `prompt`: text, token ids, or chat messages, each {"role": …, "content": …} or such a pair.
 
+        `chat_template_kwargs` are variables of the model's chat template, such as {"enable_thinking": False}.
         `parameters` are fields of SamplingParams, on top of `sampling`. Without `sampling`, fields left out get the
         values that the model recommends (`Model.defaults`); with it, every field is sent. The request starts with
         the first `anext`.
@@ -96,6 +99,7 @@ class AsyncClient:
             priority=priority,
             keep=keep_on_disconnect,
         )
+        set_variables(request, chat_template_kwargs)
         receiver = StreamReceiver(num_branches=sampling.n)
         return AsyncStream(self._cells.pool_of(request_id), request, receiver, self._recovery(deadline_s))
 
