@@ -1,3 +1,4 @@
+from octavo.v1 import pooling_pb2 as _pooling_pb2
 from octavo.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper

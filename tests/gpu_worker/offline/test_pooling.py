@@ -1,6 +1,8 @@
 """`LLM.embed` and `LLM.score` with a real (tiny) model: what Transformers computes, by vLLM's names."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -61,6 +63,14 @@ def test_a_mistake_in_one_prompt_is_found_before_any_step(llm) -> None:
         with pytest.raises(InvalidArgument):
             llm.embed("fine", pooling_params=params, use_tqdm=False)
     assert llm.engine.loop.times.num_steps == before
+
+
+@pytest.mark.usefixtures("demo_model")
+def test_the_pages_example_runs(capsys) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/embeddings.md").read_text(encoding="utf-8")
+    (example,) = [block for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "LLM(" in block]
+    exec(example, {})  # noqa: S102 - of this repository
+    assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 @pytest.mark.usefixtures("demo_model")
