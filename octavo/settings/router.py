@@ -101,6 +101,11 @@ class RouterSettings(ListenerSettings):
         "origins of web pages that may call there, as https://HOST, separated by commas; *: any page",
         check=parse_origins,
     )
+    http_unknown_fields: str = option(
+        "refuse",
+        "fields of a body there that nobody knows: refuse the request, or warn in a header of the answer",
+        choices=("refuse", "warn"),
+    )
     web_listen: str = web_listen("127.0.0.1:52051")
     tls_cert: str = shared("tls_cert")
     tls_key: str = shared("tls_key")

@@ -25,6 +25,15 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def encode_whole(self, text: str) -> list[int]:
+        return self.encode(text)
+
+    def encode_plain(self, text: str) -> list[int]:
+        return self.encode(text)
+
+    def encode_frame(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def apply_chat(self, messages: object, *options: object, **named: object) -> list[int]:
         raise InvalidArgument("chat", "this model has no chat template: send text")
 

@@ -101,6 +101,20 @@ class Tokenizer:
         """
         return [*self._parts.prefix_ids, *self._plain.encode(text, add_special_tokens=False).ids]
 
+    def encode_whole(self, text: str) -> list[int]:
+        """The ids of a text to which nothing is added: after them is what tokenizer.json puts after a text."""
+        return [*self.encode(text), *self._parts.suffix_ids]
+
+    def encode_plain(self, text: str) -> list[int]:
+        """The ids of a text alone. A special token that it spells is ordinary text."""
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_frame(self, text: str) -> list[int]:
+        """The ids of octavo's own text, in which special tokens are special."""
+        ids: list[int] = self._parts.backend.encode(text, add_special_tokens=False).ids
+        return ids
+
     def apply_chat(
         self,
         messages: Sequence[Message],

@@ -20,6 +20,7 @@ from router.http.answer_format import AnswerFormat, EchoedPrompt
 from router.http.common_fields import AskedAnswer
 from router.http.json_body import BodyReader, header_of, parse_object
 from router.http.reply import Reply
+from router.http.unknown_fields import REFUSE
 from router.streaming.inference_service import InferenceService, whole_answer
 from router.streaming.prompts.chat_threads import run_aside
 from router.streaming.request_preparer import RequestPreparer
@@ -74,6 +75,7 @@ class AnswerService:
     inference: InferenceService
     background: BackgroundTasks
     forms: OutputForms = field(default_factory=OutputForms)
+    unknown_fields: str = REFUSE
     bodies: BodyReader = field(default_factory=BodyReader)
     _cancelling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CANCELLING))
     _closed: bool = False
@@ -136,7 +138,7 @@ class NewAnswer:
         reply.request_id = new_request_id()  # until the body says another one: a refusal has an id, too
         try:
             body = await self.service.bodies.read(scope, receive)
-            asked = await run_aside(len(body), lambda: self.read(parse_object(body)))
+            asked = await run_aside(len(body), lambda: self._read(body, reply))
             if not asked.chosen_id and (name := chosen_id(scope)):
                 asked.request.request_id, asked.chosen_id = name, True
             if asked.request.request_id.isascii() and asked.request.request_id.isprintable():
@@ -147,6 +149,12 @@ class NewAnswer:
             await reply.send_error(error)
         finally:
             reply.close()
+
+    def _read(self, body: bytes, reply: Reply) -> AskedAnswer:
+        fields = parse_object(body, self.service.unknown_fields)
+        asked = self.read(fields)
+        reply.ignored = fields.ignored
+        return asked
 
     async def _answer(self, asked: AskedAnswer, remaining_s: float | None, reply: Reply) -> None:
         if asked.request.HasField("chat"):

@@ -18,6 +18,8 @@ from router.http.answer_format import ChatFormat, CompletionFormat
 from router.http.answers import AnswerService, NewAnswer
 from router.http.chat_completions import read_chat
 from router.http.completions import read_completion
+from router.http.paths.other_paths import instead_of
+from router.http.paths.text_calls import TextCall, VersionEndpoint, detokenize, tokenize
 from router.http.reply import Reply, content_of, status_of
 from router.http.requests import RequestEndpoint
 from router.streaming.inference_service import InferenceService
@@ -80,6 +82,9 @@ class OpenAiApp:
                 Route("/v1/models/{name:path}", listed, methods=["GET"]),
                 Route("/v1/requests/{request_id:path}", RequestEndpoint(service, inference), methods=["GET", "DELETE"]),
                 Route("/v1/embeddings", refuse_embeddings, methods=["GET", "POST"]),
+                Route("/tokenize", TextCall(service, tokenize), methods=["POST"]),
+                Route("/detokenize", TextCall(service, detokenize), methods=["POST"]),
+                Route("/version", VersionEndpoint(), methods=["GET"]),
                 Route("/health", self._tell_health, methods=["GET"]),
             ],
             redirect_slashes=False,
@@ -94,7 +99,8 @@ class OpenAiApp:
         except (Unauthenticated, PermissionDenied) as error:
             await Reply(send).send_error(error)
         except HTTPException as error:
-            what = "no such path" if error.status_code == 404 else "this path has other methods"
+            no_path = instead_of(scope["path"]) or "no such path"
+            what = no_path if error.status_code == 404 else "this path has other methods"
             body = error_body(f"{scope['method']} {scope['path'][:200]}: {what}", "invalid_request_error")
             headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
             await Reply(send).send_object(body, error.status_code, headers)

@@ -24,18 +24,6 @@ PRIORITIES = {
 }
 BY_SIGN = {-1: "interactive", 0: "default", 1: "bulk"}  # of a number, as vLLM has it: less is earlier
 DISCONNECTS = {"cancel": inference_pb2.ON_DISCONNECT_CANCEL, "keep": inference_pb2.ON_DISCONNECT_KEEP}
-# What clients send and no answer depends on: names of users and conversations, where OpenAI keeps and runs what, and
-# guesses of the answer.
-IGNORED = (
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prediction",
-)
 SCORES = NumberRange(0, limits.MAX_LOGPROBS, integer=True)
 TOP_KS = NumberRange(-1, limits.U32_MAX, integer=True)  # vLLM's -1 is 0 here: all tokens
 KEPT = NumberRange(-1, 2**31 - 1, integer=True)
@@ -74,7 +62,6 @@ def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> 
             _read_parameter(fields, sampling, row, row.http)
     _read_priority(fields, request)
     _read_choice(fields, request, "on_disconnect", DISCONNECTS)
-    fields.take_ignored(IGNORED)
     asked = AskedAnswer(request, stream=fields.take_flag("stream"), token_ids=fields.take_flag("return_token_ids"))
     asked.chosen_id = request.HasField("request_id")
     _read_prompt_fields(fields, request, asked)

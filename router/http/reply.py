@@ -4,13 +4,14 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from starlette.types import Send
 
 from octavo.request.errors import Code, InvalidArgument, MessageTooLarge, NotFound, ServingError
+from router.http.unknown_fields import ignored_header
 
 # OpenAI's SDKs retry 408, 409, 429 and every status from 500 on, so no error that a retry cannot help has one of these
 # but a conflict, which they meet only if they choose request ids.
@@ -92,6 +93,7 @@ class Reply:
     def __init__(self, send: Send, called: str = "") -> None:
         """`called` is what the client calls the request, for its own logs."""
         self.request_id = ""
+        self.ignored: Sequence[str] = ()  # fields of the body that were left out of account
         self._called = called
         self._send = send
         self._streams = False
@@ -145,6 +147,8 @@ class Reply:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         if self.request_id:
             headers = [*headers, (b"x-request-id", (self._called or self.request_id).encode())]
+        if self.ignored:
+            headers = [*headers, (b"x-octavo-ignored-fields", ignored_header(self.ignored).encode())]
         if self.request_id and self._called:
             headers = [*headers, (b"x-octavo-request-id", self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -64,7 +64,9 @@ def test_arguments_that_a_model_wrote_as_no_json_get_to_the_template_as_they_are
     assert shown["tool_calls"][0]["function"]["arguments"] == text
 
 
-@pytest.mark.parametrize("text", ["[1]", '{"a":' * 50 + "1" + "}" * 50, '{"a":' * 5000 + "1" + "}" * 5000, '{"a": NaN}'])
+@pytest.mark.parametrize(
+    "text", ["[1]", '{"a":' * 50 + "1" + "}" * 50, '{"a":' * 5000 + "1" + "}" * 5000, '{"a": NaN}']
+)
 def test_other_arguments_are_refused(text):
     with pytest.raises(InvalidArgument) as caught:
         details_for_template([MessageDetails(tool_calls=[ToolCall("", "x", text)])], max_bytes=100_000)
