@@ -12,6 +12,7 @@ from router.tools.asked_tools import AskedTools
 from router.tools.formats import ToolFormat
 from router.tools.output_forms import Division
 from router.tools.reasoning import ReasoningFormat
+from router.tools.tagged_grammars import tagged_rules
 
 SpecialTokens = Mapping[str, int]  # the ids of a model's special tokens, by their texts
 _JSON_OPTIONS = {"x-guidance": {"whitespace_pattern": "[ ]?"}}
@@ -91,9 +92,13 @@ def _call_rules(
 ) -> list[str]:
     """The rules of calls, by the names of tools: what stands before the arguments, and their schema."""
     rules, end = ["call: " + " | ".join(f"tool_{i}" for i in range(len(calls)))], _terminals(form.close_call, special)
-    for i, (begin, schema) in enumerate(calls.values()):
-        whole = {"type": "object", **schema, **_JSON_OPTIONS}
-        rules += [f"tool_{i}: {_terminals(begin, special)} args_{i} {end}", f"args_{i}: %json {json.dumps(whole)}"]
+    for i, (name, (begin, schema)) in enumerate(calls.items()):
+        rules.append(f"tool_{i}: {_terminals(begin, special)} args_{i} {end}")
+        if form.open_argument:
+            rules += tagged_rules(f"args_{i}", name, schema, form)
+        else:
+            whole = {"type": "object", **schema, **_JSON_OPTIONS}
+            rules.append(f"args_{i}: %json {json.dumps(whole)}")
     return rules
 
 

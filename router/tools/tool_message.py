@@ -7,10 +7,9 @@ from typing import Any
 from octavo.request.sampling import FinishReason
 from router.tools.asked_tools import AskedTools
 from router.tools.formats import ToolFormat
-from router.tools.harmony import HarmonyParser
-from router.tools.output_parser import OutputParser
+from router.tools.output_parser import parser_for
 from router.tools.parts import CallArguments, CallStart, Content, Part, Reasoning
-from router.tools.reasoning import HARMONY, ReasoningFormat
+from router.tools.reasoning import ReasoningFormat
 
 
 class ToolMessage:
@@ -28,11 +27,7 @@ class ToolMessage:
         shows_reasoning: bool = True,
     ) -> None:
         schemas, form = ({}, None) if tools is None else (tools.schemas, form)
-        self._parser: OutputParser | HarmonyParser
-        if HARMONY in (reasoning.name if reasoning else "", form.name if form else ""):
-            self._parser = HarmonyParser(has_tools=tools is not None)
-        else:
-            self._parser = OutputParser(form, schemas, reasoning, begins_inside=begins_inside)
+        self._parser = parser_for(form, schemas, reasoning, begins_inside=begins_inside)
         self._name = f"{request_id}/{branch}"
         self._shows_reasoning = shows_reasoning
         self._calls: list[dict[str, Any]] = []  # as a whole answer shows them
