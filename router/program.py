@@ -176,7 +176,13 @@ class Router:
         if tracer is not None:
             self.pool.traceparent_of = progress.traceparent_of
         self.metrics = RouterMetrics(
-            store, self.models, self.pool, self.assigner, progress, waits_for_workers=settings.wait_for_workers
+            store,
+            self.models,
+            self.pool,
+            self.assigner,
+            progress,
+            self.pooling.dispatcher,
+            waits_for_workers=settings.wait_for_workers,
         )
         self.web_app = WebApp(
             "router",

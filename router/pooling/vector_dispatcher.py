@@ -6,7 +6,7 @@ died is the next time alone with one, and is given up after that.
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -56,8 +56,9 @@ class VectorDispatcher:
     """Lives on the event loop."""
 
     def __init__(self, pool: WorkerPool, *, waits_for_workers: bool = False) -> None:
-        self.num_vectors = 0
-        self.num_sent_again = 0
+        self.num_vectors: Counter[str] = Counter()  # by model
+        self.num_sent_again: Counter[str] = Counter()
+        self.num_under_way = 0
         self._pool = pool
         self._waits_for_workers = waits_for_workers
         self._queue = PromptQueue()
@@ -71,6 +72,7 @@ class VectorDispatcher:
         waiting = [WaitingPrompt(call, prompt, loop.create_future()) for prompt in prompts]
         for prompt in waiting:
             self._queue.add(prompt)
+        self.num_under_way += len(waiting)
         try:
             async with asyncio.timeout(None if call.ends_at is None else call.ends_at - time.monotonic()):
                 self._send_waiting()
@@ -78,6 +80,7 @@ class VectorDispatcher:
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before all vectors were there") from None
         finally:
+            self.num_under_way -= len(waiting)
             for prompt in waiting:
                 prompt.result.cancel()
             for task in list(call.tasks):
@@ -235,7 +238,7 @@ class VectorDispatcher:
                     elif vector.failure is not None:
                         refuse(prompt, vector.failure.error())
                     elif not prompt.done:
-                        self.num_vectors += 1
+                        self.num_vectors[prompt.call.model.name] += 1
                         prompt.result.set_result(vector)
                 self._send_waiting()
 
@@ -259,7 +262,7 @@ class VectorDispatcher:
             if error.code is not Code.RESOURCE_EXHAUSTED:
                 prompt.excluded.add(worker)
             if not prompt.done:
-                self.num_sent_again += 1
+                self.num_sent_again[prompt.call.model.name] += 1
                 self._queue.add(prompt, first=True)
 
 

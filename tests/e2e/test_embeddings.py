@@ -30,6 +30,7 @@ def test_the_page_shows_what_runs(cluster: Cluster, language: str, block: str) -
         "127.0.0.1:58051": cluster.http_endpoints[0],
         "127.0.0.1:50051": cluster.endpoints[0],
         "smollm2": "witness",
+        "dimensions=64": "dimensions=16",
     }
     for shown, here in words.items():
         block = block.replace(shown, here)

@@ -80,10 +80,10 @@ async def test_a_worker_that_dies_costs_no_vector(world: Any) -> None:
     stub = world.stub()
     call = asyncio.create_task(asyncio.wait_for(stub.Embed(request()), 60))
     dispatcher = world.routers[0].pooling.dispatcher
-    await world.until(lambda: dispatcher.num_vectors > 30)
+    await world.until(lambda: dispatcher.num_vectors["fake"] > 30)
     await world.kill(world.workers[0])
     assert vectors(await call) == expected()
-    assert dispatcher.num_sent_again > 0
+    assert dispatcher.num_sent_again["fake"] > 0 and not dispatcher.num_under_way
     await world.until(lambda: not (dispatcher._tasks or dispatcher._shares or len(dispatcher._queue)))
 
 
@@ -91,7 +91,7 @@ async def test_a_worker_that_drains_or_comes_late_costs_none_either(world: Any) 
     await world.start(1, step_s=0.02, max_batch_tokens=64, max_batch_sequences=8)
     call = world.stub().Embed(request())
     dispatcher = world.routers[0].pooling.dispatcher
-    await world.until(lambda: dispatcher.num_vectors > 10)
+    await world.until(lambda: dispatcher.num_vectors["fake"] > 10)
     await world._stop_worker(world.workers[0])
     await world.worker(FakeRunner())
     assert vectors(await call) == expected()
