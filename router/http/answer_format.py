@@ -103,6 +103,7 @@ class AnswerFormat:
     SCORES_PROMPT_IN_CHOICES: ClassVar[bool] = False
 
     def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: EchoedPrompt | None = None) -> None:
+        self.first_choice = 0  # the index of the first choice, where others stand before it
         self._asked = asked
         self._tokenizer = model.tokenizer
         self._prompt = prompt
@@ -140,7 +141,7 @@ class AnswerFormat:
         is_first = branch not in self._begun
         if is_first:
             self._begun.add(branch)
-        parts = [self._choice % branch, self._delta(event, is_first)]
+        parts = [self._choice % (self.first_choice + branch), self._delta(event, is_first)]
         if asked.scores and (event.logprobs or is_first):
             parts.append(b',"logprobs":' + _dumped(self._scores(branch, self._shown(event.logprobs), is_first)))
         else:
@@ -169,7 +170,7 @@ class AnswerFormat:
             scores = self._scores(index, self._shown(output.logprobs), True) if self._asked.scores else None
             text = "" if self._asked.no_output else output.text
             choice: dict[str, Any] = {
-                "index": index,
+                "index": self.first_choice + index,
                 "logprobs": scores,
                 "finish_reason": FINISHES[output.finish_reason],
             }

@@ -21,6 +21,7 @@ from router.http.chat_completions import read_chat
 from router.http.completions import read_completion
 from router.http.paths.other_paths import instead_of
 from router.http.paths.text_calls import TextCall, VersionEndpoint, detokenize, tokenize
+from router.http.prompts.several_answers import SeveralAnswers
 from router.http.reply import Reply
 from router.http.requests import RequestEndpoint
 from router.http.vectors.embeddings import answer_embeddings
@@ -82,7 +83,7 @@ class OpenAiApp:
         vectors = partial(VectorEndpoint, inference.pooling, service.bodies)
         self._router = Router(
             [
-                Route("/v1/completions", NewAnswer(service, read_completion, CompletionFormat), methods=["POST"]),
+                Route("/v1/completions", SeveralAnswers(service, read_completion, CompletionFormat), methods=["POST"]),
                 Route("/v1/chat/completions", NewAnswer(service, read_chat, ChatFormat), methods=["POST"]),
                 Route("/v1/models", listed, methods=["GET"]),
                 Route("/v1/models/{name:path}", listed, methods=["GET"]),

@@ -3,7 +3,7 @@
 Limits are left to the validator of gRPC requests. What is checked here is that a value fits into the message at all.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.request import limits
@@ -43,6 +43,7 @@ class AskedAnswer:
     echo: bool = False  # the prompt stands before each text; in a chat, the message that is continued
     prompt_scores: bool = False  # log probabilities of the prompt are shown
     no_output: bool = False  # the client wants the prompt's log probabilities alone; one token is generated and dropped
+    more_prompts: list[str | list[int]] = field(default_factory=list)  # beside that of the request
     tools: AskedTools | None = None  # what the model may call
     shows_reasoning: bool = True
     division: Division | None = None  # what is looked for in the outputs; None: they are content and nothing else
@@ -86,12 +87,20 @@ def _read_prompt_fields(fields: FieldReader, request: inference_pb2.GenerateRequ
         request.truncate_prompt_tokens = keep
     if "add_special_tokens" in fields:
         request.add_special_tokens = fields.take_flag("add_special_tokens")
+    request.bad_words.extend(fields.checks.run(_read_words, fields.take_any("bad_words")) or [])
     scores = fields.take_number("prompt_logprobs", SCORES)
     if scores is None:
         return
     asked.prompt_scores, request.sampling.prompt_logprobs = True, scores
     if asked.stream:
         fields.refuse("prompt_logprobs", "is not allowed in a stream; leave out stream")
+
+
+def _read_words(value: Any) -> list[str]:
+    words = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(words, list):
+        raise InvalidArgument("bad_words", "must be a list of strings")
+    return [checked_text("bad_words", word) for word in words]
 
 
 def _read_priority(fields: FieldReader, request: inference_pb2.GenerateRequest) -> None:
