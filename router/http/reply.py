@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.types import Send
 
@@ -87,6 +87,8 @@ def field_name(field: str) -> str:
 class Reply:
     """Sends one answer. Its headers name the request, once it has an id."""
 
+    PING: ClassVar[bytes] = PING
+
     def __init__(self, send: Send) -> None:
         self.request_id = ""
         self._send = send
@@ -105,13 +107,20 @@ class Reply:
     async def send_error(self, error: ServingError) -> None:
         """Ends the answer with an error. In a stream it is an event, and the last one: no [DONE] follows."""
         if self._streams:
-            body = json.dumps({**content_of(error), "id": self.request_id}).encode()
-            await self.end_stream(b"data: " + body + b"\n\n")
+            await self.end_stream(self.error_event(error))
             return
         status = status_of(error)
         # What is left of a body that was refused is not read.
         closing = [(b"connection", b"close")] if status in (413, 504) else []
-        await self.send_object(content_of(error), status, [*headers_of(error), *closing])
+        await self.send_object(self.shown_error(error), status, [*headers_of(error), *closing])
+
+    def shown_error(self, error: ServingError) -> dict[str, Any]:
+        """The body of an error."""
+        return content_of(error)
+
+    def error_event(self, error: ServingError) -> bytes:
+        """The last event of a stream that ends with an error."""
+        return b"data: " + json.dumps({**self.shown_error(error), "id": self.request_id}).encode() + b"\n\n"
 
     # Streams
 
@@ -139,9 +148,11 @@ class Reply:
             self._ping.cancel()
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        if self.request_id:
-            headers = [*headers, (b"x-request-id", self.request_id.encode())]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._names()]})
+
+    def _names(self) -> list[tuple[bytes, bytes]]:
+        """The headers that name the request."""
+        return [(b"x-request-id", self.request_id.encode())] if self.request_id else []
 
     def _note_sent(self) -> None:
         self._sent_at = asyncio.get_running_loop().time()
@@ -155,4 +166,4 @@ class Reply:
 
     async def _send_ping(self) -> None:
         with suppress(RuntimeError):  # the stream has ended meanwhile
-            await self._send({"type": "http.response.body", "body": PING, "more_body": True})
+            await self._send({"type": "http.response.body", "body": self.PING, "more_body": True})
