@@ -17,6 +17,8 @@ PACKAGES = ("octavo", "octavo_bench", "router", "gpu_worker")
 GENERATED = ("octavo/v1/", "octavo/internal/")
 WIRE_MODULES = {
     "router/streaming": ("inference_service", "request_preparer", "session_opener", "event_encoder"),
+    "router/streaming/prompts": ("prompt_ends",),
+    "router/http/prompts": ("prompt_scores",),
     "router/fleet": ("worker_link", "worker_streams", "progress_calls"),
     "router/admin": ("admin_service", "messages", "cluster_watch"),
     "router/http": (
@@ -26,10 +28,14 @@ WIRE_MODULES = {
         "common_fields",
         "completions",
         "constraint_fields",
+        "reasoning_fields",
         "requests",
         "chats/chat_writer",
         "messages/message_body",
         "messages/message_format",
+        "responses/create_endpoint",
+        "responses/response_body",
+        "responses/stored_endpoint",
     ),
     "gpu_worker/migration": ("transfer_service", "calls/transfer_calls"),
     "gpu_worker/serving/calls": ("worker_service", "step_handler", "messages"),

@@ -40,9 +40,7 @@ class Matcher:
         if self._failure is not None:
             return self._nothing
         mask: bytes = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            return self._fail(f"the grammar became too complex: {self._matcher.get_error().splitlines()[0][:200]}")
-        return mask
+        return self._too_complex() if self._matcher.is_error() else mask
 
     @property
     def failure(self) -> Failure:
@@ -57,9 +55,14 @@ class Matcher:
     def _catch_up(self, new: Sequence[int]) -> None:
         num = self._matcher.try_consume_tokens(list(new)) if new else 0
         self._num_matched += num
-        if num < len(new):
-            self._fail(f"output token {self._num_matched + 1} is none that the constraint allows there")
+        if num < len(new) and self._matcher.is_error():
+            self._too_complex()
+        elif num < len(new):
+            message = f"output token {self._num_matched + 1} is none that the constraint allows there"
+            self._failure = ConstraintDiverged(message).failure()
 
-    def _fail(self, message: str) -> bytes:
-        self._failure = ConstraintDiverged(message).failure()
+    def _too_complex(self) -> bytes:
+        why = self._matcher.get_error().splitlines()[0][:200]
+        message = f"after {self._num_matched} tokens the constraint became too complex: simplify it ({why})"
+        self._failure = ConstraintUnmet(message).failure()
         return self._nothing

@@ -13,6 +13,16 @@ from octavo.request.errors import InvalidArgument, ViolationCollector
 
 MAX_TOOLS = 128
 MAX_DEPTH = 32  # of JSON inside JSON
+MAX_VARIABLES_BYTES = 16 << 10
+MAX_EXTRA = 32  # further fields of a message
+OWN_FIELDS = (
+    "role",
+    "content",
+    "name",
+    "tool_call_id",
+    "tool_calls",
+    "reasoning_content",
+)  # which no further field may be
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -55,11 +65,13 @@ class MessageDetails:
     name: str = ""
     tool_call_id: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
+    reasoning: str = ""
+    extra: str = ""  # further fields, a JSON object
 
     @property
     def num_bytes(self) -> int:
         calls = sum(_num_bytes(call.id, call.name, call.arguments) for call in self.tool_calls)
-        return _num_bytes(self.name, self.tool_call_id) + calls
+        return _num_bytes(self.name, self.tool_call_id, self.reasoning, self.extra) + calls
 
     def for_template(self, path: str) -> dict[str, Any]:
         """The fields that the message's dictionary gets. Fields that are empty are left out."""
@@ -71,6 +83,10 @@ class MessageDetails:
         if self.tool_calls:
             _check_count(f"{path}.tool_calls", self.tool_calls)
             found["tool_calls"] = _each(f"{path}.tool_calls", self.tool_calls)
+        if self.reasoning:
+            found["reasoning_content"] = self.reasoning
+        if self.extra:
+            found |= _extra(f"{path}.extra_json", self.extra)
         return found
 
 
@@ -88,7 +104,7 @@ def details_for_template(details: Sequence[MessageDetails], *, max_bytes: int) -
     num_bytes = sum(each.num_bytes for each in details)
     if not num_bytes <= max_bytes:
         raise InvalidArgument(
-            "chat.messages", f"{num_bytes} bytes of tool calls cannot fit this model's context; at most {max_bytes}"
+            "chat.messages", f"{num_bytes} bytes of further fields cannot fit this model's context; at most {max_bytes}"
         )
     checks, found = ViolationCollector(), []
     for i, each in enumerate(details):
@@ -97,10 +113,27 @@ def details_for_template(details: Sequence[MessageDetails], *, max_bytes: int) -
     return found
 
 
+def variables_for_template(text: str, field: str = "chat.template_kwargs_json") -> dict[str, Any]:
+    """The variables that a caller gives the template, as JSON."""
+    if len(text) > MAX_VARIABLES_BYTES or _num_bytes(text) > MAX_VARIABLES_BYTES:
+        raise InvalidArgument(field, f"has more than {MAX_VARIABLES_BYTES} bytes; give less")
+    return _object(field, text)
+
+
 def _each(path: str, listed: "Sequence[Tool | ToolCall]") -> list[dict[str, Any]]:
     checks = ViolationCollector()
     found = [checks.run(each.for_template, f"{path}[{i}]") or {} for i, each in enumerate(listed)]
     checks.raise_found()
+    return found
+
+
+def _extra(path: str, text: str) -> dict[str, Any]:
+    found = _object(path, text)
+    if len(found) > MAX_EXTRA:
+        raise InvalidArgument(path, f"{len(found)} further fields are too many; at most {MAX_EXTRA}")
+    for name in OWN_FIELDS:
+        if name in found:
+            raise InvalidArgument(path, f"{name} is a field of its own; leave it out here")
     return found
 
 

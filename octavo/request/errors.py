@@ -287,11 +287,11 @@ class BadLogits(ServingError, code=Code.INTERNAL):
 
 
 class ConstraintUnmet(ServingError, code=Code.FAILED_PRECONDITION):
-    """The constraint and other sampling parameters left no token. Loosen one of them."""
+    """The constraint and other sampling parameters left no token, or it became too complex. Loosen or simplify it."""
 
 
 class ConstraintDiverged(ServingError, code=Code.INTERNAL):
-    """The output so far does not keep the constraint, or the constraint became too complex. Simplify it."""
+    """The output so far does not keep the constraint, which is a defect of octavo: report it."""
 
 
 class RunnerFailed(ServingError, code=Code.INTERNAL):

@@ -25,7 +25,7 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int, eos_token_ids:
     for row in PARAMETERS.values():
         checks.run(_check_value, row, getattr(params, row.name), vocab_size)
     checks.raise_found()  # the checks below compare fields, and so need each of them to be right
-    for check in (_check_best_of, _check_greedy_branches, _check_min_tokens, _check_end_of_constraint):
+    for check in (_check_best_of, _check_min_tokens, _check_end_of_constraint):
         checks.run(check, params)
     if params.beam_width:
         checks.run(_check_beam_width, params)
@@ -107,16 +107,6 @@ def _check_best_of(params: SamplingParams) -> None:
             raise InvalidArgument("best_of", "not allowed beside beam_width, which ranks already; leave it out")
     elif params.best_of and not params.n <= params.best_of:
         raise InvalidArgument("best_of", f"{params.best_of} is less than n ({params.n}); raise it or leave it out")
-
-
-def _check_greedy_branches(params: SamplingParams) -> None:
-    if params.greedy and not params.beam_width and max(params.n, params.best_of) > 1:
-        field = "n" if params.n > 1 else "best_of"
-        raise InvalidArgument(
-            field,
-            f"{getattr(params, field)} branches at temperature 0 would all be equal; "
-            "use beam_width, or a temperature above 0",
-        )
 
 
 def _check_min_tokens(params: SamplingParams) -> None:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from octavo.request.errors import InvalidArgument
-from octavo.text.taught_tools import with_tools
+from octavo.text.taught_tools import mentions_tools, with_tools
 from octavo.text.template_renderer import RENDERERS, ModelTemplate, TemplateFault
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class ChatTemplate:
         their calls, messages say them. `variables` are a caller's own, such as enable_thinking.
         With `continue_final_message`, the text ends with the last message's content, for the model to go on with it.
         """
-        if not self.takes_tools:
+        if not self.takes_tools and mentions_tools(messages, tools, details):
             messages, tools, details = with_tools(messages, tools, details), (), ()
         turns: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in messages]
         for i, (turn, more) in enumerate(zip(turns, details, strict=False)):

@@ -8,7 +8,7 @@ import json
 from functools import cache
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, StructTag, get_version
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, get_version
 
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import Constraint, Shape
@@ -17,7 +17,15 @@ from octavo.request.sampling_validation import parsed_json
 # One space where JSON may have any white space: a small model that may write more can write nothing else for ever.
 _JSON_OPTIONS: Any = {"whitespace_pattern": "[ ]?", "lenient": False}
 _ANY_OBJECT = {"type": "object"}
-_LIMITS = LLParserLimits(max_grammar_size=250_000, verbose_errors=False)  # the latter would put schemas into logs
+# By these a mask takes 10 ms at most, an object may have hundreds of optional properties, and no schema gets into logs.
+_LIMITS = LLParserLimits(
+    max_grammar_size=250_000,
+    max_items_in_row=8000,
+    step_max_items=12_000,
+    step_lexer_fuel=60_000,
+    verbose_errors=False,
+)
+_TRIED_BYTES = 48  # of an output, by which `check_grammar` finds out what becomes too complex soon
 
 _WORDS = {
     "Unimplemented keys:": "these keywords are not supported:",
@@ -65,6 +73,26 @@ def check_grammar(constraint: Constraint) -> None:
     found = LLMatcher.validate_grammar(grammar_of(constraint), None, limits=limits())
     if found and not found.startswith("WARNING"):
         raise InvalidArgument(f"constraint.{constraint.shape}", _in_short(found))
+    if complaint := _tried(constraint):
+        raise InvalidArgument(f"constraint.{constraint.shape}", f"is too complex, simplify it: {complaint}")
+
+
+def _tried(constraint: Constraint) -> str:
+    """Why an output that takes the first byte that it may, again and again, becomes too complex; empty: it does not."""
+    matcher = LLMatcher(_bytes(), grammar_of(constraint), log_level=0, limits=limits())
+    for _ in range(_TRIED_BYTES):
+        mask = matcher.compute_bitmask()
+        first = next((i for i, byte in enumerate(mask[:32]) if byte), None)
+        if first is None or matcher.is_error() or matcher.is_stopped():
+            break
+        matcher.try_consume_tokens([8 * first + (mask[first] & -mask[first]).bit_length() - 1])
+    return str(matcher.get_error()).splitlines()[0][:200] if matcher.is_error() else ""
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    """A vocabulary of the 256 bytes."""
+    return LLTokenizer("byte")
 
 
 def _in_short(message: str) -> str:

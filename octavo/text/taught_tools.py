@@ -16,6 +16,13 @@ To call one, answer with its name and its arguments as JSON between marks, like 
 </tool_call>"""
 
 
+def mentions_tools(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Whether there is anything to say that such a template does not know."""
+    return bool(tools) or any(role == "tool" for role, _ in messages) or any("tool_calls" in each for each in details)
+
+
 def with_tools(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any]]
 ) -> list[Message]:

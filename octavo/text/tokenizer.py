@@ -71,14 +71,14 @@ class Tokenizer:
         self.vocab_size = len(parts.tokens)  # the model may have more rows than that
         self.eos_token_ids = parts.eos_token_ids
         self.special_ids = parts.special_ids
-        self._special_tokens = [token for i in parts.special_ids if (token := parts.tokens[i])]
+        self.special_tokens = {token: i for i in sorted(parts.special_ids) if (token := parts.tokens[i])}
         self._plain = _copy(parts.backend, parts.special_ids)
         self._plain.encode_special_tokens = True
         decoder = parts.backend.decoder
         self._pieces = build_byte_table(json.loads(decoder.__getstate__()) if decoder else None, parts.tokens)
         self._pieces_without_special = self._pieces.without(parts.special_ids)
         self._chat = ChatTemplate(parts.template, parts.template_variables) if parts.template else None
-        self._guard = SpecialTokenGuard(self._special_tokens)
+        self._guard = SpecialTokenGuard(self.special_tokens)
 
     @property
     def has_chat_template(self) -> bool:
@@ -90,8 +90,9 @@ class Tokenizer:
         return self._chat.source if self._chat is not None and self._chat.takes_tools else ""
 
     @property
-    def special_tokens(self) -> list[str]:
-        return self._special_tokens
+    def chat_template(self) -> str:
+        """The source of the chat template; empty if there is none."""
+        return self._chat.source if self._chat is not None else ""
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, after the beginning-of-sequence token if the model wants one.

@@ -11,7 +11,7 @@ from octavo.v1 import inference_pb2
 from octavo.wire.public import sampling_bytes
 
 # Grows by one with each change of protos/octavo/v1 that a client could notice, such as a new sampling parameter.
-SCHEMA_REVISION = max(row.since for row in PARAMETERS.values())
+SCHEMA_REVISION = max(8, *(row.since for row in PARAMETERS.values()))
 
 
 def request_hash(request: inference_pb2.GenerateRequest, params: SamplingParams) -> bytes:
@@ -40,10 +40,13 @@ class ChatPrompt:
     begin_answer: bool  # whether the prompt ends where the assistant begins
     tools: list[Tool]
     details: list[MessageDetails]  # of each message; empty if no message has any
+    continues: bool = False  # whether the prompt ends in the middle of the last message
+    variables: str = ""  # of the template: a JSON object, or nothing
 
 
 def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
-    begin_answer = message.add_generation_prompt if message.HasField("add_generation_prompt") else True
+    continues, given = message.continue_final_message, message.HasField("add_generation_prompt")
+    begin_answer = message.add_generation_prompt if given else not continues
     turns = [(turn.role, turn.raw_content or turn.content) for turn in message.messages]
     tools = [Tool(tool.name, tool.description, tool.parameters_json) for tool in message.tools]
     details = [
@@ -51,10 +54,14 @@ def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
             turn.name,
             turn.tool_call_id,
             [ToolCall(call.id, call.name, call.arguments_json) for call in turn.tool_calls],
+            turn.reasoning_content,
+            turn.extra_json,
         )
         for turn in message.messages
     ]
-    return ChatPrompt(turns, begin_answer, tools, details if any(each != MessageDetails() for each in details) else [])
+    has_details = any(each != MessageDetails() for each in details)
+    variables = message.template_kwargs_json
+    return ChatPrompt(turns, begin_answer, tools, details if has_details else [], continues, variables)
 
 
 def limits_to_wire() -> inference_pb2.Limits:

@@ -5,7 +5,6 @@ chunk without log probabilities is put together from bytes: one is made for each
 """
 
 import json
-import math
 import time
 from binascii import b2a_base64
 from collections.abc import Sequence
@@ -17,10 +16,11 @@ from octavo.text.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from router.fleet.model_registry import ServedModel
 from router.http.common_fields import AskedAnswer
-from router.tools.asked_tools import AskedTools, tool_format
+from router.http.prompts.prompt_scores import shown_logprob, shown_prompt_scores, shown_token
+from router.tools.output_forms import Division
+from router.tools.reasoning import ReasoningCounter
 from router.tools.tool_message import ToolMessage
 
-LEAST = -9999.0  # for minus infinity, which JSON does not have
 Event = inference_pb2.GenerateEvent
 
 DONE = b"data: [DONE]\n\n"
@@ -36,20 +36,6 @@ FINISHES: dict[int, str | None] = {
 FINISH_PARTS = {number: b',"finish_reason":' + json.dumps(word).encode() for number, word in FINISHES.items()}
 NO_SCORES = b',"logprobs":null'
 URL_SAFE = bytes.maketrans(b"+/", b"-_")
-
-
-def shown_logprob(value: float) -> float:
-    return value if math.isfinite(value) else LEAST
-
-
-def shown_token(token_id: int, data: bytes) -> str:
-    """The name of a token: bytes:\\xNN… where its bytes are no whole characters, token_id:N where it has none."""
-    if not data:
-        return f"token_id:{token_id}"
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 class CompletionScores:
@@ -113,6 +99,7 @@ class AnswerFormat:
 
     WHOLE: ClassVar[str]
     CHUNK: ClassVar[str]
+    SCORES_PROMPT_IN_CHOICES: ClassVar[bool] = False
 
     def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: EchoedPrompt | None = None) -> None:
         self._asked = asked
@@ -124,6 +111,7 @@ class AnswerFormat:
             "id": asked.request.request_id,
             "created": int(time.time()),
             "model": asked.request.model or model.name,
+            "system_fingerprint": model.fingerprint,
         }
         self._start = _dumped({"object": self.CHUNK, **self._common})[:-1]  # without the brace that closes it
         self._choice = b"data: " + self._start.replace(b"%", b"%%") + b',"choices":[{"index":%d,'
@@ -175,6 +163,7 @@ class AnswerFormat:
         """The whole answer."""
         self._prompt_scores.extend(answer.prompt_logprobs)
         choices = []
+        in_choice, beside = self._prompt_scores_shown(answer.prompt_logprobs)
         for index, output in enumerate(answer.outputs):
             scores = self._scores(index, self._shown(output.logprobs), True) if self._asked.scores else None
             text = "" if self._asked.no_output else output.text
@@ -185,9 +174,16 @@ class AnswerFormat:
             }
             if self._asked.token_ids:
                 choice["token_ids"] = list(self._shown(output.token_ids))
-            choices.append(choice | self._choice_of(text, index, output.finish_reason))
+            choices.append(choice | in_choice | self._choice_of(text, index, output.finish_reason))
         usage = self._usage(answer.usage)
-        return _dumped({"object": self.WHOLE, **self._common, "choices": choices, "usage": usage})
+        return _dumped({"object": self.WHOLE, **self._common, "choices": choices, "usage": usage, **beside})
+
+    def _prompt_scores_shown(self, scores: Sequence[types_pb2.Logprobs]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Log probabilities of the prompt: in each choice of a completion, or beside a chat's, as vLLM has it."""
+        if not self._asked.prompt_scores:
+            return {}, {}
+        shown = {"prompt_logprobs": shown_prompt_scores(self._tokenizer, scores)}
+        return (shown, {}) if self.SCORES_PROMPT_IN_CHOICES else ({}, shown)
 
     def _choice_of(self, text: str, index: int, finish: int) -> dict[str, Any]:
         raise NotImplementedError
@@ -196,6 +192,10 @@ class AnswerFormat:
 
     def _scores(self, branch: int, scores: Sequence[types_pb2.Logprobs], is_first: bool) -> dict[str, Any]:
         raise NotImplementedError
+
+    def _after_prompt(self, text: str) -> str:
+        """The beginning of an output, after what it repeats of the prompt."""
+        return text if self._prompt is None else self._prompt.text + text
 
     def _shown(self, values: Sequence[Any]) -> Sequence[Any]:
         """What the client gets of an output: nothing, if it wants the prompt alone."""
@@ -218,38 +218,63 @@ class ChatFormat(AnswerFormat):
 
     def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: EchoedPrompt | None = None) -> None:
         super().__init__(asked, model, prompt)
-        self._divided = asked.tools is not None  # outputs are divided into content and calls
+        self._division = asked.division
         self._messages: dict[int, ToolMessage] = {}
+        self._counters: dict[int, ReasoningCounter] = {}
 
     def _delta(self, event: Event, is_first: bool) -> bytes:
         role = b'"role":"assistant",' if is_first else b""
-        if not self._divided:
-            return b'"delta":{%b"content":%b}' % (role, encode_basestring(event.text).encode())
-        delta = self._message(event.branch).delta(event.text, event.finish_reason)
+        text = self._after_prompt(event.text) if is_first else event.text
+        if self._division is None:
+            return b'"delta":{%b"content":%b}' % (role, encode_basestring(text).encode())
+        self._count_reasoning(event.branch, event.token_ids)
+        delta = self._message(self._division, event.branch).delta(text, event.finish_reason)
         return b'"delta":{' + (role + _dumped(delta)[1:-1]).rstrip(b",") + b"}"
 
     def _finish(self, event: Event) -> bytes:
-        if self._divided and self._ends_in_calls(event.branch, event.finish_reason):
+        if self._ends_in_calls(event.branch, event.finish_reason):
             return b',"finish_reason":"tool_calls"'
         return super()._finish(event)
 
+    def whole(self, answer: inference_pb2.CompleteResponse) -> bytes:
+        for index, output in enumerate(answer.outputs):
+            self._count_reasoning(index, output.token_ids)
+        return super().whole(answer)
+
     def _choice_of(self, text: str, index: int, finish: int) -> dict[str, Any]:
+        text = self._after_prompt(text)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if not self._divided:
+        if self._division is None:
             return {"message": message}
-        message |= self._message(index).whole(text, finish)
+        message |= self._message(self._division, index).whole(text, finish)
         calls = {"finish_reason": "tool_calls"} if self._ends_in_calls(index, finish) else {}
         return {"message": message, **calls}
 
-    def _message(self, branch: int) -> ToolMessage:
+    def _message(self, division: Division, branch: int) -> ToolMessage:
         found = self._messages.get(branch)
         if found is None:
-            tools, request_id = self._asked.tools or AskedTools({}), str(self._common["id"])
-            found = self._messages[branch] = ToolMessage(tools, tool_format(self._tokenizer), request_id, branch)
+            found = self._messages[branch] = division.message(str(self._common["id"]), branch)
         return found
 
+    def _count_reasoning(self, branch: int, token_ids: Sequence[int]) -> None:
+        division = self._division
+        if division is None or division.reasoning is None:
+            return
+        counter = self._counters.get(branch)
+        if counter is None:
+            counter = self._counters[branch] = division.reasoning.counter(division.begins_inside)
+        counter.add(map(self._tokenizer.token_bytes, token_ids))
+
+    def _usage(self, usage: types_pb2.Usage) -> dict[str, Any]:
+        found = super()._usage(usage)
+        if self._division is None or self._division.reasoning is None:
+            return found
+        num_tokens = sum(counter.finish() for counter in self._counters.values())
+        return {**found, "completion_tokens_details": {"reasoning_tokens": num_tokens}}
+
     def _ends_in_calls(self, branch: int, finish: int) -> bool:
-        return finish == types_pb2.FINISH_REASON_STOP and self._message(branch).num_calls > 0
+        message = self._messages.get(branch)
+        return message is not None and finish == types_pb2.FINISH_REASON_STOP and message.num_calls > 0
 
     def _scores(self, branch: int, scores: Sequence[types_pb2.Logprobs], is_first: bool) -> dict[str, Any]:
         return shown_chat_scores(self._tokenizer, scores)
@@ -259,6 +284,7 @@ class CompletionFormat(AnswerFormat):
     """The form of completions."""
 
     WHOLE = CHUNK = "text_completion"
+    SCORES_PROMPT_IN_CHOICES = True
 
     def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: EchoedPrompt | None = None) -> None:
         super().__init__(asked, model, prompt)
@@ -266,12 +292,12 @@ class CompletionFormat(AnswerFormat):
 
     def _delta(self, event: Event, is_first: bool) -> bytes:
         text = "" if self._asked.no_output else event.text
-        if is_first and self._prompt is not None:
-            text = self._prompt.text + text
+        if is_first:
+            text = self._after_prompt(text)
         return b'"text":' + encode_basestring(text).encode()
 
     def _choice_of(self, text: str, index: int, finish: int) -> dict[str, Any]:
-        return {"text": text if self._prompt is None else self._prompt.text + text}
+        return {"text": self._after_prompt(text)}
 
     def _scores(self, branch: int, scores: Sequence[types_pb2.Logprobs], is_first: bool) -> dict[str, Any]:
         shown = self._branch_scores.setdefault(branch, CompletionScores(self._tokenizer))

@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument, NotFound, ServingError
 from octavo.request.ids import new_request_id
-from octavo.text.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2
 from octavo.wire.public import failure_from_wire
 from router.background_tasks import BackgroundTasks
@@ -22,13 +21,17 @@ from router.http.common_fields import AskedAnswer
 from router.http.json_body import BodyReader, header_of, parse_object
 from router.http.reply import Reply
 from router.streaming.inference_service import InferenceService, whole_answer
-from router.streaming.request_preparer import RequestPreparer, run_aside
+from router.streaming.prompts.chat_threads import run_aside
+from router.streaming.request_preparer import RequestPreparer
 from router.streaming.session import Session
 from router.streaming.session_opener import SessionOpener
-from router.tools.asked_tools import AskedTools, forced_grammar, tool_format
+from router.tools.call_grammars import calls_grammar, needs_grammar
+from router.tools.output_forms import OutputForms
+from router.tools.reasoning import NUM_LAST
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 ID_HEADER = b"idempotency-key"
+CALLED_HEADER = b"x-request-id"
 MAX_CANCELLING = 4  # at once: many clients may leave together, and the store has other work
 
 
@@ -48,8 +51,17 @@ def remaining_s(scope: Scope) -> float | None:
 
 
 def chosen_id(scope: Scope) -> str:
-    """The id that the client has chosen, to make retries safe; or empty. Proxies put an X-Request-Id on everything."""
+    """The id that the client has chosen, to make retries safe; or empty."""
     return header_of(scope, ID_HEADER)
+
+
+def called(scope: Scope) -> str:
+    """What the client, or a proxy before it, calls the request in its logs; empty if it says nothing that can be shown.
+
+    It is no id: proxies put one on everything, and two requests may have the same.
+    """
+    name = header_of(scope, CALLED_HEADER)
+    return name if len(name) <= limits.MAX_REQUEST_ID_CHARS and name.isascii() and name.isprintable() else ""
 
 
 @dataclass(eq=False)
@@ -60,6 +72,7 @@ class AnswerService:
     preparer: RequestPreparer
     inference: InferenceService
     background: BackgroundTasks
+    forms: OutputForms = field(default_factory=OutputForms)
     bodies: BodyReader = field(default_factory=BodyReader)
     _cancelling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CANCELLING))
     _closed: bool = False
@@ -72,9 +85,29 @@ class AnswerService:
         """The prompt that the answer repeats; None if it does not."""
         if not asked.echo:
             return None
+        if asked.request.HasField("chat"):
+            last = asked.request.chat.messages[-1]
+            return EchoedPrompt((), last.content) if last.role == "assistant" else None
         token_ids = await self.preparer.read_prompt(asked.request, model)
-        text = asked.request.text or model.tokenizer.decode(token_ids, skip_special_tokens=False)
-        return EchoedPrompt(token_ids, text)
+        is_whole = not asked.request.HasField("truncate_prompt_tokens")
+        whole_text = asked.request.text if is_whole else ""
+        return EchoedPrompt(token_ids, whole_text or model.tokenizer.decode(token_ids, skip_special_tokens=False))
+
+    async def divide(self, asked: AskedAnswer) -> None:
+        """Says what is looked for in the outputs of a chat, and has them begin with a call if one is forced."""
+        model = self.preparer.find_model(asked.request)
+        division = self.forms.division(model.tokenizer, asked.tools, shows_reasoning=asked.shows_reasoning)
+        asked.division = division
+        if division is None:
+            return
+        sampling, special = asked.request.sampling, getattr(model.tokenizer, "special_tokens", {})
+        if any(mark in special for mark in division.marks):
+            sampling.skip_special_tokens = False
+        if needs_grammar(division):
+            prompt = await self.preparer.read_prompt(asked.request, model) if division.reasoning is not None else []
+            division.note_prompt(model.tokenizer, prompt)
+            if grammar := calls_grammar(division, special, has_other=sampling.HasField("constraint")):
+                sampling.constraint.lark = grammar
 
     def note_left(self, asked: AskedAnswer) -> None:
         """The client of a new request has left. Only a client that has named it, or keeps it, can come back to it."""
@@ -98,7 +131,7 @@ class NewAnswer:
     form: type[AnswerFormat]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(send)
+        reply = Reply(send, called(scope))
         reply.request_id = new_request_id()  # until the body says another one: a refusal has an id, too
         try:
             body = await self.service.bodies.read(scope, receive)
@@ -107,6 +140,7 @@ class NewAnswer:
                 asked.request.request_id, asked.chosen_id = name, True
             if asked.request.request_id.isascii() and asked.request.request_id.isprintable():
                 reply.request_id = asked.request.request_id
+            asked.called = called(scope)
             await self._answer(asked, remaining_s(scope), reply)
         except ServingError as error:
             await reply.send_error(error)
@@ -114,31 +148,19 @@ class NewAnswer:
             reply.close()
 
     async def _answer(self, asked: AskedAnswer, remaining_s: float | None, reply: Reply) -> None:
-        if asked.tools is not None:
-            force_call(asked, asked.tools, self.service.preparer.find_model(asked.request).tokenizer)
+        if asked.request.HasField("chat"):
+            await self.service.divide(asked)
         opening = self.service.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream)
         try:
             async with opening as session:
+                session.progress.called = asked.called
+                if asked.division is not None:
+                    asked.division.note_prompt(session.model.tokenizer, await session.prompt_end(NUM_LAST))
                 prompt = await self.service.echoed_prompt(asked, session.model)
                 await send_answer(session, self.form(asked, session.model, prompt), asked.stream, reply)
         except asyncio.CancelledError:
             self.service.note_left(asked)
             raise
-
-
-def force_call(asked: AskedAnswer, tools: AskedTools, tokenizer: AnyTokenizer) -> None:
-    """Has the output begin with a call, if one is forced, and shows the marks of calls that are special tokens."""
-    form, special = tool_format(tokenizer), getattr(tokenizer, "special_tokens", [])
-    sampling = asked.request.sampling
-    if form is not None and any(mark in special for mark in (*form.begins, form.end)):
-        sampling.skip_special_tokens = False
-    if not tools.forced:
-        return
-    if form is None:
-        raise InvalidArgument("tool_choice", "nobody knows how this model writes calls: use auto, or --tool-parser")
-    if sampling.HasField("constraint"):
-        raise InvalidArgument("tool_choice", "the output has another form already: leave out one of them")
-    sampling.constraint.lark = forced_grammar(tools, form, special)
 
 
 async def send_answer(session: Session, form: AnswerFormat, stream: bool, reply: Reply) -> None:

@@ -23,6 +23,8 @@ from router.http.messages.message_endpoint import MessageEndpoint
 from router.http.messages.message_reply import MessageReply
 from router.http.reply import Reply, content_of, status_of
 from router.http.requests import RequestEndpoint
+from router.http.responses.create_endpoint import CreateEndpoint
+from router.http.responses.stored_endpoint import StoredEndpoint
 from router.streaming.inference_service import InferenceService
 
 NOT_SERVED = "octavo serves models that generate text; there are /v1/completions and /v1/chat/completions"
@@ -81,6 +83,12 @@ class OpenAiApp:
                 Route("/v1/chat/completions", NewAnswer(service, read_chat, ChatFormat), methods=["POST"]),
                 Route("/v1/messages", MessageEndpoint(service), methods=["POST"]),
                 Route("/v1/messages/count_tokens", MessageEndpoint(service, counts_only=True), methods=["POST"]),
+                Route("/v1/responses", CreateEndpoint(service), methods=["POST"]),
+                *(
+                    Route(f"/v1/responses/{{response_id}}/{what}", StoredEndpoint(service, what), methods=[method])
+                    for what, method in (("cancel", "POST"), ("input_items", "GET"))
+                ),
+                Route("/v1/responses/{response_id}", StoredEndpoint(service), methods=["GET", "DELETE"]),
                 Route("/v1/models", listed, methods=["GET"]),
                 Route("/v1/models/{name:path}", listed, methods=["GET"]),
                 Route("/v1/requests/{request_id:path}", RequestEndpoint(service, inference), methods=["GET", "DELETE"]),

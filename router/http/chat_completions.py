@@ -10,6 +10,7 @@ from octavo.request.limits import MAX_CHAT_MESSAGES
 from octavo.v1 import inference_pb2
 from router.http.common_fields import SCORES, AskedAnswer, read_common, read_max_tokens
 from router.http.field_reader import FieldReader, checked_text
+from router.http.reasoning_fields import read_reasoning
 from router.tools.asked_tools import AskedTools, read_choice
 
 ID_PREFIX = "chatcmpl-"
@@ -19,17 +20,14 @@ DEFAULT_MAX_TOKENS = 4096
 # What changes an answer only if it has other values than these.
 HARMLESS: dict[str, tuple[list[object], str]] = {
     "modalities": ([["text"]], "only text is supported"),
-    "reasoning_effort": (["none"], "is not supported; leave it out"),
     "verbosity": (["medium"], "is not supported; leave it out"),
     "function_call": (["none", "auto"], "is not supported; use tools"),
-    "continue_final_message": ([False], "is not supported; leave it out"),
-    "echo": ([False], "is not supported in a chat"),
 }
 
 
 ROLES = {"developer": "system"}  # OpenAI's newer name of the role; templates know the older one
 # Fields of a message that change no prompt: what an earlier answer said beside its content, which clients send back.
-IGNORED = ("refusal", "annotations", "audio", "function_call", "reasoning_content", "reasoning")
+IGNORED = ("refusal", "annotations", "audio", "function_call")
 MAX_LISTED = 1024  # parts of a content, tools or calls; the validator knows the limits
 
 
@@ -41,8 +39,10 @@ def read_chat(body: dict[str, Any]) -> AskedAnswer:
     if not asked.chosen_id:
         request.request_id = ID_PREFIX + new_request_id()[2:]
     asked.tools = checks.run(_add_chat, fields, request.chat)
+    asked.shows_reasoning = read_reasoning(fields, request.chat)
     if read_max_tokens(fields, sampling, "max_completion_tokens", "max_tokens") is None:
         sampling.max_tokens = DEFAULT_MAX_TOKENS
+    asked.echo = fields.take_flag("echo")
     asked.scores = fields.take_flag("logprobs")
     top = fields.take_number("top_logprobs", SCORES)
     if top is not None and not asked.scores:
@@ -60,13 +60,14 @@ def _add_chat(fields: FieldReader, chat: inference_pb2.Chat) -> AskedTools | Non
     """Adds the messages and the tools. Raises InvalidArgument with all that is wrong with them."""
     checks = ViolationCollector()
     checks.run(_add_each, chat.messages, _add_message, "messages", fields.take_any("messages"), MAX_CHAT_MESSAGES)
-    chat.add_generation_prompt = fields.take_flag("add_generation_prompt", default=True)
+    chat.continue_final_message = fields.take_flag("continue_final_message")
+    chat.add_generation_prompt = fields.take_flag("add_generation_prompt", default=not chat.continue_final_message)
     tools, choice = fields.take_any("tools"), fields.take_any("tool_choice")
     is_parallel = fields.take_flag("parallel_tool_calls", default=True)
     if tools is not None:
         checks.run(_add_each, chat.tools, _add_tool, "tools", tools, MAX_LISTED)
     schemas = {tool.name: tool.parameters_json for tool in chat.tools}
-    asked = checks.run(read_choice, choice, schemas, is_parallel)
+    asked = checks.run(read_choice, choice, schemas, is_parallel, strict_names(tools))
     checks.raise_found()
     if asked is None:
         del chat.tools[:]
@@ -105,10 +106,13 @@ def _add_message(turn: inference_pb2.ChatMessage, message: Any, path: str) -> No
     calls = fields.take_any("tool_calls")
     for i, call in enumerate(checked_list(f"{path}.tool_calls", [] if calls is None else calls, MAX_LISTED)):
         fields.checks.run(_add_call, turn.tool_calls.add(), call, f"{path}.tool_calls[{i}]")
-    if content is None and not turn.tool_calls:
+    if content is None and not turn.tool_calls and "content" not in message:
         fields.refuse("content", "is missing; give a string, or a list of text parts")
+    reasoning = [fields.take_text(name) for name in ("reasoning_content", "reasoning")]  # two names of the same
+    turn.reasoning_content = next(filter(None, reasoning), "")
     fields.take_ignored(IGNORED)
-    fields.refuse_rest()
+    if rest := fields.take_rest():
+        turn.extra_json = fields.checks.run(_json_text, rest, path) or ""
     fields.checks.raise_found()
 
 
@@ -163,6 +167,12 @@ def _add_tool(tool: inference_pb2.Tool, value: Any, path: str) -> None:
         function.refuse_rest()
     fields.refuse_rest()
     fields.checks.raise_found()
+
+
+def strict_names(tools: Any) -> list[str]:
+    """The names of the tools whose arguments must keep their schemas."""
+    functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    return [str(each["name"]) for each in functions if isinstance(each, dict) and each.get("strict") and "name" in each]
 
 
 def _json_text(value: Any, path: str) -> str:

@@ -14,6 +14,7 @@ from octavo.v1 import inference_pb2, types_pb2
 from router.http.constraint_fields import read_constraint
 from router.http.field_reader import FieldReader, checked_ids, checked_text
 from router.tools.asked_tools import AskedTools
+from router.tools.output_forms import Division
 
 PRIORITIES = {
     "system": inference_pb2.PRIORITY_SYSTEM,
@@ -21,6 +22,7 @@ PRIORITIES = {
     "default": inference_pb2.PRIORITY_DEFAULT,
     "bulk": inference_pb2.PRIORITY_BULK,
 }
+BY_SIGN = {-1: "interactive", 0: "default", 1: "bulk"}  # of a number, as vLLM has it: less is earlier
 DISCONNECTS = {"cancel": inference_pb2.ON_DISCONNECT_CANCEL, "keep": inference_pb2.ON_DISCONNECT_KEEP}
 # What clients send and no answer depends on: names of users and conversations, where OpenAI keeps and runs what, and
 # guesses of the answer.
@@ -35,6 +37,9 @@ IGNORED = (
     "prediction",
 )
 SCORES = NumberRange(0, limits.MAX_LOGPROBS, integer=True)
+TOP_KS = NumberRange(-1, limits.U32_MAX, integer=True)  # vLLM's -1 is 0 here: all tokens
+KEPT = NumberRange(-1, 2**31 - 1, integer=True)
+PRIORITY_NUMBERS = NumberRange(-(2**63), limits.U64_MAX, integer=True)
 SEEDS = NumberRange(-(2**63), limits.U64_MAX, integer=True)  # OpenAI's are signed
 
 
@@ -47,9 +52,13 @@ class AskedAnswer:
     include_usage: bool = False  # a stream ends with a chunk that has the usage
     scores: bool = False  # log probabilities are shown
     token_ids: bool = False  # token ids are shown
-    echo: bool = False  # the prompt stands before each text
+    echo: bool = False  # the prompt stands before each text; in a chat, the message that is continued
+    prompt_scores: bool = False  # log probabilities of the prompt are shown
     no_output: bool = False  # the client wants the prompt's log probabilities alone; one token is generated and dropped
     tools: AskedTools | None = None  # what the model may call
+    shows_reasoning: bool = True
+    division: Division | None = None  # what is looked for in the outputs; None: they are content and nothing else
+    called: str = ""  # what the client calls the request in its logs
     chosen_id: bool = False  # the client has named the request, and so may come back to it
 
 
@@ -63,11 +72,12 @@ def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> 
     for row in PARAMETERS.values():
         if row.http is not None and row.http in fields:
             _read_parameter(fields, sampling, row, row.http)
-    _read_choice(fields, request, "priority", PRIORITIES)
+    _read_priority(fields, request)
     _read_choice(fields, request, "on_disconnect", DISCONNECTS)
     fields.take_ignored(IGNORED)
     asked = AskedAnswer(request, stream=fields.take_flag("stream"), token_ids=fields.take_flag("return_token_ids"))
     asked.chosen_id = request.HasField("request_id")
+    _read_prompt_fields(fields, request, asked)
     read_constraint(fields, sampling)
     options = fields.take_object("stream_options")
     if options is not None:
@@ -80,12 +90,40 @@ def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> 
     return asked
 
 
+def _read_prompt_fields(fields: FieldReader, request: inference_pb2.GenerateRequest, asked: AskedAnswer) -> None:
+    """Takes what concerns the prompt, whatever it is made of."""
+    keep = fields.take_number("truncate_prompt_tokens", KEPT)
+    if keep == 0:
+        fields.refuse("truncate_prompt_tokens", "must be 1 or more, or -1: as many as fit")
+    elif keep is not None:
+        request.truncate_prompt_tokens = keep
+    if "add_special_tokens" in fields:
+        request.add_special_tokens = fields.take_flag("add_special_tokens")
+    scores = fields.take_number("prompt_logprobs", SCORES)
+    if scores is None:
+        return
+    asked.prompt_scores, request.sampling.prompt_logprobs = True, scores
+    if asked.stream:
+        fields.refuse("prompt_logprobs", "is not allowed in a stream; leave out stream")
+
+
+def _read_priority(fields: FieldReader, request: inference_pb2.GenerateRequest) -> None:
+    """Takes the class, or a number as vLLM has it."""
+    if isinstance(fields.get("priority"), (int, float)):
+        number = fields.take_number("priority", PRIORITY_NUMBERS)
+        if number is not None:
+            request.priority = PRIORITIES[BY_SIGN[(number > 0) - (number < 0)]]
+    else:
+        _read_choice(fields, request, "priority", PRIORITIES)
+
+
 def _read_parameter(fields: FieldReader, sampling: types_pb2.SamplingParams, row: Parameter, name: str) -> None:
     """Takes the field `name`, which is there, into that of the row."""
     if row.allowed:
-        value = fields.take_number(name, SEEDS if name == "seed" else row.allowed)
+        value = fields.take_number(name, {"seed": SEEDS, "top_k": TOP_KS}.get(name, row.allowed))
         if value is not None:
-            setattr(sampling, row.name, value & limits.U64_MAX if name == "seed" else value)
+            value = value & limits.U64_MAX if name == "seed" else max(0, value) if name == "top_k" else value
+            setattr(sampling, row.name, value)
     elif row.is_flag:
         setattr(sampling, row.name, fields.take_flag(name))
     elif row.is_ids:

@@ -36,6 +36,8 @@ def read_completion(body: dict[str, Any]) -> AskedAnswer:
     if scores is not None:
         asked.scores, sampling.logprobs = True, scores
         if asked.echo:
+            if asked.prompt_scores and sampling.prompt_logprobs != scores:
+                fields.refuse("prompt_logprobs", f"must be {scores}, as logprobs is, beside echo")
             sampling.prompt_logprobs = scores
     if asked.echo and request.sampling.HasField("best_of") and asked.stream:
         fields.refuse("echo", "is not allowed beside best_of in a stream")

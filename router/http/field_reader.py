@@ -26,6 +26,10 @@ class FieldReader:
     def __contains__(self, name: str) -> bool:
         return name in self._fields
 
+    def get(self, name: str) -> Any:
+        """The value of a field, which stays there; None if it is left out."""
+        return self._fields.get(name)
+
     def take_any(self, name: str) -> Any:
         """The value of a field, whatever it is; None if it is left out."""
         return self._fields.pop(name, None)
@@ -73,6 +77,11 @@ class FieldReader:
 
     def refuse(self, name: str, what: str) -> None:
         self.checks.found.append(FieldViolation(f"{self._path}{name}", what))
+
+    def take_rest(self) -> dict[str, Any]:
+        """All that has not been taken."""
+        rest, self._fields = self._fields, {}
+        return rest
 
     def refuse_rest(self) -> None:
         """Refuses what has not been taken: a field that changes the answer must not be dropped in silence."""

@@ -34,10 +34,12 @@ FIELDS = [
     (re.compile(r"^sampling\.include_stop$"), "include_stop_str_in_output"),
     (re.compile(r"^sampling\."), ""),
     (re.compile(r"^chat\.messages"), "messages"),
-    (re.compile(r"^chat\.tools"), "tools"),
+    (re.compile(r"^chat\.(tools|continue_final_message)"), r"\1"),
+    (re.compile(r"^chat\.template_kwargs_json"), "chat_template_kwargs"),
     (re.compile(r"^chat$"), "messages"),
     (re.compile(r"^(text|raw_text|token_ids)$"), "prompt"),
     (re.compile(r"\.raw_content$"), ".content"),
+    (re.compile(r"\.extra_json$"), ""),
 ]
 PING = b": the request waits\n\n"  # a comment of server-sent events, which clients skip
 # A stream in which nothing happens says so this often: balancers end connections that are silent for a minute, and a
@@ -85,12 +87,14 @@ def field_name(field: str) -> str:
 
 
 class Reply:
-    """Sends one answer. Its headers name the request, once it has an id."""
+    """Sends one answer. Its headers name the request, once it has an id, and by the name that the client gave it."""
 
     PING: ClassVar[bytes] = PING
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, called: str = "") -> None:
+        """`called` is what the client calls the request, for its own logs."""
         self.request_id = ""
+        self._called = called
         self._send = send
         self._streams = False
         self._sent_at = 0.0  # by the event loop's clock
@@ -152,7 +156,10 @@ class Reply:
 
     def _names(self) -> list[tuple[bytes, bytes]]:
         """The headers that name the request."""
-        return [(b"x-request-id", self.request_id.encode())] if self.request_id else []
+        if not self.request_id:
+            return []
+        own = [(b"x-octavo-request-id", self.request_id.encode())] if self._called else []
+        return [(b"x-request-id", (self._called or self.request_id).encode()), *own]
 
     def _note_sent(self) -> None:
         self._sent_at = asyncio.get_running_loop().time()

@@ -1,40 +1,33 @@
 """Makes a new sequence of what a client sends: checked, tokenized, and with a concrete value in every field."""
 
-import asyncio
 import secrets
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
 
 from octavo.net.security.api_keys import salt_of
 from octavo.net.security.authorizer import ONE_TENANT, Authorizer
 from octavo.request import hashing, limits, sampling_validation, validation
-from octavo.request.chat_tools import details_for_template, tools_for_template
-from octavo.request.errors import InvalidArgument, NoWorkers, TooManyStreams, ViolationCollector
+from octavo.request.chat_tools import details_for_template, tools_for_template, variables_for_template
+from octavo.request.errors import InvalidArgument, NoWorkers, ViolationCollector
 from octavo.request.ids import Incarnation, RequestId, new_request_id, sequence_id
 from octavo.request.record import NewSequence
 from octavo.request.sampling import PARAMETERS, SamplingParams
 from octavo.text.byte_tokenizer import no_tokenizer
+from octavo.text.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_bytes, sampling_from_wire, with_recommended
 from octavo.wire.requests import ChatPrompt, chat_from_wire, request_hash
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.streaming.grammar_checks import GrammarChecks
-
-T = TypeVar("T")
+from router.streaming.prompts.chat_threads import ChatThreads, run_aside
+from router.streaming.prompts.prompt_ends import check_truncation, truncated, with_beginning
 
 TENANT = ONE_TENANT
-LARGE = 8192  # characters or token ids: a tokenizer takes about as long for so many as a step does
-NUM_THREADS = {False: 1, True: 2}  # of a model: for its small chats, and for its large ones
-SLOW_S = 1.0  # no chat takes so long, unless it is very large or its template is made to take long
-MAX_BEHIND_SLOW = 32  # chats that may wait where the last one was slow
 TOKEN_BYTES = 8  # an id of three bytes and its text, on average
 SCORE_BYTES = 13  # a TokenLogprob: an id of three bytes, a float of four, and the tags and lengths around them
 SAFE_BYTES = limits.MAX_MESSAGE_BYTES * 7 // 8  # texts may be longer than the average
-Key = tuple[str, bool]  # the model's name, and whether the chat is large
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +71,9 @@ class RequestPreparer:
         if params.stop and not model.tokenizer.has_text:
             raise no_tokenizer("send stop_token_ids instead of stop")
         request_id = RequestId(request.request_id) if request.HasField("request_id") else new_request_id()
-        token_ids, field = await self.read_prompt(request, model), cast("str", request.WhichOneof("input"))
+        token_ids, source = await self.read_prompt(request, model), cast("str", request.WhichOneof("input"))
         context = model.context_tokens
-        validation.validate_prompt(token_ids, vocab_size=model.vocab_size, context_tokens=context, field=field)
+        validation.validate_prompt(token_ids, vocab_size=model.vocab_size, context_tokens=context, field=source)
         params = sampling_validation.resolve(
             params, prompt_len=len(token_ids), context_tokens=context, seed_source=lambda: secrets.randbits(63)
         )
@@ -107,7 +100,7 @@ class RequestPreparer:
             keep_on_disconnect=request.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP,
             router=self._router_id,
         )
-        return PreparedRequest(new, model, params, field)
+        return PreparedRequest(new, model, params, source)
 
     def find_model(
         self,
@@ -122,15 +115,18 @@ class RequestPreparer:
         """Tokenizes the prompt, unless the client has sent tokens."""
         match checked_input(request, model):
             case str() as text:
-                return await run_aside(len(text), lambda: model.tokenizer.encode(text))
+                token_ids = await run_aside(len(text), lambda: model.tokenizer.encode(text))
             case CheckedChat() as chat:
-                return await self._chat_threads.run(
-                    model.name,
-                    chat.size,
-                    lambda: model.tokenizer.apply_chat(chat.messages, chat.begin_answer, chat.tools, chat.details),
+                token_ids = await self._chat_threads.run(
+                    model.name, chat.size, partial(chat.tokenized_by, model.tokenizer)
                 )
-            case token_ids:
-                return list(token_ids)
+            case given:
+                token_ids = list(given)
+        if request.HasField("add_special_tokens"):
+            token_ids = with_beginning(token_ids, request, model)
+        if isinstance(request, inference_pb2.GenerateRequest):
+            token_ids = truncated(token_ids, request, model)
+        return token_ids
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
         """The text of the tokens in the request."""
@@ -154,6 +150,7 @@ def check_request(request: inference_pb2.GenerateRequest, model: ServedModel) ->
         checks.run(validation.validate_request_id, request.request_id)
     both = checks.run(checked_sampling, request.sampling, model, inside="sampling")
     checks.run(priority_of, request.priority)
+    checks.run(check_truncation, request)
     if checks.found:
         checks.run(check_input, request, model)
     checks.raise_found()
@@ -189,6 +186,16 @@ class CheckedChat:
     tools: list[dict[str, Any]]  # as templates expect them
     details: list[dict[str, Any]]  # the further fields of each message; empty if no message has any
     size: int  # characters, about
+    options: dict[str, Any] = field(default_factory=dict)  # further arguments of the tokenizer
+
+    def tokenized_by(self, tokenizer: AnyTokenizer) -> list[int]:
+        """The prompt. Raises InvalidArgument."""
+        try:
+            return tokenizer.apply_chat(self.messages, self.begin_answer, self.tools, self.details, **self.options)
+        except InvalidArgument as error:
+            if error.field == "chat_template_kwargs":  # as offline callers name it
+                raise InvalidArgument("chat.template_kwargs_json", error.violations[0].description) from None
+            raise
 
 
 def checked_input(
@@ -214,22 +221,24 @@ def checked_chat(chat: ChatPrompt, model: ServedModel) -> CheckedChat:
     messages = checks.run(validation.validate_chat, chat.messages, context_tokens=model.context_tokens) or []
     tools = checks.run(tools_for_template, chat.tools, max_bytes=max_bytes) or []
     details = checks.run(details_for_template, chat.details, max_bytes=max_bytes) or []
+    variables = checks.run(variables_for_template, chat.variables) or {}
     checks.raise_found()
     size = sum(len(content) for _, content in messages) + sum(len(tool.parameters) for tool in chat.tools)
-    return CheckedChat(messages, chat.begin_answer, tools, details, size)
+    if chat.continues and chat.begin_answer:
+        what = "is not allowed beside add_generation_prompt, which begins another message: leave out one of them"
+        raise InvalidArgument("chat.continue_final_message", what)
+    options: dict[str, Any] = {"continue_final_message": True} if chat.continues else {}
+    if variables:
+        options["variables"] = variables
+    return CheckedChat(messages, chat.begin_answer, tools, details, size, options)
 
 
 def check_input(request: inference_pb2.GenerateRequest, model: ServedModel) -> None:
     """Raises InvalidArgument with all that is wrong with the prompt and can be found without tokenizing."""
     checked = checked_input(request, model)
     if request.WhichOneof("input") == "token_ids":
-        token_ids = cast("Sequence[int]", checked)
+        token_ids = truncated(cast("Sequence[int]", checked), request, model)
         validation.validate_prompt(token_ids, vocab_size=model.vocab_size, context_tokens=model.context_tokens)
-
-
-async def run_aside(size: int, work: Callable[[], T]) -> T:
-    """The result of `work`. Large work runs in a thread, so that no stream has to wait for it."""
-    return await asyncio.to_thread(work) if size > LARGE else work()
 
 
 def priority_of(value: "inference_pb2.Priority") -> int:
@@ -237,44 +246,6 @@ def priority_of(value: "inference_pb2.Priority") -> int:
     if value not in inference_pb2.Priority.values():
         raise InvalidArgument("priority", f"no class {int(value)}; use one of SYSTEM, INTERACTIVE, DEFAULT, BULK")
     return int(value) or int(inference_pb2.PRIORITY_DEFAULT)
-
-
-class ChatThreads:
-    """The threads in which chats become prompts, each waiting for a process that renders the model's chat template.
-
-    A model's chats wait for no other model's, and small chats for no large ones: a template that takes long holds up
-    nobody but those who ask for it.
-    """
-
-    def __init__(self) -> None:
-        self._executors: dict[Key, ThreadPoolExecutor] = {}
-        self._num_waiting: Counter[Key] = Counter()
-        self._slow: set[Key] = set()
-
-    async def run(self, model: str, size: int, work: Callable[[], T]) -> T:
-        """The result of `work`, for a chat of so many characters. Raises TooManyStreams."""
-        key = model, size > LARGE
-        if key in self._slow and self._num_waiting[key] >= MAX_BEHIND_SLOW:
-            text = f"{MAX_BEHIND_SLOW} chats of {model} wait, whose template takes long: retry, or send text"
-            raise TooManyStreams(text, retry_after_ms=1000)
-        executor = self._executors.get(key)
-        if executor is None:
-            executor = self._executors[key] = ThreadPoolExecutor(NUM_THREADS[key[1]], f"chats of {model}")
-        self._num_waiting[key] += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(executor, self._run_one, key, work)
-        finally:
-            self._num_waiting[key] -= 1
-
-    def _run_one(self, key: Key, work: Callable[[], T]) -> T:
-        began = time.monotonic()
-        try:
-            return work()
-        finally:
-            if time.monotonic() - began > SLOW_S:
-                self._slow.add(key)
-            else:
-                self._slow.discard(key)
 
 
 def check_answer_fits(params: SamplingParams, prompt_len: int) -> None:

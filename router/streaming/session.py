@@ -7,7 +7,7 @@ session, on another router, could not rebuild. What its client has so far is in 
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -82,6 +82,7 @@ class Session:
         self.prompt_len = record.prompt_len
         self.model = model
         self.params = params
+        self.prompt: Sequence[int] | None = None  # nobody has read it yet
         self._context = context
         self._store = context.store
         self._sessions = context.sessions
@@ -205,6 +206,13 @@ class Session:
         """The request ends after that time, even if no worker has begun it. A time of 0 means: there is no deadline."""
         if deadline_in_ms:
             self._deadline.set_first(deadline_in_ms / 1000)
+
+    async def prompt_end(self, count: int) -> list[int]:
+        """The last tokens of the prompt. Of a request that was accepted before, the store has them."""
+        if self.prompt is None:
+            found = await self._store.read(self.seq_id, prompt=True)
+            self.prompt = found.prompt if found is not None else ()
+        return list(self.prompt[-count:])
 
     def returned_scores(self) -> list[float | None] | None:
         """The scores of the returned branches, once all have ended. None if branches do not compete."""

@@ -1,15 +1,13 @@
-"""What a request says of tools, and the constraint by which a call of one of them is forced."""
+"""What a request says of tools: which the model may call, and which it must."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from octavo.request.errors import InvalidArgument
 from octavo.text.tokenizer import AnyTokenizer
 from router.tools.formats import BY_NAME, DEFAULT, ToolFormat, format_of
-
-_JSON_OPTIONS = {"x-guidance": {"whitespace_pattern": "[ ]?"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +17,14 @@ class AskedTools:
     schemas: Mapping[str, Any]  # of the arguments, by the tools' names
     forced: tuple[str, ...] = ()
     is_parallel: bool = True
+    strict: frozenset[str] = frozenset()  # of the tools, those whose arguments keep their schemas
 
 
-def read_choice(choice: Any, schemas: Mapping[str, str], is_parallel: bool) -> AskedTools | None:
+def read_choice(
+    choice: Any, schemas: Mapping[str, str], is_parallel: bool, strict: Iterable[str] = ()
+) -> AskedTools | None:
     """What `tool_choice` says; None if no tool may be called. Raises InvalidArgument."""
-    tools = {name: _schema(text) for name, text in schemas.items()}
+    tools, kept = {name: _schema(text) for name, text in schemas.items()}, frozenset(strict)
     if not tools:
         if choice in (None, "none", "auto"):
             return None
@@ -32,15 +33,15 @@ def read_choice(choice: Any, schemas: Mapping[str, str], is_parallel: bool) -> A
         case "none":
             return None
         case None | "auto":
-            return AskedTools(tools, is_parallel=is_parallel)
+            return AskedTools(tools, (), is_parallel, kept)
         case "required":
-            return AskedTools(tools, tuple(tools), is_parallel)
+            return AskedTools(tools, tuple(tools), is_parallel, kept)
         case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
-            return AskedTools(tools, (_known(name, tools),), False)
+            return AskedTools(tools, (_known(name, tools),), False, kept)
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*listed]}}:
             names = [_known(_name_of(each), tools) for each in listed]
             allowed = {name: tools[name] for name in names}
-            return AskedTools(allowed, tuple(names) if mode == "required" else (), is_parallel)
+            return AskedTools(allowed, tuple(names) if mode == "required" else (), is_parallel, kept)
     raise InvalidArgument("tool_choice", "must be auto, none, required, or name a function or allowed tools")
 
 
@@ -50,29 +51,6 @@ def tool_format(tokenizer: AnyTokenizer, chosen: str = "") -> ToolFormat | None:
         return BY_NAME[chosen]
     template = getattr(tokenizer, "template_with_tools", "")
     return format_of(template) if template else DEFAULT
-
-
-def forced_grammar(tools: AskedTools, form: ToolFormat, special_tokens: Sequence[str]) -> str:
-    """The Lark grammar of one call of a forced tool, or of several. Raises InvalidArgument if the form has none."""
-    if not form.can_force:
-        raise InvalidArgument("tool_choice", f"this model's form of calls ({form.name}) cannot be forced; use auto")
-    more = f" ({json.dumps(form.between)} call)*" if tools.is_parallel and form.between else ""
-    rules = ["start: call" + more, "call: " + " | ".join(f"tool_{i}" for i in range(len(tools.forced)))]
-    end = _terminals(form.close_call, special_tokens)
-    for i, name in enumerate(tools.forced):
-        begin = _terminals(form.open_call.replace("NAME", name), special_tokens)
-        schema = {"type": "object", **tools.schemas[name], **_JSON_OPTIONS}
-        rules += [f"tool_{i}: {begin} args_{i} {end}", f"args_{i}: %json {json.dumps(schema)}"]
-    return "\n".join(rules)
-
-
-def _terminals(text: str, special_tokens: Sequence[str]) -> str:
-    """The text as terminals of a grammar: special tokens by their names, all else as strings."""
-    for token in special_tokens:
-        if token in text:
-            before, after = (_terminals(part, special_tokens) for part in text.split(token, 1))
-            return " ".join(filter(None, (before, token, after)))
-    return json.dumps(text) if text else ""
 
 
 def _schema(text: str) -> Any:

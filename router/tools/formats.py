@@ -1,25 +1,31 @@
 """How families of models write calls of tools. A template that teaches a format has its marks."""
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 
-from router.tools import call_texts
-from router.tools.call_texts import Reader
+from router.tools.sections import call_texts
+from router.tools.sections.call_texts import Reader, Schemas
+from router.tools.sections.json_section import ARGUMENTS, JsonSection, JsonShape
+from router.tools.sections.whole_section import WholeSection
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """`begins` stand before the text of some calls and `end` after it; without an end it goes on to the output's end.
 
-    `open_call` and `close_call` stand around the arguments of a call where a call is forced: with `name` in them.
+    `body` says what stands between them: a shape of JSON, or a function that reads it when it is whole. `open_call` and
+    `close_call` stand around the arguments of a call where a call is forced: with `NAME` in them.
     """
 
     name: str
     begins: tuple[str, ...]
     end: str
-    read: Reader
+    body: JsonShape | Reader
     marks: tuple[str, ...]  # all of these are in the template
+    absent: tuple[str, ...] = ()  # none of these is
     at_start: bool = False  # nothing may stand before calls
-    keeps_begin: bool = False  # the mark is a part of the text of calls
+    kept: tuple[str, ...] = ()  # of `begins`, those that are a part of the text of calls
     between: str = ""  # stands between two calls that are forced
     open_call: str = ""
     close_call: str = ""
@@ -28,30 +34,66 @@ class ToolFormat:
     def can_force(self) -> bool:
         return bool(self.open_call)
 
+    def keeps(self, mark: str) -> bool:
+        return mark in self.kept
 
+    def section(self, schemas: Schemas) -> JsonSection | WholeSection:
+        """A reader of what stands between the marks."""
+        if isinstance(self.body, JsonShape):
+            return JsonSection(self.body, self.end, schemas if self.at_start and schemas else None)
+        return WholeSection(self.body, schemas, self.end)
+
+    def is_taught_by(self, template: str) -> bool:
+        has_marks = all(mark in template for mark in self.marks)
+        return has_marks and not any(mark in template for mark in self.absent)
+
+
+_JSON = JsonShape()
+_NAME = r"(?P<name>[^\s<>{}\[\]]{1,128})"
+_MISTRAL = JsonShape(
+    ("[TOOL_CALLS]", "[", "]", ",", ";"),
+    (re.compile(_NAME + r"\s{0,16}(?:\[CALL_ID\][^\[{]{0,64})?\[ARGS\]\s{0,16}" + ARGUMENTS),),
+)
+_BEGIN, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+_DEEPSEEK = JsonShape(
+    ("<｜tool▁call▁end｜>", "```"),
+    (
+        re.compile(rf"{_BEGIN}\s{{0,16}}function{_SEPARATOR}{_NAME}\s{{0,16}}```(?:json)?\s{{0,16}}{ARGUMENTS}"),
+        re.compile(rf"{_BEGIN}\s{{0,16}}{_NAME}\s{{0,16}}{_SEPARATOR}\s{{0,16}}{ARGUMENTS}"),
+    ),
+    has_objects=False,
+)
+_CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _JSON_CALL = '{"name": "NAME", "arguments": '
+_NAMED = ('{"name":', '{ "name":', '{"name" :')
 FORMATS = (
-    ToolFormat("deepseek", ("<｜tool▁calls▁begin｜>",), "<｜tool▁calls▁end｜>", call_texts.separated_calls,
-        ("<｜tool▁calls▁begin｜>",)),
+    ToolFormat("deepseek", (_CALLS,), _CALLS_END, _DEEPSEEK, (_CALLS, "```json"),
+        open_call=f"{_CALLS}{_BEGIN}function{_SEPARATOR}NAME\n```json\n",
+        close_call=f"\n```<｜tool▁call▁end｜>{_CALLS_END}"),
+    ToolFormat("deepseek_v31", (_CALLS,), _CALLS_END, _DEEPSEEK, (_CALLS,),
+        open_call=f"{_CALLS}{_BEGIN}NAME{_SEPARATOR}", close_call=f"<｜tool▁call▁end｜>{_CALLS_END}"),
     ToolFormat("qwen3_coder", ("<tool_call>",), "</tool_call>", call_texts.xml_calls, ("<tool_call>", "<function=")),
     ToolFormat("glm", ("<tool_call>",), "</tool_call>", call_texts.keyed_calls, ("<tool_call>", "<arg_key>")),
-    ToolFormat("hermes", ("<tool_call>",), "</tool_call>", call_texts.json_calls, ("<tool_call>",),
+    ToolFormat("hermes", ("<tool_call>",), "</tool_call>", _JSON, ("<tool_call>",), absent=("<|tool_call|>",),
         between="\n", open_call="<tool_call>\n" + _JSON_CALL, close_call="}\n</tool_call>"),
-    ToolFormat("mistral", ("[TOOL_CALLS]",), "", call_texts.named_json_calls, ("[TOOL_CALLS]",)),
-    ToolFormat("phi4_mini", ("<|tool_call|>",), "<|/tool_call|>", call_texts.json_calls,
+    ToolFormat("mistral_args", ("[TOOL_CALLS]",), "", _MISTRAL, ("[TOOL_CALLS]", "[ARGS]"),
+        open_call="[TOOL_CALLS]NAME[ARGS]"),
+    ToolFormat("mistral", ("[TOOL_CALLS]",), "", _MISTRAL, ("[TOOL_CALLS]",),
+        open_call="[TOOL_CALLS][" + _JSON_CALL, close_call="}]"),
+    ToolFormat("phi4_mini", ("<|tool_call|>",), "<|/tool_call|>", _JSON,
         ("<|tool_call|>", "<|/tool_call|>"), open_call="<|tool_call|>[" + _JSON_CALL, close_call="}]<|/tool_call|>"),
-    ToolFormat("granite", ("<|tool_call|>", "<tool_call>"), "", call_texts.json_calls, ("<|tool_call|>",),
+    ToolFormat("granite", ("<|tool_call|>", "<tool_call>"), "", _JSON, ("<|tool_call|>",),
         open_call="<|tool_call|>[" + _JSON_CALL, close_call="}]"),
     ToolFormat("gemma", ("```tool_code",), "```", call_texts.python_calls, ("tool_code",)),
-    ToolFormat("llama3_json", ("<|python_tag|>", '{"name":', '{ "name":', '{"name" :'), "", call_texts.json_calls,
-        ('"parameters":', "<|start_header_id|>"), at_start=True, keeps_begin=True,
-        open_call='{"name": "NAME", "parameters": ', close_call="}"),
-    ToolFormat("pythonic", ("[",), "", call_texts.python_calls, ("[func_name1(",), at_start=True, keeps_begin=True),
+    ToolFormat("llama3_json", ("<|python_tag|>", *_NAMED), "", _JSON, ('"parameters":', "<|start_header_id|>"),
+        at_start=True, kept=_NAMED, open_call='{"name": "NAME", "parameters": ', close_call="}"),
+    ToolFormat("pythonic", ("[",), "", call_texts.python_calls, ("[func_name1(",), at_start=True, kept=("[",)),
 )  # fmt: skip
 BY_NAME = {each.name: each for each in FORMATS}
 DEFAULT = BY_NAME["hermes"]
 
 
+@lru_cache(maxsize=64)
 def format_of(template: str) -> ToolFormat | None:
     """The format that a chat template teaches; None if it teaches none that is known."""
-    return next((each for each in FORMATS if all(mark in template for mark in each.marks)), None)
+    return next((each for each in FORMATS if each.is_taught_by(template)), None)

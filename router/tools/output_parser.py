@@ -2,32 +2,39 @@
 
 What the parts say is a function of the whole text alone: however the text was divided when it came, contents join to
 the same content, and calls are the same and have the same places. So a stream and a whole answer agree, and so do a
-stream and the one that another router goes on with.
+stream and the one that another router goes on with. Nothing that was said is ever taken back.
 """
 
 from collections.abc import Sequence
 
-from router.tools.call_texts import Schemas
 from router.tools.formats import ToolFormat
-from router.tools.parts import Content, Part, Reasoning
-
-THINK, THOUGHT = "<think>", "</think>"
+from router.tools.parts import CallStart, Content, Part, Reasoning
+from router.tools.reasoning import ReasoningFormat
+from router.tools.sections.call_texts import Schemas
+from router.tools.sections.json_section import JsonSection, Progress
+from router.tools.sections.whole_section import WholeSection
 
 
 class OutputParser:
     """The parser of one output."""
 
     def __init__(
-        self, tools: ToolFormat | None, schemas: Schemas, *, has_reasoning: bool = False, begins_inside: bool = False
+        self,
+        tools: ToolFormat | None,
+        schemas: Schemas,
+        reasoning: ReasoningFormat | None = None,
+        *,
+        begins_inside: bool = False,
     ) -> None:
         """Without `tools` no calls are looked for. `begins_inside`: the prompt ends where reasoning begins."""
         self._tools = tools
         self._schemas = schemas
-        self._has_reasoning = has_reasoning or begins_inside
-        self._kind: type[Content] | type[Reasoning] = Reasoning if begins_inside else Content
+        self._reasoning = reasoning
+        self._kind: type[Content] | type[Reasoning] = Reasoning if begins_inside and reasoning else Content
         self._begun = False  # the content or the reasoning has text: before that, white space is left out
-        self._inside = ""  # the mark that began a section of calls; empty: outside
-        self._space = ""  # what stood before it
+        self._section: JsonSection | WholeSection | None = None
+        self._before = ""  # what stood before the section's own text: white space, and its mark
+        self._stray = ""  # a mark that may still end a section of which the calls have ended
         self._held = ""  # text whose meaning the next text may change
         self.num_calls = 0
 
@@ -36,18 +43,18 @@ class OutputParser:
         self._held += text
         parts: list[Part] = []
         while True:
-            state = len(self._held), self._inside, self._kind
-            parts += self._take_calls() if self._inside else self._take_text()
-            if state == (len(self._held), self._inside, self._kind):
+            state = len(self._held), self._section, self._kind
+            parts += self._take_calls(self._section) if self._section else self._take_text()
+            if state == (len(self._held), self._section, self._kind):
                 return parts
 
     def finish(self, *, was_cut: bool = False) -> list[Part]:
-        """The rest. Calls that were not closed count unless the output was cut in the middle of them."""
-        rest, inside, self._held, self._inside = self._held, self._inside, "", ""
-        if not inside:
+        """The rest. Of formats that are read when they are whole, a call that was cut is none."""
+        section, self._section = self._section, None
+        rest, self._held = self._held, ""
+        if section is None:
             return self._text(rest)
-        is_open = self._tools is not None and self._tools.end != ""
-        return self._calls_or_text(inside, rest, "", may_be_calls=not (was_cut and is_open))
+        return self._parts_of(section, section.finish(was_cut=was_cut))
 
     def _take_text(self) -> list[Part]:
         """Takes content, or reasoning, up to a mark or to what may become one."""
@@ -55,39 +62,46 @@ class OutputParser:
         places = ((self._held.find(mark), mark) for mark in marks)
         found = min(((place, mark) for place, mark in places if place >= 0 and self._counts(place, mark)), default=None)
         if found is not None:
-            place, mark = found
-            before = self._held[:place]
-            parts, self._space = self._text(before.rstrip()), before[len(before.rstrip()) :]
-            self._held = self._held[place + len(mark) :]
-            if mark in (THINK, THOUGHT):
-                self._kind, self._begun = Reasoning if mark == THINK else Content, False
-            else:
-                self._inside = mark
-            return parts
+            return self._take_mark(*found)
         sure = len(self._held) - _overlap(self._held, marks)
         sure = len(self._held[:sure].rstrip())  # white space before a mark is left out
         text, self._held = self._held[:sure], self._held[sure:]
         return self._text(text)
 
-    def _take_calls(self) -> list[Part]:
-        end = self._tools.end if self._tools is not None else ""
-        body, mark, rest = self._held.partition(end) if end else (self._held, "", "")
-        if not mark:
-            return []
-        inside, self._inside, self._held = self._inside, "", rest
-        return self._calls_or_text(inside, body, mark)
-
-    def _calls_or_text(self, inside: str, body: str, mark: str, may_be_calls: bool = True) -> list[Part]:
-        tools = self._tools
-        if tools is not None and may_be_calls:
-            try:
-                calls = tools.read(inside + body if tools.keeps_begin and inside[0] != "<" else body, self._schemas)
-            except ValueError:
-                pass
+    def _take_mark(self, place: int, mark: str) -> list[Part]:
+        before = self._held[:place]
+        shown = before.rstrip()
+        parts = self._text(shown)
+        self._held = self._held[place + len(mark) :]
+        if mark == self._stray:
+            self._stray = ""
+        elif self._reasoning is not None and mark in (self._reasoning.begin, self._reasoning.end):
+            self._kind, self._begun = Reasoning if mark == self._reasoning.begin else Content, False
+        elif self._tools is not None:
+            self._section = self._tools.section(self._schemas)
+            self._before, self._stray = before[len(shown) :], ""
+            if self._tools.keeps(mark):
+                parts += self._section.push(mark)
             else:
-                self.num_calls += len(calls)
-                return list(calls)
-        return self._text(self._space + inside + body + mark)
+                self._before += mark
+        return parts
+
+    def _take_calls(self, section: JsonSection | WholeSection) -> list[Part]:
+        text, self._held = self._held, ""
+        found = section.push(text)
+        if section.progress is not Progress.OPEN:
+            self._section, self._held = None, section.rest
+        return self._parts_of(section, found)
+
+    def _parts_of(self, section: JsonSection | WholeSection, found: list[Part]) -> list[Part]:
+        """What a section says: its calls, and what was none of them."""
+        self.num_calls += sum(isinstance(part, CallStart) for part in found)
+        if section.progress is Progress.FAILED:
+            return self._text(self._before + section.content)
+        if section.progress is Progress.ENDED:
+            self._stray = "" if section.ended_at_mark or self._tools is None else self._tools.end
+            return [*found, *self._text(section.content)]
+        return found
 
     def _text(self, text: str) -> list[Part]:
         text = text if self._begun else text.lstrip()
@@ -98,15 +112,21 @@ class OutputParser:
 
     def _marks(self) -> tuple[str, ...]:
         """What would end the text that is being read."""
-        if self._kind is Reasoning:
-            return (THOUGHT,)
-        tools = self._tools
+        reasoning, tools = self._reasoning, self._tools
+        if self._kind is Reasoning and reasoning is not None:
+            return (reasoning.end,)
         calls = () if tools is None or (tools.at_start and (self._begun or self.num_calls)) else tools.begins
-        return (*calls, THINK) if self._has_reasoning and not self._begun and not self.num_calls else calls
+        stray = (self._stray,) if self._stray else ()
+        may_reason = reasoning is not None and not self._begun and not self.num_calls
+        return (*calls, *stray, reasoning.begin) if may_reason and reasoning is not None else (*calls, *stray)
 
     def _counts(self, place: int, mark: str) -> bool:
         """Whether a mark at a place ends the text before it."""
-        starts_only = mark == THINK or (mark != THOUGHT and self._tools is not None and self._tools.at_start)
+        reasoning = self._reasoning
+        if reasoning is not None and mark in (reasoning.begin, reasoning.end):
+            starts_only = mark == reasoning.begin
+        else:
+            starts_only = self._tools is not None and self._tools.at_start and mark != self._stray
         return not starts_only or not self._held[:place].strip()
 
 

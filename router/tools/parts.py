@@ -18,11 +18,29 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call of a tool begins."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next piece of the arguments of the call that began last. The pieces join to JSON."""
+
+    text: str
+
+
+Part = Content | Reasoning | CallStart | CallArguments
+
+
+@dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """A call of a tool. `arguments` is JSON."""
+    """A whole call. `arguments` is JSON."""
 
     name: str
     arguments: str
 
-
-Part = Content | Reasoning | FunctionCall
+    @property
+    def parts(self) -> list[Part]:
+        return [CallStart(self.name), CallArguments(self.arguments)]

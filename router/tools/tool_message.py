@@ -1,4 +1,4 @@
-"""The message of one branch whose model may call tools, as OpenAI's API has it."""
+"""The message of one branch whose model may call tools, or reason, as OpenAI's API has it."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -8,29 +8,58 @@ from octavo.request.sampling import FinishReason
 from router.tools.asked_tools import AskedTools
 from router.tools.formats import ToolFormat
 from router.tools.output_parser import OutputParser
-from router.tools.parts import Content, FunctionCall, Part
+from router.tools.parts import CallArguments, CallStart, Content, Part, Reasoning
+from router.tools.reasoning import ReasoningFormat
 
 
 class ToolMessage:
     """Divides the text of a branch. The ids of calls are a function of request, branch and place."""
 
-    def __init__(self, tools: AskedTools, form: ToolFormat | None, request_id: str, branch: int) -> None:
-        self._parser = OutputParser(form, tools.schemas)
+    def __init__(
+        self,
+        tools: AskedTools | None,
+        form: ToolFormat | None,
+        request_id: str,
+        branch: int,
+        reasoning: ReasoningFormat | None = None,
+        *,
+        begins_inside: bool = False,
+        shows_reasoning: bool = True,
+    ) -> None:
+        schemas, form = ({}, None) if tools is None else (tools.schemas, form)
+        self._parser = OutputParser(form, schemas, reasoning, begins_inside=begins_inside)
         self._name = f"{request_id}/{branch}"
-        self._num_shown = 0
+        self._shows_reasoning = shows_reasoning
+        self._calls: list[dict[str, Any]] = []  # as a whole answer shows them
 
     @property
     def num_calls(self) -> int:
-        return self._num_shown
+        return len(self._calls)
 
     def delta(self, text: str, finish: int) -> dict[str, Any]:
-        """What the next text of the branch says."""
-        return self._shown(self._next(text, finish), is_delta=True)
+        """What the next text of the branch says. The name of a call comes first, then pieces of its arguments."""
+        parts, calls = self._next(text, finish), []
+        for part in parts:
+            if isinstance(part, CallStart):
+                calls.append({"index": self.num_calls, **self._add_call(part)})
+            elif isinstance(part, CallArguments):
+                self._add_arguments(part)
+                place = self.num_calls - 1
+                if not calls or calls[-1]["index"] != place:
+                    calls.append({"index": place, "function": {"arguments": ""}})
+                calls[-1]["function"]["arguments"] += part.text
+        return self._texts_of(parts) | ({"tool_calls": calls} if calls else {})
 
     def whole(self, text: str, finish: int) -> dict[str, Any]:
         """What the whole text says. Content is null where there are calls alone."""
-        found = self._shown(self._next(text, finish), is_delta=False)
-        return {"content": None if "tool_calls" in found else "", **found}
+        parts = self._next(text, finish)
+        for part in parts:
+            if isinstance(part, CallStart):
+                self._add_call(part)
+            elif isinstance(part, CallArguments):
+                self._add_arguments(part)
+        calls = {"tool_calls": self._calls} if self._calls else {}
+        return {"content": None if calls else "", **self._texts_of(parts), **calls}
 
     def _next(self, text: str, finish: int) -> list[Part]:
         parts = self._parser.push(text)
@@ -38,15 +67,21 @@ class ToolMessage:
             parts += self._parser.finish(was_cut=finish != FinishReason.STOP)
         return parts
 
-    def _shown(self, parts: Sequence[Part], *, is_delta: bool) -> dict[str, Any]:
+    def _texts_of(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """The content and the reasoning, the latter under both names that clients know."""
         content = "".join(part.text for part in parts if isinstance(part, Content))
-        calls = [self._call(part, is_delta) for part in parts if isinstance(part, FunctionCall)]
-        return ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
+        reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+        found = {"content": content} if content else {}
+        if reasoning and self._shows_reasoning:
+            found |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        return found
 
-    def _call(self, call: FunctionCall, is_delta: bool) -> dict[str, Any]:
-        place = self._num_shown
-        self._num_shown += 1
-        name = blake2b(f"{self._name}/{place}".encode(), digest_size=12).hexdigest()
-        function = {"name": call.name, "arguments": call.arguments}
-        index = {"index": place} if is_delta else {}
-        return {**index, "id": f"call_{name}", "type": "function", "function": function}
+    def _add_call(self, start: CallStart) -> dict[str, Any]:
+        """Adds a call. Returns it without arguments."""
+        name = blake2b(f"{self._name}/{self.num_calls}".encode(), digest_size=12).hexdigest()
+        call = {"id": f"call_{name}", "type": "function"}
+        self._calls.append({**call, "function": {"name": start.name, "arguments": ""}})
+        return {**call, "function": {"name": start.name, "arguments": ""}}
+
+    def _add_arguments(self, part: CallArguments) -> None:
+        self._calls[-1]["function"]["arguments"] += part.text

@@ -18,7 +18,8 @@ from octavo.settings.router import ANY
 
 AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 PREFLIGHT_S = 600  # how long a browser need not ask again
-SHOWN = b"x-request-id, retry-after, retry-after-ms"  # headers of an answer that a page may read
+# Headers of an answer that a page may read.
+SHOWN = b"x-request-id, x-octavo-request-id, x-octavo-ignored-fields, retry-after, retry-after-ms"
 WRONG_HOST = (
     "this listener is on loopback without TLS and keys: call it by an address or as localhost, not by another name; "
     "a proxy must set such a Host"

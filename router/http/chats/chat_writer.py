@@ -8,7 +8,7 @@ from octavo.v1 import inference_pb2
 from router.http.common_fields import AskedAnswer, read_common
 from router.http.field_reader import FieldReader
 
-ONE_OUTPUT: dict[str, list[object]] = {"n": [1], "beam_width": [0], "return_token_ids": [False]}
+ONE_OUTPUT: dict[str, list[object]] = {"n": [1], "beam_width": [0], "return_token_ids": [False], "prompt_logprobs": []}
 WITHOUT_TOKENS = "is not supported here; use /v1/chat/completions"
 
 
@@ -67,3 +67,17 @@ def json_text(value: Any, path: str) -> str:
         return json.dumps(value, ensure_ascii=False)
     except (RecursionError, ValueError):
         raise InvalidArgument(path, "is nested too deep") from None
+
+
+def checked_list(path: str, value: Any, most: int) -> list[Any]:
+    """A list that is not too long; None is an empty one. Raises InvalidArgument."""
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) > most:
+        raise InvalidArgument(path, f"must be a list of at most {most} entries")
+    return value
+
+
+def strict_names(tools: Any) -> list[str]:
+    """The names of the tools whose arguments must keep their schemas."""
+    return [str(tool["name"]) for tool in tools if isinstance(tool, dict) and tool.get("strict") and "name" in tool]

@@ -4,28 +4,33 @@ A session brings as many tokens at a time as have come. What is made of them her
 that any router makes the same of the same journal, in the same steps.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from octavo.request.sampling import FinishReason
 from octavo.text.stop import TextStream
 from octavo.text.tokenizer import AnyTokenizer
-from router.tools.asked_tools import tool_format
+from router.tools.output_forms import Division
 from router.tools.output_parser import OutputParser
-from router.tools.parts import Content, Part, Reasoning
+from router.tools.parts import CallStart, Content, Part
 
 
 class OutputParts:
-    """The output of one branch. Without `schemas` the model may call no tool."""
+    """The output of one branch. Without a division all of it is content."""
 
-    def __init__(self, text: TextStream, tokenizer: AnyTokenizer, schemas: Mapping[str, Any] | None) -> None:
+    def __init__(self, text: TextStream, tokenizer: AnyTokenizer, division: Division | None) -> None:
         """`text` must be a new one."""
         self._text = text
-        self._parser = None if schemas is None else OutputParser(tool_format(tokenizer), schemas)
+        self._token_bytes = tokenizer.token_bytes
+        self._parser = None if division is None else new_parser(division)
+        reasoning = None if division is None else division.reasoning
+        self._counter = reasoning.counter(division.begins_inside) if reasoning is not None and division else None
         self.finish = FinishReason.NONE
         self.num_tokens = 0
-        self.num_reasoning_tokens = 0
         self.num_calls = 0
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return 0 if self._counter is None else self._counter.finish()
 
     @property
     def stop_string(self) -> str:
@@ -38,6 +43,8 @@ class OutputParts:
             if self._text.stopped:
                 break
             self.num_tokens += 1
+            if self._counter is not None:
+                self._counter.add((self._token_bytes(token_id),))
             yield self._noted(self._parts(self._text.push((token_id,)).text))
         if self._text.stopped:
             finish = FinishReason.STOP
@@ -57,7 +64,11 @@ class OutputParts:
         return parts
 
     def _noted(self, parts: list[Part]) -> list[Part]:
-        if any(isinstance(part, Reasoning) for part in parts):
-            self.num_reasoning_tokens = self.num_tokens
-        self.num_calls += sum(not isinstance(part, (Content, Reasoning)) for part in parts)
+        self.num_calls += sum(isinstance(part, CallStart) for part in parts)
         return parts
+
+
+def new_parser(division: Division) -> OutputParser:
+    """The parser of an output of which nothing has come yet."""
+    schemas, form = ({}, None) if division.tools is None else (division.tools.schemas, division.form)
+    return OutputParser(form, schemas, division.reasoning, begins_inside=division.begins_inside)

@@ -7,7 +7,7 @@ from octavo.request import limits
 from octavo.request.errors import InvalidArgument
 from octavo.request.ids import new_request_id
 from octavo.v1 import inference_pb2
-from router.http.chats.chat_writer import ChatWriter, json_text, read_one_output
+from router.http.chats.chat_writer import ChatWriter, checked_list, json_text, read_one_output, strict_names
 from router.http.common_fields import AskedAnswer, read_max_tokens
 from router.http.field_reader import FieldReader, checked_text
 from router.tools.asked_tools import read_choice
@@ -39,7 +39,6 @@ class AskedMessage:
     """One request of a client."""
 
     answer: AskedAnswer
-    schemas: dict[str, Any] | None = None  # of the tools that may be called, by their names
     shows_thinking: bool = False
 
 
@@ -72,16 +71,16 @@ def read_message(body: dict[str, Any], *, counts_only: bool = False) -> AskedMes
 
 
 def _add_stops(sampling: Any, stops: Any) -> None:
-    for i, stop in enumerate(_listed("stop_sequences", [] if stops is None else stops)):
+    for i, stop in enumerate(checked_list("stop_sequences", stops, MAX_LISTED)):
         if not checked_text(f"stop_sequences[{i}]", stop):
             raise InvalidArgument(f"stop_sequences[{i}]", "is empty; leave it out")
         sampling.stop.append(stop)
 
 
 def _listed(path: str, value: Any) -> list[Any]:
-    if not isinstance(value, list) or len(value) > MAX_LISTED:
-        raise InvalidArgument(path, f"must be a list of at most {MAX_LISTED} entries")
-    return value
+    if value is None:
+        raise InvalidArgument(path, "is missing")
+    return checked_list(path, value, MAX_LISTED)
 
 
 def _add_system(writer: ChatWriter, system: Any) -> None:
@@ -150,14 +149,12 @@ def _add_block(writer: ChatWriter, role: str, block: dict[str, Any], path: str) 
 
 def _add_tools(writer: ChatWriter, fields: FieldReader, asked: AskedMessage) -> None:
     listed, choice = fields.take_any("tools"), fields.take_any("tool_choice")
-    for i, tool in enumerate(_listed("tools", [] if listed is None else listed)):
+    for i, tool in enumerate(checked_list("tools", listed, MAX_LISTED)):
         _add_tool(writer, _object(tool, f"tools[{i}]"), f"tools[{i}]")
     word, is_parallel = _choice(choice)
-    asked.answer.tools = read_choice(word, writer.schemas(), is_parallel)
+    asked.answer.tools = read_choice(word, writer.schemas(), is_parallel, strict_names(listed or ()))
     if asked.answer.tools is None:
         writer.drop_tools()
-    else:
-        asked.schemas = dict(asked.answer.tools.schemas)
 
 
 def _add_tool(writer: ChatWriter, tool: dict[str, Any], path: str) -> None:

@@ -8,14 +8,15 @@ from starlette.types import Receive, Scope, Send
 from octavo.request.errors import ServingError
 from octavo.request.ids import new_request_id
 from octavo.wire.public import failure_from_wire
-from router.http.answers import AnswerService, chosen_id, force_call, remaining_s
+from router.http.answers import AnswerService, called, chosen_id, remaining_s
 from router.http.json_body import parse_object
 from router.http.messages.message_body import AskedMessage, read_message
 from router.http.messages.message_format import MessageFormat
 from router.http.messages.message_reply import MessageReply
 from router.streaming.inference_service import whole_answer
-from router.streaming.request_preparer import run_aside
+from router.streaming.prompts.chat_threads import run_aside
 from router.streaming.session import Session
+from router.tools.reasoning import NUM_LAST
 
 
 class MessageEndpoint:
@@ -26,7 +27,7 @@ class MessageEndpoint:
         self._counts_only = counts_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = MessageReply(send)
+        reply = MessageReply(send, called(scope))
         reply.request_id = "req_" + new_request_id()[2:]  # until the body says another one
         try:
             body = await self._service.bodies.read(scope, receive)
@@ -34,6 +35,7 @@ class MessageEndpoint:
             if self._counts_only:
                 await reply.send_object({"input_tokens": await self._count(asked)})
                 return
+            asked.answer.called = called(scope)
             name_request(asked, chosen_id(scope), reply)
             await self._answer(asked, remaining_s(scope), reply)
         except ServingError as error:
@@ -50,10 +52,12 @@ class MessageEndpoint:
 
     async def _answer(self, asked: AskedMessage, remaining_s: float | None, reply: MessageReply) -> None:
         answer, service = asked.answer, self._service
-        if answer.tools is not None:
-            force_call(answer, answer.tools, service.preparer.find_model(answer.request).tokenizer)
+        await service.divide(answer)
         try:
             async with service.opener.open_new(answer.request, remaining_s, whole_answer=not answer.stream) as session:
+                session.progress.called = answer.called
+                if answer.division is not None:
+                    answer.division.note_prompt(session.model.tokenizer, await session.prompt_end(NUM_LAST))
                 await send_message(session, MessageFormat(asked, session), answer.stream, reply)
         except asyncio.CancelledError:
             service.note_left(answer)

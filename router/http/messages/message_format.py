@@ -11,7 +11,7 @@ from octavo.v1 import types_pb2
 from router.http.chats.output_parts import OutputParts
 from router.http.messages.message_body import AskedMessage
 from router.streaming.session import Session
-from router.tools.parts import Content, FunctionCall, Part, Reasoning
+from router.tools.parts import CallArguments, CallStart, Content, Part, Reasoning
 
 
 class MessageFormat:
@@ -23,8 +23,9 @@ class MessageFormat:
         self._prompt_len = session.prompt_len
         self._model = asked.answer.request.model or session.model.name
         model = session.model
-        self._output = OutputParts(model.text_stream(session.params), model.tokenizer, asked.schemas)
+        self._output = OutputParts(model.text_stream(session.params), model.tokenizer, asked.answer.division)
         self._blocks: list[dict[str, Any]] = []
+        self._arguments = ""  # of the call that is open
         self._is_open = False  # whether the last block may get more text
 
     def begin(self) -> bytes:
@@ -46,6 +47,7 @@ class MessageFormat:
     def whole(self, usage: types_pb2.Usage) -> dict[str, Any]:
         """The whole message, after all tokens. Raises what has ended the output before its time."""
         reason, stop = self._stop_reason()
+        list(self._close())
         return self._message(reason, stop, self._usage(usage))
 
     def _message(self, reason: str | None, stop: str | None, usage: dict[str, Any]) -> dict[str, Any]:
@@ -86,8 +88,11 @@ class MessageFormat:
     def _events(self, parts: Sequence[Part]) -> Iterator[bytes]:
         for part in parts:
             match part:
-                case FunctionCall():
-                    yield from self._add_call(part)
+                case CallStart(name):
+                    yield from self._begin_call(name)
+                case CallArguments(text):
+                    self._arguments += text
+                    yield self._delta({"type": "input_json_delta", "partial_json": text})
                 case Reasoning() if not self._asked.shows_thinking:
                     pass
                 case Reasoning() | Content():
@@ -101,13 +106,10 @@ class MessageFormat:
         self._blocks[-1][kind] += part.text
         yield self._delta({"type": f"{kind}_delta", kind: part.text})
 
-    def _add_call(self, call: FunctionCall) -> Iterator[bytes]:
+    def _begin_call(self, name: str) -> Iterator[bytes]:
         place = sum(block["type"] == "tool_use" for block in self._blocks)
-        name = blake2b(f"{self._request_id}/{place}".encode(), digest_size=12).hexdigest()
-        yield from self._open({"type": "tool_use", "id": f"toolu_{name}", "name": call.name, "input": {}})
-        yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
-        self._blocks[-1]["input"] = json.loads(call.arguments)
-        yield from self._close()
+        call = blake2b(f"{self._request_id}/{place}".encode(), digest_size=12).hexdigest()
+        yield from self._open({"type": "tool_use", "id": f"toolu_{call}", "name": name, "input": {}})
 
     def _open(self, block: dict[str, Any]) -> Iterator[bytes]:
         yield from self._close()
@@ -118,10 +120,21 @@ class MessageFormat:
     def _close(self) -> Iterator[bytes]:
         if self._is_open:
             self._is_open = False
+            if self._blocks[-1]["type"] == "tool_use":
+                self._blocks[-1]["input"], self._arguments = input_of(self._arguments), ""
             yield _event("content_block_stop", {"index": len(self._blocks) - 1})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return _event("content_block_delta", {"index": len(self._blocks) - 1, "delta": delta})
+
+
+def input_of(arguments: str) -> dict[str, Any]:
+    """The input of a call; empty if the output was cut in the middle of it."""
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _event(kind: str, fields: dict[str, Any]) -> bytes:

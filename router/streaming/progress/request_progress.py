@@ -45,6 +45,7 @@ class RequestProgress:
         self.num_output_tokens = 0  # delivered here
         self.span: Span | None = None  # None: nobody traces it
         self.worker = ""  # the name of the last one
+        self.called = ""  # by the client, in its own logs
         self.is_chat = False  # of a client that came back it is not known
         self.params: SamplingParams | None = None
         self.finishes: Sequence[FinishReason] = ()  # of its branches, once all have ended
@@ -187,7 +188,7 @@ class RequestProgress:
 
     def _facts(self, reason: str, now: float) -> dict[str, str | int]:
         record, start = self.record, self.start
-        names = {"tenant": record.tenant, "worker": self.worker}
+        names = {"tenant": record.tenant, "worker": self.worker, "called": self.called}
         num_moves = sum(self._epochs.values())  # changes of the owner by a migration, as far as they were noticed here
         times = {"queued_ms": self.placed_at, "first_token_ms": self.first_token_at, "total_ms": now}
         return {

@@ -59,6 +59,17 @@ def test_an_output_that_breaks_the_form_leaves_no_token_and_says_where(grammars)
     assert matcher.failure.reason == "CONSTRAINT_DIVERGED" and "output token 15" in matcher.failure.message
 
 
+def test_what_becomes_too_complex_is_no_divergence(grammars):
+    schema = {"type": "string"}
+    for _ in range(10):
+        one = {"type": "object", "properties": {"a": schema, "b": {"type": "integer"}}, "required": ["a"]}
+        schema = {"anyOf": [one, one]}
+    matcher = grammars.compile(Constraint(Shape.JSON_SCHEMA, json.dumps(schema))).matcher()
+    output = b'{"a":' * 10 + b'"x"}'
+    assert not all(allowed(matcher.mask(output[:number], 0)) for number in range(len(output)))
+    assert matcher.failure.reason == "CONSTRAINT_UNMET" and "too complex" in matcher.failure.message
+
+
 def test_a_grammar_of_another_engine_is_refused(grammars):
     with pytest.raises(Mismatch, match="begun with llguidance 0"):
         grammars.compile(Constraint(Shape.REGEX, "a+", "llguidance 0"))

@@ -46,7 +46,6 @@ def allows(p, vocab=VOCAB, eos=EOS):
             all(len(getattr(p, row.name)) <= row.most for row in rows if row.most is not None),
             all(token in ids for row in rows if row.is_ids for token in getattr(p, row.name)),
             p.best_of == 0 or p.n <= p.best_of,
-            p.temperature > 0 or p.beam_width > 0 or max(p.n, p.best_of) == 1,
             p.min_tokens <= most,
             all(1 <= len(text.encode()) <= 256 for text in p.stop),
             all(token in ids and -100 <= bias <= 100 for token, bias in p.logit_bias.items()),
@@ -91,7 +90,6 @@ def passes(params):
     ("params", "fields"),
     [
         (SamplingParams(n=4, best_of=2, min_tokens=9, max_tokens=5), {"best_of", "min_tokens"}),
-        (SamplingParams(temperature=0, n=2, min_tokens=9, max_tokens=5), {"n", "min_tokens"}),
         (
             SamplingParams(beam_width=2, n=3, best_of=4, temperature=0.5, top_p=0.5, presence_penalty=1.0),
             {"beam_width", "best_of", "temperature", "top_p", "presence_penalty"},
@@ -115,7 +113,7 @@ def test_a_bad_value_is_refused_by_name(field, value):
 @pytest.mark.parametrize("row", PARAMETERS.values(), ids=lambda row: row.name)
 def test_the_edges_are_allowed(row):
     for value in inside(row):
-        needed = {"n": {"best_of": value}, "min_tokens": {"max_tokens": 2**32 - 1}, "best_of": {"temperature": 1.0}}
+        needed = {"n": {"best_of": value}, "min_tokens": {"max_tokens": 2**32 - 1}}
         params = dataclasses.replace(DEFAULT, **needed.get(row.name, {}), **{row.name: value})
         assert allows(params)
         check(params)
@@ -123,9 +121,6 @@ def test_the_edges_are_allowed(row):
 
 TOGETHER = [
     ("best_of", {"n": 3, "best_of": 2}),
-    ("n", {"n": 2, "temperature": 0.0}),
-    ("n", {"n": 2, "best_of": 3, "temperature": 0.0}),
-    ("best_of", {"best_of": 2, "temperature": 0.0}),
     ("min_tokens", {"min_tokens": 5, "max_tokens": 4}),
     ("beam_width", {"n": 4, "beam_width": 3}),
     ("best_of", {"n": 2, "beam_width": 4, "best_of": 4}),
@@ -151,7 +146,7 @@ def test_values_that_do_not_go_together(field, values):
 @pytest.mark.parametrize(
     "values",
     [
-        {"temperature": 0.0, "n": 1, "best_of": 1},
+        {"temperature": 0.0, "n": 2, "best_of": 3},
         {"min_tokens": 256},
         {"allowed_token_ids": EOS, "min_tokens": 1, "ignore_eos": True},
         {"banned_token_ids": tuple(range(VOCAB - 1))},

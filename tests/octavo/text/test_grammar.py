@@ -58,6 +58,7 @@ KEPT = [
     schema(nested(12)),
     schema({"$defs": {"n": {"properties": {"next": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}),
     Constraint(Shape.JSON_OBJECT),
+    schema({"properties": {f"p{i}": {"type": "integer"} for i in range(300)}}),
     Constraint.choice(['"', "\\", "\n", "é", "a/b"]),
     Constraint(
         Shape.STRUCTURAL_TAG,

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: bodies, and answers in the shape of chats."""
 
 import asyncio
+import json
 
 import pytest
 from hostile_templates import HOSTILE
@@ -11,7 +12,7 @@ from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.chat import ChatTemplate
 from octavo.v1 import inference_pb2
 from router.http.chat_completions import read_chat
-from router.streaming.request_preparer import LARGE
+from router.streaming.prompts.chat_threads import LARGE
 
 PATH = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
@@ -98,6 +99,40 @@ async def test_tools_and_their_calls_get_to_the_template(world, call, templates)
     assert templates[-1][2:] == ([], [])
 
 
+async def test_further_fields_of_messages_get_to_the_template(world, call, templates):
+    await world.start()
+    messages = [{"role": "user", "content": None, "mood": {"calm": 1}, "x": None}]
+    assert (await call("POST", PATH, {"messages": messages, "max_tokens": 2})).status == 200
+    assert templates[-1][0] == [("user", "")]
+    assert templates[-1][3] == [{"mood": {"calm": 1}}]
+    deep = json.loads("[" * 40 + "]" * 40)
+    refused = await call("POST", PATH, {"messages": [{"role": "user", "content": "x", "mood": deep}], "max_tokens": 2})
+    assert (refused.status, refused.error["param"]) == (400, "messages[0]")
+    assert "32 deep" in refused.error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_message_is_continued_and_echoed(world, call, monkeypatch, stream):
+    template = ChatTemplate("{% for each in messages %}[{{ each.content }}]{% endfor %}", {})
+
+    def apply_chat(self, messages, begin_answer=True, tools=(), details=(), continue_final_message=False):
+        return self.encode(template.render(messages, begin_answer, tools, details, {}, continue_final_message))
+
+    monkeypatch.setattr(ByteTokenizer, "apply_chat", apply_chat)
+    await world.start()
+    turns = [*HI, {"role": "assistant", "content": "It is"}]
+    body = {"messages": turns, "temperature": 0, "max_tokens": 5, "continue_final_message": True, "echo": True}
+    answer = await call("POST", PATH, {**body, "stream": stream})
+    plain = (await call("POST", "/v1/completions", {"prompt": "[Hi][It is", "temperature": 0, "max_tokens": 5})).object
+    if stream:
+        text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in answer.chunks)
+    else:
+        text = answer.object["choices"][0]["message"]["content"]
+    assert text == "It is" + plain["choices"][0]["text"]
+    both = await call("POST", PATH, {**body, "add_generation_prompt": True})
+    assert (both.status, both.error["param"]) == (400, "continue_final_message")
+
+
 async def test_models_without_a_template_refuse_chats(world, call):
     await world.start()
     answer = await call("POST", PATH, {"messages": HI})
@@ -112,7 +147,11 @@ async def test_models_without_a_template_refuse_chats(world, call):
         ({"messages": [7]}, "messages[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
+        ({"echo": "yes"}, "echo"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"priority": 1.5}, "priority"),
+        ({"top_k": -2}, "top_k"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
@@ -125,7 +164,7 @@ async def test_models_without_a_template_refuse_chats(world, call):
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]"),
         ({"structured_outputs": {"json": 3}}, "structured_outputs.json"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "response_format"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"function_call": {"name": "x"}}, "function_call"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"best_of": 2}, "best_of"),
         ({"functions": []}, "functions"),

@@ -11,8 +11,10 @@ from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import Constraint, Shape
 from octavo.text.grammar import check_grammar
 from octavo.v1 import types_pb2
-from router.tools.asked_tools import AskedTools, forced_grammar, read_choice
+from router.tools.asked_tools import AskedTools, read_choice
+from router.tools.call_grammars import forced_grammar, strict_grammar
 from router.tools.formats import BY_NAME, DEFAULT, FORMATS
+from router.tools.reasoning import BY_NAME as REASONING
 from router.tools.tool_message import ToolMessage
 
 WEATHER = {
@@ -52,38 +54,83 @@ def test_no_tool_may_be_called_where_none_is_there_or_the_choice_says_so():
         assert caught.value.field == "tool_choice"
 
 
-@pytest.mark.parametrize("name", [each.name for each in FORMATS if each.can_force])
+FORCED = [each.name for each in FORMATS if each.can_force]
+
+
+def output_of(rng: random.Random, grammar: str, begin: str = "") -> str:
+    """A random output that the grammar lets pass, from a beginning on."""
+    constraint = Constraint(Shape.LARK, grammar)
+    check_grammar(constraint)
+    tokens, matcher = [], Grammars(FakeRunner().info).compile(constraint).matcher()
+    for token in begin.encode():
+        mask = matcher.mask(tokens, 0)
+        assert mask[token >> 3] >> (token & 7) & 1, (begin, len(tokens))
+        tokens.append(token)
+    while len(tokens) < 600:
+        mask = matcher.mask(tokens, 0)
+        left = [i for i in range(256) if mask[i >> 3] >> (i & 7) & 1]
+        if 0 in left:  # the token of the end
+            break
+        tokens.append(rng.choice(left))
+    return bytes(tokens).decode()
+
+
+def assert_valid(calls: list[dict]) -> None:
+    for call in calls:
+        arguments = json.loads(call["function"]["arguments"])
+        if call["function"]["name"] == "weather":
+            assert arguments["city"] in ("Oslo", "Rom\u00e9") and 1 <= arguments["days"] <= 9
+
+
+@pytest.mark.parametrize("name", FORCED)
 def test_whatever_a_forced_output_says_is_calls_that_validate(name: str):
     rng, form = random.Random(4), BY_NAME[name]
     tools = read_choice("required", SCHEMAS, True)
-    constraint = Constraint(Shape.LARK, forced_grammar(tools, form, []))
-    check_grammar(constraint)
-    grammar = Grammars(FakeRunner().info).compile(constraint)
     for _ in range(20):
-        tokens, matcher = [], grammar.matcher()
-        while len(tokens) < 600:
-            mask = matcher.mask(tokens, 0)
-            left = [i for i in range(256) if mask[i >> 3] >> (i & 7) & 1]
-            if 0 in left:
-                break
-            tokens.append(rng.choice(left))
-        message = ToolMessage(tools, form, "r", 0).whole(bytes(tokens).decode(), STOP)
+        text = output_of(rng, forced_grammar(tools, form, {}))
+        message = ToolMessage(tools, form, "r", 0).whole(text, STOP)
         assert message["content"] is None and message["tool_calls"]
-        for call in message["tool_calls"]:
-            arguments = json.loads(call["function"]["arguments"])
-            if call["function"]["name"] == "weather":
-                assert arguments["city"] in ("Oslo", "Rom\u00e9") and 1 <= arguments["days"] <= 9
+        assert_valid(message["tool_calls"])
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_reasoning_may_stand_before_a_forced_call(inside: bool):
+    tools, think = read_choice("required", SCHEMAS, True), REASONING["think"]
+    grammar = forced_grammar(tools, DEFAULT, {}, think, begins_inside=inside)
+    begin = "" if inside else "<think>"
+    text = output_of(random.Random(1), grammar, f"{begin}a <tool_call> b</think>\n\n<tool_call>")
+    message = ToolMessage(tools, DEFAULT, "r", 0, think, begins_inside=inside).whole(text, STOP)
+    assert message["reasoning"] == message["reasoning_content"] == "a <tool_call> b"
+    assert message["content"] is None
+    assert_valid(message["tool_calls"])
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_a_strict_tool_keeps_its_schema_among_other_text(name: str):
+    rng, form = random.Random(5), BY_NAME[name]
+    tools = read_choice("auto", SCHEMAS, True, ["weather"])
+    grammar = strict_grammar(tools, form, {})
+    before = "" if form.at_start else "Well, [so] <it> is\n"
+    assert output_of(rng, grammar, before + "No: {name").startswith(before)
+    begin, num_calls = form.open_call.replace("NAME", "weather"), 0
+    for _ in range(10):
+        text = output_of(rng, grammar, before + begin)
+        message = ToolMessage(tools, form, "r", 0).whole(text, STOP)
+        assert_valid(message["tool_calls"])
+        num_calls += len(message["tool_calls"])
+        assert (message["content"] or "") == before.strip()
+    assert num_calls >= 10
 
 
 def test_special_tokens_stand_in_a_grammar_by_their_names():
     tools = AskedTools({"stop": {}}, ("stop",))
-    grammar = forced_grammar(tools, BY_NAME["phi4_mini"], ["<|tool_call|>", "<|/tool_call|>"])
+    grammar = forced_grammar(tools, BY_NAME["phi4_mini"], {"<|tool_call|>": 1, "<|/tool_call|>": 2})
     assert 'tool_0: <|tool_call|> "[{\\"name\\": \\"stop\\", \\"arguments\\": " args_0 "}]" <|/tool_call|>' in grammar
 
 
 def test_a_form_whose_arguments_are_no_json_is_not_forced():
     with pytest.raises(InvalidArgument, match=r"glm.*cannot be forced"):
-        forced_grammar(AskedTools({"stop": {}}, ("stop",)), BY_NAME["glm"], [])
+        forced_grammar(AskedTools({"stop": {}}, ("stop",)), BY_NAME["glm"], {})
 
 
 def test_ids_of_calls_follow_from_request_branch_and_place():
@@ -91,8 +138,14 @@ def test_ids_of_calls_follow_from_request_branch_and_place():
     tools = AskedTools({"stop": {}})
     message = ToolMessage(tools, DEFAULT, "r", 1)
     deltas = [message.delta(piece, NONE) for piece in text] + [message.delta("", STOP)]
-    streamed = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    streamed = {}
+    for call in [call for delta in deltas for call in delta.get("tool_calls", ())]:
+        if (place := call.pop("index")) in streamed:
+            assert call.keys() == {"function"} and call["function"].keys() == {"arguments"}
+            streamed[place]["function"]["arguments"] += call["function"]["arguments"]
+        else:
+            streamed[place] = call
     whole = ToolMessage(tools, DEFAULT, "r", 1).whole(text, STOP)["tool_calls"]
-    assert [call.pop("index") for call in streamed] == [0, 1] and streamed == whole
+    assert list(streamed) == [0, 1] and list(streamed.values()) == whole
     assert len({call["id"] for call in whole}) == 2
     assert whole[0]["id"] != ToolMessage(tools, DEFAULT, "r", 0).whole(text, STOP)["tool_calls"][0]["id"]

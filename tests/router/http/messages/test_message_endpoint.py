@@ -11,7 +11,8 @@ from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
 from octavo.v1 import types_pb2
 from router.http.messages.message_body import read_message
-from router.http.messages.message_format import MessageFormat
+from router.http.messages.message_format import MessageFormat, input_of
+from router.tools.output_forms import OutputForms
 
 PATH = "/v1/messages"
 HI = [{"role": "user", "content": "Hi"}]
@@ -169,6 +170,7 @@ def shown(text, finish, pieces):
     """What a client makes of the events of a text that comes in such pieces, and the whole message."""
     asked = read_message({"messages": HI, "max_tokens": 9, "tools": [TOOL], "request_id": "r"})
     tokenizer = ByteTokenizer()
+    asked.answer.division = OutputForms().division(tokenizer, asked.answer.tools)
     model = SimpleNamespace(
         name="m",
         tokenizer=tokenizer,
@@ -189,7 +191,7 @@ def shown(text, finish, pieces):
         (f"I look. {CALL}", FinishReason.STOP, ["text", "tool_use"], "tool_use"),
         (f"{CALL}\n{CALL}", FinishReason.STOP, ["tool_use", "tool_use"], "tool_use"),
         (f"{CALL} done", FinishReason.STOP, ["tool_use", "text"], "tool_use"),
-        (CALL[:-20], FinishReason.LENGTH, ["text"], "max_tokens"),
+        (CALL[:-20], FinishReason.LENGTH, ["tool_use"], "max_tokens"),
         ("plain", FinishReason.STOP, ["text"], "end_turn"),
         ("", FinishReason.STOP, [], "end_turn"),
     ],
@@ -201,11 +203,14 @@ def test_blocks_do_not_depend_on_how_the_tokens_came(text, finish, kinds, reason
     assert whole["usage"]["input_tokens"] + whole["usage"]["cache_read_input_tokens"] == 3
     for pieces in (2, 7, 1000):
         assert shown(text, finish, pieces) == (first, whole)
+    pieces_of = {}
     blocks = [dict(e["content_block"]) for e in first if e["type"] == "content_block_start"]
     for event in (e for e in first if e["type"] == "content_block_delta"):
         delta, block = event["delta"], blocks[event["index"]]
         if delta["type"] == "text_delta":
             block["text"] += delta["text"]
         else:
-            block["input"] = json.loads(delta["partial_json"])
+            pieces_of[event["index"]] = pieces_of.get(event["index"], "") + delta["partial_json"]
+    for index, arguments in pieces_of.items():
+        blocks[index]["input"] = input_of(arguments)
     assert blocks == whole["content"]

@@ -21,23 +21,11 @@ _FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
 _ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _WORDS = {"true": True, "false": False, "null": None}  # of JSON, which models write among Python's
-_FENCED = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 
 
 def json_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
     """{"name": …, "arguments": {…}}, or a list of these, or several one after another."""
     return [_call_of(value) for value in _flat(_json_values(text))]
-
-
-def named_json_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
-    """Mistral's: a list of calls, or name[ARGS]{…} for each."""
-    if "[ARGS]" not in text:
-        return json_calls(text, schemas)
-    found = []
-    for each in text.split("[TOOL_CALLS]"):
-        name, _, arguments = each.partition("[ARGS]")
-        found.append(FunctionCall(_named(name), _arguments_of(arguments)))
-    return found
 
 
 def python_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
@@ -68,18 +56,6 @@ def keyed_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
     name = name.split("<arg_key>", 1)[0]
     values = {key.strip(): value for key, value in _ARGUMENT.findall(text)}
     return [_typed_call(name, values, schemas)]
-
-
-def separated_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
-    """DeepSeek's: each call between marks of its own, the name before a separator and JSON after it."""
-    found = []
-    for each in text.split("<｜tool▁call▁begin｜>")[1:]:
-        head, _, arguments = each.split("<｜tool▁call▁end｜>", 1)[0].partition("<｜tool▁sep｜>")
-        fenced = _FENCED.search(arguments)
-        if fenced:  # function<sep>name, then JSON in a fence
-            head, arguments = arguments[: fenced.start()], fenced.group(1)
-        found.append(FunctionCall(_named(head), _arguments_of(arguments)))
-    return _some(found)
 
 
 def _json_values(text: str) -> Iterator[Any]:

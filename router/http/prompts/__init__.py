@@ -1,0 +1,1 @@
+"""What bodies ask of prompts, and what answers show of them."""

@@ -1,0 +1,1 @@
+"""What a prompt is made of, beside the words of its client."""

@@ -1,0 +1,40 @@
+"""The two ends of a prompt: the tokens that a tokenizer puts before it, and how much of a long one is kept."""
+
+from collections.abc import Sequence
+
+from octavo.request import limits
+from octavo.request.errors import InvalidArgument
+from octavo.v1 import inference_pb2
+from router.fleet.model_registry import ServedModel
+
+Prompted = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
+
+
+def with_beginning(token_ids: list[int], request: Prompted, model: ServedModel) -> list[int]:
+    """A text without the tokens that stand before each text of the model, or a chat with them, as the client says."""
+    match request.WhichOneof("input"), request.add_special_tokens:
+        case (("text" | "raw_text"), False):
+            return token_ids[len(model.tokenizer.encode("")) :]
+        case "chat", True:
+            return [*model.tokenizer.encode(""), *token_ids]
+    return token_ids
+
+
+def check_truncation(request: inference_pb2.GenerateRequest) -> None:
+    """Raises InvalidArgument if the request keeps a number of tokens that is none."""
+    keep = request.truncate_prompt_tokens
+    if request.HasField("truncate_prompt_tokens") and keep != -1 and keep < 1:
+        raise InvalidArgument("truncate_prompt_tokens", f"{keep} is out of range; allowed is 1 or more, or -1")
+
+
+def truncated(token_ids: Sequence[int], request: inference_pb2.GenerateRequest, model: ServedModel) -> list[int]:
+    """The last tokens of the prompt, as many as the request keeps."""
+    if not request.HasField("truncate_prompt_tokens"):
+        return list(token_ids)
+    keep = request.truncate_prompt_tokens
+    if keep < 1:
+        named = request.sampling.HasField("max_tokens")
+        recommended = model.sampling_defaults.get("max_tokens", limits.DEFAULT_MAX_TOKENS)
+        max_tokens = request.sampling.max_tokens if named else int(recommended)
+        keep = model.context_tokens - max(1, min(max_tokens, model.context_tokens // 2))
+    return list(token_ids[-keep:])

@@ -1,0 +1,132 @@
+"""Grammars of outputs with calls: one that must come, and those whose arguments must keep a strict tool's schema.
+
+A grammar is in llguidance's Lark. Reasoning may stand before what a grammar says, where the model writes any.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+
+from octavo.request.errors import InvalidArgument
+from router.tools.asked_tools import AskedTools
+from router.tools.formats import ToolFormat
+from router.tools.output_forms import Division
+from router.tools.reasoning import ReasoningFormat
+
+SpecialTokens = Mapping[str, int]  # the ids of a model's special tokens, by their texts
+_JSON_OPTIONS = {"x-guidance": {"whitespace_pattern": "[ ]?"}}
+_ANY_OBJECT = {"type": "object", **_JSON_OPTIONS}
+_NAMED = re.compile(r"<[^<>\[\]\s]+>")  # what a grammar takes for the name of a special token
+_ANY = "/(?s:.*)/"
+
+
+def needs_grammar(division: Division) -> bool:
+    """Whether a request's tools bind what the output may be."""
+    tools, form = division.tools, division.form
+    if tools is None:
+        return False
+    return bool(tools.forced) or bool(tools.strict and form is not None and form.can_force)
+
+
+def calls_grammar(division: Division, special: SpecialTokens, *, has_other: bool) -> str:
+    """The grammar of the calls; empty if there is none, as where the output has another one and no call must come.
+
+    Raises InvalidArgument if a call must come and cannot.
+    """
+    tools, form = division.tools, division.form
+    if tools is None or (has_other and not tools.forced):
+        return ""
+    if has_other:
+        raise InvalidArgument("tool_choice", "the output has another form already: leave out one of them")
+    if form is None:
+        raise InvalidArgument("tool_choice", "nobody knows how this model writes calls: use auto, or --tool-parser")
+    make = forced_grammar if tools.forced else strict_grammar
+    return make(tools, form, special, division.reasoning, begins_inside=division.begins_inside)
+
+
+def forced_grammar(
+    tools: AskedTools,
+    form: ToolFormat,
+    special: SpecialTokens,
+    reasoning: ReasoningFormat | None = None,
+    *,
+    begins_inside: bool = False,
+) -> str:
+    """The grammar of one call of a forced tool, or of several. Raises InvalidArgument if the form has none."""
+    if not form.can_force:
+        raise InvalidArgument("tool_choice", f"this model's form of calls ({form.name}) cannot be forced; use auto")
+    more = f" ({json.dumps(form.between)} call)*" if tools.is_parallel and form.between else ""
+    before, rules = _reasoning_rules(reasoning, special, begins_inside=begins_inside)
+    calls = {name: (form.open_call.replace("NAME", name), tools.schemas[name]) for name in tools.forced}
+    return "\n".join([f"start: {before}call{more}", *rules, *_call_rules(calls, form, special)])
+
+
+def strict_grammar(
+    tools: AskedTools,
+    form: ToolFormat,
+    special: SpecialTokens,
+    reasoning: ReasoningFormat | None = None,
+    *,
+    begins_inside: bool = False,
+) -> str:
+    """The grammar of any text in which calls of strict tools keep their schemas, and other calls are of known tools."""
+    mark = "" if form.at_start else form.begins[0]
+    calls = {}
+    for name, schema in tools.schemas.items():
+        begin = form.open_call.replace("NAME", name).removeprefix(mark)
+        calls[name] = (begin, schema if name in tools.strict else {})
+    before, rules = _reasoning_rules(reasoning, special, begins_inside=True) if begins_inside else ("", [])
+    if form.at_start:
+        rules += ["start: " + before + "(call | other)", _other_rule(form)]
+    else:
+        many = "(text call)* rest" if tools.is_parallel else "(rest | text call)"
+        rules += [f"start: {before}{many}", f"rest: {_ANY}", _until("text", mark, special)]
+    return "\n".join(
+        [*sorted(rules, key=lambda rule: not rule.startswith("start")), *_call_rules(calls, form, special)]
+    )
+
+
+def _call_rules(
+    calls: Mapping[str, tuple[str, Mapping[str, object]]], form: ToolFormat, special: SpecialTokens
+) -> list[str]:
+    """The rules of calls, by the names of tools: what stands before the arguments, and their schema."""
+    rules, end = ["call: " + " | ".join(f"tool_{i}" for i in range(len(calls)))], _terminals(form.close_call, special)
+    for i, (begin, schema) in enumerate(calls.values()):
+        whole = {"type": "object", **schema, **_JSON_OPTIONS}
+        rules += [f"tool_{i}: {_terminals(begin, special)} args_{i} {end}", f"args_{i}: %json {json.dumps(whole)}"]
+    return rules
+
+
+def _reasoning_rules(
+    reasoning: ReasoningFormat | None, special: SpecialTokens, *, begins_inside: bool
+) -> tuple[str, list[str]]:
+    """What stands before a call, and the rules of it."""
+    if reasoning is None:
+        return "", []
+    rules = [_until("thought", reasoning.end, special), r"gap: /\s{0,4}/"]
+    if begins_inside:
+        return "thought gap ", rules
+    return f"({_terminals(reasoning.begin, special)} thought gap)? ", rules
+
+
+def _until(rule: str, mark: str, special: SpecialTokens) -> str:
+    """A rule of any text with a mark at its end."""
+    if mark in special:
+        return f"{rule}: {_ANY} {_terminals(mark, special)}"
+    return f"{rule}[suffix={json.dumps(mark)}]: {_ANY}"
+
+
+def _other_rule(form: ToolFormat) -> str:
+    """A rule of a text that does not begin as a call does."""
+    begins = "|".join(re.escape(mark).replace("/", r"\/").replace(r"\ ", " ") for mark in form.kept)
+    return rf"other: OTHER" "\n" rf"OTHER: {_ANY} & ~/\s*({begins})(?s:.*)/"
+
+
+def _terminals(text: str, special: SpecialTokens) -> str:
+    """The text as terminals of a grammar: special tokens by their names or ids, all else as strings."""
+    for token in special:
+        if token and token in text:
+            before, after = (_terminals(part, special) for part in text.split(token, 1))
+            named = token if _NAMED.fullmatch(token) else f"<[{special[token]}]>"
+            return " ".join(filter(None, (before, named, after)))
+    return json.dumps(text) if text else ""

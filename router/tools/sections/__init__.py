@@ -1,0 +1,1 @@
+"""What stands between two marks in an output: the calls of tools, as families of models write them."""
