@@ -19,11 +19,16 @@ from router.http.answer_format import ChatFormat, CompletionFormat
 from router.http.answers import AnswerService, NewAnswer
 from router.http.chat_completions import read_chat
 from router.http.completions import read_completion
+from router.http.json_body import header_of
+from router.http.messages.message_endpoint import MessageEndpoint
+from router.http.messages.message_reply import MessageReply
 from router.http.paths.other_paths import instead_of
 from router.http.paths.text_calls import TextCall, VersionEndpoint, detokenize, tokenize
-from router.http.prompts.several_answers import SeveralAnswers
+from router.http.paths.several_answers import SeveralAnswers
 from router.http.reply import Reply
 from router.http.requests import RequestEndpoint
+from router.http.responses.create_endpoint import CreateEndpoint
+from router.http.responses.stored_endpoint import StoredEndpoint
 from router.http.vectors.embeddings import answer_embeddings
 from router.http.vectors.rankings import answer_rerank, answer_score
 from router.http.vectors.vector_endpoint import VectorEndpoint
@@ -85,6 +90,14 @@ class OpenAiApp:
             [
                 Route("/v1/completions", SeveralAnswers(service, read_completion, CompletionFormat), methods=["POST"]),
                 Route("/v1/chat/completions", NewAnswer(service, read_chat, ChatFormat), methods=["POST"]),
+                Route("/v1/messages", MessageEndpoint(service), methods=["POST"]),
+                Route("/v1/messages/count_tokens", MessageEndpoint(service, counts_only=True), methods=["POST"]),
+                Route("/v1/responses", CreateEndpoint(service), methods=["POST"]),
+                *(
+                    Route(f"/v1/responses/{{response_id}}/{what}", StoredEndpoint(service, what), methods=[method])
+                    for what, method in (("cancel", "POST"), ("input_items", "GET"))
+                ),
+                Route("/v1/responses/{response_id}", StoredEndpoint(service), methods=["GET", "DELETE"]),
                 Route("/v1/models", listed, methods=["GET"]),
                 Route("/v1/models/{name:path}", listed, methods=["GET"]),
                 Route("/v1/requests/{request_id:path}", RequestEndpoint(service, inference), methods=["GET", "DELETE"]),
@@ -103,10 +116,11 @@ class OpenAiApp:
         scope["app"] = self  # so that the router raises what it cannot serve
         try:
             if scope["path"] != "/health":
-                self._authorizer.authorize_request(scope)  # the tenant is that of this task from now on
+                self._authorizer.authorize_request(with_bearer(scope))  # the tenant is that of this task from now on
             await self._router(scope, receive, send)
         except (Unauthenticated, PermissionDenied) as error:
-            await Reply(send).send_error(error)
+            kind = MessageReply if scope["path"].startswith("/v1/messages") else Reply
+            await kind(send).send_error(error)
         except HTTPException as error:
             no_path = instead_of(scope["path"]) or "no such path"
             what = no_path if error.status_code == 404 else "this path has other methods"
@@ -117,3 +131,10 @@ class OpenAiApp:
     async def _tell_health(self, request: Request) -> Response:
         serving = self._is_serving()
         return JSONResponse({"status": "serving" if serving else "not_serving"}, 200 if serving else 503)
+
+
+def with_bearer(scope: Scope) -> Scope:
+    """The scope with the key of `x-api-key`, as Anthropic's clients send it, where the others' clients have theirs."""
+    if header_of(scope, b"authorization") or not (key := header_of(scope, b"x-api-key")):
+        return scope
+    return {**scope, "headers": [*scope["headers"], (b"authorization", f"Bearer {key}".encode("latin-1"))]}

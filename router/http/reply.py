@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.types import Send
 
@@ -90,6 +90,8 @@ def field_name(field: str) -> str:
 class Reply:
     """Sends one answer. Its headers name the request, once it has an id, and by the name that the client gave it."""
 
+    PING: ClassVar[bytes] = PING
+
     def __init__(self, send: Send, called: str = "") -> None:
         """`called` is what the client calls the request, for its own logs."""
         self.request_id = ""
@@ -111,13 +113,20 @@ class Reply:
     async def send_error(self, error: ServingError) -> None:
         """Ends the answer with an error. In a stream it is an event, and the last one: no [DONE] follows."""
         if self._streams:
-            body = json.dumps({**content_of(error), "id": self.request_id}).encode()
-            await self.end_stream(b"data: " + body + b"\n\n")
+            await self.end_stream(self.error_event(error))
             return
         status = status_of(error)
         # What is left of a body that was refused is not read.
         closing = [(b"connection", b"close")] if status in (413, 504) else []
-        await self.send_object(content_of(error), status, [*headers_of(error), *closing])
+        await self.send_object(self.shown_error(error), status, [*headers_of(error), *closing])
+
+    def shown_error(self, error: ServingError) -> dict[str, Any]:
+        """The body of an error."""
+        return content_of(error)
+
+    def error_event(self, error: ServingError) -> bytes:
+        """The last event of a stream that ends with an error."""
+        return b"data: " + json.dumps({**self.shown_error(error), "id": self.request_id}).encode() + b"\n\n"
 
     # Streams
 
@@ -145,13 +154,17 @@ class Reply:
             self._ping.cancel()
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        if self.request_id:
-            headers = [*headers, (b"x-request-id", (self._called or self.request_id).encode())]
+        headers = [*headers, *self._names()]
         if self.ignored:
-            headers = [*headers, (b"x-octavo-ignored-fields", ignored_header(self.ignored).encode())]
-        if self.request_id and self._called:
-            headers = [*headers, (b"x-octavo-request-id", self.request_id.encode())]
+            headers.append((b"x-octavo-ignored-fields", ignored_header(self.ignored).encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _names(self) -> list[tuple[bytes, bytes]]:
+        """The headers that name the request."""
+        if not self.request_id:
+            return []
+        own = [(b"x-octavo-request-id", self.request_id.encode())] if self._called else []
+        return [(b"x-request-id", (self._called or self.request_id).encode()), *own]
 
     def _note_sent(self) -> None:
         self._sent_at = asyncio.get_running_loop().time()
@@ -165,4 +178,4 @@ class Reply:
 
     async def _send_ping(self) -> None:
         with suppress(RuntimeError):  # the stream has ended meanwhile
-            await self._send({"type": "http.response.body", "body": PING, "more_body": True})
+            await self._send({"type": "http.response.body", "body": self.PING, "more_body": True})

@@ -1,0 +1,95 @@
+"""POST /v1/messages and /v1/messages/count_tokens, on the same sessions as all other answers."""
+
+import asyncio
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from octavo.request.errors import ServingError
+from octavo.request.ids import new_request_id
+from octavo.wire.public import failure_from_wire
+from router.http.answers import AnswerService, called, chosen_id, remaining_s
+from router.http.json_body import parse_object
+from router.http.messages.message_body import AskedMessage, read_message
+from router.http.messages.message_format import MessageFormat
+from router.http.messages.message_reply import MessageReply
+from router.streaming.inference_service import whole_answer
+from router.streaming.prompts.chat_threads import run_aside
+from router.streaming.session import Session
+from router.tools.reasoning import NUM_LAST
+
+
+class MessageEndpoint:
+    """Takes a body as a new request, and answers it, or says how many tokens its prompt has."""
+
+    def __init__(self, service: AnswerService, *, counts_only: bool = False) -> None:
+        self._service = service
+        self._counts_only = counts_only
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = MessageReply(send, called(scope))
+        reply.request_id = "req_" + new_request_id()[2:]  # until the body says another one
+        try:
+            body = await self._service.bodies.read(scope, receive)
+            asked = await run_aside(len(body), lambda: self._read(parse_object(body)))
+            if self._counts_only:
+                await reply.send_object({"input_tokens": await self._count(asked)})
+                return
+            asked.answer.called = called(scope)
+            name_request(asked, chosen_id(scope), reply)
+            await self._answer(asked, remaining_s(scope), reply)
+        except ServingError as error:
+            await reply.send_error(error)
+        finally:
+            reply.close()
+
+    def _read(self, body: dict[str, Any]) -> AskedMessage:
+        return read_message(body, counts_only=self._counts_only)
+
+    async def _count(self, asked: AskedMessage) -> int:
+        request, preparer = asked.answer.request, self._service.preparer
+        return len(await preparer.read_prompt(request, preparer.find_model(request)))
+
+    async def _answer(self, asked: AskedMessage, remaining_s: float | None, reply: MessageReply) -> None:
+        answer, service = asked.answer, self._service
+        await service.divide(answer)
+        try:
+            async with service.opener.open_new(answer.request, remaining_s, whole_answer=not answer.stream) as session:
+                session.progress.called = answer.called
+                if answer.division is not None:
+                    answer.division.note_prompt(session.model.tokenizer, await session.prompt_end(NUM_LAST))
+                await send_message(session, MessageFormat(asked, session), answer.stream, reply)
+        except asyncio.CancelledError:
+            service.note_left(answer)
+            raise
+
+
+def name_request(asked: AskedMessage, name: str, reply: MessageReply) -> None:
+    """Gives the request the name that its client has chosen in a header, if it has none, and tells the answer."""
+    answer = asked.answer
+    if name and not answer.chosen_id:
+        answer.request.request_id, answer.chosen_id = name, True
+    if answer.request.request_id.isascii() and answer.request.request_id.isprintable():
+        reply.request_id = answer.request.request_id
+
+
+async def send_message(session: Session, form: MessageFormat, stream: bool, reply: MessageReply) -> None:
+    """Sends all that the session brings. Raises what ends the request or the stream instead."""
+    if not stream:
+        whole = await whole_answer(session)
+        form.add(whole.outputs[0].token_ids, whole.outputs[0].finish_reason)
+        await reply.send_object(form.whole(whole.usage))
+        return
+    await reply.begin_stream()
+    await reply.send_events(form.begin())
+    while events := await session.next_events():
+        data = b"".join(form.add(event.token_ids, event.finish_reason) for event in events)
+        if events[-1].HasField("finished"):
+            finished = events[-1].finished
+            if finished.HasField("failure"):
+                await reply.send_events(data)
+                raise failure_from_wire(finished.failure).error()
+            await reply.end_stream(data + form.end(finished.usage))
+            return
+        if data:
+            await reply.send_events(data)

@@ -1,0 +1,144 @@
+"""POST /v1/responses: takes a body as a new request, and answers it, streams its events, or leaves it to itself."""
+
+import asyncio
+import time
+
+from starlette.types import Receive, Scope, Send
+
+from octavo.request.errors import InvalidArgument, NotFound, ServingError
+from octavo.request.ids import new_request_id
+from octavo.v1 import inference_pb2
+from octavo.wire.public import failure_from_wire
+from router.http.answers import AnswerService, called, chosen_id, remaining_s
+from router.http.chats.chat_writer import ChatWriter
+from router.http.common_fields import AskedAnswer
+from router.http.json_body import parse_object
+from router.http.responses.input_items import Item, write_items
+from router.http.responses.response_body import ID_PREFIX, AskedResponse, read_response
+from router.http.responses.response_events import ResponseEvents
+from router.http.responses.response_notes import ResponseNotes
+from router.http.responses.response_reply import PREVIOUS, ResponseReply
+from router.http.responses.stored_responses import StoredResponses
+from router.streaming.prompts.chat_threads import run_aside
+from router.streaming.session import Session
+from router.tools.reasoning import NUM_LAST
+
+
+class CreateEndpoint:
+    """The endpoint of new responses."""
+
+    def __init__(self, service: AnswerService) -> None:
+        self._service = service
+        self._stored = StoredResponses(service)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = ResponseReply(send, called(scope))
+        reply.request_id = ID_PREFIX + new_request_id()[2:]  # until the body says another one
+        try:
+            body = await self._service.bodies.read(scope, receive)
+            asked = await run_aside(len(body), lambda: read_response(parse_object(body), chosen_id(scope)))
+            if asked.answer.request.request_id.isascii() and asked.answer.request.request_id.isprintable():
+                reply.request_id = asked.answer.request.request_id
+            asked.answer.called = called(scope)
+            await self._answer(asked, remaining_s(scope), reply)
+        except ServingError as error:
+            await reply.send_error(error)
+        finally:
+            reply.close()
+
+    async def _answer(self, asked: AskedResponse, remaining_s: float | None, reply: ResponseReply) -> None:
+        answer, service = asked.answer, self._service
+        context = await self._context(asked.previous_id)
+        writer = ChatWriter(answer.request.chat)
+        if asked.instructions:
+            writer.add_text("system", asked.instructions)
+        write_items([*context, *asked.items], writer)
+        await service.divide(answer)
+        await self._note_prompt(answer)
+        notes = self._notes(asked, context)
+        is_whole = not (answer.stream or asked.background)
+        try:
+            opening = service.opener.open_new(
+                answer.request, remaining_s, whole_answer=is_whole, notes=notes.to_bytes()
+            )
+            async with opening as session:
+                session.progress.called = answer.called
+                if answer.chosen_id:  # it may be a repeated call, of a response that is there already
+                    notes = await self._stored.notes(answer.request.request_id)
+                events = events_of(answer.request.request_id, notes, session)
+                if asked.background and not answer.stream:
+                    await reply.send_object(events.response())
+                elif answer.stream:
+                    await send_events(session, events, reply)
+                else:
+                    await send_whole(session, events, reply)
+        except asyncio.CancelledError:
+            service.note_left(answer)
+            raise
+
+    async def _note_prompt(self, answer: AskedAnswer) -> None:
+        """Looks where the prompt ends, if that matters: no record keeps a prompt after its end."""
+        if answer.division is not None and answer.division.reasoning is not None:
+            preparer = self._service.preparer
+            model = preparer.find_model(answer.request)
+            prompt = await preparer.read_prompt(answer.request, model)
+            answer.division.note_prompt(model.tokenizer, list(prompt[-NUM_LAST:]))
+
+    async def _context(self, previous_id: str | None) -> list[Item]:
+        """The conversation before this request: the input and the output of the response before it, and all before."""
+        if previous_id is None:
+            return []
+        try:
+            before = await self._stored.find(previous_id)
+        except NotFound as error:
+            raise NotFound(error.message, resource=PREVIOUS, name=previous_id[:128]) from None
+        if not before.ended:
+            raise InvalidArgument("previous_response_id", "that response has not ended: wait for it, or cancel it")
+        return [*before.notes.context, *before.notes.input, *before.output]
+
+    def _notes(self, asked: AskedResponse, context: list[Item]) -> ResponseNotes:
+        request = asked.answer.request
+        notes = ResponseNotes(
+            created_at=int(time.time()),
+            model=request.model or self._service.preparer.find_model(request).name,
+            shown=asked.shown,
+            stored=asked.stored,
+            background=asked.background,
+            context=context if asked.stored else [],
+            input=asked.items if asked.stored else [],
+        )
+        notes.note_division(asked.answer.division)
+        return notes
+
+
+def events_of(response_id: str, notes: ResponseNotes, session: Session, after: int = -1) -> ResponseEvents:
+    """The events of the response that a session brings from its first token on."""
+    return ResponseEvents(response_id, notes, session.model, session.params, session.prompt_len, after)
+
+
+async def send_events(session: Session, events: ResponseEvents, reply: ResponseReply) -> None:
+    """Sends all that the session brings, as events. Raises what ends the stream, and not the request."""
+    await reply.begin_stream()
+    if data := events.begin():
+        await reply.send_events(data)
+    while found := await session.next_events():
+        data = b"".join([add_event(events, event) for event in found])
+        if data:
+            await reply.send_events(data)
+    await reply.end_stream(b"")
+
+
+async def send_whole(session: Session, events: ResponseEvents, reply: ResponseReply) -> None:
+    """Sends the response once it has ended, also if it has failed."""
+    events.begin()
+    while found := await session.next_events():
+        for event in found:
+            add_event(events, event)
+    await reply.send_object(events.response())
+
+
+def add_event(events: ResponseEvents, event: inference_pb2.GenerateEvent) -> bytes:
+    failure = None
+    if event.HasField("finished") and event.finished.HasField("failure"):
+        failure = failure_from_wire(event.finished.failure)
+    return events.add(event.token_ids, event.finish_reason, failure)

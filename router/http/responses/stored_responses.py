@@ -1,0 +1,85 @@
+"""Finds responses again by their records, and shows them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.request import validation
+from octavo.request.errors import Failure, InvalidArgument, NotFound, NoWorkers
+from octavo.request.ids import SequenceId
+from octavo.request.record import Snapshot
+from octavo.request.sampling import FinishReason
+from octavo.wire.public import sampling_from_bytes
+from router.http.answers import AnswerService
+from router.http.responses.input_items import Item
+from router.http.responses.response_body import ID_PREFIX
+from router.http.responses.response_events import ResponseEvents
+from router.http.responses.response_notes import ResponseNotes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response at one moment, by its record and its journal."""
+
+    notes: ResponseNotes
+    snapshot: Snapshot
+    shown: dict[str, Any]
+    output: list[Item]
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.shown["status"] not in ("queued", "in_progress"))
+
+
+@dataclass(eq=False)
+class StoredResponses:
+    """The responses of the caller's tenant, whichever router took them."""
+
+    service: AnswerService
+
+    def sequence_of(self, response_id: str) -> SequenceId:
+        """Raises NotFound for what is no id of a response."""
+        if not response_id.startswith(ID_PREFIX):
+            raise unknown_response(response_id)
+        try:
+            return self.service.opener.sequence_of(validation.validate_request_id(response_id))
+        except InvalidArgument:
+            raise unknown_response(response_id) from None
+
+    async def notes(self, response_id: str) -> ResponseNotes:
+        """Raises NotFound for a response that is not there any more, or was never there."""
+        store = self.service.inference.store
+        found = ResponseNotes.from_bytes(await store.read_notes(self.sequence_of(response_id)))
+        if found is None:
+            raise unknown_response(response_id)
+        return found
+
+    async def find(self, response_id: str) -> StoredResponse:
+        """Raises NotFound also for a response that was not to be stored."""
+        notes = await self.notes(response_id)
+        store = self.service.inference.store
+        snapshot = await store.read(self.sequence_of(response_id), from_indexes=[0])
+        if snapshot is None or not notes.stored:
+            raise unknown_response(response_id)
+        return self._shown(response_id, notes, snapshot)
+
+    def _shown(self, response_id: str, notes: ResponseNotes, snapshot: Snapshot) -> StoredResponse:
+        record = snapshot.record
+        model = self.service.inference.models.find_for_record(record)
+        if model is None:
+            raise NoWorkers("no worker has been met that serves this response's model: retry", retry_after_ms=500)
+        params = sampling_from_bytes(record.sampling)
+        events = ResponseEvents(response_id, notes, model, params, record.prompt_len)
+        finish, tokens = record.finishes[0], snapshot.outputs[0]
+        if tokens or record.state.ended or not notes.background:
+            events.begin()
+        failure = Failure.from_json(record.failure) if record.failure else None
+        events.add(tokens[: record.final_lengths[0]] if finish else tokens, finish or FinishReason.NONE, failure)
+        return StoredResponse(notes, snapshot, events.response(), events.output)
+
+
+def unknown_response(response_id: str) -> NotFound:
+    return NotFound(
+        f"no response {response_id[:128]!r}: never accepted, not stored, or ended longer ago than records are kept",
+        resource="response",
+        name=response_id[:128],
+    )

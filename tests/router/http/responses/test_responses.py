@@ -1,0 +1,188 @@
+"""/v1/responses: whole, in numbered events, in the background, on any router, and gone."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from octavo.request.errors import InvalidArgument
+from octavo.request.record import SequenceState
+from octavo.request.sampling import FinishReason, SamplingParams
+from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.stop import TextStream
+from router.http.responses.response_body import read_response
+from router.http.responses.response_events import ResponseEvents
+from router.http.responses.response_notes import ResponseNotes
+from router.tools.output_forms import OutputForms
+
+PATH = "/v1/responses"
+ASKED = {"input": "Hi", "temperature": 0, "max_output_tokens": 300, "ignore_eos": True}
+TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"where": "Oslo"}}\n</tool_call>'
+
+
+@pytest.fixture
+def templates(monkeypatch):
+    """Gives the byte tokenizer a chat template; what it was given."""
+    seen = []
+
+    def apply_chat(self, messages, *_, **__):
+        seen.append([(role, content) for role, content in messages])
+        return self.encode("".join(f"{role}: {content}\n" for role, content in messages))
+
+    monkeypatch.setattr(ByteTokenizer, "apply_chat", apply_chat)
+    monkeypatch.setattr(ByteTokenizer, "has_chat_template", True)
+    return seen
+
+
+def events_of(body):
+    found = [json.loads(event.split("\ndata: ")[1]) for event in body.decode().split("\n\n") if event]
+    assert [event["type"] for event in found] == [
+        event.split("\n")[0].removeprefix("event: ") for event in body.decode().split("\n\n") if event
+    ]
+    return found
+
+
+async def test_any_router_gives_the_same_events_the_same_numbers(world, call, templates):
+    await world.start(routers=2)
+    first = events_of((await call("POST", PATH, {**ASKED, "stream": True})).body)
+    assert [event["sequence_number"] for event in first] == list(range(len(first)))
+    kinds = [event["type"].removeprefix("response.") for event in first]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    last = first[-1]["response"]
+    assert last["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert last["usage"]["output_tokens"] == 300
+    name = last["id"]
+    for router in (0, 1):
+        assert (await call("GET", f"{PATH}/{name}", router=router)).object == last
+        for after in (0, 7, len(first) - 2, len(first) + 5):
+            path = f"{PATH}/{name}?stream=true&starting_after={after}"
+            assert events_of((await call("GET", path, router=router)).body) == first[after + 1 :]
+    whole = (await call("POST", PATH, ASKED)).object
+    assert whole["output"][0]["content"] == last["output"][0]["content"]
+
+
+async def test_a_background_response_runs_alone_and_is_cancelled_and_deleted(world, call, templates):
+    await world.start(routers=2)
+    queued = (await call("POST", PATH, {**ASKED, "max_output_tokens": 900, "background": True})).object
+    assert (queued["status"], queued["output"], queued["background"]) == ("queued", [], True)
+    path = f"{PATH}/{queued['id']}"
+    await world.until(lambda: world.entry(queued["id"]).record.state.ended)
+    assert (await call("GET", path, router=1)).object["status"] == "incomplete"
+    assert (await call("POST", f"{path}/cancel", router=1)).object["status"] == "incomplete"
+    assert (await call("DELETE", path, router=1)).object == {"id": queued["id"], "object": "response", "deleted": True}
+    assert (await call("GET", path)).status == 404
+    long = (await call("POST", PATH, {**ASKED, "max_output_tokens": 5000, "background": True})).object["id"]
+    cancelled = (await call("POST", f"{PATH}/{long}/cancel", router=1)).object
+    assert cancelled["status"] == "cancelled"
+    assert world.entry(long).record.state is SequenceState.CANCELLED
+
+
+async def test_a_conversation_goes_on_from_any_router(world, call, templates):
+    await world.start(routers=2)
+    first = (await call("POST", PATH, {**ASKED, "instructions": "Be brief", "metadata": {"a": "b"}})).object
+    text = first["output"][0]["content"][0]["text"]
+    second = (
+        await call("POST", PATH, {**ASKED, "input": "And?", "previous_response_id": first["id"]}, router=1)
+    ).object
+    assert second["previous_response_id"] == first["id"]
+    assert (first["metadata"], second["metadata"]) == ({"a": "b"}, {})
+    third = {**ASKED, "input": "So?", "previous_response_id": second["id"], "max_output_tokens": 3}
+    await call("POST", PATH, third)
+    assert templates[0] == [("system", "Be brief"), ("user", "Hi")]
+    again = second["output"][0]["content"][0]["text"]
+    turns = [("user", "Hi"), ("assistant", text), ("user", "And?"), ("assistant", again), ("user", "So?")]
+    assert templates[-1] == turns
+    items = (await call("GET", f"{PATH}/{second['id']}/input_items")).object
+    assert [item["content"][0]["text"] for item in items["data"]] == ["And?"]
+    gone = await call("POST", PATH, {**ASKED, "previous_response_id": "resp_never"})
+    assert (gone.status, gone.error["code"]) == (404, "previous_response_not_found")
+
+
+async def test_what_is_not_stored_is_not_fetched_but_its_stream_goes_on(world, call, templates):
+    await world.start()
+    first = events_of((await call("POST", PATH, {**ASKED, "store": False, "stream": True})).body)
+    name = first[0]["response"]["id"]
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
+        assert (await call(method, f"{PATH}/{name}{path}")).status == 404
+    assert (await call("POST", PATH, {**ASKED, "previous_response_id": name})).status == 404
+    rest = events_of((await call("GET", f"{PATH}/{name}?stream=true&starting_after=4")).body)
+    assert rest == first[5:]
+
+
+async def test_a_repeated_call_gets_the_same_response(world, call, templates):
+    await world.start()
+    first = (await call("POST", PATH, ASKED, **{"idempotency-key": "mine"})).object
+    assert first["id"] == "resp_mine"
+    assert (await call("POST", PATH, {**ASKED, "metadata": {"x": "y"}}, **{"idempotency-key": "mine"})).object == first
+    completion = await call("POST", "/v1/completions", {"prompt": [5, 6], "max_tokens": 2, "request_id": "resp_x"})
+    assert completion.status == 200
+    assert (await call("GET", f"{PATH}/resp_x")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "file_search"}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"background": True, "store": False}, "background"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"conversation": "c"}, "conversation"),
+        ({"n": 2}, "n"),
+        ({"mood": 1}, "mood"),
+        ({"reasoning": {"effort": "a lot"}}, "reasoning_effort"),
+    ],
+)
+def test_what_would_change_the_answer_is_refused(more, param):
+    with pytest.raises(InvalidArgument) as caught:
+        read_response({"input": "x", **more})
+    assert caught.value.field == param
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "kinds", "status"),
+    [
+        (f"I look. {CALL}", FinishReason.STOP, ["message", "function_call"], "completed"),
+        (f"{CALL}\n{CALL} done", FinishReason.STOP, ["function_call", "function_call", "message"], "completed"),
+        (CALL[:-20], FinishReason.LENGTH, ["function_call"], "incomplete"),
+        ("", FinishReason.STOP, ["message"], "completed"),
+        ("é plain", FinishReason.CANCELLED, ["message"], "cancelled"),
+    ],
+)
+def test_events_do_not_depend_on_how_the_tokens_came(text, finish, kinds, status):
+    asked, tokenizer = read_response({"input": "Hi", "tools": [TOOL]}), ByteTokenizer()
+    notes = ResponseNotes(created_at=1, model="m", shown=asked.shown)
+    notes.note_division(OutputForms().division(tokenizer, asked.answer.tools))
+    notes = ResponseNotes.from_bytes(notes.to_bytes())
+    model = SimpleNamespace(
+        tokenizer=tokenizer, text_stream=lambda params: TextStream.of_branch(tokenizer.detokenizer(), params, ())
+    )
+    tokens = tokenizer.encode(text)
+
+    def stream(size, after=-1):
+        events = ResponseEvents("resp_r", notes, model, SamplingParams(), 3, after)
+        data = events.begin()
+        for start in range(0, len(tokens), size):
+            data += events.add(tokens[start : start + size], 0)
+        return events_of(data + events.add((), finish)), events.response()
+
+    first, response = stream(1)
+    assert [item["type"] for item in response["output"]] == kinds
+    assert response["status"] == status
+    assert first[-1]["response"] == response
+    assert [event["sequence_number"] for event in first] == list(range(len(first)))
+    assert [event["item"] for event in first if event["type"].endswith("item.done")] == response["output"]
+    for size in (2, 7, 1000):
+        assert stream(size) == (first, response)
+        assert stream(size, after=5) == (first[6:], response)
