@@ -240,7 +240,7 @@ class ChatFormat(AnswerFormat):
             self._message(self._division, branch).delta(text, types_pb2.FINISH_REASON_UNSPECIFIED)
 
     def _finish(self, event: Event) -> bytes:
-        if self._ends_in_calls(event.branch, event.finish_reason):
+        if self._messages and self._ends_in_calls(event.branch, event.finish_reason):
             return b',"finish_reason":"tool_calls"'
         return super()._finish(event)
 

@@ -29,7 +29,6 @@ from router.streaming.session_opener import SessionOpener
 from router.tools.call_grammars import calls_grammar, needs_grammar
 from router.tools.division_notes import write_notes
 from router.tools.output_forms import OutputForms
-from router.tools.reasoning import NUM_LAST
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 ID_HEADER = b"idempotency-key"
@@ -165,7 +164,7 @@ class NewAnswer:
             async with opening as session:
                 session.progress.called = asked.called
                 if asked.division is not None:
-                    asked.division.note_prompt(session.model.tokenizer, await session.prompt_end(NUM_LAST))
+                    asked.division.note_prompt(session.model.tokenizer, await session.prompt_end())
                 prompt = await self.service.echoed_prompt(asked, session.model)
                 await send_answer(session, self.form(asked, session.model, prompt), asked.stream, reply)
         except asyncio.CancelledError:

@@ -40,6 +40,9 @@ FIELDS = [
     (re.compile(r"^chat$"), "messages"),
     (re.compile(r"^(text|raw_text|token_ids)$"), "prompt"),
     (re.compile(r"\.raw_content$"), ".content"),
+    (re.compile(r"\.arguments_json$"), ".function.arguments"),
+    (re.compile(r"\.parameters_json$"), ".function.parameters"),
+    (re.compile(r"^(tools\[\d+\]|.*\.tool_calls\[\d+\])\.name$"), r"\1.function.name"),
     (re.compile(r"\.extra_json$"), ""),
 ]
 PING = b": the request waits\n\n"  # a comment of server-sent events, which clients skip

@@ -23,7 +23,6 @@ from router.http.reply import Reply
 from router.streaming.inference_service import InferenceService
 from router.streaming.session import Session
 from router.tools.division_notes import read_notes
-from router.tools.reasoning import NUM_LAST
 
 INDEXES = re.compile(r"\d{1,9}(,\d{1,9}){0,15}")
 FLAGS = {"": True, "true": True, "1": True, "false": False, "0": False}
@@ -74,7 +73,7 @@ class RequestEndpoint:
         division = self._service.forms.division(tokenizer, notes.tools, shows_reasoning=notes.shows_reasoning)
         history = await session.read_history() if division is not None else []
         if division is not None:
-            division.note_prompt(tokenizer, await session.prompt_end(NUM_LAST))
+            division.note_prompt(tokenizer, await session.prompt_end())
         if session.params.num_branches > session.params.n and history:
             division = None  # which branches these were is known only at the end
         asked.division = division

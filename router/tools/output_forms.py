@@ -1,5 +1,6 @@
 """In which formats models write calls and reasoning: as a router's settings say, or as the templates of models show."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.text.tokenizer import AnyTokenizer
@@ -40,7 +41,7 @@ class Division:
             shows_reasoning=self.shows_reasoning,
         )
 
-    def note_prompt(self, tokenizer: AnyTokenizer, prompt_end: list[int]) -> None:
+    def note_prompt(self, tokenizer: AnyTokenizer, prompt_end: Sequence[int]) -> None:
         """Looks at the last tokens of the prompt: the output may begin inside of the reasoning."""
         if self.reasoning is not None:
             self.begins_inside = self.reasoning.is_begun(last_text(tokenizer, prompt_end))
