@@ -44,6 +44,9 @@ class ByteTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return self.table.bytes_of(token_id)
 
+    def token_id(self, text: str) -> int | None:
+        return None
+
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         return Detokenizer(self.table)
 

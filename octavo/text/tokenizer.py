@@ -155,6 +155,10 @@ class Tokenizer:
         """The bytes that a token stands for, special tokens included; none beyond the vocabulary."""
         return self._pieces.bytes_of(token_id)
 
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is written so; None if there is none."""
+        return self._parts.backend.token_to_id(text)
+
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """A new detokenizer, for one stream."""
         return Detokenizer(self._pieces_without_special if skip_special_tokens else self._pieces)

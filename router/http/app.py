@@ -23,8 +23,8 @@ from router.http.json_body import header_of
 from router.http.messages.message_endpoint import MessageEndpoint
 from router.http.messages.message_reply import MessageReply
 from router.http.paths.other_paths import instead_of
-from router.http.paths.text_calls import TextCall, VersionEndpoint, detokenize, tokenize
 from router.http.paths.several_answers import SeveralAnswers
+from router.http.paths.text_calls import TextCall, VersionEndpoint, detokenize, tokenize
 from router.http.reply import Reply
 from router.http.requests import RequestEndpoint
 from router.http.responses.create_endpoint import CreateEndpoint

@@ -61,6 +61,8 @@ def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> 
     for row in PARAMETERS.values():
         if row.http is not None and row.http in fields:
             _read_parameter(fields, sampling, row, row.http)
+    if "thinking_token_budget" in fields:  # vLLM's name
+        _read_parameter(fields, sampling, PARAMETERS["thinking_budget"], "thinking_token_budget")
     _read_priority(fields, request)
     _read_choice(fields, request, "on_disconnect", DISCONNECTS)
     asked = AskedAnswer(request, stream=fields.take_flag("stream"), token_ids=fields.take_flag("return_token_ids"))

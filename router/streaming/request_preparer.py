@@ -15,6 +15,7 @@ from octavo.request.ids import Incarnation, RequestId, new_request_id, sequence_
 from octavo.request.record import NewSequence
 from octavo.request.sampling import PARAMETERS, SamplingParams
 from octavo.text.byte_tokenizer import no_tokenizer
+from octavo.text.thinking import with_thinking_marks
 from octavo.text.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_bytes, sampling_from_wire, with_recommended
@@ -72,6 +73,10 @@ class RequestPreparer:
         if params.stop and not model.tokenizer.has_text:
             raise no_tokenizer("send stop_token_ids instead of stop")
         params = without_words(params, request.bad_words, model)
+        try:
+            params = with_thinking_marks(params, model.tokenizer)
+        except InvalidArgument as error:
+            raise error.inside("sampling") from None
         request_id = RequestId(request.request_id) if request.HasField("request_id") else new_request_id()
         token_ids, source = await self.read_prompt(request, model), cast("str", request.WhichOneof("input"))
         context = model.context_tokens

@@ -61,9 +61,9 @@ def mutate(body, chance):
                 other = other[each]
             holder[name] = json.loads(json.dumps(other))
         case 3 if isinstance(holder, list):
-            holder += [holder[name]] * chance.choice([1, 3, 70])
+            holder += [json.loads(json.dumps(holder[name]))] * chance.choice([1, 3, 70])
         case _:
-            holder[name] = chance.choice(VALUES)
+            holder[name] = json.loads(json.dumps(chance.choice(VALUES)))
 
 
 @pytest.mark.scaled
