@@ -18,8 +18,8 @@ GENERATED = ("octavo/v1/", "octavo/internal/")
 WIRE_MODULES = {
     "router/streaming": ("inference_service", "request_preparer", "session_opener", "event_encoder"),
     "router/streaming/prompts": ("prompt_ends",),
-    "router/http/paths": ("text_calls",),
-    "router/http/prompts": ("prompt_scores", "several_answers"),
+    "router/http/paths": ("several_answers", "text_calls"),
+    "router/http/prompts": ("prompt_scores",),
     "router/fleet": ("worker_link", "worker_streams", "progress_calls"),
     "router/admin": ("admin_service", "messages", "cluster_watch"),
     "router/http": (

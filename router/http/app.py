@@ -19,8 +19,8 @@ from router.http.answers import AnswerService, NewAnswer
 from router.http.chat_completions import read_chat
 from router.http.completions import read_completion
 from router.http.paths.other_paths import instead_of
+from router.http.paths.several_answers import SeveralAnswers
 from router.http.paths.text_calls import TextCall, VersionEndpoint, detokenize, tokenize
-from router.http.prompts.several_answers import SeveralAnswers
 from router.http.reply import Reply, content_of, status_of
 from router.http.requests import RequestEndpoint
 from router.streaming.inference_service import InferenceService
