@@ -1,1 +1,1 @@
-"""Paths beside those that answer requests."""
+"""Endpoints that are more, or less, than one request and its answer."""

@@ -186,7 +186,7 @@ def test_scores(token_id, logprob, top):
 
 def test_chats():
     chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="hi")])
-    assert chat_from_wire(chat) == ChatPrompt([("user", "hi")], True, False, [], [])
+    assert chat_from_wire(chat) == ChatPrompt([("user", "hi")], True, [], [])
     chat.add_generation_prompt = False
     assert chat_from_wire(chat).begin_answer is False
 

@@ -67,6 +67,7 @@ def mutate(body, chance):
 
 
 @pytest.mark.scaled
+@pytest.mark.timeout(900)
 async def test_no_mutated_body_is_an_error_of_the_server(world, connect, monkeypatch):
     def apply_chat(self, messages, *_, **more):
         return [*"".join(content for _, content in messages).encode()[:300]] or [1]
