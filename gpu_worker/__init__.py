@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from gpu_worker.offline.outputs import BeamSearchOutput, CompletionOutput, Logprob, RequestOutput
     from gpu_worker.offline.params import BeamSearchParams
     from gpu_worker.offline.params import OfflineParams as SamplingParams
+    from gpu_worker.offline.pooling.outputs import EmbeddingOutput, EmbeddingRequestOutput, ScoringRequestOutput
+    from gpu_worker.offline.pooling.outputs import OfflinePoolingParams as PoolingParams
     from gpu_worker.offline.prompts import TextPrompt, TokensPrompt
     from gpu_worker.offline.structured import StructuredOutputsParams
 
@@ -24,9 +26,13 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "Logprob",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
@@ -37,7 +43,11 @@ _HOMES = {
     "BeamSearchOutput": ("outputs", "BeamSearchOutput"),
     "BeamSearchParams": ("params", "BeamSearchParams"),
     "CompletionOutput": ("outputs", "CompletionOutput"),
+    "EmbeddingOutput": ("pooling.outputs", "EmbeddingOutput"),
+    "EmbeddingRequestOutput": ("pooling.outputs", "EmbeddingRequestOutput"),
     "Logprob": ("outputs", "Logprob"),
+    "PoolingParams": ("pooling.outputs", "OfflinePoolingParams"),
+    "ScoringRequestOutput": ("pooling.outputs", "ScoringRequestOutput"),
     "RequestOutput": ("outputs", "RequestOutput"),
     "SamplingParams": ("params", "OfflineParams"),
     "StructuredOutputsParams": ("structured", "StructuredOutputsParams"),

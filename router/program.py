@@ -52,6 +52,9 @@ from router.placing.assigner import Assigner
 from router.placing.dispatcher import Dispatcher
 from router.placing.migrator import Migrator
 from router.placing.rebalancer import Rebalancer
+from router.pooling.pooling_calls import PoolingCalls
+from router.pooling.pooling_gate import PoolingGate
+from router.pooling.vector_dispatcher import VectorDispatcher
 from router.router_metrics import RouterMetrics
 from router.session_registry import SessionRegistry
 from router.streaming.inference_service import InferenceService
@@ -62,6 +65,7 @@ from router.streaming.resume_tokens import ResumeTokens
 from router.streaming.session import SessionContext
 from router.streaming.session_opener import SessionOpener
 from router.streaming.session_waves import SessionWaves
+from router.tools.output_forms import OutputForms
 
 log = logging.getLogger(__name__)
 
@@ -148,8 +152,23 @@ class Router:
         self._opener = opener = SessionOpener(
             context, self.models, preparer, limits, settings.max_streams, self.authorizer
         )
-        self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer, progress)
-        self._answers = AnswerService(opener, preparer, self.inference, self._background)
+        self.pooling = PoolingCalls(
+            self.models,
+            VectorDispatcher(self.pool, waits_for_workers=settings.wait_for_workers),
+            PoolingGate(limits),
+            self.authorizer,
+            limits.quota,
+            wait_for_workers=settings.wait_for_workers,
+        )
+        self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer, progress, self.pooling)
+        self._answers = AnswerService(
+            opener,
+            preparer,
+            self.inference,
+            self._background,
+            OutputForms(settings.tool_parser, settings.reasoning_parser),
+            settings.http_unknown_fields,
+        )
         self.rebalancer = Rebalancer(store, incarnation, self.pool, self.migrator, self._background)
         self.cluster = ClusterWatch(store, incarnation, settings.router_id, self.pool, progress)
         self.admin = AdminService(store, incarnation, self.pool, self.assigner, preparer, self.migrator, self.cluster)
@@ -157,7 +176,13 @@ class Router:
         if tracer is not None:
             self.pool.traceparent_of = progress.traceparent_of
         self.metrics = RouterMetrics(
-            store, self.models, self.pool, self.assigner, progress, waits_for_workers=settings.wait_for_workers
+            store,
+            self.models,
+            self.pool,
+            self.assigner,
+            progress,
+            self.pooling.dispatcher,
+            waits_for_workers=settings.wait_for_workers,
         )
         self.web_app = WebApp(
             "router",
@@ -275,6 +300,7 @@ class Router:
         self._public_health.shut_down()
         self._admin_health.shut_down()
         self._opener.refuse_sessions()
+        self.pooling.gate.draining = True
         log.info("draining: no new calls, %d to go", self._opener.num_sessions)
         waiting = [asyncio.create_task(each) for each in (self._lose_sessions(), urgent.wait())]
         await asyncio.wait(waiting, timeout=self._settings.drain_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
@@ -292,6 +318,7 @@ class Router:
         self._http_server.refuse_connections()
         try:
             await self._opener.wait_until_empty()
+            await self.pooling.gate.wait_until_empty()
         finally:
             closing.cancel()
 
@@ -316,6 +343,7 @@ class Router:
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)
         await self.attachments.close()
+        await self.pooling.dispatcher.close()
         await self.pool.close()
         with suppress(StoreUnavailable, TimeoutError):  # the lease ends by itself
             async with asyncio.timeout(URGENT_PATIENCE_S if self._urgent else LEAVE_PATIENCE_S):

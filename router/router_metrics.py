@@ -16,6 +16,7 @@ from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Assigner
+from router.pooling.vector_dispatcher import VectorDispatcher
 from router.streaming.progress.progress_registry import ProgressRegistry
 
 DEPTH_INTERVAL_S = 1.0
@@ -32,6 +33,7 @@ class RouterMetrics:
     pool: WorkerPool
     assigner: Assigner
     progress: ProgressRegistry
+    vectors: VectorDispatcher
     waits_for_workers: bool = False  # whether requests for a model without a worker wait for one
     _depths: Mapping[str, QueueDepth] | None = None  # by fingerprint
 
@@ -57,6 +59,10 @@ class RouterMetrics:
         for model in self.models.list_models():
             changes = self.assigner.numerics_changes[model.name]
             yield MetricValue("octavo_numerics_changes_total", changes, (model.name,))
+            yield MetricValue("octavo_vectors_total", self.vectors.num_vectors[model.name], (model.name,))
+            sent_again = self.vectors.num_sent_again[model.name]
+            yield MetricValue("octavo_vector_prompts_sent_again_total", sent_again, (model.name,))
+        yield MetricValue("octavo_vector_prompts", self.vectors.num_under_way)
         yield from self._workers()
         yield MetricValue("octavo_waits_for_workers", self.waits_for_workers)
         for place, num_blocks in self.pool.kv_index.num_blocks.items():

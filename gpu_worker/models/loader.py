@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpu_worker.models import generation_config
 from gpu_worker.models.checkpoint import fp8_source
+from gpu_worker.models.checkpoint.bare_names import PrefixedSource, is_bare
 from gpu_worker.models.checkpoint.gguf_tensors import GgufSource, read_config
 from gpu_worker.models.checkpoint.locate import locate
 from gpu_worker.models.checkpoint.packing import SCHEMES
@@ -24,10 +25,12 @@ from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
 from gpu_worker.models.decoders.native_llama import NativeLlamaDecoder
 from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint, sample_file
 from gpu_worker.models.model_kind import THROUGH_TRANSFORMERS, refuse_unservable
+from gpu_worker.models.pooling_files import read_pooling
 from gpu_worker.models.tokenizer_conversion import find_tokenizer
 from gpu_worker.ops import Ops
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from octavo.model_files.gguf import GgufFile
+from octavo.pooling.params import ModelPooling
 from octavo.process.telemetry import stack_of
 from octavo.request.errors import BadModel, InvalidArgument, ServingError
 
@@ -45,6 +48,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     tokenizer: str  # see RunnerInfo
     sampling_defaults: Mapping[str, float]  # see RunnerInfo
+    pooling: ModelPooling = field(default_factory=ModelPooling)
 
 
 def load_model(
@@ -137,6 +141,7 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         eos_token_ids=tuple(content["eos_token_id"]),
         tokenizer=str(path),
         sampling_defaults=generation_config.NONE,
+        pooling=ModelPooling(decoder.hidden_size),
     )
 
 
@@ -179,6 +184,7 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         eos_token_ids=_end_tokens(generation, content),
         tokenizer=find_tokenizer(name, path, how.cache_dir),
         sampling_defaults=defaults,
+        pooling=read_pooling(name, path, content, decoder.hidden_size),
     )
 
 
@@ -187,6 +193,11 @@ def _decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_
     if is_llama_like(content):
         config = LlamaConfig.from_dict(content).limited_to(how.context_tokens)
         source = fp8_source.open_source(path, content)
+        if is_bare(source):
+            source = PrefixedSource(source)
+            if not config.tied:
+                log.warning("this checkpoint has no output projection: it gives vectors, and texts without sense")
+                config = replace(config, tied=True)
         if how.native(config):
             return _native(source, config, dtype, how)
         return llama.LlamaDecoder(config, llama.prepare(source, config, dtype, how.progress), how.ops, how.device)

@@ -44,7 +44,8 @@ def _reason(config: Mapping[str, Any]) -> str:
     if kind in ENCODERS and not config.get("is_decoder"):
         return f"{kind} is an encoder (is_decoder is not set): it fills gaps and predicts no next token"
     classes = config.get("architectures") or []
-    if classes and not any(str(name).endswith(CAUSAL_CLASSES) for name in classes):
+    ends = (*CAUSAL_CLASSES, "Model") if is_llama_like(config) else CAUSAL_CLASSES  # embedding models have no head
+    if classes and not any(str(name).endswith(ends) for name in classes):
         return f"{', '.join(map(str, classes))} predicts no next token; language models have a class …ForCausalLM"
     if config.get("kv_lora_rank"):
         return (

@@ -10,7 +10,8 @@ outputs have vLLM's names, so that a program written for vLLM needs only another
 
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, cast
@@ -26,6 +27,8 @@ from gpu_worker.offline.offline_engine import InterruptGuard, OfflineEngine
 from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from gpu_worker.offline.params import BeamSearchParams, OfflineParams
+from gpu_worker.offline.pooling.embedder import Embedder
+from gpu_worker.offline.pooling.outputs import EmbeddingRequestOutput, OfflinePoolingParams, ScoringRequestOutput
 from gpu_worker.offline.prompts import PromptArgument, read_prompts
 from gpu_worker.offline.request_builder import ParamsArgument, RequestBuilder
 from gpu_worker.steps.runner import Runner
@@ -80,7 +83,7 @@ class LLM:
     ) -> None:
         """Loads `model`, which is smollm2, a directory, a GGUF file or a hub name; or uses a `runner` that exists.
 
-        vLLM's names of runners mean a kind of model: "auto" and "generate" are what octavo has.
+        vLLM's names of runners mean a kind of model: "auto", "generate" and "pooling" are one here.
 
         `tokenizer` is such a name, too; None is the model's own. Requests without a seed of their own draw one from
         `seed`: the same calls in the same order give the same outputs. Raises SettingsError, which is a ValueError, if
@@ -97,6 +100,7 @@ class LLM:
         self.engine = OfflineEngine(scheduler_config(self._settings, self.info), self.runner)
         seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self._builder = RequestBuilder(self.info, self.tokenizer, seeds)
+        self._embedder = Embedder(self.engine, self.info, self.tokenizer)
         self._lock = threading.Lock()
         self._num_outputs = 0
 
@@ -176,6 +180,45 @@ class LLM:
         requests = self._builder.from_prompts(read_prompts(prompts), params.to_params())
         return [self._beams(output) for output in self._complete(requests, use_tqdm)]
 
+    def embed(
+        self,
+        prompts: PromptArgument | Sequence[PromptArgument],
+        *,
+        pooling_params: OfflinePoolingParams | None = None,
+        use_tqdm: bool = True,
+        **absent: Unpack[CallOptions],
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt, in their order: its last token's hidden state, unless the model's files or
+        `pooling_params` say otherwise. A text gets the end token that its model puts after texts. Raises as `generate`
+        does.
+        """
+        refuse_absent("embed()", absent, (), CALL_ARGUMENTS)
+        asked = pooling_params or OfflinePoolingParams()
+        if not isinstance(asked, OfflinePoolingParams):
+            raise InvalidArgument("pooling_params", "must be PoolingParams(dimensions=…, normalize=…, pooling=…)")
+        with self._running(use_tqdm) as (bar, guard):
+            return self._embedder.embed(read_prompts(prompts), asked, bar, guard)
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        method: str = "",
+        instruction: str = "",
+        use_tqdm: bool = True,
+        **absent: Unpack[CallOptions],
+    ) -> list[ScoringRequestOutput]:
+        """A score for each pair of texts; one text of `data_1` is compared with each of `data_2`.
+
+        The score is the cosine of their vectors ("cosine"), or, of a model that judges documents ("qwen3"), how likely
+        it says that the second answers the first. `method` empty: what the model is for.
+        """
+        refuse_absent("score()", absent, (), CALL_ARGUMENTS)
+        left, right = _texts("data_1", data_1), _texts("data_2", data_2)
+        with self._running(use_tqdm) as (bar, guard):
+            return self._embedder.score(left, right, method, instruction, bar, guard)
+
     def get_tokenizer(self) -> Any:
         """The model's tokenizer as the package transformers has it; `LLM.tokenizer` is the one that encodes prompts."""
         if self._tokenizer_path in ("", byte_tokenizer.NAME):
@@ -218,17 +261,31 @@ class LLM:
             sequences.append(BeamSearchSequence(tokens, text, total, logprobs, found.finish_reason, found.stop_reason))
         return BeamSearchOutput(sequences)
 
-    def _complete(self, requests: Sequence[OfflineRequest], use_tqdm: bool) -> list[RequestOutput]:
-        """The outputs of the requests, once all have ended. After an exception those that had not ended are dropped."""
+    @contextmanager
+    def _running(self, use_tqdm: bool) -> Iterator[tuple[tqdm, InterruptGuard]]:
+        """One call at a time, with a bar of its prompts."""
         with (
             self._lock,
-            tqdm(total=len(requests), unit="prompt", dynamic_ncols=True, disable=None if use_tqdm else True) as bar,
+            tqdm(total=0, unit="prompt", dynamic_ncols=True, disable=None if use_tqdm else True) as bar,
             InterruptGuard() as guard,
         ):
+            yield bar, guard
+
+    def _complete(self, requests: Sequence[OfflineRequest], use_tqdm: bool) -> list[RequestOutput]:
+        """The outputs of the requests, once all have ended. After an exception those that had not ended are dropped."""
+        with self._running(use_tqdm) as (bar, guard):
+            bar.total = len(requests)
             self.engine.run(requests, bar, guard)
             first = self._num_outputs
             self._num_outputs += len(requests)
         return [request.output(str(number)) for number, request in enumerate(requests, first)]
+
+
+def _texts(name: str, data: str | Sequence[str]) -> list[str]:
+    texts = [data] if isinstance(data, str) else list(data)
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise InvalidArgument(name, "must be a text, or a list of texts")
+    return texts
 
 
 def _tokenizer_path(name: str | None) -> str:

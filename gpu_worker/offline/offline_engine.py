@@ -19,6 +19,7 @@ from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig, StepBudget
 from gpu_worker.scheduling.state.sequence import Sequence as ScheduledSequence
+from gpu_worker.scheduling.state.step import StepItems
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import Runner
 from octavo.request import hashing
@@ -120,6 +121,18 @@ class OfflineEngine:
             self.start_anew()
             raise
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the scheduler's queue takes another sequence."""
+        return len(self.workload.waiting) < self.workload.config.max_waiting
+
+    def step(self) -> StepItems:
+        """One step, and a pause if it brought nothing: every sequence waits for time to pass."""
+        result = self.loop.step()
+        if not result.num_tokens and not result.items:
+            time.sleep(BLOCKED_ROUND_S)
+        return result
+
     def _check_size(self, requests: Sequence[OfflineRequest]) -> None:
         """Raises TooLarge if a request can never run here, by admitting each to the empty queue and dropping it."""
         for request in requests:
@@ -134,7 +147,7 @@ class OfflineEngine:
         while waiting or admitted:
             guard.deliver_interrupt()
             self._admit(waiting, admitted)
-            result = self.loop.step()
+            result = self.step()
             for item in result.items:
                 seq_id = item.seq_id
                 if seq_id not in admitted:
@@ -149,15 +162,12 @@ class OfflineEngine:
                 elif stopped:
                     self.scheduler.end_branch(sequence, item.branch)
             progress.show()
-            if not result.num_tokens and not result.items:
-                time.sleep(BLOCKED_ROUND_S)  # every sequence waits for time to pass
 
     def _admit(
         self, waiting: deque[OfflineRequest], admitted: dict[SequenceId, tuple[OfflineRequest, ScheduledSequence]]
     ) -> None:
         """Admits as many requests as the scheduler's queue takes. The rest waits outside, where it costs nothing."""
-        work = self.workload
-        while waiting and len(work.waiting) < work.config.max_waiting:
+        while waiting and self.has_room:
             request = waiting.popleft()
             sequence = self._new_sequence(request)
             admitted[sequence.seq_id] = (request, sequence)

@@ -20,6 +20,7 @@ from octavo.text.byte_tokenizer import NO_TEXT, no_tokenizer
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.grammar import check_grammar
 from octavo.text.stop import TextStream
+from octavo.text.thinking import with_thinking_marks
 from octavo.text.tokenizer import AnyTokenizer
 
 AnyParams = OfflineParams | SamplingParams
@@ -119,6 +120,7 @@ class RequestBuilder:
             sampling_validation.validate_sampling(
                 sampling, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids
             )
+            sampling = with_thinking_marks(sampling, self._tokenizer)
             if sampling.constraint is not None:
                 check_grammar(sampling.constraint)
         except InvalidArgument as error:

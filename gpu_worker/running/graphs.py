@@ -192,9 +192,10 @@ class StepGraphs:
     def run(self, step: StepInput, tables: "Sequence[array[int]]", rows: Sequence[int]) -> Tensor | None:
         """The logits of a step, one row for each of the tokens `rows`, valid until the next step.
 
-        `tables` are the blocks of its chunks. None if the step scores tokens, or the memory does not hold it.
+        `tables` are the blocks of its chunks. None if the step scores tokens, wants hidden
+        states, or does not fit into the memory.
         """
-        if step.scored or not self.memory.holds(step, len(rows)):
+        if step.scored or step.pooled or not self.memory.holds(step, len(rows)):
             return None
         batch = self._batches[next(size for size in self.sizes if size >= len(step.tokens))]
         self.memory.fill(step, tables, rows, batch)

@@ -197,6 +197,7 @@ def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: in
         window=loaded.decoder.window,
         tokenizer=loaded.tokenizer,
         sampling_defaults=loaded.sampling_defaults,
+        pooling=loaded.pooling,
     )
 
 

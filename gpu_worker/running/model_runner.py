@@ -18,6 +18,7 @@ from gpu_worker.ops import make_batch
 from gpu_worker.running.graphs import StepGraphs
 from gpu_worker.running.memory.arena import KvArena, StepMark
 from gpu_worker.running.memory.block_mover import BlockMover
+from gpu_worker.running.pooled_rows import pooled_of, rows_of
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.steps.runner import BlockMemory, RunnerInfo, StepOutput
 from gpu_worker.steps.seats import Seat, Seats
@@ -33,10 +34,11 @@ ROWS_SCORED_AT_ONCE = 256  # bounds the memory of logits while a long prompt is 
 
 @dataclass(slots=True)
 class _LogitRows:
-    """The tokens of a step that need logits: first those that are sampled, then those that are scored."""
+    """The tokens of a step that are wanted: those that are sampled, then those that are scored, then hidden states."""
 
     rows: list[int] = field(default_factory=list)
     num_sampled: int = 0
+    num_scored: int = 0  # sampled or scored; those whose states are wanted come after them
     sampled: list[int] = field(default_factory=list)  # for each sample: its place in `rows`
 
 
@@ -115,6 +117,8 @@ class ModelRunner:
                 logits = self._decoder.logits(hidden[: wanted.num_sampled])
             if step.scored:
                 output.scored = self._score(hidden[wanted.num_sampled :], step.scored, seats)
+            if step.pooled:
+                output.pooled = pooled_of(step, self._decoder, hidden, wanted.num_scored)
         if logits is not None and wanted.sampled:
             output.token_ids, output.scores = self._sampler.sample(logits, wanted.sampled, self._seats.samples(step))
         output.is_copying = self._block_mover.is_copying()
@@ -177,4 +181,6 @@ def _wanted_rows(step: StepInput) -> _LogitRows:
             raise ValueError(f"cannot score position {known.first} in a chunk that starts at {start}")
         first = firsts[known.chunk] + known.first - 1 - start
         wanted.rows += range(first, first + len(known.tokens))
+    wanted.num_scored = len(wanted.rows)
+    wanted.rows += rows_of(step)
     return wanted

@@ -7,6 +7,8 @@
 3. For each token in the output, `frequency_penalty` per occurrence and `presence_penalty` once are subtracted.
 4. All tokens but `allowed_token_ids` become -inf.
 
+Where `thinking_budget` is spent, none of these happens: all tokens but the next one of the end mark become -inf.
+
 A logit of -inf stays -inf, so masks may come before penalties or after them.
 """
 
@@ -18,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpu_worker.sampling.thinking import ThinkingState
 from gpu_worker.steps.seats import Seat
 from octavo.request.limits import MAX_BANNED_SEQUENCE_TOKENS
 from octavo.request.sampling import SamplingParams
@@ -78,6 +81,7 @@ def is_adjusted(branch: Seat) -> bool:
         is_penalized(params)
         or bool(params.logit_bias or params.allowed_token_ids or params.banned_token_ids or params.banned_sequences)
         or branch.num_output < params.min_tokens
+        or params.thinking_budget is not None
     )
 
 
@@ -133,6 +137,7 @@ class LogitAdjuster:
         self.eos_token_ids = eos_token_ids
         self._histories: dict[int, TokenHistory] = {}
         self._fixed: dict[int, _FixedParameters] = {}
+        self._thinking: dict[int, ThinkingState] = {}
 
     def adjust_logits(self, logits: Tensor, rows: Sequence[int], branches: Sequence[Seat]) -> None:
         """Changes logits[rows[i]] in place for branches[i]. No row occurs twice. `logits` is contiguous float32."""
@@ -157,9 +162,20 @@ class LogitAdjuster:
 
     def edits(self, branches: Sequence[Seat]) -> list[LogitEdit]:
         """The edit of each branch's logits. Its arrays belong to the cache and never change."""
-        histories, fixed = self._histories, self._fixed
-        self._histories, self._fixed = {}, {}
-        return [self._edit(branch, histories, fixed) for branch in branches]
+        histories, fixed, thinking = self._histories, self._fixed, self._thinking
+        self._histories, self._fixed, self._thinking = {}, {}, {}
+        return [self._forced_edit(branch, thinking) or self._edit(branch, histories, fixed) for branch in branches]
+
+    def _forced_edit(self, branch: Seat, old: dict[int, ThinkingState]) -> LogitEdit | None:
+        """The edit that leaves the next token of the end mark alone, where a branch has thought enough."""
+        if branch.params.thinking_budget is None:
+            return None
+        state = old.get(id(branch)) or ThinkingState(branch)
+        self._thinking[id(branch)] = state
+        token = state.forced()
+        if token is None or token >= self.vocab_size:
+            return None
+        return LogitEdit(_NO_IDS, _NO_FLOATS, _NO_IDS, _NO_FLOATS, 1.0, np.array([token], dtype=np.int64))
 
     def _edit(self, branch: Seat, histories: dict[int, TokenHistory], old: dict[int, _FixedParameters]) -> LogitEdit:
         params, key = branch.params, id(branch.params)

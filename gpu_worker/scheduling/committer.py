@@ -1,8 +1,10 @@
 """What becomes of a step's output: tokens are appended, full blocks hashed, branches forked, finished and freed."""
 
 import sys
+from array import array
 
 from gpu_worker.scheduling.state.beam import BeamCandidate, Hypothesis, expand
+from gpu_worker.scheduling.state.pooling import Pooling, PoolingEnd
 from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Hold, Sequence
 from gpu_worker.scheduling.state.step import BeamProgress, Chunk, StepItems, StepPlan, branch_item
 from gpu_worker.scheduling.state.workload import Workload
@@ -32,6 +34,8 @@ class Committer:
             branch = chunk.branch
             if branch.state is RUNNING:
                 self._computed(chunk, output.scored.get(number, []))
+                if branch.sequence.pooling is not None:
+                    self._pooled(chunk, branch.sequence.pooling, output.pooled.get(number))
                 tokens = output.token_ids[sample : sample + len(chunk.samples)]
                 scores = [output.scores.get(sample + i) for i in range(len(chunk.samples))]
                 if branch.sequence.search is None:
@@ -151,6 +155,16 @@ class Committer:
                 self._score(branch, score, item)
             items.append(item)
             self._lists.add_decode(branch)
+
+    def _pooled(self, chunk: Chunk, pooling: Pooling, values: "array[float] | None") -> None:
+        """Takes in what a chunk brought of hidden states. The sequence ends with its last one."""
+        if values is None:
+            return
+        if pooling.params.needs_all_rows:
+            pooling.total = values
+        if chunk.start + chunk.length == len(chunk.branch.tokens):
+            pooling.end(PoolingEnd(values, chunk.branch.sequence.cached_tokens or 0))
+            self._workload.finish(chunk.branch)
 
     # Beams
 

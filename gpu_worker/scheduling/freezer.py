@@ -90,6 +90,7 @@ class Freezer:
         swapped = Hold.REQUESTED in sequence.holds or any(branch.state is SWAPPED for branch in going)
         problems = [
             ("no_cache", "this worker has no prefix cache", not work.tables.cache.enabled),
+            ("pooling", "it has no output: it is asked of another worker anew", sequence.pooling is not None),
             ("beams", "beams compete with each other", sequence.search is not None),
             ("alone", "it is suspected of crashing workers", Hold.CRASHED in sequence.holds),
             ("isolated", "a step with it failed, so it runs alone", Hold.FAILED in sequence.holds),

@@ -1,8 +1,10 @@
 """Makes of a plan what a runner is given: the arrays of the step, and what the runner does not know yet of branches."""
 
+from gpu_worker.scheduling.state.pooling import Pooling
 from gpu_worker.scheduling.state.sequence import Branch
 from gpu_worker.scheduling.state.step import Chunk, StepPlan
 from gpu_worker.scheduling.state.workload import Workload
+from gpu_worker.steps.pooling import PooledChunk
 from gpu_worker.steps.step_input import KnownTokens, OpenedSeat, StepInput, TableChange, ints, longs
 from octavo.request.ids import BlockId
 
@@ -60,6 +62,8 @@ class StepInputs:
                 branches.append(sample.index)
             if chunk.score_from >= 0:
                 step.scored.append(_known_tokens(number, chunk))
+            if branch.sequence.pooling is not None and (pooled := _pooled(number, chunk, branch.sequence.pooling)):
+                step.pooled.append(pooled)
         step.num_decodes = num_decodes
         step.tokens, step.positions, step.slots = longs(tokens), longs(positions), longs(slots)
         step.seats, step.lengths, step.ends = ints(seats), ints(lengths), ints(ends)
@@ -97,6 +101,14 @@ class StepInputs:
             first = blocks[index] * size
             slots += range(first + max(0, start - index * size), first + min(size, end - index * size))
         return slots
+
+
+def _pooled(number: int, chunk: Chunk, pooling: Pooling) -> PooledChunk | None:
+    """What is wanted of a chunk's states; None: nothing of a piece of a prompt whose last token alone counts."""
+    params = pooling.params
+    if not params.needs_all_rows and chunk.start + chunk.length < len(chunk.branch.tokens):
+        return None
+    return PooledChunk(number, params.kind, ints(params.token_ids), pooling.total_before(chunk.start))
 
 
 def _known_tokens(number: int, chunk: Chunk) -> KnownTokens:

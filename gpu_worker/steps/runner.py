@@ -1,5 +1,6 @@
 """What a runner is (`Runner`), what it says of itself (`RunnerInfo`), and what a step of it brings (`StepOutput`)."""
 
+from array import array
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, nullcontext
@@ -8,6 +9,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from gpu_worker.steps.step_input import StepInput
+from octavo.pooling.params import ModelPooling
 from octavo.request.sampling import TokenScore
 
 BAD_LOGITS = -1
@@ -21,12 +23,14 @@ class StepOutput:
     `token_ids` has an entry per sample of the input. BAD_LOGITS marks one whose logits were not finite, NOTHING_LEFT
     one whose mask allows no token that the other parameters do. `scores` (by sample) has an entry for each sample whose
     parameters ask for logprobs, are ranked, or search beams; for a beam, `top` holds 2 * beam_width candidates.
-    `scored` (by chunk) holds the scores of the input's known tokens.
+    `scored` (by chunk) holds the scores of the input's known tokens, `pooled` (by chunk) what is wanted of
+    hidden states: float32, or float64 for a sum.
     """
 
     token_ids: list[int]
     scores: dict[int, TokenScore] = field(default_factory=dict)
     scored: dict[int, list[TokenScore]] = field(default_factory=dict)
+    pooled: "dict[int, array[float]]" = field(default_factory=dict)
     copy_s: float = 0.0  # how long the swaps took; 0 if that was not measured
     demote_s: float = 0.0  # how long the step waited for its demotions; 0 if they run beside it
     is_copying: bool = False  # whether some copies were still under way when the step had run
@@ -54,6 +58,7 @@ class RunnerInfo:
     tokenizer: str  # what octavo.text.tokenizer.open_tokenizer takes: a path, or empty if there is none
     # What the model recommends, by field of SamplingParams.
     sampling_defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    pooling: ModelPooling = field(default_factory=ModelPooling)  # what it can be asked of its hidden states
 
     @property
     def window_blocks(self) -> int:

@@ -17,6 +17,8 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 from zlib import crc32
 
+from gpu_worker.steps.pooling import PooledChunk
+from octavo.pooling.params import PoolKind
 from octavo.request.ids import BlockId, HostBlockId
 from octavo.request.sampling import SamplingParams
 
@@ -92,7 +94,7 @@ def _signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
-MAGIC, VERSION = 0x54505453, 1  # "STPT" where the least byte comes first
+MAGIC, VERSION = 0x54505453, 2  # "STPT" where the least byte comes first
 _HEADER = struct.Struct("=IIQQ")  # magic, version, number of bytes, checksum of those after the header
 _COUNT = struct.Struct("=Q")
 _PAIRS = ("swap_out", "swap_in", "copies", "demotions")
@@ -180,6 +182,7 @@ class StepInput:
     sample_branches: "array[int]" = field(default_factory=ints)  # index of the branch, which its draws depend on
     masks: dict[int, bytes] = field(default_factory=dict)  # by sample: a bit per token of the vocabulary, 1: allowed
     scored: list[KnownTokens] = field(default_factory=list)  # for prompt_logprobs, and cumulative_logprob of a replay
+    pooled: list[PooledChunk] = field(default_factory=list)  # whose hidden states are wanted, in the order of chunks
 
     @property
     def empty(self) -> bool:
@@ -193,9 +196,8 @@ class StepInput:
     def to_bytes(self) -> bytes:
         """The input in the fixed layout. Texts in sampling parameters are left out: a runner sees tokens only."""
         out = _Writer()
-        out.put(
-            longs((self.step_id, self.timed, self.num_decodes, len(self.opened), len(self.tables), len(self.scored)))
-        )
+        counts = [len(each) for each in (self.opened, self.tables, self.scored, self.pooled)]
+        out.put(longs((self.step_id, self.timed, self.num_decodes, *counts)))
         for name in _LONGS:
             out.put(getattr(self, name))
         for name in _INTS:
@@ -217,6 +219,10 @@ class StepInput:
         for known in self.scored:
             out.put(ints((known.chunk, known.first)))
             out.put(known.tokens)
+        for pooled in self.pooled:
+            out.put(ints((pooled.chunk, pooled.kind)))
+            out.put(pooled.token_ids)
+            out.put(pooled.total)
         body = b"".join(out.parts)
         return _HEADER.pack(MAGIC, VERSION, _HEADER.size + len(body), crc32(body)) + body
 
@@ -233,7 +239,7 @@ class StepInput:
         if size != len(view) or crc32(body) != checksum:
             raise InvalidStepInput(f"a step input of {size} bytes is damaged or incomplete: here are {len(view)} bytes")
         take = _Reader(body).take_array
-        step_id, timed, num_decodes, num_opened, num_tables, num_scored = take("q")
+        step_id, timed, num_decodes, num_opened, num_tables, num_scored, num_pooled = take("q")
         step = cls(step_id, timed=bool(timed), num_decodes=num_decodes)
         for name in _LONGS:
             setattr(step, name, take("q"))
@@ -254,6 +260,9 @@ class StepInput:
         for _ in range(num_scored):
             chunk, first = take("i")
             step.scored.append(KnownTokens(chunk, first, take("q")))
+        for _ in range(num_pooled):
+            chunk, kind = take("i")
+            step.pooled.append(PooledChunk(chunk, PoolKind(kind), take("i"), take("d")))
         return step
 
 
@@ -261,7 +270,7 @@ class _Writer:
     def __init__(self) -> None:
         self.parts: list[bytes] = []
 
-    def put(self, values: "array[int]") -> None:
+    def put(self, values: "array[Any]") -> None:
         data = values.tobytes()
         self.parts += (_COUNT.pack(len(values)), data, bytes(-len(data) % 8))
 
@@ -270,9 +279,9 @@ class _Reader:
     def __init__(self, body: memoryview) -> None:
         self._body, self._place = body, 0
 
-    def take_array(self, kind: str) -> "array[int]":
+    def take_array(self, kind: str) -> "array[Any]":
         (count,) = _COUNT.unpack_from(self._body, self._place)
-        values = array(kind)
+        values: array[Any] = array(kind)
         begin = self._place + _COUNT.size
         end = begin + count * values.itemsize
         values.frombytes(self._body[begin:end])

@@ -9,19 +9,23 @@ import os
 import signal
 import struct
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from typing import TypedDict, Unpack
 
+from gpu_worker.steps.pooling import PooledChunk, added
 from gpu_worker.steps.runner import NOTHING_LEFT, BlocksInPlace, RunnerInfo, StepOutput
 from gpu_worker.steps.seats import Seat, Seats
 from gpu_worker.steps.step_input import KnownTokens, StepInput
+from octavo.pooling.params import ModelPooling, PoolKind
 from octavo.request.sampling import SamplingParams, TokenScore
 from octavo.text import byte_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0)
 MASK = 2**64 - 1
+HIDDEN_SIZE = 16
 
 
 class RunnerSizes(TypedDict, total=False):
@@ -62,6 +66,7 @@ def new_runner_info(
         bytes_per_block=bytes_per_block,
         window=sizes.get("window", 0),
         tokenizer=byte_tokenizer.NAME,
+        pooling=ModelPooling(HIDDEN_SIZE),
     )
 
 
@@ -85,6 +90,15 @@ class RunnerWithoutModel:
         """The scores of known tokens. `state` says the state of the context of so many tokens."""
         tokens = enumerate(known.tokens, known.first)
         return [self._choose.score(state(position), token, seat.params) for position, token in tokens]
+
+    def _pool(self, pooled: PooledChunk, span: range, state: Callable[[int], int]) -> "array[float]":
+        """What is wanted of the states of a chunk, whose tokens have the positions `span`."""
+        if pooled.kind is PoolKind.MEAN:
+            return added(pooled.total, (state_vector(state(position + 1)) for position in span))
+        last = state(span.stop)
+        if pooled.kind is PoolKind.LAST:
+            return array("f", state_vector(last))
+        return array("f", (mix(last, token) % 4096 / 256 for token in pooled.token_ids))
 
     def check_device(self) -> None:
         """Does nothing: there is no device that could break."""
@@ -121,6 +135,11 @@ class FakeRunner(RunnerWithoutModel):
                 length: fold(seat.tokens[:length]) for length in range(known.first, known.first + len(known.tokens))
             }
             output.scored[known.chunk] = self._score(known, seat, states.__getitem__)
+        for pooled in step.pooled:
+            tokens, end = seats[pooled.chunk].tokens, step.ends[pooled.chunk]
+            span = range(end - step.lengths[pooled.chunk], end)
+            states = {length: fold(tokens[:length]) for length in range(span.start + 1, end + 1)}
+            output.pooled[pooled.chunk] = self._pool(pooled, span, states.__getitem__)
         for sample in self.seats.samples(step):
             self._choose.sample(fold(sample.tokens), sample, output)
         return output
@@ -169,6 +188,12 @@ class Chooser:
 
     def _width(self, params: SamplingParams) -> int:
         return 2 * params.beam_width or params.logprobs or 0
+
+
+def state_vector(state: int) -> list[float]:
+    """The hidden state that a runner without a model has for the state of a context: numbers from -1 to 1."""
+    digest = blake2b(struct.pack("<Q", state), digest_size=HIDDEN_SIZE).digest()
+    return [byte / 128 - 1 for byte in digest]
 
 
 def mix(*words: int) -> int:

@@ -57,6 +57,7 @@ class WitnessRunner(RunnerWithoutModel):
             self._arena.reshape(-1, len(LAYERS), 2)[step.slots] = np.concatenate(written)
         output = StepOutput([])
         read_for = {*step.sample_seats, *(step.seats[known.chunk] for known in step.scored)}
+        read_for |= {step.seats[pooled.chunk] for pooled in step.pooled}
         sums = {
             number: self._read(seat, span)
             for number, seat, span in zip(step.seats, seats, spans, strict=True)
@@ -65,6 +66,9 @@ class WitnessRunner(RunnerWithoutModel):
         for known in step.scored:
             state = sums[step.seats[known.chunk]]
             output.scored[known.chunk] = self._score(known, seats[known.chunk], state)
+        for pooled in step.pooled:
+            state = sums[step.seats[pooled.chunk]]
+            output.pooled[pooled.chunk] = self._pool(pooled, spans[pooled.chunk], state)
         for number, sample in zip(step.sample_seats, self.seats.samples(step), strict=True):
             self._choose.sample(sums[number](len(sample.tokens)), sample, output)
         return output

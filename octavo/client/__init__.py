@@ -17,6 +17,7 @@ from octavo.client.events import (
 from octavo.client.routing import RetryPolicy
 from octavo.client.stream import AsyncStream
 from octavo.client.sync import Client, Stream
+from octavo.client.vectors import Embeddings, Scores
 from octavo.request.sampling import Constraint, FinishReason, SamplingParams, Shape
 from octavo.wire.tls import ClientCredentials, TlsFiles
 
@@ -27,6 +28,7 @@ __all__ = [
     "ClientCredentials",
     "Completion",
     "Constraint",
+    "Embeddings",
     "Event",
     "FinishReason",
     "Logprobs",
@@ -37,6 +39,7 @@ __all__ = [
     "RequestStatus",
     "RetryPolicy",
     "SamplingParams",
+    "Scores",
     "Shape",
     "Stream",
     "StreamEnd",

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -17,11 +17,13 @@ from octavo.client.arguments import (
     generate_request,
     make_sampling,
     sampling_message,
+    set_variables,
 )
 from octavo.client.events import Completion, Model, RequestStatus, model_of, status_of
 from octavo.client.receiver import StreamReceiver
 from octavo.client.routing import CellPools, EndpointPool, Recovery, RetryBudget, RetryPolicy
 from octavo.client.stream import AsyncStream, collect
+from octavo.client.vectors import Embeddings, Scores, embed_request, embeddings_of, score_request, scores_of
 from octavo.request import errors, ids
 from octavo.request.sampling import SamplingArguments, SamplingParams
 from octavo.v1 import inference_pb2
@@ -29,6 +31,7 @@ from octavo.wire.endpoint import Endpoints
 from octavo.wire.tls import PLAIN, ClientCredentials
 
 UNARY_TIMEOUT_S = 30.0
+VECTORS_TIMEOUT_S = 300.0
 
 Reply = TypeVar("Reply")
 
@@ -76,10 +79,12 @@ class AsyncClient:
         deadline_s: float | None = None,
         priority: PriorityName = "",
         keep_on_disconnect: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **parameters: Unpack[SamplingArguments],
     ) -> AsyncStream:
         """Continues `prompt`: text, token ids, or chat messages, each {"role": …, "content": …} or such a pair.
 
+        `chat_template_kwargs` are variables of the model's chat template, such as {"enable_thinking": False}.
         `parameters` are fields of SamplingParams, on top of `sampling`. Without `sampling`, fields left out get the
         values that the model recommends (`Model.defaults`); with it, every field is sent. The request starts with
         the first `anext`.
@@ -96,6 +101,7 @@ class AsyncClient:
             priority=priority,
             keep=keep_on_disconnect,
         )
+        set_variables(request, chat_template_kwargs)
         receiver = StreamReceiver(num_branches=sampling.n)
         return AsyncStream(self._cells.pool_of(request_id), request, receiver, self._recovery(deadline_s))
 
@@ -140,6 +146,40 @@ class AsyncClient:
         request = inference_pb2.GetRequest(request_id=request_id)
         return await self._call("Get", request, status_of, self._cells.pool_of(request_id))
 
+    async def embed(
+        self,
+        inputs: Sequence[str | Sequence[int]],
+        *,
+        model: str | None = None,
+        dimensions: int | None = None,
+        pooling: str = "",
+        normalize: bool | None = None,
+        deadline_s: float = VECTORS_TIMEOUT_S,
+    ) -> Embeddings:
+        """A vector for each input, a text or token ids: at most 2048. `pooling` is "last" or "mean".
+
+        What is left out follows from the model's files. Nothing is stored of the call: it is repeated as a whole.
+        """
+        request = embed_request(inputs, model, dimensions, pooling, normalize)
+        return await self._call("Embed", request, embeddings_of, timeout_s=deadline_s)
+
+    async def score(
+        self,
+        left: str | Sequence[str],
+        right: str | Sequence[str],
+        *,
+        model: str | None = None,
+        method: str = "",
+        instruction: str = "",
+        deadline_s: float = VECTORS_TIMEOUT_S,
+    ) -> Scores:
+        """A score for each pair of texts; one text on the left is compared with each on the right.
+
+        `method` is "cosine" of two vectors or "qwen3", of a reranker; left out, it is what the model is for.
+        """
+        request = score_request(left, right, model, method, instruction)
+        return await self._call("Score", request, scores_of, timeout_s=deadline_s)
+
     async def tokenize(self, text: str | bytes | Messages, *, model: str | None = None) -> list[int]:
         """The token ids of a text, or of the prompt that the chat template makes of messages."""
         request = inference_pb2.TokenizeRequest(model=model)
@@ -165,19 +205,24 @@ class AsyncClient:
         return Recovery(self._policy, self._budget, deadline)
 
     async def _call(
-        self, method: str, request: Any, convert_reply: Callable[[Any], Reply], pool: EndpointPool | None = None
+        self,
+        method: str,
+        request: Any,
+        convert_reply: Callable[[Any], Reply],
+        pool: EndpointPool | None = None,
+        timeout_s: float = UNARY_TIMEOUT_S,
     ) -> Reply:
         """The reply to a unary call, retried where that can help: every unary call may be repeated.
 
         A call that is about no request has no `pool`: any cell can answer it.
         """
-        recovery = self._recovery(UNARY_TIMEOUT_S)
+        recovery = self._recovery(timeout_s)
         pool = pool or self._cells.next_pool()
         endpoint = pool.first()
         while True:
             try:
                 stub_call: Callable[..., Awaitable[Any]] = getattr(pool.stub(endpoint), method)
-                return convert_reply(await stub_call(request, timeout=UNARY_TIMEOUT_S))
+                return convert_reply(await stub_call(request, timeout=timeout_s))
             except grpc.RpcError as error:
                 delay = recovery.delay_s(pool.error_of(endpoint, error))
             endpoint = pool.after(endpoint)

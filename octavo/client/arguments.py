@@ -3,6 +3,7 @@
 They have types, so that a type checker refuses a misspelt one.
 """
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -31,6 +32,7 @@ class RequestArguments(SamplingArguments, total=False):
     deadline_s: float | None
     priority: PriorityName
     keep_on_disconnect: bool
+    chat_template_kwargs: Mapping[str, Any] | None
 
 
 def make_sampling(sampling: SamplingParams | None, arguments: Mapping[str, Any]) -> SamplingParams:
@@ -112,6 +114,18 @@ def fill_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeR
         _extend(request.token_ids.ids, cast("Sequence[int]", prompt))
     else:
         raise errors.InvalidArgument("prompt", "token ids need no tokenizing")
+
+
+def set_variables(request: inference_pb2.GenerateRequest, variables: Mapping[str, Any] | None) -> None:
+    """Gives the model's chat template variables of the caller. Raises InvalidArgument where there is no chat."""
+    if not variables:
+        return
+    if not request.HasField("chat"):
+        raise errors.InvalidArgument("chat_template_kwargs", "is for a prompt of chat messages alone; leave it out")
+    try:
+        request.chat.template_kwargs_json = json.dumps(dict(variables))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise errors.InvalidArgument("chat_template_kwargs", f"give values that JSON has: {error}") from None
 
 
 def detokenize_request(

@@ -77,6 +77,8 @@ class Client:
     attach = _streaming(AsyncClient.attach)
     cancel = _blocking(AsyncClient.cancel)
     get = _blocking(AsyncClient.get)
+    embed = _blocking(AsyncClient.embed)
+    score = _blocking(AsyncClient.score)
     tokenize = _blocking(AsyncClient.tokenize)
     detokenize = _blocking(AsyncClient.detokenize)
     models = _blocking(AsyncClient.models)

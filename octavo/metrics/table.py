@@ -127,6 +127,12 @@ octavo_admissions_total router answer
     Answers of workers that this router asked to run a sequence.
 octavo_numerics_changes_total router model
     Requests with output that this router gave to a worker of another class of numerics.
+octavo_vectors_total router model
+    Vectors of prompts (Embed and Score) that this router was given by workers.
+octavo_vector_prompts_sent_again_total router model
+    Prompts that this router sent to another worker, because one was lost, drained or had no room.
+octavo_vector_prompts router
+    Prompts whose vectors clients of this router wait for.
 octavo_workers router model state
     Workers that this router knows, by model and state.
 octavo_waits_for_workers router

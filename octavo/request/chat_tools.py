@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call of a tool in an earlier turn; the arguments are JSON."""
+    """A call of a tool in an earlier turn; the arguments are JSON, or what the model wrote in its place."""
 
     id: str
     name: str
@@ -36,7 +36,7 @@ class ToolCall:
 
     def for_template(self, path: str) -> dict[str, Any]:
         _check_name(f"{path}.name", self.name)
-        arguments = _object(f"{path}.arguments_json", self.arguments)
+        arguments = _arguments(f"{path}.arguments_json", self.arguments)
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
 
 
@@ -157,6 +157,18 @@ def _object(path: str, text: str) -> dict[str, Any]:
         raise InvalidArgument(path, "must be a JSON object")
     _check_depth(path, found, MAX_DEPTH)
     return found
+
+
+def _arguments(path: str, text: str) -> dict[str, Any] | str:
+    """The arguments of a call. Where a model wrote no JSON, or was cut, its text: clients send back what they got."""
+    try:
+        json.loads(text or "{}")
+    except ValueError:
+        _check_text(path, text)
+        return text
+    except RecursionError:
+        pass
+    return _object(path, text)
 
 
 def _check_depth(path: str, value: object, left: int) -> None:

@@ -13,6 +13,7 @@ U64_MAX = 2**64 - 1
 MAX_MESSAGE_BYTES = 4 * MIB  # on public connections
 MAX_INTERNAL_MESSAGE_BYTES = 64 * MIB  # between routers and workers
 MAX_METADATA_BYTES = 8 * 1024
+MAX_MARK_TOKENS = 16  # of a mark of thinking
 MAX_REQUEST_ID_CHARS = 128
 MAX_ROUTER_ID_CHARS = 128
 MAX_BATCH_ITEMS = 1024  # of Worker.Schedule and Swap

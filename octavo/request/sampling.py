@@ -201,6 +201,13 @@ class SamplingParams:
         "the output has this form: a JSON schema, any JSON object, a"
         " regular expression, a Lark grammar, one of some texts, or text with tagged parts (docs/constraints.md)",
         beside_beams=False, history=True, vllm="structured_outputs", left_out="none", since=7)
+    thinking_budget: int | None = _row(None, _ADJUSTS, "tokens that a model may think before it is made to end that",
+        integers(0, U32_MAX, optional=True), http=SAME, history=True, beside_beams=False,
+        vllm="thinking_token_budget", left_out="any number", since=8)
+    thinking_start_ids: tuple[int, ...] = _row((), _ADJUSTS, "the mark with which thinking begins",
+        most=limits.MAX_MARK_TOKENS, left_out="the model's", since=8, **_IDS)
+    thinking_end_ids: tuple[int, ...] = _row((), _ADJUSTS, "the mark with which thinking ends",
+        most=limits.MAX_MARK_TOKENS, left_out="the model's", since=8, **_IDS)
     # fmt: on
 
     @property
@@ -250,6 +257,9 @@ class SamplingArguments(TypedDict, total=False):
     xtc_threshold: float | None
     xtc_probability: float | None
     constraint: Constraint | None
+    thinking_budget: int | None
+    thinking_start_ids: Sequence[int] | None
+    thinking_end_ids: Sequence[int] | None
 
 
 def _parameters() -> dict[str, Parameter]:

@@ -119,6 +119,8 @@ def _check_min_tokens(params: SamplingParams) -> None:
 
 
 def _check_end_of_constraint(params: SamplingParams) -> None:
+    if params.constraint is not None and params.thinking_budget is not None:
+        raise InvalidArgument("thinking_budget", "not allowed beside constraint, which says each token already")
     if params.constraint is not None and params.ignore_eos:
         raise InvalidArgument("ignore_eos", "not allowed beside constraint, whose output ends where its form does")
 

@@ -13,6 +13,25 @@ from octavo.settings.options import option
 from octavo.wire.endpoint import parse_listener
 
 ANY = "*"
+# Names of formats: the keys of router.tools.formats and router.tools.reasoning.
+TOOL_PARSERS = (
+    "auto",
+    "none",
+    "deepseek",
+    "deepseek_v31",
+    "gemma",
+    "glm",
+    "granite",
+    "harmony",
+    "hermes",
+    "llama3_json",
+    "mistral",
+    "mistral_args",
+    "phi4_mini",
+    "pythonic",
+    "qwen3_coder",
+)
+REASONING_PARSERS = ("auto", "none", "harmony", "kimi", "mistral", "seed_oss", "think")
 PORTS = {"http": 80, "https": 443}  # which browsers leave out
 _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+", re.ASCII)
 
@@ -82,6 +101,11 @@ class RouterSettings(ListenerSettings):
         "origins of web pages that may call there, as https://HOST, separated by commas; *: any page",
         check=parse_origins,
     )
+    http_unknown_fields: str = option(
+        "refuse",
+        "fields of a body there that nobody knows: refuse the request, or warn in a header of the answer",
+        choices=("refuse", "warn"),
+    )
     web_listen: str = web_listen("127.0.0.1:52051")
     tls_cert: str = shared("tls_cert")
     tls_key: str = shared("tls_key")
@@ -98,6 +122,16 @@ class RouterSettings(ListenerSettings):
     )
     tokenizer: str = option(
         "", "folder or GGUF file of the tokenizer, the same for all routers; empty: the path that a worker names"
+    )
+    tool_parser: str = option(
+        "auto",
+        "how models write calls of tools; auto: as the chat template of each teaches; none: nobody knows",
+        choices=TOOL_PARSERS,
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "how models write reasoning; auto: as the chat template of each shows; none: it is content",
+        choices=REASONING_PARSERS,
     )
     max_queued_requests: int = option(4096, "requests that may wait, over all routers", low=1)
     max_queued_tokens: int = option(8_000_000, "tokens that may wait, over all routers", low=1)

@@ -25,6 +25,15 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def encode_whole(self, text: str) -> list[int]:
+        return self.encode(text)
+
+    def encode_plain(self, text: str) -> list[int]:
+        return self.encode(text)
+
+    def encode_frame(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def apply_chat(self, messages: object, *options: object, **named: object) -> list[int]:
         raise InvalidArgument("chat", "this model has no chat template: send text")
 
@@ -34,6 +43,9 @@ class ByteTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self.table.bytes_of(token_id)
+
+    def token_id(self, text: str) -> int | None:
+        return None
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         return Detokenizer(self.table)

@@ -101,6 +101,20 @@ class Tokenizer:
         """
         return [*self._parts.prefix_ids, *self._plain.encode(text, add_special_tokens=False).ids]
 
+    def encode_whole(self, text: str) -> list[int]:
+        """The ids of a text to which nothing is added: after them is what tokenizer.json puts after a text."""
+        return [*self.encode(text), *self._parts.suffix_ids]
+
+    def encode_plain(self, text: str) -> list[int]:
+        """The ids of a text alone. A special token that it spells is ordinary text."""
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_frame(self, text: str) -> list[int]:
+        """The ids of octavo's own text, in which special tokens are special."""
+        ids: list[int] = self._parts.backend.encode(text, add_special_tokens=False).ids
+        return ids
+
     def apply_chat(
         self,
         messages: Sequence[Message],
@@ -140,6 +154,10 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, special tokens included; none beyond the vocabulary."""
         return self._pieces.bytes_of(token_id)
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is written so; None if there is none."""
+        return self._parts.backend.token_to_id(text)
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """A new detokenizer, for one stream."""

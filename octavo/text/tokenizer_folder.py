@@ -32,11 +32,13 @@ def read_folder(path: Path) -> TokenizerParts:
     variables = {name: text for name in _NAMED if (text := _text(config.get(name)))}
     eos_token_ids = _eos_token_ids(path, backend, variables)
     special = _promote(backend, variables, eos_token_ids)
+    frame = _frame_ids(backend)
     return TokenizerParts(
         backend=backend,
         tokens=_tokens(backend),
         special_ids=frozenset(special),
-        prefix_ids=_prefix_ids(backend),
+        prefix_ids=frame[0],
+        suffix_ids=frame[1],
         eos_token_ids=eos_token_ids,
         template=_template(path, config),
         template_variables=variables,
@@ -121,14 +123,14 @@ def _promote(backend: tokenizers.Tokenizer, variables: Mapping[str, str], eos_to
     return special
 
 
-def _prefix_ids(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """The ids that tokenizer.json puts before a text. add_bos_token of the configuration does not count."""
+def _frame_ids(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that tokenizer.json puts before and after a text. add_bos_token of the configuration does not count."""
     bare = backend.encode("a", add_special_tokens=False).ids
     framed = backend.encode("a", add_special_tokens=True).ids
     for length in range(len(framed) - len(bare) + 1):
         if framed[length : length + len(bare)] == bare:
-            return tuple(framed[:length])
-    return ()
+            return tuple(framed[:length]), tuple(framed[length + len(bare) :])
+    return (), ()
 
 
 def _template(path: Path, config: Mapping[str, Any]) -> str | None:

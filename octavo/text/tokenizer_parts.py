@@ -14,6 +14,7 @@ class TokenizerParts:
     tokens: Sequence[str | None]  # by id
     special_ids: frozenset[int]
     prefix_ids: tuple[int, ...] = ()  # put before every text: the beginning-of-sequence token, if the model wants one
+    suffix_ids: tuple[int, ...] = ()  # put after a text that is whole, such as one whose vector is wanted
     eos_token_ids: tuple[int, ...] = ()
     template: str | None = None
     template_variables: dict[str, str] = field(default_factory=dict)

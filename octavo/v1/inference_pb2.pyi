@@ -1,3 +1,4 @@
+from octavo.v1 import pooling_pb2 as _pooling_pb2
 from octavo.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -100,7 +101,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., template_kwargs_json: _Optional[str] = ..., continue_final_message: bool = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "raw_text", "token_ids", "chat", "sampling", "priority", "on_disconnect", "truncate_prompt_tokens", "add_special_tokens")
+    __slots__ = ("request_id", "model", "text", "raw_text", "token_ids", "chat", "sampling", "priority", "on_disconnect", "truncate_prompt_tokens", "add_special_tokens", "bad_words")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +113,7 @@ class GenerateRequest(_message.Message):
     ON_DISCONNECT_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -123,7 +125,8 @@ class GenerateRequest(_message.Message):
     on_disconnect: OnDisconnect
     truncate_prompt_tokens: int
     add_special_tokens: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., raw_text: _Optional[bytes] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: bool = ...) -> None: ...
+    bad_words: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., raw_text: _Optional[bytes] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: bool = ..., bad_words: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("request_id", "branch", "first_index", "token_ids", "text", "logprobs", "prompt_logprobs", "resume_token", "finish_reason", "finished", "first_prompt_position")

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from octavo.v1 import inference_pb2 as octavo_dot_v1_dot_inference__pb2
+from octavo.v1 import pooling_pb2 as octavo_dot_v1_dot_pooling__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -85,6 +86,16 @@ class InferenceStub(object):
                 '/octavo.v1.Inference/ListModels',
                 request_serializer=octavo_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/octavo.v1.Inference/Embed',
+                request_serializer=octavo_dot_v1_dot_pooling__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_pooling__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/octavo.v1.Inference/Score',
+                request_serializer=octavo_dot_v1_dot_pooling__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_pooling__pb2.ScoreResponse.FromString,
                 _registered_method=True)
 
 
@@ -225,6 +236,33 @@ class InferenceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Makes a vector of each input, of the model's hidden states.
+
+        Nothing is stored: this router keeps the call, and sends what a worker that died had not answered to another one. A
+        vector has the same bits whatever is computed beside it, within a class of numerics. Whoever loses the router calls again.
+
+        * INVALID_ARGUMENT: fields are wrong, or the vectors do not fit into one message. Correct them, or send fewer inputs.
+        * NOT_FOUND: there is no such model.
+        * FAILED_PRECONDITION: an input is text and the model has no tokenizer, or fits no worker.
+        * RESOURCE_EXHAUSTED: too much waits already, or the tenant has used up its quota. Retry after RetryInfo.retry_delay.
+        * UNAVAILABLE: no worker serves the model, or this router is about to end. Retry on any router.
+        * UNIMPLEMENTED: the model has no hidden states that can be read, or its pooling is of another kind.
+        * DEADLINE_EXCEEDED: the deadline passed before all vectors were there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Scores pairs of texts. Everything else is as in Embed.
+
+        * INVALID_ARGUMENT: fields are wrong, or the model is no judge of that kind.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -267,6 +305,16 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=octavo_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=octavo_dot_v1_dot_pooling__pb2.EmbedRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_pooling__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=octavo_dot_v1_dot_pooling__pb2.ScoreRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_pooling__pb2.ScoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -497,6 +545,60 @@ class Inference(object):
             '/octavo.v1.Inference/ListModels',
             octavo_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             octavo_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Inference/Embed',
+            octavo_dot_v1_dot_pooling__pb2.EmbedRequest.SerializeToString,
+            octavo_dot_v1_dot_pooling__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Inference/Score',
+            octavo_dot_v1_dot_pooling__pb2.ScoreRequest.SerializeToString,
+            octavo_dot_v1_dot_pooling__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

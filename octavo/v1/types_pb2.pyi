@@ -29,7 +29,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "n", "best_of", "max_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop", "ignore_eos", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "banned_token_ids", "seed", "logprobs", "prompt_logprobs", "beam_width", "length_penalty", "skip_special_tokens", "banned_sequences", "typical_p", "xtc_threshold", "xtc_probability", "constraint")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "n", "best_of", "max_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop", "ignore_eos", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "banned_token_ids", "seed", "logprobs", "prompt_logprobs", "beam_width", "length_penalty", "skip_special_tokens", "banned_sequences", "typical_p", "xtc_threshold", "xtc_probability", "constraint", "thinking_budget", "thinking_start_ids", "thinking_end_ids")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,9 @@ class SamplingParams(_message.Message):
     XTC_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     XTC_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    THINKING_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    THINKING_START_IDS_FIELD_NUMBER: _ClassVar[int]
+    THINKING_END_IDS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -95,7 +98,10 @@ class SamplingParams(_message.Message):
     xtc_threshold: float
     xtc_probability: float
     constraint: Constraint
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop: bool = ..., ignore_eos: bool = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., beam_width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., skip_special_tokens: bool = ..., banned_sequences: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., typical_p: _Optional[float] = ..., xtc_threshold: _Optional[float] = ..., xtc_probability: _Optional[float] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+    thinking_budget: int
+    thinking_start_ids: _containers.RepeatedScalarFieldContainer[int]
+    thinking_end_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop: bool = ..., ignore_eos: bool = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., beam_width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., skip_special_tokens: bool = ..., banned_sequences: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., typical_p: _Optional[float] = ..., xtc_threshold: _Optional[float] = ..., xtc_probability: _Optional[float] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., thinking_budget: _Optional[int] = ..., thinking_start_ids: _Optional[_Iterable[int]] = ..., thinking_end_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("json_schema", "json_object", "regex", "lark", "choice", "structural_tag", "engine")

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from octavo.pooling.params import ModelPooling
 from octavo.request.errors import InvalidArgument, NotFound, NoWorkers
 from octavo.request.ids import Incarnation
 from octavo.request.record import Record, WorkerRole
@@ -38,6 +39,7 @@ class WorkerFacts:
     max_sequence_blocks: int = 0  # how many blocks suffice for one branch, however long it is; 0: no number does
     role: WorkerRole = WorkerRole.BOTH
     numerics: str = ""  # its class of numerics; empty: it says nothing of it
+    pooling: ModelPooling = field(default_factory=ModelPooling)  # what it can be asked of hidden states
 
     @property
     def limits(self) -> WorkerLimits:
@@ -71,6 +73,7 @@ class ServedModel:
     tokenizer: AnyTokenizer
     sampling_defaults: Mapping[str, float]  # what the model recommends for fields that a request leaves out
     workers: set[Incarnation] = field(default_factory=set)
+    pooling: ModelPooling = field(default_factory=ModelPooling)
 
     def text_stream(self, params: SamplingParams) -> TextStream:
         """Makes the text of one branch, from the branch's first token on."""
@@ -123,6 +126,7 @@ class ModelRegistry:
                     facts.eos_token_ids,
                     tokenizer,
                     facts.sampling_defaults,
+                    pooling=facts.pooling,
                 )
         return ""
 

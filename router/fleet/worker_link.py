@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import TypeVar, cast
@@ -17,6 +17,7 @@ import grpc
 
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.net.traces import TRACEPARENT
+from octavo.pooling.params import PoolingParams
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome, WorkerRole
 from octavo.store.calls import Member
@@ -24,6 +25,7 @@ from octavo.v1 import admin_pb2
 from octavo.wire.channel import open_worker_channel
 from octavo.wire.endpoint import parse_endpoint
 from octavo.wire.internal import INTERNAL_REVISION, answer_from_wire, revision_refusal, role_from_wire
+from octavo.wire.pooling import PromptVector, model_pooling_from_wire
 from octavo.wire.public import recommended_from_wire
 from octavo.wire.tls import TlsFiles
 from router.fleet import progress_calls
@@ -31,6 +33,7 @@ from router.fleet.kv_index import KvIndex
 from router.fleet.model_registry import ModelRegistry, WorkerFacts
 from router.fleet.pending_dispatches import PendingDispatches, ReplayPace
 from router.fleet.progress_calls import MigrationReport
+from router.fleet.vector_stream import read_vectors
 from router.fleet.worker_streams import StepStream, WatchStream
 from router.fleet.worker_view import WorkerView
 from router.session_registry import SessionRegistry
@@ -130,6 +133,19 @@ class WorkerLink:
         if traceparent := self.traceparent_of(seq_id):
             return partial(self._stub.Schedule, metadata=((TRACEPARENT, traceparent),))
         return cast("Callable[..., Awaitable[worker_pb2.ScheduleResponse]]", self._stub.Schedule)
+
+    def pool(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: PoolingParams,
+        *,
+        salt: str,
+        priority: int,
+        deadline_in_ms: int,
+    ) -> AsyncGenerator[list[PromptVector], None]:
+        """Has the worker make vectors of prompts, as they come. Raises the ServingError of the call, or Unreachable."""
+        method, name = self._stub.Pool, self.worker_id
+        return read_vectors(method, name, prompts, params, salt=salt, priority=priority, deadline_in_ms=deadline_in_ms)
 
     async def wait_to_replay(self, num_tokens: int) -> None:
         """Waits until the worker may be sent a replay of so many tokens."""
@@ -349,4 +365,5 @@ def facts_of(hello: worker_pb2.HelloResponse) -> WorkerFacts:
         max_sequence_blocks=hello.max_sequence_blocks,
         role=role_from_wire(hello.role),
         numerics=hello.numerics,
+        pooling=model_pooling_from_wire(hello.pooling),
     )

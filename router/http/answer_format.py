@@ -17,6 +17,7 @@ from octavo.v1 import inference_pb2, types_pb2
 from router.fleet.model_registry import ServedModel
 from router.http.common_fields import AskedAnswer
 from router.http.prompts.prompt_scores import shown_logprob, shown_prompt_scores, shown_token
+from router.tools.harmony import HarmonyCounter
 from router.tools.output_forms import Division
 from router.tools.reasoning import ReasoningCounter
 from router.tools.tool_message import ToolMessage
@@ -102,6 +103,7 @@ class AnswerFormat:
     SCORES_PROMPT_IN_CHOICES: ClassVar[bool] = False
 
     def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: EchoedPrompt | None = None) -> None:
+        self.first_choice = 0  # the index of the first choice, where others stand before it
         self._asked = asked
         self._tokenizer = model.tokenizer
         self._prompt = prompt
@@ -139,7 +141,7 @@ class AnswerFormat:
         is_first = branch not in self._begun
         if is_first:
             self._begun.add(branch)
-        parts = [self._choice % branch, self._delta(event, is_first)]
+        parts = [self._choice % (self.first_choice + branch), self._delta(event, is_first)]
         if asked.scores and (event.logprobs or is_first):
             parts.append(b',"logprobs":' + _dumped(self._scores(branch, self._shown(event.logprobs), is_first)))
         else:
@@ -168,7 +170,7 @@ class AnswerFormat:
             scores = self._scores(index, self._shown(output.logprobs), True) if self._asked.scores else None
             text = "" if self._asked.no_output else output.text
             choice: dict[str, Any] = {
-                "index": index,
+                "index": self.first_choice + index,
                 "logprobs": scores,
                 "finish_reason": FINISHES[output.finish_reason],
             }
@@ -220,7 +222,7 @@ class ChatFormat(AnswerFormat):
         super().__init__(asked, model, prompt)
         self._division = asked.division
         self._messages: dict[int, ToolMessage] = {}
-        self._counters: dict[int, ReasoningCounter] = {}
+        self._counters: dict[int, ReasoningCounter | HarmonyCounter] = {}
 
     def _delta(self, event: Event, is_first: bool) -> bytes:
         role = b'"role":"assistant",' if is_first else b""
@@ -231,8 +233,14 @@ class ChatFormat(AnswerFormat):
         delta = self._message(self._division, event.branch).delta(text, event.finish_reason)
         return b'"delta":{' + (role + _dumped(delta)[1:-1]).rstrip(b",") + b"}"
 
+    def note_before(self, branch: int, token_ids: Sequence[int], text: str) -> None:
+        """Takes what the client of a stream that goes on has already."""
+        if self._division is not None:
+            self._count_reasoning(branch, token_ids)
+            self._message(self._division, branch).delta(text, types_pb2.FINISH_REASON_UNSPECIFIED)
+
     def _finish(self, event: Event) -> bytes:
-        if self._ends_in_calls(event.branch, event.finish_reason):
+        if self._messages and self._ends_in_calls(event.branch, event.finish_reason):
             return b',"finish_reason":"tool_calls"'
         return super()._finish(event)
 

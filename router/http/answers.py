@@ -20,14 +20,15 @@ from router.http.answer_format import AnswerFormat, EchoedPrompt
 from router.http.common_fields import AskedAnswer
 from router.http.json_body import BodyReader, header_of, parse_object
 from router.http.reply import Reply
+from router.http.unknown_fields import REFUSE
 from router.streaming.inference_service import InferenceService, whole_answer
 from router.streaming.prompts.chat_threads import run_aside
 from router.streaming.request_preparer import RequestPreparer
 from router.streaming.session import Session
 from router.streaming.session_opener import SessionOpener
 from router.tools.call_grammars import calls_grammar, needs_grammar
+from router.tools.division_notes import write_notes
 from router.tools.output_forms import OutputForms
-from router.tools.reasoning import NUM_LAST
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 ID_HEADER = b"idempotency-key"
@@ -73,6 +74,7 @@ class AnswerService:
     inference: InferenceService
     background: BackgroundTasks
     forms: OutputForms = field(default_factory=OutputForms)
+    unknown_fields: str = REFUSE
     bodies: BodyReader = field(default_factory=BodyReader)
     _cancelling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CANCELLING))
     _closed: bool = False
@@ -135,7 +137,7 @@ class NewAnswer:
         reply.request_id = new_request_id()  # until the body says another one: a refusal has an id, too
         try:
             body = await self.service.bodies.read(scope, receive)
-            asked = await run_aside(len(body), lambda: self.read(parse_object(body)))
+            asked = await run_aside(len(body), lambda: self._read(body, reply))
             if not asked.chosen_id and (name := chosen_id(scope)):
                 asked.request.request_id, asked.chosen_id = name, True
             if asked.request.request_id.isascii() and asked.request.request_id.isprintable():
@@ -147,15 +149,22 @@ class NewAnswer:
         finally:
             reply.close()
 
+    def _read(self, body: bytes, reply: Reply) -> AskedAnswer:
+        fields = parse_object(body, self.service.unknown_fields)
+        asked = self.read(fields)
+        reply.ignored = fields.ignored
+        return asked
+
     async def _answer(self, asked: AskedAnswer, remaining_s: float | None, reply: Reply) -> None:
         if asked.request.HasField("chat"):
             await self.service.divide(asked)
-        opening = self.service.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream)
+        notes = write_notes(asked.division)
+        opening = self.service.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream, notes=notes)
         try:
             async with opening as session:
                 session.progress.called = asked.called
                 if asked.division is not None:
-                    asked.division.note_prompt(session.model.tokenizer, await session.prompt_end(NUM_LAST))
+                    asked.division.note_prompt(session.model.tokenizer, await session.prompt_end())
                 prompt = await self.service.echoed_prompt(asked, session.model)
                 await send_answer(session, self.form(asked, session.model, prompt), asked.stream, reply)
         except asyncio.CancelledError:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -12,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.net.http_server import error_body
 from octavo.net.security.authorizer import Authorizer
-from octavo.request.errors import NotFound, PermissionDenied, ServingError, Unauthenticated
+from octavo.request.errors import PermissionDenied, ServingError, Unauthenticated
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.http.answer_format import ChatFormat, CompletionFormat
 from router.http.answers import AnswerService, NewAnswer
@@ -21,13 +22,20 @@ from router.http.completions import read_completion
 from router.http.json_body import header_of
 from router.http.messages.message_endpoint import MessageEndpoint
 from router.http.messages.message_reply import MessageReply
-from router.http.reply import Reply, content_of, status_of
+from router.http.paths.other_paths import instead_of
+from router.http.paths.several_answers import SeveralAnswers
+from router.http.paths.text_calls import TextCall, VersionEndpoint, detokenize, tokenize
+from router.http.reply import Reply
 from router.http.requests import RequestEndpoint
 from router.http.responses.create_endpoint import CreateEndpoint
 from router.http.responses.stored_endpoint import StoredEndpoint
+from router.http.vectors.embeddings import answer_embeddings
+from router.http.vectors.rankings import answer_rerank, answer_score
+from router.http.vectors.vector_endpoint import VectorEndpoint
 from router.streaming.inference_service import InferenceService
 
-NOT_SERVED = "octavo serves models that generate text; there are /v1/completions and /v1/chat/completions"
+RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
+SCORE_PATHS = ("/score", "/v1/score")
 
 
 class ModelEndpoint:
@@ -77,9 +85,10 @@ class OpenAiApp:
         self._authorizer = authorizer
         self._is_serving = is_serving
         listed = ModelEndpoint(models)
+        vectors = partial(VectorEndpoint, inference.pooling, service.bodies)
         self._router = Router(
             [
-                Route("/v1/completions", NewAnswer(service, read_completion, CompletionFormat), methods=["POST"]),
+                Route("/v1/completions", SeveralAnswers(service, read_completion, CompletionFormat), methods=["POST"]),
                 Route("/v1/chat/completions", NewAnswer(service, read_chat, ChatFormat), methods=["POST"]),
                 Route("/v1/messages", MessageEndpoint(service), methods=["POST"]),
                 Route("/v1/messages/count_tokens", MessageEndpoint(service, counts_only=True), methods=["POST"]),
@@ -92,7 +101,12 @@ class OpenAiApp:
                 Route("/v1/models", listed, methods=["GET"]),
                 Route("/v1/models/{name:path}", listed, methods=["GET"]),
                 Route("/v1/requests/{request_id:path}", RequestEndpoint(service, inference), methods=["GET", "DELETE"]),
-                Route("/v1/embeddings", refuse_embeddings, methods=["GET", "POST"]),
+                Route("/tokenize", TextCall(service, tokenize), methods=["POST"]),
+                Route("/detokenize", TextCall(service, detokenize), methods=["POST"]),
+                Route("/version", VersionEndpoint(), methods=["GET"]),
+                Route("/v1/embeddings", vectors("embd-", answer_embeddings), methods=["POST"]),
+                *(Route(path, vectors("rerank-", answer_rerank), methods=["POST"]) for path in RERANK_PATHS),
+                *(Route(path, vectors("score-", answer_score), methods=["POST"]) for path in SCORE_PATHS),
                 Route("/health", self._tell_health, methods=["GET"]),
             ],
             redirect_slashes=False,
@@ -108,7 +122,8 @@ class OpenAiApp:
             kind = MessageReply if scope["path"].startswith("/v1/messages") else Reply
             await kind(send).send_error(error)
         except HTTPException as error:
-            what = "no such path" if error.status_code == 404 else "this path has other methods"
+            no_path = instead_of(scope["path"]) or "no such path"
+            what = no_path if error.status_code == 404 else "this path has other methods"
             body = error_body(f"{scope['method']} {scope['path'][:200]}: {what}", "invalid_request_error")
             headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
             await Reply(send).send_object(body, error.status_code, headers)
@@ -123,8 +138,3 @@ def with_bearer(scope: Scope) -> Scope:
     if header_of(scope, b"authorization") or not (key := header_of(scope, b"x-api-key")):
         return scope
     return {**scope, "headers": [*scope["headers"], (b"authorization", f"Bearer {key}".encode("latin-1"))]}
-
-
-async def refuse_embeddings(request: Request) -> Response:
-    error = NotFound(f"embeddings are not served: {NOT_SERVED}")
-    return JSONResponse(content_of(error), status_of(error))

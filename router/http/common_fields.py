@@ -3,7 +3,7 @@
 Limits are left to the validator of gRPC requests. What is checked here is that a value fits into the message at all.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.request import limits
@@ -24,18 +24,6 @@ PRIORITIES = {
 }
 BY_SIGN = {-1: "interactive", 0: "default", 1: "bulk"}  # of a number, as vLLM has it: less is earlier
 DISCONNECTS = {"cancel": inference_pb2.ON_DISCONNECT_CANCEL, "keep": inference_pb2.ON_DISCONNECT_KEEP}
-# What clients send and no answer depends on: names of users and conversations, where OpenAI keeps and runs what, and
-# guesses of the answer.
-IGNORED = (
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prediction",
-)
 SCORES = NumberRange(0, limits.MAX_LOGPROBS, integer=True)
 TOP_KS = NumberRange(-1, limits.U32_MAX, integer=True)  # vLLM's -1 is 0 here: all tokens
 KEPT = NumberRange(-1, 2**31 - 1, integer=True)
@@ -55,6 +43,7 @@ class AskedAnswer:
     echo: bool = False  # the prompt stands before each text; in a chat, the message that is continued
     prompt_scores: bool = False  # log probabilities of the prompt are shown
     no_output: bool = False  # the client wants the prompt's log probabilities alone; one token is generated and dropped
+    more_prompts: list[str | list[int]] = field(default_factory=list)  # beside that of the request
     tools: AskedTools | None = None  # what the model may call
     shows_reasoning: bool = True
     division: Division | None = None  # what is looked for in the outputs; None: they are content and nothing else
@@ -72,9 +61,10 @@ def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> 
     for row in PARAMETERS.values():
         if row.http is not None and row.http in fields:
             _read_parameter(fields, sampling, row, row.http)
+    if "thinking_token_budget" in fields:  # vLLM's name
+        _read_parameter(fields, sampling, PARAMETERS["thinking_budget"], "thinking_token_budget")
     _read_priority(fields, request)
     _read_choice(fields, request, "on_disconnect", DISCONNECTS)
-    fields.take_ignored(IGNORED)
     asked = AskedAnswer(request, stream=fields.take_flag("stream"), token_ids=fields.take_flag("return_token_ids"))
     asked.chosen_id = request.HasField("request_id")
     _read_prompt_fields(fields, request, asked)
@@ -99,12 +89,20 @@ def _read_prompt_fields(fields: FieldReader, request: inference_pb2.GenerateRequ
         request.truncate_prompt_tokens = keep
     if "add_special_tokens" in fields:
         request.add_special_tokens = fields.take_flag("add_special_tokens")
+    request.bad_words.extend(fields.checks.run(_read_words, fields.take_any("bad_words")) or [])
     scores = fields.take_number("prompt_logprobs", SCORES)
     if scores is None:
         return
     asked.prompt_scores, request.sampling.prompt_logprobs = True, scores
     if asked.stream:
         fields.refuse("prompt_logprobs", "is not allowed in a stream; leave out stream")
+
+
+def _read_words(value: Any) -> list[str]:
+    words = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(words, list):
+        raise InvalidArgument("bad_words", "must be a list of strings")
+    return [checked_text("bad_words", word) for word in words]
 
 
 def _read_priority(fields: FieldReader, request: inference_pb2.GenerateRequest) -> None:

@@ -12,6 +12,7 @@ from router.http.field_reader import FieldReader, checked_ids, checked_text
 
 ID_PREFIX = "cmpl-"
 DEFAULT_MAX_TOKENS = 16  # as OpenAI has it
+MAX_PROMPTS = 64  # of one request
 MAX_PROMPT_IDS = limits.MAX_MESSAGE_BYTES  # of one byte each, at least: the validator knows the model's limit
 
 
@@ -22,7 +23,11 @@ def read_completion(body: dict[str, Any]) -> AskedAnswer:
     asked = read_common(fields, request)
     if not asked.chosen_id:
         request.request_id = ID_PREFIX + new_request_id()[2:]
-    checks.run(_add_prompt, request, fields.take_any("prompt"))
+    first, *asked.more_prompts = checks.run(_read_prompts, fields.take_any("prompt")) or [""]
+    if isinstance(first, str):
+        request.text = first
+    else:
+        request.token_ids.ids.extend(first)
     asked.echo = fields.take_flag("echo")
     max_tokens = read_max_tokens(fields, sampling, "max_tokens", "max_completion_tokens", least=int(not asked.echo))
     if max_tokens is None:
@@ -47,14 +52,18 @@ def read_completion(body: dict[str, Any]) -> AskedAnswer:
     return asked
 
 
-def _add_prompt(request: inference_pb2.GenerateRequest, prompt: Any) -> None:
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        request.text = checked_text("prompt", prompt)
-    elif isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-        raise InvalidArgument("prompt", f"{len(prompt)} prompts in one request; send a request for each")
-    elif isinstance(prompt, list):
-        request.token_ids.ids.extend(checked_ids("prompt", prompt, MAX_PROMPT_IDS))
-    else:
-        raise InvalidArgument("prompt", "must be a string or a list of token ids")
+def _read_prompts(value: Any) -> list[str | list[int]]:
+    """The prompts: a string, token ids, or a list of such."""
+    if isinstance(value, str) or not isinstance(value, list) or not value or not isinstance(value[0], (str, list)):
+        return [_read_prompt("prompt", value)]
+    if len(value) > MAX_PROMPTS:
+        raise InvalidArgument("prompt", f"{len(value)} prompts are too many; send at most {MAX_PROMPTS} in one request")
+    return [_read_prompt("prompt" if len(value) == 1 else f"prompt[{i}]", each) for i, each in enumerate(value)]
+
+
+def _read_prompt(field: str, value: Any) -> str | list[int]:
+    if isinstance(value, str):
+        return checked_text(field, value)
+    if isinstance(value, list):
+        return checked_ids(field, value, MAX_PROMPT_IDS)
+    raise InvalidArgument(field, "must be a string or a list of token ids")

@@ -8,11 +8,9 @@ from octavo.request import limits
 from octavo.request.errors import FieldViolation, InvalidArgument, ViolationCollector
 from octavo.request.limits import NumberRange
 from octavo.request.sampling_validation import check_number
+from router.http.unknown_fields import MAX_NAMED, ClientBody, shown_name
 
 T = TypeVar("T")
-
-MAX_SHOWN_NAME = 64  # characters of a field's name in a message
-MAX_NAMED = 10  # unknown fields in one message
 
 
 class FieldReader:
@@ -20,6 +18,8 @@ class FieldReader:
 
     def __init__(self, fields: Mapping[str, Any], checks: ViolationCollector | None = None, path: str = "") -> None:
         self._fields = {name: value for name, value in fields.items() if value is not None}
+        self._body = fields if isinstance(fields, ClientBody) else ClientBody({})
+        self._is_top = not path
         self.checks = ViolationCollector() if checks is None else checks
         self._path = path
 
@@ -85,9 +85,9 @@ class FieldReader:
 
     def refuse_rest(self) -> None:
         """Refuses what has not been taken: a field that changes the answer must not be dropped in silence."""
-        for name in list(self._fields)[:MAX_NAMED]:
-            shown = name[:MAX_SHOWN_NAME].encode("ascii", "replace").decode()
-            self.refuse(shown, "is not supported; leave it out")
+        rest = [name for name, value in self._fields.items() if not (self._is_top and self._body.ignores(name, value))]
+        for name in rest[:MAX_NAMED]:
+            self.refuse(shown_name(name), "is not supported; leave it out")
         self._fields.clear()
 
     def _run(self, check: Callable[..., T], name: str, *arguments: Any) -> T | None:

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from starlette.types import Receive, Scope
 
 from octavo.request import limits
 from octavo.request.errors import DeadlineExceeded, InvalidArgument, MessageTooLarge
+from router.http.unknown_fields import REFUSE, ClientBody
 
 MAX_BODY_BYTES = limits.MAX_MESSAGE_BYTES
 SMALL_BODY_BYTES = 64 * 1024
@@ -94,7 +95,7 @@ def body_too_large() -> MessageTooLarge:
     return MessageTooLarge(f"the body has more than {MAX_BODY_BYTES} bytes; send fewer")
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
+def parse_object(data: bytes, unknown_fields: str = REFUSE) -> ClientBody:
     """The object that the bytes hold. Raises InvalidArgument."""
     try:
         found = json.loads(data, parse_constant=refuse_constant)
@@ -103,7 +104,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
         raise InvalidArgument("body", f"is not JSON{place}") from None
     if not isinstance(found, dict):
         raise InvalidArgument("body", "must be a JSON object")
-    return found
+    return ClientBody(found, unknown_fields)
 
 
 def refuse_constant(name: str) -> NoReturn:

@@ -4,13 +4,14 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
 from starlette.types import Send
 
 from octavo.request.errors import Code, InvalidArgument, MessageTooLarge, NotFound, ServingError
+from router.http.unknown_fields import ignored_header
 
 # OpenAI's SDKs retry 408, 409, 429 and every status from 500 on, so no error that a retry cannot help has one of these
 # but a conflict, which they meet only if they choose request ids.
@@ -39,6 +40,9 @@ FIELDS = [
     (re.compile(r"^chat$"), "messages"),
     (re.compile(r"^(text|raw_text|token_ids)$"), "prompt"),
     (re.compile(r"\.raw_content$"), ".content"),
+    (re.compile(r"\.arguments_json$"), ".function.arguments"),
+    (re.compile(r"\.parameters_json$"), ".function.parameters"),
+    (re.compile(r"^(tools\[\d+\]|.*\.tool_calls\[\d+\])\.name$"), r"\1.function.name"),
     (re.compile(r"\.extra_json$"), ""),
 ]
 PING = b": the request waits\n\n"  # a comment of server-sent events, which clients skip
@@ -94,6 +98,7 @@ class Reply:
     def __init__(self, send: Send, called: str = "") -> None:
         """`called` is what the client calls the request, for its own logs."""
         self.request_id = ""
+        self.ignored: Sequence[str] = ()  # fields of the body that were left out of account
         self._called = called
         self._send = send
         self._streams = False
@@ -152,7 +157,10 @@ class Reply:
             self._ping.cancel()
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._names()]})
+        headers = [*headers, *self._names()]
+        if self.ignored:
+            headers.append((b"x-octavo-ignored-fields", ignored_header(self.ignored).encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _names(self) -> list[tuple[bytes, bytes]]:
         """The headers that name the request."""

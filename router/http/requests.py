@@ -21,6 +21,8 @@ from router.http.chat_completions import ID_PREFIX as CHAT_PREFIX
 from router.http.common_fields import AskedAnswer
 from router.http.reply import Reply
 from router.streaming.inference_service import InferenceService
+from router.streaming.session import Session
+from router.tools.division_notes import read_notes
 
 INDEXES = re.compile(r"\d{1,9}(,\d{1,9}){0,15}")
 FLAGS = {"": True, "true": True, "1": True, "false": False, "0": False}
@@ -62,8 +64,23 @@ class RequestEndpoint:
             asked = AskedAnswer(inference_pb2.GenerateRequest(request_id=request_id), stream, include_usage=True)
             asked.scores = session.params.logprobs is not None
             chat = flag_of(query, "chat", request_id.startswith(CHAT_PREFIX))
-            form = (ChatFormat if chat else CompletionFormat)(asked, session.model)
+            form = await self._chat_format(asked, session) if chat else CompletionFormat(asked, session.model)
             await send_answer(session, form, stream, reply)
+
+    async def _chat_format(self, asked: AskedAnswer, session: Session) -> ChatFormat:
+        """Divides outputs as the router did that took the request, from what the client has already on."""
+        tokenizer, notes = session.model.tokenizer, read_notes(await session.read_notes())
+        division = self._service.forms.division(tokenizer, notes.tools, shows_reasoning=notes.shows_reasoning)
+        history = await session.read_history() if division is not None else []
+        if division is not None:
+            division.note_prompt(tokenizer, await session.prompt_end())
+        if session.params.num_branches > session.params.n and history:
+            division = None  # which branches these were is known only at the end
+        asked.division = division
+        form = ChatFormat(asked, session.model)
+        for branch, (tokens, text) in enumerate(history):
+            form.note_before(branch, tokens, text)
+        return form
 
 
 def query_of(scope: Scope) -> dict[str, str]:

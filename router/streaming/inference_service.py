@@ -9,7 +9,7 @@ from octavo.request.errors import Failure, NoWorkers
 from octavo.request.record import Record
 from octavo.request.sampling import rank
 from octavo.store.base import Store
-from octavo.v1 import inference_pb2, inference_pb2_grpc
+from octavo.v1 import inference_pb2, inference_pb2_grpc, pooling_pb2
 from octavo.wire.public import (
     ACCEPTED,
     defaults_to_wire,
@@ -22,6 +22,8 @@ from octavo.wire.public import (
 from octavo.wire.requests import SCHEMA_REVISION, limits_to_wire, state_to_wire
 from router.fleet.model_registry import ModelRegistry
 from router.placing.dispatcher import Dispatcher
+from router.pooling.pooling_calls import PoolingCalls
+from router.pooling.vector_messages import answer_embed, answer_score
 from router.streaming.progress.progress_registry import ProgressRegistry
 from router.streaming.request_preparer import RequestPreparer
 from router.streaming.session import Session
@@ -43,6 +45,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     models: ModelRegistry
     preparer: RequestPreparer
     progress: ProgressRegistry
+    pooling: PoolingCalls
 
     def serve_on(self, server: "grpc.aio.Server") -> None:
         inference_pb2_grpc.add_InferenceServicer_to_server(self, server)
@@ -116,6 +119,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if record.failure:
             response.failure.CopyFrom(failure_to_wire(Failure.from_json(record.failure)))
         return response
+
+    # Vectors
+
+    async def Embed(self, request: pooling_pb2.EmbedRequest, context: "Context") -> pooling_pb2.EmbedResponse:
+        return await answer_embed(self.pooling, request, remaining_s(context))
+
+    async def Score(self, request: pooling_pb2.ScoreRequest, context: "Context") -> pooling_pb2.ScoreResponse:
+        return await answer_score(self.pooling, request, remaining_s(context))
 
     # Text
 

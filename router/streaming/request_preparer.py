@@ -15,12 +15,14 @@ from octavo.request.ids import Incarnation, RequestId, new_request_id, sequence_
 from octavo.request.record import NewSequence
 from octavo.request.sampling import PARAMETERS, SamplingParams
 from octavo.text.byte_tokenizer import no_tokenizer
+from octavo.text.thinking import with_thinking_marks
 from octavo.text.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_bytes, sampling_from_wire, with_recommended
 from octavo.wire.requests import ChatPrompt, chat_from_wire, request_hash
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.streaming.grammar_checks import GrammarChecks
+from router.streaming.prompts.bad_words import check_words, without_words
 from router.streaming.prompts.chat_threads import ChatThreads, run_aside
 from router.streaming.prompts.prompt_ends import check_truncation, truncated, with_beginning
 
@@ -70,6 +72,11 @@ class RequestPreparer:
         asked, params = check_request(request, model)
         if params.stop and not model.tokenizer.has_text:
             raise no_tokenizer("send stop_token_ids instead of stop")
+        params = without_words(params, request.bad_words, model)
+        try:
+            params = with_thinking_marks(params, model.tokenizer)
+        except InvalidArgument as error:
+            raise error.inside("sampling") from None
         request_id = RequestId(request.request_id) if request.HasField("request_id") else new_request_id()
         token_ids, source = await self.read_prompt(request, model), cast("str", request.WhichOneof("input"))
         context = model.context_tokens
@@ -151,6 +158,7 @@ def check_request(request: inference_pb2.GenerateRequest, model: ServedModel) ->
     both = checks.run(checked_sampling, request.sampling, model, inside="sampling")
     checks.run(priority_of, request.priority)
     checks.run(check_truncation, request)
+    checks.run(check_words, request.bad_words)
     if checks.found:
         checks.run(check_input, request, model)
     checks.raise_found()

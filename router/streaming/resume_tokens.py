@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from octavo.request.errors import ForeignToken, HistoryLost, InvalidArgument
 from octavo.request.ids import RequestId
+from octavo.text.stop import TextStream
 
 VERSION = 3
 MAC_BYTES = 16
@@ -34,6 +35,12 @@ class StreamPlace(NamedTuple):
         if self.next_index > num_tokens:
             raise HistoryLost(f"the journal ends before index {self.next_index}: start again with a new request id")
         return self.next_index
+
+    def history(self, output: Sequence[int], text: TextStream) -> tuple[Sequence[int], str]:
+        """The tokens of an output before the place, and what the client has of their text."""
+        tokens = output[: self.next_index]
+        shown = text.push(tokens).text
+        return tokens, shown if self.text_bytes is None else shown.encode()[: self.text_bytes].decode(errors="ignore")
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ ON_ITS_WAY_S = 0.1  # within this time the worker's stream brings what the journ
 # Those of branches that compete are not dropped: the journals have no score per token, and no event is sent before all
 # branches have ended.
 MAX_INBOX_TOKENS = 2048
+PROMPT_END = 16  # tokens at the end of a prompt that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ class Session:
         self.prompt_len = record.prompt_len
         self.model = model
         self.params = params
-        self.prompt: Sequence[int] | None = None  # nobody has read it yet
+        self.start = start
+        self._prompt_end: Sequence[int] | None = None  # nobody has read it yet
         self._context = context
         self._store = context.store
         self._sessions = context.sessions
@@ -207,12 +209,32 @@ class Session:
         if deadline_in_ms:
             self._deadline.set_first(deadline_in_ms / 1000)
 
-    async def prompt_end(self, count: int) -> list[int]:
+    async def read_notes(self) -> bytes:
+        """What the endpoint that took the request has written down."""
+        return await self._store.read_notes(self.seq_id)
+
+    async def read_history(self) -> Sequence[tuple[Sequence[int], str]]:
+        """The tokens and the text of each returned branch that this client had when its stream began here."""
+        places = self.start.places
+        if not any(place.next_index for place in places):
+            return []
+        found = await self._store.read(self.seq_id, from_indexes=[0] * self.params.num_branches)
+        outputs = found.outputs if found is not None else ()
+        return [
+            place.history(output, self.model.text_stream(self.params))
+            for place, output in zip(places, outputs, strict=False)
+        ]
+
+    async def prompt_end(self) -> Sequence[int]:
         """The last tokens of the prompt. Of a request that was accepted before, the store has them."""
-        if self.prompt is None:
+        if self._prompt_end is None:
             found = await self._store.read(self.seq_id, prompt=True)
-            self.prompt = found.prompt if found is not None else ()
-        return list(self.prompt[-count:])
+            self.note_prompt(found.prompt if found is not None else ())
+        return self._prompt_end or ()
+
+    def note_prompt(self, prompt: Sequence[int]) -> None:
+        """Keeps the end of the prompt, which tells how an output begins."""
+        self._prompt_end = tuple(prompt[-PROMPT_END:])
 
     def returned_scores(self) -> list[float | None] | None:
         """The scores of the returned branches, once all have ended. None if branches do not compete."""

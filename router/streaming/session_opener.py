@@ -183,7 +183,7 @@ class SessionOpener:
                 raise StoreUnavailable("the store has just lost this request: send it again") from None
         record, start = first_record(new), StreamStart(fresh=True)
         session = Session(self._context, prepared.model, record, prepared.params, start, arrived_at)
-        session.prompt = new.prompt
+        session.note_prompt(new.prompt)
         session.set_deadline(new.deadline_in_ms)
         session.progress.is_chat = prepared.field == "chat"
         return session, True

@@ -12,6 +12,7 @@ from router.tools.asked_tools import AskedTools
 from router.tools.formats import ToolFormat
 from router.tools.output_forms import Division
 from router.tools.reasoning import ReasoningFormat
+from router.tools.tagged_grammars import tagged_rules
 
 SpecialTokens = Mapping[str, int]  # the ids of a model's special tokens, by their texts
 _JSON_OPTIONS = {"x-guidance": {"whitespace_pattern": "[ ]?"}}
@@ -25,7 +26,7 @@ def needs_grammar(division: Division) -> bool:
     tools, form = division.tools, division.form
     if tools is None:
         return False
-    return bool(tools.forced) or bool(tools.strict and form is not None and form.can_force)
+    return bool(tools.forced) or bool(tools.strict and form is not None and form.can_force and form.binds_strict)
 
 
 def calls_grammar(division: Division, special: SpecialTokens, *, has_other: bool) -> str:
@@ -91,9 +92,13 @@ def _call_rules(
 ) -> list[str]:
     """The rules of calls, by the names of tools: what stands before the arguments, and their schema."""
     rules, end = ["call: " + " | ".join(f"tool_{i}" for i in range(len(calls)))], _terminals(form.close_call, special)
-    for i, (begin, schema) in enumerate(calls.values()):
-        whole = {"type": "object", **schema, **_JSON_OPTIONS}
-        rules += [f"tool_{i}: {_terminals(begin, special)} args_{i} {end}", f"args_{i}: %json {json.dumps(whole)}"]
+    for i, (name, (begin, schema)) in enumerate(calls.items()):
+        rules.append(f"tool_{i}: {_terminals(begin, special)} args_{i} {end}")
+        if form.open_argument:
+            rules += tagged_rules(f"args_{i}", name, schema, form)
+        else:
+            whole = {"type": "object", **schema, **_JSON_OPTIONS}
+            rules.append(f"args_{i}: %json {json.dumps(whole)}")
     return rules
 
 
@@ -103,10 +108,11 @@ def _reasoning_rules(
     """What stands before a call, and the rules of it."""
     if reasoning is None:
         return "", []
+    after = f"{_terminals(reasoning.after, special)} " if reasoning.after else ""
     rules = [_until("thought", reasoning.end, special), r"gap: /\s{0,4}/"]
     if begins_inside:
-        return "thought gap ", rules
-    return f"({_terminals(reasoning.begin, special)} thought gap)? ", rules
+        return f"thought gap {after}", rules
+    return f"({_terminals(reasoning.begin, special)} thought gap {after})? ", rules
 
 
 def _until(rule: str, mark: str, special: SpecialTokens) -> str:

@@ -29,6 +29,10 @@ class ToolFormat:
     between: str = ""  # stands between two calls that are forced
     open_call: str = ""
     close_call: str = ""
+    open_argument: str = ""  # where each argument stands between marks of its own: with `KEY` in them
+    close_argument: str = ""
+    no_text: tuple[str, ...] = ()  # which no text between these marks may have
+    binds_strict: bool = True  # if calls can be forced: they can also be bound where they stand among other text
 
     @property
     def can_force(self) -> bool:
@@ -67,13 +71,21 @@ _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>
 _JSON_CALL = '{"name": "NAME", "arguments": '
 _NAMED = ('{"name":', '{ "name":', '{"name" :')
 FORMATS = (
+    ToolFormat("harmony", ("<|channel|>", "<|message|>"), "<|end|>", _JSON, ("<|channel|>", "<|message|>", "<|call|>"),
+        open_call="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", binds_strict=False),
     ToolFormat("deepseek", (_CALLS,), _CALLS_END, _DEEPSEEK, (_CALLS, "```json"),
         open_call=f"{_CALLS}{_BEGIN}function{_SEPARATOR}NAME\n```json\n",
         close_call=f"\n```<｜tool▁call▁end｜>{_CALLS_END}"),
     ToolFormat("deepseek_v31", (_CALLS,), _CALLS_END, _DEEPSEEK, (_CALLS,),
         open_call=f"{_CALLS}{_BEGIN}NAME{_SEPARATOR}", close_call=f"<｜tool▁call▁end｜>{_CALLS_END}"),
-    ToolFormat("qwen3_coder", ("<tool_call>",), "</tool_call>", call_texts.xml_calls, ("<tool_call>", "<function=")),
-    ToolFormat("glm", ("<tool_call>",), "</tool_call>", call_texts.keyed_calls, ("<tool_call>", "<arg_key>")),
+    ToolFormat("qwen3_coder", ("<tool_call>",), "</tool_call>", call_texts.xml_calls, ("<tool_call>", "<function="),
+        between="\n", open_call="<tool_call>\n<function=NAME>\n", close_call="</function>\n</tool_call>",
+        open_argument="<parameter=KEY>\n", close_argument="\n</parameter>\n",
+        no_text=("</tool_call>", "</function>", "<parameter="), binds_strict=False),
+    ToolFormat("glm", ("<tool_call>",), "</tool_call>", call_texts.keyed_calls, ("<tool_call>", "<arg_key>"),
+        between="\n", open_call="<tool_call>NAME\n", close_call="</tool_call>",
+        open_argument="<arg_key>KEY</arg_key>\n<arg_value>", close_argument="</arg_value>\n",
+        no_text=("</tool_call>",), binds_strict=False),
     ToolFormat("hermes", ("<tool_call>",), "</tool_call>", _JSON, ("<tool_call>",), absent=("<|tool_call|>",),
         between="\n", open_call="<tool_call>\n" + _JSON_CALL, close_call="}\n</tool_call>"),
     ToolFormat("mistral_args", ("[TOOL_CALLS]",), "", _MISTRAL, ("[TOOL_CALLS]", "[ARGS]"),

@@ -1,17 +1,16 @@
 """In which formats models write calls and reasoning: as a router's settings say, or as the templates of models show."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.text.tokenizer import AnyTokenizer
-from router.tools import formats, reasoning
+from router.tools import reasoning
 from router.tools.asked_tools import AskedTools, tool_format
 from router.tools.formats import ToolFormat
 from router.tools.reasoning import ReasoningFormat, last_text, reasoning_of
 from router.tools.tool_message import ToolMessage
 
 AUTO, NONE = "auto", "none"
-TOOL_PARSERS = (AUTO, *formats.BY_NAME)
-REASONING_PARSERS = (AUTO, NONE, *reasoning.BY_NAME)
 
 
 @dataclass(slots=True)
@@ -42,7 +41,7 @@ class Division:
             shows_reasoning=self.shows_reasoning,
         )
 
-    def note_prompt(self, tokenizer: AnyTokenizer, prompt_end: list[int]) -> None:
+    def note_prompt(self, tokenizer: AnyTokenizer, prompt_end: Sequence[int]) -> None:
         """Looks at the last tokens of the prompt: the output may begin inside of the reasoning."""
         if self.reasoning is not None:
             self.begins_inside = self.reasoning.is_begun(last_text(tokenizer, prompt_end))
@@ -56,12 +55,19 @@ class OutputForms:
     reasoning_parser: str = AUTO
 
     def tools_of(self, tokenizer: AnyTokenizer) -> ToolFormat | None:
+        if self.tool_parser == NONE:
+            return None
         return tool_format(tokenizer, "" if self.tool_parser == AUTO else self.tool_parser)
 
     def reasoning_of(self, tokenizer: AnyTokenizer) -> ReasoningFormat | None:
         if self.reasoning_parser == AUTO:
             return reasoning_of(getattr(tokenizer, "chat_template", ""))
         return reasoning.BY_NAME.get(self.reasoning_parser)
+
+    def names_of(self, tokenizer: AnyTokenizer) -> tuple[str, str]:
+        """The names of the two formats, for people: none where a model has none that is known."""
+        tools, thinks = self.tools_of(tokenizer), self.reasoning_of(tokenizer)
+        return tools.name if tools is not None else NONE, thinks.name if thinks is not None else NONE
 
     def division(
         self, tokenizer: AnyTokenizer, tools: AskedTools | None, *, shows_reasoning: bool = True

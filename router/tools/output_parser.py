@@ -8,8 +8,9 @@ stream and the one that another router goes on with. Nothing that was said is ev
 from collections.abc import Sequence
 
 from router.tools.formats import ToolFormat
+from router.tools.harmony import HarmonyParser
 from router.tools.parts import CallStart, Content, Part, Reasoning
-from router.tools.reasoning import ReasoningFormat
+from router.tools.reasoning import HARMONY, ReasoningFormat
 from router.tools.sections.call_texts import Schemas
 from router.tools.sections.json_section import JsonSection, Progress
 from router.tools.sections.whole_section import WholeSection
@@ -134,3 +135,12 @@ def _overlap(text: str, marks: Sequence[str]) -> int:
     """How many characters at the end of the text may be the beginning of a mark."""
     most = min(len(text), max((len(mark) - 1 for mark in marks), default=0))
     return next((size for size in range(most, 0, -1) if any(mark.startswith(text[-size:]) for mark in marks)), 0)
+
+
+def parser_for(
+    tools: ToolFormat | None, schemas: Schemas, reasoning: ReasoningFormat | None = None, *, begins_inside: bool = False
+) -> OutputParser | HarmonyParser:
+    """The parser of one output in these formats."""
+    if HARMONY in (reasoning.name if reasoning else "", tools.name if tools else ""):
+        return HarmonyParser(has_tools=tools is not None)
+    return OutputParser(tools, schemas, reasoning, begins_inside=begins_inside)

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from octavo.text.tokenizer import AnyTokenizer
+from router.tools.harmony import HarmonyCounter
 
+HARMONY = "harmony"
 NUM_LAST = 16  # tokens at the end of a prompt, in which the beginning of reasoning stands if it ends with one
 
 
@@ -16,17 +18,21 @@ class ReasoningFormat:
     name: str
     begin: str
     end: str
-    mark: str = ""  # is in the template
+    mark: str = ""  # is in the template; empty: `end` is
+    after: str = ""  # stands between the reasoning and a call
 
     def is_begun(self, prompt: str) -> bool:
         """Whether a prompt, or its last text, ends where reasoning has begun."""
         return prompt.rstrip().endswith(self.begin)
 
-    def counter(self, begins_inside: bool) -> "ReasoningCounter":
+    def counter(self, begins_inside: bool) -> "ReasoningCounter | HarmonyCounter":
+        if self.name == HARMONY:
+            return HarmonyCounter()
         return ReasoningCounter(self.begin.encode(), self.end.encode(), begins_inside)
 
 
 FORMATS = (
+    ReasoningFormat(HARMONY, "<|channel|>analysis<|message|>", "<|end|>", "<|channel|>", "<|start|>assistant"),
     ReasoningFormat("think", "<think>", "</think>"),
     ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
     ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),

@@ -7,7 +7,7 @@ from typing import Any
 from octavo.request.sampling import FinishReason
 from router.tools.asked_tools import AskedTools
 from router.tools.formats import ToolFormat
-from router.tools.output_parser import OutputParser
+from router.tools.output_parser import parser_for
 from router.tools.parts import CallArguments, CallStart, Content, Part, Reasoning
 from router.tools.reasoning import ReasoningFormat
 
@@ -27,7 +27,7 @@ class ToolMessage:
         shows_reasoning: bool = True,
     ) -> None:
         schemas, form = ({}, None) if tools is None else (tools.schemas, form)
-        self._parser = OutputParser(form, schemas, reasoning, begins_inside=begins_inside)
+        self._parser = parser_for(form, schemas, reasoning, begins_inside=begins_inside)
         self._name = f"{request_id}/{branch}"
         self._shows_reasoning = shows_reasoning
         self._calls: list[dict[str, Any]] = []  # as a whole answer shows them

@@ -23,6 +23,7 @@ from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import RunnerInfo
 from gpu_worker.steps.seats import Seat
 from gpu_worker.steps.step_input import StepInput
+from octavo.pooling.params import ModelPooling
 from octavo.request.sampling import SamplingParams
 
 CPU = torch.device("cpu")
@@ -138,6 +139,7 @@ def tiny_llama(
         num_host_blocks=num_host_blocks,
         bytes_per_block=form.blocks.bytes_per_block,
         tokenizer="",
+        pooling=ModelPooling(form.hidden),
     )
     graphs = []
     if capture is not None:

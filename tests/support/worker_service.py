@@ -12,6 +12,7 @@ from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.serving.calls.vector_calls import VectorCalls
 from gpu_worker.serving.calls.worker_service import ServedWorker, WorkerService
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
@@ -41,7 +42,13 @@ class Service:
             self.runner, self.journal_writer.submit_soon, on_progress=[self.watch.refresh], idle_round_s=0.02
         )
         self.served = ServedWorker(
-            self.engine, parts.workload, parts.budget, self.admissions, self.publisher, self.watch
+            self.engine,
+            parts.workload,
+            parts.budget,
+            self.admissions,
+            self.publisher,
+            self.watch,
+            VectorCalls(parts.port, self.runner.info),
         )
         self.service = WorkerService("w", Incarnation("me"))
 

@@ -18,6 +18,7 @@ class Decoder(Protocol):
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    hidden_size: int  # numbers of a hidden state; 0: `states` cannot be asked
     window: int  # how many tokens a query sees at most, in whatever layer; 0: in some layer it sees all
     # Whether forward and logits do the same operations for all batches of the same sizes, without looking at numbers on
     # the device, so that a step can be captured as a CUDA graph.
@@ -29,6 +30,10 @@ class Decoder(Protocol):
 
         The result has one row for each of `rows` (int64, tokens of the batch) and is what `logits` takes.
         """
+        ...
+
+    def states(self, forwarded: Tensor, first: int) -> Tensor:
+        """The hidden states after the last norm: rows from `first` on of what the last call of forward returned."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -212,6 +212,7 @@ class GptDecoder:
         self.num_layers = config.num_layers
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
+        self.hidden_size = config.hidden_size
         self.window = common_window(config.windows)
         self._ops = ops
         self._tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -244,6 +245,9 @@ class GptDecoder:
                 normed = self._layer_norm(x, f"{layer}.mlp_norm")
                 x = self._mlp(layer, normed) + (normed if after_norm else x)
         return self._layer_norm(x[rows], "norm")
+
+    def states(self, forwarded: Tensor, first: int) -> Tensor:
+        return forwarded[first:]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._ops.logits(hidden, self._head, self._tensors.get("head_bias"))

@@ -127,6 +127,7 @@ class LlamaDecoder:
         self.num_layers = config.num_layers
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
+        self.hidden_size = config.hidden_size
         self.window = common_window(config.windows)
         self._ops = ops
         self._embedding = on_device["embedding"]
@@ -158,6 +159,9 @@ class LlamaDecoder:
             if index + 1 < len(self._layers):
                 normed, x = ops.add_rms_norm(out, x, self._layers[index + 1]["input_norm"], eps)
         return ops.add_rms_norm(out[rows], x[rows], self._norm, eps)[0]
+
+    def states(self, forwarded: Tensor, first: int) -> Tensor:
+        return forwarded[first:]
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self._ops.logits(hidden, self._head)

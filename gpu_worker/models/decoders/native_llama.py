@@ -44,6 +44,7 @@ class NativeLlamaDecoder:
         self.num_layers = config.num_layers
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
+        self.hidden_size = config.hidden_size
         self.window = common_window(config.windows)
         self._extension = extension
         self.rope = cos, sin = config.rope.table(config.context_tokens)
@@ -93,6 +94,9 @@ class NativeLlamaDecoder:
             *(batch.cu_q, batch.seq_lens, batch.block_tables, rows, self._layers(kv)),
         )
         return hidden
+
+    def states(self, forwarded: Tensor, first: int) -> Tensor:
+        return forwarded[first:]
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = torch.empty((hidden.shape[0], self.vocab_size))

@@ -176,6 +176,11 @@ class TransformersDecoder:
         self.context_tokens = find_context(self.name, config)
         self.window = 0
         self.num_layers, self.num_kv_heads, self.head_dim = self._probe(config)
+        self._states: Tensor | None = None  # what the head was given in the last call of forward
+        head = cast("Any", model).get_output_embeddings()
+        if head is not None:
+            head.register_forward_pre_hook(self._note_states)
+        self.hidden_size = int(getattr(head, "in_features", 0))
 
     @classmethod
     def load(cls, directory: Path, dtype: torch.dtype, ops: Ops, device: torch.device) -> "TransformersDecoder":
@@ -207,7 +212,19 @@ class TransformersDecoder:
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         with self._step(batch, kv):
-            return self._logits(batch.token_ids, batch.positions, rows)
+            logits = self._logits(batch.token_ids, batch.positions, rows)
+        if self._states is not None and not self._selects_rows:
+            self._states = self._states[rows]
+        return logits
+
+    def states(self, forwarded: Tensor, first: int) -> Tensor:
+        if self._states is None:
+            raise RuntimeError(f"{self.name}: its head was not called")
+        return self._states[first:]
+
+    def _note_states(self, head: nn.Module, given: tuple[Tensor, ...]) -> None:
+        """Keeps what the head is given: a row for each that is wanted, or for each token."""
+        self._states = given[0].reshape(-1, given[0].shape[-1])
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden

@@ -160,7 +160,8 @@ class Planner:
             end = chunk.start + chunk.length
             if end == len(branch.tokens):
                 sequence = branch.sequence
-                chunk.samples = tuple(sequence.branches) if sequence.forks else (branch,)
+                if sequence.pooling is None:
+                    chunk.samples = tuple(sequence.branches) if sequence.forks else (branch,)
             if chunk.score_end > (first := max(branch.first_unscored, chunk.start + 1)):
                 chunk.score_from = first
             plan.chunks.append(chunk)

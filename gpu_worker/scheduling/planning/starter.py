@@ -273,7 +273,10 @@ class Starter:
         return CachedPrefix(hits, [])
 
     def _num_shareable(self, branch: Branch) -> int:
-        """How many blocks it may share. Its last token and every row that a score needs are left to compute."""
+        """How many blocks it may share. Its last token and every row that is needed itself are left to compute."""
+        pooling = branch.sequence.pooling
+        if pooling is not None and pooling.params.needs_all_rows:
+            return 0
         num_tokens = min(branch.prefill_end, len(branch.tokens) - 1, branch.first_unscored - 1)
         return num_tokens // self._block_size
 

@@ -20,6 +20,7 @@ from enum import Enum, IntEnum
 from gpu_worker.blocks.block_manager import Reservation
 from gpu_worker.constraints.matcher import Grammar, Matcher
 from gpu_worker.scheduling.state.beam import BeamSearch
+from gpu_worker.scheduling.state.pooling import Pooling
 from octavo.request.ids import BlockHash, BlockId, HostBlockId, SequenceId
 from octavo.request.record import Admission
 from octavo.request.sampling import SamplingParams, TokenScore
@@ -202,6 +203,7 @@ class Sequence:
     carried: CarriedScores | None = None  # it has moved here: its tokens have these scores
     beam_text: TextStream | None = None  # new, for beams with stop strings, which are found in it
     grammar: Grammar | None = None  # of its constraint
+    pooling: Pooling | None = None  # it has no output: it ends with a vector of its prompt
     branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
     last_preempted: float = float("-inf")
     # What the scheduler keeps of it:

@@ -125,7 +125,10 @@ class Workload:
 
     def end(self, sequence: Sequence, reason: FinishReason, failure: Failure | None = None) -> list[StepItem]:
         """Ends all branches that have not finished, with the tokens they have. Returns the sequence's last items."""
-        if sequence.search is not None:
+        items: list[StepItem] = []
+        if sequence.pooling is not None:
+            sequence.pooling.end_without(reason, failure)
+        elif sequence.search is not None:
             items = beam_items(sequence, reason, failure)
         else:
             going = [branch for branch in sequence.branches if branch.state is not FINISHED]
@@ -140,7 +143,7 @@ class Workload:
         """
         longest = max(len(branch.tokens) for branch in sequence.branches)
         outgrown = self.tables.num_missing(longest, 0, 0) > self.info.num_blocks
-        if sequence.search is not None or not outgrown or longest >= self.larger_limit:
+        if sequence.search is not None or sequence.pooling is not None or not outgrown or longest >= self.larger_limit:
             return False
         self.outgrown.add(sequence)
         return True
@@ -188,6 +191,8 @@ class Workload:
             if sequence in self.suspects:
                 self.suspects.remove(sequence)
             self.tables.forget(sequence)
+            if sequence.pooling is not None:
+                sequence.pooling.end_without(FinishReason.CANCELLED)
 
     def move_out(self, sequence: Sequence) -> None:
         """Moves the sequence's running branches to the host pool. Raises OutOfBlocks if they do not fit there."""

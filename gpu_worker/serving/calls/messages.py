@@ -14,6 +14,7 @@ from octavo.request.ids import Incarnation
 from octavo.request.record import WorkerRole
 from octavo.v1 import admin_pb2
 from octavo.wire.internal import INTERNAL_REVISION, ROLES, item_to_wire
+from octavo.wire.pooling import model_pooling_to_wire
 from octavo.wire.public import failure_to_wire, recommended_to_wire
 
 OUTCOMES = {
@@ -54,6 +55,7 @@ def hello_to_wire(
         max_sequence_blocks=info.max_sequence_blocks,
         role=ROLES[role],
         numerics=info.numerics,
+        pooling=model_pooling_to_wire(info.pooling),
     )
 
 

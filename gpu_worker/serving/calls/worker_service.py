@@ -17,6 +17,7 @@ from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.serving.admission.admissions import Admissions
 from gpu_worker.serving.calls.messages import SWAP_OPERATIONS, hello_to_wire, migration_to_wire, watch_to_wire
 from gpu_worker.serving.calls.step_handler import StepHandler
+from gpu_worker.serving.calls.vector_calls import VectorCalls
 from gpu_worker.serving.leaving.drain import WorkerDrain
 from octavo.internal.v1 import transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from octavo.net.traces import NO_PARENT, traceparent_in
@@ -53,6 +54,7 @@ class ServedWorker:
     admissions: Admissions
     publisher: StepPublisher
     watch: WorkerWatch
+    vectors: VectorCalls
     drain: WorkerDrain | None = None  # None: calls of Drain are answered Loading
     migrations: MigrationRegistry | None = None  # None: no sequence moves with its blocks
     tracer: SequenceTracer | None = None
@@ -148,6 +150,15 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 batch = await watcher.next_batch(interval_s)
         finally:
             worker.watch.watchers.close_watcher(watcher)
+
+    async def Pool(self, request: worker_pb2.PoolRequest, context: "Context") -> AsyncIterator[worker_pb2.PoolResponse]:
+        check_batch_size("prompts", len(request.prompts))
+        worker = self._worker
+        if worker.watch.draining:
+            raise Draining(f"worker {self.worker_id} drains: ask another one")
+        async with aclosing(worker.vectors.answer(request)) as responses:
+            async for response in responses:
+                yield response
 
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: "Context"

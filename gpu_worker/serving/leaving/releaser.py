@@ -130,7 +130,8 @@ class SequenceReleaser:
 
         def command(scheduler: Scheduler) -> list[Sequence]:
             dropped, num_tokens = list[Sequence](), 0
-            candidates = [each for each in self._workload.sequences.values() if each.seq_id not in besides]
+            here = (each for each in self._workload.sequences.values() if each.pooling is None)  # not in the store
+            candidates = [each for each in here if each.seq_id not in besides]
             for sequence in sorted(candidates, key=replay_cost):
                 num_tokens += replay_cost(sequence)[1]
                 if len(dropped) >= max_sequences or (dropped and num_tokens > max_tokens):

@@ -36,6 +36,7 @@ from gpu_worker.serving.admission.admissions import Admissions
 from gpu_worker.serving.admission.prefix_offers import PrefixOffers
 from gpu_worker.serving.admission.reconciler import Reconciler
 from gpu_worker.serving.admission.trial_queue import OwnershipAnnouncer, TrialQueue
+from gpu_worker.serving.calls.vector_calls import VectorCalls
 from gpu_worker.serving.calls.worker_service import ServedWorker
 from gpu_worker.serving.leaving.drain import WorkerDrain
 from gpu_worker.serving.leaving.releaser import OutgrownRelease, SequenceReleaser
@@ -123,6 +124,7 @@ class Worker:
         announcer = OwnershipAnnouncer(journal, incarnation) if journal is not None else None
         self.trials = TrialQueue(port, self.publisher, announcer)
         self.offers = PrefixOffers(port, self.workload, times, self.fetcher)
+        self.vectors = VectorCalls(port, info)
         self.admissions = Admissions(port, self.workload, self.publisher, self.trials, self.offers, announcer)
         self.target = MigrationTarget(
             store, incarnation, blocks, self.admissions.admit, self.watch, memory, block_listener
@@ -162,6 +164,7 @@ class Worker:
             self.admissions,
             self.publisher,
             self.watch,
+            self.vectors,
             self.drain,
             self.migrations,
             sequence_tracer,
@@ -216,6 +219,7 @@ class Worker:
         self.watch.draining = True
         for task in self._watching:  # before the engine ends: its silence is no hang from here on
             task.cancel()
+        self.vectors.close()
         await self.offers.close()
         if self.supplier is not None:
             await self.supplier.close()

@@ -22,9 +22,19 @@ TOKENIZER_PROBE = """
 import sys
 try:
     from octavo.text.tokenizer import load_tokenizer
-    load_tokenizer(sys.argv[1])
+    tokenizer = load_tokenizer(sys.argv[1])
 except Exception as error:
     print(" ".join(str(error).split()) or type(error).__name__)
+    sys.exit(1)
+try:
+    from router.tools.output_forms import OutputForms
+except ImportError:  # no router is installed here
+    sys.exit(0)
+if tokenizer.has_chat_template:
+    tools, reasoning = OutputForms().names_of(tokenizer)
+    print(f"its chat template has calls of tools as {tools}, and reasoning as {reasoning}")
+else:
+    print("it has no chat template")
 """
 
 
@@ -65,13 +75,14 @@ def tokenizer(name: str) -> CheckReport:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TOKENIZER_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         return CheckReport("tokenizer", "note", f"{path}: not loaded within {TOKENIZER_TIMEOUT_S} s")
-    if done.stdout.strip() or done.returncode:
+    if done.returncode:
         says = done.stdout.strip() or f"loading it ended with status {done.returncode}"
         text = says if says.startswith("tokenizer") else f"{path}: {says}"
         copy = "copy tokenizer.json and tokenizer_config.json of the model again, or "
         fix = f"{copy if path.is_dir() and (path / 'tokenizer.json').is_file() else ''}{ANOTHER}"
         return CheckReport("tokenizer", "bad", text, fix)
-    return CheckReport("tokenizer", "ok", f"{path}")
+    more = done.stdout.strip()
+    return CheckReport("tokenizer", "ok", f"{path}; {more}" if more else f"{path}")
 
 
 def _path_of(name: str) -> Path:

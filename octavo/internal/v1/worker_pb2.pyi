@@ -9,6 +9,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PoolKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOL_KIND_UNSPECIFIED: _ClassVar[PoolKind]
+    POOL_KIND_LAST: _ClassVar[PoolKind]
+    POOL_KIND_MEAN: _ClassVar[PoolKind]
+    POOL_KIND_LOGITS: _ClassVar[PoolKind]
+
 class WorkerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WORKER_ROLE_UNSPECIFIED: _ClassVar[WorkerRole]
@@ -37,6 +44,10 @@ class MigrationOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MIGRATION_OUTCOME_MOVED: _ClassVar[MigrationOutcome]
     MIGRATION_OUTCOME_STAYED: _ClassVar[MigrationOutcome]
     MIGRATION_OUTCOME_ENDED: _ClassVar[MigrationOutcome]
+POOL_KIND_UNSPECIFIED: PoolKind
+POOL_KIND_LAST: PoolKind
+POOL_KIND_MEAN: PoolKind
+POOL_KIND_LOGITS: PoolKind
 WORKER_ROLE_UNSPECIFIED: WorkerRole
 WORKER_ROLE_PREFILL: WorkerRole
 WORKER_ROLE_DECODE: WorkerRole
@@ -64,7 +75,7 @@ class HelloRequest(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., internal_revision: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "internal_revision", "model", "model_fingerprint", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "vocab_size", "tokenizer", "eos_token_ids", "max_batch_tokens", "max_batch_sequences", "device", "sampling_defaults", "max_sequence_blocks", "role", "numerics")
+    __slots__ = ("worker_id", "incarnation", "internal_revision", "model", "model_fingerprint", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "vocab_size", "tokenizer", "eos_token_ids", "max_batch_tokens", "max_batch_sequences", "device", "sampling_defaults", "max_sequence_blocks", "role", "numerics", "pooling")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     INTERNAL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +97,7 @@ class HelloResponse(_message.Message):
     MAX_SEQUENCE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     internal_revision: int
@@ -107,7 +119,60 @@ class HelloResponse(_message.Message):
     max_sequence_blocks: int
     role: WorkerRole
     numerics: str
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., internal_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_sequence_blocks: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., numerics: _Optional[str] = ...) -> None: ...
+    pooling: ModelPooling
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., internal_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_sequence_blocks: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., numerics: _Optional[str] = ..., pooling: _Optional[_Union[ModelPooling, _Mapping]] = ...) -> None: ...
+
+class ModelPooling(_message.Message):
+    __slots__ = ("hidden_size", "kind", "normalize", "judge", "refusal")
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    JUDGE_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    hidden_size: int
+    kind: PoolKind
+    normalize: bool
+    judge: str
+    refusal: str
+    def __init__(self, hidden_size: _Optional[int] = ..., kind: _Optional[_Union[PoolKind, str]] = ..., normalize: bool = ..., judge: _Optional[str] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class PoolRequest(_message.Message):
+    __slots__ = ("prompts", "kind", "normalize", "dimensions", "logit_token_ids", "salt", "priority", "deadline_in_ms")
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_IN_MS_FIELD_NUMBER: _ClassVar[int]
+    prompts: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenIds]
+    kind: PoolKind
+    normalize: bool
+    dimensions: int
+    logit_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    salt: str
+    priority: int
+    deadline_in_ms: int
+    def __init__(self, prompts: _Optional[_Iterable[_Union[_types_pb2.TokenIds, _Mapping]]] = ..., kind: _Optional[_Union[PoolKind, str]] = ..., normalize: bool = ..., dimensions: _Optional[int] = ..., logit_token_ids: _Optional[_Iterable[int]] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_in_ms: _Optional[int] = ...) -> None: ...
+
+class PoolResponse(_message.Message):
+    __slots__ = ("vectors",)
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
+    vectors: _containers.RepeatedCompositeFieldContainer[PooledVector]
+    def __init__(self, vectors: _Optional[_Iterable[_Union[PooledVector, _Mapping]]] = ...) -> None: ...
+
+class PooledVector(_message.Message):
+    __slots__ = ("index", "values", "cached_tokens", "failure")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    values: bytes
+    cached_tokens: int
+    failure: _types_pb2.Failure
+    def __init__(self, index: _Optional[int] = ..., values: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("seq_id", "epoch", "prompt", "outputs", "finished_branches", "sampling", "salt", "priority", "deadline_in_ms", "alone", "prefix_owner", "prefix_owner_tokens")

@@ -74,6 +74,11 @@ class WorkerStub(object):
                 request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
                 response_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.Pool = channel.unary_stream(
+                '/octavo.internal.v1.Worker/Pool',
+                request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.PoolRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.PoolResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_stream(
                 '/octavo.internal.v1.Worker/Drain',
                 request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
@@ -190,6 +195,21 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pool(self, request, context):
+        """Makes a vector of each prompt, and sends each as soon as it is there. Nothing is stored: when the stream breaks, the
+        caller asks another worker for what is missing. The prompts run as sequences without output, beside all others; they
+        end when the call does.
+
+        A prompt that cannot be computed has a failure of its own: one that may be tried again is for another worker.
+
+        * INVALID_ARGUMENT: over 1024 prompts, or a field that all of them share is wrong.
+        * UNIMPLEMENTED: the model has no hidden states that can be read.
+        * UNAVAILABLE: the worker drains, or its model is still loading. Ask another worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Makes the worker refuse new sequences and give those it has to other workers. Reports progress
         until the worker is empty. The process goes on, without work, until a call with `undo`, or its end.
@@ -245,6 +265,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WatchRequest.FromString,
                     response_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.WatchResponse.SerializeToString,
+            ),
+            'Pool': grpc.unary_stream_rpc_method_handler(
+                    servicer.Pool,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.PoolRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.PoolResponse.SerializeToString,
             ),
             'Drain': grpc.unary_stream_rpc_method_handler(
                     servicer.Drain,
@@ -446,6 +471,33 @@ class Worker(object):
             '/octavo.internal.v1.Worker/Watch',
             octavo_dot_internal_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
             octavo_dot_internal_dot_v1_dot_worker__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.internal.v1.Worker/Pool',
+            octavo_dot_internal_dot_v1_dot_worker__pb2.PoolRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_worker__pb2.PoolResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,7 @@ _EVERYBODY = frozenset(PeerRole)
 _TABLE: dict[str, dict[tuple[str, ...], frozenset[PeerRole]]] = {
     "octavo.v1.Inference": {
         ("Generate", "Complete", "Attach", "Cancel", "Get", "Tokenize", "Detokenize", "ListModels"): _CALLERS,
+        ("Embed", "Score"): _CALLERS,
     },
     "octavo.v1.Admin": {
         ("ListWorkers", "ListSequences", "ExplainPlacement", "WatchCluster", "Migrate", "DrainWorker"): _OPERATOR,
@@ -47,7 +48,7 @@ _TABLE: dict[str, dict[tuple[str, ...], frozenset[PeerRole]]] = {
     "octavo.internal.v1.Worker": {
         ("Hello", "Watch"): _ROUTER | _OPERATOR,
         ("Drain",): _ROUTER | _OPERATOR | _WORKER,  # a pod empties its own worker before it ends
-        ("Schedule", "Step", "Swap", "Migrate", "Cancel"): _ROUTER,
+        ("Schedule", "Step", "Swap", "Migrate", "Cancel", "Pool"): _ROUTER,
     },
     "octavo.internal.v1.Transfer": {
         ("Prepare", "Extend", "Finish", "Abort", "Fetch", "ListHot"): _WORKER,

@@ -16,7 +16,6 @@ from router.http.messages.message_reply import MessageReply
 from router.streaming.inference_service import whole_answer
 from router.streaming.prompts.chat_threads import run_aside
 from router.streaming.session import Session
-from router.tools.reasoning import NUM_LAST
 
 
 class MessageEndpoint:
@@ -57,7 +56,7 @@ class MessageEndpoint:
             async with service.opener.open_new(answer.request, remaining_s, whole_answer=not answer.stream) as session:
                 session.progress.called = answer.called
                 if answer.division is not None:
-                    answer.division.note_prompt(session.model.tokenizer, await session.prompt_end(NUM_LAST))
+                    answer.division.note_prompt(session.model.tokenizer, await session.prompt_end())
                 await send_message(session, MessageFormat(asked, session), answer.stream, reply)
         except asyncio.CancelledError:
             service.note_left(answer)

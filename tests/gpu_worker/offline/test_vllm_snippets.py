@@ -350,8 +350,8 @@ def test_what_is_not_there_says_so_by_its_name(llm, model):
         LLM(model=model, tokenizer="nowhere")
     with pytest.raises(Unimplemented, match=r"^tensor_parallel_size=2: "):
         LLM(model=model, tensor_parallel_size=2)
-    with pytest.raises(Unimplemented, match=r"^runner='pooling': the model generates text"):
-        LLM(model=model, runner="pooling")
+    with pytest.raises(Unimplemented, match=r"^runner='draft': the model generates text"):
+        LLM(model=model, runner="draft")
     with pytest.raises(TypeError, match=r"^runner=5: is neither a name nor a runner"):
         LLM(model=model, runner=5)
     with pytest.raises(Unimplemented, match=r"^kv_transfer_config=<dict>: octavo has nothing"):
@@ -366,6 +366,6 @@ def test_what_is_not_there_says_so_by_its_name(llm, model):
         llm.chat([{"role": "user", "content": "Hi"}], chat_template="x")
     with pytest.raises(TypeError, match=r"generate\(\) has no option 'max_tokens'"):
         llm.generate("x", max_tokens=3)
-    with pytest.raises(AttributeError, match=r"LLM has no embed: models here generate text"):
-        llm.embed("x")
+    with pytest.raises(AttributeError, match=r"LLM has no classify: models here generate text"):
+        llm.classify("x")
     assert not hasattr(llm, "nonsense")

@@ -1,12 +1,14 @@
 """An input is the same after its bytes, and any other bytes are refused."""
 
 import struct
+from array import array
 from dataclasses import fields
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_worker.steps.pooling import PooledChunk
 from gpu_worker.steps.seats import Seats
 from gpu_worker.steps.step_input import (
     InvalidStepInput,
@@ -19,6 +21,7 @@ from gpu_worker.steps.step_input import (
     params_from_bytes,
     params_to_bytes,
 )
+from octavo.pooling.params import PoolKind
 from octavo.request.sampling import SamplingParams
 
 small, large = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1)
@@ -37,6 +40,7 @@ params = st.builds(
     ignore_eos=st.booleans(),
     best_of=large,
 )
+sums = st.lists(st.floats(allow_nan=False), max_size=5).map(lambda numbers: array("d", numbers))
 inputs = st.builds(
     StepInput,
     large,
@@ -51,6 +55,7 @@ inputs = st.builds(
     opened=st.lists(st.builds(OpenedSeat, small, params, small, many_longs, st.binary(max_size=33), small), max_size=2),
     tables=st.lists(st.builds(TableChange, small, small, many_ints), max_size=3),
     scored=st.lists(st.builds(KnownTokens, small, small, many_longs), max_size=3),
+    pooled=st.lists(st.builds(PooledChunk, small, st.sampled_from(PoolKind), many_ints, sums), max_size=3),
 )
 
 
@@ -70,7 +75,7 @@ def test_bytes_that_are_not_an_input_are_refused(step, data):
     flipped = bytearray(whole)
     place = data.draw(st.integers(0, len(whole) - 1))
     flipped[place] ^= 1 << data.draw(st.integers(0, 7))
-    next_version = whole[:4] + struct.pack("=I", 2) + whole[8:]
+    next_version = whole[:4] + struct.pack("=I", 3) + whole[8:]
     for wrong in (whole[:cut], whole + bytes(8), next_version, bytes(flipped), data.draw(st.binary(max_size=99))):
         with pytest.raises(InvalidStepInput):
             StepInput.from_bytes(wrong)

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
-from octavo.client.arguments import RequestArguments, make_sampling
+from octavo.client.arguments import RequestArguments, generate_request, make_sampling, set_variables
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import PARAMETERS, SamplingArguments, SamplingParams
+from octavo.v1 import types_pb2
 
 
 def test_every_parameter_is_an_argument():
@@ -75,3 +76,16 @@ def test_mypy_refuses_a_misspelt_argument(root, tmp_path):
         if kind == "error":
             found[int(where.rsplit(":", 1)[1])] = what.rsplit("[", 1)[1].rstrip("]")
     assert found == WRONG, done.stdout + done.stderr
+
+
+def test_variables_of_a_chat_template_go_with_messages_alone():
+    options = {"request_id": "r", "model": None, "priority": "", "keep": False}
+    chat = generate_request([("user", "Hi")], types_pb2.SamplingParams(), **options)
+    set_variables(chat, {"enable_thinking": False})
+    assert chat.chat.template_kwargs_json == '{"enable_thinking": false}'
+    text = generate_request("Hi", types_pb2.SamplingParams(), **options)
+    set_variables(text, None)
+    for request, variables in ((text, {"a": 1}), (chat, {"a": {1, 2}})):
+        with pytest.raises(InvalidArgument) as caught:
+            set_variables(request, variables)
+        assert caught.value.field == "chat_template_kwargs"

@@ -56,3 +56,18 @@ def test_tools_calls_and_their_bytes_are_bounded():
         details_for_template([MessageDetails(tool_calls=[call])], max_bytes=50)
     with pytest.raises(InvalidArgument, match="too many"):
         details_for_template([MessageDetails(tool_calls=[call] * (MAX_TOOLS + 1))], max_bytes=10**6)
+
+
+@pytest.mark.parametrize("text", ['{"city": "Os', "x", '{"a": 1} b'])
+def test_arguments_that_a_model_wrote_as_no_json_get_to_the_template_as_they_are(text):
+    (shown,) = details_for_template([MessageDetails(tool_calls=[ToolCall("", "x", text)])], max_bytes=100)
+    assert shown["tool_calls"][0]["function"]["arguments"] == text
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", '{"a":' * 50 + "1" + "}" * 50, '{"a":' * 5000 + "1" + "}" * 5000, '{"a": NaN}']
+)
+def test_other_arguments_are_refused(text):
+    with pytest.raises(InvalidArgument) as caught:
+        details_for_template([MessageDetails(tool_calls=[ToolCall("", "x", text)])], max_bytes=100_000)
+    assert caught.value.field == "chat.messages[0].tool_calls[0].arguments_json"

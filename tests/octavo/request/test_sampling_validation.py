@@ -53,6 +53,7 @@ def allows(p, vocab=VOCAB, eos=EOS):
             all(token in ids for sequence in p.banned_sequences for token in sequence),
             bool(drawable),
             p.constraint is None or (allows_constraint(p.constraint) and not p.ignore_eos),
+            p.constraint is None or p.thinking_budget is None,
             bool(early) or not p.min_tokens,
             p.beam_width == 0 or beams,
         )

@@ -174,6 +174,24 @@ def test_phi4_splits_as_its_tokenizers_do(write_gguf: Callable[..., Path], pre: 
 TEMPLATE = "{% for m in messages %}{{ bos_token }}<|role|>{{ m.content | trim }}<|end|>{% endfor %}"
 
 
+def test_a_whole_text_ends_as_tokenizer_json_says(tmp_path: Path) -> None:
+    """As Qwen3-Embedding's ends with <|endoftext|>, whose state is the vector. A prompt to go on with does not."""
+    from tokenizers import AddedToken, processors
+
+    backend = byte_level_backend()
+    backend.add_special_tokens([AddedToken(name, special=True) for name in ("<|begin|>", "<|end|>")])
+    ids = [(name, backend.token_to_id(name)) for name in ("<|begin|>", "<|end|>")]
+    backend.post_processor = processors.TemplateProcessing("<|begin|> $A <|end|>", special_tokens=ids)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    for text in ("Hi", "", "<|end|>"):
+        plain = tokenizer.encode_plain(text)
+        assert not set(plain) & {ids[0][1], ids[1][1]}
+        assert tokenizer.encode(text) == [ids[0][1], *plain]
+        assert tokenizer.encode_whole(text) == [ids[0][1], *plain, ids[1][1]] == backend.encode(text).ids or "<" in text
+    assert tokenizer.encode_frame("<|end|>") == [ids[1][1]]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     from tokenizers import AddedToken, processors

@@ -113,7 +113,8 @@ def test_defaults_are_written_out():
     """A receiver of another version may have other defaults."""
     message = public.defaults_to_wire({})
     unset = {name for name, field in FIELDS.items() if field.has_presence and not message.HasField(name)}
-    assert unset == {row.name for row in PARAMETERS.values() if row.default is None or row.is_late} | {"best_of"}
+    late = {row.name for row in PARAMETERS.values() if row.default is None or (row.is_late and row.most is None)}
+    assert unset == late | {"best_of"}
 
 
 @pytest.mark.parametrize("row", [row for row in PARAMETERS.values() if row.most is not None], ids=lambda row: row.name)
@@ -185,7 +186,7 @@ def test_scores(token_id, logprob, top):
 
 def test_chats():
     chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="hi")])
-    assert chat_from_wire(chat) == ChatPrompt([("user", "hi")], True, [], [])
+    assert chat_from_wire(chat) == ChatPrompt([("user", "hi")], True, False, [], [])
     chat.add_generation_prompt = False
     assert chat_from_wire(chat).begin_answer is False
 

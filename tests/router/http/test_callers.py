@@ -19,6 +19,8 @@ PATHS = [
     ("GET", "/v1/requests/one"),
     ("DELETE", "/v1/requests/one"),
     ("POST", "/v1/embeddings"),
+    ("POST", "/rerank"),
+    ("POST", "/v1/score"),
     ("GET", "/anything"),
 ]
 

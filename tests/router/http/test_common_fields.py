@@ -91,3 +91,11 @@ async def test_the_name_that_a_client_gives_is_in_the_answer_and_the_log(world, 
     assert (refused.status, refused.headers["x-request-id"]) == (400, "trace-8")
     unfit = await call("POST", PATH, GREEDY, x_request_id="x" * 129)
     assert unfit.headers["x-request-id"] == unfit.object["id"]
+
+
+@pytest.mark.parametrize("name", ["thinking_budget", "thinking_token_budget"])
+async def test_a_budget_for_thinking_needs_a_model_that_thinks(world, call, name):
+    await world.start()
+    refused = await call("POST", PATH, {**GREEDY, name: 3})
+    assert (refused.status, refused.error["param"]) == (400, "thinking_budget")
+    assert (await call("POST", PATH, {**GREEDY, name: 3, "thinking_end_ids": [7]})).status == 200

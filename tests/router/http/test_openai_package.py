@@ -68,5 +68,6 @@ async def test_errors_are_those_of_the_package(client):
     with pytest.raises(openai.NotFoundError) as caught:
         await client.chat.completions.create(model="gpt-5", messages=HI)
     assert caught.value.code == "model_not_found"
-    with pytest.raises(openai.NotFoundError):
-        await client.embeddings.create(model="fake", input="x")
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.embeddings.create(model="fake", input=["x", ""])
+    assert caught.value.param == "input[1]"

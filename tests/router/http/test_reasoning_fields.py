@@ -87,6 +87,21 @@ async def test_what_bodies_say_of_reasoning_gets_to_the_template(world, call, te
     assert templates[-1][1] == {"enable_thinking": False, "thinking": False}
 
 
+async def test_the_validator_s_names_are_those_of_bodies(world, call, templates):
+    await world.start()
+    called = {"function": {"name": "a b", "arguments": "[1]"}}
+    turn = {"role": "assistant", "tool_calls": [called]}
+    for more, param in (
+        ({"messages": [*HI, turn]}, "messages[1].tool_calls[0].function.name"),
+        ({"messages": [*HI, turn | {"tool_calls": [{"function": {"name": "a", "arguments": "[1]"}}]}]},
+         "messages[1].tool_calls[0].function.arguments"),
+        ({"tools": [{"function": {"name": "<a>"}}]}, "tools[0].function.name"),
+        ({"tools": [{"function": {"name": "a", "parameters": [1]}}]}, "tools[0].function.parameters"),
+    ):  # fmt: skip
+        answer = await call("POST", PATH, body("x") | more)
+        assert (answer.status, answer.error["param"]) == (400, param)
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [

@@ -1,5 +1,6 @@
 """Clients that leave, streams that break, and what goes on with them."""
 
+import copy
 import json
 
 import pytest
@@ -138,7 +139,9 @@ MISSING = [
     ("GET", "/v1/requests/%ff%0a", 400),
     ("POST", "/v1/requests/x", 405),
     ("GET", "/v1/completions", 405),
-    ("POST", "/v1/embeddings", 404),
+    ("POST", "/v1/embeddings", 400),
+    ("GET", "/v1/embeddings", 405),
+    ("POST", "/v2/score", 404),
     ("GET", "/", 404),
     ("GET", "/v1/models/gpt-5", 404),
     ("OPTIONS", "/v1/models", 405),
@@ -164,3 +167,57 @@ async def test_models_and_health(world, call):
     assert listed["object"] == "list"
     assert [(model["id"], model["root"]) for model in listed["data"]] == [("fake", "fake"), ("chat", "fake")]
     assert (await call("GET", "/v1/models/chat")).object["max_model_len"] > 0
+
+
+SAID = (
+    '<think>Hm.</think>Look: <tool_call>{"name": "a", "arguments": {"x": "</tool_call>"}}</tool_call>\n'
+    "<tool_call>zzz</tool_call>"
+)
+
+
+def joined_message(chunks):
+    """The message that the chunks of a stream join to, by the rules of OpenAI's clients."""
+    message, calls = {}, {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            for name, value in choice["delta"].items():
+                if name == "tool_calls":
+                    for call in value:
+                        known = calls.setdefault(call["index"], {"function": {"arguments": ""}})
+                        known |= {key: call[key] for key in ("id", "type") if key in call}
+                        known["function"]["arguments"] += call["function"]["arguments"]
+                        known["function"] |= {
+                            key: call["function"][key] for key in ("name",) if key in call["function"]
+                        }
+                elif name != "role":
+                    message[name] = message.get(name, "") + value
+    return message | ({"tool_calls": list(calls.values())} if calls else {})
+
+
+async def test_calls_and_reasoning_are_shown_again_from_any_place_on(world, call, monkeypatch):
+    def apply_chat(self, messages, *options, **named):
+        return self.encode("x")
+
+    monkeypatch.setattr(ByteTokenizer, "apply_chat", apply_chat)
+    monkeypatch.setattr(ByteTokenizer, "has_chat_template", True)
+    monkeypatch.setattr(ByteTokenizer, "chat_template", "</think>", raising=False)
+    await world.start(routers=2)
+    tool = {"type": "function", "function": {"name": "a"}}
+    asked = {"messages": [{"role": "user", "content": "x"}], "tools": [tool], "max_tokens": 200, "request_id": "mine"}
+    asked |= {"structured_outputs": {"choice": [SAID]}, "stream": True, "stream_options": {"include_usage": True}}
+    chunks = (await call("POST", "/v1/chat/completions", asked)).chunks
+    message = joined_message(copy.deepcopy(chunks))
+    assert (message["reasoning"], message["content"]) == ("Hm.", "Look:\n<tool_call>zzz</tool_call>")
+    assert [each["function"]["arguments"] for each in message["tool_calls"]] == ['{"x": "</tool_call>"}']
+    whole = (await call("GET", "/v1/requests/mine?chat=true", router=1)).object
+    shown = whole["choices"][0]["message"]
+    assert {name: shown[name] for name in message} == message
+    assert whole["usage"] == chunks[-1]["usage"]
+    for place in range(0, len(SAID), 3):
+        rest = (await call("GET", f"/v1/requests/mine?chat=true&stream=true&after={place}", router=1)).chunks
+        assert message["content"].endswith(joined_message(copy.deepcopy(rest)).get("content", ""))
+        assert rest[-1]["usage"] == chunks[-1]["usage"]
+    for i, chunk in enumerate(chunks[:-1]):
+        query = f"chat=true&stream=true&after={chunk['resume_token']}"
+        rest = (await call("GET", f"/v1/requests/mine?{query}", router=1)).chunks
+        assert joined_message(copy.deepcopy([*chunks[: i + 1], *rest])) == message

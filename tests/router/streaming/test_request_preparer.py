@@ -86,11 +86,11 @@ async def test_fields_left_out_are_what_the_model_recommends(hello):
 
 async def test_what_is_merged_is_checked(hello):
     models = ModelRegistry()
-    await models.add_worker(hello("w", sampling_defaults={"temperature": 99.0}))
-    two = inference_pb2.GenerateRequest(text="abc", sampling=types_pb2.SamplingParams(n=2))
+    await models.add_worker(hello("w", sampling_defaults={"max_tokens": 3}))
+    two = inference_pb2.GenerateRequest(text="abc", sampling=types_pb2.SamplingParams(min_tokens=5))
     with pytest.raises(InvalidArgument) as refused:
         await RequestPreparer(models, ROUTER).prepare(two)
-    assert refused.value.field == "sampling.temperature"
+    assert refused.value.field == "sampling.min_tokens"
 
 
 @pytest.fixture

@@ -18,7 +18,10 @@ from router.tools.reasoning import BY_NAME as REASONING
 from router.tools.tool_message import ToolMessage
 
 WEATHER = {
-    "properties": {"city": {"enum": ["Oslo", "Rom\u00e9"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "properties": {
+        "city": {"type": "string", "enum": ["Oslo", "Rom\u00e9"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
     "required": ["city", "days"],
     "additionalProperties": False,
 }
@@ -105,7 +108,7 @@ def test_reasoning_may_stand_before_a_forced_call(inside: bool):
     assert_valid(message["tool_calls"])
 
 
-@pytest.mark.parametrize("name", FORCED)
+@pytest.mark.parametrize("name", [each for each in FORCED if BY_NAME[each].binds_strict])
 def test_a_strict_tool_keeps_its_schema_among_other_text(name: str):
     rng, form = random.Random(5), BY_NAME[name]
     tools = read_choice("auto", SCHEMAS, True, ["weather"])
@@ -128,9 +131,37 @@ def test_special_tokens_stand_in_a_grammar_by_their_names():
     assert 'tool_0: <|tool_call|> "[{\\"name\\": \\"stop\\", \\"arguments\\": " args_0 "}]" <|/tool_call|>' in grammar
 
 
-def test_a_form_whose_arguments_are_no_json_is_not_forced():
-    with pytest.raises(InvalidArgument, match=r"glm.*cannot be forced"):
-        forced_grammar(AskedTools({"stop": {}}, ("stop",)), BY_NAME["glm"], {})
+def test_a_form_in_python_is_not_forced():
+    with pytest.raises(InvalidArgument, match=r"gemma.*cannot be forced"):
+        forced_grammar(AskedTools({"stop": {}}, ("stop",)), BY_NAME["gemma"], {})
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm"])
+@pytest.mark.parametrize(
+    "city", [{"type": "string", "pattern": "x"}, {"anyOf": []}, {"enum": [1]}, {"type": ["string"]}]
+)
+def test_what_no_mark_can_keep_is_refused_by_name(name, city):
+    tools = AskedTools({"weather": {"properties": {"city": city}}}, ("weather",))
+    with pytest.raises(InvalidArgument, match=r"tool_choice: .*'weather' says of city"):
+        forced_grammar(tools, BY_NAME[name], {})
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm"])
+def test_texts_and_values_stand_between_marks(name):
+    form, schema = (
+        BY_NAME[name],
+        {"properties": {"what": {"type": "string"}, "list": {"type": "array"}}, "required": ["what"]},
+    )
+    tools = AskedTools({"find": schema}, ("find",), is_parallel=False)
+    key = form.open_argument.replace("KEY", "what")
+    begin, grammar = form.open_call.replace("NAME", "find") + key, forced_grammar(tools, form, {})
+    text = output_of(random.Random(3), grammar, begin + 'a "<b>\n' + form.close_argument)
+    (call,) = ToolMessage(tools, form, "r", 0).whole(text, STOP)["tool_calls"]
+    found = json.loads(call["function"]["arguments"])
+    assert found["what"].startswith('a "<b>') and isinstance(found.get("list", []), list)
+    for no_text in (*form.no_text, form.close_argument.strip() + "x"):
+        with pytest.raises(AssertionError):
+            output_of(random.Random(3), grammar, begin + "a " + no_text)
 
 
 def test_ids_of_calls_follow_from_request_branch_and_place():

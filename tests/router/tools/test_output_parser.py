@@ -2,11 +2,13 @@
 
 import json
 import random
+import re
 
 import pytest
 from effort import draws
 
-from router.tools.formats import BY_NAME, FORMATS, format_of
+from router.tools.formats import BY_NAME, FORMATS
+from router.tools.harmony import HarmonyCounter, HarmonyParser
 from router.tools.output_parser import OutputParser
 from router.tools.parts import CallArguments, CallStart, Content, FunctionCall, Part, Reasoning
 from router.tools.reasoning import BY_NAME as REASONING
@@ -30,7 +32,9 @@ def one(arguments: object, key: str = "arguments") -> str:
 
 PYTHON = ", ".join(f"weather(city={each['city']!r}, days={each['days']})" for each in (PARIS, ROME))
 D = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
+HEAD = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
 WRITTEN = {
+    "harmony": f"{HEAD}{js(PARIS)}<|call|><|start|>assistant{HEAD}{js(ROME)}<|call|>",
     "hermes": f"<tool_call>\n{one(PARIS)}\n</tool_call>\n<tool_call>\n{one(ROME)}\n</tool_call>",
     "qwen3_coder": "".join(
         f"<tool_call>\n<function=weather>\n<parameter=city>\n{each['city']}\n</parameter>\n<parameter=days>\n"
@@ -81,7 +85,10 @@ def joined(parts: list[Part]) -> list[object]:
 def parsed(
     name: str, pieces: list[str], *, was_cut: bool = False, thinks: str = "", inside: bool = False
 ) -> list[object]:
-    parser = OutputParser(BY_NAME[name], SCHEMAS, REASONING.get(thinks), begins_inside=inside)
+    if name == "harmony":
+        parser = HarmonyParser(has_tools=True)
+    else:
+        parser = OutputParser(BY_NAME[name], SCHEMAS, REASONING.get(thinks), begins_inside=inside)
     parts = [part for piece in pieces for part in parser.push(piece)]
     parts += parser.finish(was_cut=was_cut)
     assert parser.num_calls == sum(isinstance(part, CallStart) for part in parts)
@@ -117,6 +124,7 @@ def scraps_of(name: str) -> list[str]:
 
 
 @pytest.mark.scaled
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", [each.name for each in FORMATS])
 def test_any_division_says_the_same(name: str):
     rng, scraps = random.Random(name), scraps_of(name)
@@ -130,7 +138,8 @@ def test_any_division_says_the_same(name: str):
 
 @pytest.mark.parametrize("name", [each.name for each in FORMATS if isinstance(each.body, JsonShape)])
 def test_arguments_are_sent_as_they_come(name: str):
-    parser, told, sent = OutputParser(BY_NAME[name], SCHEMAS), [], ""
+    told, sent = [], ""
+    parser = HarmonyParser(has_tools=True) if name == "harmony" else OutputParser(BY_NAME[name], SCHEMAS)
     for character in WRITTEN[name]:
         for part in parser.push(character):
             told.append(len(sent)) if isinstance(part, CallStart) else None
@@ -188,7 +197,46 @@ def test_a_call_that_was_cut_has_the_arguments_that_came():
     assert parsed("glm", [half], was_cut=True) == [Content(half)]
 
 
-def test_templates_say_their_formats():
-    assert format_of("{{ '<tool_call>' }} <function= ").name == "qwen3_coder"
-    assert format_of("{% if tools %}<tool_call>{% endif %}").name == "hermes"
-    assert format_of("{{ messages }}") is None
+ANALYSIS = "<|channel|>analysis<|message|>Hm, <|not.<|end|>"
+
+
+def test_channels_of_harmony_are_reasoning_calls_and_content():
+    text = ANALYSIS + f"<|start|>assistant{HEAD}{js(ROME)}<|call|>"
+    assert parsed("harmony", [text]) == [Reasoning("Hm, <|not."), *calls(ROME)]
+    assert parsed("harmony", [ANALYSIS + "<|start|>assistant<|channel|>final<|message|>Yes"]) == [
+        Reasoning("Hm, <|not."),
+        Content("Yes"),
+    ]
+    other = f" to=functions.weather<|channel|>commentary json<|message|>{js(ROME)}"
+    assert parsed("harmony", [other]) == calls(ROME)
+    assert parsed("harmony", ["<|channel|>commentary to=functions.weather<|message|>"]) == calls({})
+    assert parsed("harmony", ["plain"]) == [Content("plain")]
+    assert parsed("harmony", ["<|channel|>" + "x" * 600]) == [Content("<|channel|>" + "x" * 600)]
+    assert HarmonyParser(has_tools=False).push(other) == [Content(js(ROME))]
+
+
+MARKS = re.compile(r"(<[|/]?[a-z]+[|]?>)")
+
+
+@pytest.mark.parametrize(
+    ("counter", "text", "counted"),
+    [
+        (
+            HarmonyCounter(),
+            ANALYSIS + "<|start|>assistant<|channel|>final<|message|>Yes",
+            len("analysisHm, <|not.") + 3,
+        ),
+        (HarmonyCounter(), "<|channel|>final<|message|>Yes", 0),
+        (REASONING["think"].counter(False), " <think>Hm</think>Yes</think>", 5),
+        (REASONING["think"].counter(False), "<think>Hm", 3),
+        (REASONING["think"].counter(True), "Hm</think>Yes", 3),
+        (REASONING["think"].counter(False), "Hm</think>Yes", 0),
+        (REASONING["think"].counter(False), "<thi", 0),
+    ],
+)
+def test_tokens_of_reasoning_are_counted_one_by_one(counter, text, counted):
+    """A token is a mark, or a character."""
+    tokens = [each for part in MARKS.split(text) for each in ([part] if MARKS.fullmatch(part) else part)]
+    for token in tokens:
+        counter.add([token.encode()])
+    assert counter.finish() == counted

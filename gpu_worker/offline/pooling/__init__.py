@@ -1,0 +1,1 @@
+"""`LLM.embed` and `LLM.score`: prompts as vectors, and texts compared."""

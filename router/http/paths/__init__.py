@@ -1,0 +1,1 @@
+"""Paths beside those that answer requests."""

@@ -1,0 +1,63 @@
+"""Paths that other servers have and octavo has not, and what to use instead."""
+
+COMPLETIONS = "use /v1/completions"
+CHATS = "use /v1/chat/completions"
+TEXT_ALONE = "octavo takes and makes text alone"
+NO_FILES = "octavo keeps no files, batches or conversations; send each request by itself"
+GENERATES = "octavo serves models that generate text; there are /v1/completions and /v1/chat/completions"
+BY_HAND = "octavo has no such call over HTTP; see the command octavo, and --web-listen for metrics"
+INSTEAD = {
+    # llama.cpp
+    "/completion": f"{COMPLETIONS}, where n_predict is max_tokens",
+    "/completions": COMPLETIONS,
+    "/chat/completions": CHATS,
+    "/models": "use /v1/models",
+    "/infill": "write the model's own marks for a gap into the prompt of /v1/completions",
+    "/apply-template": "use /tokenize with messages, then /detokenize",
+    "/props": "use /v1/models",
+    "/slots": BY_HAND,
+    "/lora-adapters": "octavo serves no adapters; merge one into the weights",
+    # vLLM
+    "/invocations": f"{CHATS}, or /v1/completions",
+    "/ping": "use /health",
+    "/load": BY_HAND,
+    "/metrics": "metrics are on --web-listen",
+    "/pooling": GENERATES,
+    "/classify": GENERATES,
+    "/v1/load_lora_adapter": "octavo serves no adapters; merge one into the weights",
+    "/v1/tokenize": "use /tokenize",
+    "/v1/detokenize": "use /detokenize",
+    # SGLang, TGI, Ollama
+    "/generate": f"{COMPLETIONS}, with stream: true for a stream",
+    "/generate_stream": f"{COMPLETIONS} with stream: true",
+    "/get_model_info": "use /v1/models",
+    "/get_server_info": "use /v1/models and /version",
+    "/info": "use /v1/models and /version",
+    "/flush_cache": BY_HAND,
+    "/health_generate": "use /health",
+    "/api/generate": COMPLETIONS,
+    "/api/chat": CHATS,
+    "/api/tags": "use /v1/models",
+    "/api/show": "use /v1/models",
+    "/api/version": "use /version",
+}
+BELOW = {
+    "/v1/audio/": TEXT_ALONE,
+    "/v1/images/": TEXT_ALONE,
+    "/v1/videos": TEXT_ALONE,
+    "/v1/realtime": f"{TEXT_ALONE}; use {CHATS.removeprefix('use ')} with stream: true",
+    "/v1/moderations": GENERATES,
+    "/v1/files": NO_FILES,
+    "/v1/uploads": NO_FILES,
+    "/v1/batches": NO_FILES,
+    "/v1/assistants": NO_FILES,
+    "/v1/threads": NO_FILES,
+    "/v1/vector_stores": NO_FILES,
+    "/v1/fine_tuning": "octavo trains no models",
+}
+
+
+def instead_of(path: str) -> str:
+    """What to use in place of a path that other servers have; empty for a path that nobody has."""
+    exact = INSTEAD.get(path.rstrip("/"))
+    return exact or next((what for beginning, what in BELOW.items() if path.startswith(beginning)), "")

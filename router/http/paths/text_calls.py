@@ -1,0 +1,82 @@
+"""/tokenize, /detokenize and /version, in vLLM's shapes."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from octavo.request.errors import InvalidArgument, ServingError
+from octavo.v1 import inference_pb2
+from router.http.answers import AnswerService, called
+from router.http.chat_completions import read_chat
+from router.http.completions import MAX_PROMPT_IDS, read_completion
+from router.http.field_reader import FieldReader, checked_ids
+from router.http.json_body import parse_object
+from router.http.prompts.prompt_scores import shown_token
+from router.http.reply import Reply
+from router.http.unknown_fields import ClientBody
+from router.streaming.prompts.chat_threads import run_aside
+
+Answer = Callable[[AnswerService, ClientBody], Awaitable[dict[str, Any]]]
+
+
+@dataclass(eq=False)
+class TextCall:
+    """An endpoint that takes a body and answers at once."""
+
+    service: AnswerService
+    answer: Answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = Reply(send, called(scope))
+        reply.request_id = called(scope)
+        try:
+            data = await self.service.bodies.read(scope, receive)
+            body = await run_aside(len(data), lambda: parse_object(data, self.service.unknown_fields))
+            answer = await self.answer(self.service, body)
+            reply.ignored = body.ignored
+            await reply.send_object(answer)
+        except ServingError as error:
+            await reply.send_error(error)
+        finally:
+            reply.close()
+
+
+async def tokenize(service: AnswerService, body: ClientBody) -> dict[str, Any]:
+    """The tokens of a prompt or of messages, which are what the endpoint for them would run."""
+    with_texts = body.pop("return_token_strs", None)
+    if with_texts is not None and not isinstance(with_texts, bool):
+        raise InvalidArgument("return_token_strs", "must be true or false")
+    if (body.get("prompt") is None) == (body.get("messages") is None):
+        raise InvalidArgument("prompt", "send a prompt, which is a string, or messages")
+    if body.get("messages") is None and not isinstance(body["prompt"], str):
+        raise InvalidArgument("prompt", "must be a string")
+    request = (read_completion if body.get("messages") is None else read_chat)(body).request
+    model = service.preparer.find_model(request)
+    tokens = await service.preparer.read_prompt(request, model)
+    texts = [shown_token(token, model.tokenizer.token_bytes(token)) for token in tokens] if with_texts else None
+    return {"count": len(tokens), "max_model_len": model.context_tokens, "tokens": tokens, "token_strs": texts}
+
+
+async def detokenize(service: AnswerService, body: ClientBody) -> dict[str, Any]:
+    """The text of tokens, with that of special tokens."""
+    fields, request = FieldReader(body), inference_pb2.DetokenizeRequest(skip_special_tokens=False)
+    if "model" in fields:
+        request.model = fields.take_text("model")
+    ids = fields.checks.run(checked_ids, "tokens", fields.take_any("tokens"), MAX_PROMPT_IDS)
+    request.token_ids.extend(ids or [])
+    fields.refuse_rest()
+    fields.checks.raise_found()
+    try:
+        return {"prompt": await service.preparer.detokenize(request)}
+    except InvalidArgument as error:
+        raise InvalidArgument("tokens", error.violations[0].description) from None
+
+
+class VersionEndpoint:
+    """The endpoint of the version of this router."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await Reply(send).send_object({"version": version("octavo")})

@@ -1,0 +1,112 @@
+"""Hidden states are those of Transformers, and folders say how vectors are made of them."""
+
+import json
+
+import pytest
+import torch
+from pooled import vectors
+from safetensors.torch import load_file, save_file
+
+from gpu_worker.models.pooling_files import read_pooling
+from octavo.pooling.params import ModelPooling, PoolingParams, PoolKind, logits_of
+from octavo.request.errors import BadModel, InvalidArgument, Unimplemented
+
+PROMPTS = [[7, 3, 99, 12, 45, 3, 3, 81, 20, 64, 1, 9, 30], [5], list(range(20, 60))]
+ROWS = [PoolingParams(normalize=False), PoolingParams(PoolKind.MEAN, normalize=False), logits_of((4, 40))]
+
+
+@torch.inference_mode()
+def of_transformers(model, prompt):
+    out = model(torch.tensor([prompt]), use_cache=False, output_hidden_states=True)
+    states = out.hidden_states[-1][0]  # after the last norm
+    return [states[-1], states.mean(0), out.logits[0, -1, [4, 40]]]
+
+
+@pytest.mark.usefixtures("on_ops")
+@pytest.mark.parametrize("name", ["qwen3", "mistral", "gpt2", "gemma3", "gpt-neox"])
+def test_states_are_those_of_transformers(tiny, load, name: str) -> None:
+    model = tiny(name)
+    runner = load(model.directory)
+    for prompt in PROMPTS:
+        found = vectors(runner, [(prompt, params) for params in ROWS], max_batch_tokens=16, max_batch_sequences=8)
+        for mine, theirs in zip(found, of_transformers(model.model, prompt), strict=True):
+            torch.testing.assert_close(torch.tensor(mine), theirs.float(), rtol=2e-3, atol=2e-3)
+
+
+def test_a_checkpoint_without_head_and_prefix_is_the_same_model(tiny, load, tmp_path) -> None:
+    model = tiny("qwen3")
+    for file in model.directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(model.directory / "model.safetensors")
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    save_file(bare, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["Qwen3Model"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = [(prompt, PoolingParams()) for prompt in PROMPTS]
+    assert vectors(load(tmp_path), asked) == vectors(load(model.directory), asked)
+
+
+def module(kind: str, path: str = "") -> dict:
+    return {"type": f"sentence_transformers.models.{kind}", "path": path}
+
+
+POOL, NORM = module("Pooling", "1_Pooling"), module("Normalize", "2_Normalize")
+QWEN = {"model_type": "qwen3"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "expected"),
+    [
+        (None, None, ModelPooling(8)),
+        ([module("Transformer"), POOL, NORM], {"pooling_mode_lasttoken": True}, ModelPooling(8)),
+        ([module("Transformer"), POOL], {"pooling_mode_mean_tokens": True}, ModelPooling(8, PoolKind.MEAN, False)),
+        ([module("Transformer"), POOL, NORM], {"pooling_mode": "mean"}, ModelPooling(8, PoolKind.MEAN)),
+    ],
+)
+def test_the_folder_says_how(tmp_path, modules, pooling, expected) -> None:
+    write(tmp_path, modules, pooling)
+    assert read_pooling("m", tmp_path, QWEN, 8) == expected
+
+
+def write(folder, modules, pooling) -> None:
+    if modules is not None:
+        (folder / "modules.json").write_text(json.dumps(modules))
+    if pooling is not None:
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling"),
+    [
+        ([module("Transformer"), POOL, module("Dense", "2_Dense")], {"pooling_mode_lasttoken": True}),
+        ([module("Transformer"), POOL], {"pooling_mode_cls_token": True}),
+        ([module("Transformer"), POOL], {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}),
+    ],
+)
+def test_what_is_not_run_is_refused_unless_a_request_names_another_way(tmp_path, modules, pooling) -> None:
+    write(tmp_path, modules, pooling)
+    found = read_pooling("m", tmp_path, QWEN, 8)
+    with pytest.raises(Unimplemented):
+        found.resolved()
+    assert found.resolved("last").kind is PoolKind.LAST
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[3]", '[{"type": "Pooling", "path": "../x"}]', '[{"type": "Pooling", "path": ""}]']
+)
+def test_a_broken_folder_is_a_bad_model(tmp_path, text: str) -> None:
+    (tmp_path / "modules.json").write_text(text)
+    with pytest.raises(BadModel):
+        read_pooling("m", tmp_path, QWEN, 8)
+
+
+def test_a_reranker_is_known_by_its_name_or_its_configuration(tmp_path) -> None:
+    assert read_pooling("Qwen3-Reranker-0.6B", tmp_path, QWEN, 8).judge == "qwen3"
+    assert read_pooling("m", tmp_path, QWEN | {"is_original_qwen3_reranker": True}, 8).judge == "qwen3"
+    assert read_pooling("other-reranker", tmp_path, {"model_type": "llama"}, 8).judge == ""
+    for asked in ({"pooling": "cls"}, {"dimensions": 9}, {"dimensions": -1}):
+        with pytest.raises(InvalidArgument):
+            ModelPooling(8).resolved(**asked)
+    with pytest.raises(Unimplemented):
+        ModelPooling(0).resolved()

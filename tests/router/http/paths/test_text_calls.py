@@ -1,0 +1,50 @@
+"""/tokenize, /detokenize and /version, against a router in this process."""
+
+from importlib.metadata import version
+
+import pytest
+
+from octavo.text.byte_tokenizer import ByteTokenizer
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+async def test_a_prompt_becomes_tokens_and_text_again(world, call):
+    await world.start()
+    context = world.routers[0].models.list_models()[0].context_tokens
+    found = (await call("POST", "/tokenize", {"prompt": "né", "return_token_strs": True})).object
+    ids = [*"né".encode()]
+    names = ["n", "bytes:\\xc3", "bytes:\\xa9"]
+    assert found == {"count": 3, "max_model_len": context, "tokens": ids, "token_strs": names}
+    assert (await call("POST", "/tokenize", {"prompt": "né"})).object["token_strs"] is None
+    assert (await call("POST", "/detokenize", {"tokens": ids, "model": "fake"})).object == {"prompt": "né"}
+    assert (await call("GET", "/version")).object == {"version": version("octavo")}
+
+
+async def test_messages_are_what_the_chat_would_run(world, call, monkeypatch):
+    monkeypatch.setattr(ByteTokenizer, "apply_chat", lambda self, messages, *_, **more: [7, *messages[0][1].encode()])
+    await world.start()
+    assert (await call("POST", "/tokenize", {"messages": HI})).object["tokens"] == [7, *b"Hi"]
+    ran = (await call("POST", "/v1/chat/completions", {"messages": HI, "max_tokens": 1})).object
+    assert ran["usage"]["prompt_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": HI}, "prompt"),
+        ("/tokenize", {"prompt": [1, 2]}, "prompt"),
+        ("/tokenize", {"prompt": "x", "return_token_strs": 1}, "return_token_strs"),
+        ("/tokenize", {"prompt": "x", "newer": 1}, "newer"),
+        ("/tokenize", {"prompt": "x", "model": "none"}, "model"),
+        ("/detokenize", {"tokens": [1, 2**32]}, "tokens"),
+        ("/detokenize", {"tokens": [2**31]}, "tokens"),
+        ("/detokenize", {"tokens": "x"}, "tokens"),
+        ("/detokenize", {"tokens": [1], "newer": 1}, "newer"),
+    ],
+)
+async def test_what_is_wrong_is_named(world, call, path, body, param):
+    await world.start()
+    answer = await call("POST", path, body)
+    assert (answer.status, answer.error["param"]) == (404 if param == "model" else 400, param)

@@ -1,0 +1,117 @@
+"""Embeddings, rerank and score over HTTP: what OpenAI's package and other clients send and read."""
+
+import asyncio
+import base64
+from array import array
+from typing import Any
+
+import openai
+import pytest
+
+from gpu_worker.pooling.vectors import vector_of
+from gpu_worker.scheduling.state.pooling import PoolingEnd
+from gpu_worker.testing.fake_runner import fold, state_vector
+from octavo.client import AsyncClient
+from octavo.pooling.params import PoolingParams
+from octavo.pooling.vectors import cosine
+
+
+def expected(text: str, **params: Any) -> list[float]:
+    states = array("f", state_vector(fold(list(text.encode()))))
+    return vector_of(PoolingEnd(states), PoolingParams(**params), len(text)).tolist()
+
+
+@pytest.fixture
+async def client(world: Any) -> Any:
+    await world.start()
+    made = openai.AsyncOpenAI(base_url=f"http://{world.routers[0].http_endpoint}/v1", api_key="none", max_retries=0)
+    yield made
+    await made.close()
+
+
+async def test_openais_package_reads_vectors(client: Any) -> None:
+    one = await client.embeddings.create(model="fake", input="Hello")  # it asks for base64
+    assert one.data[0].embedding == expected("Hello")
+    assert (one.model, one.usage.prompt_tokens, one.usage.total_tokens) == ("fake", 5, 5)
+    texts = [f"text {i}" for i in range(100)]
+    many = await client.embeddings.create(model="fake", input=texts, dimensions=4, encoding_format="float")
+    assert [each.embedding for each in many.data] == [expected(text, dimensions=4) for text in texts]
+    assert [each.index for each in many.data] == list(range(100))
+    for ids in (list(b"Hi"), [list(b"Hi"), list(b"Ho")]):
+        found = await client.embeddings.create(model="fake", input=ids)
+        assert found.data[0].embedding == expected("Hi")
+
+
+async def post(world: Any, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+    status, _, found = await world.http(world.routers[0].http_endpoint, path, body, method="POST", **headers)
+    return status, found
+
+
+async def test_rerank_and_score_have_the_shapes_of_others(world: Any) -> None:
+    await world.start()
+    query, documents = "what?", ["one", "two", "three"]
+    scores = [cosine(expected(query), expected(each)) for each in documents]
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        body = {"model": "fake", "query": query, "documents": documents, "top_n": 2}
+        status, found = await post(world, path, body)
+        best = sorted(range(3), key=lambda i: -scores[i])[:2]
+        wanted = [{"index": i, "relevance_score": scores[i], "document": {"text": documents[i]}} for i in best]
+        assert (status, found["results"]) == (200, wanted)
+    body = {"query": query, "documents": [{"text": each} for each in documents], "return_documents": False}
+    assert all("document" not in each for each in (await post(world, "/rerank", body))[1]["results"])
+    for path in ("/score", "/v1/score"):
+        status, found = await post(world, path, {"text_1": query, "text_2": documents})
+        assert (status, [each["score"] for each in found["data"]]) == (200, scores)
+    status, raw = await post(world, "/v1/embeddings", {"input": "Hi", "encoding_format": "base64", "normalize": False})
+    assert array("f", base64.b64decode(raw["data"][0]["embedding"])).tolist() == state_vector(fold(list(b"Hi")))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {}, "input"),
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": ["a", 5]}, "input[1]"),
+        ("/v1/embeddings", {"input": [[1], [1000]]}, "input[1]"),
+        ("/v1/embeddings", {"input": [[[1]]]}, "input[0]"),
+        ("/v1/embeddings", {"input": ["x"] * 2049}, "input"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 17}, "dimensions"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 0}, "dimensions"),
+        ("/v1/embeddings", {"input": "x", "encoding_format": "int8"}, "encoding_format"),
+        ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ("/v1/embeddings", {"input": "\ud800"}, "input"),
+        ("/rerank", {"documents": ["a"]}, "query"),
+        ("/rerank", {"query": "q", "documents": []}, "documents"),
+        ("/rerank", {"query": "q", "documents": [{"image": "x"}]}, "documents[0]"),
+        ("/rerank", {"query": "q", "documents": ["a"], "top_n": 0}, "top_n"),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
+        ("/score", {"text_1": "a", "text_2": ["b", ""]}, "text_2[1]"),
+        ("/score", {"text_1": "a", "text_2": "b", "method": "qwen3"}, "method"),
+    ],
+)
+async def test_what_is_wrong_is_named(world: Any, path: str, body: Any, param: str) -> None:
+    await world.start()
+    status, found = await post(world, path, body)
+    assert (status, found["error"]["param"]) == (400, param), found
+
+
+async def test_a_call_ends_with_its_time_or_its_client(world: Any) -> None:
+    await world.start(1, step_s=0.05, max_batch_tokens=64, max_batch_sequences=8)
+    body = {"input": [[1, 2, 3, i] for i in range(400)]}
+    status, found = await post(world, "/v1/embeddings", body, x_request_timeout_ms="300")
+    assert (status, found["error"]["code"]) == (504, "deadline_exceeded")
+    gate = world.routers[0].pooling.gate
+    async with openai.AsyncOpenAI(base_url=f"http://{world.routers[0].http_endpoint}/v1", api_key="x") as client:
+        task = asyncio.create_task(client.embeddings.create(model="fake", input=body["input"]))
+        await world.until(lambda: gate.num_prompts)
+        task.cancel()
+    await world.until(lambda: not gate.num_prompts and not world.workers[0].workload.sequences)
+
+
+async def test_the_sdk_has_both(world: Any) -> None:
+    await world.start(2)
+    client: AsyncClient = world.client()
+    found = await client.embed(["Hello", list(b"Hi")], dimensions=3)
+    assert found.vectors == [expected("Hello", dimensions=3), expected("Hi", dimensions=3)]
+    assert (found.model, found.prompt_tokens) == ("fake", 7)
+    assert (await client.score("q", ["a"])).scores == [cosine(expected("q"), expected("a"))]
