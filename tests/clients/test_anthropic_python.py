@@ -3,14 +3,10 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chat_tokenizer import write_chat_tokenizer
 from example import languages
-from live.cluster import Cluster, Shape
-from live.fixtures import whole
 
 PROGRAM = Path(__file__).parent / "anthropic_python"
 
@@ -26,25 +22,17 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin/python"
 
 
-@pytest.fixture
-def cluster(clusters: Callable[[Shape], Cluster], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A router whose model has a chat template, and two workers with the fake runner."""
-    folder = write_chat_tokenizer(tmp_path_factory.mktemp("tokenizer") / "chat")
-    made = Shape(routers=1, workers=2, runner="fake", step_delay_ms=5, router_args=("--tokenizer", str(folder)))
-    yield from whole(clusters(made))
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.skipif("python" not in languages(), reason="Python is not among the chosen languages")
-def test_a_stream_outlives_its_workers(cluster, python):
-    base = f"http://{cluster.http_endpoints[0]}"
+def test_a_stream_outlives_its_workers(chat_cluster, python):
+    base = f"http://{chat_cluster.http_endpoints[0]}"
     command = [python, PROGRAM / "client.py", base]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout.readline() == "begun\n"
         for worker in ("w0", "w1"):
-            cluster.kill(worker)
-            cluster.spawn(worker)
-            cluster.wait_ready()
+            chat_cluster.kill(worker)
+            chat_cluster.spawn(worker)
+            chat_cluster.wait_ready()
         found = json.loads(client.stdout.read())
     assert client.returncode == 0
     assert len(found["whole"]) > 1000
