@@ -59,7 +59,7 @@ def _schema(text: str) -> Any:
 
 
 def _known(name: Any, tools: Mapping[str, Any]) -> str:
-    if name not in tools:
+    if not isinstance(name, str) or name not in tools:
         raise InvalidArgument("tool_choice", f"there is no tool of the name {str(name)[:64]!r}")
     return str(name)
 

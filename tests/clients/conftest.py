@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from chat_tokenizer import write_chat_tokenizer
 from example import EXAMPLES, Example, languages
 from live.cluster import Cluster, Shape
 from live.fixtures import clusters, pytest_runtest_makereport, whole
@@ -38,6 +39,14 @@ def example(request: pytest.FixtureRequest) -> Example:
 def cluster(clusters: Callable[[Shape], Cluster]) -> Iterator[Cluster]:
     """Two routers, one worker with the fake runner."""
     yield from whole(clusters(PAIR))
+
+
+@pytest.fixture
+def chat_cluster(clusters: Callable[[Shape], Cluster], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two routers whose model has a chat template, two workers with the fake runner."""
+    folder = write_chat_tokenizer(tmp_path_factory.mktemp("tokenizer") / "chat")
+    made = Shape(routers=2, workers=2, runner="fake", step_delay_ms=5, router_args=("--tokenizer", str(folder)))
+    yield from whole(clusters(made))
 
 
 @pytest.fixture(scope="session")

@@ -51,3 +51,19 @@ def test_the_package_for_node(cluster, installed):
     while (state := state_of(base, found["leftId"])) != "cancelled" and time.monotonic() < deadline:
         time.sleep(0.1)
     assert state == "cancelled"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif("node" not in languages(), reason="Node is not among the chosen languages")
+def test_a_response_goes_on_through_another_router(chat_cluster, installed):
+    bases = [f"http://{endpoint}/v1" for endpoint in chat_cluster.http_endpoints]
+    command = ["node", "responses.mjs", *bases]
+    done = subprocess.run(command, cwd=installed, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(done.stdout)
+    assert found["numbers"] == list(range(len(found["numbers"])))
+    assert found["text"] == found["again"] == found["whole"]
+    assert (found["last"], found["status"], found["input"], found["next"]) == (
+        "response.incomplete", "incomplete", ["And?"], True
+    )  # fmt: skip
+    assert found["gone"] == ["NotFoundError", 404, "not_found"]

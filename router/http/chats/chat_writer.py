@@ -62,11 +62,15 @@ def read_one_output(fields: FieldReader, request: inference_pb2.GenerateRequest)
 
 
 def json_text(value: Any, path: str) -> str:
-    """A value as JSON. Raises InvalidArgument for one that no parser would read again."""
+    """A value as JSON. Raises InvalidArgument for one that has no such form, or that no parser would read again."""
     try:
-        return json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell
+        raise InvalidArgument(path, "has a text without a UTF-8 form") from None
     except (RecursionError, ValueError):
         raise InvalidArgument(path, "is nested too deep") from None
+    return text
 
 
 def checked_list(path: str, value: Any, most: int) -> list[Any]:

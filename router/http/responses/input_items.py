@@ -114,12 +114,16 @@ def _call_output(fields: FieldReader, path: str) -> Item:
 def _reasoning(fields: FieldReader, path: str) -> Item:
     """What the model has thought, as an earlier response had it."""
     content = fields.take_any("content")
-    if content is not None and not isinstance(content, list):
-        fields.refuse("content", "must be a list")
-    texts = [part.get("text") for part in content or () if isinstance(part, dict)]
-    shown = [{"type": "reasoning_text", "text": text} for text in texts if isinstance(text, str)]
+    shown = fields.checks.run(_thoughts, [] if content is None else content, f"{path}.content") or []
     fields.take_ignored(["summary", "encrypted_content"])
     return {"summary": [], "content": shown}
+
+
+def _thoughts(content: Any, path: str) -> list[Item]:
+    if not isinstance(content, list) or len(content) > MAX_LISTED:
+        raise InvalidArgument(path, f"must be a list of at most {MAX_LISTED} parts")
+    texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+    return [{"type": "reasoning_text", "text": checked_text(f"{path}[{i}]", text)} for i, text in enumerate(texts)]
 
 
 _OF = {"message": _message, "function_call": _call, "function_call_output": _call_output, "reasoning": _reasoning}

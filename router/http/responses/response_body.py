@@ -114,6 +114,7 @@ def _read_tools(fields: FieldReader, asked: AskedResponse) -> None:
     asked.answer.tools = read_choice(_chosen(choice), writer.schemas(), is_parallel, strict_names(listed))
     if asked.answer.tools is None:
         writer.drop_tools()
+    json_text(choice, "tool_choice")
     asked.shown |= {"tools": shown, "tool_choice": choice or "auto", "parallel_tool_calls": is_parallel}
 
 

@@ -26,6 +26,51 @@ BODIES = [
     ("/v1/completions", {"prompt": "x", "max_tokens": 2, "structured_outputs": {"choice": ["a", "b"]}}),
     ("/tokenize", {"messages": HI, "return_token_strs": True}),
     ("/tokenize", {"prompt": "One", "add_special_tokens": False}),
+    (
+        "/v1/messages",
+        {
+            "max_tokens": 2,
+            "system": [{"type": "text", "text": "Be"}],
+            "stop_sequences": ["x"],
+            "top_k": 3,
+            "stream": True,
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "so"}]},
+            ],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "auto"},
+            "thinking": {"type": "enabled", "budget_tokens": 3},
+            "metadata": {"user_id": "u"},
+        },
+    ),
+    (
+        "/v1/responses",
+        {
+            "max_output_tokens": 2,
+            "instructions": "Be",
+            "metadata": {"a": "b"},
+            "store": True,
+            "stream": False,
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "so"},
+                {
+                    "type": "reasoning",
+                    "id": "rs_1",
+                    "summary": [],
+                    "content": [{"type": "reasoning_text", "text": "x"}],
+                },
+            ],
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+            "tool_choice": "auto",
+            "reasoning": {"effort": "low"},
+            "text": {"format": {"type": "text"}},
+            "truncation": "disabled",
+        },
+    ),
     ("/detokenize", {"tokens": [65, 66], "model": "fake"}),
 ]
 DEEP = json.loads("[" * 200 + "]" * 200)

@@ -1,0 +1,111 @@
+"""kill -9 of routers and workers under a response: OpenAI's own package, unchanged, sees one sequence without a gap."""
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from chat_tokenizer import write_chat_tokenizer
+from effort import draws
+from live.cluster import Cluster, Shape
+from live.fixtures import whole
+from openai import OpenAI
+
+ASKED: dict[str, Any] = {"model": "fake", "input": "Hi", "temperature": 0, "background": True, "stream": True}
+LAST = {"response.completed", "response.incomplete", "response.failed"}
+CREATED = "response.created"
+EVERY_S = 2.0
+END_S = 300.0
+
+
+@pytest.fixture
+def cluster(clusters: Callable[[Shape], Cluster], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two routers whose model has a chat template, and two workers."""
+    folder = write_chat_tokenizer(tmp_path_factory.mktemp("tokenizer") / "chat")
+    yield from whole(clusters(Shape(runner="fake", step_delay_ms=20, router_args=("--tokenizer", str(folder)))))
+
+
+class Reader:
+    """Reads one response through all routers in turn, and goes on after the last number where its stream breaks."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        bases = [f"http://{endpoint}/v1" for endpoint in cluster.http_endpoints]
+        self._clients = itertools.cycle(
+            [OpenAI(base_url=base, api_key="none", max_retries=0, timeout=10) for base in bases]
+        )
+        self.events: list[dict[str, Any]] = []
+        self.num_breaks = 0
+        self.begun = threading.Event()
+
+    def read(self, max_tokens: int) -> list[dict[str, Any]]:
+        stream, until = next(self._clients).responses.create(**ASKED, max_output_tokens=max_tokens), time.monotonic()
+        while not self._read_to_end(stream):
+            self.num_breaks += 1
+            stream = None
+            while stream is None:
+                assert time.monotonic() < until + END_S, f"{len(self.events)} events and no end"
+                stream = self._go_on()
+        return self.events
+
+    def _go_on(self) -> Any:
+        name, last = self.events[0]["response"]["id"], self.events[-1]["sequence_number"]
+        try:
+            return next(self._clients).responses.retrieve(name, stream=True, starting_after=last)
+        except openai.OpenAIError:  # that router is dead, or has met no worker yet
+            time.sleep(0.1)
+            return None
+
+    def _read_to_end(self, stream: Any) -> bool:
+        with suppress(openai.OpenAIError, httpx2.TransportError):  # the router is dead
+            for event in stream:
+                self.events.append(event.to_dict())
+                self.begun.set()
+        return bool(self.events) and self.events[-1]["type"] in LAST
+
+
+def without_names(events: list[dict[str, Any]]) -> str:
+    """The events without the ids of the response and its items, and without its time."""
+    text = json.dumps(events)
+    response = events[0]["response"]
+    items = [event["item"]["id"] for event in events if event["type"] == "response.output_item.added"]
+    for number, name in enumerate([response["id"], *items]):
+        text = text.replace(name, f"name {number}")
+    return text.replace(f'"created_at": {response["created_at"]}', '"created_at": 0')
+
+
+@pytest.mark.scaled
+@pytest.mark.timeout(900)
+async def test_events_have_no_gap_and_are_those_of_an_undisturbed_run(cluster):
+    max_tokens = draws(1000, 3000)
+    undisturbed = await asyncio.to_thread(Reader(cluster).read, max_tokens)
+    assert [event["sequence_number"] for event in undisturbed] == list(range(len(undisturbed)))
+    reader = Reader(cluster)
+    reading = asyncio.create_task(asyncio.to_thread(reader.read, max_tokens))
+    assert await asyncio.to_thread(reader.begun.wait, END_S)
+    num_kills = 0
+    while not reading.done():
+        await asyncio.sleep(EVERY_S)
+        victims = [f"{kind}{num_kills % 2}" for kind in "rw"]
+        for victim in victims:
+            await asyncio.to_thread(cluster.kill, victim)
+        for victim in victims:
+            await asyncio.to_thread(cluster.spawn, victim)
+        await asyncio.to_thread(cluster.wait_ready)  # a busy machine takes longer to start them than to kill them
+        num_kills += 1
+    events = await reading
+    print(f"{num_kills} times a router and a worker killed, {reader.num_breaks} breaks, {len(events)} events")
+    assert without_names(events) == without_names(undisturbed)
+    assert reader.num_breaks
+    cluster.revive()
+    name = events[0]["response"]["id"]
+    for endpoint in cluster.http_endpoints:
+        with OpenAI(base_url=f"http://{endpoint}/v1", api_key="none") as client:
+            assert client.responses.retrieve(name).to_dict() == events[-1]["response"]
+            assert [event.to_dict() for event in client.responses.retrieve(name, stream=True)] == events

@@ -1,0 +1,47 @@
+"""Anthropic's own package for Python, unchanged, against a router whose workers are killed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from example import languages
+
+PROGRAM = Path(__file__).parent / "anthropic_python"
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has the package."""
+    folder = tmp_path_factory.mktemp("anthropic") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=300)
+    install = [folder / "bin/pip", "install", "--quiet", "-r", PROGRAM / "requirements.txt"]
+    done = subprocess.run(install, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return folder / "bin/python"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif("python" not in languages(), reason="Python is not among the chosen languages")
+def test_a_stream_outlives_its_workers(chat_cluster, python):
+    base = f"http://{chat_cluster.http_endpoints[0]}"
+    command = [python, PROGRAM / "client.py", base]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout.readline() == "begun\n"
+        for worker in ("w0", "w1"):
+            chat_cluster.kill(worker)
+            chat_cluster.spawn(worker)
+            chat_cluster.wait_ready()
+        found = json.loads(client.stdout.read())
+    assert client.returncode == 0
+    assert len(found["whole"]) > 1000
+    assert found["text"] == found["final"] == found["whole"]
+    assert found["reasons"] == ["max_tokens"] * 3
+    assert found["usage"] == [1200, 1200]
+    assert found["prompt"] == found["counted"]
+    assert found["errors"] == [
+        ["BadRequestError", 400, "invalid_request_error", True],
+        ["NotFoundError", 404, "not_found_error", True],
+        ["BadRequestError", 400, "invalid_request_error", True],
+    ]
