@@ -261,7 +261,7 @@ print(*sys.modules)
 def test_the_sdk_loads_no_code_of_a_program() -> None:
     loaded = loaded_by("octavo.client")
     own = {name for name in loaded if name.split(".")[0] in PACKAGES}
-    assert len(own) <= 27, sorted(own)
+    assert len(own) <= 25, sorted(own)
     assert {name.split(".")[1] for name in own - {"octavo"}} == {"client", "request", "wire", "v1"}
     assert "argparse" not in loaded
 

@@ -4,12 +4,14 @@ from octavo.client.aio import AsyncClient
 from octavo.client.arguments import RequestArguments
 from octavo.client.events import (
     Completion,
+    Embeddings,
     Event,
     Logprobs,
     Model,
     Output,
     RequestEntry,
     RequestStatus,
+    Scores,
     StreamEnd,
     TokenLogprob,
     Usage,
@@ -17,7 +19,6 @@ from octavo.client.events import (
 from octavo.client.routing import RetryPolicy
 from octavo.client.stream import AsyncStream
 from octavo.client.sync import Client, Stream
-from octavo.client.vectors import Embeddings, Scores
 from octavo.request.sampling import Constraint, FinishReason, SamplingParams, Shape
 from octavo.wire.tls import ClientCredentials, TlsFiles
 

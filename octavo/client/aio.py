@@ -13,17 +13,28 @@ from octavo.client.arguments import (
     Prompt,
     RequestArguments,
     detokenize_request,
+    embed_request,
     fill_prompt,
     generate_request,
     make_sampling,
     sampling_message,
+    score_request,
     set_variables,
 )
-from octavo.client.events import Completion, Model, RequestStatus, model_of, status_of
+from octavo.client.events import (
+    Completion,
+    Embeddings,
+    Model,
+    RequestStatus,
+    Scores,
+    embeddings_of,
+    model_of,
+    scores_of,
+    status_of,
+)
 from octavo.client.receiver import StreamReceiver
 from octavo.client.routing import CellPools, EndpointPool, Recovery, RetryBudget, RetryPolicy
 from octavo.client.stream import AsyncStream, collect
-from octavo.client.vectors import Embeddings, Scores, embed_request, embeddings_of, score_request, scores_of
 from octavo.request import errors, ids
 from octavo.request.sampling import SamplingArguments, SamplingParams
 from octavo.v1 import inference_pb2

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 Messages = Sequence[ChatTurn]
 Prompt = str | bytes | Sequence[int] | Messages
 
+POOLINGS = {
+    "": inference_pb2.POOLING_UNSPECIFIED,
+    "last": inference_pb2.POOLING_LAST,
+    "mean": inference_pb2.POOLING_MEAN,
+}
+
 PriorityName: TypeAlias = Literal["", "system", "interactive", "default", "bulk"]
 
 
@@ -152,3 +158,42 @@ def set_text(message: "Message", field: str, text: str | bytes) -> None:
         setattr(message, field, text)
     except UnicodeEncodeError as error:
         raise errors.InvalidArgument(field, f"not valid Unicode at character {error.start}") from None
+
+
+def embed_request(
+    inputs: Sequence[str | Sequence[int]],
+    model: str | None,
+    dimensions: int | None,
+    pooling: str,
+    normalize: bool | None,
+) -> inference_pb2.EmbedRequest:
+    """The message. Raises InvalidArgument for what no message can hold."""
+    if isinstance(inputs, str) or not all(isinstance(each, (str, Sequence)) for each in inputs):
+        raise errors.InvalidArgument("inputs", "give a list of texts, or of lists of token ids")
+    if pooling not in POOLINGS:
+        raise errors.InvalidArgument("pooling", f"{pooling!r} is not one of last, mean")
+    try:
+        made = [
+            inference_pb2.EmbedInput(text=each)
+            if isinstance(each, str)
+            else inference_pb2.EmbedInput(token_ids=types_pb2.TokenIds(ids=each))
+            for each in inputs
+        ]
+        request = inference_pb2.EmbedRequest(model=model, inputs=made, dimensions=dimensions, pooling=POOLINGS[pooling])
+        if normalize is not None:
+            request.normalize = normalize
+        return request
+    except (TypeError, ValueError) as error:
+        raise errors.InvalidArgument("inputs", f"cannot be sent: {error}") from None
+
+
+def score_request(
+    left: str | Sequence[str], right: str | Sequence[str], model: str | None, method: str, instruction: str
+) -> inference_pb2.ScoreRequest:
+    sides = [[side] if isinstance(side, str) else list(side) for side in (left, right)]
+    try:
+        return inference_pb2.ScoreRequest(
+            model=model, left=sides[0], right=sides[1], method=method, instruction=instruction
+        )
+    except (TypeError, ValueError) as error:
+        raise errors.InvalidArgument("left", f"these texts cannot be sent: {error}") from None

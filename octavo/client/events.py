@@ -216,3 +216,31 @@ def model_of(message: inference_pb2.Model) -> Model:
         num_workers=message.num_workers,
         defaults=sampling_from_wire(message.defaults),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """A vector for each input, in their order."""
+
+    vectors: list[list[float]]
+    model: str
+    prompt_tokens: int  # of all inputs
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """A score for each pair, in their order."""
+
+    scores: list[float]
+    model: str
+    prompt_tokens: int
+
+
+def embeddings_of(reply: inference_pb2.EmbedResponse) -> Embeddings:
+    vectors = [list(each.values) for each in reply.embeddings]
+    return Embeddings(vectors, reply.model, reply.usage.prompt_tokens, reply.usage.cached_tokens)
+
+
+def scores_of(reply: inference_pb2.ScoreResponse) -> Scores:
+    return Scores(list(reply.scores), reply.model, reply.usage.prompt_tokens)

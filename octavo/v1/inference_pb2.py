@@ -22,11 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from octavo.v1 import pooling_pb2 as octavo_dot_v1_dot_pooling__pb2
 from octavo.v1 import types_pb2 as octavo_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19octavo/v1/inference.proto\x12\toctavo.v1\x1a\x17octavo/v1/pooling.proto\x1a\x15octavo/v1/types.proto\"\xc9\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x11\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x12\x15\n\x0braw_content\x18\x03 \x01(\x0cH\x00\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\'\n\ntool_calls\x18\x06 \x03(\x0b\x32\x13.octavo.v1.ToolCall\x12\x19\n\x11reasoning_content\x18\x07 \x01(\t\x12\x12\n\nextra_json\x18\x10 \x01(\tB\x06\n\x04text\"B\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"\xcc\x01\n\x04\x43hat\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.octavo.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x05tools\x18\x03 \x03(\x0b\x32\x0f.octavo.v1.Tool\x12\x1c\n\x14template_kwargs_json\x18\x04 \x01(\t\x12\x1e\n\x16\x63ontinue_final_message\x18\x10 \x01(\x08\x42\x18\n\x16_add_generation_prompt\"\xde\x03\n\x0fGenerateRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x12\n\x05model\x18\x02 \x01(\tH\x02\x88\x01\x01\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x12\n\x08raw_text\x18\t \x01(\x0cH\x00\x12(\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x13.octavo.v1.TokenIdsH\x00\x12\x1f\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x0f.octavo.v1.ChatH\x00\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12%\n\x08priority\x18\x07 \x01(\x0e\x32\x13.octavo.v1.Priority\x12.\n\ron_disconnect\x18\x08 \x01(\x0e\x32\x17.octavo.v1.OnDisconnect\x12#\n\x16truncate_prompt_tokens\x18\x10 \x01(\x11H\x03\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x11 \x01(\x08H\x04\x88\x01\x01\x12\x11\n\tbad_words\x18\x12 \x03(\tB\x07\n\x05inputB\r\n\x0b_request_idB\x08\n\x06_modelB\x19\n\x17_truncate_prompt_tokensB\x15\n\x13_add_special_tokens\"\xca\x02\n\rGenerateEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62ranch\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0c\n\x04text\x18\x05 \x01(\t\x12%\n\x08logprobs\x18\x06 \x03(\x0b\x32\x13.octavo.v1.Logprobs\x12,\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x13.octavo.v1.Logprobs\x12\x14\n\x0cresume_token\x18\x08 \x01(\x0c\x12.\n\rfinish_reason\x18\t \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12%\n\x08\x66inished\x18\n \x01(\x0b\x32\x13.octavo.v1.Finished\x12\x1d\n\x15\x66irst_prompt_position\x18\x0b \x01(\r\"P\n\x08\x46inished\x12\x1f\n\x05usage\x18\x01 \x01(\x0b\x32\x10.octavo.v1.Usage\x12#\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x12.octavo.v1.Failure\"\x99\x01\n\x10\x43ompleteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x07outputs\x18\x02 \x03(\x0b\x32\x11.octavo.v1.Output\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.octavo.v1.Usage\x12,\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x13.octavo.v1.Logprobs\"\xad\x01\n\x06Output\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12%\n\x08logprobs\x18\x05 \x03(\x0b\x32\x13.octavo.v1.Logprobs\x12\x12\n\x05score\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_score\"Y\n\rAttachRequest\x12\x16\n\x0cresume_token\x18\x01 \x01(\x0cH\x00\x12\x14\n\nrequest_id\x18\x02 \x01(\tH\x00\x12\x14\n\x0cnext_indexes\x18\x03 \x03(\rB\x04\n\x02\x61t\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\" \n\nGetRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xca\x02\n\x0bGetResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.octavo.v1.RequestState\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x03(\r\x12/\n\x0e\x66inish_reasons\x18\x06 \x03(\x0e\x32\x17.octavo.v1.FinishReason\x12\x1f\n\x05usage\x18\x07 \x01(\x0b\x32\x10.octavo.v1.Usage\x12*\n\x08timeline\x18\x08 \x03(\x0b\x32\x18.octavo.v1.TimelineEntry\x12#\n\x07\x66\x61ilure\x18\t \x01(\x0b\x32\x12.octavo.v1.Failure\x12\x10\n\x08numerics\x18\n \x01(\t\x12\x18\n\x10numerics_changes\x18\x0b \x01(\r\"O\n\rTimelineEntry\x12\x10\n\x08\x61\x66ter_ms\x18\x01 \x01(\x04\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0e\n\x06worker\x18\x04 \x01(\t\"\xb5\x01\n\x0fTokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x12\n\x08raw_text\x18\x04 \x01(\x0cH\x00\x12\x1f\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0f.octavo.v1.ChatH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08H\x02\x88\x01\x01\x42\x07\n\x05inputB\x08\n\x06_modelB\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"~\n\x11\x44\x65tokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_modelB\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"O\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.octavo.v1.Model\x12\x17\n\x0fschema_revision\x18\x02 \x01(\r\"\xfe\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12+\n\x08\x64\x65\x66\x61ults\x18\x05 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12!\n\x06limits\x18\x06 \x01(\x0b\x32\x11.octavo.v1.Limits\x12\x19\n\x11has_chat_template\x18\x07 \x01(\x08\x12\x13\n\x0bnum_workers\x18\x08 \x01(\r\x12\x0f\n\x07\x61liases\x18\t \x03(\t\x12\x15\n\rhas_tokenizer\x18\n \x01(\x08\"\x8a\x01\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\r\x12\r\n\x05max_n\x18\x02 \x01(\r\x12\x14\n\x0cmax_logprobs\x18\x03 \x01(\r\x12\x10\n\x08max_stop\x18\x04 \x01(\r\x12\x16\n\x0emax_stop_bytes\x18\x05 \x01(\r\x12\x16\n\x0emax_logit_bias\x18\x06 \x01(\r*_\n\x0cOnDisconnect\x12\x1d\n\x19ON_DISCONNECT_UNSPECIFIED\x10\x00\x12\x18\n\x14ON_DISCONNECT_CANCEL\x10\x01\x12\x16\n\x12ON_DISCONNECT_KEEP\x10\x02*|\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x13\n\x0fPRIORITY_SYSTEM\x10\x01\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x02\x12\x14\n\x10PRIORITY_DEFAULT\x10\x03\x12\x11\n\rPRIORITY_BULK\x10\x04*\xb1\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14REQUEST_STATE_QUEUED\x10\x01\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x02\x12\x16\n\x12REQUEST_STATE_DONE\x10\x03\x12\x18\n\x14REQUEST_STATE_FAILED\x10\x04\x12\x1b\n\x17REQUEST_STATE_CANCELLED\x10\x05\x32\x9c\x05\n\tInference\x12\x42\n\x08Generate\x12\x1a.octavo.v1.GenerateRequest\x1a\x18.octavo.v1.GenerateEvent0\x01\x12\x43\n\x08\x43omplete\x12\x1a.octavo.v1.GenerateRequest\x1a\x1b.octavo.v1.CompleteResponse\x12>\n\x06\x41ttach\x12\x18.octavo.v1.AttachRequest\x1a\x18.octavo.v1.GenerateEvent0\x01\x12=\n\x06\x43\x61ncel\x12\x18.octavo.v1.CancelRequest\x1a\x19.octavo.v1.CancelResponse\x12\x34\n\x03Get\x12\x15.octavo.v1.GetRequest\x1a\x16.octavo.v1.GetResponse\x12\x43\n\x08Tokenize\x12\x1a.octavo.v1.TokenizeRequest\x1a\x1b.octavo.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.octavo.v1.DetokenizeRequest\x1a\x1d.octavo.v1.DetokenizeResponse\x12I\n\nListModels\x12\x1c.octavo.v1.ListModelsRequest\x1a\x1d.octavo.v1.ListModelsResponse\x12:\n\x05\x45mbed\x12\x17.octavo.v1.EmbedRequest\x1a\x18.octavo.v1.EmbedResponse\x12:\n\x05Score\x12\x17.octavo.v1.ScoreRequest\x1a\x18.octavo.v1.ScoreResponseB`\n\rdev.octavo.v1B\x0eInferenceProtoP\x01Z\x12octavo/v1;octavov1\xa2\x02\x03OCT\xaa\x02\tOctavo.V1\xca\x02\tOctavo\\V1\xea\x02\nOctavo::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19octavo/v1/inference.proto\x12\toctavo.v1\x1a\x15octavo/v1/types.proto\"\xc9\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x11\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x12\x15\n\x0braw_content\x18\x03 \x01(\x0cH\x00\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\'\n\ntool_calls\x18\x06 \x03(\x0b\x32\x13.octavo.v1.ToolCall\x12\x19\n\x11reasoning_content\x18\x07 \x01(\t\x12\x12\n\nextra_json\x18\x10 \x01(\tB\x06\n\x04text\"B\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"\xcc\x01\n\x04\x43hat\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.octavo.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x05tools\x18\x03 \x03(\x0b\x32\x0f.octavo.v1.Tool\x12\x1c\n\x14template_kwargs_json\x18\x04 \x01(\t\x12\x1e\n\x16\x63ontinue_final_message\x18\x10 \x01(\x08\x42\x18\n\x16_add_generation_prompt\"\xde\x03\n\x0fGenerateRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x12\n\x05model\x18\x02 \x01(\tH\x02\x88\x01\x01\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x12\n\x08raw_text\x18\t \x01(\x0cH\x00\x12(\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x13.octavo.v1.TokenIdsH\x00\x12\x1f\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x0f.octavo.v1.ChatH\x00\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12%\n\x08priority\x18\x07 \x01(\x0e\x32\x13.octavo.v1.Priority\x12.\n\ron_disconnect\x18\x08 \x01(\x0e\x32\x17.octavo.v1.OnDisconnect\x12#\n\x16truncate_prompt_tokens\x18\x10 \x01(\x11H\x03\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x11 \x01(\x08H\x04\x88\x01\x01\x12\x11\n\tbad_words\x18\x12 \x03(\tB\x07\n\x05inputB\r\n\x0b_request_idB\x08\n\x06_modelB\x19\n\x17_truncate_prompt_tokensB\x15\n\x13_add_special_tokens\"\xca\x02\n\rGenerateEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62ranch\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0c\n\x04text\x18\x05 \x01(\t\x12%\n\x08logprobs\x18\x06 \x03(\x0b\x32\x13.octavo.v1.Logprobs\x12,\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x13.octavo.v1.Logprobs\x12\x14\n\x0cresume_token\x18\x08 \x01(\x0c\x12.\n\rfinish_reason\x18\t \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12%\n\x08\x66inished\x18\n \x01(\x0b\x32\x13.octavo.v1.Finished\x12\x1d\n\x15\x66irst_prompt_position\x18\x0b \x01(\r\"P\n\x08\x46inished\x12\x1f\n\x05usage\x18\x01 \x01(\x0b\x32\x10.octavo.v1.Usage\x12#\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x12.octavo.v1.Failure\"\x99\x01\n\x10\x43ompleteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x07outputs\x18\x02 \x03(\x0b\x32\x11.octavo.v1.Output\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.octavo.v1.Usage\x12,\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x13.octavo.v1.Logprobs\"\xad\x01\n\x06Output\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12%\n\x08logprobs\x18\x05 \x03(\x0b\x32\x13.octavo.v1.Logprobs\x12\x12\n\x05score\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_score\"Y\n\rAttachRequest\x12\x16\n\x0cresume_token\x18\x01 \x01(\x0cH\x00\x12\x14\n\nrequest_id\x18\x02 \x01(\tH\x00\x12\x14\n\x0cnext_indexes\x18\x03 \x03(\rB\x04\n\x02\x61t\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\" \n\nGetRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xca\x02\n\x0bGetResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.octavo.v1.RequestState\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x03(\r\x12/\n\x0e\x66inish_reasons\x18\x06 \x03(\x0e\x32\x17.octavo.v1.FinishReason\x12\x1f\n\x05usage\x18\x07 \x01(\x0b\x32\x10.octavo.v1.Usage\x12*\n\x08timeline\x18\x08 \x03(\x0b\x32\x18.octavo.v1.TimelineEntry\x12#\n\x07\x66\x61ilure\x18\t \x01(\x0b\x32\x12.octavo.v1.Failure\x12\x10\n\x08numerics\x18\n \x01(\t\x12\x18\n\x10numerics_changes\x18\x0b \x01(\r\"O\n\rTimelineEntry\x12\x10\n\x08\x61\x66ter_ms\x18\x01 \x01(\x04\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0e\n\x06worker\x18\x04 \x01(\t\"\xb5\x01\n\x0fTokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x12\n\x08raw_text\x18\x04 \x01(\x0cH\x00\x12\x1f\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0f.octavo.v1.ChatH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08H\x02\x88\x01\x01\x42\x07\n\x05inputB\x08\n\x06_modelB\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"~\n\x11\x44\x65tokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_modelB\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"O\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.octavo.v1.Model\x12\x17\n\x0fschema_revision\x18\x02 \x01(\r\"\xfe\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12+\n\x08\x64\x65\x66\x61ults\x18\x05 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12!\n\x06limits\x18\x06 \x01(\x0b\x32\x11.octavo.v1.Limits\x12\x19\n\x11has_chat_template\x18\x07 \x01(\x08\x12\x13\n\x0bnum_workers\x18\x08 \x01(\r\x12\x0f\n\x07\x61liases\x18\t \x03(\t\x12\x15\n\rhas_tokenizer\x18\n \x01(\x08\"\x8a\x01\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\r\x12\r\n\x05max_n\x18\x02 \x01(\r\x12\x14\n\x0cmax_logprobs\x18\x03 \x01(\r\x12\x10\n\x08max_stop\x18\x04 \x01(\r\x12\x16\n\x0emax_stop_bytes\x18\x05 \x01(\r\x12\x16\n\x0emax_logit_bias\x18\x06 \x01(\r\"O\n\nEmbedInput\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x13.octavo.v1.TokenIdsH\x00\x42\x07\n\x05input\"\xc6\x01\n\x0c\x45mbedRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12%\n\x06inputs\x18\x02 \x03(\x0b\x32\x15.octavo.v1.EmbedInput\x12\x17\n\ndimensions\x18\x03 \x01(\rH\x01\x88\x01\x01\x12#\n\x07pooling\x18\x04 \x01(\x0e\x32\x12.octavo.v1.Pooling\x12\x16\n\tnormalize\x18\x05 \x01(\x08H\x02\x88\x01\x01\x42\x08\n\x06_modelB\r\n\x0b_dimensionsB\x0c\n\n_normalize\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"i\n\rEmbedResponse\x12(\n\nembeddings\x18\x01 \x03(\x0b\x32\x14.octavo.v1.Embedding\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.octavo.v1.Usage\x12\r\n\x05model\x18\x03 \x01(\t\"n\n\x0cScoreRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04left\x18\x02 \x03(\t\x12\r\n\x05right\x18\x03 \x03(\t\x12\x0e\n\x06method\x18\x04 \x01(\t\x12\x13\n\x0binstruction\x18\x05 \x01(\tB\x08\n\x06_model\"O\n\rScoreResponse\x12\x0e\n\x06scores\x18\x01 \x03(\x01\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.octavo.v1.Usage\x12\r\n\x05model\x18\x03 \x01(\t*_\n\x0cOnDisconnect\x12\x1d\n\x19ON_DISCONNECT_UNSPECIFIED\x10\x00\x12\x18\n\x14ON_DISCONNECT_CANCEL\x10\x01\x12\x16\n\x12ON_DISCONNECT_KEEP\x10\x02*|\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x13\n\x0fPRIORITY_SYSTEM\x10\x01\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x02\x12\x14\n\x10PRIORITY_DEFAULT\x10\x03\x12\x11\n\rPRIORITY_BULK\x10\x04*\xb1\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14REQUEST_STATE_QUEUED\x10\x01\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x02\x12\x16\n\x12REQUEST_STATE_DONE\x10\x03\x12\x18\n\x14REQUEST_STATE_FAILED\x10\x04\x12\x1b\n\x17REQUEST_STATE_CANCELLED\x10\x05*F\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_LAST\x10\x01\x12\x10\n\x0cPOOLING_MEAN\x10\x02\x32\x9c\x05\n\tInference\x12\x42\n\x08Generate\x12\x1a.octavo.v1.GenerateRequest\x1a\x18.octavo.v1.GenerateEvent0\x01\x12\x43\n\x08\x43omplete\x12\x1a.octavo.v1.GenerateRequest\x1a\x1b.octavo.v1.CompleteResponse\x12>\n\x06\x41ttach\x12\x18.octavo.v1.AttachRequest\x1a\x18.octavo.v1.GenerateEvent0\x01\x12=\n\x06\x43\x61ncel\x12\x18.octavo.v1.CancelRequest\x1a\x19.octavo.v1.CancelResponse\x12\x34\n\x03Get\x12\x15.octavo.v1.GetRequest\x1a\x16.octavo.v1.GetResponse\x12\x43\n\x08Tokenize\x12\x1a.octavo.v1.TokenizeRequest\x1a\x1b.octavo.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.octavo.v1.DetokenizeRequest\x1a\x1d.octavo.v1.DetokenizeResponse\x12I\n\nListModels\x12\x1c.octavo.v1.ListModelsRequest\x1a\x1d.octavo.v1.ListModelsResponse\x12:\n\x05\x45mbed\x12\x17.octavo.v1.EmbedRequest\x1a\x18.octavo.v1.EmbedResponse\x12:\n\x05Score\x12\x17.octavo.v1.ScoreRequest\x1a\x18.octavo.v1.ScoreResponseB`\n\rdev.octavo.v1B\x0eInferenceProtoP\x01Z\x12octavo/v1;octavov1\xa2\x02\x03OCT\xaa\x02\tOctavo.V1\xca\x02\tOctavo\\V1\xea\x02\nOctavo::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,58 +33,72 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.inference_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rdev.octavo.v1B\016InferenceProtoP\001Z\022octavo/v1;octavov1\242\002\003OCT\252\002\tOctavo.V1\312\002\tOctavo\\V1\352\002\nOctavo::V1'
-  _globals['_ONDISCONNECT']._serialized_start=3338
-  _globals['_ONDISCONNECT']._serialized_end=3433
-  _globals['_PRIORITY']._serialized_start=3435
-  _globals['_PRIORITY']._serialized_end=3559
-  _globals['_REQUESTSTATE']._serialized_start=3562
-  _globals['_REQUESTSTATE']._serialized_end=3739
-  _globals['_CHATMESSAGE']._serialized_start=89
-  _globals['_CHATMESSAGE']._serialized_end=290
-  _globals['_TOOL']._serialized_start=292
-  _globals['_TOOL']._serialized_end=358
-  _globals['_TOOLCALL']._serialized_start=360
-  _globals['_TOOLCALL']._serialized_end=420
-  _globals['_CHAT']._serialized_start=423
-  _globals['_CHAT']._serialized_end=627
-  _globals['_GENERATEREQUEST']._serialized_start=630
-  _globals['_GENERATEREQUEST']._serialized_end=1108
-  _globals['_GENERATEEVENT']._serialized_start=1111
-  _globals['_GENERATEEVENT']._serialized_end=1441
-  _globals['_FINISHED']._serialized_start=1443
-  _globals['_FINISHED']._serialized_end=1523
-  _globals['_COMPLETERESPONSE']._serialized_start=1526
-  _globals['_COMPLETERESPONSE']._serialized_end=1679
-  _globals['_OUTPUT']._serialized_start=1682
-  _globals['_OUTPUT']._serialized_end=1855
-  _globals['_ATTACHREQUEST']._serialized_start=1857
-  _globals['_ATTACHREQUEST']._serialized_end=1946
-  _globals['_CANCELREQUEST']._serialized_start=1948
-  _globals['_CANCELREQUEST']._serialized_end=1983
-  _globals['_CANCELRESPONSE']._serialized_start=1985
-  _globals['_CANCELRESPONSE']._serialized_end=2001
-  _globals['_GETREQUEST']._serialized_start=2003
-  _globals['_GETREQUEST']._serialized_end=2035
-  _globals['_GETRESPONSE']._serialized_start=2038
-  _globals['_GETRESPONSE']._serialized_end=2368
-  _globals['_TIMELINEENTRY']._serialized_start=2370
-  _globals['_TIMELINEENTRY']._serialized_end=2449
-  _globals['_TOKENIZEREQUEST']._serialized_start=2452
-  _globals['_TOKENIZEREQUEST']._serialized_end=2633
-  _globals['_TOKENIZERESPONSE']._serialized_start=2635
-  _globals['_TOKENIZERESPONSE']._serialized_end=2672
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2674
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2800
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2802
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2836
-  _globals['_LISTMODELSREQUEST']._serialized_start=2838
-  _globals['_LISTMODELSREQUEST']._serialized_end=2857
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2859
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2938
-  _globals['_MODEL']._serialized_start=2941
-  _globals['_MODEL']._serialized_end=3195
-  _globals['_LIMITS']._serialized_start=3198
-  _globals['_LIMITS']._serialized_end=3336
-  _globals['_INFERENCE']._serialized_start=3742
-  _globals['_INFERENCE']._serialized_end=4410
+  _globals['_ONDISCONNECT']._serialized_start=3924
+  _globals['_ONDISCONNECT']._serialized_end=4019
+  _globals['_PRIORITY']._serialized_start=4021
+  _globals['_PRIORITY']._serialized_end=4145
+  _globals['_REQUESTSTATE']._serialized_start=4148
+  _globals['_REQUESTSTATE']._serialized_end=4325
+  _globals['_POOLING']._serialized_start=4327
+  _globals['_POOLING']._serialized_end=4397
+  _globals['_CHATMESSAGE']._serialized_start=64
+  _globals['_CHATMESSAGE']._serialized_end=265
+  _globals['_TOOL']._serialized_start=267
+  _globals['_TOOL']._serialized_end=333
+  _globals['_TOOLCALL']._serialized_start=335
+  _globals['_TOOLCALL']._serialized_end=395
+  _globals['_CHAT']._serialized_start=398
+  _globals['_CHAT']._serialized_end=602
+  _globals['_GENERATEREQUEST']._serialized_start=605
+  _globals['_GENERATEREQUEST']._serialized_end=1083
+  _globals['_GENERATEEVENT']._serialized_start=1086
+  _globals['_GENERATEEVENT']._serialized_end=1416
+  _globals['_FINISHED']._serialized_start=1418
+  _globals['_FINISHED']._serialized_end=1498
+  _globals['_COMPLETERESPONSE']._serialized_start=1501
+  _globals['_COMPLETERESPONSE']._serialized_end=1654
+  _globals['_OUTPUT']._serialized_start=1657
+  _globals['_OUTPUT']._serialized_end=1830
+  _globals['_ATTACHREQUEST']._serialized_start=1832
+  _globals['_ATTACHREQUEST']._serialized_end=1921
+  _globals['_CANCELREQUEST']._serialized_start=1923
+  _globals['_CANCELREQUEST']._serialized_end=1958
+  _globals['_CANCELRESPONSE']._serialized_start=1960
+  _globals['_CANCELRESPONSE']._serialized_end=1976
+  _globals['_GETREQUEST']._serialized_start=1978
+  _globals['_GETREQUEST']._serialized_end=2010
+  _globals['_GETRESPONSE']._serialized_start=2013
+  _globals['_GETRESPONSE']._serialized_end=2343
+  _globals['_TIMELINEENTRY']._serialized_start=2345
+  _globals['_TIMELINEENTRY']._serialized_end=2424
+  _globals['_TOKENIZEREQUEST']._serialized_start=2427
+  _globals['_TOKENIZEREQUEST']._serialized_end=2608
+  _globals['_TOKENIZERESPONSE']._serialized_start=2610
+  _globals['_TOKENIZERESPONSE']._serialized_end=2647
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2649
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2775
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2777
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2811
+  _globals['_LISTMODELSREQUEST']._serialized_start=2813
+  _globals['_LISTMODELSREQUEST']._serialized_end=2832
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2834
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2913
+  _globals['_MODEL']._serialized_start=2916
+  _globals['_MODEL']._serialized_end=3170
+  _globals['_LIMITS']._serialized_start=3173
+  _globals['_LIMITS']._serialized_end=3311
+  _globals['_EMBEDINPUT']._serialized_start=3313
+  _globals['_EMBEDINPUT']._serialized_end=3392
+  _globals['_EMBEDREQUEST']._serialized_start=3395
+  _globals['_EMBEDREQUEST']._serialized_end=3593
+  _globals['_EMBEDDING']._serialized_start=3595
+  _globals['_EMBEDDING']._serialized_end=3622
+  _globals['_EMBEDRESPONSE']._serialized_start=3624
+  _globals['_EMBEDRESPONSE']._serialized_end=3729
+  _globals['_SCOREREQUEST']._serialized_start=3731
+  _globals['_SCOREREQUEST']._serialized_end=3841
+  _globals['_SCORERESPONSE']._serialized_start=3843
+  _globals['_SCORERESPONSE']._serialized_end=3922
+  _globals['_INFERENCE']._serialized_start=4400
+  _globals['_INFERENCE']._serialized_end=5068
 # @@protoc_insertion_point(module_scope)

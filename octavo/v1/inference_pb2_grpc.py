@@ -4,7 +4,6 @@ import grpc
 import warnings
 
 from octavo.v1 import inference_pb2 as octavo_dot_v1_dot_inference__pb2
-from octavo.v1 import pooling_pb2 as octavo_dot_v1_dot_pooling__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -89,13 +88,13 @@ class InferenceStub(object):
                 _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/octavo.v1.Inference/Embed',
-                request_serializer=octavo_dot_v1_dot_pooling__pb2.EmbedRequest.SerializeToString,
-                response_deserializer=octavo_dot_v1_dot_pooling__pb2.EmbedResponse.FromString,
+                request_serializer=octavo_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
                 _registered_method=True)
         self.Score = channel.unary_unary(
                 '/octavo.v1.Inference/Score',
-                request_serializer=octavo_dot_v1_dot_pooling__pb2.ScoreRequest.SerializeToString,
-                response_deserializer=octavo_dot_v1_dot_pooling__pb2.ScoreResponse.FromString,
+                request_serializer=octavo_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
                 _registered_method=True)
 
 
@@ -308,13 +307,13 @@ def add_InferenceServicer_to_server(servicer, server):
             ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
-                    request_deserializer=octavo_dot_v1_dot_pooling__pb2.EmbedRequest.FromString,
-                    response_serializer=octavo_dot_v1_dot_pooling__pb2.EmbedResponse.SerializeToString,
+                    request_deserializer=octavo_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
             'Score': grpc.unary_unary_rpc_method_handler(
                     servicer.Score,
-                    request_deserializer=octavo_dot_v1_dot_pooling__pb2.ScoreRequest.FromString,
-                    response_serializer=octavo_dot_v1_dot_pooling__pb2.ScoreResponse.SerializeToString,
+                    request_deserializer=octavo_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -570,8 +569,8 @@ class Inference(object):
             request,
             target,
             '/octavo.v1.Inference/Embed',
-            octavo_dot_v1_dot_pooling__pb2.EmbedRequest.SerializeToString,
-            octavo_dot_v1_dot_pooling__pb2.EmbedResponse.FromString,
+            octavo_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            octavo_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -597,8 +596,8 @@ class Inference(object):
             request,
             target,
             '/octavo.v1.Inference/Score',
-            octavo_dot_v1_dot_pooling__pb2.ScoreRequest.SerializeToString,
-            octavo_dot_v1_dot_pooling__pb2.ScoreResponse.FromString,
+            octavo_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+            octavo_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from octavo.internal.v1 import worker_pb2
 from octavo.pooling.params import ModelPooling, PoolingParams, PoolKind
 from octavo.request.errors import Failure, InvalidArgument
-from octavo.v1 import pooling_pb2, types_pb2
+from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import failure_from_wire, failure_to_wire
 
 KINDS = {
@@ -17,7 +17,7 @@ KINDS = {
     PoolKind.LOGITS: worker_pb2.POOL_KIND_LOGITS,
 }
 FROM_WIRE = {value: kind for kind, value in KINDS.items()}
-NAMES = {pooling_pb2.POOLING_UNSPECIFIED: "", pooling_pb2.POOLING_LAST: "last", pooling_pb2.POOLING_MEAN: "mean"}
+NAMES = {inference_pb2.POOLING_UNSPECIFIED: "", inference_pb2.POOLING_LAST: "last", inference_pb2.POOLING_MEAN: "mean"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def pooled_from_wire(message: worker_pb2.PooledVector) -> PromptVector:
     return PromptVector(message.index, message.values, message.cached_tokens, failure)
 
 
-def pooling_name(value: "pooling_pb2.Pooling") -> str:
+def pooling_name(value: "inference_pb2.Pooling") -> str:
     """The pooling that a client names; empty: none. Raises InvalidArgument."""
     if value not in NAMES:
         raise InvalidArgument("pooling", f"{int(value)} is no pooling; use POOLING_LAST or POOLING_MEAN")

@@ -2,7 +2,7 @@
 
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument
-from octavo.v1 import pooling_pb2
+from octavo.v1 import inference_pb2
 from octavo.wire.pooling import pooling_name
 from octavo.wire.public import usage_to_wire
 from router.pooling.pooling_calls import AskedScores, PoolingCalls, PromptInput
@@ -12,8 +12,8 @@ VECTOR_BYTES = 16  # tags and lengths around one vector
 
 
 async def answer_embed(
-    calls: PoolingCalls, request: pooling_pb2.EmbedRequest, remaining_s: float | None
-) -> pooling_pb2.EmbedResponse:
+    calls: PoolingCalls, request: inference_pb2.EmbedRequest, remaining_s: float | None
+) -> inference_pb2.EmbedResponse:
     model = calls.find_model(request.model if request.HasField("model") else None)
     if request.HasField("dimensions") and not request.dimensions:
         raise InvalidArgument("dimensions", "0 numbers are no vector; leave it out for all")
@@ -30,20 +30,20 @@ async def answer_embed(
             raise InvalidArgument(f"inputs[{place}]", "send text or token_ids")
         inputs.append(each.text if kind == "text" else each.token_ids.ids)
     answer = await calls.embed(model, inputs, asked, remaining_s)
-    return pooling_pb2.EmbedResponse(
-        embeddings=[pooling_pb2.Embedding(values=vector.numbers) for vector in answer.vectors],
+    return inference_pb2.EmbedResponse(
+        embeddings=[inference_pb2.Embedding(values=vector.numbers) for vector in answer.vectors],
         usage=usage_to_wire(answer.num_tokens, 0, answer.cached_tokens),
         model=answer.model,
     )
 
 
 async def answer_score(
-    calls: PoolingCalls, request: pooling_pb2.ScoreRequest, remaining_s: float | None
-) -> pooling_pb2.ScoreResponse:
+    calls: PoolingCalls, request: inference_pb2.ScoreRequest, remaining_s: float | None
+) -> inference_pb2.ScoreResponse:
     model = calls.find_model(request.model if request.HasField("model") else None)
     asked = AskedScores(left=request.left, right=request.right, method=request.method, instruction=request.instruction)
     answer = await calls.score(model, asked, remaining_s)
-    return pooling_pb2.ScoreResponse(
+    return inference_pb2.ScoreResponse(
         scores=answer.scores,
         usage=usage_to_wire(answer.num_tokens, 0, answer.cached_tokens),
         model=answer.model,

@@ -9,7 +9,7 @@ from octavo.request.errors import Failure, NoWorkers
 from octavo.request.record import Record
 from octavo.request.sampling import rank
 from octavo.store.base import Store
-from octavo.v1 import inference_pb2, inference_pb2_grpc, pooling_pb2
+from octavo.v1 import inference_pb2, inference_pb2_grpc
 from octavo.wire.public import (
     ACCEPTED,
     defaults_to_wire,
@@ -122,10 +122,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     # Vectors
 
-    async def Embed(self, request: pooling_pb2.EmbedRequest, context: "Context") -> pooling_pb2.EmbedResponse:
+    async def Embed(self, request: inference_pb2.EmbedRequest, context: "Context") -> inference_pb2.EmbedResponse:
         return await answer_embed(self.pooling, request, remaining_s(context))
 
-    async def Score(self, request: pooling_pb2.ScoreRequest, context: "Context") -> pooling_pb2.ScoreResponse:
+    async def Score(self, request: inference_pb2.ScoreRequest, context: "Context") -> inference_pb2.ScoreResponse:
         return await answer_score(self.pooling, request, remaining_s(context))
 
     # Text

@@ -11,7 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from octavo.internal.v1 import transfer_pb2, worker_pb2
 from octavo.request.errors import Code
-from octavo.v1 import admin_pb2, inference_pb2, pooling_pb2, types_pb2
+from octavo.v1 import admin_pb2, inference_pb2, types_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = ROOT / "protos"
@@ -20,7 +20,6 @@ MODULES = {
     "types": types_pb2,
     "inference": inference_pb2,
     "admin": admin_pb2,
-    "pooling": pooling_pb2,
     "worker": worker_pb2,
     "transfer": transfer_pb2,
 }

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from refusing_router import refusing
 
-from octavo.v1 import inference_pb2, inference_pb2_grpc, pooling_pb2
+from octavo.v1 import inference_pb2, inference_pb2_grpc
 
 TEXT = (Path(__file__).resolve().parents[2] / "protos/service_config.json").read_text(encoding="utf-8")
 CONFIG = json.loads(TEXT)
@@ -20,8 +20,8 @@ REQUESTS = {
     "Tokenize": inference_pb2.TokenizeRequest(text="Hello"),
     "Detokenize": inference_pb2.DetokenizeRequest(token_ids=[1]),
     "ListModels": inference_pb2.ListModelsRequest(),
-    "Embed": pooling_pb2.EmbedRequest(inputs=[pooling_pb2.EmbedInput(text="Hello")]),
-    "Score": pooling_pb2.ScoreRequest(left=["Hello"], right=["Hi"]),
+    "Embed": inference_pb2.EmbedRequest(inputs=[inference_pb2.EmbedInput(text="Hello")]),
+    "Score": inference_pb2.ScoreRequest(left=["Hello"], right=["Hi"]),
 }
 # A connection that breaks may have brought the request to a router: repeated without a request_id, it would run twice.
 RUNS_TWICE = {"Generate", "Complete"}

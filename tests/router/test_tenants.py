@@ -14,7 +14,7 @@ from octavo.net.security import api_keys
 from octavo.net.security.api_keys import line_of, new_key, salt_of
 from octavo.request.errors import InvalidArgument, NotFound, QuotaExceeded, Unauthenticated
 from octavo.request.limits import TenantQuota
-from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, pooling_pb2, types_pb2
+from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 from octavo.wire.channel import open_channel
 from octavo.wire.statuses import error_from
 from octavo.wire.tls import ClientCredentials
@@ -71,8 +71,8 @@ async def test_no_method_of_inference_answers_without_a_key(guarded: Any, keys: 
         "Tokenize": inference_pb2.TokenizeRequest(),
         "Detokenize": inference_pb2.DetokenizeRequest(),
         "ListModels": inference_pb2.ListModelsRequest(),
-        "Embed": pooling_pb2.EmbedRequest(),
-        "Score": pooling_pb2.ScoreRequest(),
+        "Embed": inference_pb2.EmbedRequest(),
+        "Score": inference_pb2.ScoreRequest(),
     }
     assert set(methods) == {method.name for method in inference_pb2.DESCRIPTOR.services_by_name["Inference"].methods}
     wrong = new_key()

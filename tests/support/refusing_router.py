@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from octavo.v1 import inference_pb2, inference_pb2_grpc, pooling_pb2, types_pb2
+from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 
 @dataclass
@@ -57,13 +57,13 @@ class RefusingRouter(inference_pb2_grpc.InferenceServicer):
         self._answer(context)
         return inference_pb2.DetokenizeResponse()
 
-    def Embed(self, request: Any, context: Any) -> pooling_pb2.EmbedResponse:
+    def Embed(self, request: Any, context: Any) -> inference_pb2.EmbedResponse:
         self._answer(context)
-        return pooling_pb2.EmbedResponse()
+        return inference_pb2.EmbedResponse()
 
-    def Score(self, request: Any, context: Any) -> pooling_pb2.ScoreResponse:
+    def Score(self, request: Any, context: Any) -> inference_pb2.ScoreResponse:
         self._answer(context)
-        return pooling_pb2.ScoreResponse()
+        return inference_pb2.ScoreResponse()
 
     def ListModels(self, request: Any, context: Any) -> inference_pb2.ListModelsResponse:
         self._answer(context)

@@ -25,7 +25,7 @@ from octavo.request.errors import (
     Unauthenticated,
     Unreachable,
 )
-from octavo.v1 import pooling_pb2, types_pb2
+from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.statuses import error_from
 from router.fleet.worker_link import WorkerLink
 
@@ -33,9 +33,9 @@ LAST = PoolingParams()
 PROMPTS = [[3 + i % 900, 5, *range(7, 7 + i % 40)] for i in range(200)]
 
 
-def request(prompts: list[list[int]] = PROMPTS, **fields: Any) -> pooling_pb2.EmbedRequest:
-    inputs = [pooling_pb2.EmbedInput(token_ids=types_pb2.TokenIds(ids=prompt)) for prompt in prompts]
-    return pooling_pb2.EmbedRequest(inputs=inputs, **fields)
+def request(prompts: list[list[int]] = PROMPTS, **fields: Any) -> inference_pb2.EmbedRequest:
+    inputs = [inference_pb2.EmbedInput(token_ids=types_pb2.TokenIds(ids=prompt)) for prompt in prompts]
+    return inference_pb2.EmbedRequest(inputs=inputs, **fields)
 
 
 def expected(prompts: list[list[int]] = PROMPTS, params: PoolingParams = LAST) -> list[list[float]]:
@@ -49,7 +49,7 @@ def expected(prompts: list[list[int]] = PROMPTS, params: PoolingParams = LAST) -
     return found
 
 
-def vectors(response: pooling_pb2.EmbedResponse) -> list[list[float]]:
+def vectors(response: inference_pb2.EmbedResponse) -> list[list[float]]:
     return [list(each.values) for each in response.embeddings]
 
 
@@ -67,9 +67,9 @@ async def test_vectors_are_in_order_and_as_asked(world: Any) -> None:
     assert response.model == "fake" and response.usage.prompt_tokens == sum(map(len, PROMPTS))
     mean = PoolingParams(PoolKind.MEAN, dimensions=5)
     assert vectors(await stub.Embed(request(pooling="POOLING_MEAN", dimensions=5))) == expected(params=mean)
-    text = pooling_pb2.EmbedRequest(inputs=[pooling_pb2.EmbedInput(text="Hi")], normalize=False)
+    text = inference_pb2.EmbedRequest(inputs=[inference_pb2.EmbedInput(text="Hi")], normalize=False)
     assert vectors(await stub.Embed(text)) == [state_vector(fold(list(b"Hi")))]
-    scores = await stub.Score(pooling_pb2.ScoreRequest(left=["q"], right=["a", "q", "b"]))
+    scores = await stub.Score(inference_pb2.ScoreRequest(left=["q"], right=["a", "q", "b"]))
     a, q, b = expected([[97], [113], [98]])
     assert list(scores.scores) == [cosine(q, a), cosine(q, q), cosine(q, b)]
     assert scores.usage.prompt_tokens == 3  # each text once
@@ -140,20 +140,20 @@ async def test_who_leaves_or_runs_out_of_time_leaves_nothing(world: Any) -> None
         (request([[1]], dimensions=17), "dimensions"),
         (request([[1]], dimensions=0), "dimensions"),
         (request([[1]], pooling=7), "pooling"),
-        (pooling_pb2.EmbedRequest(inputs=[pooling_pb2.EmbedInput()]), "inputs[0]"),
-        (pooling_pb2.EmbedRequest(inputs=[pooling_pb2.EmbedInput(text="")]), "inputs[0]"),
-        (pooling_pb2.ScoreRequest(left=["a", "b"], right=["c"]), "left"),
-        (pooling_pb2.ScoreRequest(left=["a"], right=[]), "right"),
-        (pooling_pb2.ScoreRequest(left=["a"], right=["b", ""]), "right[1]"),
-        (pooling_pb2.ScoreRequest(left=["a"], right=["b"], method="dot"), "method"),
-        (pooling_pb2.ScoreRequest(left=["a"], right=["b"], method="qwen3"), "method"),
-        (pooling_pb2.ScoreRequest(left=["a"], right=["b"], instruction="x" * 5000), "instruction"),
+        (inference_pb2.EmbedRequest(inputs=[inference_pb2.EmbedInput()]), "inputs[0]"),
+        (inference_pb2.EmbedRequest(inputs=[inference_pb2.EmbedInput(text="")]), "inputs[0]"),
+        (inference_pb2.ScoreRequest(left=["a", "b"], right=["c"]), "left"),
+        (inference_pb2.ScoreRequest(left=["a"], right=[]), "right"),
+        (inference_pb2.ScoreRequest(left=["a"], right=["b", ""]), "right[1]"),
+        (inference_pb2.ScoreRequest(left=["a"], right=["b"], method="dot"), "method"),
+        (inference_pb2.ScoreRequest(left=["a"], right=["b"], method="qwen3"), "method"),
+        (inference_pb2.ScoreRequest(left=["a"], right=["b"], instruction="x" * 5000), "instruction"),
     ],
 )
 async def test_what_is_wrong_is_refused_by_its_field(world: Any, asked: Any, field: str) -> None:
     await world.start(1)
     stub = world.stub()
-    error = await error_of((stub.Embed if isinstance(asked, pooling_pb2.EmbedRequest) else stub.Score)(asked))
+    error = await error_of((stub.Embed if isinstance(asked, inference_pb2.EmbedRequest) else stub.Score)(asked))
     assert isinstance(error, InvalidArgument) and error.field == field, error
     assert not world.workers[0].engine.times.num_tokens
 
