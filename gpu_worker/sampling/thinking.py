@@ -11,7 +11,8 @@ class ThinkingState:
         self.branch = branch
         self._start, self._end = list(params.thinking_start_ids), list(params.thinking_end_ids)
         self._budget = params.thinking_budget
-        self._num_seen = 0
+        # Without a mark at its beginning, thinking begins with the output, and marks in the prompt say nothing.
+        self._num_seen = 0 if self._start else branch.num_prompt
         self._began = None if self._start else branch.num_prompt  # the index of the first token after the mark
 
     def forced(self) -> int | None:

@@ -6,9 +6,18 @@ from collections.abc import Sequence
 
 def cosine(left: Sequence[float], right: Sequence[float]) -> float:
     """The cosine of the angle between two vectors of one length; 0 if one of them is all zeros."""
-    norms = math.sqrt(squared(left)) * math.sqrt(squared(right))
-    dot = math.fsum(a * b for a, b in zip(left, right, strict=True))
-    return max(-1.0, min(1.0, dot / norms)) if norms else 0.0
+    return cosines([left, right], [(0, 1)])[0]
+
+
+def cosines(vectors: Sequence[Sequence[float]], pairs: Sequence[tuple[int, int]]) -> list[float]:
+    """The cosine of each pair, which are places of vectors. The length of a vector is computed once."""
+    lengths = [math.sqrt(squared(vector)) for vector in vectors]
+    scores = []
+    for left, right in pairs:
+        norms = lengths[left] * lengths[right]
+        dot = math.fsum(a * b for a, b in zip(vectors[left], vectors[right], strict=True))
+        scores.append(max(-1.0, min(1.0, dot / norms)) if norms else 0.0)
+    return scores
 
 
 def squared(vector: Sequence[float]) -> float:

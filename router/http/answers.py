@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +27,9 @@ from router.streaming.request_preparer import RequestPreparer
 from router.streaming.session import Session
 from router.streaming.session_opener import SessionOpener
 from router.tools.call_grammars import calls_grammar, needs_grammar
-from router.tools.division_notes import write_notes
+from router.tools.division_notes import read_notes, write_notes
 from router.tools.output_forms import OutputForms
+from router.tools.reasoning import NUM_LAST
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 ID_HEADER = b"idempotency-key"
@@ -109,7 +110,28 @@ class AnswerService:
             prompt = await self.preparer.read_prompt(asked.request, model) if division.reasoning is not None else []
             division.note_prompt(model.tokenizer, prompt)
             if grammar := calls_grammar(division, special, has_other=sampling.HasField("constraint")):
+                if sampling.HasField("thinking_budget"):
+                    what = "is not allowed where a call must come or a tool is strict: leave out one of them"
+                    raise InvalidArgument("thinking_budget", what)
                 sampling.constraint.lark = grammar
+
+    @asynccontextmanager
+    async def open(self, asked: AskedAnswer, remaining_s: float | None) -> AsyncIterator[Session]:
+        """A session of a request. How its outputs are divided is kept with it, and is known from its prompt."""
+        division, prompts = asked.division, list[Sequence[int]]()
+
+        def notes(prompt: Sequence[int]) -> bytes:
+            prompts.append(prompt)
+            if division is not None:
+                model = self.preparer.find_model(asked.request)
+                division.note_prompt(model.tokenizer, list(prompt[-NUM_LAST:]))
+            return write_notes(division)
+
+        opening = self.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream, notes=notes)
+        async with opening as session:
+            if division is not None and not prompts:  # it was accepted before, and its model has no worker now
+                division.begins_inside = read_notes(await session.read_notes()).begins_inside
+            yield session
 
     def note_left(self, asked: AskedAnswer) -> None:
         """The client of a new request has left. Only a client that has named it, or keeps it, can come back to it."""
@@ -158,13 +180,9 @@ class NewAnswer:
     async def _answer(self, asked: AskedAnswer, remaining_s: float | None, reply: Reply) -> None:
         if asked.request.HasField("chat"):
             await self.service.divide(asked)
-        notes = write_notes(asked.division)
-        opening = self.service.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream, notes=notes)
         try:
-            async with opening as session:
+            async with self.service.open(asked, remaining_s) as session:
                 session.progress.called = asked.called
-                if asked.division is not None:
-                    asked.division.note_prompt(session.model.tokenizer, await session.prompt_end())
                 prompt = await self.service.echoed_prompt(asked, session.model)
                 await send_answer(session, self.form(asked, session.model, prompt), asked.stream, reply)
         except asyncio.CancelledError:

@@ -85,7 +85,7 @@ class OpenAiApp:
         self._authorizer = authorizer
         self._is_serving = is_serving
         listed = ModelEndpoint(models)
-        vectors = partial(VectorEndpoint, inference.pooling, service.bodies)
+        vectors = partial(VectorEndpoint, inference.pooling, service.bodies, unknown_fields=service.unknown_fields)
         self._router = Router(
             [
                 Route("/v1/completions", SeveralAnswers(service, read_completion, CompletionFormat), methods=["POST"]),

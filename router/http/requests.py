@@ -73,7 +73,7 @@ class RequestEndpoint:
         division = self._service.forms.division(tokenizer, notes.tools, shows_reasoning=notes.shows_reasoning)
         history = await session.read_history() if division is not None else []
         if division is not None:
-            division.note_prompt(tokenizer, await session.prompt_end())
+            division.begins_inside = notes.begins_inside
         if session.params.num_branches > session.params.n and history:
             division = None  # which branches these were is known only at the end
         asked.division = division

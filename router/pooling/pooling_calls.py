@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -98,7 +98,8 @@ class PoolingCalls:
     ) -> VectorAnswer:
         """A vector of each input; `field` is the client's name for the list."""
         params.check_call(len(inputs), field)
-        prompts = await aside(inputs, lambda: [encode(model, each, f"{field}[{i}]") for i, each in enumerate(inputs)])
+        made = (encode(model, each, f"{field}[{i}]") for i, each in enumerate(inputs))
+        prompts = await aside(inputs, lambda: counted(made, field))
         found = await self._vectors(model, prompts, asked, remaining_s, field)
         return VectorAnswer(model.name, found, sum(map(len, prompts)))
 
@@ -110,16 +111,11 @@ class PoolingCalls:
             raise InvalidArgument("instruction", f"give at most {params.MAX_INSTRUCTION_BYTES} bytes")
         if method == judges.COSINE:
             return await self._compare(model, asked, pairs, remaining_s)
-        for i, pair in enumerate(pairs):
-            check_texts(model, asked, i, pair)
+        check_texts(model, asked)
         texts = [text for pair in pairs for text in pair]
         wanted = params.logits_of(judges.words(method, model.tokenizer))
-
-        def make_prompts() -> list[list[int]]:
-            tokenizer, instruction = model.tokenizer, asked.instruction
-            return [judges.judge_prompt(method, tokenizer, *pair, instruction) for pair in pairs]
-
-        prompts = await aside(texts, make_prompts)
+        made = (judges.judge_prompt(method, model.tokenizer, *pair, asked.instruction) for pair in pairs)
+        prompts = await aside(texts, lambda: counted(made, asked.right_field))
         found = await self._vectors(model, prompts, wanted, remaining_s, asked.right_field)
         scores = [vectors.likelihood(*vector.numbers) for vector in found]
         cached = sum(vector.cached_tokens for vector in found)
@@ -129,13 +125,13 @@ class PoolingCalls:
         self, model: ServedModel, asked: AskedScores, pairs: Sequence[tuple[str, str]], remaining_s: float | None
     ) -> ScoreAnswer:
         """Cosines. Each text is computed once, however many pairs it is in."""
-        for i, pair in enumerate(pairs):
-            check_texts(model, asked, i, pair)
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        prompts = await aside(texts, lambda: [encode(model, text, asked.right_field) for text in texts])
+        check_texts(model, asked)
+        places = {text: place for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
+        made = (encode(model, text, asked.right_field) for text in places)
+        prompts = await aside(list(places), lambda: counted(made, asked.right_field))
         found = await self._vectors(model, prompts, model.pooling.resolved(), remaining_s, asked.right_field)
-        by_text = {text: vector.numbers for text, vector in zip(texts, found, strict=True)}
-        scores = [vectors.cosine(by_text[one], by_text[other]) for one, other in pairs]
+        placed = [(places[one], places[other]) for one, other in pairs]
+        scores = await asyncio.to_thread(lambda: vectors.cosines([vector.numbers for vector in found], placed))
         cached = sum(vector.cached_tokens for vector in found)
         return ScoreAnswer(model.name, scores, sum(map(len, prompts)), cached)
 
@@ -148,7 +144,6 @@ class PoolingCalls:
         field: str,
     ) -> list[PromptVector]:
         num_tokens = sum(map(len, prompts))
-        params.check_tokens(num_tokens, field)
         for i, prompt in enumerate(prompts):
             name = f"{field}[{i}]"
             validation.validate_prompt(
@@ -171,6 +166,16 @@ def encode(model: ServedModel, given: PromptInput, field: str) -> list[int]:
     return model.tokenizer.encode_whole(text)
 
 
+def counted(made: Iterable[list[int]], field: str) -> list[list[int]]:
+    """The prompts, of which no more are made once they are too long together. Raises InvalidArgument then."""
+    prompts, num_tokens = list[list[int]](), 0
+    for prompt in made:
+        num_tokens += len(prompt)
+        params.check_tokens(num_tokens, field)
+        prompts.append(prompt)
+    return prompts
+
+
 def checked_pairs(asked: AskedScores) -> list[tuple[str, str]]:
     left, right = list(asked.left), list(asked.right)
     params.check_call(len(right), asked.right_field)
@@ -179,11 +184,13 @@ def checked_pairs(asked: AskedScores) -> list[tuple[str, str]]:
     return list(zip(left * len(right) if len(left) == 1 else left, right, strict=True))
 
 
-def check_texts(model: ServedModel, asked: AskedScores, place: int, pair: tuple[str, str]) -> None:
-    """Raises InvalidArgument for a text that cannot be a part of a prompt."""
-    left = asked.left_field if len(asked.left) == 1 else f"{asked.left_field}[{place}]"
-    for name, text in ((left, pair[0]), (f"{asked.right_field}[{place}]", pair[1])):
+def check_texts(model: ServedModel, asked: AskedScores) -> None:
+    """Raises InvalidArgument for a text that cannot be a part of a prompt. Each is looked at once."""
+    for place, text in enumerate(asked.left):
+        name = asked.left_field if len(asked.left) == 1 else f"{asked.left_field}[{place}]"
         validation.validate_text(text, name, context_tokens=model.context_tokens)
+    for place, text in enumerate(asked.right):
+        validation.validate_text(text, f"{asked.right_field}[{place}]", context_tokens=model.context_tokens)
 
 
 async def aside(texts: Sequence[Sized], work: Callable[[], T]) -> T:

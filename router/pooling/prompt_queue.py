@@ -86,6 +86,14 @@ class PromptQueue:
             self._forget(turn)
         return prompt
 
+    def drop_done(self, turn: Turn) -> None:
+        """Lets go of the prompts for which nobody waits any more, wherever in the queue they are."""
+        queue = deque(prompt for prompt in self._waiting.get(turn, ()) if not prompt.done)
+        if queue:
+            self._waiting[turn] = queue
+        else:
+            self._forget(turn)
+
     def _forget(self, turn: Turn) -> None:
         self._waiting.pop(turn, None)
         self._served.pop(turn, None)

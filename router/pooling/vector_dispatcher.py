@@ -5,6 +5,7 @@ died is the next time alone with one, and is given up after that.
 """
 
 import asyncio
+import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Sequence
@@ -28,6 +29,8 @@ from router.fleet.worker_pool import WorkerPool
 from router.fleet.worker_view import WorkerView
 from router.placing.placement import choose_worker
 from router.pooling.prompt_queue import PromptQueue, Turn, VectorCall, WaitingPrompt
+
+log = logging.getLogger(__name__)
 
 LOSSES_ALONE = (
     2  # so many lost workers make a prompt a suspect, which is sent to a worker that has nothing else of ours
@@ -81,10 +84,16 @@ class VectorDispatcher:
             raise DeadlineExceeded("the deadline passed before all vectors were there") from None
         finally:
             self.num_under_way -= len(waiting)
-            for prompt in waiting:
-                prompt.result.cancel()
-            for task in list(call.tasks):
-                task.cancel()
+            self._let_go(call, waiting)
+
+    def _let_go(self, call: VectorCall, prompts: Sequence[WaitingPrompt]) -> None:
+        """Nobody waits for these prompts any more, which are those of the call."""
+        for prompt in prompts:
+            prompt.result.cancel()
+        if any(prompt.result.cancelled() or prompt.result.exception() for prompt in prompts):
+            self._queue.drop_done(call.turn)
+        for task in list(call.tasks):
+            task.cancel()
 
     async def close(self) -> None:
         if self._timer is not None:
@@ -175,32 +184,44 @@ class VectorDispatcher:
             refuse(prompt, NoWorkers(f"no worker serves {prompt.call.model.name} now: retry", retry_after_ms=500))
 
     def _begin(self, call: VectorCall, incarnation: Incarnation, batch: list[WaitingPrompt]) -> None:
-        task = asyncio.create_task(self._run(call, incarnation, batch))
+        left = dict(enumerate(batch))
+        task = asyncio.create_task(self._run(call, incarnation, batch, left))
         for tasks in (self._tasks, call.tasks):
             tasks.add(task)
             task.add_done_callback(tasks.discard)
+        task.add_done_callback(lambda _: self._settle(incarnation, left))  # even if it is cancelled before it begins
+
+    def _settle(self, incarnation: Incarnation, left: dict[int, WaitingPrompt]) -> None:
+        """Takes what a call to a worker has left out of the worker's share."""
+        share = self._shares[incarnation]
+        for prompt in left.values():
+            self._give_back(share, prompt)
+        if not share.num_prompts:
+            share.alone = False
+            if time.monotonic() >= share.declined_until:
+                del self._shares[incarnation]
+        self._send_waiting()
 
     # One call to a worker
 
-    async def _run(self, call: VectorCall, incarnation: Incarnation, batch: list[WaitingPrompt]) -> None:
-        share, open_prompts = self._shares[incarnation], dict(enumerate(batch))
+    async def _run(
+        self, call: VectorCall, incarnation: Incarnation, batch: list[WaitingPrompt], left: dict[int, WaitingPrompt]
+    ) -> None:
+        """Sends a batch, and sends again or refuses what it has in `left` when the call to the worker ends."""
         try:
             link = self._pool.find_link(incarnation)
             if link is None:
                 raise Unreachable("the worker is gone")
-            await self._read(call, link, batch, open_prompts)
-            if open_prompts:
+            await self._read(call, link, batch, left)
+            if left:
                 raise Unreachable(f"worker {link.worker_id} ended the call before all vectors were there")
         except ServingError as error:
-            self._send_again(list(open_prompts.values()), incarnation, error)
-        finally:
-            for prompt in open_prompts.values():
-                self._give_back(share, prompt)
-            if not share.num_prompts:
-                share.alone = False
-                if time.monotonic() >= share.declined_until:
-                    self._shares.pop(incarnation, None)
-            self._send_waiting()
+            self._send_again(list(left.values()), incarnation, error)
+        except Exception as error:
+            log.exception("the vectors of worker %s could not be read", incarnation)
+            unread = f"a worker's vectors could not be read: {type(error).__name__}; see the router's log"
+            for prompt in left.values():
+                refuse(prompt, ServingError(unread))
 
     async def _read(
         self, call: VectorCall, link: WorkerLink, batch: list[WaitingPrompt], left: dict[int, WaitingPrompt]

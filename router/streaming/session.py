@@ -42,7 +42,6 @@ ON_ITS_WAY_S = 0.1  # within this time the worker's stream brings what the journ
 # Those of branches that compete are not dropped: the journals have no score per token, and no event is sent before all
 # branches have ended.
 MAX_INBOX_TOKENS = 2048
-PROMPT_END = 16  # tokens at the end of a prompt that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,6 @@ class Session:
         self.model = model
         self.params = params
         self.start = start
-        self._prompt_end: Sequence[int] | None = None  # nobody has read it yet
         self._context = context
         self._store = context.store
         self._sessions = context.sessions
@@ -224,17 +222,6 @@ class Session:
             place.history(output, self.model.text_stream(self.params))
             for place, output in zip(places, outputs, strict=False)
         ]
-
-    async def prompt_end(self) -> Sequence[int]:
-        """The last tokens of the prompt. Of a request that was accepted before, the store has them."""
-        if self._prompt_end is None:
-            found = await self._store.read(self.seq_id, prompt=True)
-            self.note_prompt(found.prompt if found is not None else ())
-        return self._prompt_end or ()
-
-    def note_prompt(self, prompt: Sequence[int]) -> None:
-        """Keeps the end of the prompt, which tells how an output begins."""
-        self._prompt_end = tuple(prompt[-PROMPT_END:])
 
     def returned_scores(self) -> list[float | None] | None:
         """The scores of the returned branches, once all have ended. None if branches do not compete."""

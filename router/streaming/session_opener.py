@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,7 @@ from router.streaming.resume_tokens import ResumePoint, StreamPlace, StreamStart
 from router.streaming.session import Session, SessionContext
 
 T = TypeVar("T")
+Notes = bytes | Callable[[Sequence[int]], bytes]  # an endpoint's, or what makes them of the prompt
 ASSUMED_TOKENS_PER_S = 200.0  # a guess for the retry delay while the store has not measured how fast the queue drains
 # The retry delay of a full queue, as a share of the time in which all that waits has left: a full queue has a place
 # again long before it is empty.
@@ -80,7 +81,7 @@ class SessionOpener:
         remaining_s: float | None,
         *,
         whole_answer: bool = False,
-        notes: bytes = b"",
+        notes: Notes = b"",
     ) -> AsyncIterator[Session]:
         """A session of the request, which is in the queue from now on or was accepted before.
 
@@ -152,7 +153,7 @@ class SessionOpener:
         raise InvalidArgument("at", "send a resume_token or a request_id")
 
     async def _accept(
-        self, request: inference_pb2.GenerateRequest, remaining_s: float | None, notes: bytes, *, whole_answer: bool
+        self, request: inference_pb2.GenerateRequest, remaining_s: float | None, notes: Notes, *, whole_answer: bool
     ) -> tuple[Session, bool]:
         """A session of the request, and whether the store has accepted the request only now."""
         arrived_at = time.monotonic()
@@ -165,9 +166,11 @@ class SessionOpener:
             return accepted_before, False
         if whole_answer:
             check_answer_fits(prepared.params, len(prepared.new.prompt))
-        if len(notes) > MAX_NOTES_BYTES:
-            raise InvalidArgument("input", f"needs {len(notes)} bytes of notes, and at most {MAX_NOTES_BYTES} are kept")
-        new = replace(prepared.new, deadline_in_ms=self._deadline_before(ends_at), notes=notes)
+        written = notes(prepared.new.prompt) if callable(notes) else notes
+        if len(written) > MAX_NOTES_BYTES:
+            what = f"needs {len(written)} bytes of notes, and at most {MAX_NOTES_BYTES} are kept"
+            raise InvalidArgument("input", what)
+        new = replace(prepared.new, deadline_in_ms=self._deadline_before(ends_at), notes=written)
         limits = replace(self._queue_limits, quota=self._authorizer.current_quota(self._queue_limits.quota))
         accepted = await self._attachments.attach_by(
             new.seq_id, self._in_turn(partial(self._store.accept, new, limits))
@@ -183,7 +186,6 @@ class SessionOpener:
                 raise StoreUnavailable("the store has just lost this request: send it again") from None
         record, start = first_record(new), StreamStart(fresh=True)
         session = Session(self._context, prepared.model, record, prepared.params, start, arrived_at)
-        session.note_prompt(new.prompt)
         session.set_deadline(new.deadline_in_ms)
         session.progress.is_chat = prepared.field == "chat"
         return session, True

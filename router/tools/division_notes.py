@@ -16,14 +16,15 @@ class DivisionNotes:
 
     tools: AskedTools | None = None
     shows_reasoning: bool = True
+    begins_inside: bool = False  # the prompt ended where reasoning begins: it is gone when the request has ended
 
 
 def write_notes(division: Division | None) -> bytes:
     """The notes of a chat; empty if the model's template says all that there is to know."""
-    if division is None or (division.tools is None and division.shows_reasoning):
+    if division is None or (division.tools is None and division.shows_reasoning and not division.begins_inside):
         return b""
     schemas = division.tools.schemas if division.tools is not None else None
-    said = {_KEY: {"schemas": schemas, "shows_reasoning": division.shows_reasoning}}
+    said = {_KEY: {"schemas": schemas, "shows_reasoning": division.shows_reasoning, "inside": division.begins_inside}}
     notes = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     return notes if len(notes) <= MAX_BYTES else b""
 
@@ -38,4 +39,4 @@ def read_notes(notes: bytes) -> DivisionNotes:
         return DivisionNotes()
     schemas = said.get("schemas")
     tools = AskedTools(schemas) if isinstance(schemas, dict) else None
-    return DivisionNotes(tools, said.get("shows_reasoning") is not False)
+    return DivisionNotes(tools, said.get("shows_reasoning") is not False, said.get("inside") is True)

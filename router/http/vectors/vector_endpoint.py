@@ -13,6 +13,7 @@ from router.http.answers import remaining_s
 from router.http.field_reader import FieldReader
 from router.http.json_body import BodyReader, parse_object
 from router.http.reply import Reply
+from router.http.unknown_fields import REFUSE
 from router.pooling.pooling_calls import PoolingCalls, aside
 
 Content = Callable[[], dict[str, Any]]  # makes the answer, of which much may take long
@@ -27,17 +28,19 @@ class VectorEndpoint:
     bodies: BodyReader
     prefix: str  # of the answer's id
     answer: AnswerVectors
+    unknown_fields: str = REFUSE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send)
         reply.request_id = self.prefix + new_request_id()[2:]
         try:
-            body = await self.bodies.read(scope, receive)
-            fields = FieldReader(await aside([body], lambda: parse_object(body)))
-            size, content = await self.answer(self.calls, fields, remaining_s(scope))
+            data = await self.bodies.read(scope, receive)
+            body = await aside([data], lambda: parse_object(data, self.unknown_fields))
+            size, content = await self.answer(self.calls, FieldReader(body), remaining_s(scope))
+            reply.ignored = body.ignored
             name = {"id": reply.request_id}
-            data = await aside([range(size)], lambda: json.dumps(name | content()).encode())
-            await reply.send_object(data)
+            answer = await aside([range(size)], lambda: json.dumps(name | content()).encode())
+            await reply.send_object(answer)
         except ServingError as error:
             await reply.send_error(error)
         finally:

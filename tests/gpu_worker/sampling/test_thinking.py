@@ -20,7 +20,7 @@ def expected(params, prompt, output):
     """The forced token, by its definition."""
     tokens, start, end = [*prompt, *output], [*params.thinking_start_ids], [*params.thinking_end_ids]
     began = None if start else len(prompt)
-    for length in range(1, len(tokens) + 1):
+    for length in range(1 if start else len(prompt) + 1, len(tokens) + 1):
         if start and tokens[:length][-len(start) :] == start:
             began = length
         elif tokens[:length][-len(end) :] == end:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.pooling import judges
-from octavo.pooling.vectors import cosine, likelihood
+from octavo.pooling import judges, vectors
+from octavo.pooling.vectors import cosine, cosines, likelihood
 from octavo.request.errors import InvalidArgument
 from octavo.text.byte_tokenizer import ByteTokenizer
 
@@ -27,6 +27,19 @@ def test_a_cosine_does_not_depend_on_order_or_length(left: list[float], data: st
 def test_nothing_is_like_nothing() -> None:
     assert cosine([0.0, 0.0], [1.0, 2.0]) == 0.0
     assert cosine([3.0], [5.0]) == 1.0 and cosine([3.0], [-5.0]) == -1.0
+
+
+def test_the_length_of_a_vector_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured, squared = [], vectors.squared
+
+    def noting(vector: list[float]) -> float:
+        measured.append(vector)
+        return squared(vector)
+
+    found, pairs = [[1.0, 2.0], [3.0, -4.0], [0.5, 0.25]], [(0, 1), (0, 2), (1, 2), (0, 0)]
+    wanted = [cosine(found[left], found[right]) for left, right in pairs]
+    monkeypatch.setattr(vectors, "squared", noting)
+    assert cosines(found, pairs) == wanted and measured == found
 
 
 @given(st.floats(-50, 50), st.floats(-50, 50))

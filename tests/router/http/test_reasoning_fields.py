@@ -54,6 +54,11 @@ async def test_reasoning_is_apart_from_content_in_messages_deltas_and_usage(worl
     assert joined(deltas, "content") == "Yes <b>"
     assert joined(deltas, "reasoning_content") == joined(deltas, "reasoning") == "Hm, </thi"
     assert chunks[-1]["usage"] == whole["usage"]
+    again = (await call("GET", f"/v1/requests/{whole['id']}")).object  # the request has ended, and its prompt is gone
+    assert (again["choices"][0]["message"], again["usage"]) == (message, whole["usage"])
+    for _ in range(2):
+        named = (await call("POST", PATH, {**asked, "request_id": "chatcmpl-named"})).object
+        assert named["choices"][0]["message"] == message
     hidden = (await call("POST", PATH, {**asked, "include_reasoning": False})).object
     message = hidden["choices"][0]["message"]
     assert message["content"] == "Yes <b>" and not {"reasoning", "reasoning_content"} & set(message)

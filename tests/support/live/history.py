@@ -22,7 +22,10 @@ class History:
     def add(self, event: Event) -> None:
         branch = event.branch
         assert not self.ended, f"an event after the terminal one: {event}"
-        assert branch not in self.finishes, f"branch {branch} had ended: {event}"
+        says_nothing = not (event.token_ids or event.text or event.finish_reason)
+        # Another router repeats the end of a branch if it comes last of all: it carries the end of the stream.
+        repeats_end = event.finished is not None and says_nothing
+        assert branch not in self.finishes or repeats_end, f"branch {branch} had ended: {event}"
         tokens = self.tokens.setdefault(branch, [])
         expected = len(tokens) + (self.starts[branch] if branch < len(self.starts) else 0)
         assert event.first_index == expected, f"branch {branch}: index {event.first_index} where {expected} is due"

@@ -95,6 +95,21 @@ async def test_what_is_wrong_is_named(world: Any, path: str, body: Any, param: s
     assert (status, found["error"]["param"]) == (400, param), found
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "x"}),
+        ("/rerank", {"query": "q", "documents": ["a"]}),
+        ("/score", {"text_1": "a", "text_2": "b"}),
+    ],
+)
+async def test_unknown_fields_are_named_where_a_router_only_warns(world: Any, path: str, body: Any) -> None:
+    await world.start(router={"http_unknown_fields": "warn"})
+    endpoint = world.routers[0].http_endpoint
+    status, headers, _ = await world.http(endpoint, path, body | {"nobody_knows": 1}, method="POST")
+    assert (status, headers.get("x-octavo-ignored-fields")) == (200, "nobody_knows")
+
+
 async def test_a_call_ends_with_its_time_or_its_client(world: Any) -> None:
     await world.start(1, step_s=0.05, max_batch_tokens=64, max_batch_sequences=8)
     body = {"input": [[1, 2, 3, i] for i in range(400)]}

@@ -1,0 +1,119 @@
+"""The dispatcher alone: what calls that end early, or a worker that answers nonsense, leave behind."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from octavo.pooling.params import PoolingParams
+from octavo.request.errors import ServingError
+from octavo.request.ids import Incarnation
+from octavo.wire.pooling import PromptVector
+from router.fleet.worker_view import WorkerView
+from router.pooling.prompt_queue import VectorCall, WaitingPrompt
+from router.pooling.vector_dispatcher import VectorDispatcher
+
+WORKER = Incarnation("w")
+MODEL: Any = SimpleNamespace(name="m")
+
+
+class OneWorker:
+    """A pool of one worker. A call of it brings the vectors of `indexes`, and lasts unless these are bad."""
+
+    def __init__(self) -> None:
+        self.incarnation, self.worker_id = WORKER, "worker-0"
+        self.has_lease, self.lost = True, False
+        self.facts = SimpleNamespace(max_batch_tokens=4)
+        self.available = True
+        self.indexes = list[int]()
+
+    def views(self, model: object) -> list[WorkerView]:
+        counts = dict.fromkeys(("queued_tokens", "num_running", "num_waiting", "dispatched_tokens"), 0)
+        return [
+            WorkerView(
+                WORKER,
+                self.worker_id,
+                self.available,
+                "",
+                **counts,
+                num_dispatched=0,
+                num_free_blocks=100,
+                num_cached_blocks=0,
+                num_blocks=100,
+                block_size=16,
+                max_batch_sequences=8,
+                context_tokens=1000,
+            )
+        ]
+
+    def find_link(self, incarnation: Incarnation) -> "OneWorker":
+        return self
+
+    async def pool(self, prompts: object, params: object, **named: object) -> AsyncIterator[list[PromptVector]]:
+        yield [PromptVector(index, bytes(4)) for index in self.indexes]
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+def worker() -> OneWorker:
+    return OneWorker()
+
+
+@pytest.fixture
+async def dispatcher(worker: OneWorker) -> AsyncIterator[VectorDispatcher]:
+    pool: Any = worker
+    made = VectorDispatcher(pool)
+    yield made
+    await made.close()
+
+
+def call_of(tenant: str = "t") -> VectorCall:
+    return VectorCall(MODEL, PoolingParams(), tenant, "")
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_call_cancelled_before_it_begins_gives_back_its_share(dispatcher: VectorDispatcher) -> None:
+    prompt = WaitingPrompt(call_of(), [1, 2, 3], asyncio.get_running_loop().create_future(), num_losses=2)
+    dispatcher._queue.add(prompt)
+    dispatcher._send_waiting()
+    assert dispatcher._shares[WORKER].alone and dispatcher._shares[WORKER].num_tokens == 3
+    for task in dispatcher._tasks:
+        task.cancel()
+    await settled()
+    assert not dispatcher._tasks and not dispatcher._shares
+
+
+async def test_prompts_of_who_has_left_do_not_wait_behind_others(
+    dispatcher: VectorDispatcher, worker: OneWorker
+) -> None:
+    worker.available = False
+    stays = asyncio.create_task(dispatcher.vectors(call_of(), [[1]]))
+    leaves = asyncio.create_task(dispatcher.vectors(call_of(), [[2]] * 50))
+    other = asyncio.create_task(dispatcher.vectors(call_of("other"), [[3]]))
+    await settled()
+    assert len(dispatcher._queue) == 52
+    leaves.cancel()
+    await settled()
+    assert len(dispatcher._queue) == 2 and dispatcher.num_under_way == 2
+    stays.cancel()
+    other.cancel()
+    await settled()
+    assert not len(dispatcher._queue) and not dispatcher._queue.turns()
+
+
+@pytest.mark.parametrize("indexes", [[7], [0, 0]])
+async def test_a_worker_that_answers_nonsense_hangs_no_call(
+    dispatcher: VectorDispatcher, worker: OneWorker, indexes: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    worker.indexes = indexes
+    with pytest.raises(ServingError, match="could not be read: KeyError"):
+        await asyncio.wait_for(dispatcher.vectors(call_of(), [[1], [2]]), 5)
+    await settled()
+    assert not dispatcher._shares and not len(dispatcher._queue)
+    assert "worker w could not be read" in caplog.text
