@@ -40,6 +40,8 @@ def read_choice(
             return AskedTools(tools, (_known(name, tools),), False, kept)
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*listed]}}:
             names = [_known(_name_of(each), tools) for each in listed]
+            if not names:
+                raise InvalidArgument("tool_choice", "name at least one tool")
             allowed = {name: tools[name] for name in names}
             return AskedTools(allowed, tuple(names) if mode == "required" else (), is_parallel, kept)
     raise InvalidArgument("tool_choice", "must be auto, none, required, or name a function or allowed tools")
@@ -54,7 +56,10 @@ def tool_format(tokenizer: AnyTokenizer, chosen: str = "") -> ToolFormat | None:
 
 
 def _schema(text: str) -> Any:
-    found = json.loads(text) if text else {}
+    try:
+        found = json.loads(text) if text else {}
+    except RecursionError:
+        raise InvalidArgument("tools", "a schema is nested too deep") from None
     return found if isinstance(found, dict) else {}
 
 

@@ -26,6 +26,7 @@ class HarmonyParser:
         """Without tools, calls are content."""
         self._has_tools = has_tools
         self._held = ""
+        self._blank: list[str] = []  # white space at the output's beginning, before `_held`
         self._step = self._begin
         self._kind: type[Content] | type[Reasoning] | type[CallArguments] = Content
         self._has_body = False
@@ -43,7 +44,7 @@ class HarmonyParser:
         """The rest. A header without a body says nothing."""
         parts: list[Part] = []
         if self._step == self._begin:
-            self._step = self._body
+            self._held, self._step = "".join((*self._blank, self._held)), self._body
         if self._step == self._body:
             self._show(self._held, parts)
             self._close(parts)
@@ -55,9 +56,13 @@ class HarmonyParser:
     def _begin(self, parts: list[Part]) -> bool:
         """An output that begins as no header does is content."""
         text = self._held.lstrip()
+        if len(text) < len(self._held):
+            self._blank.append(self._held[: len(self._held) - len(text)])
+            self._held = text
         if not text or any(mark.startswith(text[: len(mark)]) and len(text) < len(mark) for mark in HEADER_BEGINS):
             return False
         self._step = self._header if text.startswith(HEADER_BEGINS) else self._body
+        self._held, self._blank = "".join((*self._blank, text)), []
         return True
 
     def _header(self, parts: list[Part]) -> bool:

@@ -36,6 +36,7 @@ class OutputParser:
         self._section: JsonSection | WholeSection | None = None
         self._before = ""  # what stood before the section's own text: white space, and its mark
         self._stray = ""  # a mark that may still end a section of which the calls have ended
+        self._blank: list[str] = []  # white space before `_held`: apart, so that no push reads it again
         self._held = ""  # text whose meaning the next text may change
         self.num_calls = 0
 
@@ -52,7 +53,7 @@ class OutputParser:
     def finish(self, *, was_cut: bool = False) -> list[Part]:
         """The rest. Of formats that are read when they are whole, a call that was cut is none."""
         section, self._section = self._section, None
-        rest, self._held = self._held, ""
+        rest, self._held = self._with_blank(self._held), ""
         if section is None:
             return self._text(rest)
         return self._parts_of(section, section.finish(was_cut=was_cut))
@@ -65,12 +66,20 @@ class OutputParser:
         if found is not None:
             return self._take_mark(*found)
         sure = len(self._held) - _overlap(self._held, marks)
-        sure = len(self._held[:sure].rstrip())  # white space before a mark is left out
         text, self._held = self._held[:sure], self._held[sure:]
-        return self._text(text)
+        shown = text.rstrip()  # white space before a mark is left out
+        parts = self._text(self._with_blank(shown)) if shown else []
+        if len(shown) < len(text):
+            self._blank.append(text[len(shown) :])
+        return parts
+
+    def _with_blank(self, text: str) -> str:
+        """The text with the white space before it, which is taken."""
+        blank, self._blank = self._blank, []
+        return "".join((*blank, text))
 
     def _take_mark(self, place: int, mark: str) -> list[Part]:
-        before = self._held[:place]
+        before = self._with_blank(self._held[:place])
         shown = before.rstrip()
         parts = self._text(shown)
         self._held = self._held[place + len(mark) :]

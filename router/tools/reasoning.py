@@ -83,6 +83,8 @@ class ReasoningCounter:
             self._inside, self._text = True, text[len(self._begin) :]
         elif not self._begin.startswith(text):
             self._inside, self.num_tokens, self._text = False, 0, b""
+        else:
+            self._text = text  # white space is not looked at again
 
     def _look_for_end(self) -> None:
         if self._end in self._text:

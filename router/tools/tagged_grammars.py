@@ -27,7 +27,7 @@ def tagged_rules(rule: str, tool: str, schema: Mapping[str, Any], form: ToolForm
     """The rule of a tool's arguments, and those of each. Raises InvalidArgument for a schema that cannot be kept."""
     properties, required = schema.get("properties", {}), schema.get("required", ())
     unknown = set(schema) - {"type", "properties", "required", "additionalProperties", "title", "description", "$defs"}
-    if unknown or not isinstance(properties, dict) or not set(required) <= set(properties):
+    if unknown or not isinstance(properties, dict) or not _are_among(required, properties):
         raise _refused(tool, ", ".join(sorted(unknown)) or "its properties")
     parts, rules = [], []
     for i, (name, inner) in enumerate(properties.items()):
@@ -54,9 +54,20 @@ def _argument_rules(rule: str, tool: str, name: str, schema: Any, definitions: A
             f"{rule.upper()}: {_text_to(form.close_argument.strip(), form.no_text)}",
         ]
     texts = schema["enum"]
-    if not texts or not all(isinstance(text, str) and text == text.strip("\n") for text in texts):
+    if (
+        not isinstance(texts, list)
+        or not texts
+        or not all(isinstance(text, str) and text == text.strip("\n") for text in texts)
+    ):
         raise _refused(tool, name)
     return [f"{rule}: {begin} ({' | '.join(map(json.dumps, texts))}) {end}"]
+
+
+def _are_among(required: Any, properties: Mapping[str, Any]) -> bool:
+    """Whether these are names of properties."""
+    return isinstance(required, (list, tuple)) and all(
+        isinstance(each, str) and each in properties for each in required
+    )
 
 
 def _text_to(mark: str, no_text: Sequence[str]) -> str:

@@ -44,7 +44,6 @@ def test_the_package_for_node(cluster, installed):
     assert found["errors"] == [
         ["BadRequestError", 400, "invalid_argument", "temperature"],
         ["NotFoundError", 404, "model_not_found", "model"],
-        ["NotFoundError", 404, "not_found", None],
     ]
     assert found["models"] == ["fake"]
     deadline = time.monotonic() + 30

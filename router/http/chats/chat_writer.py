@@ -13,20 +13,35 @@ WITHOUT_TOKENS = "is not supported here; use /v1/chat/completions"
 
 
 class ChatWriter:
-    """Adds one turn after another. A turn of the same speaker as the one before goes on with it."""
+    """Adds one turn after another. A turn of the same speaker as the one before goes on with it.
+
+    The texts of the last turn are joined once it has ended: call `finish` after the last one.
+    """
 
     def __init__(self, chat: inference_pb2.Chat) -> None:
         self._chat = chat
+        self._texts: list[str] = []  # of the last turn, while more may come
 
     def add_text(self, role: str, text: str) -> None:
         last = self._last(role)
         if last is None or last.tool_calls:
+            self.finish()
             self._chat.messages.add(role=role, content=text)
-        else:
-            last.content = f"{last.content}\n{text}" if last.content else text
+            self._texts = [text]
+            return
+        texts = self._texts or [last.content]
+        self._texts = texts if texts != [""] else []
+        self._texts.append(text)
+
+    def finish(self) -> None:
+        """Joins the texts of the last turn."""
+        if self._texts:
+            self._chat.messages[-1].content = "\n".join(self._texts)
+            self._texts = []
 
     def add_call(self, call_id: str, name: str, arguments: str) -> None:
         """A call that the assistant has made."""
+        self.finish()
         turn = self._last("assistant")
         if turn is None:
             turn = self._chat.messages.add(role="assistant", content="")
@@ -34,6 +49,7 @@ class ChatWriter:
 
     def add_result(self, call_id: str, text: str) -> None:
         """What a tool has answered."""
+        self.finish()
         self._chat.messages.add(role="tool", content=text, tool_call_id=call_id)
 
     def add_tool(self, name: str, description: str, parameters: Any, path: str) -> None:

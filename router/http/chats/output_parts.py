@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from octavo.request.sampling import FinishReason
 from octavo.text.stop import TextStream
 from octavo.text.tokenizer import AnyTokenizer
+from router.tools.harmony import HarmonyParser
 from router.tools.output_forms import Division
-from router.tools.output_parser import OutputParser
+from router.tools.output_parser import OutputParser, parser_for
 from router.tools.parts import CallStart, Content, Part
 
 
@@ -68,7 +69,7 @@ class OutputParts:
         return parts
 
 
-def new_parser(division: Division) -> OutputParser:
+def new_parser(division: Division) -> OutputParser | HarmonyParser:
     """The parser of an output of which nothing has come yet."""
     schemas, form = ({}, None) if division.tools is None else (division.tools.schemas, division.form)
-    return OutputParser(form, schemas, division.reasoning, begins_inside=division.begins_inside)
+    return parser_for(form, schemas, division.reasoning, begins_inside=division.begins_inside)

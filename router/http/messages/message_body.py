@@ -59,6 +59,7 @@ def read_message(body: dict[str, Any], *, counts_only: bool = False) -> AskedMes
     writer = ChatWriter(request.chat)
     checks.run(_add_system, writer, fields.take_any("system"))
     checks.run(_add_messages, writer, fields.take_any("messages"))
+    writer.finish()
     checks.run(_add_tools, writer, fields, asked)
     if read_max_tokens(fields, sampling, "max_tokens") is None and not counts_only:
         fields.refuse("max_tokens", "is missing; say how many tokens the answer may have")

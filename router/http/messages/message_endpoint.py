@@ -1,7 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens, on the same sessions as all other answers."""
 
 import asyncio
-from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -30,7 +29,7 @@ class MessageEndpoint:
         reply.request_id = "req_" + new_request_id()[2:]  # until the body says another one
         try:
             body = await self._service.bodies.read(scope, receive)
-            asked = await run_aside(len(body), lambda: self._read(parse_object(body)))
+            asked = await run_aside(len(body), lambda: self._read(body, reply))
             if self._counts_only:
                 await reply.send_object({"input_tokens": await self._count(asked)})
                 return
@@ -42,8 +41,11 @@ class MessageEndpoint:
         finally:
             reply.close()
 
-    def _read(self, body: dict[str, Any]) -> AskedMessage:
-        return read_message(body, counts_only=self._counts_only)
+    def _read(self, body: bytes, reply: MessageReply) -> AskedMessage:
+        fields = parse_object(body, self._service.unknown_fields)
+        asked = read_message(fields, counts_only=self._counts_only)
+        reply.ignored = fields.ignored
+        return asked
 
     async def _count(self, asked: AskedMessage) -> int:
         request, preparer = asked.answer.request, self._service.preparer
@@ -53,10 +55,8 @@ class MessageEndpoint:
         answer, service = asked.answer, self._service
         await service.divide(answer)
         try:
-            async with service.opener.open_new(answer.request, remaining_s, whole_answer=not answer.stream) as session:
+            async with service.open(answer, remaining_s) as session:
                 session.progress.called = answer.called
-                if answer.division is not None:
-                    answer.division.note_prompt(session.model.tokenizer, await session.prompt_end())
                 await send_message(session, MessageFormat(asked, session), answer.stream, reply)
         except asyncio.CancelledError:
             service.note_left(answer)

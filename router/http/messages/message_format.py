@@ -25,7 +25,7 @@ class MessageFormat:
         model = session.model
         self._output = OutputParts(model.text_stream(session.params), model.tokenizer, asked.answer.division)
         self._blocks: list[dict[str, Any]] = []
-        self._arguments = ""  # of the call that is open
+        self._pieces: list[str] = []  # of the text, or the arguments, of the block that is open
         self._is_open = False  # whether the last block may get more text
 
     def begin(self) -> bytes:
@@ -91,7 +91,7 @@ class MessageFormat:
                 case CallStart(name):
                     yield from self._begin_call(name)
                 case CallArguments(text):
-                    self._arguments += text
+                    self._pieces.append(text)
                     yield self._delta({"type": "input_json_delta", "partial_json": text})
                 case Reasoning() if not self._asked.shows_thinking:
                     pass
@@ -103,7 +103,7 @@ class MessageFormat:
         if not (self._is_open and self._blocks[-1]["type"] == kind):
             block: dict[str, Any] = {"type": kind, kind: ""}
             yield from self._open({**block, "signature": ""} if kind == "thinking" else {**block, "citations": None})
-        self._blocks[-1][kind] += part.text
+        self._pieces.append(part.text)
         yield self._delta({"type": f"{kind}_delta", kind: part.text})
 
     def _begin_call(self, name: str) -> Iterator[bytes]:
@@ -120,8 +120,12 @@ class MessageFormat:
     def _close(self) -> Iterator[bytes]:
         if self._is_open:
             self._is_open = False
-            if self._blocks[-1]["type"] == "tool_use":
-                self._blocks[-1]["input"], self._arguments = input_of(self._arguments), ""
+            block, text = self._blocks[-1], "".join(self._pieces)
+            self._pieces.clear()
+            if block["type"] == "tool_use":
+                block["input"] = input_of(text)
+            else:
+                block[block["type"]] = text
             yield _event("content_block_stop", {"index": len(self._blocks) - 1})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:

@@ -15,11 +15,11 @@ from router.http.common_fields import AskedAnswer
 from router.http.json_body import parse_object
 from router.http.responses.input_items import Item, write_items
 from router.http.responses.response_body import ID_PREFIX, AskedResponse, read_response
-from router.http.responses.response_events import ResponseEvents
+from router.http.responses.response_events import NO_EVENTS, ResponseEvents
 from router.http.responses.response_notes import ResponseNotes
 from router.http.responses.response_reply import PREVIOUS, ResponseReply
 from router.http.responses.stored_responses import StoredResponses
-from router.streaming.prompts.chat_threads import run_aside
+from router.streaming.prompts.chat_threads import LARGE, run_aside
 from router.streaming.session import Session
 from router.tools.reasoning import NUM_LAST
 
@@ -36,36 +36,44 @@ class CreateEndpoint:
         reply.request_id = ID_PREFIX + new_request_id()[2:]  # until the body says another one
         try:
             body = await self._service.bodies.read(scope, receive)
-            asked = await run_aside(len(body), lambda: read_response(parse_object(body), chosen_id(scope)))
+            asked = await run_aside(len(body), lambda: self._read(body, chosen_id(scope), reply))
             if asked.answer.request.request_id.isascii() and asked.answer.request.request_id.isprintable():
                 reply.request_id = asked.answer.request.request_id
             asked.answer.called = called(scope)
-            await self._answer(asked, remaining_s(scope), reply)
+            await self._answer(asked, remaining_s(scope), reply, len(body))
         except ServingError as error:
             await reply.send_error(error)
         finally:
             reply.close()
 
-    async def _answer(self, asked: AskedResponse, remaining_s: float | None, reply: ResponseReply) -> None:
+    def _read(self, body: bytes, name: str, reply: ResponseReply) -> AskedResponse:
+        fields = parse_object(body, self._service.unknown_fields)
+        asked = read_response(fields, name)
+        reply.ignored = fields.ignored
+        return asked
+
+    async def _answer(self, asked: AskedResponse, remaining_s: float | None, reply: ResponseReply, size: int) -> None:
+        """Answers a request whose body has so many bytes."""
         answer, service = asked.answer, self._service
         context = await self._context(asked.previous_id)
+        size += LARGE if context else 0  # what came before may be long
         writer = ChatWriter(answer.request.chat)
         if asked.instructions:
             writer.add_text("system", asked.instructions)
-        write_items([*context, *asked.items], writer)
+        await run_aside(size, lambda: write_items([*context, *asked.items], writer))
         await service.divide(answer)
         await self._note_prompt(answer)
         notes = self._notes(asked, context)
+        written = await run_aside(size, notes.to_bytes)
         is_whole = not (answer.stream or asked.background)
         try:
-            opening = service.opener.open_new(
-                answer.request, remaining_s, whole_answer=is_whole, notes=notes.to_bytes()
-            )
+            opening = service.opener.open_new(answer.request, remaining_s, whole_answer=is_whole, notes=written)
             async with opening as session:
                 session.progress.called = answer.called
                 if answer.chosen_id:  # it may be a repeated call, of a response that is there already
                     notes = await self._stored.notes(answer.request.request_id)
-                events = events_of(answer.request.request_id, notes, session)
+                after = -1 if answer.stream else NO_EVENTS
+                events = events_of(answer.request.request_id, notes, session, after)
                 if asked.background and not answer.stream:
                     await reply.send_object(events.response())
                 elif answer.stream:
@@ -94,7 +102,8 @@ class CreateEndpoint:
             raise NotFound(error.message, resource=PREVIOUS, name=previous_id[:128]) from None
         if not before.ended:
             raise InvalidArgument("previous_response_id", "that response has not ended: wait for it, or cancel it")
-        return [*before.notes.context, *before.notes.input, *before.output]
+        items = [*before.notes.context, *before.notes.input, *before.output]
+        return [item for item in items if item["type"] != "reasoning"]  # no prompt has it again
 
     def _notes(self, asked: AskedResponse, context: list[Item]) -> ResponseNotes:
         request = asked.answer.request

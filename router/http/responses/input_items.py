@@ -43,6 +43,7 @@ def write_items(items: Sequence[Mapping[str, Any]], writer: ChatWriter) -> None:
                 writer.add_call(item["call_id"], item["name"], item["arguments"])
             case "function_call_output":
                 writer.add_result(item["call_id"], item["output"])
+    writer.finish()
 
 
 def _joined(parts: Sequence[Mapping[str, Any]]) -> str:

@@ -24,6 +24,7 @@ ENDS = {
     FinishReason.CANCELLED: ("cancelled", None),
     FinishReason.ERROR: ("failed", None),
 }
+NO_EVENTS = 2**63  # as `after`: only the response is wanted, and no event is made
 LAST_EVENTS = {"completed": "response.completed", "failed": "response.failed"}  # all others: response.incomplete
 
 
@@ -47,12 +48,14 @@ class ResponseEvents:
         self._next_number = 0
         self._items: list[Item] = []
         self._is_open = False  # whether the last item may get more
+        self._pieces: list[str] = []  # of the text, or the arguments, of the last item while it is open
         self._failure: Failure | None = None
         self.status = "queued" if notes.background else "in_progress"
 
     @property
     def output(self) -> list[Item]:
         """The items so far."""
+        self._join()
         return self._items
 
     def begin(self) -> bytes:
@@ -82,7 +85,7 @@ class ResponseEvents:
             "error": error,
             "incomplete_details": {"reason": reason} if reason is not None else None,
             "model": self._notes.model,
-            "output": self._items,
+            "output": self.output,
             **self._notes.shown,
             "usage": self._usage() if ended else None,
         }
@@ -106,7 +109,7 @@ class ResponseEvents:
                 case CallStart(name):
                     yield from self._begin_call(name)
                 case CallArguments(text):
-                    self._items[-1]["arguments"] += text
+                    self._pieces.append(text)
                     yield self._of_item("response.function_call_arguments.delta", delta=text)
                 case _:
                     yield from self._add_text(part)
@@ -115,7 +118,7 @@ class ResponseEvents:
         kind, content = TEXT_KINDS[type(part)]
         if not (self._is_open and self._items[-1]["type"] == kind):
             yield from self._begin_text(kind, content)
-        self._items[-1]["content"][0]["text"] += part.text
+        self._pieces.append(part.text)
         yield self._of_item(f"response.{content}.delta", content_index=0, delta=part.text, **scores_of(kind))
 
     def _begin_text(self, kind: str, content: str) -> Iterator[bytes]:
@@ -141,7 +144,9 @@ class ResponseEvents:
     def _close(self, status: str) -> Iterator[bytes]:
         if not self._is_open:
             return
+        self._join()
         self._is_open = False
+        self._pieces = []
         item = self._items[-1]
         if item["type"] == "function_call":
             arguments = item["arguments"]
@@ -153,6 +158,16 @@ class ResponseEvents:
             yield self._of_item("response.content_part.done", content_index=0, part=part)
         item["status"] = status
         yield self._event("response.output_item.done", lambda: {"output_index": self._place, "item": item})
+
+    def _join(self) -> None:
+        """Writes what has come into the item that is open."""
+        if not self._is_open:
+            return
+        item, self._pieces = self._items[-1], ["".join(self._pieces)]
+        if item["type"] == "function_call":
+            item["arguments"] = self._pieces[0]
+        elif item["content"]:
+            item["content"][0]["text"] = self._pieces[0]
 
     def _end(self, finish: FinishReason) -> Iterator[bytes]:
         status, _ = ENDS[finish]

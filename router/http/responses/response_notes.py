@@ -2,15 +2,17 @@
 
 import json
 import zlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from octavo.request.errors import InvalidArgument
 from router.http.responses.input_items import Item
 from router.tools import formats, reasoning
 from router.tools.asked_tools import AskedTools
 from router.tools.output_forms import Division
 
 KIND = "response/1"
+MAX_BYTES = 8 * 2**20  # of one response's notes before they are compressed: each call inflates and parses them
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,18 +33,25 @@ class ResponseNotes:
     begins_inside: bool = False  # the prompt ends where reasoning begins
 
     def to_bytes(self) -> bytes:
-        return zlib.compress(json.dumps(asdict(self), ensure_ascii=False).encode(), 1)
+        """The notes, compressed. Raises InvalidArgument for a conversation that is too long to be kept."""
+        data = json.dumps(asdict(self), ensure_ascii=False).encode()
+        if len(data) > MAX_BYTES:
+            what = f"needs, with what came before, {len(data)} bytes of notes, and at most {MAX_BYTES} are kept"
+            raise InvalidArgument("input", what)
+        return zlib.compress(data, 1)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "ResponseNotes | None":
-        """None if they are those of another endpoint."""
+        """None if they are those of another endpoint. What a newer router has added is left out."""
         if not data:
             return None
         try:
-            found = json.loads(zlib.decompress(data))
-        except (zlib.error, ValueError):
+            found = json.loads(zlib.decompressobj().decompress(data, MAX_BYTES))
+        except (zlib.error, ValueError, RecursionError):
             return None
-        return cls(**found) if isinstance(found, dict) and found.get("kind") == KIND else None
+        if not isinstance(found, dict) or found.get("kind") != KIND:
+            return None
+        return cls(**{each.name: found[each.name] for each in fields(cls) if each.name in found})
 
     def note_division(self, division: Division | None) -> None:
         """Remembers what is looked for in the output: the settings of the router that shows it do not count."""

@@ -37,8 +37,8 @@ class StoredEndpoint:
             if self._what == "cancel":
                 await reply.send_object((await self._cancel(response_id)).shown)
             elif self._what == "input_items":
-                found = await self._stored.find(response_id)
-                await reply.send_object(listed(found.notes.input, query))
+                notes = await self._stored.stored_notes(response_id)
+                await reply.send_object(listed(notes.input, query))
             elif scope["method"] == "DELETE":
                 await self._delete(response_id)
                 await reply.send_object({"id": response_id, "object": "response", "deleted": True})
@@ -59,20 +59,24 @@ class StoredEndpoint:
             await send_events(session, events_of(response_id, notes, session, after), reply)
 
     async def _cancel(self, response_id: str) -> StoredResponse:
-        """Cancels the response, and waits for its end. One that has ended stays as it is."""
-        found = await self._stored.find(response_id)
-        if found.snapshot.record.state.ended:
-            return found
+        """Cancels the response, and shows its end. One that has ended stays as it is."""
+        await self._end(response_id)
+        return await self._stored.find(response_id)
+
+    async def _end(self, response_id: str) -> None:
+        """Cancels the response if it has not ended, and waits for its end."""
+        await self._stored.stored_notes(response_id)
+        if await self._stored.has_ended(response_id):
+            return
         await self._service.inference.Cancel(inference_pb2.CancelRequest(request_id=response_id))
         until = time.monotonic() + CANCEL_S
-        while not (found := await self._stored.find(response_id)).snapshot.record.state.ended:
+        while not await self._stored.has_ended(response_id):
             if time.monotonic() > until:
                 raise NoWorkers("the response has been told to end and has not yet: retry", retry_after_ms=1000)
             await asyncio.sleep(LOOK_S)
-        return found
 
     async def _delete(self, response_id: str) -> None:
-        await self._cancel(response_id)
+        await self._end(response_id)
         await self._service.inference.store.forget(self._stored.sequence_of(response_id))
 
 

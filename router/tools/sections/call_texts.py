@@ -17,9 +17,9 @@ Reader = Callable[[str, Schemas], list[FunctionCall]]
 
 _DECODER = json.JSONDecoder()
 _BETWEEN = re.compile(r"[\s;,]*")
-_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
-_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^<>\n]{1,256})>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\n]{1,256})>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+_VALUE = re.compile(r"\s*<arg_value>")
 _WORDS = {"true": True, "false": False, "null": None}  # of JSON, which models write among Python's
 
 
@@ -54,8 +54,23 @@ def keyed_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
     """GLM's: the name, then pairs of <arg_key> and <arg_value>."""
     name, *_ = text.strip().split("\n", 1)
     name = name.split("<arg_key>", 1)[0]
-    values = {key.strip(): value for key, value in _ARGUMENT.findall(text)}
+    values = {key.strip(): value for key, value in _pairs(text)}
     return [_typed_call(name, values, schemas)]
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """The keys and values between GLM's marks. It goes over the text once, also where marks are missing."""
+    place = 0
+    while (begin := text.find("<arg_key>", place)) >= 0 and (end := text.find("</arg_key>", begin)) >= 0:
+        place = end + len("</arg_key>")
+        found = _VALUE.match(text, place)
+        if found is None:
+            continue
+        stop = text.find("</arg_value>", found.end())
+        if stop < 0:
+            return
+        yield text[begin + len("<arg_key>") : end], text[found.end() : stop]
+        place = stop + len("</arg_value>")
 
 
 def _json_values(text: str) -> Iterator[Any]:
@@ -90,20 +105,41 @@ def _call_of(value: Any) -> FunctionCall:
     if isinstance(value.get("function"), dict):
         value = value["function"]
     arguments: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    text = arguments if isinstance(arguments, str) else _dumped(arguments)
     return FunctionCall(_named(value.get("name")), _arguments_of(text))
 
 
 def _arguments_of(text: str) -> str:
     """JSON of an object, as it was written."""
     text = text.strip() or "{}"
-    if not isinstance(json.loads(text), dict):
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if not isinstance(found, dict):
         raise ValueError("arguments are an object")
-    return text
+    return text if _is_utf8(text) else _dumped(found)
+
+
+def _dumped(value: Any) -> str:
+    """JSON that has a UTF-8 form: a lone surrogate stands escaped in it."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        return text if _is_utf8(text) else json.dumps(value)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _named(name: Any) -> str:
-    if not isinstance(name, str) or not name.strip():
+    if not isinstance(name, str) or not name.strip() or not _is_utf8(name):
         raise ValueError("a call has a name")
     return name.strip()
 
@@ -116,17 +152,21 @@ def _some(calls: list[FunctionCall]) -> list[FunctionCall]:
 
 def _typed_call(name: str, values: Mapping[str, str], schemas: Schemas) -> FunctionCall:
     name = _named(name)
-    properties = schemas.get(name, {}).get("properties", {})
+    schema = schemas.get(name)
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    properties = properties if isinstance(properties, dict) else {}
     typed = {key: _typed(value, properties.get(key, {})) for key, value in values.items()}
-    return FunctionCall(name, json.dumps(typed, ensure_ascii=False))
+    return FunctionCall(name, _dumped(typed))
 
 
 def _typed(value: str, schema: Any) -> Any:
     kinds = schema.get("type", "string") if isinstance(schema, dict) else "string"
-    if kinds == "string" or "string" in kinds:
+    if not isinstance(kinds, (str, list)) or kinds == "string" or "string" in kinds:
         return value
     try:
         return json.loads(value)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
     except ValueError:
         return {"True": True, "False": False, "None": None}.get(value.strip(), value)
 
@@ -136,7 +176,7 @@ def _python_call(node: ast.expr) -> FunctionCall:
         raise ValueError("a call has arguments with names")
     try:
         values = {str(each.arg): _literal(each.value) for each in node.keywords}
-        return FunctionCall(ast.unparse(node.func), json.dumps(values, ensure_ascii=False))
+        return FunctionCall(_named(ast.unparse(node.func)), _dumped(values))
     except (TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
 

@@ -41,7 +41,7 @@ class WholeSection:
         self.rest = self._text[after:]
         try:
             calls = self._read(self._text[:end], self._schemas)
-        except ValueError:
+        except (ValueError, TypeError, AttributeError, RecursionError):
             self.progress, self.content = Progress.FAILED, self._text[:after]
             return []
         self.progress = Progress.ENDED

@@ -166,11 +166,11 @@ def test_what_would_change_the_answer_is_refused(more, param):
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"where": "Oslo"}}\n</tool_call>'
 
 
-def shown(text, finish, pieces):
+def shown(text, finish, pieces, formats=()):
     """What a client makes of the events of a text that comes in such pieces, and the whole message."""
     asked = read_message({"messages": HI, "max_tokens": 9, "tools": [TOOL], "request_id": "r"})
     tokenizer = ByteTokenizer()
-    asked.answer.division = OutputForms().division(tokenizer, asked.answer.tools)
+    asked.answer.division = OutputForms(*formats).division(tokenizer, asked.answer.tools)
     model = SimpleNamespace(
         name="m",
         tokenizer=tokenizer,
@@ -214,3 +214,17 @@ def test_blocks_do_not_depend_on_how_the_tokens_came(text, finish, kinds, reason
     for index, arguments in pieces_of.items():
         blocks[index]["input"] = input_of(arguments)
     assert blocks == whole["content"]
+
+
+def test_the_channels_of_gpt_oss_are_blocks():
+    text = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+    text += "<|constrain|>json<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>Yes"
+    _, whole = shown(text, FinishReason.STOP, 7, ("harmony", "harmony"))
+    assert [block["type"] for block in whole["content"]] == ["tool_use", "text"]
+    assert whole["content"][1]["text"] == "Yes"
+
+
+async def test_a_router_that_warns_names_unknown_fields(world, call, templates):
+    await world.start(router={"http_unknown_fields": "warn"})
+    answer = await call("POST", PATH, {**ASKED, "mood": 1})
+    assert (answer.status, answer.headers["x-octavo-ignored-fields"]) == (200, "mood")

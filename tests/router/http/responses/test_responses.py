@@ -1,6 +1,7 @@
 """/v1/responses: whole, in numbered events, in the background, on any router, and gone."""
 
 import json
+import zlib
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +11,12 @@ from octavo.request.record import SequenceState
 from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
+from octavo.v1 import inference_pb2
+from router.http.chats.chat_writer import ChatWriter
 from router.http.responses.response_body import read_response
-from router.http.responses.response_events import ResponseEvents
-from router.http.responses.response_notes import ResponseNotes
+from router.http.responses.response_events import NO_EVENTS, ResponseEvents
+from router.http.responses.response_notes import MAX_BYTES, ResponseNotes
+from router.http.responses.stored_responses import StoredResponses
 from router.tools.output_forms import OutputForms
 
 PATH = "/v1/responses"
@@ -186,3 +190,74 @@ def test_events_do_not_depend_on_how_the_tokens_came(text, finish, kinds, status
     for size in (2, 7, 1000):
         assert stream(size) == (first, response)
         assert stream(size, after=5) == (first[6:], response)
+
+
+def events_for(notes):
+    tokenizer = ByteTokenizer()
+    model = SimpleNamespace(
+        tokenizer=tokenizer, text_stream=lambda params: TextStream.of_branch(tokenizer.detokenizer(), params, ())
+    )
+    return ResponseEvents("resp_r", notes, model, SamplingParams(), 3, NO_EVENTS)
+
+
+def test_the_channels_of_gpt_oss_are_items_and_no_event_is_made_where_none_is_wanted():
+    notes = ResponseNotes(created_at=1, model="m", shown={}, schemas={"weather": ""}, form="harmony")
+    notes.reasoning = "harmony"
+    events = events_for(notes)
+    text = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+    text += "<|constrain|>json<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>Yes"
+    assert events.begin() + events.add(ByteTokenizer().encode(text), 0) == b""
+    assert [item["type"] for item in events.output] == ["reasoning", "function_call", "message"]
+    assert events.output[2]["content"][0]["text"] == "Yes"
+    assert events.add(ByteTokenizer().encode("!"), FinishReason.STOP) == b""
+    assert events.output[2]["content"][0]["text"] == "Yes!"
+
+
+def test_notes_are_bounded_once_inflated_and_those_of_newer_routers_are_read():
+    notes = ResponseNotes(created_at=1, model="m", shown={}, input=[{"type": "reasoning", "text": "a" * MAX_BYTES}])
+    with pytest.raises(InvalidArgument):
+        notes.to_bytes()
+    assert ResponseNotes.from_bytes(zlib.compress(b'{"kind": "response/1", "a": "%s"}' % (b"a" * MAX_BYTES))) is None
+    small = ResponseNotes(created_at=1, model="m", shown={})
+    newer = {**json.loads(zlib.decompress(small.to_bytes())), "mood": 1}
+    assert ResponseNotes.from_bytes(zlib.compress(json.dumps(newer).encode())) == small
+
+
+def test_many_texts_of_one_speaker_are_joined_once():
+    chat = inference_pb2.Chat()
+    writer = ChatWriter(chat)
+    for text in ("", "a", "b", ""):
+        writer.add_text("user", text)
+    assert chat.messages[0].content == ""  # nothing is copied while more may come
+    writer.add_result("c", "so")
+    writer.add_text("user", "x")
+    writer.add_text("user", "y")
+    writer.finish()
+    assert [message.content for message in chat.messages] == ["a\nb\n", "so", "x\ny"]
+
+
+async def test_thoughts_are_not_kept_as_context_and_a_cancel_shows_the_response_once(
+    world, call, templates, monkeypatch
+):
+    await world.start()
+    thought = {"type": "reasoning", "content": [{"text": "hm"}]}
+    first = (await call("POST", PATH, {**ASKED, "input": [thought, {"role": "user", "content": "Hi"}]})).object
+    second = (await call("POST", PATH, {**ASKED, "previous_response_id": first["id"]})).object
+    kept = ResponseNotes.from_bytes(world.entry(second["id"]).notes)
+    assert [item["type"] for item in kept.context] == ["message", "message"]
+    shown, find = [], StoredResponses.find
+
+    async def counted(self, response_id):
+        shown.append(response_id)
+        return await find(self, response_id)
+
+    monkeypatch.setattr(StoredResponses, "find", counted)
+    long = (await call("POST", PATH, {**ASKED, "max_output_tokens": 5000, "background": True})).object["id"]
+    assert (await call("POST", f"{PATH}/{long}/cancel")).object["status"] == "cancelled"
+    assert shown == [long]
+
+
+async def test_a_router_that_warns_names_unknown_fields(world, call, templates):
+    await world.start(router={"http_unknown_fields": "warn"})
+    answer = await call("POST", PATH, {**ASKED, "max_output_tokens": 2, "mood": 1})
+    assert (answer.status, answer.headers["x-octavo-ignored-fields"]) == (200, "mood")
