@@ -109,6 +109,8 @@ class PoolingCalls:
         method = judges.chosen_method(asked.method, model.pooling.judge)
         if len(asked.instruction.encode()) > params.MAX_INSTRUCTION_BYTES:
             raise InvalidArgument("instruction", f"give at most {params.MAX_INSTRUCTION_BYTES} bytes")
+        if method == judges.COSINE and asked.instruction:
+            raise InvalidArgument("instruction", "says nothing to cosine: write it into the text")
         if method == judges.COSINE:
             return await self._compare(model, asked, pairs, remaining_s)
         check_texts(model, asked)

@@ -231,7 +231,8 @@ def checked_chat(chat: ChatPrompt, model: ServedModel) -> CheckedChat:
     details = checks.run(details_for_template, chat.details, max_bytes=max_bytes) or []
     variables = checks.run(variables_for_template, chat.variables) or {}
     checks.raise_found()
-    size = sum(len(content) for _, content in messages) + sum(len(tool.parameters) for tool in chat.tools)
+    texts = sum(len(content) for _, content in messages) + sum(len(tool.parameters) for tool in chat.tools)
+    size = texts + sum(each.num_bytes for each in chat.details) + len(chat.variables)
     if chat.continues and chat.begin_answer:
         what = "is not allowed beside add_generation_prompt, which begins another message: leave out one of them"
         raise InvalidArgument("chat.continue_final_message", what)

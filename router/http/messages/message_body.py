@@ -208,6 +208,8 @@ def _read_output(fields: FieldReader, request: inference_pb2.GenerateRequest) ->
         config.refuse_rest()
     if form is None:
         return
+    if request.sampling.HasField("constraint"):
+        form.refuse("type", "is not allowed beside structured_outputs or response_format: leave out one of them")
     form.take_harmless("type", ["json_schema"], "must be json_schema")
     schema = form.take_any("schema")
     if isinstance(schema, dict):

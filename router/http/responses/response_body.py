@@ -158,6 +158,8 @@ def _read_format(fields: FieldReader, request: inference_pb2.GenerateRequest) ->
     if form is None or kind == "text":
         return {"type": "text"}
     shown: dict[str, Any] = {"type": kind}
+    if request.sampling.HasField("constraint"):
+        form.refuse("type", "is not allowed beside structured_outputs or response_format: leave out one of them")
     constraint = request.sampling.constraint
     if kind == "json_object":
         constraint.json_object = True

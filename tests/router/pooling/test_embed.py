@@ -148,6 +148,7 @@ async def test_who_leaves_or_runs_out_of_time_leaves_nothing(world: Any) -> None
         (inference_pb2.ScoreRequest(left=["a"], right=["b"], method="dot"), "method"),
         (inference_pb2.ScoreRequest(left=["a"], right=["b"], method="qwen3"), "method"),
         (inference_pb2.ScoreRequest(left=["a"], right=["b"], instruction="x" * 5000), "instruction"),
+        (inference_pb2.ScoreRequest(left=["a"], right=["b"], instruction="x"), "instruction"),
     ],
 )
 async def test_what_is_wrong_is_refused_by_its_field(world: Any, asked: Any, field: str) -> None:

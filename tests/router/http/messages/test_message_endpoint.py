@@ -154,6 +154,8 @@ def test_turns_calls_and_results_become_a_chat():
         ({"n": 2}, "n"),
         ({"thinking": {"type": "deep"}}, "thinking.type"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}, "structured_outputs": {"regex": "a"}},
+         "output_config.format.type"),
         ({"mood": 1}, "mood"),
     ],
 )  # fmt: skip

@@ -139,6 +139,7 @@ async def test_a_repeated_call_gets_the_same_response(world, call, templates):
         ({"tools": [TOOL], "tool_choice": {"type": "file_search"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}, "text.format.type"),
         ({"truncation": "auto"}, "truncation"),
         ({"background": True, "store": False}, "background"),
         ({"metadata": {"a": 1}}, "metadata.a"),
