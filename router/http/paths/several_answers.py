@@ -110,14 +110,14 @@ def summed(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 async def stream_all(pairs: Sequence[tuple[Session, AnswerFormat]], reply: Reply) -> None:
     """Sends the chunks of all as they come. Raises what ends one of them."""
-    waiting: asyncio.Queue[bytes | types_pb2.Usage | ServingError] = asyncio.Queue(MAX_WAITING)
+    waiting: asyncio.Queue[bytes | types_pb2.Usage | Exception] = asyncio.Queue(MAX_WAITING)
     tasks = [asyncio.ensure_future(forward(session, form, waiting)) for session, form in pairs]
     total, num_ended = types_pb2.Usage(), 0
     try:
         await reply.begin_stream()
         while num_ended < len(pairs):
             piece = await waiting.get()
-            if isinstance(piece, ServingError):
+            if isinstance(piece, Exception):
                 raise piece
             if isinstance(piece, bytes):
                 await reply.send_events(piece)
@@ -132,7 +132,7 @@ async def stream_all(pairs: Sequence[tuple[Session, AnswerFormat]], reply: Reply
 
 
 async def forward(
-    session: Session, form: AnswerFormat, waiting: "asyncio.Queue[bytes | types_pb2.Usage | ServingError]"
+    session: Session, form: AnswerFormat, waiting: "asyncio.Queue[bytes | types_pb2.Usage | Exception]"
 ) -> None:
     """Puts the chunks of one session into the queue, and last its usage, or the error that ends it."""
     try:
@@ -144,7 +144,7 @@ async def forward(
                 failed = finished.HasField("failure")
                 await waiting.put(failure_from_wire(finished.failure).error() if failed else finished.usage)
                 return
-    except ServingError as error:
+    except Exception as error:  # also a defect: the client must not wait for a stream that nobody fills
         await waiting.put(error)
 
 
