@@ -29,7 +29,6 @@ from router.streaming.session_opener import SessionOpener
 from router.tools.call_grammars import calls_grammar, needs_grammar
 from router.tools.division_notes import read_notes, write_notes
 from router.tools.output_forms import OutputForms
-from router.tools.reasoning import NUM_LAST
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 ID_HEADER = b"idempotency-key"
@@ -124,7 +123,7 @@ class AnswerService:
             prompts.append(prompt)
             if division is not None:
                 model = self.preparer.find_model(asked.request)
-                division.note_prompt(model.tokenizer, list(prompt[-NUM_LAST:]))
+                division.note_prompt(model.tokenizer, prompt)
             return write_notes(division)
 
         opening = self.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream, notes=notes)

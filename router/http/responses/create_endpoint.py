@@ -21,7 +21,6 @@ from router.http.responses.response_reply import PREVIOUS, ResponseReply
 from router.http.responses.stored_responses import StoredResponses
 from router.streaming.prompts.chat_threads import LARGE, run_aside
 from router.streaming.session import Session
-from router.tools.reasoning import NUM_LAST
 
 
 class CreateEndpoint:
@@ -90,7 +89,7 @@ class CreateEndpoint:
             preparer = self._service.preparer
             model = preparer.find_model(answer.request)
             prompt = await preparer.read_prompt(answer.request, model)
-            answer.division.note_prompt(model.tokenizer, list(prompt[-NUM_LAST:]))
+            answer.division.note_prompt(model.tokenizer, prompt)
 
     async def _context(self, previous_id: str | None) -> list[Item]:
         """The conversation before this request: the input and the output of the response before it, and all before."""
