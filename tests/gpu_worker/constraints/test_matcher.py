@@ -56,7 +56,10 @@ def test_a_matcher_that_begins_anywhere_gives_the_masks_of_one_that_never_stoppe
 def test_an_output_that_breaks_the_form_leaves_no_token_and_says_where(grammars):
     matcher = grammars.compile(CONSTRAINTS[0]).matcher()
     assert allowed(matcher.mask(list(b'{"name":"x", "b'), 0)) == []
-    assert matcher.failure_after(list(b'{"name":"x", "b'), 0).reason == "CONSTRAINT_DIVERGED" and "output token 15" in matcher.failure.message
+    assert (
+        matcher.failure_after(list(b'{"name":"x", "b'), 0).reason == "CONSTRAINT_DIVERGED"
+        and "output token 15" in matcher.failure.message
+    )
 
 
 def test_what_becomes_too_complex_is_no_divergence(grammars):
@@ -67,7 +70,10 @@ def test_what_becomes_too_complex_is_no_divergence(grammars):
     matcher = grammars.compile(Constraint(Shape.JSON_SCHEMA, json.dumps(schema))).matcher()
     output = b'{"a":' * 10 + b'"x"}'
     assert not all(allowed(matcher.mask(output[:number], 0)) for number in range(len(output)))
-    assert matcher.failure_after(list(b'{"name":"x", "b'), 0).reason == "CONSTRAINT_UNMET" and "too complex" in matcher.failure.message
+    assert (
+        matcher.failure_after(list(b'{"name":"x", "b'), 0).reason == "CONSTRAINT_UNMET"
+        and "too complex" in matcher.failure.message
+    )
 
 
 def test_a_grammar_of_another_engine_is_refused(grammars):

@@ -47,7 +47,9 @@ def test_settings_reach_runner_and_scheduler(name):
 @pytest.mark.parametrize("invariant", [True, False])
 def test_drafts_are_made_by_themselves_only_where_they_change_no_bit(invariant: bool) -> None:
     info = replace(FakeRunner().info, piece_invariant=invariant)
-    modes = {mode: scheduler_config(WorkerSettings(speculation=mode), info).speculation for mode in ("auto", "forced", "off")}
+    modes = {
+        mode: scheduler_config(WorkerSettings(speculation=mode), info).speculation for mode in ("auto", "forced", "off")
+    }
     assert modes == {"auto": "lookup" if invariant else "off", "forced": "forced", "off": "off"}
 
 

@@ -53,7 +53,9 @@ def test_chaos_with_drafts_changes_no_output(make_world, seed: int) -> None:
     rng = random.Random(-seed)
     runner |= {"window": rng.choice([0, 0, 9, 30]), "num_blocks": rng.choice([17, 24, 40, 60])}
     config |= {"max_batch_tokens": rng.choice([8, 16, 64])}
-    world = make_world(seed, config, runner, eos=seed % 2 == 0, moving=seed % 3 == 0, ending=seed % 3 == 1, guessing=True)
+    world = make_world(
+        seed, config, runner, eos=seed % 2 == 0, moving=seed % 3 == 0, ending=seed % 3 == 1, guessing=True
+    )
     for _ in range(250):
         world.operate()
     world.drain()
