@@ -43,7 +43,7 @@ class Matcher:
         return self._too_complex() if self._matcher.is_error() else mask
 
     def forced(self, tokens: Sequence[int], num_prompt: int) -> list[int]:
-        """Tokens that must come after a branch's tokens, because no other ones may. They may be fewer than there are."""
+        """Tokens that must come after a branch's tokens, because no other ones may; perhaps not all of them."""
         if self._failure is None:
             self._catch_up(tokens[num_prompt + self._num_matched :])
         return [] if self._failure is not None else list(self._matcher.compute_ff_tokens())

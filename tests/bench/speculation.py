@@ -3,8 +3,8 @@
     python tests/bench/speculation.py [--model smollm2] [--dtype auto] [--streams 1 16 48] [--rounds 5] [--tokens 160]
 
 Tasks: repeat a text, edit code, fill a JSON schema, tell a story. Each pair of runs has the same requests, and their
-tokens are compared. Time counts from the step after the last prompt: on the clock, and of the process's CPU, which other
-programs disturb less. Medians of the rounds' ratios.
+tokens are compared. Time counts from the step after the last prompt, on the clock and of the process's CPU: medians of
+the rounds' ratios.
 """
 
 import argparse
@@ -34,13 +34,14 @@ from octavo.request.sampling import Constraint, SamplingParams, Shape
 from octavo.text.tokenizer import open_tokenizer
 
 TEXT = (
-    "The lighthouse stood at the end of a long pier. Every evening the keeper climbed one hundred and twelve steps, lit "
+    "The lighthouse stood at the end of a long pier. Every evening the keeper climbed a hundred and twelve steps, lit "
     "the lamp, and wrote the hour into a book bound in green leather. Ships from the north came in before the tide "
     "turned, carrying salt, timber and letters. On the ninth of March a storm broke the pier, and for six days nobody "
     "could reach the tower."
 )
 CODE = (
-    "def total(items, rate):\n    amount = 0\n    for item in items:\n        amount = amount + item.price * item.count\n"
+    "def total(items, rate):\n    amount = 0\n    for item in items:\n"
+    "        amount = amount + item.price * item.count\n"
     "    amount = amount + amount * rate\n    print('amount:', amount)\n    return amount\n"
 )
 SCHEMA = {
@@ -143,7 +144,7 @@ def main() -> None:
     kinds = {"dtype": options.dtype, "quantization": options.quantization}
     runner = load_runner(options.model, device="cpu", kv_cache_bytes=1 << 30, swap_bytes=0, **kinds)
     print(f"{runner.info.model}, {runner.info.numerics}; temperature {options.temperature}")
-    print("task   streams  CPU off/on  clock off/on  tokens/row-step  drafts/token  accepted", flush=True)
+    print("task   streams  CPU off/on  clock off/on  steps off/on  drafts/token  accepted", flush=True)
     loops = {mode: Loop(runner, mode) for mode in ("off", "lookup")}
     for streams in options.streams:
         for task in options.tasks:
@@ -159,7 +160,7 @@ def main() -> None:
                 clocks.append(off.wall_s / on.wall_s)
             print(
                 f"{task:6} {streams:7d} {statistics.median(ratios):11.2f} {statistics.median(clocks):13.2f} "
-                f"{off.num_steps / on.num_steps:16.2f} {on.num_drafts / max(1, on.num_timed):13.2f} "
+                f"{off.num_steps / on.num_steps:13.2f} {on.num_drafts / max(1, on.num_timed):13.2f} "
                 f"{on.num_accepted / max(1, on.num_drafts):9.0%}",
                 flush=True,
             )

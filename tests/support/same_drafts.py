@@ -18,6 +18,7 @@ import same_bits
 from same_bits import Answer, Case, Engine, Engines, load_engines, show, text_of, waves_of
 
 from gpu_worker.ops import native
+from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.scheduling.state.sequence import Branch
 from octavo.request.sampling import SamplingParams
 
@@ -33,10 +34,13 @@ PENALTIES = (
 class DraftedEngines(Engines):
     """Of the engines after a fault every other one has drafts."""
 
-    rng = random.Random(5)
-    tally: Counter[str] = Counter()
-    whole: dict[str, Answer] = {}
-    is_undisturbed = True
+    def __init__(self, runners: Sequence[ModelRunner]) -> None:
+        super().__init__(runners)
+        self.rng = random.Random(5)
+        self.tally: Counter[str] = Counter()
+        self.whole: dict[str, Answer] = {}
+        self.engines: list[Engine] = []
+        self.is_undisturbed = True
 
     def undisturbed(self, cases: Sequence[Case]) -> dict[str, Answer]:
         self.is_undisturbed = True
@@ -59,7 +63,7 @@ class DraftedEngines(Engines):
         if planner.drafts is not None:
             look_up = planner.drafts._look_up
             planner.drafts._look_up = lambda branch, most: self._guess(branch, most) or look_up(branch, most)
-        self.engines = [*getattr(self, "engines", []), engine]
+        self.engines.append(engine)
         return engine
 
     def _guess(self, branch: Branch, most: int) -> list[int]:
@@ -79,7 +83,7 @@ class DraftedEngines(Engines):
 def drafted_cases(
     text: Sequence[int], count: int, seed: int, lengths: tuple[int, int], outputs: tuple[int, int]
 ) -> list[Case]:
-    """The cases of `same_bits` with other temperatures, penalties, and without an end at `max_tokens` for some."""
+    """The cases of `same_bits` with other temperatures, penalties, and ends."""
     cases = []
     for number, case in enumerate(same_bits.draw_cases(text, count, seed, lengths, outputs)):
         turn = number // len(same_bits.FAULTS)

@@ -82,7 +82,7 @@ class DraftPlanner:
         return lookup.draft(tokens, place, count) if count else []
 
     def _take_slots(self, branch: Branch, count: int, num_others: int) -> int:
-        """How many of `count` drafts have slots. Blocks are taken for them if one is left for each chunk and new branch."""
+        """How many of `count` drafts have slots. It takes blocks for them if one is left for each other chunk."""
         tables, device = self._tables, self._tables.device
         num_slots = branch.num_computed + 1 + count
         missing = device.blocks_for(num_slots) - len(branch.blocks)

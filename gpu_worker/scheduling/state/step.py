@@ -10,7 +10,6 @@ from octavo.request.errors import Failure
 from octavo.request.sampling import FinishReason
 from octavo.request.step_item import StepItem
 
-
 FORCED, LOOKUP = "forced", "lookup"  # drafters
 
 
