@@ -11,7 +11,7 @@ import pytest
 
 pytest_plugins = ("guard.hooks",)  # of tests/support: no process outlives its test, no test its time limit
 
-# A run starts hundreds of processes. Without bytecode each compiles all that it imports, for longer than most tests take.
+# A run starts hundreds of processes, and without bytecode each compiles all that it imports, for seconds.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; two cores are all a test may count on
