@@ -20,6 +20,8 @@ export CMAKE_BUILD_PARALLEL_LEVEL
 export CMAKE_ARGS
 export ISAS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# What is imported is compiled once, also where the environment says never to keep that: `install` leaves it to the first import.
+export PYTHONDONTWRITEBYTECODE :=
 
 PIP := $(BIN)/python -m pip install --constraint requirements/constraints.txt
 # pytest-xdist. A process that crashes ends the run: another one in its place would crash at the same test.

@@ -1,6 +1,7 @@
 """What holds for every test: no network, one thread per library, deterministic Hypothesis, cheap tests first."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 
 pytest_plugins = ("guard.hooks",)  # of tests/support: no process outlives its test, no test its time limit
 
+# A run starts hundreds of processes, and without bytecode each compiles all that it imports, for seconds.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; two cores are all a test may count on
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the network is a bug
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or tokenizers warns in every process forked after its use
