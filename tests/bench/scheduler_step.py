@@ -25,7 +25,6 @@ from octavo.request.ids import SequenceId
 from octavo.request.record import Admission
 from octavo.request.sampling import SamplingParams
 
-
 TOKENS = itertools.count(1000)  # no text repeats itself, so a lookup finds nothing
 
 
@@ -50,7 +49,7 @@ def measure(scheduler: Scheduler, workload: Workload, steps: int) -> tuple[float
     """Seconds of plan and of commit over `steps` steps."""
     planning = committing = 0.0
     clock = time.process_time
-    for step in range(steps):
+    for _ in range(steps):
         began = clock()
         plan = scheduler.plan()
         planned = clock()

@@ -1,6 +1,6 @@
 """Sequences of a real model with drafts and without, also moved and taken over between such workers: equal or not?
 
-    PYTHONPATH=tests/support python -m same_drafts --tokens 100000
+    make same-drafts ARGS='--tokens 100000'
 
 The undisturbed run has no drafts. The other one has right drafts, wrong ones, and those that lookups find, and half of
 its engines have none. Faults are those of `same_bits`; what is compared is each token and the bits of each score.
