@@ -4,8 +4,7 @@ WEIGHT = 0.1  # of a measurement
 MOST = 2.0  # a step that took longer by this factor than it should was disturbed, and counts as if it had taken this
 FIRST_SHARE = 0.15  # of a row in a step of one row, before anything was measured
 SCALE = 8.0  # rows that weigh as much as the fixed cost when both are corrected
-SURPLUS = 1.25  # a draft has to be worth so many times its row: what it costs is known roughly
-MARGIN = 0.05  # and it costs something outside the runner
+MARGIN = 0.15  # of what is left to certainty: the figures are rough, and a draft costs something beside the runner
 
 
 class RowCosts:
@@ -36,4 +35,5 @@ class RowCosts:
         It brings `num_expected` tokens without it. The row must bring tokens as quickly as the others do.
         """
         row_s = self.row_s or FIRST_SHARE
-        return MARGIN + SURPLUS * row_s * num_expected / (self.fixed_s + num_rows * row_s)
+        share = row_s * num_expected / (self.fixed_s + num_rows * row_s)
+        return share + MARGIN * (1 - share)
