@@ -1,8 +1,15 @@
 """How much a test tries, and how long it waits: `make test` tries little of everything, `make test-long` the rest.
 
-`make test-long` is `pytest --long`. It runs the tests marked `long`, which `make test` leaves out, and those marked
-`scaled`, which `make test` runs with fewer draws. `pytest --night` also runs those marked `night`, with as many draws
-as one night allows. The variable tells processes that a test starts.
+`make test-long` is `pytest --long`. It runs the tests marked `long`, which `make test` leaves out, and again those
+marked `scaled`, and all properties, with more draws. `pytest --night` also runs those marked `night`, with as many
+draws as one night allows. The variable tells processes that a test starts.
+
+| means | in `make test` | in `make test-long` |
+|---|---|---|
+| `draws(usual, long)`, with the marker `scaled` | the usual number of cases | the long one |
+| `diagonal(rows, columns)` | of all pairs, each row and each column once | the other pairs |
+| `some(cases, usual)` | the usual cases | the others |
+| Hypothesis (`tests/conftest.py`) | 30 examples, or as many as a test says | 300, or as many as a test says |
 """
 
 import os
