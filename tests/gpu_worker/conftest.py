@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from block_traffic import BLOCK_OPERATIONS, BlockTraffic
+from instruction_sets import OPS
 from scheduler_bench import FAILURE
 from scheduler_parts import SchedulerParts
 from sequences import beam_text, new_sequence
@@ -464,7 +465,7 @@ def make_world() -> type[World]:
     return World
 
 
-@pytest.fixture(params=["native", "generic", "reference"])
+@pytest.fixture(params=OPS)
 def on_ops(request, monkeypatch):
     """The ops and the sampler of a worker: those it chooses, those of any x86-64, and those without the extension."""
     extension = native.load()

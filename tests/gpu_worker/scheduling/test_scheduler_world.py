@@ -8,6 +8,7 @@ import random
 from collections import Counter
 
 import pytest
+from effort import draws
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
@@ -37,7 +38,8 @@ def sizes(seed: int) -> tuple[dict, dict]:
     return config, runner
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(draws(8, 24)))
 def test_chaos_changes_no_output(make_world, seed: int) -> None:
     config, runner = sizes(seed)
     world = make_world(seed, config, runner, eos=seed % 2 == 0, ending=seed % 3 == 0)
@@ -74,7 +76,8 @@ def test_every_place_and_hold_is_checked(make_world) -> None:
     assert seen >= {*Place, *Hold} - {Place.ABSENT, Hold.STARVED}
 
 
-@pytest.mark.parametrize("seed", range(100, 118))
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(100, 100 + draws(6, 18)))
 def test_chaos_with_moves_changes_no_output(make_world, seed: int) -> None:
     """Sequences leave and come with their blocks; blocks are pinned, held, sealed, and released at any time."""
     config, runner = sizes(seed)
@@ -86,7 +89,8 @@ def test_chaos_with_moves_changes_no_output(make_world, seed: int) -> None:
     world.drain()
 
 
-@pytest.mark.parametrize("seed", range(24, 42))
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(24, 24 + draws(6, 18)))
 def test_chaos_with_a_window_changes_no_output(make_world, seed: int) -> None:
     """Blocks are given back on the way, and memories may be smaller than the contexts that run in them."""
     config, runner = sizes(seed)
