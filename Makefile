@@ -153,6 +153,10 @@ sim: install  ## simulate clusters with faults, a seed each (SEEDS=500, or SEEDS
 same-bits: install  ## sequences of the demo model continued after kills, moves, swaps, prefix hits and odd pieces: 0 bits may differ (SEQUENCES=20, ARGS='--isa avx2')
 	@PYTHONPATH=tests/support:. $(BIN)/python -m same_bits --sequences $(or $(SEQUENCES),200) $(ARGS)
 
+.PHONY: same-drafts
+same-drafts: install  ## the same with guessed tokens against none, on workers that differ in it (ARGS='--tokens 20000 --isa avx2')
+	@PYTHONPATH=tests/support:. $(BIN)/python -m same_drafts $(ARGS)
+
 .PHONY: mutants
 mutants: install  ## seed classic bugs into the extension; each must be seen (ARGS='pool', 'cpu' or 'cuda', and names)
 	@PYTHONPATH=tests/support $(BIN)/python tests/csrc/mutants $(ARGS)

@@ -48,6 +48,22 @@ def test_chaos_changes_no_output(make_world, seed: int) -> None:
     world.drain()
 
 
+@pytest.mark.parametrize("seed", range(300, 324))
+def test_chaos_with_drafts_changes_no_output(make_world, seed: int) -> None:
+    """Decodes guess tokens, right ones and wrong ones, beside all else that may happen to a sequence."""
+    config, runner = sizes(seed)
+    rng = random.Random(-seed)
+    runner |= {"window": rng.choice([0, 0, 9, 30]), "num_blocks": rng.choice([17, 24, 40, 60])}
+    config |= {"max_batch_tokens": rng.choice([8, 16, 64])}
+    world = make_world(
+        seed, config, runner, eos=seed % 2 == 0, moving=seed % 3 == 0, ending=seed % 3 == 1, guessing=True
+    )
+    for _ in range(250):
+        world.operate()
+    world.drain()
+    assert world.counts["drafts"]
+
+
 def test_every_place_and_hold_is_checked(make_world) -> None:
     """With SchedulerConfig.debug, each plan and commit compares them with the table of what excludes what."""
     seen = set()
