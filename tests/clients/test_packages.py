@@ -21,8 +21,9 @@ NUM_KILLS = 4
 
 @pytest.fixture(scope="module", autouse=True)
 def installed():
+    of_folders = {program.folder: program for program in programs()}  # those of Node share one
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda program: program.install(), programs()))
+        list(pool.map(lambda program: program.install(), of_folders.values()))
 
 
 def play(program, address, cases, all_quiet, kills):

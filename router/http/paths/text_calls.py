@@ -79,7 +79,7 @@ async def detokenize(service: AnswerService, body: ClientBody) -> dict[str, Any]
 
 @dataclass(eq=False)
 class TokenizerInfoEndpoint:
-    """The endpoint of what a client needs beside /tokenize to render chats by itself: `?model=NAME`, or the only one."""
+    """The endpoint of what a client that renders chats by itself needs: `?model=NAME`, or the only one."""
 
     service: AnswerService
 
@@ -94,8 +94,8 @@ class TokenizerInfoEndpoint:
             return
         tokenizer = model.tokenizer
         tokens = {name: tokenizer.template_variables.get(name) for name in NAMED_TOKENS}
-        template = tokenizer.chat_template or None
-        await reply.send_object({"chat_template": template, "model_max_length": model.context_tokens, **tokens})
+        said = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.context_tokens}
+        await reply.send_object({**said, "chat_template": tokenizer.chat_template or None, **tokens})
 
 
 class VersionEndpoint:

@@ -2,8 +2,15 @@
 
 from typing import Literal
 
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
-from agents import set_tracing_disabled
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
 from cases import BASE, MODEL, case, run
 from openai import AsyncOpenAI
 from pydantic import BaseModel
@@ -43,9 +50,17 @@ def talk(model):
     history = [{"role": "user", "content": "Say the age and the mood of Ann as JSON."}]
     for tool in (age_of, mood_of):
         settings = ModelSettings(temperature=0, max_tokens=60, tool_choice=tool.name, parallel_tool_calls=False)
-        agent = Agent(name="A", model=model, tools=[age_of, mood_of], model_settings=settings, tool_use_behavior="stop_on_first_tool")
+        agent = Agent(
+            name="A",
+            model=model,
+            tools=[age_of, mood_of],
+            model_settings=settings,
+            tool_use_behavior="stop_on_first_tool",
+        )
         history = Runner.run_sync(agent, history).to_input_list()
-    agent = Agent(name="B", model=model, output_type=Person, model_settings=ModelSettings(temperature=0, max_tokens=100))
+    agent = Agent(
+        name="B", model=model, output_type=Person, model_settings=ModelSettings(temperature=0, max_tokens=100)
+    )
     output = Runner.run_sync(agent, history).final_output
     assert [name for name, _ in called] == ["age_of", "mood_of"]
     return [list(call) for call in called], output.model_dump()

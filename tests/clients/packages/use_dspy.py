@@ -3,7 +3,9 @@
 import dspy
 from cases import BASE, MODEL, case, run
 
-model = dspy.LM(f"openai/{MODEL}", api_base=BASE, api_key="none", temperature=0.0, max_tokens=200, cache=False, num_retries=9)
+model = dspy.LM(
+    f"openai/{MODEL}", api_base=BASE, api_key="none", temperature=0.0, max_tokens=200, cache=False, num_retries=9
+)
 
 
 class Describe(dspy.Signature):

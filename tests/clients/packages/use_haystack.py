@@ -24,7 +24,9 @@ class Person(BaseModel):
 
 def generator(max_tokens=60, **options):
     more = options.pop("generation_kwargs", {})
-    return OpenAIChatGenerator(**ROUTER, **options, generation_kwargs={"temperature": 0, "max_completion_tokens": max_tokens, **more})
+    return OpenAIChatGenerator(
+        **ROUTER, **options, generation_kwargs={"temperature": 0, "max_completion_tokens": max_tokens, **more}
+    )
 
 
 def weather(city: Annotated[Literal["Oslo", "Rome"], "the city"]) -> str:
@@ -35,7 +37,9 @@ def weather(city: Annotated[Literal["Oslo", "Rome"], "the city"]) -> str:
 @case
 def pipeline():
     made = Pipeline()
-    made.add_component("prompt", ChatPromptBuilder([ChatMessage.from_user("Tell me of the {{ what }}.")], required_variables="*"))
+    made.add_component(
+        "prompt", ChatPromptBuilder([ChatMessage.from_user("Tell me of the {{ what }}.")], required_variables="*")
+    )
     made.add_component("model", generator())
     made.connect("prompt", "model")
     return made.run({"prompt": {"what": "sea"}})["model"]["replies"][0].text
@@ -58,7 +62,9 @@ def schema():
 
 @case
 def tools():
-    made = generator(tools=[create_tool_from_function(weather)], tools_strict=False, generation_kwargs={"tool_choice": "required"})
+    made = generator(
+        tools=[create_tool_from_function(weather)], tools_strict=False, generation_kwargs={"tool_choice": "required"}
+    )
     calls = made.run([ChatMessage.from_user("How is the weather in Oslo?")])["replies"][0].tool_calls
     assert calls
     return [(call.tool_name, call.arguments["city"]) for call in calls]

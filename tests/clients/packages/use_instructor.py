@@ -1,4 +1,4 @@
-"""instructor: a model of Pydantic in each of its modes that has a place in OpenAI's API, partial and iterable answers."""
+"""instructor: a model of Pydantic in each of its modes for OpenAI's API; partial and iterable answers."""
 
 from typing import Any, Literal
 

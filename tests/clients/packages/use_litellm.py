@@ -1,4 +1,4 @@
-"""LiteLLM as a library: chats, streams, schemas, tools, text completions, responses, vectors, scores; also as Anthropic."""
+"""LiteLLM as a library: chats, streams, schemas, tools, completions, responses, vectors, scores; also as Anthropic."""
 
 import json
 from typing import Literal
@@ -11,7 +11,12 @@ OPENAI = {"model": f"openai/{MODEL}", "api_base": BASE, "api_key": "none", "num_
 EVEN = {**OPENAI, "temperature": 0}
 STORY = [{"role": "user", "content": "Tell me a story of the sea."}]
 WHO = [{"role": "user", "content": "Invent a person with a name, an age and a mood. Answer in JSON."}]
-CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"], "additionalProperties": False}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather of a city", "parameters": CITY}}
 
 
@@ -38,7 +43,11 @@ def stream():
 
 @case
 def hosted_vllm():
-    return litellm.completion(messages=STORY, max_tokens=24, **{**EVEN, "model": f"hosted_vllm/{MODEL}"}).choices[0].message.content
+    return (
+        litellm.completion(messages=STORY, max_tokens=24, **{**EVEN, "model": f"hosted_vllm/{MODEL}"})
+        .choices[0]
+        .message.content
+    )
 
 
 @case

@@ -1,4 +1,4 @@
-"""LlamaIndex: its LLM and its vectors for servers that are like OpenAI's; completions, chats, streams, tools, typed outputs."""
+"""LlamaIndex: its LLM and its vectors for servers like OpenAI's; chats, completions, streams, tools, typed outputs."""
 
 from typing import Literal
 

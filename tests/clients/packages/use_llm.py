@@ -44,7 +44,9 @@ def stream():
 
 @case
 def schema():
-    person = json.loads(prompt("Invent a person with a name and an age. Answer in JSON.", "--schema", "name, age int", max_tokens=100))
+    person = json.loads(
+        prompt("Invent a person with a name and an age. Answer in JSON.", "--schema", "name, age int", max_tokens=100)
+    )
     assert isinstance(person["name"], str) and isinstance(person["age"], int)
     return person
 

@@ -19,18 +19,24 @@ dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
 doc_to_text: "{{{{question}}}}"
 """
-CHOICES = COMMON + """task: tiny_choices
+CHOICES = (
+    COMMON
+    + """task: tiny_choices
 output_type: multiple_choice
 doc_to_choice: "{{{{choices}}}}"
 doc_to_target: answer
 metric_list: [{{metric: acc}}]
 """
-TEXTS = COMMON + """task: tiny_texts
+)
+TEXTS = (
+    COMMON
+    + """task: tiny_texts
 output_type: generate_until
 doc_to_target: text
 generation_kwargs: {{until: ["."], max_gen_toks: 12, temperature: 0.0}}
 metric_list: [{{metric: exact_match}}]
 """
+)
 
 
 def evaluate(model, path, task, **options):

@@ -19,9 +19,17 @@ class Person(BaseModel):
 
 
 WHO = [{"role": "user", "content": "Invent a person with a name, an age and a mood. Answer in JSON."}]
-WEATHER = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"], "additionalProperties": False}
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 TOOL = {"name": "weather", "description": "The weather of a city", "parameters": WEATHER, "strict": True}
-ASK = {"messages": [{"role": "user", "content": "How is the weather in Oslo?"}], "tools": [{"type": "function", "function": TOOL}]}
+ASK = {
+    "messages": [{"role": "user", "content": "How is the weather in Oslo?"}],
+    "tools": [{"type": "function", "function": TOOL}],
+}
 
 
 @case
@@ -42,7 +50,11 @@ def stream():
 
 @case
 def parse():
-    return client.chat.completions.parse(messages=WHO, response_format=Person, **EVEN).choices[0].message.parsed.model_dump()
+    return (
+        client.chat.completions.parse(messages=WHO, response_format=Person, **EVEN)
+        .choices[0]
+        .message.parsed.model_dump()
+    )
 
 
 @case
@@ -53,7 +65,9 @@ def parse_stream():
 
 @case
 def json_object():
-    answer = client.chat.completions.create(messages=WHO, response_format={"type": "json_object"}, max_tokens=200, **EVEN)
+    answer = client.chat.completions.create(
+        messages=WHO, response_format={"type": "json_object"}, max_tokens=200, **EVEN
+    )
     return isinstance(json.loads(answer.choices[0].message.content), dict), answer.choices[0].message.content
 
 
@@ -63,7 +77,9 @@ def tools():
     for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
         answer = client.chat.completions.create(tool_choice=choice, **ASK, **EVEN)
         calls = [call.function for call in answer.choices[0].message.tool_calls]
-        assert calls and all(call.name == "weather" and json.loads(call.arguments)["city"] in ("Oslo", "Rome") for call in calls)
+        assert calls and all(
+            call.name == "weather" and json.loads(call.arguments)["city"] in ("Oslo", "Rome") for call in calls
+        )
         found.append([call.arguments for call in calls])
     return found
 

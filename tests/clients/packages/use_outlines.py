@@ -1,4 +1,4 @@
-"""Outlines: its OpenAI and its vLLM backends; a text, a stream, a Pydantic model, a choice, a regular expression, a grammar."""
+"""Outlines: its OpenAI and vLLM backends; texts, a Pydantic model, a choice, a regular expression, a grammar."""
 
 import re
 from typing import Literal

@@ -29,7 +29,7 @@ class _Front:
 
     async def start(self) -> str:
         self._server = await asyncio.start_server(self._begin, "127.0.0.1", 0)
-        return "127.0.0.1:{}".format(self._server.sockets[0].getsockname()[1])
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
         self._server.close()

@@ -34,10 +34,15 @@ async def test_a_client_learns_how_chats_are_rendered(world, call, monkeypatch):
     monkeypatch.setattr(ByteTokenizer, "template_variables", {"eos_token": "<end>", "now": "never"})
     await world.start()
     context = world.routers[0].models.list_models()[0].context_tokens
+    said = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context,
+        "chat_template": "{{ messages }}",
+    }
     tokens = {"bos_token": None, "eos_token": "<end>", "pad_token": None, "unk_token": None}
     for path in ("/tokenizer_info", "/tokenizer_info?model=fake"):
         found = (await call("GET", path)).object
-        assert found == {"chat_template": "{{ messages }}", "model_max_length": context, **tokens}
+        assert found == {**said, **tokens}
     assert (await call("GET", "/tokenizer_info?model=none")).status == 404
 
 
