@@ -12,7 +12,13 @@ from haystack.tools import create_tool_from_function
 from haystack.utils import Secret
 from pydantic import BaseModel
 
-ROUTER = {"api_base_url": BASE, "api_key": Secret.from_token("none"), "model": MODEL, "max_retries": 9}
+ROUTER = {
+    "api_base_url": BASE,
+    "api_key": Secret.from_token("none"),
+    "model": MODEL,
+    "max_retries": 9,
+    "timeout": 600.0,
+}
 STORY = "Tell me a story of the sea."
 
 

@@ -9,7 +9,7 @@ from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 
-ROUTER = {"api_base": BASE, "api_key": "none", "max_retries": 9}
+ROUTER = {"api_base": BASE, "api_key": "none", "max_retries": 9, "timeout": 600}
 LLM = {**ROUTER, "model": MODEL, "temperature": 0, "context_window": 2048}
 chat_model = OpenAILike(**LLM, max_tokens=100, is_chat_model=True, is_function_calling_model=True)
 text_model = OpenAILike(**LLM, max_tokens=32)
