@@ -1,9 +1,9 @@
 """OpenAI's own Python package, unchanged."""
 
-import openai
 import pytest
-from openai import AsyncOpenAI
+from lazily import lazily
 
+openai = lazily("openai")
 PROMPT = list(range(3, 40))
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -11,7 +11,7 @@ HI = [{"role": "user", "content": "Hi"}]
 @pytest.fixture
 async def client(world, templates):
     await world.start()
-    async with AsyncOpenAI(
+    async with openai.AsyncOpenAI(
         base_url=f"http://{world.routers[0].http_endpoint}/v1", api_key="none", max_retries=0
     ) as client:
         yield client
