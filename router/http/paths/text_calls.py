@@ -80,18 +80,15 @@ class TokenizerInfoEndpoint:
     service: AnswerService
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply, request = Reply(send), inference_pb2.TokenizeRequest()
+        request = inference_pb2.TokenizeRequest()
         if name := QueryParams(scope["query_string"]).get("model"):
             request.model = name
-        try:
+        async with Reply(send, called(scope)) as reply:
             model = self.service.preparer.find_model(request)
-        except ServingError as error:
-            await reply.send_error(error)
-            return
-        tokenizer = model.tokenizer
-        tokens = {name: tokenizer.template_variables.get(name) for name in NAMED_TOKENS}
-        said = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.context_tokens}
-        await reply.send_object({**said, "chat_template": tokenizer.chat_template or None, **tokens})
+            tokenizer = model.tokenizer
+            tokens = {name: tokenizer.template_variables.get(name) for name in NAMED_TOKENS}
+            said = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.context_tokens}
+            await reply.send_object({**said, "chat_template": tokenizer.chat_template or None, **tokens})
 
 
 class VersionEndpoint:
