@@ -11,13 +11,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="simulation", description=__doc__)
     parser.add_argument("--seeds", type=parse_seeds, default="20", help="how many, or FIRST-LAST")
     parser.add_argument("--log", action="store_true", help="print every event")
+    parser.add_argument("--json", type=float, default=0.0, help="the share of streams whose form is JSON")
     parser.add_argument("--bug", choices=sorted(BUGS), help="give the programs this bug, and stop when it is found")
     args = parser.parse_args()
     if args.bug:
         BUGS[args.bug]()
     summary = Summary()
     for seed in args.seeds:
-        outcome = run_seed(seed, keep_log=args.log)
+        outcome = run_seed(seed, keep_log=args.log, json_share=args.json)
         summary.add(outcome)
         print(outcome.report(), flush=True)
         if args.bug and outcome.violations:
