@@ -169,7 +169,7 @@ class Router:
             self._background,
             OutputForms(settings.tool_parser, settings.reasoning_parser),
             settings.http_unknown_fields,
-            settings.responses_retain_ms,
+            settings.responses_retain_s,
         )
         self.rebalancer = Rebalancer(store, incarnation, self.pool, self.migrator, self._background)
         self.cluster = ClusterWatch(store, incarnation, settings.router_id, self.pool, progress)

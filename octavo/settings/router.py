@@ -158,11 +158,11 @@ class RouterSettings(ListenerSettings):
     rebalance: bool = option(False, "moves running sequences from busy workers to others; one router does it for all")
     lease_ms: int = option(3000, "a router or worker silent for this long is taken for dead", low=100)
     grace_ms: int = option(10_000, "how long a request outlives its last client", low=0)
-    responses_retain_ms: int = option(
-        RETAIN_MS,
+    responses_retain_s: int = option(
+        RETAIN_MS // 1000,
         "how long a response of /v1/responses that is stored can be fetched and continued after its end",
-        low=RETAIN_MS,
-        high=MAX_RETAIN_MS,
+        low=RETAIN_MS // 1000,
+        high=MAX_RETAIN_MS // 1000,
     )
     worker_return_ms: int = option(
         900_000, "how long a request that only a worker can hold that is gone waits for it; the same for all", low=0

@@ -75,7 +75,7 @@ class AnswerService:
     background: BackgroundTasks
     forms: OutputForms = field(default_factory=OutputForms)
     unknown_fields: str = REFUSE
-    responses_retain_ms: int = 0
+    responses_retain_s: int = 0
     bodies: BodyReader = field(default_factory=BodyReader)
     _cancelling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CANCELLING))
     _closed: bool = False

@@ -75,7 +75,7 @@ class CreateEndpoint:
                 remaining_s,
                 whole_answer=not (answer.stream or asked.background),
                 notes=written,
-                retain_ms=service.responses_retain_ms if asked.stored else 0,
+                retain_ms=1000 * service.responses_retain_s if asked.stored else 0,
             )
             async with opening as session:
                 session.progress.called = answer.called

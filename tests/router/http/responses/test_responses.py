@@ -116,7 +116,7 @@ async def test_the_usage_tells_what_was_cached_on_any_router(world, call, templa
 
 async def test_what_is_stored_is_kept_for_as_long_as_the_operator_says(world, call, templates):
     day = 24 * 3600 * 1000
-    await world.start(router={"responses_retain_ms": day})
+    await world.start(router={"responses_retain_s": day // 1000})
     stored, other = [(await call("POST", PATH, {**ASKED, "store": store})).object["id"] for store in (True, False)]
     left = [world.entry(name).expires_ms - world.state.now_ms() for name in (stored, other)]
     assert day - 60_000 < left[0] <= day
