@@ -14,7 +14,9 @@ Fault = Callable[[], Awaitable[None]]
 FAULTS_S = 5.0  # how long faults happen
 MAX_FAULTS = 9
 # Instead of the seed's choice, where streams of JSON are to change their owners as often as can be.
-OWNER_CHANGES = ("worker killed",) * 16 + ("sequences move",) * 8 + ("worker left", "killed in a call", "router killed")
+OWNER_CHANGES = (
+    ("worker killed",) * 16 + ("sequences move",) * 24 + ("worker left", "killed in a call", "router killed")
+)
 OWNER_CHANGES_S = 12.0
 
 # What many runs together must have shown, as it is counted where a fault has its effect.
