@@ -51,7 +51,7 @@ class Nursery:
 
     def close(self) -> None:
         self._popen.kill()
-        self._popen.wait()
+        self._popen.communicate()
 
 
 class NurseryProcess(Process):
