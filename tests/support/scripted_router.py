@@ -97,7 +97,7 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
 
     async def Embed(self, request, context):
         self.requests.append(request)
-        vectors = [inference_pb2.Embedding(index=i, values=[i, 0.5]) for i in range(len(request.inputs))]
+        vectors = [inference_pb2.Embedding(values=[i, 0.5]) for i in range(len(request.inputs))]
         usage = types_pb2.Usage(prompt_tokens=7)
         return inference_pb2.EmbedResponse(model="m", embeddings=vectors, usage=usage)
 
