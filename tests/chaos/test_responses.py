@@ -12,20 +12,20 @@ from contextlib import suppress
 from typing import Any
 
 import httpx2
-import openai
 import pytest
 from chat_tokenizer import write_chat_tokenizer
 from effort import draws
 from guard.processes import lasting
+from lazily import lazily
 from live.cluster import Cluster, Shape
 from live.fixtures import whole
 from live.nursery import QuickCluster
-from openai import OpenAI
 
 from octavo.request.ids import RequestId, sequence_id
 from octavo.store import open_store
 from router.streaming.request_preparer import TENANT
 
+openai = lazily("openai")
 ASKED: dict[str, Any] = {"model": "fake", "input": "Hi", "temperature": 0, "background": True, "stream": True}
 LAST = {"response.completed", "response.incomplete", "response.failed"}
 CREATED = "response.created"
@@ -46,7 +46,7 @@ class Reader:
 
     def __init__(self, cluster: Cluster) -> None:
         bases = [f"http://{endpoint}/v1" for endpoint in cluster.http_endpoints]
-        clients = [OpenAI(base_url=base, api_key="none", max_retries=0, timeout=10) for base in bases]
+        clients = [openai.OpenAI(base_url=base, api_key="none", max_retries=0, timeout=10) for base in bases]
         self._turns = itertools.cycle(enumerate(clients))
         self.router = 0  # the number of the one that was called last
         self.events: list[dict[str, Any]] = []
@@ -63,7 +63,7 @@ class Reader:
                 stream = self._go_on()
         return self.events
 
-    def _next(self) -> OpenAI:
+    def _next(self) -> Any:
         self.router, client = next(self._turns)
         return client
 
@@ -180,6 +180,6 @@ async def test_events_have_no_gap_and_are_those_of_an_undisturbed_run(cluster):
     cluster.revive()
     name = events[0]["response"]["id"]
     for endpoint in cluster.http_endpoints:
-        with OpenAI(base_url=f"http://{endpoint}/v1", api_key="none") as client:
+        with openai.OpenAI(base_url=f"http://{endpoint}/v1", api_key="none") as client:
             assert client.responses.retrieve(name).to_dict() == events[-1]["response"]
             assert [event.to_dict() for event in client.responses.retrieve(name, stream=True)] == events
