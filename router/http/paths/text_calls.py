@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from octavo.request.errors import InvalidArgument, ServingError
+from octavo.request.errors import InvalidArgument
 from octavo.v1 import inference_pb2
 from router.http.answers import AnswerService, called
 from router.http.chat_completions import read_chat
@@ -32,16 +32,12 @@ class TextCall:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send, called(scope))
         reply.request_id = called(scope)
-        try:
+        async with reply:
             data = await self.service.bodies.read(scope, receive)
             body = await run_aside(len(data), lambda: parse_object(data, self.service.unknown_fields))
             answer = await self.answer(self.service, body)
             reply.ignored = body.ignored
             await reply.send_object(answer)
-        except ServingError as error:
-            await reply.send_error(error)
-        finally:
-            reply.close()
 
 
 async def tokenize(service: AnswerService, body: ClientBody) -> dict[str, Any]:
