@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.request.errors import InvalidArgument
+from octavo.text.closed_schemas import closed
 
 _JSON_OPTIONS = {"x-guidance": {"whitespace_pattern": "[ ]?"}}
 _KNOWN = {"type", "properties", "required", "additionalProperties", "title", "description", "$defs"}
@@ -63,7 +64,8 @@ def _value(rule: str, tool: str, name: str, schema: Any, definitions: Any, rules
     if set(schema) - _SAYS_NOTHING:
         words = []  # which of them may come is said in JSON
     shared = {"$defs": definitions} if definitions else {}
-    rules.append(f"{rule}_value: %json {json.dumps({**schema, **shared, **_JSON_OPTIONS})}")
+    whole = {**closed({**schema, **shared}), **_JSON_OPTIONS}
+    rules.append(f"{rule}_value: %json {json.dumps(whole)}")
     return f"({' | '.join([f'{rule}_value', *map(json.dumps, words)])})"
 
 
