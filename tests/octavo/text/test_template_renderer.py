@@ -75,6 +75,7 @@ def run(script: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_no_hostile_template_takes_much_memory() -> None:
     """In a small process: what the kernel counts for a child begins with what its parent had."""
