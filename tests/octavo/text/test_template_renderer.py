@@ -78,6 +78,7 @@ def run(script: str) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_no_hostile_template_takes_much_memory() -> None:
     """In a small process: what the kernel counts for a child begins with what its parent had."""
     *refused, most = run(FILL_MEMORY)
