@@ -20,10 +20,13 @@ export CMAKE_BUILD_PARALLEL_LEVEL
 export CMAKE_ARGS
 export ISAS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# What is imported is compiled once, also where the environment says never to keep that: `install` leaves it to the first import.
+export PYTHONDONTWRITEBYTECODE :=
 
 PIP := $(BIN)/python -m pip install --constraint requirements/constraints.txt
-# pytest-xdist. A process that crashes ends the run: another one in its place would crash at the same test.
-TWO_PROCESSES := -n 2 --max-worker-restart 0
+# pytest-xdist: one process more than cores, as some tests wait. A process that crashes ends the run: another one in its place
+# would crash at the same test.
+PROCESSES := -n 3 --max-worker-restart 0
 WIRE_BASELINE := v1.baseline.binpb
 TERSE := sed -u '/^Requirement already/d'
 INSTALLED_TO_RUN := .venv/.installed-to-run
@@ -63,6 +66,10 @@ $(INSTALLED): pyproject.toml requirements/constraints.txt | $(INSTALLED_TO_RUN)
 extension: $(INSTALLED_TO_RUN)  ## build csrc/ into gpu_worker/ for this machine, incrementally (ISAS=all: for every x86-64)
 	@tools/build_extension.sh
 
+.PHONY: simulator
+simulator: $(INSTALLED)  ## build the CUDA kernels for the simulator, on which `make test` then tests them (g++, minutes)
+	@$(BIN)/python tests/support/sanitized.py
+
 .PHONY: cuda
 cuda: $(INSTALLED_TO_RUN)  ## build the CUDA kernels too, without a device to run them on (nvcc, minutes)
 	@CUDA=ON tools/build_extension.sh
@@ -89,12 +96,12 @@ bench-kernels: install  ## the CPU ops of a step against the machine's own rates
 # ---- check ---------------------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: install  ## tests of every tier in two processes, in minutes (ARGS='-k name' for some, ARGS='-n 0' in one process)
-	@$(BIN)/python -m pytest $(TWO_PROCESSES) $(ARGS)
+test: install  ## tests of every tier in three processes, in minutes (ARGS='-k name' for some, ARGS='-n 0' in one process)
+	@$(BIN)/python -m pytest $(PROCESSES) $(ARGS)
 
 .PHONY: test-long
 test-long: install  ## the rest: tests that take long, and more draws where `make test` draws few
-	@$(BIN)/python -m pytest --long $(TWO_PROCESSES) $(ARGS)
+	@$(BIN)/python -m pytest --long $(PROCESSES) $(ARGS)
 
 .PHONY: test-redis
 test-redis: install  ## the tests of the store on a redis-server, beside `make test`'s Valkey; installs Debian's if it may
@@ -145,6 +152,10 @@ sim: install  ## simulate clusters with faults, a seed each (SEEDS=500, or SEEDS
 .PHONY: same-bits
 same-bits: install  ## sequences of the demo model continued after kills, moves, swaps, prefix hits and odd pieces: 0 bits may differ (SEQUENCES=20, ARGS='--isa avx2')
 	@PYTHONPATH=tests/support:. $(BIN)/python -m same_bits --sequences $(or $(SEQUENCES),200) $(ARGS)
+
+.PHONY: same-drafts
+same-drafts: install  ## the same with guessed tokens against none, on workers that differ in it (ARGS='--tokens 20000 --isa avx2')
+	@PYTHONPATH=tests/support:. $(BIN)/python -m same_drafts $(ARGS)
 
 .PHONY: mutants
 mutants: install  ## seed classic bugs into the extension; each must be seen (ARGS='pool', 'cpu' or 'cuda', and names)

@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -66,11 +67,12 @@ DISTRIBUTIONS = {
 Violations = Iterator[str]
 
 
-def sources() -> list[tuple[str, str]]:
-    """Every hand-written Python file of the packages: its path from the root, and its text."""
+@cache
+def sources() -> list[tuple[str, ast.Module]]:
+    """Every hand-written Python file of the packages: its path from the root, and what it says."""
     paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     names = [(path.relative_to(ROOT).as_posix(), path) for path in paths]
-    return [(name, path.read_text()) for name, path in names if not name.startswith(GENERATED)]
+    return [(name, ast.parse(path.read_text())) for name, path in names if not name.startswith(GENERATED)]
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -159,7 +161,7 @@ RULES: list[Callable[[str, ast.AST], Violations]] = [
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_code_follows(rule: Callable[[str, ast.AST], Violations]) -> None:
-    found = [f"{name}: {what}" for name, text in sources() for what in rule(name, ast.parse(text))]
+    found = [f"{name}: {what}" for name, tree in sources() for what in rule(name, tree)]
     assert not found, f"{rule.__doc__}\n" + "\n".join(found)
 
 
@@ -227,9 +229,9 @@ def requirements(*extras: str) -> set[str]:
 def test_a_package_imports_only_what_it_declares(package: str, extras: tuple[str, ...], apart: tuple[str, ...]) -> None:
     """What is imported at the top of a module must be installed; what is imported inside a function may be optional."""
     declared = requirements(*extras) | set(PACKAGES) | set(sys.stdlib_module_names)
-    for name, text in sources():
+    for name, tree in sources():
         if name.startswith(package) and not name.startswith(apart):
-            at_top = ast.Module([node for node in ast.parse(text).body if not _is_type_checking(node)], [])
+            at_top = ast.Module([node for node in tree.body if not _is_type_checking(node)], [])
             for node in at_top.body:
                 if isinstance(node, ast.Import | ast.ImportFrom):
                     for module, line in imports(ast.Module([node], [])):

@@ -3,7 +3,9 @@
 Preemption takes the quicker way, and so does a sequence that begins with blocks in the host pool.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from gpu_worker.drafting.row_costs import RowCosts
 
 
 @dataclass(slots=True)
@@ -12,6 +14,7 @@ class CostModel:
 
     copy_bytes_per_s: float = 4e9
     prefill_tokens_per_s: float = 2000.0
+    rows: RowCosts = field(default_factory=RowCosts)
     weight: float = 0.2  # of a new measurement; all earlier ones together have the rest
 
     def observe_copy(self, num_bytes: int, seconds: float) -> None:

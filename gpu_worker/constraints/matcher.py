@@ -42,9 +42,34 @@ class Matcher:
         mask: bytes = self._matcher.compute_bitmask()
         return self._too_complex() if self._matcher.is_error() else mask
 
-    @property
-    def failure(self) -> Failure:
-        """Why no token was left."""
+    def forced(self, tokens: Sequence[int], num_prompt: int) -> list[int]:
+        """Tokens that must come after a branch's tokens, because no other ones may; perhaps not all of them."""
+        if self._failure is None:
+            self._catch_up(tokens[num_prompt + self._num_matched :])
+        return [] if self._failure is not None else list(self._matcher.compute_ff_tokens())
+
+    def draft_masks(self, drafts: Sequence[int]) -> list[bytes]:
+        """What may come after each of the tokens that may come next. It ends before the first one that may not.
+
+        The matcher has caught up on the branch's tokens.
+        """
+        masks: list[bytes] = []
+        if self._failure is not None:
+            return masks
+        ahead = self._matcher.deep_copy()
+        for token in drafts:
+            if ahead.try_consume_tokens([token]) != 1 or ahead.is_stopped():
+                break
+            mask = ahead.compute_bitmask()
+            if ahead.is_error():
+                break
+            masks.append(mask)
+        return masks
+
+    def failure_after(self, tokens: Sequence[int], num_prompt: int) -> Failure:
+        """Why no token was left after a branch's tokens."""
+        if self._failure is None:
+            self._catch_up(tokens[num_prompt + self._num_matched :])
         if self._failure is not None:
             return self._failure
         return ConstraintUnmet(

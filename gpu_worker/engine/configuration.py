@@ -64,6 +64,14 @@ def step_s(settings: WorkerSettings, info: RunnerInfo) -> float:
     return settings.lease_ms / 1000 / STEPS_PER_LEASE if budget_follows_rate else 0.0
 
 
+def speculation(settings: WorkerSettings, info: RunnerInfo) -> Literal["off", "forced", "lookup"]:
+    """Which drafts steps may have. With `auto` only those that can change no token, even of two nearly equal ones."""
+    chosen = settings.speculation
+    if chosen == "auto":
+        chosen = "lookup" if info.piece_invariant else "off"
+    return cast("Literal['off', 'forced', 'lookup']", chosen)
+
+
 def scheduler_config(settings: WorkerSettings, info: RunnerInfo) -> SchedulerConfig:
     max_batch_tokens = batch_tokens(settings)
     return SchedulerConfig(
@@ -77,6 +85,7 @@ def scheduler_config(settings: WorkerSettings, info: RunnerInfo) -> SchedulerCon
         prefix_caching=settings.prefix_caching,
         host_tier=settings.host_tier,
         watermark=settings.watermark,
+        speculation=speculation(settings, info),
         policy=cast("Literal['fcfs', 'priority']", settings.policy),
         preemption=cast("Literal['auto', 'swap', 'recompute']", settings.preemption),
     )

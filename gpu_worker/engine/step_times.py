@@ -49,7 +49,7 @@ class StepTimes:
 
     def note_prefills(self, plan: StepPlan, now: float) -> None:
         """A step begins now. Remembers of its sequences that compute prompts when their first step was."""
-        for chunk in plan.chunks[plan.num_decodes :]:
+        for chunk in plan.chunks[plan.num_decodes + plan.num_drafted :]:
             sequence = chunk.branch.sequence
             self._starts.setdefault((sequence.seq_id, sequence.epoch), now)
         while len(self._starts) > MAX_STARTS:
@@ -73,12 +73,15 @@ class StepTimes:
             self._costs.observe_copy(num_copied * self._bytes_per_block, output.copy_s)
         if plan.input.demotions and output.demote_s:
             self._costs.observe_copy(len(plan.input.demotions) * self._bytes_per_block, output.demote_s)
-        num_prefill = plan.num_tokens - plan.num_decodes
+        num_decodes = plan.num_decodes + plan.num_drafted + plan.num_drafts
+        num_prefill = plan.num_tokens - num_decodes
         compute_s = run_s - output.copy_s - output.demote_s
+        if not num_prefill and not num_copied:
+            self._costs.rows.observe(plan.num_tokens, compute_s)
         if num_prefill <= 0 or compute_s <= 0 or (num_copied and not output.copy_s):
             return  # a step with copies that were not timed may have waited for them
         self._budget.observe(plan.num_tokens, compute_s)  # of every such step, or a low budget would stay low
-        if num_prefill >= max(MIN_PREFILL_TOKENS, plan.num_decodes):
+        if num_prefill >= max(MIN_PREFILL_TOKENS, num_decodes):
             self._costs.observe_prefill(plan.num_tokens, compute_s)
             rate = plan.num_tokens / compute_s
             weight = WEIGHT if self.prefill_tokens_per_s else 1.0

@@ -41,6 +41,7 @@ class LLMOptions(TypedDict, total=False):
     max_long_partial_prefills: int
     long_prefill_threshold: int
     preemption: str
+    speculation: str
     policy: str
     generation_config: str
 
@@ -56,6 +57,7 @@ class LLMOptions(TypedDict, total=False):
     swap_space: float
     kv_cache_memory_bytes: int | str | None
     enforce_eager: bool | None
+    speculative_config: Mapping[str, object] | None
     tensor_parallel_size: int
     trust_remote_code: bool
     disable_log_stats: bool
@@ -84,6 +86,18 @@ def _eager(value: Any) -> str:
     return "off" if value else "auto"
 
 
+_NGRAM_OPTIONS = {"method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"}
+
+
+def _speculation(value: Any) -> str:
+    if not isinstance(value, Mapping) or value.get("method") != "ngram" or not value.keys() <= _NGRAM_OPTIONS:
+        raise ValueError(
+            "must be {'method': 'ngram'}, with or without vLLM's numbers for it, which octavo chooses itself; "
+            "there is no draft model"
+        )
+    return "lookup"
+
+
 VLLM_NAMES: dict[str, RenamedOption] = {
     "max_model_len": RenamedOption("context_tokens"),
     "max_num_seqs": RenamedOption("max_batch_sequences"),
@@ -97,6 +111,7 @@ VLLM_NAMES: dict[str, RenamedOption] = {
     "swap_space": RenamedOption("swap_bytes", _gibibytes),
     "kv_cache_memory_bytes": RenamedOption("kv_cache_bytes"),
     "enforce_eager": RenamedOption("cuda_graphs", _eager),
+    "speculative_config": RenamedOption("speculation", _speculation),
 }
 
 # vLLM's names of values, by setting.

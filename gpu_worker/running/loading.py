@@ -137,7 +137,9 @@ def load_runner(
     if batch_invariant:
         _expect_invariant(ops, decoder, arena)
     info = _info(loaded, arena, where, context, name)
-    info = replace(info, numerics=class_of(ops, decoder, loaded.dtype, shape.dtype, where, batch_invariant))
+    invariant = where.type == "cpu" and _is_invariant(ops, decoder, arena)
+    numerics = class_of(ops, decoder, loaded.dtype, shape.dtype, where, batch_invariant)
+    info = replace(info, piece_invariant=invariant, numerics=numerics)
     if not 0 < info.max_sequence_blocks <= num_blocks:  # else blocks out of the window are used again
         info = replace(info, context_tokens=min(context, num_blocks * block_size))
     _log_start(info, ops, decoder)
@@ -175,9 +177,13 @@ def default_cache() -> Path | None:
 
 
 def _expect_invariant(ops: Ops, decoder: Decoder, arena: KvArena) -> None:
-    if not decoder.batch_invariant or not ops.batch_invariant(arena.layers[0], decoder.head_dim):
+    if not _is_invariant(ops, decoder, arena):
         what = f"decoder {decoder.name} on {ops.name} ops, with a cache of {arena.shape.dtype_name}"
         raise InvalidArgument("batch_invariant", f"{what}: what a sequence gets depends on the batch")
+
+
+def _is_invariant(ops: Ops, decoder: Decoder, arena: KvArena) -> bool:
+    return decoder.batch_invariant and ops.batch_invariant(arena.layers[0], decoder.head_dim)
 
 
 def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: int, name: str | None) -> RunnerInfo:

@@ -12,6 +12,7 @@ Where `thinking_budget` is spent, none of these happens: all tokens but the next
 A logit of -inf stays -inf, so masks may come before penalties or after them.
 """
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,13 @@ class TokenHistory:
         self._places: dict[int, int] = {}
         self._ids = np.zeros(64, dtype=np.int64)
         self._counts = np.zeros(64, dtype=np.int64)
+
+    def of_longer(self, branch: Seat) -> "TokenHistory":
+        """The history of a branch that has the tokens counted here, and drafts after them."""
+        longer = copy.copy(self)
+        longer.branch, longer._places = branch, self._places.copy()
+        longer._ids, longer._counts = self._ids.copy(), self._counts.copy()
+        return longer
 
     @property
     def ids(self) -> NDArray[np.int64]:
@@ -170,7 +178,10 @@ class LogitAdjuster:
         """The edit that leaves the next token of the end mark alone, where a branch has thought enough."""
         if branch.params.thinking_budget is None:
             return None
-        state = old.get(id(branch)) or ThinkingState(branch)
+        state = old.get(id(branch))
+        if state is None:
+            before = self._thinking.get(id(branch.base))
+            state = before.of_longer(branch) if before is not None else ThinkingState(branch)
         self._thinking[id(branch)] = state
         token = state.forced()
         if token is None or token >= self.vocab_size:
@@ -187,7 +198,9 @@ class LogitAdjuster:
         if not is_penalized(params):
             return LogitEdit(bias_ids, bias, _NO_IDS, _NO_FLOATS, 1.0, fixed.allowed)
         history = histories.get(id(branch))
-        if history is None:
+        if history is None and (before := self._histories.get(id(branch.base))) is not None:
+            history = before.of_longer(branch)
+        elif history is None:
             history = TokenHistory(branch, self.vocab_size, with_prompt=params.repetition_penalty != 1.0)
         history.update()
         self._histories[id(branch)] = history

@@ -1,5 +1,7 @@
 """Whether a branch thinks, and which token must come because its budget is spent."""
 
+import copy
+
 from gpu_worker.steps.seats import Seat
 
 
@@ -14,6 +16,12 @@ class ThinkingState:
         # Without a mark at its beginning, thinking begins with the output, and marks in the prompt say nothing.
         self._num_seen = 0 if self._start else branch.num_prompt
         self._began = None if self._start else branch.num_prompt  # the index of the first token after the mark
+
+    def of_longer(self, branch: Seat) -> "ThinkingState":
+        """The state of a branch that has the tokens of this one, and drafts after them."""
+        longer = copy.copy(self)
+        longer.branch = branch
+        return longer
 
     def forced(self) -> int | None:
         """The token of the end mark that must come next; None if any token may come."""

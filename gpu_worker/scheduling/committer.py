@@ -6,7 +6,7 @@ from array import array
 from gpu_worker.scheduling.state.beam import BeamCandidate, Hypothesis, expand
 from gpu_worker.scheduling.state.pooling import Pooling, PoolingEnd
 from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Hold, Sequence
-from gpu_worker.scheduling.state.step import BeamProgress, Chunk, StepItems, StepPlan, branch_item
+from gpu_worker.scheduling.state.step import LOOKUP, BeamProgress, Chunk, StepItems, StepPlan, branch_item
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import BAD_LOGITS, NOTHING_LEFT, StepOutput
 from octavo.request.errors import BadLogits
@@ -31,8 +31,10 @@ class Committer:
         beams: dict[Sequence, list[tuple[Branch, int, TokenScore]]] = {}
         for number in range(plan.num_decodes, len(plan.chunks)):
             chunk = plan.chunks[number]
-            branch = chunk.branch
-            if branch.state is RUNNING:
+            branch, num_samples = chunk.branch, len(chunk.samples)
+            if chunk.drafts:
+                self._drafted(chunk, output, sample, result.items)
+            elif branch.state is RUNNING:
                 self._computed(chunk, output.scored.get(number, []))
                 if branch.sequence.pooling is not None:
                     self._pooled(chunk, branch.sequence.pooling, output.pooled.get(number))
@@ -43,7 +45,7 @@ class Committer:
                 elif tokens:
                     score = scores[0] or TokenScore(tokens[0], 0.0)
                     beams.setdefault(branch.sequence, []).append((branch, tokens[0], score))
-            sample += len(chunk.samples)
+            sample += num_samples
         for sequence, offers in beams.items():
             self._advance_beams(sequence, offers, result)
 
@@ -78,7 +80,8 @@ class Committer:
     def _stop(self, branch: Branch, token: int, score: TokenScore | None, items: list[StepItem]) -> bool:
         """Ends the branch by a stop token or a mark. False if it goes on: the token is not appended then."""
         if token == NOTHING_LEFT and branch.matcher is not None:
-            items += self._workload.end(branch.sequence, ERROR, branch.matcher.failure)
+            failure = branch.matcher.failure_after(branch.tokens, branch.num_prompt)
+            items += self._workload.end(branch.sequence, ERROR, failure)
             return True
         if token == BAD_LOGITS:
             failure = BadLogits(
@@ -111,6 +114,72 @@ class Committer:
             item.scores = (*item.scores, score)
         if params.ranked:
             item.cumulative_logprob = branch.cumulative_logprob
+
+    # Drafts
+
+    def _drafted(self, chunk: Chunk, output: StepOutput, sample: int, items: list[StepItem]) -> None:
+        """Appends the drafts that were drawn, and the first token that was drawn in place of one or after all of them.
+
+        All happens that would have happened in so many steps.
+        """
+        branch, drafts, tables = chunk.branch, chunk.drafts, self._tables
+        if branch.state is not RUNNING:
+            return
+        found: list[tuple[int, TokenScore | None]] = []
+        num_accepted = 0
+        for place, token in enumerate(output.token_ids[sample : sample + len(chunk.samples)]):
+            score = output.scores.get(sample + place)
+            accepted = place < len(drafts) and token == drafts[place]
+            num_accepted += accepted
+            if token in branch.stops:
+                self._append(branch, found, items)
+                if self._stop(branch, token, score, items):
+                    break
+            branch.tokens.append(token)
+            branch.num_computed += 1
+            if not branch.num_computed & tables.device.block_size - 1:
+                tables.seal_blocks(branch)
+            if branch.num_computed >= branch.last:
+                self._append(branch, found, items, before=1)
+                items.append(self._end(branch, token, score, LENGTH))
+                break
+            found.append((token, score))
+            if not accepted:
+                break
+        self._note_drafts(chunk, num_accepted)
+        chunk.end_drafts()
+        if branch.state is RUNNING:
+            self._append(branch, found, items)
+            tables.give_back_unused(branch)
+            if branch.num_computed >= branch.slots_end:
+                self._lists.need_slot(branch)
+
+    def _append(
+        self, branch: Branch, found: list[tuple[int, TokenScore | None]], items: list[StepItem], before: int = 0
+    ) -> None:
+        """Makes an item of tokens that have been appended, `before` so many others, and empties the list of them."""
+        if not found:
+            return
+        sequence = branch.sequence
+        tokens = tuple(token for token, _ in found)
+        first = branch.num_output - before - len(tokens)
+        item = StepItem(sequence.seq_id, sequence.epoch, branch.index, first, tokens)
+        items.append(item)
+        scores = [score for _, score in found if score is not None]
+        for score in scores:
+            branch.cumulative_logprob += score.rank_logprob
+        if scores and sequence.params.logprobs is not None:
+            item.scores = tuple(scores)
+        if scores and sequence.params.ranked:
+            item.cumulative_logprob = branch.cumulative_logprob
+        found.clear()
+
+    def _note_drafts(self, chunk: Chunk, num_accepted: int) -> None:
+        work, branch = self._workload, chunk.branch
+        work.num_drafts[chunk.drafter] += len(chunk.drafts)
+        work.num_accepted_drafts[chunk.drafter] += num_accepted
+        if chunk.drafter == LOOKUP and branch.lookup is not None:
+            branch.lookup.acceptance.learn(len(chunk.drafts), num_accepted)
 
     # Prompts
 

@@ -51,20 +51,22 @@ class StepInputs:
                 self._tell(branch, start, step)
             branch.told_tokens = end
             tokens += branch.tokens[start:end]
+            tokens += chunk.drafts
             positions += range(start, end)
             slots += self._slots(branch.blocks, start, end)
             seats.append(branch.seat)
             lengths.append(chunk.length)
             ends.append(end)
-            for sample in chunk.samples:
-                sample_tokens.append(len(tokens) - 1)
+            last = len(tokens) - 1
+            for draft, sample in enumerate(chunk.samples, -len(chunk.drafts)):
+                sample_tokens.append(last + draft if chunk.drafts else last)
                 sample_seats.append(branch.seat)
                 branches.append(sample.index)
             if chunk.score_from >= 0:
                 step.scored.append(_known_tokens(number, chunk))
             if branch.sequence.pooling is not None and (pooled := _pooled(number, chunk, branch.sequence.pooling)):
                 step.pooled.append(pooled)
-        step.num_decodes = num_decodes
+        step.num_decodes, step.num_drafted = num_decodes, plan.num_drafted
         step.tokens, step.positions, step.slots = longs(tokens), longs(positions), longs(slots)
         step.seats, step.lengths, step.ends = ints(seats), ints(lengths), ints(ends)
         step.sample_tokens, step.sample_seats = ints(sample_tokens), ints(sample_seats)
@@ -73,11 +75,15 @@ class StepInputs:
 
     def _mask(self, plan: StepPlan) -> None:
         """Gives a mask to each sample of a branch that has a grammar."""
-        for place, branch in enumerate(sample for chunk in plan.chunks for sample in chunk.samples):
-            grammar = branch.sequence.grammar
+        place = 0
+        for chunk in plan.chunks:
+            grammar = chunk.branch.sequence.grammar
             if grammar is not None:
-                branch.matcher = branch.matcher or grammar.matcher()
-                plan.input.masks[place] = branch.matcher.mask(branch.tokens, branch.num_prompt)
+                for number, branch in enumerate(chunk.samples):
+                    branch.matcher = branch.matcher or grammar.matcher()
+                    mask = chunk.draft_masks[number - 1] if number and chunk.drafts else None
+                    plan.input.masks[place + number] = mask or branch.matcher.mask(branch.tokens, branch.num_prompt)
+            place += len(chunk.samples)
 
     def _tell(self, branch: Branch, start: int, step: StepInput) -> None:
         """Brings what the runner knows of a branch, up to its token at `start`, and what it has, to one."""

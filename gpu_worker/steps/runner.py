@@ -43,6 +43,8 @@ class RunnerInfo:
     model: str  # name that requests use
     fingerprint: str  # of weights, tokenizer, configuration
     layout: str  # fingerprint of a block's layout: dtype, shape, order
+    # Whether a token has the same bits whatever runs beside it, and in a piece of any size.
+    piece_invariant: bool = False
     numerics: str = ""  # by what its bits may differ from those of another worker of this model; empty: by nothing
     kv_dtype: str
     device: str

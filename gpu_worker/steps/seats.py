@@ -9,7 +9,11 @@ from octavo.request.sampling import SamplingParams
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """One branch, up to the end of its chunk in the latest step. Tokens are only ever added."""
+    """One branch, up to the end of its chunk in the latest step. Tokens are only ever added.
+
+    `drafts` are the last tokens of that chunk if they are guesses: the branch gets those of them that come before the
+    first token of its next chunk. Nobody has to say which that are: the position of that chunk does.
+    """
 
     params: SamplingParams
     tokens: list[int]  # prompt, then output
@@ -18,6 +22,8 @@ class Seat:
     root: bytes = b""
     mask: bytes | None = None  # the tokens that may come next; None: all
     table: "array[int]" = field(default_factory=ints)  # int32: its blocks
+    drafts: list[int] = field(default_factory=list)
+    base: "Seat | None" = None  # the branch without the drafts that are among the tokens here
 
     @property
     def num_output(self) -> int:
@@ -27,6 +33,16 @@ class Seat:
     def output(self) -> list[int]:
         return self.tokens[self.num_prompt :]
 
+    def run_tokens(self, start: int, end: int) -> list[int]:
+        """Its tokens at these positions, drafts included: `end` is the end of its chunk in the latest step."""
+        tokens = self.tokens[start:end]
+        return [*tokens, *self.drafts] if self.drafts else tokens
+
+    def with_drafts(self, count: int) -> "Seat":
+        """This branch as it will be if it gets the first `count` of its drafts."""
+        tokens = [*self.tokens, *self.drafts[:count]]
+        return Seat(self.params, tokens, self.num_prompt, self.index, base=self)
+
     def before(self, position: int) -> "Seat":
         """This branch as it was when it had the tokens before `position`."""
         return Seat(self.params, self.tokens[:position], self.num_prompt, self.index)
@@ -35,12 +51,15 @@ class Seat:
 class Seats:
     def __init__(self) -> None:
         self._seats: dict[int, Seat] = {}
+        self._drafted: dict[int, Seat] = {}  # those with drafts of which the next chunk will say what became
 
     def update(self, step: StepInput) -> None:
         """Takes in what an input says is new. It comes before all that the runner does for the step."""
         if any(opened.adapter for opened in step.opened):
             raise ValueError("no runner has adapters")
         seats = self._seats
+        if self._drafted:
+            self._settle_drafts(step)
         for number in step.left:
             seats.pop(number, None)
         for opened in step.opened:
@@ -50,18 +69,39 @@ class Seats:
         tokens, num_decodes = step.tokens, step.num_decodes
         for number, token in zip(step.seats[:num_decodes], tokens, strict=False):
             seats[number].tokens.append(token)
-        first = num_decodes
-        for number, length in zip(step.seats[num_decodes:], step.lengths[num_decodes:], strict=True):
+        first, end = num_decodes, num_decodes + step.num_drafted
+        for number, length in zip(step.seats[num_decodes:end], step.lengths[num_decodes:end], strict=True):
+            seat = self._drafted[number] = seats[number]
+            seat.tokens.append(tokens[first])
+            seat.drafts = tokens[first + 1 : first + length].tolist()
+            first += length
+        for number, length in zip(step.seats[end:], step.lengths[end:], strict=True):
             seats[number].tokens += tokens[first : first + length]
             first += length
 
+    def _settle_drafts(self, step: StepInput) -> None:
+        """Gives the branches of the step those of their drafts that come before their chunks."""
+        for number in (*step.left, *(opened.seat for opened in step.opened)):
+            self._drafted.pop(number, None)
+        for number, length, end in zip(step.seats, step.lengths, step.ends, strict=True):
+            if (seat := self._drafted.pop(number, None)) is not None:
+                seat.tokens += seat.drafts[: end - length - len(seat.tokens)]
+                seat.drafts = []
+
     def samples(self, step: StepInput) -> list[Seat]:
-        """For each sample the branch whose parameters and history count. Branches that are to fork get copies."""
+        """For each sample the branch whose parameters and history count.
+
+        Branches that are to fork get copies. So does a branch for each draft, which is in the history of the copy.
+        """
         found: list[Seat] = []
-        before = -1
+        before, first = -1, 0
         for place, (number, branch) in enumerate(zip(step.sample_seats, step.sample_branches, strict=True)):
             seat = self._seats[number]
-            if number == before:
+            if number != before:
+                first = place
+            elif seat.drafts:
+                seat = seat.with_drafts(place - first)
+            else:
                 seat = Seat(seat.params, seat.tokens, seat.num_prompt)
             seat.index, seat.mask, before = branch, step.masks.get(place), number
             found.append(seat)

@@ -94,7 +94,7 @@ def _signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
-MAGIC, VERSION = 0x54505453, 2  # "STPT" where the least byte comes first
+MAGIC, VERSION = 0x54505453, 3  # "STPT" where the least byte comes first
 _HEADER = struct.Struct("=IIQQ")  # magic, version, number of bytes, checksum of those after the header
 _COUNT = struct.Struct("=Q")
 _PAIRS = ("swap_out", "swap_in", "copies", "demotions")
@@ -167,8 +167,10 @@ class StepInput:
     left: "array[int]" = field(default_factory=ints)  # seats of branches that have no blocks on the device any more
     opened: list[OpenedSeat] = field(default_factory=list)
     tables: list[TableChange] = field(default_factory=list)
-    # Chunks, int32. The first `num_decodes` have one token and one sample each.
+    # Chunks, int32. The first `num_decodes` have one token and one sample each. The next `num_drafted` are decodes with
+    # drafts: each of their tokens is sampled, and all but the first are guesses (`Seat.drafts`).
     num_decodes: int = 0
+    num_drafted: int = 0
     seats: "array[int]" = field(default_factory=ints)
     lengths: "array[int]" = field(default_factory=ints)  # how many tokens
     ends: "array[int]" = field(default_factory=ints)  # how many keys there are, those of this step included
@@ -197,7 +199,7 @@ class StepInput:
         """The input in the fixed layout. Texts in sampling parameters are left out: a runner sees tokens only."""
         out = _Writer()
         counts = [len(each) for each in (self.opened, self.tables, self.scored, self.pooled)]
-        out.put(longs((self.step_id, self.timed, self.num_decodes, *counts)))
+        out.put(longs((self.step_id, self.timed, self.num_decodes, self.num_drafted, *counts)))
         for name in _LONGS:
             out.put(getattr(self, name))
         for name in _INTS:
@@ -239,8 +241,8 @@ class StepInput:
         if size != len(view) or crc32(body) != checksum:
             raise InvalidStepInput(f"a step input of {size} bytes is damaged or incomplete: here are {len(view)} bytes")
         take = _Reader(body).take_array
-        step_id, timed, num_decodes, num_opened, num_tables, num_scored, num_pooled = take("q")
-        step = cls(step_id, timed=bool(timed), num_decodes=num_decodes)
+        step_id, timed, num_decodes, num_drafted, num_opened, num_tables, num_scored, num_pooled = take("q")
+        step = cls(step_id, timed=bool(timed), num_decodes=num_decodes, num_drafted=num_drafted)
         for name in _LONGS:
             setattr(step, name, take("q"))
         for name in _INTS:

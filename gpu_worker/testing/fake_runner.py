@@ -54,6 +54,7 @@ def new_runner_info(
         model=sizes.get("model", kind),
         fingerprint=f"{kind}-{vocab_size}-{generate_eos}",
         layout=f"{kind}-{block_size}",
+        piece_invariant=True,
         numerics=sizes.get("numerics", ""),
         kv_dtype=kv_dtype,
         device="cpu",

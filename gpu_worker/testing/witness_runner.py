@@ -129,7 +129,7 @@ def salt_of(root: bytes) -> int:
 def witnesses(seat: Seat, start: int, length: int) -> Words:
     """What slots [start, start + length) of a branch must hold: per layer, token with position, and salt with layer."""
     words = np.empty((length, len(LAYERS), 2), dtype=np.uint64)
-    tokens = np.array(seat.tokens[start : start + length], dtype=np.uint64)
+    tokens = np.array(seat.run_tokens(start, start + length), dtype=np.uint64)
     words[:, :, 0] = (tokens | (np.arange(start, start + length, dtype=np.uint64) << np.uint64(32)))[:, None]
     words[:, :, 1] = np.array([salt_of(seat.root) ^ layer for layer in LAYERS], dtype=np.uint64)
     return words

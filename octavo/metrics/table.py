@@ -155,7 +155,11 @@ octavo_steps_total worker
 octavo_steps_failed_total worker
     Steps in which the model raised an error.
 octavo_step_tokens_total worker
-    Tokens that steps have computed, of prompts and outputs.
+    Tokens that steps have computed, of prompts and outputs, wrong drafts among them.
+octavo_drafts_total worker drafter
+    Tokens that were guessed, by drafter: lookup, forced.
+octavo_drafts_accepted_total worker drafter
+    Of these, tokens that the model drew, too.
 octavo_step_phase_seconds_total worker phase
     Time in steps, by phase: plan, run, commit.
 octavo_step_seconds worker <STEP>

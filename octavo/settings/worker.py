@@ -107,6 +107,12 @@ class WorkerSettings(ListenerSettings):
         "how a sequence gives up its blocks to another; auto: the cheaper",
         choices=("auto", "swap", "recompute"),
     )
+    speculation: str = option(
+        "auto",
+        "guesses next tokens, which changes none of them. lookup: what the text repeats; forced: what a constraint"
+        " forces; auto: both, where a token has the same bits in a piece of any size",
+        choices=("auto", "lookup", "forced", "off"),
+    )
     policy: str = option("fcfs", "which sequence runs first", choices=("fcfs", "priority"))
     stream_interval: int = option(1, "steps whose tokens are sent together; first ones and ends go at once", low=1)
     append_tokens: int = option(

@@ -1,12 +1,13 @@
 """Scheduler time per running branch and step in steady decode: plan + commit, no model. Goal: at most 5 microseconds.
 
-    python tests/bench/scheduler_step.py [--batch 48 128 256] [--steps 200] [--repeats 7]
+    python tests/bench/scheduler_step.py [--batch 48 128 256] [--steps 200] [--speculation lookup]
 
 Prints the least of several repeats in CPU time, since a shared machine only ever adds.
 """
 
 import argparse
 import gc
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -24,11 +25,13 @@ from octavo.request.ids import SequenceId
 from octavo.request.record import Admission
 from octavo.request.sampling import SamplingParams
 
+TOKENS = itertools.count(1000)  # no text repeats itself, so a lookup finds nothing
 
-def scheduler_with(batch: int) -> tuple[Scheduler, Workload]:
+
+def scheduler_with(batch: int, speculation: str) -> tuple[Scheduler, Workload]:
     """A scheduler whose `batch` sequences all decode, and its workload."""
     info = FakeRunner(num_blocks=batch * 400, block_size=16, context_tokens=8192).info
-    config = SchedulerConfig(max_batch_sequences=batch, max_batch_tokens=8192)
+    config = SchedulerConfig(max_batch_sequences=2 * batch, max_batch_tokens=8192, speculation=speculation)
     workload = Workload(config, info)
     scheduler = Scheduler(workload, CostModel(), StepBudget(config, info.block_size))
     params = SamplingParams(temperature=0.0, max_tokens=6000)
@@ -46,11 +49,11 @@ def measure(scheduler: Scheduler, workload: Workload, steps: int) -> tuple[float
     """Seconds of plan and of commit over `steps` steps."""
     planning = committing = 0.0
     clock = time.process_time
-    for step in range(steps):
+    for _ in range(steps):
         began = clock()
         plan = scheduler.plan()
         planned = clock()
-        output = StepOutput([7 + step % 50] * plan.num_branches)
+        output = StepOutput([next(TOKENS)] * plan.num_branches)
         begun = clock()
         scheduler.commit(plan, output)
         committing += clock() - begun
@@ -64,9 +67,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 48, 128, 256])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--speculation", default="off", help="off or lookup")
     options = parser.parse_args()
     for batch in options.batch:
-        scheduler, workload = scheduler_with(batch)
+        scheduler, workload = scheduler_with(batch, options.speculation)
         gc.collect()
         gc.freeze()
         runs = [measure(scheduler, workload, options.steps) for _ in range(options.repeats)]

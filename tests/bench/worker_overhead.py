@@ -76,6 +76,7 @@ async def measure(
 ) -> tuple[float, ...]:
     """(tokens/s at the reader, CPU microseconds per token of the worker's process, ms per step, p99 in ms)."""
     settings = WorkerSettings(
+        speculation="off",  # every token here would be a right guess
         listen="127.0.0.1:0",
         web_listen="",
         runner="fake",

@@ -83,7 +83,7 @@ def without_names(events: list[dict[str, Any]]) -> str:
 @pytest.mark.scaled
 @pytest.mark.timeout(900)
 async def test_events_have_no_gap_and_are_those_of_an_undisturbed_run(cluster):
-    max_tokens = draws(1000, 3000)
+    max_tokens = draws(400, 3000)
     undisturbed = await asyncio.to_thread(Reader(cluster).read, max_tokens)
     assert [event["sequence_number"] for event in undisturbed] == list(range(len(undisturbed)))
     reader = Reader(cluster)

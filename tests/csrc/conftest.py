@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from instruction_sets import KERNELS
 
 import gpu_worker
 from gpu_worker.ops import native
@@ -13,7 +14,6 @@ from gpu_worker.ops import native
 if "OCTAVO_TEST_EXTENSION" in os.environ:  # another build than the one in gpu_worker/: with sanitizers, or with a bug
     gpu_worker.__path__.insert(0, os.environ["OCTAVO_TEST_EXTENSION"])
 torch.set_num_threads(1)
-ISAS = ("emulated", "generic", "avx2", "avx512", "avx512_bf16", "amx")
 
 
 class Reference:
@@ -34,7 +34,7 @@ def extension() -> ModuleType:
     return module
 
 
-@pytest.fixture(params=("ref", *ISAS))
+@pytest.fixture(params=KERNELS)
 def kernels(extension: ModuleType, request: pytest.FixtureRequest) -> Iterator[ModuleType | Reference]:
     """The definitions, and the extension on each instruction set this machine has."""
     if request.param == "ref":

@@ -72,11 +72,12 @@ def shifted(x, y):
 
 
 @pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize("n", [0, 1, 2])
-def test_a_good_call_writes_its_outputs_alone(either, fence, name, n):
-    call = good_call(either, name, fence, n)
-    call()
-    assert fence.is_whole(call.written())
+def test_a_good_call_writes_its_outputs_alone(either, name):
+    for n in range(3):
+        fence = Fence()
+        call = good_call(either, name, fence, n)
+        call()
+        assert fence.is_whole(call.written()), n
 
 
 @pytest.mark.parametrize("name", names())

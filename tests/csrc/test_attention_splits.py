@@ -5,9 +5,10 @@ import random
 import pytest
 import torch
 from caches import KINDS, LAYOUTS, Cache
-from effort import draws
+from effort import diagonal, draws
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from instruction_sets import KERNELS
 
 SPLIT = 1024  # keys that are summed up before the sums are merged
 BLOCK = 32
@@ -101,7 +102,7 @@ def check(kernels, seed: int, kind: str, mask: str) -> None:
 
 
 @pytest.mark.scaled
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kernels", "kind"), diagonal(KERNELS, KINDS), indirect=["kernels"])
 @fuzz
 @given(seed=st.integers(0, 2**32 - 1), mask=st.sampled_from(sorted(MASKS)))
 def test_a_row_of_a_piece_is_a_decode(kernels, kind, seed, mask):
@@ -109,7 +110,7 @@ def test_a_row_of_a_piece_is_a_decode(kernels, kind, seed, mask):
 
 
 @pytest.mark.scaled
-@pytest.mark.parametrize("mask", sorted(MASKS))
+@pytest.mark.parametrize(("kernels", "mask"), diagonal(KERNELS, sorted(MASKS)), indirect=["kernels"])
 def test_no_mask_shows_where_a_prompt_was_cut(kernels, mask):
     for seed in range(draws(1, 2)):
         check(kernels, seed, "float32", mask)

@@ -111,18 +111,18 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else(either, seed, count)
 
 
 @pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2", "int8"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_all_numbers_of_eight_bits_are_read_as_torch_reads_them(kernels, kind, dtype):
+def test_all_numbers_of_eight_bits_are_read_as_torch_reads_them(kernels, kind):
     """Attention to one key gives its value: 16 sequences of one token, each with 16 of the 256 bytes as its value."""
-    stored = torch.arange(256, dtype=torch.int16).to(torch.uint8)
-    keys, values = torch.zeros(2, 16, 1, 8, 16, dtype=torch.uint8)
-    values[:, 0, 0] = stored.view(16, 16)
-    kv = kernels.KvCache(keys, values, kind, torch.ones(1), torch.tensor([0.5]))
-    out, ends = torch.empty(16, 1, 16, dtype=dtype), torch.arange(17, dtype=torch.int32)
-    lens, tables = torch.ones(16, dtype=torch.int32), ends[:16, None].clone()
-    kernels.paged_attention(out, torch.zeros_like(out), kv, ends, lens, tables, 1.0)
-    expected = (stored.view(BYTES[kind]).float() * 0.5).to(dtype)
-    torch.testing.assert_close(out.flatten(), expected, rtol=0, atol=0, equal_nan=True)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        stored = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+        keys, values = torch.zeros(2, 16, 1, 8, 16, dtype=torch.uint8)
+        values[:, 0, 0] = stored.view(16, 16)
+        kv = kernels.KvCache(keys, values, kind, torch.ones(1), torch.tensor([0.5]))
+        out, ends = torch.empty(16, 1, 16, dtype=dtype), torch.arange(17, dtype=torch.int32)
+        lens, tables = torch.ones(16, dtype=torch.int32), ends[:16, None].clone()
+        kernels.paged_attention(out, torch.zeros_like(out), kv, ends, lens, tables, 1.0)
+        expected = (stored.view(BYTES[kind]).float() * 0.5).to(dtype)
+        torch.testing.assert_close(out.flatten(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def written(kernels, numbers: torch.Tensor, kind: str, scale: float) -> torch.Tensor:
@@ -136,21 +136,23 @@ def written(kernels, numbers: torch.Tensor, kind: str, scale: float) -> torch.Te
 
 
 @pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2", "int8"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_all_halves_are_written_as_torch_rounds_them_but_saturated(kernels, kind, dtype):
-    halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16).to(dtype)
-    expected = to_eight_bits(halves.float() * 0.5, kind).float()
-    torch.testing.assert_close(written(kernels, halves, kind, 2.0).float(), expected, rtol=0, atol=0, equal_nan=True)
+def test_all_halves_are_written_as_torch_rounds_them_but_saturated(kernels, kind):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16).to(dtype)
+        expected = to_eight_bits(halves.float() * 0.5, kind).float()
+        torch.testing.assert_close(
+            written(kernels, halves, kind, 2.0).float(), expected, rtol=0, atol=0, equal_nan=True
+        )
 
 
-@pytest.mark.parametrize("scale", [3.0, 0.7, 1e-39])
 @pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2", "int8"])
-def test_eight_bits_are_of_the_quotient(kernels, kind, scale):
+def test_eight_bits_are_of_the_quotient(kernels, kind):
     """Not of a product with 1 / scale, which falls on another side of halves, or is no number."""
-    halves = torch.arange(2**15 - 2**10, dtype=torch.int16).view(torch.float16).float()
-    wide = torch.cat((halves, halves * scale))
-    expected = to_eight_bits(wide / torch.tensor(scale), kind)
-    assert torch.equal(written(kernels, wide, kind, scale).view(torch.uint8), expected.view(torch.uint8))
+    for scale in (3.0, 0.7, 1e-39):
+        halves = torch.arange(2**15 - 2**10, dtype=torch.int16).view(torch.float16).float()
+        wide = torch.cat((halves, halves * scale))
+        expected = to_eight_bits(wide / torch.tensor(scale), kind)
+        assert torch.equal(written(kernels, wide, kind, scale).view(torch.uint8), expected.view(torch.uint8))
 
 
 def test_a_key_that_is_broken_stays_broken(kernels):

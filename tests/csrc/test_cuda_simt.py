@@ -1,4 +1,8 @@
-"""The CUDA kernels' sources on a CPU, under AddressSanitizer: the cases of simt_cases/ in processes of their own."""
+"""The CUDA kernels' sources on a CPU, under AddressSanitizer: the cases of simt_cases/ in processes of their own.
+
+`make test` runs few of them, and none where nobody has built the simulator, which takes minutes. `make simulator`
+does, and so does `make test-long`; from then on `make test` compiles what has changed, and tests it.
+"""
 
 import platform
 import subprocess
@@ -7,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import sanitized
-from effort import draws
+from effort import draws, is_long
 from simt_case_counts import BATCHES, usual
 
 SCRIPT = Path(__file__).with_name("simt_cases")
@@ -19,8 +23,10 @@ def simulator() -> Path:
     """The folder of _C_cuda_simt."""
     if platform.machine() not in ("x86_64", "AMD64") or not sys.platform.startswith("linux"):
         pytest.skip("the simulator changes stacks as x86-64 Linux does")
+    if not (is_long() or list(sanitized.folder("cuda-simt").glob("_C_cuda_simt*.so"))):
+        pytest.skip("the simulator is not built: make simulator")
     try:
-        return sanitized.build("tests/csrc/simt", "cuda-simt")
+        return sanitized.simulator()
     except sanitized.CannotBuild as error:
         pytest.skip(f"cannot build the simulator: {error}")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 DIGITS = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1"}  # packed, with inputs in two digits
 PACKED = (*DIGITS, "halves")
-fuzz = settings(max_examples=draws(8, 25), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+fuzz = settings(max_examples=draws(8, 50), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def make(kernels, format_: str, rows: int, cols: int, exact: bool = False):
@@ -56,12 +56,12 @@ def product(kernels, x: torch.Tensor, weight, bias=None) -> torch.Tensor:
 
 
 @pytest.mark.scaled
-@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("format_", [*PLAIN, *PACKED])
 @fuzz
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 70), columns=st.integers(1, 35), blocks=st.integers(1, 5))
-def test_it_is_the_product(kernels, format_, exact, seed, rows, columns, blocks):
+def test_it_is_the_product(kernels, format_, seed, rows, columns, blocks):
     torch.manual_seed(seed)
+    exact = bool(seed & 2)
     cols = blocks * 32 if format_ in PACKED else blocks * 32 - seed % 31
     _data, weight, values = make(kernels, format_, rows, cols, exact)
     x = torch.randn(columns, cols) * torch.rand(cols).pow(4) * 10  # some inputs much larger than others
@@ -71,45 +71,45 @@ def test_it_is_the_product(kernels, format_, exact, seed, rows, columns, blocks)
     assert float((product(kernels, x, weight, bias) - expected).abs().max()) < 2e-6 * scale
 
 
-@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("format_", [*PLAIN, *PACKED])
-def test_a_column_does_not_depend_on_those_beside_it(kernels, format_, exact):
+def test_a_column_does_not_depend_on_those_beside_it(kernels, format_):
     """Nor on the number of threads: what a sequence says is the same in any batch, bit for bit."""
     torch.manual_seed(1)
-    _data, weight, _ = make(kernels, format_, 75, 96, exact)
     x = torch.randn(37, 96)
-    together = product(kernels, x, weight)
     try:
-        for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 32, 33):
-            kernels.set_threads(1 + count % 3)
-            assert torch.equal(product(kernels, x[:count].contiguous(), weight), together[:count])
+        for exact in (False, True):
+            _data, weight, _ = make(kernels, format_, 75, 96, exact)
+            together = product(kernels, x, weight)
+            for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 32, 33):
+                kernels.set_threads(1 + count % 3)
+                assert torch.equal(product(kernels, x[:count].contiguous(), weight), together[:count]), exact
     finally:
         kernels.set_threads(0)
 
 
-@pytest.mark.parametrize("cols", range(33, 41))
 @pytest.mark.parametrize("format_", PLAIN)
-def test_nor_where_a_row_ends_within_a_register(kernels, format_, cols):
-    torch.manual_seed(cols)
-    _data, weight, _ = make(kernels, format_, 29, cols)
-    x = torch.randn(20, cols)
-    together = product(kernels, x, weight)
-    for count in (1, 2, 3, 4, 6, 7, 13):
-        assert torch.equal(product(kernels, x[:count].contiguous(), weight), together[:count])
+def test_nor_where_a_row_ends_within_a_register(kernels, format_):
+    for cols in range(33, 41):
+        torch.manual_seed(cols)
+        _data, weight, _ = make(kernels, format_, 29, cols)
+        x = torch.randn(20, cols)
+        together = product(kernels, x, weight)
+        for count in (1, 2, 3, 4, 6, 7, 13):
+            assert torch.equal(product(kernels, x[:count].contiguous(), weight), together[:count]), (cols, count)
 
 
-@pytest.mark.parametrize("size", [1e-36, 1e-37, 1e-38, 1e-40, 1e-45])
 @pytest.mark.parametrize("format_", DIGITS)
-def test_inputs_so_small_that_their_steps_have_no_inverse(kernels, format_, size):
+def test_inputs_so_small_that_their_steps_have_no_inverse(kernels, format_):
     """A block's step is then the smallest normal number; nothing becomes infinite or NaN."""
     torch.manual_seed(0)
     _data, weight, values = make(kernels, format_, 20, 96)
-    x = torch.randn(3, 96) * size
-    x[1, 32:64] = torch.randn(32)
-    x[2, 5] = 1.0
-    error = product(kernels, x, weight).double() - rounded(x) @ values.T
-    assert float(error[0].abs().max()) < 1e-6 * size + 1e-37
-    assert float(error[1:].abs().max()) < 1e-4
+    for size in (1e-36, 1e-37, 1e-38, 1e-40, 1e-45):
+        x = torch.randn(3, 96) * size
+        x[1, 32:64] = torch.randn(32)
+        x[2, 5] = 1.0
+        error = product(kernels, x, weight).double() - rounded(x) @ values.T
+        assert float(error[0].abs().max()) < 1e-6 * size + 1e-37, size
+        assert float(error[1:].abs().max()) < 1e-4, size
 
 
 @pytest.mark.parametrize("format_", [*PLAIN, *PACKED])
@@ -136,13 +136,13 @@ def test_rounding_is_that_of_gguf(kernels, format_):
     np.testing.assert_allclose(out.numpy(), expected, atol=float(values.abs().max()) / (100 if format_ == "q8" else 7))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("format_", ["f32", *PACKED])
-def test_what_is_not_finite_shows_in_its_column_only(kernels, format_, bad):
+def test_what_is_not_finite_shows_in_its_column_only(kernels, format_):
     _data, weight, _ = make(kernels, format_, 24, 64)
     x = torch.randn(3, 64)
     good = product(kernels, x, weight)
-    x[1, 40] = bad
-    out = product(kernels, x, weight)
-    assert not out[1].isfinite().any()
-    assert torch.equal(out[[0, 2]], good[[0, 2]])
+    for bad in (float("nan"), float("inf")):
+        x[1, 40] = bad
+        out = product(kernels, x, weight)
+        assert not out[1].isfinite().any(), bad
+        assert torch.equal(out[[0, 2]], good[[0, 2]]), bad

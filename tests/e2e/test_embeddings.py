@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import diagonal
 from live.cluster import Cluster, Shape
 from live.fixtures import whole
 
@@ -49,8 +50,7 @@ def small(clusters: Callable[[Shape], Cluster]) -> Iterator[Cluster]:
     yield from whole(clusters(SMALL))
 
 
-@pytest.mark.parametrize("pooling", ["", "mean"])
-@pytest.mark.parametrize("fault", ["kill", "pause", "terminate"])
+@pytest.mark.parametrize(("fault", "pooling"), diagonal(["kill", "pause", "terminate"], ["", "mean"]))
 async def test_a_worker_that_dies_hangs_or_leaves_costs_no_vector(small: Cluster, fault: str, pooling: str) -> None:
     async with small.client() as client:
         undisturbed = (await client.embed(TEXTS, pooling=pooling)).vectors
@@ -76,3 +76,4 @@ async def busy(cluster: Cluster, name: str) -> None:
             load: Any = await asyncio.to_thread(cluster.load, name)
             if load.num_running or load.num_waiting:
                 return
+            await asyncio.sleep(0.02)

@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 @pytest.fixture(scope="module")
 def simulator() -> Path:
     try:
-        return sanitized.build("tests/csrc/simt", "cuda-simt")
+        return sanitized.simulator()
     except sanitized.CannotBuild as error:
         pytest.skip(f"cannot build the simulator: {error}")
 

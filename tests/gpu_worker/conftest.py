@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from block_traffic import BLOCK_OPERATIONS, BlockTraffic
+from instruction_sets import OPS
 from scheduler_bench import FAILURE
 from scheduler_parts import SchedulerParts
 from sequences import beam_text, new_sequence
@@ -16,7 +17,7 @@ from sequences import beam_text, new_sequence
 from gpu_worker.models.checkpoint.locate import demo_file
 from gpu_worker.ops import native
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
-from gpu_worker.scheduling.state.sequence import Hold, Place, Sequence
+from gpu_worker.scheduling.state.sequence import Branch, Hold, Place, Sequence
 from gpu_worker.scheduling.state.step import StepItems, StepPlan
 from gpu_worker.steps.runner import StepOutput
 from gpu_worker.testing.fake_runner import Chooser
@@ -134,6 +135,7 @@ class World:
         eos: bool = True,
         moving: bool = False,  # blocks and sequences come from other workers, and leave
         ending: bool = False,  # branches end alone, and prompts wait for blocks of other workers
+        guessing: bool = False,  # decodes have drafts, right ones and wrong ones
     ) -> None:
         self.rng = random.Random(seed)
         self.trial_rng = random.Random(~seed)
@@ -143,9 +145,10 @@ class World:
         self.eos = eos
         sizes = {"block_size": 4, "num_blocks": 24, "num_host_blocks": 16, "vocab_size": 40, "context_tokens": 64}
         self.runner_options = {**sizes, **(runner or {}), "generate_eos": eos}
-        self.config = SchedulerConfig(
-            **{"max_batch_tokens": 16, "max_batch_sequences": 8, "debug": True, **(config or {})}
-        )
+        self.guessing_rng = random.Random(seed * 17 + 3) if guessing else None
+        defaults = {"max_batch_tokens": 16, "max_batch_sequences": 8, "debug": True}
+        speculation = {"speculation": "lookup"} if guessing else {}
+        self.config = SchedulerConfig(**{**defaults, **speculation, **(config or {})})
         self.requests: dict[SequenceId, Request] = {}
         self.open: dict[SequenceId, Request] = {}
         self.admitted: dict[SequenceId, Sequence] = {}  # the last admission of each request
@@ -160,8 +163,19 @@ class World:
         self.runner = WitnessRunner(**self.runner_options)
         self.parts = SchedulerParts(self.config, self.runner.info, clock=lambda: self.now)
         self.scheduler = self.parts.scheduler
+        if self.guessing_rng is not None:
+            self.scheduler._planner.drafts._look_up = self.guess
         if self.traffic is not None:
             self.traffic.begin()
+
+    def guess(self, branch: Branch, most: int) -> list[int]:
+        """Drafts of a branch: the tokens to come up to a random one, and any others after it."""
+        rng, request = self.guessing_rng, self.requests[branch.sequence.seq_id]
+        if rng.random() < 0.3:
+            return []
+        expected, _ = self.model.run(request, branch.index)
+        ahead = expected[branch.num_output :][: rng.choice([0, 1, 2, 3, 8])]
+        return [*ahead, *(rng.randrange(40) for _ in range(rng.choice([0, 1, 4])))][:most]
 
     # Clients
 
@@ -252,6 +266,7 @@ class World:
         assert plan.num_tokens <= self.config.max_batch_tokens
         assert plan.num_tokens == sum(chunk.length for chunk in plan.chunks)
         assert sum(len(chunk.samples) for chunk in plan.chunks) <= self.config.max_batch_sequences
+        self.counts["drafts"] += plan.num_drafts
         running = {chunk.branch.sequence for chunk in plan.chunks}
         assert not any(sequence.place is Place.FROZEN for sequence in running)
         assert running <= {suspect} if suspect else not any(Hold.CRASHED in sequence.holds for sequence in running)
@@ -450,7 +465,7 @@ def make_world() -> type[World]:
     return World
 
 
-@pytest.fixture(params=["native", "generic", "reference"])
+@pytest.fixture(params=OPS)
 def on_ops(request, monkeypatch):
     """The ops and the sampler of a worker: those it chooses, those of any x86-64, and those without the extension."""
     extension = native.load()

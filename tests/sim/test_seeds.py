@@ -21,12 +21,12 @@ def simulate(seeds: str, *, hash_seed: str = "0") -> subprocess.CompletedProcess
 @pytest.mark.scaled
 @pytest.mark.timeout(900)
 def test_every_stream_ends_right() -> None:
-    run = simulate(str(draws(60, 500)))
+    run = simulate(str(draws(20, 500)))
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
 
 
 @pytest.mark.slow
 def test_a_seed_replays_identically() -> None:
-    first, second = (simulate("5", hash_seed=hash_seed) for hash_seed in ("1", "2"))
+    first, second = (simulate("2", hash_seed=hash_seed) for hash_seed in ("1", "2"))
     assert first.returncode == 0, first.stdout
     assert first.stdout == second.stdout

@@ -109,6 +109,12 @@ class Engine(MigrationBench):
     def has(self, case: Case, num_tokens: int) -> bool:
         return len(self.tokens.get(case.key, ())) >= num_tokens
 
+    def runs(self, case: Case) -> bool:
+        return case.name in self.workload.sequences
+
+    def take_answer(self, other: "Engine", case: Case) -> None:
+        self.tokens[case.key], self.scores[case.key] = other.tokens[case.key], other.scores[case.key]
+
     def step(self) -> tuple[StepPlan, StepItems]:
         plan = self.scheduler.plan()
         result = self.scheduler.commit(plan, self.runner.run(plan.input))
@@ -205,8 +211,11 @@ class Engines:
                     engine.step()
             for case in [case for case in stay if source.has(case, case.at)]:
                 stay.remove(case)
-                move(source, target, case.name)
-                target.tokens[case.key], target.scores[case.key] = source.tokens[case.key], source.scores[case.key]
+                if source.runs(case):
+                    move(source, target, case.name)
+                target.take_answer(source, case)
+        for case in stay:
+            target.take_answer(source, case)
         return target
 
     def _swapped(self, cases: Sequence[Case], whole: dict[str, Answer]) -> Engine:
@@ -218,7 +227,7 @@ class Engines:
             engine.step()
             for case in out:
                 engine.swap(case, "in")
-            out = [case for case in due if engine.has(case, case.at)]
+            out = [case for case in due if engine.has(case, case.at) and engine.runs(case)]
             for case in out:
                 due.remove(case)
                 engine.swap(case, "out")

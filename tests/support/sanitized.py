@@ -33,6 +33,11 @@ def library(name: str) -> str:
     return found
 
 
+def folder(name: str) -> Path:
+    """Where `build` builds it."""
+    return ROOT / "build" / f"{name}-{sys.implementation.cache_tag}"
+
+
 def build(source: str, name: str, *options: str) -> Path:
     """The folder in which a CMake project of ours was built, incrementally; one build of it at a time."""
     library("libasan.so")
@@ -40,23 +45,28 @@ def build(source: str, name: str, *options: str) -> Path:
         import pybind11
     except ImportError as error:
         raise CannotBuild("pybind11 is not installed") from error
-    folder = ROOT / "build" / f"{name}-{sys.implementation.cache_tag}"
+    built = folder(name)
     configure = [
-        *(tool("cmake"), "-S", str(ROOT / source), "-B", str(folder), "-G", "Ninja"),
+        *(tool("cmake"), "-S", str(ROOT / source), "-B", str(built), "-G", "Ninja"),
         f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
         f"-DPython_EXECUTABLE={sys.executable}",
         f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
         *options,
     ]
     jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "2")
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    built.mkdir(parents=True, exist_ok=True)
+    with (built / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for command in (configure, [tool("cmake"), "--build", str(folder), "--parallel", jobs]):
+        for command in (configure, [tool("cmake"), "--build", str(built), "--parallel", jobs]):
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 raise AssertionError(done.stdout[-4000:] + done.stderr[-4000:])
-    return folder
+    return built
+
+
+def simulator() -> Path:
+    """The folder of the CUDA kernels' sources for a CPU."""
+    return build("tests/csrc/simt", "cuda-simt")
 
 
 def cpu_extension() -> Path:
@@ -83,3 +93,7 @@ def environment(*folders: Path) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(path),
     }
+
+
+if __name__ == "__main__":
+    print(simulator())

@@ -1,7 +1,7 @@
 """How many cases of each group in tests/csrc/simt_cases run in `make test-long` and on mutants."""
 
 BATCHES = {  # each runs in a process of its own
-    "decode": {
+    "attention": {
         "decode_mma": 240,
         "decode_simt": 120,
         "merged": 12,
@@ -9,18 +9,39 @@ BATCHES = {  # each runs in a process of its own
         "vllm": 80,
         "vllm_sizes": 24,
         "longest": 1,
+        "prefill_mma": 80,
+        "prefill_simt": 60,
+        "plan": 4,
     },
-    "prefill": {"prefill_mma": 80, "prefill_simt": 60, "plan": 4},
-    "caches": {"write": 300, "blocks": 100, "convert": 100, "swap": 60, "place": 2, "device": 1, "far": 3},
-    "rows": {"rows": 120, "ops": 8, "compat": 6, "compat_options": 8, "arguments": 1, "garbage": 200},
-    "logits": {"sample": 150, "sampler": 20, "penalize": 60, "logprobs": 60},
-    "simulator": {"streams": 60, "errors": 3, "probes": 60},
+    "blocks": {
+        "write": 300,
+        "blocks": 100,
+        "convert": 100,
+        "swap": 60,
+        "place": 2,
+        "device": 1,
+        "far": 3,
+        "rows": 120,
+        "ops": 8,
+        "compat": 6,
+        "compat_options": 8,
+        "arguments": 1,
+        "garbage": 200,
+    },
+    "sampling": {
+        "sample": 150,
+        "sampler": 20,
+        "penalize": 60,
+        "logprobs": 60,
+        "streams": 60,
+        "errors": 3,
+        "probes": 60,
+    },
     "promises": {"same_bits": 24, "nan": 240, "lost": 24, "graphs": 3, "invariant": 3, "swapped": 2},
 }
 CASES = {group: count for batch in BATCHES.values() for group, count in batch.items()}
-FEW = 10  # of cases that are long
 
 
 def usual(count: int) -> int:
     """How many of them `make test` runs."""
-    return count if count < FEW else count // 3
+    return max(1, count // 10)

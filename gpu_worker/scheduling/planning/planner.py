@@ -7,6 +7,7 @@ branch that runs brings no sequence in.
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.scheduling.planning.demoter import Demoter
+from gpu_worker.scheduling.planning.draft_planner import DraftPlanner
 from gpu_worker.scheduling.planning.preemption import Preemption
 from gpu_worker.scheduling.planning.slot_allocator import SlotAllocator
 from gpu_worker.scheduling.planning.starter import Starter
@@ -24,6 +25,7 @@ class Planner:
         self._slots = slots = SlotAllocator(workload.tables, preemption)
         self.starter = Starter(workload, preemption, slots, costs, budget)
         self.demoter = Demoter(workload, costs)
+        self.drafts = DraftPlanner(workload, costs.rows) if workload.config.speculation != "off" else None
         self._budget = budget
         self._turn = 0
         self._secured: set[Sequence] = set()  # searches with slots for the next token of all beams
@@ -78,6 +80,8 @@ class Planner:
                 has_prompts = True  # the forced branch may be one
         plan.num_tokens = sum(chunk.length for chunk in plan.chunks) if has_prompts else len(plan.chunks)
         plan.num_branches = sum(len(chunk.samples) for chunk in plan.chunks) if has_prompts else len(plan.chunks)
+        if self.drafts is not None and plan.num_decodes:
+            self.drafts.add(plan)
 
     # Decodes
 

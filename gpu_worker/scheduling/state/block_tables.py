@@ -63,6 +63,15 @@ class BlockTables:
         self.device.grow_table(branch.blocks, num_slots)
         branch.slots_end = len(branch.blocks) * self._block_size
 
+    def give_back_unused(self, branch: Branch) -> None:
+        """Takes back blocks for drafts that the branch has not got: those after the slot of its last token."""
+        end = self.device.blocks_for(branch.num_computed + 1)
+        if len(branch.blocks) > end:
+            self.device.release(branch.blocks[end:])
+            del branch.blocks[end:]
+            branch.slots_end = end * self._block_size
+            branch.told_blocks = min(branch.told_blocks, end)
+
     def make_writable(self, branch: Branch, index: int) -> None:
         """Replaces a shared block of the branch by a copy that the step being planned makes."""
         self.device.make_writable(branch.blocks, index)

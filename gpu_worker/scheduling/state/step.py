@@ -10,6 +10,8 @@ from octavo.request.errors import Failure
 from octavo.request.sampling import FinishReason
 from octavo.request.step_item import StepItem
 
+FORCED, LOOKUP = "forced", "lookup"  # drafters
+
 
 @dataclass(slots=True, eq=False)
 class Chunk:
@@ -27,6 +29,21 @@ class Chunk:
     # for prompt_logprobs and for cumulative_logprob after a replay. -1: none. Position p needs row p - 1, which is in
     # this chunk: score_from > start.
     score_from: int = -1
+    # Of a decode that guesses: the tokens after its first one, with the mask of each if the branch has a grammar. Each
+    # of its rows is a sample: `samples` is the branch again and again.
+    drafts: tuple[int, ...] = ()
+    draft_masks: tuple[bytes, ...] = ()
+    drafter: str = ""  # which made the drafts
+
+    def add_drafts(self, drafts: list[int], masks: list[bytes], drafter: str) -> None:
+        self.drafts, self.draft_masks, self.drafter = tuple(drafts), tuple(masks), drafter
+        self.length = 1 + len(drafts)
+        self.samples = (self.branch,) * self.length
+
+    def end_drafts(self) -> None:
+        """Makes it the decode of the next token."""
+        self.start, self.length, self.samples = self.branch.num_computed, 1, (self.branch,)
+        self.drafts = self.draft_masks = ()
 
     @property
     def score_end(self) -> int:
@@ -44,8 +61,10 @@ class StepPlan:
     input: StepInput
     chunks: list[Chunk] = field(default_factory=list)
     num_tokens: int = 0
-    num_branches: int = 0  # rows that sample, at most SchedulerConfig.max_batch_sequences
+    num_branches: int = 0  # that sample: with num_drafts at most SchedulerConfig.max_batch_sequences
     num_decodes: int = 0  # leading chunks with length 1 and one sample, the branch itself
+    num_drafted: int = 0  # chunks after these which are decodes with drafts
+    num_drafts: int = 0  # tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)

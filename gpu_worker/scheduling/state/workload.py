@@ -11,6 +11,7 @@ copied by a caller that moves a sequence while it reads.
 """
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterable
 from operator import attrgetter
 
@@ -72,6 +73,8 @@ class Workload:
         self.outgrown: set[Sequence] = set()  # that go on only there: whoever hands sequences over takes them out
         self.num_preempted_swap = 0
         self.num_preempted_recompute = 0
+        self.num_drafts: Counter[str] = Counter()  # tokens, by drafter
+        self.num_accepted_drafts: Counter[str] = Counter()
         self._num_added = 0
         self._homes = (
             (self.waiting, QUEUED),

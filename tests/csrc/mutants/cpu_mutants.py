@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from effort import LONG, VARIABLE
 from mutant import ROOT, Build, Suite, of_places
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -106,8 +105,9 @@ MUTANTS = of_places(
 
 def first_failure(folder: Path, tests: str) -> str | None:
     file, *options = tests.split(" ")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", TESTS / file, *options]
-    environment = os.environ | {"OCTAVO_TEST_EXTENSION": str(folder), "CI": "true", VARIABLE: LONG}
+    quiet = ["-q", "-x", "-p", "no:cacheprovider", "--tb=no"]
+    command = [sys.executable, "-m", "pytest", "--every", *quiet, TESTS / file, *options]
+    environment = os.environ | {"OCTAVO_TEST_EXTENSION": str(folder), "CI": "true"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     if done.returncode == 0:
         return None

@@ -224,4 +224,4 @@ def first_failure(folder: Path, group: str) -> str | None:
     return f"{group}: {what[-1][:80] if what else f'ended with {done.returncode}'}"
 
 
-CUDA = Suite(MUTANTS, lambda: Build(sanitized.build("tests/csrc/simt", "cuda-simt"), "_C_cuda_simt"), first_failure)
+CUDA = Suite(MUTANTS, lambda: Build(sanitized.simulator(), "_C_cuda_simt"), first_failure)

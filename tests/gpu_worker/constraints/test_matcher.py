@@ -53,10 +53,36 @@ def test_a_matcher_that_begins_anywhere_gives_the_masks_of_one_that_never_stoppe
             tokens.append(rng.choice([token for token in choices if token]))
 
 
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda each: each.shape)
+def test_what_comes_after_drafts_is_what_comes_after_tokens(grammars, constraint: Constraint) -> None:
+    """Forced tokens have no rival, and masks of drafts are those of a branch that has got them."""
+    rng, grammar, num_forced = random.Random(7), grammars.compile(constraint), 0
+    for _ in range(12):
+        tokens: list[int] = []
+        live = grammar.matcher()
+        while (choices := allowed(live.mask(tokens, 0))) != [0] and len(tokens) < 40:
+            forced = live.forced(tokens, 0)
+            walked = list(tokens)
+            for token in forced:
+                assert allowed(grammar.matcher().mask(walked, 0)) == [token]
+                walked.append(token)
+            num_forced += len(forced)
+            drafts = (
+                [*forced, *rng.choices(range(1, 128), k=3)] if forced else [rng.choice(choices), rng.randrange(1, 128)]
+            )
+            masks = live.draft_masks(drafts)
+            for place, mask in enumerate(masks):
+                assert mask == grammar.matcher().mask([*tokens, *drafts[: place + 1]], 0)
+            assert live.mask(tokens, 0) == grammar.matcher().mask(tokens, 0)
+            tokens.append(rng.choice([token for token in choices if token]))
+    assert num_forced or constraint.shape in (Shape.JSON_OBJECT, Shape.REGEX, Shape.LARK)
+
+
 def test_an_output_that_breaks_the_form_leaves_no_token_and_says_where(grammars):
     matcher = grammars.compile(CONSTRAINTS[0]).matcher()
     assert allowed(matcher.mask(list(b'{"name":"x", "b'), 0)) == []
-    assert matcher.failure.reason == "CONSTRAINT_DIVERGED" and "output token 15" in matcher.failure.message
+    failure = matcher.failure_after(list(b'{"name":"x", "b'), 0)
+    assert failure.reason == "CONSTRAINT_DIVERGED" and "output token 15" in failure.message
 
 
 def test_what_becomes_too_complex_is_no_divergence(grammars):
@@ -67,7 +93,8 @@ def test_what_becomes_too_complex_is_no_divergence(grammars):
     matcher = grammars.compile(Constraint(Shape.JSON_SCHEMA, json.dumps(schema))).matcher()
     output = b'{"a":' * 10 + b'"x"}'
     assert not all(allowed(matcher.mask(output[:number], 0)) for number in range(len(output)))
-    assert matcher.failure.reason == "CONSTRAINT_UNMET" and "too complex" in matcher.failure.message
+    failure = matcher.failure_after(list(output), 0)
+    assert failure.reason == "CONSTRAINT_UNMET" and "too complex" in failure.message
 
 
 def test_a_grammar_of_another_engine_is_refused(grammars):

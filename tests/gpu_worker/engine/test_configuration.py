@@ -6,6 +6,7 @@ import pytest
 
 from gpu_worker.engine.configuration import build_runner, scheduler_config
 from gpu_worker.running import loading
+from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.settings.worker import WorkerSettings
 
 
@@ -41,6 +42,15 @@ def test_settings_reach_runner_and_scheduler(name):
     assert not config.chunked_prefill
     assert not config.prefix_caching
     assert not config.host_tier
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_drafts_are_made_by_themselves_only_where_they_change_no_bit(invariant: bool) -> None:
+    info = replace(FakeRunner().info, piece_invariant=invariant)
+    modes = {
+        mode: scheduler_config(WorkerSettings(speculation=mode), info).speculation for mode in ("auto", "forced", "off")
+    }
+    assert modes == {"auto": "lookup" if invariant else "off", "forced": "forced", "off": "off"}
 
 
 @pytest.mark.parametrize(("given", "meant"), [({}, None), ({"swap_bytes": 0}, 0), ({"swap_bytes": 4096}, 4096)])

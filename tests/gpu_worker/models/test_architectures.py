@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from effort import diagonal
+from instruction_sets import OPS
 
 from octavo.request.errors import BadModel
 
@@ -27,7 +29,7 @@ OURS = {**dict.fromkeys(LLAMAS, "llama"), **dict.fromkeys(GPTS, "gpt"), **THROUG
 NUM_TOKENS = 64
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize(("name", "on_ops"), diagonal(list(OURS), OPS), indirect=["on_ops"])
 @pytest.mark.usefixtures("on_ops")
 def test_greedy_tokens_are_those_of_transformers(name, tiny, load, greedy):
     """A batch of prompts of different lengths, 64 tokens each."""
@@ -76,7 +78,7 @@ def test_a_model_that_keeps_something_between_steps_is_refused(tiny, load, monke
         load(tiny("opt").directory)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize(("name", "on_ops"), diagonal(list(OURS), OPS), indirect=["on_ops"])
 @pytest.mark.usefixtures("on_ops")
 def test_bfloat16_errs_no_more_than_transformers_does(name, tiny, load, all_logits):
     """Against float32 on the same weights, over four prompts: eight bits of mantissa cost both sides something."""

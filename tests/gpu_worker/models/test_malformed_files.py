@@ -15,7 +15,7 @@ from gpu_worker.running.loading import load_runner
 from octavo.request.errors import BadModel, Mismatch
 from octavo.text.tokenizer import load_tokenizer
 
-COUNT = 100_000 if is_night() else draws(280, 5600)
+COUNT = 100_000 if is_night() else draws(112, 5600)
 FIRST = int(os.environ.get("OCTAVO_TEST_SEED", "0"))
 
 

@@ -10,7 +10,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from effort import diagonal
 from gguf_models import write_gguf
+from instruction_sets import ISAS
 from steps import Piece, step_of
 from transformers_types import SMALL, TYPES
 
@@ -39,7 +41,7 @@ MODELS: dict[str, tuple[str, dict]] = {
     "gpt2-silu": ("GPT2", {**GPT, **ENDS, "activation_function": "silu"}),
     "bloom": ("Bloom", {"vocab_size": 131, "hidden_size": 48, "n_layer": 2, "n_head": 6, **ENDS}),
 }
-FORMS = [
+LISTED = [
     ("llama", {}),
     ("llama", {"dtype": "bfloat16"}),
     ("llama", {"dtype": "bfloat16", "kv_cache_dtype": "float32"}),
@@ -58,6 +60,7 @@ FORMS = [
     ("gpt2-silu", {}),
     ("bloom", {}),
 ]
+FORMS = {"-".join([name, *options.values()]): (name, options) for name, options in LISTED}
 Steps = list[list[tuple[int, int, int]]]  # of each step: (sequence, first token, end)
 
 
@@ -119,9 +122,9 @@ def cut(rng: random.Random, length: int) -> Steps:
     return steps
 
 
-@pytest.mark.parametrize("isa", ["emulated", "generic", "avx2", "avx512", "avx512_bf16", "amx"], indirect=True)
-@pytest.mark.parametrize(("name", "options"), FORMS, ids=lambda x: x if isinstance(x, str) else "-".join(x.values()))
-def test_a_replay_has_the_bits_of_decodes(name, options, isa, replayed):
+@pytest.mark.parametrize(("form", "isa"), diagonal(list(FORMS), ISAS), indirect=["isa"])
+def test_a_replay_has_the_bits_of_decodes(form, isa, replayed):
+    name, options = FORMS[form]
     runner = replayed(name, **options)
     rng = random.Random(len(name))
     torch.manual_seed(0)

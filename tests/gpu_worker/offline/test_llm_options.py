@@ -17,6 +17,8 @@ MEANS = [
     ("swap_bytes", "auto", "swap_bytes", AUTO),
     ("enforce_eager", True, "cuda_graphs", "off"),
     ("enforce_eager", False, "cuda_graphs", "auto"),
+    ("speculative_config", {"method": "ngram", "num_speculative_tokens": 5}, "speculation", "lookup"),
+    ("speculative_config", None, "speculation", "auto"),
     ("dtype", "half", "dtype", "float16"),
     ("quantization", None, "quantization", "auto"),
     ("kv_cache_dtype", "fp8", "kv_cache_dtype", "fp8_e4m3"),
@@ -50,6 +52,7 @@ def test_every_option_is_a_setting_or_is_accounted_for():
         ("max_model_len", "long", "max_model_len: context_tokens 'long'"),
         ("swap_space", -1, "swap_space: must be a number of GiB"),
         ("enforce_eager", "yes", "enforce_eager: must be true or false"),
+        ("speculative_config", {"method": "eagle"}, "speculative_config: must be {'method': 'ngram'}"),
         ("dtype", "float8", "dtype 'float8'.*must be one of auto, float32, bfloat16, float16"),
     ],
 )

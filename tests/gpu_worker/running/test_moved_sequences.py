@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from effort import diagonal
+from instruction_sets import OPS
 from migration_benches import KINDS, MigrationBench, move
 from tiny_llama import CPU, PROMPTS, Form, tiny_llama
 
@@ -20,7 +22,7 @@ def new_bench(form: Form = FORM) -> MigrationBench:
 
 
 @pytest.mark.usefixtures("on_ops")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "on_ops"), diagonal(list(KINDS), OPS), indirect=["on_ops"])
 def test_a_moved_sequence_goes_on_with_the_same_tokens(kind: str) -> None:
     params, prompt = KINDS[kind], PROMPTS[3]
     whole, source, target = new_bench(), new_bench(), new_bench()
@@ -74,7 +76,7 @@ def moved_often(
 
 @pytest.mark.usefixtures("on_ops")
 @pytest.mark.parametrize("every", [3, 5, 7])
-@pytest.mark.parametrize("kind", ["greedy", "seeded", "penalties", "n"])
+@pytest.mark.parametrize(("kind", "on_ops"), diagonal(["greedy", "seeded", "penalties", "n"], OPS), indirect=["on_ops"])
 def test_the_scores_of_one_that_moves_often_are_the_same_bit_for_bit(kind: str, every: int) -> None:
     """With the reference ops, whose sums for a piece of a prompt differ, it fails if the tails are computed again."""
     whole, moved = moved_often(kind, every, form=replace(FORM, block_size=16))

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from effort import diagonal
+from instruction_sets import ISAS
 from same_bits import FAULTS, Case, Engines, draw_cases, load_engines, text_of
 from tiny_llama import CPU, Form, tiny_llama
 
@@ -27,8 +29,7 @@ def across(cases: list[Case]) -> list[Case]:
     ]
 
 
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "avx512_bf16", "amx"], indirect=True)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "isa"), diagonal(FAULTS, ISAS[1:]), indirect=["isa"])
 def test_a_continued_sequence_has_the_same_bits(tiny_engines: Engines, isa: str, fault: str) -> None:
     torch.set_num_threads(1)
     drawn = draw_cases(TEXT, 20, 3, (1060, 1500), (24, 40))

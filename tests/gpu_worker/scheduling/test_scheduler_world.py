@@ -8,6 +8,7 @@ import random
 from collections import Counter
 
 import pytest
+from effort import draws
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
@@ -37,13 +38,30 @@ def sizes(seed: int) -> tuple[dict, dict]:
     return config, runner
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(draws(8, 24)))
 def test_chaos_changes_no_output(make_world, seed: int) -> None:
     config, runner = sizes(seed)
     world = make_world(seed, config, runner, eos=seed % 2 == 0, ending=seed % 3 == 0)
     for _ in range(250):
         world.operate()
     world.drain()
+
+
+@pytest.mark.parametrize("seed", range(300, 324))
+def test_chaos_with_drafts_changes_no_output(make_world, seed: int) -> None:
+    """Decodes guess tokens, right ones and wrong ones, beside all else that may happen to a sequence."""
+    config, runner = sizes(seed)
+    rng = random.Random(-seed)
+    runner |= {"window": rng.choice([0, 0, 9, 30]), "num_blocks": rng.choice([17, 24, 40, 60])}
+    config |= {"max_batch_tokens": rng.choice([8, 16, 64])}
+    world = make_world(
+        seed, config, runner, eos=seed % 2 == 0, moving=seed % 3 == 0, ending=seed % 3 == 1, guessing=True
+    )
+    for _ in range(250):
+        world.operate()
+    world.drain()
+    assert world.counts["drafts"]
 
 
 def test_every_place_and_hold_is_checked(make_world) -> None:
@@ -58,7 +76,8 @@ def test_every_place_and_hold_is_checked(make_world) -> None:
     assert seen >= {*Place, *Hold} - {Place.ABSENT, Hold.STARVED}
 
 
-@pytest.mark.parametrize("seed", range(100, 118))
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(100, 100 + draws(6, 18)))
 def test_chaos_with_moves_changes_no_output(make_world, seed: int) -> None:
     """Sequences leave and come with their blocks; blocks are pinned, held, sealed, and released at any time."""
     config, runner = sizes(seed)
@@ -70,7 +89,8 @@ def test_chaos_with_moves_changes_no_output(make_world, seed: int) -> None:
     world.drain()
 
 
-@pytest.mark.parametrize("seed", range(24, 42))
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(24, 24 + draws(6, 18)))
 def test_chaos_with_a_window_changes_no_output(make_world, seed: int) -> None:
     """Blocks are given back on the way, and memories may be smaller than the contexts that run in them."""
     config, runner = sizes(seed)

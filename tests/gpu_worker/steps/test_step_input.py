@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gpu_worker.steps.pooling import PooledChunk
 from gpu_worker.steps.seats import Seats
 from gpu_worker.steps.step_input import (
+    VERSION,
     InvalidStepInput,
     KnownTokens,
     OpenedSeat,
@@ -51,6 +52,7 @@ inputs = st.builds(
     spoil=st.lists(small, max_size=3),
     timed=st.booleans(),
     num_decodes=large,
+    num_drafted=large,
     masks=st.dictionaries(small, st.binary(max_size=5), max_size=3),
     opened=st.lists(st.builds(OpenedSeat, small, params, small, many_longs, st.binary(max_size=33), small), max_size=2),
     tables=st.lists(st.builds(TableChange, small, small, many_ints), max_size=3),
@@ -75,7 +77,7 @@ def test_bytes_that_are_not_an_input_are_refused(step, data):
     flipped = bytearray(whole)
     place = data.draw(st.integers(0, len(whole) - 1))
     flipped[place] ^= 1 << data.draw(st.integers(0, 7))
-    next_version = whole[:4] + struct.pack("=I", 3) + whole[8:]
+    next_version = whole[:4] + struct.pack("=I", VERSION + 1) + whole[8:]
     for wrong in (whole[:cut], whole + bytes(8), next_version, bytes(flipped), data.draw(st.binary(max_size=99))):
         with pytest.raises(InvalidStepInput):
             StepInput.from_bytes(wrong)

@@ -397,7 +397,7 @@ def test_the_server_does_what_the_reference_does(
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=asked if asked > 100 else few,
+            max_examples=asked if asked > 1000 else few,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -112,7 +112,13 @@ class Cluster:
             main = router_program.serve(settings)
         else:
             main = worker_program.serve(
-                WorkerSettings(worker_id=name, runner="witness", **self.worker_settings, **common)
+                WorkerSettings(
+                    worker_id=name,
+                    runner="witness",
+                    speculation=("auto", "off")[self._lives % 2],
+                    **self.worker_settings,
+                    **common,
+                )
             )
         task = host.spawn(main)
         host.main = task

@@ -57,8 +57,12 @@ async def test_a_prefix_that_the_target_has_does_not_travel():
         assert moved.outcome == MOVED
         assert moved.num_sent_blocks >= 49
         engine.control.pause()
+        running = asyncio.create_task(pair.run(greedy(60), prompt=(*prompt[:-1], 999), num_tokens=1))
+        await until(
+            lambda: set(pair.a.worker.publisher.logs) - {first.seq_id}
+        )  # a step of nothing would use up a grant
         engine.control.grant_steps(3)  # three tokens: the block after the prompt's is not full
-        second = await pair.run(greedy(60), prompt=(*prompt[:-1], 999), num_tokens=1)
+        second = await running
         nothing = (await pair.a.migrate(second.seq_id))[-1]
         assert (nothing.outcome, nothing.num_blocks) == (MOVED, 50), "with its last block, which is not full"
         assert (nothing.rounds, nothing.num_sent_blocks) == (1, 1), "the last one alone"

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from effort import diagonal, some
 from gguf.quants import dequantize as theirs
 from gguf_models import finish, write_gguf, write_values
+from instruction_sets import OPS
 from safetensors.torch import load_file
 
 from gpu_worker.models.checkpoint.gguf_tensors import PIECE_VALUES, ROPE_FACTORS, ROPE_LONG, dequantize, read_config
@@ -20,6 +22,7 @@ from octavo.model_files.gguf_support import ARCHITECTURES, DECODED, FLOATS
 from octavo.request.errors import BadModel, InvalidArgument
 
 PACKED = [kind.name for kind in DECODED if kind not in FLOATS]
+OWN_KERNELS = ("F16", "BF16", "Q4_0", "Q4_1", "Q8_0")
 REFUSED = [kind.name for kind in TensorType if kind not in DECODED]
 
 
@@ -56,7 +59,7 @@ STORED = [
 ]
 
 
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize(("name", "on_ops"), diagonal(STORED, OPS), indirect=["on_ops"])
 @pytest.mark.usefixtures("on_ops")
 def test_a_gguf_file_says_what_transformers_says(name, tiny, load, all_logits, greedy, tmp_path):
     """The model that was stored, not read again: nothing of it may be lost on the way into the file and back."""
@@ -150,7 +153,7 @@ def test_a_file_with_another_type_is_refused_by_name(name, load, tmp_path):
 
 
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")
-@pytest.mark.parametrize("kind", ["F16", "BF16", *PACKED])
+@pytest.mark.parametrize("kind", some(["F16", "BF16", *PACKED], {*OWN_KERNELS, "Q4_K", "IQ4_NL"}))
 def test_a_file_of_each_type_in_each_scheme(kind, tiny, load, all_logits, greedy, tmp_path):
     """`none` computes what Transformers does of the same numbers; the other schemes round as they round those."""
     path = tmp_path / "model.gguf"
@@ -169,7 +172,7 @@ def test_a_file_of_each_type_in_each_scheme(kind, tiny, load, all_logits, greedy
         rounded = all_logits(load(plain, quantization=scheme), PROMPT)
         assert torch.equal(all_logits(load(path, quantization=scheme), PROMPT), rounded)
     automatic = all_logits(load(path, quantization="auto"), PROMPT)
-    if kind in ("F16", "BF16", "Q4_0", "Q4_1", "Q8_0"):
+    if kind in OWN_KERNELS:
         assert difference(automatic, expected) < 0.05
     else:  # there is no kernel for this type: 8 bits
         assert torch.equal(automatic, all_logits(load(plain, quantization="q8"), PROMPT))

@@ -1,0 +1,111 @@
+"""Requests with drafts get the tokens and the bits of scores of requests without, whatever their parameters are."""
+
+import random
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from constraints import any_constraint, shared_grammars
+from scheduler_bench import Bench
+from tiny_llama import CPU, Form, tiny_llama
+
+from gpu_worker.ops import choose_ops
+from gpu_worker.running.model_runner import ModelRunner
+from gpu_worker.sampling.native_sampler import choose_sampler
+from gpu_worker.sampling.sampler import Sampler
+from gpu_worker.scheduling.state.sequence import Branch
+from gpu_worker.testing.fake_runner import FakeRunner
+from gpu_worker.testing.witness_runner import WitnessRunner
+from octavo.request.sampling import SamplingParams
+from octavo.text import byte_tokenizer
+
+torch.set_num_threads(1)
+VOCAB = 128  # bytes
+ENDS = (0,)
+SIZES = {"block_size": 8, "num_blocks": 60, "num_host_blocks": 30, "vocab_size": VOCAB, "context_tokens": 192}
+Scores = dict[str, list[tuple]]
+
+
+def model(*, defined: bool = False) -> ModelRunner:
+    """A small Llama; `defined`: with the sampler that is the definition."""
+    form = Form(vocab=VOCAB, window=27)
+    made = tiny_llama(form, choose_ops(CPU), num_blocks=60, num_host_blocks=30)
+    sampler = Sampler(VOCAB, CPU, ENDS) if defined else choose_sampler(VOCAB, CPU, ENDS)
+    return ModelRunner(
+        replace(made.runner.info, eos_token_ids=ENDS, tokenizer=byte_tokenizer.NAME),
+        made.decoder,
+        made.arena,
+        sampler,
+        CPU,
+    )
+
+
+def some_params(rng: random.Random) -> SamplingParams:
+    changes = {
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.4,
+        "presence_penalty": -0.3,
+        "logit_bias": {rng.randrange(VOCAB): 3.0},
+        "banned_sequences": ((rng.randrange(VOCAB), rng.randrange(VOCAB)), (rng.randrange(VOCAB),)),
+        "top_k": 9,
+        "top_p": 0.8,
+        "logprobs": rng.choice([0, 2]),
+        "min_tokens": 7,
+        "stop_token_ids": tuple(rng.sample(range(VOCAB), 12)),
+        "thinking_budget": 4,
+        "n": 2,
+        "best_of": 3,
+    }
+    some = {name: value for name, value in changes.items() if rng.random() < 0.25}
+    if "thinking_budget" in some:
+        some["thinking_end_ids"] = (60, 61, 62)
+    if rng.random() < 0.4:
+        some["constraint"] = any_constraint(rng)
+    several = "n" in some or "best_of" in some
+    temperature = rng.choice([0.7, 1.3] if several else [0.0, 0.7, 1.3])
+    some["best_of"] = max(some.get("n", 1), some.get("best_of", 0)) if several else 0
+    return SamplingParams(temperature=temperature, seed=rng.getrandbits(64), max_tokens=rng.randint(1, 40), **some)
+
+
+def outputs(runner, seed: int, known: dict[str, list[int]] | None) -> tuple[dict, dict, Scores, int]:
+    """Tokens, reasons of ends and scores by branch, and how many drafts were right. `known`: tokens to guess from."""
+    rng, guesses = random.Random(seed), random.Random(seed + 1)
+    speculation = "off" if known is None else "lookup"
+    bench = Bench(runner=runner, max_batch_tokens=40, max_batch_sequences=24, speculation=speculation)
+    grammars = shared_grammars(runner.info)
+
+    def guess(branch: Branch, most: int) -> list[int]:
+        ahead = known[f"{branch.sequence.seq_id}.{branch.index}"][branch.num_output :]
+        return [*ahead[: guesses.choice((0, 1, 4, 9))], *guesses.choices(range(VOCAB), k=guesses.choice((0, 1, 3)))][
+            :most
+        ]
+
+    if known is not None:
+        bench.scheduler._planner.drafts._look_up = guess
+    for number in range(14):
+        params = some_params(rng)
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.choice([1, 7, 8, 20]))]
+        sequence = bench.new(f"r{number}", prompt, params)
+        sequence.grammar = grammars.compile(params.constraint) if params.constraint is not None else None
+        assert bench.scheduler.admit(sequence).admitted
+    scores: Scores = {}
+    while bench.scheduler.has_work:
+        for item in bench.step()[1].items:
+            told = [(s.token_id, s.logprob, s.top, s.raw) for s in item.scores]
+            scores.setdefault(f"{item.seq_id}.{item.branch}", []).extend(told)
+            if item.finish:
+                scores[f"{item.seq_id}.{item.branch}"].append((item.finish, item.failure, item.cumulative_logprob))
+    work = bench.workload
+    return bench.tokens, bench.finishes, scores, sum(work.num_accepted_drafts.values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "make", [lambda: FakeRunner(**SIZES), lambda: WitnessRunner(**SIZES), model, partial(model, defined=True)]
+)
+def test_drafts_change_neither_tokens_nor_scores(make, seed: int) -> None:
+    *undisturbed, _ = outputs(make(), seed, None)
+    *drafted, num_accepted = outputs(make(), seed, undisturbed[0])
+    assert drafted == undisturbed
+    assert num_accepted > 30

@@ -1,0 +1,65 @@
+"""Drafts take only what a step has left."""
+
+import pytest
+from scheduler_bench import FAILURE, Bench
+
+from octavo.request.sampling import SamplingParams
+
+LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+
+
+def bench(**config) -> Bench:
+    """A bench whose branches have as many drafts as they may, all of them wrong."""
+    made = Bench(**{"speculation": "lookup", "max_batch_tokens": 64, **config})
+    made.scheduler._planner.drafts._look_up = lambda branch, most: [0] * most  # no output has the end of a sequence
+    return made
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"), [({"max_batch_sequences": 7}, 7), ({"max_batch_sequences": 9, "max_batch_tokens": 9}, 9)]
+)
+def test_a_step_has_no_more_rows_than_it_may(limits: dict, most: int) -> None:
+    made = bench(**limits)
+    for name in "abc":
+        made.admit(name, 5, LONG)
+    rows = set()
+    while made.scheduler.has_work:
+        plan, _ = made.step()
+        rows.add(plan.num_branches + plan.num_drafts)
+    assert max(rows) == most
+
+
+def test_no_block_is_taken_that_another_branch_may_need() -> None:
+    made = bench(runner={"num_blocks": 4, "num_host_blocks": 0}, max_batch_sequences=16)
+    for name in "ab":
+        made.admit(name, 3, SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True))
+    while made.scheduler.has_work:
+        made.step()
+    assert not made.load().num_preempted_recompute
+    assert made.workload.num_drafts["lookup"] > 0
+
+
+def test_wrong_drafts_leave_no_block() -> None:
+    made = bench()
+    made.admit("a", 3, LONG)
+    while made.scheduler.has_work:
+        plan, _ = made.step()
+        for branch in (
+            made.workload.sequences[plan.chunks[0].branch.sequence.seq_id].branches if made.scheduler.has_work else ()
+        ):
+            assert len(branch.blocks) == -(-(branch.num_computed + 1) // 4)
+    assert made.workload.num_drafts["lookup"] > 100
+
+
+def test_a_suspect_has_no_drafts() -> None:
+    made = bench()
+    made.admit("a", 3, LONG)
+    made.step()
+    plan = made.scheduler.plan()
+    assert plan.num_drafts
+    made.scheduler.abort_step(plan, FAILURE)
+    drafts = []
+    for _ in range(3):
+        plan, _ = made.step()
+        drafts.append(plan.num_drafts)
+    assert drafts[:1] == [0] and drafts[-1] > 0
