@@ -298,6 +298,11 @@ print(*sorted({"torch", "numpy", "transformers"} & sys.modules.keys()))
     assert done.stdout.split() == []
 
 
+def test_a_worker_loads_torch_for_a_model_alone() -> None:
+    """One with a runner that only counts starts in a third of the time, and tests start many."""
+    assert not {"torch", "transformers"} & loaded_by("gpu_worker.serving.process.program")
+
+
 def test_the_floors_are_those_of_the_stubs() -> None:
     """protoc writes into each stub what it needs at least; pyproject.toml promises exactly that."""
     stubs = "\n".join(path.read_text() for path in (ROOT / "octavo" / "v1").glob("*_pb2*.py"))

@@ -10,14 +10,14 @@ from contextlib import suppress
 from typing import Any
 
 import httpx2
-import openai
 import pytest
 from chat_tokenizer import write_chat_tokenizer
 from effort import draws
+from lazily import lazily
 from live.cluster import Cluster, Shape
 from live.fixtures import whole
-from openai import OpenAI
 
+openai = lazily("openai")
 ASKED: dict[str, Any] = {"model": "fake", "input": "Hi", "temperature": 0, "background": True, "stream": True}
 LAST = {"response.completed", "response.incomplete", "response.failed"}
 CREATED = "response.created"
@@ -38,7 +38,7 @@ class Reader:
     def __init__(self, cluster: Cluster) -> None:
         bases = [f"http://{endpoint}/v1" for endpoint in cluster.http_endpoints]
         self._clients = itertools.cycle(
-            [OpenAI(base_url=base, api_key="none", max_retries=0, timeout=10) for base in bases]
+            [openai.OpenAI(base_url=base, api_key="none", max_retries=0, timeout=10) for base in bases]
         )
         self.events: list[dict[str, Any]] = []
         self.num_breaks = 0
@@ -106,6 +106,6 @@ async def test_events_have_no_gap_and_are_those_of_an_undisturbed_run(cluster):
     cluster.revive()
     name = events[0]["response"]["id"]
     for endpoint in cluster.http_endpoints:
-        with OpenAI(base_url=f"http://{endpoint}/v1", api_key="none") as client:
+        with openai.OpenAI(base_url=f"http://{endpoint}/v1", api_key="none") as client:
             assert client.responses.retrieve(name).to_dict() == events[-1]["response"]
             assert [event.to_dict() for event in client.responses.retrieve(name, stream=True)] == events

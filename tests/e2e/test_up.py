@@ -84,8 +84,7 @@ def up(tmp_path, request):
         wait_until(lambda pid=pid: not exists(pid), STOP_S, f"process {pid} is left")
 
 
-@pytest.mark.timeout(240)
-def test_status_generate_and_a_clean_end(up):
+def check_status(up):
     status = up.status()
     assert [router["router_id"] for router in status["routers"]] == ["router-0", "router-1"]
     assert [worker["worker_id"] for worker in status["workers"]] == ["worker-0", "worker-1"]
@@ -94,23 +93,27 @@ def test_status_generate_and_a_clean_end(up):
         blocks = worker["blocks"]
         assert blocks["free"] + blocks["used"] + blocks["cached"] == blocks["total"] == 1024
     assert set(up.pids().values()) == set(up.children())
+
+
+def check_generate(up):
     options = ["--max-tokens", 12, "--temperature", 0.5, "--seed", 5]
     first = up.run("generate", "--prompt", "Once upon", *options)
     assert first.keys() >= {"text", "token_ids", "finish_reason", "usage", "num_reattaches"}
     assert len(first["token_ids"]) == 12
-    endpoints = ",".join(router["endpoint"] for router in reversed(status["routers"]))
+    endpoints = ",".join(router["endpoint"] for router in reversed(up.status()["routers"]))
     again = up.run("generate", "--prompt", "Once upon", *options, "--endpoint", endpoints)
     assert (again["text"], again["token_ids"]) == (first["text"], first["token_ids"])
 
+
+def check_end(up):
     children = up.children()
     assert up.process.stop(STOP_S) == 0
     assert not [pid for pid in children if exists(pid)]
     assert not (up.state_dir / "state.json").exists()
 
 
-@pytest.mark.timeout(240)
-def test_a_damaged_store_ends_it_all_with_the_remedy(tmp_path):
-    up = Up(tmp_path, routers=1, workers=1)
+def check_damaged_store(up):
+    """It ends everything, and tells the remedy."""
     children, store = up.children(), up.pids()["store"]
     (written,) = (up.state_dir / "store" / "appendonlydir").glob("*.incr.aof")
     data = bytearray(written.read_bytes())
@@ -165,7 +168,9 @@ class Story:
 
 @pytest.mark.timeout(600)
 def test_what_dies_is_started_again_and_takes_part(up):
-    """While a stream runs through all of it."""
+    """While a stream runs through all of it, between what `status` and `generate` say and a clean end."""
+    check_status(up)
+    check_generate(up)
     before = up.pids()
     story = Story([router["endpoint"] for router in up.status()["routers"]])
     for name in ("router-0", "worker-0", "store", "worker-1", "router-1"):  # first the one that carries the story
@@ -178,10 +183,11 @@ def test_what_dies_is_started_again_and_takes_part(up):
     assert story.end() > 0
     assert story.tokens == Oracle("fake").tokens(Story.PROMPT, len(story.tokens))
     assert not set(before.values()) & set(up.pids().values())
+    check_end(up)
 
 
-@pytest.mark.timeout(240)
-def test_kill_9_of_up_leaves_nothing_behind(tmp_path):
+@pytest.mark.timeout(360)
+def test_kill_9_of_up_leaves_nothing_behind_and_a_damaged_store_ends_the_next(tmp_path):
     up = Up(tmp_path, routers=1, workers=1)
     children = up.children()
     assert len(children) == 3
@@ -190,7 +196,7 @@ def test_kill_9_of_up_leaves_nothing_behind(tmp_path):
         wait_until(lambda pid=pid: not exists(pid), STOP_S, f"process {pid} is left")
     again = Up(tmp_path, routers=1, workers=1)  # nothing in the way: neither lock, nor port, nor state
     wait_until(again.whole, 60, again.process.tail())
-    assert again.process.stop(STOP_S) == 0
+    check_damaged_store(again)
 
 
 @pytest.mark.timeout(240)

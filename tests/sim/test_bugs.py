@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-QUICK = ("take_without_epoch", "send_before_journal", "forget_detach", "deliver_twice")  # found within the first seeds
+QUICK = ("take_without_epoch", "forget_detach", "deliver_twice")  # found within the first seeds
+LONGER = pytest.param(("send_before_journal",), marks=pytest.mark.long)
 LATE = (
     "append_without_fence",
     "detach_everybody",
@@ -27,7 +28,7 @@ def simulate(root: Path, bugs: tuple[str, ...]) -> subprocess.CompletedProcess[s
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "bugs", [QUICK, *(pytest.param((bug,), marks=pytest.mark.night) for bug in LATE)], ids=" ".join
+    "bugs", [QUICK, LONGER, *(pytest.param((bug,), marks=pytest.mark.night) for bug in LATE)], ids=" ".join
 )
 def test_seeded_bugs_are_found(root: Path, bugs: tuple[str, ...]) -> None:
     run = simulate(root, bugs)

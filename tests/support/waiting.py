@@ -11,6 +11,7 @@ async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     async with asyncio.timeout(patience(seconds)):
         while True:
             found = condition()
-            if await found if asyncio.iscoroutine(found) else found:
+            asks = asyncio.iscoroutine(found)  # which takes processor time from those that it waits for
+            if await found if asks else found:
                 return
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05 if asks else 0.01)

@@ -41,6 +41,7 @@ def test_a_continued_sequence_has_the_same_bits(tiny_engines: Engines, isa: str,
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("demo_model")
 def test_the_demo_model_has_them_too() -> None:
     engines = load_engines("smollm2", 1, 1100)

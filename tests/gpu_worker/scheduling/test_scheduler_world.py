@@ -153,7 +153,8 @@ def test_beams_end_at_their_stop_strings(make_world, seed: int) -> None:
     assert len(ends) > sum(ends) > 2, "some beams end by a stop string, and some by a stop token"
 
 
-def test_twenty_thousand_steps_leave_nothing_behind() -> None:
+@pytest.mark.scaled
+def test_many_steps_leave_nothing_behind() -> None:
     rng = random.Random(3)
     runner = FakeRunner(num_blocks=40, num_host_blocks=20, block_size=4, vocab_size=60, context_tokens=128)
     clock = [0.0]
@@ -163,7 +164,7 @@ def test_twenty_thousand_steps_leave_nothing_behind() -> None:
     outputs: dict[SequenceId, list[int]] = {}
     expected: dict[SequenceId, list[int]] = {}
     number = 0
-    for step in range(20_000):
+    for step in range(draws(5000, 20_000)):
         if rng.random() < 0.25 and parts.load().num_waiting < 20:
             number += 1
             name = SequenceId(str(number))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from effort import diagonal
 
 from octavo.cli import main
 from octavo.cli.doctor import machine_checks, model_checks
@@ -159,8 +160,11 @@ def test_a_reader_that_ends_early_is_no_error():
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("command", ["completion bash", "status --state-dir x", "chat --state-dir x", "nothing"])
+CLOSED = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
+COMMANDS = ["completion bash", "status --state-dir x", "chat --state-dir x", "nothing"]
+
+
+@pytest.mark.parametrize(("command", "closed"), diagonal(COMMANDS, CLOSED))
 def test_closed_streams_are_no_error(tmp_path, closed, command):
     shell = f"{sys.executable} -m octavo.cli {command} {closed}"
     done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, check=False)

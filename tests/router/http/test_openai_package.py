@@ -1,11 +1,11 @@
 """OpenAI's own Python package, unchanged."""
 
-import openai
 import pytest
-from openai import AsyncOpenAI
+from lazily import lazily
 
 from octavo.text.byte_tokenizer import ByteTokenizer
 
+openai = lazily("openai")
 PROMPT = list(range(3, 40))
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -18,7 +18,7 @@ async def client(world, monkeypatch):
         lambda self, messages, *_: self.encode("".join(content for _, content in messages)),
     )
     await world.start()
-    async with AsyncOpenAI(
+    async with openai.AsyncOpenAI(
         base_url=f"http://{world.routers[0].http_endpoint}/v1", api_key="none", max_retries=0
     ) as client:
         yield client

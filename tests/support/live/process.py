@@ -108,4 +108,4 @@ def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> 
     until = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < until, f"{what} (waited {timeout_s:.0f} s)"
-        time.sleep(0.02)
+        time.sleep(0.04)

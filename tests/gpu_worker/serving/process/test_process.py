@@ -80,7 +80,7 @@ async def test_a_worker_process_from_no_store_to_the_end(start, tmp_path):
     """It waits for the store, serves, ends during a step on SIGTERM; a second one hangs, and gives up by itself."""
     server = EmbeddedStore(tmp_path)
     worker = start(server.url, "--step-delay-ms", "300")
-    hanging = start(server.url, "--step-delay-ms", "60000", "--lease-ms", "200")
+    hanging = start(server.url, "--step-delay-ms", "60000", "--lease-ms", "500")
     early = start(server.url)
     await until(worker.listening)
     await until(early.listening)

@@ -5,8 +5,8 @@ import base64
 from array import array
 from typing import Any
 
-import openai
 import pytest
+from lazily import lazily
 
 from gpu_worker.pooling.vectors import vector_of
 from gpu_worker.scheduling.state.pooling import PoolingEnd
@@ -14,6 +14,8 @@ from gpu_worker.testing.fake_runner import fold, state_vector
 from octavo.client import AsyncClient
 from octavo.pooling.params import PoolingParams
 from octavo.pooling.vectors import cosine
+
+openai = lazily("openai")
 
 
 def expected(text: str, **params: Any) -> list[float]:
