@@ -7,7 +7,7 @@ RETRY_TOKENS = 32  # after so many tokens of the branch one draft is tried, howe
 class Acceptance:
     __slots__ = ("_retry_at", "share")
 
-    def __init__(self, share: float = 0.5) -> None:
+    def __init__(self, share: float = 0.4) -> None:
         self.share = share  # of the drafts whose predecessors were right
         self._retry_at = 0
 

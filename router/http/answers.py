@@ -10,9 +10,9 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from octavo.request import limits
-from octavo.request.errors import InvalidArgument, NotFound, ServingError
+from octavo.request.errors import InvalidArgument, NotFound
 from octavo.request.ids import new_request_id
-from octavo.v1 import inference_pb2
+from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import failure_from_wire
 from router.background_tasks import BackgroundTasks
 from router.fleet.model_registry import ServedModel
@@ -156,19 +156,14 @@ class NewAnswer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send, called(scope))
         reply.request_id = new_request_id()  # until the body says another one: a refusal has an id, too
-        try:
+        async with reply:
             body = await self.service.bodies.read(scope, receive)
             asked = await run_aside(len(body), lambda: self._read(body, reply))
             if not asked.chosen_id and (name := chosen_id(scope)):
                 asked.request.request_id, asked.chosen_id = name, True
-            if asked.request.request_id.isascii() and asked.request.request_id.isprintable():
-                reply.request_id = asked.request.request_id
+            reply.name_request(asked.request.request_id)
             asked.called = called(scope)
             await self._answer(asked, remaining_s(scope), reply)
-        except ServingError as error:
-            await reply.send_error(error)
-        finally:
-            reply.close()
 
     def _read(self, body: bytes, reply: Reply) -> AskedAnswer:
         fields = parse_object(body, self.service.unknown_fields)
@@ -195,14 +190,24 @@ async def send_answer(session: Session, form: AnswerFormat, stream: bool, reply:
         await reply.send_object(form.whole(await whole_answer(session)))
         return
     await reply.begin_stream()
+    await send_stream(session, reply, form.chunks, form.last_chunk)
+
+
+async def send_stream(
+    session: Session,
+    reply: Reply,
+    shown: Callable[[Sequence[inference_pb2.GenerateEvent]], bytes],
+    end: Callable[[types_pb2.Usage], bytes],
+) -> None:
+    """Sends what is shown of all events of the session, and the end. Raises what ends the stream instead."""
     while events := await session.next_events():
-        data = form.chunks(events)
+        data = shown(events)
         if events[-1].HasField("finished"):
             finished = events[-1].finished
             if finished.HasField("failure"):
                 await reply.send_events(data)
                 raise failure_from_wire(finished.failure).error()
-            await reply.end_stream(data + form.last_chunk(finished.usage))
+            await reply.end_stream(data + end(finished.usage))
             return
         if data:
             await reply.send_events(data)

@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from types import TracebackType
+from typing import Any, ClassVar, Self
 
 from starlette.types import Send
 
@@ -91,7 +92,9 @@ def field_name(field: str) -> str:
 
 
 class Reply:
-    """Sends one answer. Its headers name the request, once it has an id, and by the name that the client gave it."""
+    """Sends one answer, which an `async with` ends. Its headers name the request by its id, once it has one, and by the
+    name that the client gave it.
+    """
 
     PING: ClassVar[bytes] = PING
 
@@ -105,6 +108,26 @@ class Reply:
         self._sent_at = 0.0  # by the event loop's clock
         self._timer: asyncio.TimerHandle | None = None
         self._ping: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """A ServingError ends the answer, and goes no further."""
+        try:
+            if isinstance(error, ServingError):
+                await self.send_error(error)
+                return True
+            return False
+        finally:
+            self._end_pings()
+
+    def name_request(self, request_id: str) -> None:
+        """Headers name the request by its id, if the id may stand in one."""
+        if request_id.isascii() and request_id.isprintable():
+            self.request_id = request_id
 
     async def send_object(self, content: Mapping[str, Any] | bytes, status: int = 200, headers: Any = ()) -> None:
         """Sends a JSON object, or the bytes of one."""
@@ -146,11 +169,10 @@ class Reply:
         self._note_sent()
 
     async def end_stream(self, data: bytes) -> None:
-        self.close()
+        self._end_pings()
         await self._send({"type": "http.response.body", "body": data})
 
-    def close(self) -> None:
-        """Ends the pings. Call it whatever has ended the answer."""
+    def _end_pings(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._ping is not None:

@@ -13,7 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from starlette.types import Receive, Scope, Send
 
 from octavo.request import limits
-from octavo.request.errors import InvalidArgument, ServingError
+from octavo.request.errors import InvalidArgument
 from octavo.v1 import inference_pb2
 from router.http.answer_format import ChatFormat, CompletionFormat
 from router.http.answers import AnswerService, send_answer
@@ -38,19 +38,14 @@ class RequestEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send)
-        try:
+        async with reply:
             request_id = scope["path_params"]["request_id"]
-            if request_id.isascii() and request_id.isprintable():
-                reply.request_id = request_id
+            reply.name_request(request_id)
             if scope["method"] == "DELETE":
                 await self._inference.Cancel(inference_pb2.CancelRequest(request_id=request_id))
                 await reply.send_object({"id": request_id, "object": "request", "cancelled": True})
             else:
                 await self._continue(request_id, query_of(scope), reply)
-        except ServingError as error:
-            await reply.send_error(error)
-        finally:
-            reply.close()
 
     async def _continue(self, request_id: str, query: dict[str, str], reply: Reply) -> None:
         stream, wait = flag_of(query, "stream", False), flag_of(query, "wait", True)

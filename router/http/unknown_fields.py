@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 REFUSE, WARN = "refuse", "warn"
-MODES = (REFUSE, WARN)
 MAX_SHOWN_NAME = 64  # characters of a field's name in a message or header
 MAX_NAMED = 10  # unknown fields in one message
 MAX_NAMED_IGNORED = 64  # fields in one header

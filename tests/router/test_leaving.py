@@ -4,8 +4,6 @@ import asyncio
 import random
 from dataclasses import replace
 
-from effort import patience
-
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.errors import StoreUnavailable
 from octavo.request.record import SequenceState
@@ -14,17 +12,6 @@ from octavo.store.memory import MemoryStore
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 PROMPT = list(range(3, 40))
-
-
-async def test_a_router_that_stops_sends_its_clients_on(world, oracle):
-    """The stream ends at once, and the request does not end."""
-    await world.start(routers=2, step_s=0.01)
-    tasks = await world.streams(world.client(0, 1), 4)
-    async with asyncio.timeout(patience(1.5)):
-        await world.stop_router(world.routers[0])
-    for task in tasks:
-        assert not task.done()
-    await oracle.check_completions(tasks)
 
 
 async def test_the_last_client_that_leaves_ends_requests(world):

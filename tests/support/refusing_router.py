@@ -1,6 +1,6 @@
 """A router that refuses its first calls: what a client library makes of the retries in protos/service_config.json."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 
 @dataclass
-class RefusingRouter(inference_pb2_grpc.InferenceServicer):
+class RefusingRouter:
     """Refuses `refusals` calls with `code`, and says how many attempts gRPC itself had made of each call it saw."""
 
     refusals: int
@@ -41,33 +41,18 @@ class RefusingRouter(inference_pb2_grpc.InferenceServicer):
         usage = types_pb2.Usage(prompt_tokens=1, output_tokens=2)
         return inference_pb2.CompleteResponse(request_id=request.request_id, outputs=[output], usage=usage)
 
-    def Cancel(self, request: Any, context: Any) -> inference_pb2.CancelResponse:
-        self._answer(context)
-        return inference_pb2.CancelResponse()
+    def __getattr__(self, method: str) -> Callable[[Any, Any], Any]:
+        """All other methods, which answer nothing."""
+        try:
+            response = getattr(inference_pb2, f"{method}Response")
+        except AttributeError:
+            raise AttributeError(method) from None
 
-    def Get(self, request: Any, context: Any) -> inference_pb2.GetResponse:
-        self._answer(context)
-        return inference_pb2.GetResponse(request_id=request.request_id)
+        def answer(request: Any, context: Any) -> Any:
+            self._answer(context)
+            return response()
 
-    def Tokenize(self, request: Any, context: Any) -> inference_pb2.TokenizeResponse:
-        self._answer(context)
-        return inference_pb2.TokenizeResponse()
-
-    def Detokenize(self, request: Any, context: Any) -> inference_pb2.DetokenizeResponse:
-        self._answer(context)
-        return inference_pb2.DetokenizeResponse()
-
-    def Embed(self, request: Any, context: Any) -> inference_pb2.EmbedResponse:
-        self._answer(context)
-        return inference_pb2.EmbedResponse()
-
-    def Score(self, request: Any, context: Any) -> inference_pb2.ScoreResponse:
-        self._answer(context)
-        return inference_pb2.ScoreResponse()
-
-    def ListModels(self, request: Any, context: Any) -> inference_pb2.ListModelsResponse:
-        self._answer(context)
-        return inference_pb2.ListModelsResponse()
+        return answer
 
 
 @contextmanager

@@ -70,7 +70,7 @@ class DraftedEngines(Engines):
         """The tokens to come up to a random one, and any others after it; none, for the lookup to be asked."""
         rng = self.rng
         ahead = self.whole[branch.sequence.seq_id].tokens[branch.num_output :][: rng.choice((0, 1, 2, 5, 12))]
-        wrong = [rng.randrange(49_000) for _ in range(rng.choice((0, 0, 1, 3)))]
+        wrong = [rng.randrange(self.info.vocab_size) for _ in range(rng.choice((0, 0, 1, 3)))]
         return [*ahead, *wrong][:most] if rng.random() < 0.7 else []
 
     def count_drafts(self) -> None:

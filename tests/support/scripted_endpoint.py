@@ -88,7 +88,6 @@ class OpenAiServer:
         self.paths: list[str] = []
         self.gap_s = 0.0
         self.hang = threading.Event()  # streams stop after their first event
-        self.disconnects = 0
         self.port = 0
         self.scheme = "http"
 
@@ -123,19 +122,15 @@ class OpenAiServer:
             self._send_json(writer, self.status, self.error)
             return
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        try:
-            for event in self.answer(body):
-                data = event if isinstance(event, str) else json.dumps(event)
-                self._chunk(writer, f"data: {data}\n\n".encode())
+        for event in self.answer(body):
+            data = event if isinstance(event, str) else json.dumps(event)
+            self._chunk(writer, f"data: {data}\n\n".encode())
+            await writer.drain()
+            await asyncio.sleep(self.gap_s)
+            while self.hang.is_set():
+                await asyncio.sleep(0.01)
+                self._chunk(writer, b": ping\n\n")
                 await writer.drain()
-                await asyncio.sleep(self.gap_s)
-                while self.hang.is_set():
-                    await asyncio.sleep(0.01)
-                    self._chunk(writer, b": ping\n\n")
-                    await writer.drain()
-        except ConnectionError:
-            self.disconnects += 1
-            raise
         writer.write(b"0\r\n\r\n")
         await writer.drain()
 

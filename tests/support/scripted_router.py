@@ -24,7 +24,6 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
         self.cancelled = []
         self.drains = []
         self.migrations = []
-        self.watches = 0
         self.num_views = 1_000_000  # then a call of WatchCluster ends
         self.breaks = 0
         self.forgets = 0  # so many calls of DrainWorker find that it does not know the worker
@@ -110,7 +109,6 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
             )
 
     async def WatchCluster(self, request, context):
-        self.watches += 1
         if not self.num_views:
             raise errors.Unimplemented("there is no such method")
         for number in range(1, self.num_views + 1):

@@ -102,13 +102,6 @@ class MigrationRegistry:
         task.add_done_callback(self._tasks.discard)
         return migration.progress
 
-    async def migrate(self, seq_id: SequenceId, epoch: int, target: Incarnation | None = None) -> MigrationProgress:
-        """Moves a sequence, and returns what became of it. Raises what `find_target` and `begin` raise."""
-        found = await self.find_target(target) if target else None
-        progress = self.begin(seq_id, epoch, found)
-        await progress.done.wait()
-        return progress
-
     async def stop(self) -> None:
         """Ends all migrations and connections, after the engine has ended. The store knows who owns the sequences."""
         self._stopped = True

@@ -12,7 +12,7 @@ from gpu_worker.scheduling.state.step import FORCED, LOOKUP, Chunk, StepPlan
 from gpu_worker.scheduling.state.workload import Workload
 
 MOST_DRAFTS = 16  # of a branch
-MOST_ROWS = 32  # from which a step has no guesses but those that are forced: rows are dear then
+DEAR = 0.8  # how likely a row has to be right where nothing is looked up any more: then a draft is seldom worth it
 
 
 class DraftPlanner:
@@ -21,6 +21,7 @@ class DraftPlanner:
         self._costs = costs
         self._tables = workload.tables
         self._looks_up = workload.config.speculation == "lookup"
+        self._num_rows, self._num_expected = 0, 0.0  # of the step being planned: rows, and tokens that they may bring
 
     def add(self, plan: StepPlan) -> None:
         """Gives some decodes of a plan drafts. They then stand after the other decodes."""
@@ -29,9 +30,9 @@ class DraftPlanner:
         if room <= 0 or work.turn is not None:
             return
         decodes = plan.chunks[: plan.num_decodes]
-        if plan.num_tokens >= MOST_ROWS or not self._looks_up:
-            decodes = [chunk for chunk in decodes if chunk.branch.sequence.grammar is not None]
         self._num_rows, self._num_expected = plan.num_tokens, float(plan.num_tokens)
+        if not self._looks_up or self._rows_are_dear:
+            decodes = [chunk for chunk in decodes if chunk.branch.sequence.grammar is not None]
         for chunk in decodes:
             if room <= 0:
                 break
@@ -55,7 +56,7 @@ class DraftPlanner:
             branch.matcher = branch.matcher or grammar.matcher()
             if drafts := branch.matcher.forced(branch.tokens, branch.num_prompt)[:most]:
                 drafter = FORCED
-        if not drafts and self._looks_up and self._num_rows < MOST_ROWS:
+        if not drafts and self._looks_up and not self._rows_are_dear:
             drafts = self._look_up(branch, most)
         end = next((place for place, draft in enumerate(drafts) if draft in branch.stops), len(drafts))
         drafts, masks = drafts[:end], []
@@ -63,6 +64,10 @@ class DraftPlanner:
             masks = branch.matcher.draft_masks(drafts)
             drafts = drafts[: len(masks)]
         return drafts, masks, drafter
+
+    @property
+    def _rows_are_dear(self) -> bool:
+        return self._costs.least_share(self._num_rows, self._num_expected) > DEAR
 
     def _look_up(self, branch: Branch, most: int) -> list[int]:
         tokens = branch.tokens

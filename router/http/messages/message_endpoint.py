@@ -4,10 +4,8 @@ import asyncio
 
 from starlette.types import Receive, Scope, Send
 
-from octavo.request.errors import ServingError
 from octavo.request.ids import new_request_id
-from octavo.wire.public import failure_from_wire
-from router.http.answers import AnswerService, called, chosen_id, remaining_s
+from router.http.answers import AnswerService, called, chosen_id, remaining_s, send_stream
 from router.http.json_body import parse_object
 from router.http.messages.message_body import AskedMessage, read_message
 from router.http.messages.message_format import MessageFormat
@@ -27,7 +25,7 @@ class MessageEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = MessageReply(send, called(scope))
         reply.request_id = "req_" + new_request_id()[2:]  # until the body says another one
-        try:
+        async with reply:
             body = await self._service.bodies.read(scope, receive)
             asked = await run_aside(len(body), lambda: self._read(body, reply))
             if self._counts_only:
@@ -36,10 +34,6 @@ class MessageEndpoint:
             asked.answer.called = called(scope)
             name_request(asked, chosen_id(scope), reply)
             await self._answer(asked, remaining_s(scope), reply)
-        except ServingError as error:
-            await reply.send_error(error)
-        finally:
-            reply.close()
 
     def _read(self, body: bytes, reply: MessageReply) -> AskedMessage:
         fields = parse_object(body, self._service.unknown_fields)
@@ -68,8 +62,7 @@ def name_request(asked: AskedMessage, name: str, reply: MessageReply) -> None:
     answer = asked.answer
     if name and not answer.chosen_id:
         answer.request.request_id, answer.chosen_id = name, True
-    if answer.request.request_id.isascii() and answer.request.request_id.isprintable():
-        reply.request_id = answer.request.request_id
+    reply.name_request(answer.request.request_id)
 
 
 async def send_message(session: Session, form: MessageFormat, stream: bool, reply: MessageReply) -> None:
@@ -81,14 +74,6 @@ async def send_message(session: Session, form: MessageFormat, stream: bool, repl
         return
     await reply.begin_stream()
     await reply.send_events(form.begin())
-    while events := await session.next_events():
-        data = b"".join(form.add(event.token_ids, event.finish_reason) for event in events)
-        if events[-1].HasField("finished"):
-            finished = events[-1].finished
-            if finished.HasField("failure"):
-                await reply.send_events(data)
-                raise failure_from_wire(finished.failure).error()
-            await reply.end_stream(data + form.end(finished.usage))
-            return
-        if data:
-            await reply.send_events(data)
+    await send_stream(
+        session, reply, lambda events: b"".join(form.add(e.token_ids, e.finish_reason) for e in events), form.end
+    )

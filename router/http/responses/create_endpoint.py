@@ -5,7 +5,7 @@ import time
 
 from starlette.types import Receive, Scope, Send
 
-from octavo.request.errors import InvalidArgument, NotFound, ServingError
+from octavo.request.errors import InvalidArgument, NotFound
 from octavo.request.ids import new_request_id
 from octavo.v1 import inference_pb2
 from octavo.wire.public import failure_from_wire
@@ -33,17 +33,12 @@ class CreateEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = ResponseReply(send, called(scope))
         reply.request_id = ID_PREFIX + new_request_id()[2:]  # until the body says another one
-        try:
+        async with reply:
             body = await self._service.bodies.read(scope, receive)
             asked = await run_aside(len(body), lambda: self._read(body, chosen_id(scope), reply))
-            if asked.answer.request.request_id.isascii() and asked.answer.request.request_id.isprintable():
-                reply.request_id = asked.answer.request.request_id
+            reply.name_request(asked.answer.request.request_id)
             asked.answer.called = called(scope)
             await self._answer(asked, remaining_s(scope), reply, len(body))
-        except ServingError as error:
-            await reply.send_error(error)
-        finally:
-            reply.close()
 
     def _read(self, body: bytes, name: str, reply: ResponseReply) -> AskedResponse:
         fields = parse_object(body, self._service.unknown_fields)

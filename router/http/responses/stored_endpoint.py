@@ -7,7 +7,7 @@ from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
-from octavo.request.errors import InvalidArgument, NoWorkers, ServingError
+from octavo.request.errors import InvalidArgument, NoWorkers
 from octavo.v1 import inference_pb2
 from router.http.answers import AnswerService, called
 from router.http.responses.create_endpoint import events_of, send_events
@@ -30,9 +30,8 @@ class StoredEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply, response_id = ResponseReply(send, called(scope)), scope["path_params"]["response_id"]
-        if response_id.isascii() and response_id.isprintable():
-            reply.request_id = response_id
-        try:
+        reply.name_request(response_id)
+        async with reply:
             query = query_of(scope)
             if self._what == "cancel":
                 await reply.send_object((await self._cancel(response_id)).shown)
@@ -46,10 +45,6 @@ class StoredEndpoint:
                 await self._continue(response_id, number_of(query, "starting_after", -1, 2**53), reply)
             else:
                 await reply.send_object((await self._stored.find(response_id)).shown)
-        except ServingError as error:
-            await reply.send_error(error)
-        finally:
-            reply.close()
 
     async def _continue(self, response_id: str, after: int, reply: ResponseReply) -> None:
         """Sends the events after a number, also of a response that is not stored: its stream goes on."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from octavo.request.errors import ServingError
 from octavo.request.ids import new_request_id
 from router.http.answers import remaining_s
 from router.http.field_reader import FieldReader
@@ -33,7 +32,7 @@ class VectorEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send)
         reply.request_id = self.prefix + new_request_id()[2:]
-        try:
+        async with reply:
             data = await self.bodies.read(scope, receive)
             body = await aside([data], lambda: parse_object(data, self.unknown_fields))
             size, content = await self.answer(self.calls, FieldReader(body), remaining_s(scope))
@@ -41,7 +40,3 @@ class VectorEndpoint:
             name = {"id": reply.request_id}
             answer = await aside([range(size)], lambda: json.dumps(name | content()).encode())
             await reply.send_object(answer)
-        except ServingError as error:
-            await reply.send_error(error)
-        finally:
-            reply.close()

@@ -1,7 +1,7 @@
 """Requests with drafts get the tokens and the bits of scores of requests without, whatever their parameters are."""
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
@@ -17,14 +17,14 @@ from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.scheduling.state.sequence import Branch
 from gpu_worker.testing.fake_runner import FakeRunner
 from gpu_worker.testing.witness_runner import WitnessRunner
-from octavo.request.sampling import SamplingParams
+from octavo.request.errors import Failure
+from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
 from octavo.text import byte_tokenizer
 
 torch.set_num_threads(1)
 VOCAB = 128  # bytes
 ENDS = (0,)
 SIZES = {"block_size": 8, "num_blocks": 60, "num_host_blocks": 30, "vocab_size": VOCAB, "context_tokens": 192}
-Scores = dict[str, list[tuple]]
 
 
 def model(*, defined: bool = False) -> ModelRunner:
@@ -68,18 +68,28 @@ def some_params(rng: random.Random) -> SamplingParams:
     return SamplingParams(temperature=temperature, seed=rng.getrandbits(64), max_tokens=rng.randint(1, 40), **some)
 
 
-def outputs(runner, seed: int, known: dict[str, list[int]] | None) -> tuple[dict, dict, Scores, int]:
-    """Tokens, reasons of ends and scores by branch, and how many drafts were right. `known`: tokens to guess from."""
+@dataclass
+class Answer:
+    """What a client gets of a branch."""
+
+    tokens: list[int] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
+    finish: FinishReason = FinishReason.NONE
+    failure: Failure | None = None
+    cumulative_logprob: float | None = None
+
+
+def answers(runner, seed: int, known: dict[str, Answer] | None) -> tuple[dict[str, Answer], int]:
+    """The answers to some requests, by branch, and how many drafts were right. `known`: answers to guess from."""
     rng, guesses = random.Random(seed), random.Random(seed + 1)
     speculation = "off" if known is None else "lookup"
     bench = Bench(runner=runner, max_batch_tokens=40, max_batch_sequences=24, speculation=speculation)
     grammars = shared_grammars(runner.info)
 
     def guess(branch: Branch, most: int) -> list[int]:
-        ahead = known[f"{branch.sequence.seq_id}.{branch.index}"][branch.num_output :]
-        return [*ahead[: guesses.choice((0, 1, 4, 9))], *guesses.choices(range(VOCAB), k=guesses.choice((0, 1, 3)))][
-            :most
-        ]
+        ahead = known[f"{branch.sequence.seq_id}.{branch.index}"].tokens[branch.num_output :]
+        wrong = guesses.choices(range(VOCAB), k=guesses.choice((0, 1, 3)))
+        return [*ahead[: guesses.choice((0, 1, 4, 9))], *wrong][:most]
 
     if known is not None:
         bench.scheduler._planner.drafts._look_up = guess
@@ -89,15 +99,16 @@ def outputs(runner, seed: int, known: dict[str, list[int]] | None) -> tuple[dict
         sequence = bench.new(f"r{number}", prompt, params)
         sequence.grammar = grammars.compile(params.constraint) if params.constraint is not None else None
         assert bench.scheduler.admit(sequence).admitted
-    scores: Scores = {}
+    found: dict[str, Answer] = {}
     while bench.scheduler.has_work:
         for item in bench.step()[1].items:
-            told = [(s.token_id, s.logprob, s.top, s.raw) for s in item.scores]
-            scores.setdefault(f"{item.seq_id}.{item.branch}", []).extend(told)
-            if item.finish:
-                scores[f"{item.seq_id}.{item.branch}"].append((item.finish, item.failure, item.cumulative_logprob))
-    work = bench.workload
-    return bench.tokens, bench.finishes, scores, sum(work.num_accepted_drafts.values())
+            answer = found.setdefault(f"{item.seq_id}.{item.branch}", Answer())
+            assert item.first_index == len(answer.tokens)
+            answer.tokens += item.token_ids
+            answer.scores += item.scores
+            answer.cumulative_logprob = item.cumulative_logprob
+            answer.finish, answer.failure = item.finish, item.failure
+    return found, sum(bench.workload.num_accepted_drafts.values())
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -105,7 +116,18 @@ def outputs(runner, seed: int, known: dict[str, list[int]] | None) -> tuple[dict
     "make", [lambda: FakeRunner(**SIZES), lambda: WitnessRunner(**SIZES), model, partial(model, defined=True)]
 )
 def test_drafts_change_neither_tokens_nor_scores(make, seed: int) -> None:
-    *undisturbed, _ = outputs(make(), seed, None)
-    *drafted, num_accepted = outputs(make(), seed, undisturbed[0])
-    assert drafted == undisturbed
+    undisturbed, _ = answers(make(), seed, None)
+    drafted, num_accepted = answers(make(), seed, undisturbed)
+    assert drafted.keys() == undisturbed.keys()
+    for name, answer in drafted.items():
+        expected = undisturbed[name]
+        assert (answer.finish, answer.failure) == (expected.finish, expected.failure)
+        if answer.failure is not None:  # it ends all branches of its sequence, wherever the others are by then
+            length = min(len(answer.tokens), len(expected.tokens))
+            assert answer.tokens[:length] == expected.tokens[:length]
+            assert answer.scores[:length] == expected.scores[:length]
+        else:
+            assert answer == expected
     assert num_accepted > 30
+    ends = {answer.finish for answer in drafted.values()}
+    assert ends >= {FinishReason.LENGTH, FinishReason.STOP}

@@ -7,6 +7,7 @@ import torch
 from effort import diagonal
 from instruction_sets import ISAS
 from same_bits import FAULTS, Case, Engines, draw_cases, load_engines, text_of
+from same_drafts import DraftedEngines, drafted_cases
 from tiny_llama import CPU, Form, tiny_llama
 
 from gpu_worker.ops import choose_ops, native
@@ -38,6 +39,18 @@ def test_a_continued_sequence_has_the_same_bits(tiny_engines: Engines, isa: str,
     for compared in tiny_engines.compare(cases):
         assert (compared.wrong_tokens, compared.wrong_scores) == (0, 0), compared.case
         assert len(compared.case.prompt) + compared.num_tokens > 1024
+
+
+@pytest.mark.parametrize(("fault", "isa"), diagonal(FAULTS, ISAS[1:]), indirect=["isa"])
+def test_a_sequence_with_drafts_has_the_same_bits(tiny_engines: Engines, isa: str, fault: str) -> None:
+    torch.set_num_threads(1)
+    engines = DraftedEngines(tiny_engines._runners)
+    drawn = drafted_cases(TEXT, 20, 4, (1060, 1500), (24, 40))
+    cases = across([case for case in drawn if case.fault == fault][:2])
+    for compared in engines.compare(cases):
+        assert (compared.wrong_tokens, compared.wrong_scores) == (0, 0), compared.case
+    engines.count_drafts()
+    assert engines.tally["accepted"]
 
 
 @pytest.mark.slow

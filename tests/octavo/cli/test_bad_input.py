@@ -17,6 +17,7 @@ OCTAVO = [sys.executable, "-m", "octavo.cli"]
 NO_SECONDS = [f"{flag}={text}" for flag in ("--timeout", "--deadline") for text in ("x", "0", "-1", "nan", "inf")]
 UP = ["up", "--grpc-port=0", "--state-dir=state"]
 ASK = ["--prompt=hi"]
+QUESTIONS = [["generate", *ASK], ["chat"]]
 CONFIGS = {
     "broken.toml": "[up",
     "table.toml": "up = 3\n",
@@ -68,6 +69,15 @@ BAD = [
     *((["generate", "hi", flag], 2, "number of seconds above 0") for flag in NO_SECONDS),
     (["status", "--timeout=soon"], 2, "number of seconds above 0"),
     (["generate", "hi", "--max-tokens=many"], 2, "--max-tokens"),
+    *((["generate", *words, "--endpoint=127.0.0.1:1"], 2, "prompt: give one") for words in ([], ["hi", *ASK])),
+    *(([*words, "--endpoint=127.0.0.1:1,h:99999"], 2, ": --endpoint: h:99999: port must") for words in QUESTIONS),
+    (["status", "--admin-endpoint=127.0.0.1:1,h:99999"], 2, "status: --admin-endpoint: h:99999: port must"),
+    (["top", "--interval=0"], 2, "no number of seconds above 0"),
+    (["top", "--admin-endpoint=127.0.0.1:1"], 1, "stdout is no terminal: give --once or --json"),
+    # what would be open to others
+    *(([name, "--host=0.0.0.0"], 2, "--tls-key and --tls-ca, or --insecure") for name in ("router", "worker")),
+    *(([name, "--tls-cert=a.crt", "--tls-key=a.key"], 2, "belong together") for name in ("router", "worker")),
+    (["router", "--no-client-certificates"], 2, "--no-client-certificates needs --api-keys"),
     # settings, from every source
     *(([name, "--config=nowhere.toml"], 2, "No such file") for name in ("up", "router", "worker", "doctor")),
     *(([name, "--config=."], 2, "--config") for name in ("up", "router", "worker", "doctor")),
@@ -86,6 +96,7 @@ BAD = [
     (["generate", "--state-dir=a-file", *ASK], 1, "is not a directory: choose another"),
     (["status", "--state-dir=~nobody-of-this-name/x"], 1, "no home directory is known: say with --state-dir"),
     (["chat", "--state-dir=a-file"], 1, "is not a directory: choose another"),
+    *(([*words, "--state-dir=nowhere"], 1, "no `octavo up` runs on") for words in (["status"], ["top", "--once"])),
     (["status", "--state-dir=nowhere"], 1, "or name routers with --admin-endpoint"),
     (["generate", "--state-dir=nowhere", *ASK], 1, "name routers with --endpoint"),
     # the store

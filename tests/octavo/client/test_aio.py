@@ -11,7 +11,6 @@ from octavo.v1 import types_pb2
 
 QUICK = RetryPolicy(progress_timeout_s=5.0, backoff_base_s=0.001, backoff_cap_s=0.01)
 FAULTS = ["end", "skip", "twice", "swap", "old", "UNAVAILABLE", "CANCELLED", "INTERNAL", "UNKNOWN"]
-BREAKS = ["end", "UNAVAILABLE", "CANCELLED", "INTERNAL", "UNKNOWN"]
 
 
 async def gather(stream):
@@ -44,21 +43,6 @@ def test_random_faults_change_nothing(faults, make_router, serve, script):
             assert stream.num_reattaches <= len(faults)
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize("fault", BREAKS)
-async def test_broken_streams_go_on_at_the_next_router(router, make_router, serve, script, fault):
-    other = make_router()
-    other.accepted = router.accepted
-    router.scripts.append(script(at=3, fault=fault))
-    async with serve(router) as one, serve(other) as two, AsyncClient([one, two], policy=QUICK) as client:
-        stream = client.generate("hello")
-        assert await gather(stream) == (*router.oracle, [FinishReason.LENGTH])
-        assert stream.num_reattaches == 1
-    assert [method for method, _ in router.calls] == ["Generate"]
-    (call,) = other.calls
-    assert call[0] == "Attach"
-    assert call[1].resume_token
 
 
 async def test_an_accepted_request_is_not_given_up_early(router, serve, script):
@@ -201,6 +185,7 @@ async def test_prompts_are_told_by_their_type(router, serve, prompt, kind):
         ({"top_k": 2**40}, "top_k"),
         ({"stop": ["\ud800"]}, "stop"),
         ({"max_tokenz": 1}, r"^max_tokenz: there is no such argument; did you mean max_tokens\?"),
+        ({"deadlines": 5}, "did you mean deadline_s"),
         ({"prompt": {"role": "user", "content": "Hi"}}, "^prompt: give a text, token ids, or a list"),
         ({"prompt": ["Hi"]}, "^prompt: give a text, token ids, or a list"),
         ({"prompt": [{"role": "user"}]}, r"^chat\.messages\[0\]: has no content"),

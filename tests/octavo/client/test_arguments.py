@@ -33,13 +33,6 @@ def test_none_is_the_default_and_one_stop_string_is_a_list_of_one(sampling, argu
     assert make_sampling(sampling, arguments) == expected
 
 
-def test_a_misspelt_argument_names_the_closest():
-    with pytest.raises(InvalidArgument, match=r"^max_tokenz: there is no such argument; did you mean max_tokens\?"):
-        make_sampling(None, {"max_tokenz": 5})
-    with pytest.raises(InvalidArgument, match="did you mean deadline_s"):
-        make_sampling(None, {"deadlines": 5})
-
-
 SNIPPET = """
 from octavo.client import AsyncClient, Client
 

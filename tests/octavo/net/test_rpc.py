@@ -34,7 +34,6 @@ class Echo:
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
         self.cancelled = asyncio.Event()
-        self.num_flooded = 0
 
     async def unary_unary(self, request: bytes, context: object) -> bytes:
         return await self._answer(request)
@@ -56,7 +55,6 @@ class Echo:
 
     async def flood(self, request: bytes, context: object) -> AsyncIterator[bytes]:
         while True:
-            self.num_flooded += 1
             yield b"x" * 1024
 
     async def _answer(self, request: bytes) -> bytes:

@@ -105,13 +105,6 @@ class Bench:
     ) -> TakeReply:
         return await self.store.take_ownership(TakeRequest(seq_id, epoch, owner, take_id, reason))
 
-    async def lose(self, seq_id: SequenceId) -> None:
-        """The record is gone, as after a failover that lost it."""
-        if isinstance(self.store, MemoryStore):
-            del self.store.shared._entries[seq_id]
-        else:
-            await self.store.server.client.delete(codec.record_key(seq_id))
-
     async def used_quota(self, tenant: str) -> tuple[int, tuple[int, ...] | None]:
         """The tenant's streams that count, and what its bucket holds; None: there is none, so it is full."""
         if isinstance(self.store, MemoryStore):

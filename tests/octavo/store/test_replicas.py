@@ -58,10 +58,6 @@ class Pair:
     async def link_is_up(self, follower: int) -> bool:
         return (await self.clients[follower].info("replication")).get("master_link_status") == "up"
 
-    async def has_caught_up(self, follower: int) -> bool:
-        written, read = [await client.info("replication") for client in self.clients]
-        return bool(written["master_repl_offset"] == read["slave_repl_offset"])
-
     def signal(self, index: int, what: signal.Signals) -> None:
         os.kill(self.servers[index].pid or 0, what)
 

@@ -4,11 +4,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-ROUTER = "model"
+from octavo.text.byte_tokenizer import ByteTokenizer
 
 
 @dataclass
@@ -115,3 +115,28 @@ async def call(connect: Connect) -> Call:
         return answer
 
     return one
+
+
+class Templated(NamedTuple):
+    """What a template was given."""
+
+    messages: list[tuple[str, str]]
+    begin_answer: bool
+    tools: list[Any]
+    details: list[Any]
+    variables: dict[str, Any] | None
+
+
+@pytest.fixture
+def templates(monkeypatch: pytest.MonkeyPatch) -> list[Templated]:
+    """Gives the byte tokenizer a chat template, which a variable may end; what it was given."""
+    seen: list[Templated] = []
+
+    def apply_chat(self, messages, begin_answer=True, tools=(), details=(), variables=None):  # type: ignore[no-untyped-def]
+        seen.append(Templated(list(messages), begin_answer, list(tools), list(details), variables))
+        text = "".join(f"{role[0]}:{content}\n" for role, content in messages)
+        return self.encode(text + str((variables or {}).get("ends_with", "")))
+
+    monkeypatch.setattr(ByteTokenizer, "apply_chat", apply_chat)
+    monkeypatch.setattr(ByteTokenizer, "has_chat_template", True)
+    return seen

@@ -19,20 +19,6 @@ HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "weather", "description": "tells", "parameters": {"type": "object"}}}
 
 
-@pytest.fixture
-def templates(monkeypatch):
-    """Gives the byte tokenizer a chat template; what it was given."""
-    seen = []
-
-    def apply_chat(self, messages, begin_answer=True, tools=(), details=()):
-        seen.append((list(messages), begin_answer, list(tools), list(details)))
-        return self.encode("".join(f"{role}: {content}\n" for role, content in messages))
-
-    monkeypatch.setattr(ByteTokenizer, "apply_chat", apply_chat)
-    monkeypatch.setattr(ByteTokenizer, "has_chat_template", True)
-    return seen
-
-
 async def test_a_chat_is_answered_whole_and_in_chunks(world, call, templates):
     await world.start()
     body = {"messages": HI, "temperature": 0, "max_completion_tokens": 12}
@@ -89,14 +75,14 @@ async def test_tools_and_their_calls_get_to_the_template(world, call, templates)
     ]
     answer = await call("POST", PATH, {"messages": messages, "tools": [TOOL], "tool_choice": "auto", "max_tokens": 2})
     assert answer.status == 200
-    ((turns, begins, tools, details),) = templates
+    ((turns, begins, tools, details, _),) = templates
     assert turns == [("system", "Be\nbrief"), ("user", "Hi"), ("assistant", ""), ("tool", "rain")]
     assert begins
     assert tools == [TOOL]
     assert details[2]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"where": "Oslo"}}
     assert details[3] == {"tool_call_id": "c1", "name": "weather"}
     await call("POST", PATH, {"messages": HI, "tools": [TOOL], "tool_choice": "none", "max_tokens": 2})
-    assert templates[-1][2:] == ([], [])
+    assert templates[-1][2:4] == ([], [])
 
 
 async def test_further_fields_of_messages_get_to_the_template(world, call, templates):
@@ -184,6 +170,10 @@ def test_fields_that_change_answers_are_refused(more, param):
          "json_schema", "{}"),
         ({"structured_outputs": {"json": '{"type": "integer"}'}}, "json_schema", '{"type": "integer"}'),
         ({"structured_outputs": {"json": {"type": "integer"}}}, "json_schema", '{"type": "integer"}'),
+        ({"structured_outputs": {"json": '{"properties": {}}'}}, "json_schema",
+         '{"properties": {}, "additionalProperties": false}'),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": {}}}}},
+         "json_schema", '{"properties": {}, "additionalProperties": false}'),
         ({"structured_outputs": {"regex": "a+"}}, "regex", "a+"),
         ({"structured_outputs": {"grammar": "start: A"}}, "lark", "start: A"),
         ({"structured_outputs": {"json_object": True}}, "json_object", True),
@@ -195,11 +185,6 @@ def test_forms_of_outputs_become_constraints(body, shape, value):
     assert constraint.WhichOneof("shape") == shape
     found = getattr(constraint, shape)
     assert (list(found.texts) if shape == "choice" else found) == value
-
-
-def test_the_format_text_constrains_nothing():
-    asked = read_chat({"messages": HI, "response_format": {"type": "text"}})
-    assert not asked.request.sampling.HasField("constraint")
 
 
 def test_a_body_becomes_the_request_that_grpc_takes():
@@ -229,4 +214,4 @@ def test_a_body_becomes_the_request_that_grpc_takes():
     assert request.sampling.n == 2
     assert dict(request.sampling.logit_bias) == {7: -100.0}
     assert [(turn.role, turn.content) for turn in request.chat.messages] == [("user", "Hi")]
-    assert not request.sampling.HasField("top_p")
+    assert not request.sampling.HasField("top_p") and not request.sampling.HasField("constraint")

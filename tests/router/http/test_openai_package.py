@@ -3,20 +3,13 @@
 import pytest
 from lazily import lazily
 
-from octavo.text.byte_tokenizer import ByteTokenizer
-
 openai = lazily("openai")
 PROMPT = list(range(3, 40))
 HI = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
-async def client(world, monkeypatch):
-    monkeypatch.setattr(
-        ByteTokenizer,
-        "apply_chat",
-        lambda self, messages, *_: self.encode("".join(content for _, content in messages)),
-    )
+async def client(world, templates):
     await world.start()
     async with openai.AsyncOpenAI(
         base_url=f"http://{world.routers[0].http_endpoint}/v1", api_key="none", max_retries=0
@@ -53,11 +46,6 @@ async def test_the_package_assembles_a_streamed_chat(client):
         with pytest.raises(openai.LengthFinishReasonError) as caught:  # it has the five tokens
             await stream.get_final_completion()
     assert caught.value.completion.choices[0].message.role == "assistant"
-
-
-async def test_models(client):
-    assert [model.id async for model in client.models.list()] == ["fake"]
-    assert (await client.models.retrieve("fake")).owned_by == "octavo"
 
 
 async def test_errors_are_those_of_the_package(client):

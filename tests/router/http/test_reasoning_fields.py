@@ -15,18 +15,10 @@ SAID = "<think>\nHm, </thi\n</think>\n\nYes <b>"
 
 
 @pytest.fixture
-def templates(monkeypatch):
-    """Gives the byte tokenizer the template of a model that reasons; what it was given."""
-    seen = []
-
-    def apply_chat(self, messages, begin_answer=True, tools=(), details=(), variables=None):
-        seen.append((list(details), variables))
-        return self.encode("x" + str((variables or {}).get("ends_with", "")))
-
-    monkeypatch.setattr(ByteTokenizer, "apply_chat", apply_chat)
-    monkeypatch.setattr(ByteTokenizer, "has_chat_template", True)
+def templates(templates, monkeypatch):
+    """The template is that of a model that reasons."""
     monkeypatch.setattr(ByteTokenizer, "chat_template", THINKS, raising=False)
-    return seen
+    return templates
 
 
 def body(text: str, **more: object) -> dict:
@@ -85,11 +77,11 @@ async def test_what_bodies_say_of_reasoning_gets_to_the_template(world, call, te
     earlier = {"role": "assistant", "content": "No.", "reasoning_content": "Hm.", "reasoning": "Hm."}
     asked = body("x", messages=[*HI, earlier, *HI], reasoning_effort="low", chat_template_kwargs={"thinking": 3})
     assert (await call("POST", PATH, asked)).status == 200
-    details, variables = templates[-1]
+    *_, details, variables = templates[-1]
     assert details[1] == {"reasoning_content": "Hm."}
     assert variables == {"enable_thinking": True, "thinking": 3, "reasoning_effort": "low"}
     await call("POST", PATH, body("x", reasoning_effort="none"))
-    assert templates[-1][1] == {"enable_thinking": False, "thinking": False}
+    assert templates[-1].variables == {"enable_thinking": False, "thinking": False}
 
 
 async def test_the_validator_s_names_are_those_of_bodies(world, call, templates):

@@ -194,12 +194,7 @@ def joined_message(chunks):
     return message | ({"tool_calls": list(calls.values())} if calls else {})
 
 
-async def test_calls_and_reasoning_are_shown_again_from_any_place_on(world, call, monkeypatch):
-    def apply_chat(self, messages, *options, **named):
-        return self.encode("x")
-
-    monkeypatch.setattr(ByteTokenizer, "apply_chat", apply_chat)
-    monkeypatch.setattr(ByteTokenizer, "has_chat_template", True)
+async def test_calls_and_reasoning_are_shown_again_from_any_place_on(world, call, templates, monkeypatch):
     monkeypatch.setattr(ByteTokenizer, "chat_template", "</think>", raising=False)
     await world.start(routers=2)
     tool = {"type": "function", "function": {"name": "a"}}

@@ -75,15 +75,6 @@ def text(pieces: list[BranchPiece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def test_a_stop_string_cuts_text_and_tokens():
-    branch = reader(("stop",))
-    piece = branch.read_run(0, TOKENS, None, FinishReason.NONE)
-    assert branch.finish is FinishReason.STOP
-    assert piece.text == TEXT.split("stop")[0]
-    assert bytes(piece.token_ids).decode().endswith("stop")
-    assert branch.read_run(branch.next_index, [65], None, FinishReason.NONE) is None
-
-
 def test_another_history_is_data_loss():
     branch = reader()
     branch.read_run(0, TOKENS[:3], extend_chain(CHAIN, TOKENS[:3]), FinishReason.NONE)

@@ -115,7 +115,7 @@ class SimBlockSender:
         reached = network.reaches(host.name, machine) and network.reaches(machine, host.name)
         if listener is None or not reached or listener.host.paused:
             raise failed(Refusal.CONNECTION_LOST, f"{machine}:{port} cannot be reached")
-        self.num_bytes = self.num_resends = 0
+        self.num_bytes = 0
         self._links = links
         self._host = host
         self._listener = listener
@@ -133,10 +133,6 @@ class SimBlockSender:
     @property
     def has_failed(self) -> bool:
         return self._error is not None
-
-    @property
-    def bytes_in_flight(self) -> int:
-        return 0
 
     def open_ticket(self, number: int, secret: bytes) -> "Future[None]":
         self._secrets[number] = secret

@@ -160,10 +160,11 @@ class FaultMenu:
 
     async def _move_one(self, worker: Any, seq_id: Any) -> None:
         try:
-            progress = await worker.migrations.migrate(seq_id, worker.publisher.logs[seq_id].epoch)
+            progress = worker.migrations.begin(seq_id, worker.publisher.logs[seq_id].epoch)
         except ServingError as error:
             self._log.add("FAULT", f"{seq_id} was not moved: {error}")
             return
+        await progress.done.wait()
         self._log.count(f"sequence {progress.outcome.name.lower()}", f"{seq_id}: {progress.error}")
 
     async def _corrupt(self) -> None:

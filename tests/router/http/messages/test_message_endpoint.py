@@ -20,20 +20,6 @@ TOOL = {"name": "weather", "description": "tells", "input_schema": {"type": "obj
 ASKED = {"max_tokens": 12, "messages": HI, "temperature": 0}
 
 
-@pytest.fixture
-def templates(monkeypatch):
-    """Gives the byte tokenizer a chat template; what it was given."""
-    seen = []
-
-    def apply_chat(self, messages, begin_answer=True, tools=(), details=()):
-        seen.append((list(messages), list(tools), list(details)))
-        return self.encode("".join(f"{role}: {content}\n" for role, content in messages))
-
-    monkeypatch.setattr(ByteTokenizer, "apply_chat", apply_chat)
-    monkeypatch.setattr(ByteTokenizer, "has_chat_template", True)
-    return seen
-
-
 def events_of(body):
     """The events of a stream, each with the name that stands before it."""
     found = []
@@ -224,9 +210,3 @@ def test_the_channels_of_gpt_oss_are_blocks():
     _, whole = shown(text, FinishReason.STOP, 7, ("harmony", "harmony"))
     assert [block["type"] for block in whole["content"]] == ["tool_use", "text"]
     assert whole["content"][1]["text"] == "Yes"
-
-
-async def test_a_router_that_warns_names_unknown_fields(world, call, templates):
-    await world.start(router={"http_unknown_fields": "warn"})
-    answer = await call("POST", PATH, {**ASKED, "mood": 1})
-    assert (answer.status, answer.headers["x-octavo-ignored-fields"]) == (200, "mood")

@@ -4,21 +4,10 @@ import asyncio
 import re
 from pathlib import Path
 
-import pytest
-
-from octavo.text.byte_tokenizer import ByteTokenizer
-
 PAGE = Path(__file__).resolve().parents[4] / "docs/responses.md"
 
 
-@pytest.fixture(autouse=True)
-def template(monkeypatch):
-    monkeypatch.setattr(
-        ByteTokenizer, "apply_chat", lambda self, messages, *_, **__: self.encode("".join(text for _, text in messages))
-    )
-
-
-async def test_the_example_runs(world, call, capsys):
+async def test_the_example_runs(world, call, templates, capsys):
     await world.start(routers=2)
     ((code),) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     code = code.replace("127.0.0.1:58051", world.routers[1].http_endpoint).replace("smollm2", "fake")

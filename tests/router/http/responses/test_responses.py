@@ -25,20 +25,6 @@ TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"where": "Oslo"}}\n</tool_call>'
 
 
-@pytest.fixture
-def templates(monkeypatch):
-    """Gives the byte tokenizer a chat template; what it was given."""
-    seen = []
-
-    def apply_chat(self, messages, *_, **__):
-        seen.append([(role, content) for role, content in messages])
-        return self.encode("".join(f"{role}: {content}\n" for role, content in messages))
-
-    monkeypatch.setattr(ByteTokenizer, "apply_chat", apply_chat)
-    monkeypatch.setattr(ByteTokenizer, "has_chat_template", True)
-    return seen
-
-
 def events_of(body):
     found = [json.loads(event.split("\ndata: ")[1]) for event in body.decode().split("\n\n") if event]
     assert [event["type"] for event in found] == [
@@ -95,10 +81,10 @@ async def test_a_conversation_goes_on_from_any_router(world, call, templates):
     assert (first["metadata"], second["metadata"]) == ({"a": "b"}, {})
     third = {**ASKED, "input": "So?", "previous_response_id": second["id"], "max_output_tokens": 3}
     await call("POST", PATH, third)
-    assert templates[0] == [("system", "Be brief"), ("user", "Hi")]
+    assert templates[0].messages == [("system", "Be brief"), ("user", "Hi")]
     again = second["output"][0]["content"][0]["text"]
     turns = [("user", "Hi"), ("assistant", text), ("user", "And?"), ("assistant", again), ("user", "So?")]
-    assert templates[-1] == turns
+    assert templates[-1].messages == turns
     items = (await call("GET", f"{PATH}/{second['id']}/input_items")).object
     assert [item["content"][0]["text"] for item in items["data"]] == ["And?"]
     gone = await call("POST", PATH, {**ASKED, "previous_response_id": "resp_never"})
@@ -155,6 +141,14 @@ def test_what_would_change_the_answer_is_refused(more, param):
     assert caught.value.field == param
 
 
+def events_for(notes, after):
+    tokenizer = ByteTokenizer()
+    model = SimpleNamespace(
+        tokenizer=tokenizer, text_stream=lambda params: TextStream.of_branch(tokenizer.detokenizer(), params, ())
+    )
+    return ResponseEvents("resp_r", notes, model, SamplingParams(), 3, after)
+
+
 @pytest.mark.parametrize(
     ("text", "finish", "kinds", "status"),
     [
@@ -170,13 +164,10 @@ def test_events_do_not_depend_on_how_the_tokens_came(text, finish, kinds, status
     notes = ResponseNotes(created_at=1, model="m", shown=asked.shown)
     notes.note_division(OutputForms().division(tokenizer, asked.answer.tools))
     notes = ResponseNotes.from_bytes(notes.to_bytes())
-    model = SimpleNamespace(
-        tokenizer=tokenizer, text_stream=lambda params: TextStream.of_branch(tokenizer.detokenizer(), params, ())
-    )
     tokens = tokenizer.encode(text)
 
     def stream(size, after=-1):
-        events = ResponseEvents("resp_r", notes, model, SamplingParams(), 3, after)
+        events = events_for(notes, after)
         data = events.begin()
         for start in range(0, len(tokens), size):
             data += events.add(tokens[start : start + size], 0)
@@ -193,18 +184,10 @@ def test_events_do_not_depend_on_how_the_tokens_came(text, finish, kinds, status
         assert stream(size, after=5) == (first[6:], response)
 
 
-def events_for(notes):
-    tokenizer = ByteTokenizer()
-    model = SimpleNamespace(
-        tokenizer=tokenizer, text_stream=lambda params: TextStream.of_branch(tokenizer.detokenizer(), params, ())
-    )
-    return ResponseEvents("resp_r", notes, model, SamplingParams(), 3, NO_EVENTS)
-
-
 def test_the_channels_of_gpt_oss_are_items_and_no_event_is_made_where_none_is_wanted():
     notes = ResponseNotes(created_at=1, model="m", shown={}, schemas={"weather": ""}, form="harmony")
     notes.reasoning = "harmony"
-    events = events_for(notes)
+    events = events_for(notes, NO_EVENTS)
     text = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
     text += "<|constrain|>json<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>Yes"
     assert events.begin() + events.add(ByteTokenizer().encode(text), 0) == b""
@@ -256,9 +239,3 @@ async def test_thoughts_are_not_kept_as_context_and_a_cancel_shows_the_response_
     long = (await call("POST", PATH, {**ASKED, "max_output_tokens": 5000, "background": True})).object["id"]
     assert (await call("POST", f"{PATH}/{long}/cancel")).object["status"] == "cancelled"
     assert shown == [long]
-
-
-async def test_a_router_that_warns_names_unknown_fields(world, call, templates):
-    await world.start(router={"http_unknown_fields": "warn"})
-    answer = await call("POST", PATH, {**ASKED, "max_output_tokens": 2, "mood": 1})
-    assert (answer.status, answer.headers["x-octavo-ignored-fields"]) == (200, "mood")

@@ -103,9 +103,13 @@ async def test_what_is_wrong_is_named(world: Any, path: str, body: Any, param: s
         ("/v1/embeddings", {"input": "x"}),
         ("/rerank", {"query": "q", "documents": ["a"]}),
         ("/score", {"text_1": "a", "text_2": "b"}),
+        ("/v1/messages", {"max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/responses", {"max_output_tokens": 2, "input": "Hi"}),
     ],
 )
-async def test_unknown_fields_are_named_where_a_router_only_warns(world: Any, path: str, body: Any) -> None:
+async def test_unknown_fields_are_named_where_a_router_only_warns(
+    world: Any, templates: Any, path: str, body: Any
+) -> None:
     await world.start(router={"http_unknown_fields": "warn"})
     endpoint = world.routers[0].http_endpoint
     status, headers, _ = await world.http(endpoint, path, body | {"nobody_knows": 1}, method="POST")
