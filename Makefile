@@ -1,6 +1,6 @@
 # octavo: `make run` serves a model, `make test` tests everything; both set up what they need in .venv, without root.
-# Variables: PYTHON (which to use), TORCH and TORCH_ARGS (see `install`), ARGS (for run, test and bench), CLIENTS (languages, for test-clients),
-# MINUTES (for chaos), ISAS and CMAKE_ARGS (tools/build_extension.sh).
+# Variables: PYTHON (which to use), TORCH and TORCH_ARGS (see `install`), ARGS (for run, test and bench), CLIENTS (languages) and PACKAGES (both
+# for test-clients), MINUTES (for chaos), ISAS and CMAKE_ARGS (tools/build_extension.sh).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -14,6 +14,7 @@ TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
 ARGS ?=
 CLIENTS ?=
+PACKAGES ?=
 MINUTES ?= 5
 CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 export CMAKE_BUILD_PARALLEL_LEVEL
@@ -109,8 +110,8 @@ test-redis: install  ## the tests of the store on a redis-server, beside `make t
 	@$(BIN)/python -m pytest --redis tests/octavo/store $(ARGS)
 
 .PHONY: test-clients
-test-clients: install  ## examples/, built and run against live processes; installs Debian packages if it may (CLIENTS='node cpp')
-	@OCTAVO_TEST_CLIENTS='$(CLIENTS)' $(BIN)/python -m pytest tests/clients $(ARGS)
+test-clients: install  ## examples/ and other people's packages against live processes; installs Debian packages if it may (CLIENTS='node cpp', PACKAGES='openai llm')
+	@OCTAVO_TEST_CLIENTS='$(CLIENTS)' OCTAVO_TEST_PACKAGES='$(PACKAGES)' $(BIN)/python -m pytest tests/clients $(ARGS)
 
 .PHONY: test-wheel
 test-wheel: install  ## a wheel, installed into bare environments, serves there (builds every instruction set, installs torch)

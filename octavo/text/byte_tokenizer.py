@@ -1,6 +1,6 @@
 """The tokenizers of runners and models that have none: of bytes, and one that refuses text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from octavo.request.errors import InvalidArgument, NoTokenizer
@@ -20,6 +20,8 @@ class ByteTokenizer:
     vocab_size = 256
     eos_token_ids: tuple[int, ...] = ()
     has_chat_template = False
+    chat_template = ""
+    template_variables: Mapping[str, str] = {}
     has_text = True
 
     def encode(self, text: str) -> list[int]:

@@ -94,6 +94,11 @@ class Tokenizer:
         """The source of the chat template; empty if there is none."""
         return self._chat.source if self._chat is not None else ""
 
+    @property
+    def template_variables(self) -> Mapping[str, str]:
+        """What the chat template gets beside the chat, such as the texts of special tokens by their names."""
+        return self._parts.template_variables
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text, after the beginning-of-sequence token if the model wants one.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, ClassVar
 
+from octavo.request.errors import Unreachable
 from octavo.text.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from router.fleet.model_registry import ServedModel
@@ -162,7 +163,9 @@ class AnswerFormat:
     # One object
 
     def whole(self, answer: inference_pb2.CompleteResponse) -> bytes:
-        """The whole answer."""
+        """The whole answer. Raises Unreachable if the log probabilities that it must have are lost."""
+        if not self._asked.chosen_id and lacks_scores(self._asked.request.sampling, answer):
+            raise Unreachable("the worker that had computed the log probabilities has died: retry")
         self._prompt_scores.extend(answer.prompt_logprobs)
         choices = []
         in_choice, beside = self._prompt_scores_shown(answer.prompt_logprobs)
@@ -211,6 +214,15 @@ class AnswerFormat:
             "total_tokens": usage.prompt_tokens + num_output,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         }
+
+
+def lacks_scores(sampling: types_pb2.SamplingParams, answer: inference_pb2.CompleteResponse) -> bool:
+    """Whether log probabilities are missing: no journal has them, and no worker computes an ended request again."""
+    if sampling.HasField("prompt_logprobs") and len(answer.prompt_logprobs) < answer.usage.prompt_tokens - 1:
+        return True
+    return sampling.HasField("logprobs") and any(
+        len(output.logprobs) < len(output.token_ids) for output in answer.outputs
+    )
 
 
 class ChatFormat(AnswerFormat):

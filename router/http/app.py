@@ -24,7 +24,7 @@ from router.http.messages.message_endpoint import MessageEndpoint
 from router.http.messages.message_reply import MessageReply
 from router.http.paths.other_paths import instead_of
 from router.http.paths.several_answers import SeveralAnswers
-from router.http.paths.text_calls import TextCall, VersionEndpoint, detokenize, tokenize
+from router.http.paths.text_calls import TextCall, TokenizerInfoEndpoint, VersionEndpoint, detokenize, tokenize
 from router.http.reply import Reply
 from router.http.requests import RequestEndpoint
 from router.http.responses.create_endpoint import CreateEndpoint
@@ -103,6 +103,7 @@ class OpenAiApp:
                 Route("/v1/requests/{request_id:path}", RequestEndpoint(service, inference), methods=["GET", "DELETE"]),
                 Route("/tokenize", TextCall(service, tokenize), methods=["POST"]),
                 Route("/detokenize", TextCall(service, detokenize), methods=["POST"]),
+                Route("/tokenizer_info", TokenizerInfoEndpoint(service), methods=["GET"]),
                 Route("/version", VersionEndpoint(), methods=["GET"]),
                 Route("/v1/embeddings", vectors("embd-", answer_embeddings), methods=["POST"]),
                 *(Route(path, vectors("rerank-", answer_rerank), methods=["POST"]) for path in RERANK_PATHS),

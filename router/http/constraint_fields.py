@@ -1,9 +1,11 @@
 """The form that outputs must have: OpenAI's `response_format`, and `structured_outputs` as vLLM has it."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from octavo.request.errors import FieldViolation, InvalidArgument
+from octavo.text.closed_schemas import closed
 from octavo.v1 import types_pb2
 from router.http.field_reader import FieldReader, checked_text
 
@@ -36,7 +38,7 @@ def _read_outputs(outputs: FieldReader, constraint: types_pb2.Constraint) -> Non
     path = f"structured_outputs.{name}"
     match name:
         case "json":
-            constraint.json_schema = _json_text(path, value)
+            constraint.json_schema = schema_text(path, value)
         case "structural_tag":
             constraint.structural_tag = _json_text(path, value)
         case "regex":
@@ -70,10 +72,18 @@ def _read_format(form: FieldReader, sampling: types_pb2.SamplingParams) -> None:
                 raise InvalidArgument("response_format.json_schema.schema", "must be an object")
             wanted.take_ignored(["name", "description", "strict"])
             wanted.refuse_rest()
-            sampling.constraint.json_schema = _json_text("response_format.json_schema.schema", schema)
+            sampling.constraint.json_schema = schema_text("response_format.json_schema.schema", schema)
         case _:
             raise InvalidArgument("response_format.type", f"must be one of {', '.join(FORMATS)}")
     form.refuse_rest()
+
+
+def schema_text(path: str, value: Any) -> str:
+    """A schema that came as an object, true or text; objects have the properties that it names."""
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):  # what is no JSON is refused as what it is
+            value = json.loads(value)
+    return _json_text(path, closed(value) if isinstance(value, dict) else value)
 
 
 def _json_text(path: str, value: Any) -> str:
@@ -83,6 +93,10 @@ def _json_text(path: str, value: Any) -> str:
     if not isinstance(value, (dict, bool)):
         raise InvalidArgument(path, "must be an object, or its text")
     try:
-        return json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell
+        raise InvalidArgument(path, "has a text without a UTF-8 form") from None
     except RecursionError:
         raise InvalidArgument(path, "is nested too deep") from None
+    return text

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 
 from octavo.request.errors import InvalidArgument
+from octavo.text.closed_schemas import closed
 from router.tools.asked_tools import AskedTools
 from router.tools.formats import ToolFormat
 from router.tools.output_forms import Division
@@ -97,7 +98,7 @@ def _call_rules(
         if form.open_argument:
             rules += tagged_rules(f"args_{i}", name, schema, form)
         else:
-            whole = {"type": "object", **schema, **_JSON_OPTIONS}
+            whole = {"type": "object", **closed(schema), **_JSON_OPTIONS}
             rules.append(f"args_{i}: %json {json.dumps(whole)}")
     return rules
 

@@ -16,6 +16,7 @@ __all__ = ["clusters", "pytest_runtest_makereport"]
 # Slow enough that an answer of 1000 tokens is still under way when its router is killed, or when a router that stops
 # has kept its streams for as long as it may.
 PAIR = Shape(routers=2, workers=1, runner="fake", step_delay_ms=5, router_args=("--drain-ms", "500"))
+MODEL = Shape(routers=2, workers=2, runner="model", step_delay_ms=0, start_s=300)
 NOT_PERMITTED = 77  # see tools/clients.sh
 
 
@@ -47,6 +48,12 @@ def chat_cluster(clusters: Callable[[Shape], Cluster], tmp_path_factory: pytest.
     folder = write_chat_tokenizer(tmp_path_factory.mktemp("tokenizer") / "chat")
     made = Shape(routers=2, workers=2, runner="fake", step_delay_ms=5, router_args=("--tokenizer", str(folder)))
     yield from whole(clusters(made))
+
+
+@pytest.fixture
+def model_cluster(clusters: Callable[[Shape], Cluster]) -> Iterator[Cluster]:
+    """Two routers, two workers with the demo model."""
+    yield from whole(clusters(MODEL))
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from octavo.request.ids import new_request_id
 from octavo.v1 import inference_pb2
 from router.http.chats.chat_writer import ChatWriter, checked_list, json_text, read_one_output, strict_names
 from router.http.common_fields import AskedAnswer, read_max_tokens
+from router.http.constraint_fields import schema_text
 from router.http.field_reader import FieldReader, checked_text
 from router.tools.asked_tools import read_choice
 
@@ -213,7 +214,7 @@ def _read_output(fields: FieldReader, request: inference_pb2.GenerateRequest) ->
     form.take_harmless("type", ["json_schema"], "must be json_schema")
     schema = form.take_any("schema")
     if isinstance(schema, dict):
-        request.sampling.constraint.json_schema = json_text(schema, "output_config.format.schema")
+        request.sampling.constraint.json_schema = schema_text("output_config.format.schema", schema)
     else:
         form.refuse("schema", "must be an object")
     form.refuse_rest()

@@ -1,10 +1,11 @@
-"""/tokenize, /detokenize and /version, in vLLM's shapes."""
+"""/tokenize, /detokenize, /tokenizer_info and /version, in vLLM's shapes."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
 from octavo.request.errors import InvalidArgument
@@ -19,6 +20,7 @@ from router.http.reply import Reply
 from router.http.unknown_fields import ClientBody
 from router.streaming.prompts.chat_threads import run_aside
 
+NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 Answer = Callable[[AnswerService, ClientBody], Awaitable[dict[str, Any]]]
 
 
@@ -69,6 +71,24 @@ async def detokenize(service: AnswerService, body: ClientBody) -> dict[str, Any]
         return {"prompt": await service.preparer.detokenize(request)}
     except InvalidArgument as error:
         raise InvalidArgument("tokens", error.violations[0].description) from None
+
+
+@dataclass(eq=False)
+class TokenizerInfoEndpoint:
+    """The endpoint of what a client that renders chats by itself needs: `?model=NAME`, or the only one."""
+
+    service: AnswerService
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = inference_pb2.TokenizeRequest()
+        if name := QueryParams(scope["query_string"]).get("model"):
+            request.model = name
+        async with Reply(send, called(scope)) as reply:
+            model = self.service.preparer.find_model(request)
+            tokenizer = model.tokenizer
+            tokens = {name: tokenizer.template_variables.get(name) for name in NAMED_TOKENS}
+            said = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.context_tokens}
+            await reply.send_object({**said, "chat_template": tokenizer.chat_template or None, **tokens})
 
 
 class VersionEndpoint:

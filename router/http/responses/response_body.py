@@ -8,6 +8,7 @@ from octavo.request.ids import new_request_id
 from octavo.v1 import inference_pb2
 from router.http.chats.chat_writer import ChatWriter, checked_list, json_text, read_one_output, strict_names
 from router.http.common_fields import AskedAnswer, read_max_tokens
+from router.http.constraint_fields import schema_text
 from router.http.field_reader import FieldReader, checked_text
 from router.http.reasoning_fields import VARIABLES, read_reasoning
 from router.http.responses.input_items import Item, read_items
@@ -168,7 +169,7 @@ def _read_format(fields: FieldReader, request: inference_pb2.GenerateRequest) ->
         shown |= {"name": form.take_text("name"), "schema": schema, "strict": form.take_flag("strict")}
         form.take_ignored(["description"])
         if isinstance(schema, dict):
-            constraint.json_schema = form.checks.run(json_text, schema, "text.format.schema") or ""
+            constraint.json_schema = form.checks.run(schema_text, "text.format.schema", schema) or ""
         else:
             form.refuse("schema", "must be an object")
     else:

@@ -27,7 +27,6 @@ from octavo.wire.channel import channel_options
 from octavo.wire.tls import WORKER_NAME
 
 ROOT = Path(__file__).resolve().parents[3]
-START_S = 90.0
 Result = TypeVar("Result")
 
 
@@ -40,6 +39,7 @@ class Shape:
     runner: str = "witness"
     step_delay_ms: float = 8
     lease_ms: int = 2000
+    start_s: float = 90.0
     router_args: tuple[str, ...] = ()
     worker_args: tuple[str, ...] = ()
 
@@ -234,9 +234,9 @@ class Cluster:
         finally:
             watch.cancel()
 
-    def wait_ready(self, timeout_s: float = START_S) -> None:
+    def wait_ready(self) -> None:
         """All processes serve, and every router would place on every worker."""
-        wait_until(self._ready, timeout_s, "the cluster is not ready")
+        wait_until(self._ready, self.shape.start_s, "the cluster is not ready")
 
     def _ready(self) -> bool:
         for process in self.processes.values():

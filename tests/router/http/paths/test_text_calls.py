@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and /version, against a router in this process."""
+"""/tokenize, /detokenize, /tokenizer_info and /version, against a router in this process."""
 
 from importlib.metadata import version
 
@@ -27,6 +27,23 @@ async def test_messages_are_what_the_chat_would_run(world, call, monkeypatch):
     assert (await call("POST", "/tokenize", {"messages": HI})).object["tokens"] == [7, *b"Hi"]
     ran = (await call("POST", "/v1/chat/completions", {"messages": HI, "max_tokens": 1})).object
     assert ran["usage"]["prompt_tokens"] == 3
+
+
+async def test_a_client_learns_how_chats_are_rendered(world, call, monkeypatch):
+    monkeypatch.setattr(ByteTokenizer, "chat_template", "{{ messages }}")
+    monkeypatch.setattr(ByteTokenizer, "template_variables", {"eos_token": "<end>", "now": "never"})
+    await world.start()
+    context = world.routers[0].models.list_models()[0].context_tokens
+    said = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context,
+        "chat_template": "{{ messages }}",
+    }
+    tokens = {"bos_token": None, "eos_token": "<end>", "pad_token": None, "unk_token": None}
+    for path in ("/tokenizer_info", "/tokenizer_info?model=fake"):
+        found = (await call("GET", path)).object
+        assert found == {**said, **tokens}
+    assert (await call("GET", "/tokenizer_info?model=none")).status == 404
 
 
 @pytest.mark.parametrize(

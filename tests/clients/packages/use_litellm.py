@@ -1,0 +1,96 @@
+"""LiteLLM as a library: chats, streams, schemas, tools, completions, responses, vectors, scores; also as Anthropic."""
+
+import json
+from typing import Literal
+
+import litellm
+from cases import BASE, MODEL, ROUTER, case, run
+from pydantic import BaseModel
+
+OPENAI = {"model": f"openai/{MODEL}", "api_base": BASE, "api_key": "none", "num_retries": 9}
+EVEN = {**OPENAI, "temperature": 0}
+STORY = [{"role": "user", "content": "Tell me a story of the sea."}]
+WHO = [{"role": "user", "content": "Invent a person with a name, an age and a mood. Answer in JSON."}]
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather of a city", "parameters": CITY}}
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+    mood: Literal["calm", "merry"]
+
+
+def text_of(stream):
+    return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+
+@case
+def chat():
+    answer = litellm.completion(messages=STORY, max_tokens=40, **EVEN)
+    return answer.choices[0].message.content, answer.usage.completion_tokens
+
+
+@case
+def stream():
+    return text_of(litellm.completion(messages=STORY, max_tokens=100, stream=True, **EVEN))
+
+
+@case
+def hosted_vllm():
+    return (
+        litellm.completion(messages=STORY, max_tokens=24, **{**EVEN, "model": f"hosted_vllm/{MODEL}"})
+        .choices[0]
+        .message.content
+    )
+
+
+@case
+def anthropic_stream():
+    asked = {"model": f"anthropic/{MODEL}", "api_base": ROUTER, "api_key": "none", "temperature": 0, "max_tokens": 60}
+    return text_of(litellm.completion(messages=STORY, stream=True, **asked))
+
+
+@case
+def schema():
+    text = litellm.completion(messages=WHO, response_format=Person, **EVEN).choices[0].message.content
+    return Person.model_validate_json(text).model_dump()
+
+
+@case
+def tools():
+    question = [{"role": "user", "content": "How is the weather in Oslo?"}]
+    answer = litellm.completion(messages=question, tools=[TOOL], tool_choice="required", **EVEN).choices[0].message
+    assert answer.tool_calls
+    return [(call.function.name, json.loads(call.function.arguments)["city"]) for call in answer.tool_calls]
+
+
+@case
+def completion():
+    asked = {**EVEN, "model": f"text-completion-openai/{MODEL}"}
+    return litellm.text_completion(prompt="Once upon a time", max_tokens=24, **asked).choices[0].text
+
+
+@case
+def responses():
+    answer = litellm.responses(input="Tell me of the sea.", max_output_tokens=32, **EVEN)
+    return [part.text for item in answer.output if item.type == "message" for part in item.content]
+
+
+@case
+def vectors():
+    return [item["embedding"][:8] for item in litellm.embedding(input=["The sea.", "A ship."], **OPENAI).data]
+
+
+@case
+def scores():
+    asked = {"model": f"hosted_vllm/{MODEL}", "api_base": BASE, "api_key": "none"}
+    return [item["index"] for item in litellm.rerank(query="The sea", documents=["A cat.", "A ship."], **asked).results]
+
+
+run()
