@@ -158,6 +158,7 @@ class Router:
             PoolingGate(limits),
             self.authorizer,
             limits.quota,
+            progress.count_refusal,
             wait_for_workers=settings.wait_for_workers,
         )
         self.inference = InferenceService(opener, store, self.dispatcher, self.models, preparer, progress, self.pooling)
@@ -168,6 +169,7 @@ class Router:
             self._background,
             OutputForms(settings.tool_parser, settings.reasoning_parser),
             settings.http_unknown_fields,
+            settings.responses_retain_s,
         )
         self.rebalancer = Rebalancer(store, incarnation, self.pool, self.migrator, self._background)
         self.cluster = ClusterWatch(store, incarnation, settings.router_id, self.pool, progress)
@@ -300,7 +302,7 @@ class Router:
         self._public_health.shut_down()
         self._admin_health.shut_down()
         self._opener.refuse_sessions()
-        self.pooling.gate.draining = True
+        self.pooling.gate.refuse_calls()
         log.info("draining: no new calls, %d to go", self._opener.num_sessions)
         waiting = [asyncio.create_task(each) for each in (self._lose_sessions(), urgent.wait())]
         await asyncio.wait(waiting, timeout=self._settings.drain_ms / 1000, return_when=asyncio.FIRST_COMPLETED)

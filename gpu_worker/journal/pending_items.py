@@ -52,6 +52,7 @@ class BranchRun(NamedTuple):
             last.finish,
             last.failure.to_json() if last.failure is not None else "",
             last.cumulative_logprob if last.finish else None,
+            first.cached_tokens or 0,
         )
 
 

@@ -26,6 +26,7 @@ from octavo.text import byte_tokenizer
 GREEDY = SamplingParams(temperature=0.0)
 MASK = 2**64 - 1
 HIDDEN_SIZE = 16
+SET_BITS = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
 
 
 class RunnerSizes(TypedDict, total=False):
@@ -164,7 +165,7 @@ class Chooser:
             state = mix(state, (params.seed or 0) + 1, branch + 1, index + 1)
         if mask is None:
             return self._ids[state % len(self._ids)]
-        left = [i for i in range(self._vocab_size) if mask[i >> 3] >> (i & 7) & 1]
+        left = allowed_by(mask, self._vocab_size)
         return left[state % len(left)] if left else NOTHING_LEFT
 
     def top(self, state: int, count: int) -> tuple[tuple[int, float], ...]:
@@ -189,6 +190,14 @@ class Chooser:
 
     def _width(self, params: SamplingParams) -> int:
         return 2 * params.beam_width or params.logprobs or 0
+
+
+def allowed_by(mask: bytes, vocab_size: int) -> list[int]:
+    """The tokens whose bits are set, in order."""
+    found = [8 * place + bit for place, byte in enumerate(mask) if byte for bit in SET_BITS[byte]]
+    while found and found[-1] >= vocab_size:
+        found.pop()
+    return found
 
 
 def state_vector(state: int) -> list[float]:

@@ -10,7 +10,7 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from types import ModuleType
 
-from octavo.cli import access, chat, completion, generate, output, programs, up
+from octavo.cli import access, chat, completion, generate, output, programs, up, vectors
 from octavo.cli.doctor import command as doctor
 from octavo.cli.operators import drain, migrate, show, status
 from octavo.cli.output import print_error
@@ -22,7 +22,7 @@ from octavo.settings.options import SettingsError
 
 INTERRUPTED = 130
 BENCH = "octavo_bench"  # the package of `octavo bench`: like a program it stands above this one, and may be absent
-COMMANDS = (up, programs, generate, chat, status, top, show, drain, migrate, BENCH, doctor, access, completion)
+COMMANDS = (up, programs, generate, chat, vectors, status, top, show, drain, migrate, BENCH, doctor, access, completion)
 
 
 def parser() -> CommandParser:

@@ -24,6 +24,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to answer")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt; implies --chat")
     answers.add_sampling(parser)
+    words = "a word that does not come, alone or after a space; may be given again"
+    parser.add_argument("--bad-words", action="append", default=None, metavar="TEXT", help=words)
     parser.add_argument("--n", type=int, default=None, metavar="N", help="branches to return [default: 1]")
     text = "print each token's log probability, and the N likeliest"
     parser.add_argument("--logprobs", type=int, default=None, metavar="N", help=text)
@@ -44,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         "request_id": request_id,
         "deadline_s": args.deadline,
         "priority": args.priority,
+        "bad_words": args.bad_words or (),
         **params,
     }
     several = (params.get("n") or 1) > 1

@@ -19,6 +19,7 @@ from octavo.client.arguments import (
     make_sampling,
     sampling_message,
     score_request,
+    set_bad_words,
     set_variables,
 )
 from octavo.client.events import (
@@ -91,11 +92,13 @@ class AsyncClient:
         priority: PriorityName = "",
         keep_on_disconnect: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        bad_words: str | Sequence[str] = (),
         **parameters: Unpack[SamplingArguments],
     ) -> AsyncStream:
         """Continues `prompt`: text, token ids, or chat messages, each {"role": …, "content": …} or such a pair.
 
         `chat_template_kwargs` are variables of the model's chat template, such as {"enable_thinking": False}.
+        No output contains one of `bad_words`, alone or after a space.
         `parameters` are fields of SamplingParams, on top of `sampling`. Without `sampling`, fields left out get the
         values that the model recommends (`Model.defaults`); with it, every field is sent. The request starts with
         the first `anext`.
@@ -113,6 +116,7 @@ class AsyncClient:
             keep=keep_on_disconnect,
         )
         set_variables(request, chat_template_kwargs)
+        set_bad_words(request, bad_words)
         receiver = StreamReceiver(num_branches=sampling.n)
         return AsyncStream(self._cells.pool_of(request_id), request, receiver, self._recovery(deadline_s))
 

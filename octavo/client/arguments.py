@@ -39,6 +39,7 @@ class RequestArguments(SamplingArguments, total=False):
     priority: PriorityName
     keep_on_disconnect: bool
     chat_template_kwargs: Mapping[str, Any] | None
+    bad_words: str | Sequence[str]
 
 
 def make_sampling(sampling: SamplingParams | None, arguments: Mapping[str, Any]) -> SamplingParams:
@@ -132,6 +133,14 @@ def set_variables(request: inference_pb2.GenerateRequest, variables: Mapping[str
         request.chat.template_kwargs_json = json.dumps(dict(variables))
     except (TypeError, ValueError, RecursionError) as error:
         raise errors.InvalidArgument("chat_template_kwargs", f"give values that JSON has: {error}") from None
+
+
+def set_bad_words(request: inference_pb2.GenerateRequest, words: str | Sequence[str]) -> None:
+    """Names the texts that no output may contain; one string is a list of one. The router checks them."""
+    try:
+        request.bad_words.extend([words] if isinstance(words, str) else words)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise errors.InvalidArgument("bad_words", f"give texts: {error}") from None
 
 
 def detokenize_request(

@@ -23,6 +23,8 @@ MAX_SALT_BYTES = 128
 MAX_TEXT_BYTES_PER_CONTEXT_TOKEN = 16
 MAX_DEADLINE_MS = 365 * 24 * 3600 * 1000
 MAX_DRAIN_MS = 3600 * 1000
+RETAIN_MS = 600_000  # how long a store keeps the record of a sequence that has ended, unless it is told otherwise
+MAX_RETAIN_MS = 30 * 24 * 3600 * 1000
 DEFAULT_MAX_TOKENS = 256
 
 MAX_N = 16

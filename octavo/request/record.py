@@ -53,6 +53,7 @@ class NewSequence:
     keep_on_disconnect: bool  # whether the sequence goes on when no client is attached
     router: Incarnation  # the router that the client is attached to
     notes: bytes = b""  # what the endpoint that took the request needs to show the answer again; nobody else reads it
+    retain_ms: int = 0  # how long the record is kept after the sequence's end; 0: as long as the store keeps any
 
     @property
     def cost(self) -> int:
@@ -119,6 +120,8 @@ class Record:
     final_lengths: tuple[int, ...] = ()  # tokens delivered, which are fewer than journalled where a stop string cut
     scores: tuple[float | None, ...] = ()  # sum of log probabilities, once the branch has ended, if branches are ranked
     failure: str = ""  # JSON of octavo.request.errors.Failure; empty: none
+    cached_tokens: int = 0  # of the prompt, that the owner which wrote the first token had found in its prefix cache
+    retain_ms: int = 0  # how long the record is kept after the end; 0: as long as the store keeps any
     timeline: tuple[TimelineEntry, ...] = ()
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from octavo.process import listen_address
-from octavo.request.limits import MAX_STREAMS, MAX_TOKENS_PER_MINUTE
+from octavo.request.limits import MAX_RETAIN_MS, MAX_STREAMS, MAX_TOKENS_PER_MINUTE, RETAIN_MS
 from octavo.settings.common import ListenerSettings, shared, unless_empty, web_listen
 from octavo.settings.options import option
 from octavo.wire.endpoint import parse_listener
@@ -158,6 +158,12 @@ class RouterSettings(ListenerSettings):
     rebalance: bool = option(False, "moves running sequences from busy workers to others; one router does it for all")
     lease_ms: int = option(3000, "a router or worker silent for this long is taken for dead", low=100)
     grace_ms: int = option(10_000, "how long a request outlives its last client", low=0)
+    responses_retain_s: int = option(
+        RETAIN_MS // 1000,
+        "how long a response of /v1/responses that is stored can be fetched and continued after its end",
+        low=RETAIN_MS // 1000,
+        high=MAX_RETAIN_MS // 1000,
+    )
     worker_return_ms: int = option(
         900_000, "how long a request that only a worker can hold that is gone waits for it; the same for all", low=0
     )

@@ -10,7 +10,6 @@ from octavo.request.sampling import FinishReason
 
 PROOF_TOKENS = 16  # so many tokens since the last take prove that a sequence kills nobody
 MAX_PARDONS = 8  # how many owners in a row that got no further than others prove it by progress that no journal shows
-RETAIN_MS = 600_000  # how long a store keeps the record of a sequence that has ended, unless it is told otherwise
 
 
 class AcceptStatus(StrEnum):
@@ -194,6 +193,12 @@ class AppendItem:
     finish: FinishReason = FinishReason.NONE
     failure: str = ""
     score: float | None = None  # with finish, if branches are ranked
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache; with the first token of a sequence
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has tokens and says nothing else."""
+        return bool(self.token_ids) and not self.finish and not self.cached_tokens
 
 
 @dataclass(frozen=True, slots=True)

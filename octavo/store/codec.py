@@ -19,6 +19,8 @@ from octavo.store.calls import AcceptReply, AcceptStatus, AppendItem, Notice, Qu
 GENERATION_KEY = "octavo:gen"
 BARRIER_KEY = "octavo:barrier"  # written behind a call that waits for replicas
 _ITEM = struct.Struct("<QHIIBId")  # epoch, branch, first index, tokens, finish, bytes of failure, score
+_HAS_CACHED = 0x80  # in the byte of the finish: the cached tokens stand behind the score
+_CACHED = struct.Struct("<I")
 _TAIL_ITEM = struct.Struct("<HII")  # behind the id: branch, first index, tokens
 _NO_SCORE = float("nan")
 
@@ -45,7 +47,10 @@ def pack_items(items: Sequence[AppendItem]) -> bytes:
         failure = item.failure.encode()
         count = len(item.token_ids)
         score = _NO_SCORE if item.score is None else item.score
-        parts.append(_ITEM.pack(item.epoch, item.branch, item.first_index, count, item.finish, len(failure), score))
+        finish = item.finish | (_HAS_CACHED if item.cached_tokens else 0)
+        parts.append(_ITEM.pack(item.epoch, item.branch, item.first_index, count, finish, len(failure), score))
+        if item.cached_tokens:
+            parts.append(_CACHED.pack(item.cached_tokens))
         parts.append(struct.pack(f"<{count}I", *item.token_ids))
         parts.append(failure)
     return b"".join(parts)
@@ -64,6 +69,8 @@ def fixed_fields(new: NewSequence, quota: TenantQuota) -> list[str | bytes | int
     """The fields of the record that `accept` writes, as field, value, field, value; with a quota, the tenant's."""
     written = new.fixed_fields()
     del written["seq_id"], written["num_branches"]
+    if not new.retain_ms:
+        del written["retain_ms"]
     written |= {
         "prompt_len": len(new.prompt),
         "keep_on_disconnect": int(new.keep_on_disconnect),

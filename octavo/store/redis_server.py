@@ -15,9 +15,9 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from octavo.request.errors import Mismatch, ServingError, StoreFull, StoreUnavailable
+from octavo.request.limits import RETAIN_MS
 from octavo.settings.store_url import server_urls
 from octavo.store import codec, library
-from octavo.store.calls import RETAIN_MS
 from octavo.store.redis_connections import ConnectionPools, connection_pool
 from octavo.store.store_tally import StoreTally
 

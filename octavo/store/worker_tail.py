@@ -77,9 +77,9 @@ class WorkerTail:
             branch = item.seq_id, item.branch
             joined = self._joined.get(branch) if branch not in met else None
             met.add(branch)
-            if joined is None or item.finish or not joined.continues(item):
+            if joined is None or not item.is_plain or not joined.continues(item):
                 continue
-            if 0 < len(item.token_ids) <= joined.room:
+            if len(item.token_ids) <= joined.room:
                 found.append(index)
         return found
 

@@ -97,6 +97,7 @@ class WorkerLink:
         self.unusable_reason = "not met yet"
         self.lost = False
         self.has_lease = True
+        self.gone = asyncio.Event()  # set while it is lost or has no lease: it may hang, and its connection last
         self.pending_dispatches = PendingDispatches()
         self.traceparent_of: Callable[[SequenceId], str] = lambda seq_id: ""
         self._declined = False  # the last Schedule was answered LATER or not at all, and no report has come since
@@ -287,9 +288,14 @@ class WorkerLink:
                 log.exception("worker %s: its link failed", self.worker_id)
                 await asyncio.sleep(UNUSABLE_S)
 
+    def note_lease(self, *, present: bool) -> None:
+        self.has_lease = present
+        (self.gone.clear if present and not self.lost else self.gone.set)()
+
     def mark_lost(self) -> None:
         """The worker process has died: this link is not opened again, and the worker's cache is forgotten."""
         self.lost = True
+        self.gone.set()
         self._index.forget_worker(self.incarnation)
 
     async def close(self) -> None:

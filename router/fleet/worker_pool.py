@@ -179,7 +179,7 @@ class WorkerPool:
     async def _update_links(self, present: set[Incarnation], asked_at: float) -> None:
         """Notes which workers have a lease. Removes the links of those that are gone for good, or lost no more."""
         for link in self.links.values():
-            link.has_lease = link.incarnation in present
+            link.note_lease(present=link.incarnation in present)
         gone = [id for id, link in self.links.items() if id not in present and not link.step_stream.connected]
         found = [id for id in self._lost.note_leases(present, asked_at) if id in self.links]
         for incarnation in {*gone, *found}:

@@ -75,6 +75,7 @@ class AnswerService:
     background: BackgroundTasks
     forms: OutputForms = field(default_factory=OutputForms)
     unknown_fields: str = REFUSE
+    responses_retain_s: int = 0
     bodies: BodyReader = field(default_factory=BodyReader)
     _cancelling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CANCELLING))
     _closed: bool = False
@@ -119,7 +120,7 @@ class AnswerService:
         """A session of a request. How its outputs are divided is kept with it, and is known from its prompt."""
         division, prompts = asked.division, list[Sequence[int]]()
 
-        def notes(prompt: Sequence[int]) -> bytes:
+        async def notes(prompt: Sequence[int]) -> bytes:
             prompts.append(prompt)
             if division is not None:
                 model = self.preparer.find_model(asked.request)

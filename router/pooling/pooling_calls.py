@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ from octavo.net.security.authorizer import Authorizer
 from octavo.pooling import judges, params, vectors
 from octavo.pooling.params import PoolingParams
 from octavo.request import validation
-from octavo.request.errors import InvalidArgument, NoWorkers
+from octavo.request.errors import InvalidArgument, NoWorkers, ServingError
 from octavo.request.limits import NO_QUOTA, TenantQuota
 from octavo.wire.pooling import PromptVector
 from router.fleet.model_registry import ModelRegistry, ServedModel
@@ -71,6 +72,7 @@ class PoolingCalls:
         gate: PoolingGate,
         authorizer: Authorizer,
         quota: TenantQuota = NO_QUOTA,
+        on_refusal: Callable[[ServingError, str], None] = lambda error, tenant: None,
         *,
         wait_for_workers: bool = False,
     ) -> None:
@@ -79,14 +81,25 @@ class PoolingCalls:
         self._models = models
         self._authorizer = authorizer
         self._quota = quota
+        self._on_refusal = on_refusal
         self._wait_for_workers = wait_for_workers
 
     def find_model(self, name: str | None) -> ServedModel:
         """The model of that name, or the only one. Raises NotFound, InvalidArgument or NoWorkers."""
-        model = self._models.find_by_name(name)
-        if not model.workers and not self._wait_for_workers:
-            raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
-        return model
+        with self._counting_refusals():
+            model = self._models.find_by_name(name)
+            if not model.workers and not self._wait_for_workers:
+                raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
+            return model
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        """Counts what ends a call before it is under way."""
+        try:
+            yield
+        except ServingError as error:
+            self._on_refusal(error, self._authorizer.current_tenant())
+            raise
 
     async def embed(
         self,
@@ -97,27 +110,30 @@ class PoolingCalls:
         field: str = "inputs",
     ) -> VectorAnswer:
         """A vector of each input; `field` is the client's name for the list."""
-        params.check_call(len(inputs), field)
-        made = (encode(model, each, f"{field}[{i}]") for i, each in enumerate(inputs))
-        prompts = await aside(inputs, lambda: counted(made, field))
+        with self._counting_refusals():
+            params.check_call(len(inputs), field)
+            made = (encode(model, each, f"{field}[{i}]") for i, each in enumerate(inputs))
+            prompts = await aside(inputs, lambda: counted(made, field))
         found = await self._vectors(model, prompts, asked, remaining_s, field)
         return VectorAnswer(model.name, found, sum(map(len, prompts)))
 
     async def score(self, model: ServedModel, asked: AskedScores, remaining_s: float | None) -> ScoreAnswer:
         """A score for each pair; one text on the left is compared with each on the right."""
-        pairs = checked_pairs(asked)
-        method = judges.chosen_method(asked.method, model.pooling.judge)
-        if len(asked.instruction.encode()) > params.MAX_INSTRUCTION_BYTES:
-            raise InvalidArgument("instruction", f"give at most {params.MAX_INSTRUCTION_BYTES} bytes")
-        if method == judges.COSINE and asked.instruction:
-            raise InvalidArgument("instruction", "says nothing to cosine: write it into the text")
+        with self._counting_refusals():
+            pairs = checked_pairs(asked)
+            method = judges.chosen_method(asked.method, model.pooling.judge)
+            if len(asked.instruction.encode()) > params.MAX_INSTRUCTION_BYTES:
+                raise InvalidArgument("instruction", f"give at most {params.MAX_INSTRUCTION_BYTES} bytes")
+            if method == judges.COSINE and asked.instruction:
+                raise InvalidArgument("instruction", "says nothing to cosine: write it into the text")
+            check_texts(model, asked)
         if method == judges.COSINE:
             return await self._compare(model, asked, pairs, remaining_s)
-        check_texts(model, asked)
-        texts = [text for pair in pairs for text in pair]
-        wanted = params.logits_of(judges.words(method, model.tokenizer))
-        made = (judges.judge_prompt(method, model.tokenizer, *pair, asked.instruction) for pair in pairs)
-        prompts = await aside(texts, lambda: counted(made, asked.right_field))
+        with self._counting_refusals():
+            texts = [text for pair in pairs for text in pair]
+            wanted = params.logits_of(judges.words(method, model.tokenizer))
+            made = (judges.judge_prompt(method, model.tokenizer, *pair, asked.instruction) for pair in pairs)
+            prompts = await aside(texts, lambda: counted(made, asked.right_field))
         found = await self._vectors(model, prompts, wanted, remaining_s, asked.right_field)
         scores = [vectors.likelihood(*vector.numbers) for vector in found]
         cached = sum(vector.cached_tokens for vector in found)
@@ -127,10 +143,10 @@ class PoolingCalls:
         self, model: ServedModel, asked: AskedScores, pairs: Sequence[tuple[str, str]], remaining_s: float | None
     ) -> ScoreAnswer:
         """Cosines. Each text is computed once, however many pairs it is in."""
-        check_texts(model, asked)
         places = {text: place for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
         made = (encode(model, text, asked.right_field) for text in places)
-        prompts = await aside(list(places), lambda: counted(made, asked.right_field))
+        with self._counting_refusals():
+            prompts = await aside(list(places), lambda: counted(made, asked.right_field))
         found = await self._vectors(model, prompts, model.pooling.resolved(), remaining_s, asked.right_field)
         placed = [(places[one], places[other]) for one, other in pairs]
         scores = await asyncio.to_thread(lambda: vectors.cosines([vector.numbers for vector in found], placed))
@@ -145,18 +161,21 @@ class PoolingCalls:
         remaining_s: float | None,
         field: str,
     ) -> list[PromptVector]:
-        num_tokens = sum(map(len, prompts))
-        for i, prompt in enumerate(prompts):
-            name = f"{field}[{i}]"
-            validation.validate_prompt(
-                prompt, vocab_size=model.vocab_size, context_tokens=model.context_tokens, field=name
-            )
-        tenant = self._authorizer.current_tenant()
+        num_tokens, tenant = sum(map(len, prompts)), self._authorizer.current_tenant()
+        with self._counting_refusals():
+            for i, prompt in enumerate(prompts):
+                name = f"{field}[{i}]"
+                validation.validate_prompt(
+                    prompt, vocab_size=model.vocab_size, context_tokens=model.context_tokens, field=name
+                )
         ends_at = None
         if remaining_s is not None:
             ends_at = time.monotonic() + remaining_s - min(MAX_MARGIN_S, MARGIN_SHARE * remaining_s)
         call = VectorCall(model, asked, tenant, salt_of(tenant), ends_at)
-        with self.gate.admit(tenant, self._authorizer.current_quota(self._quota), len(prompts), num_tokens):
+        quota = self._authorizer.current_quota(self._quota)
+        with ExitStack() as under_way:
+            with self._counting_refusals():
+                under_way.enter_context(self.gate.admit(tenant, quota, len(prompts), num_tokens))
             return await self.dispatcher.vectors(call, prompts)
 
 

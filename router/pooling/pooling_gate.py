@@ -23,12 +23,13 @@ class PoolingGate:
     def __init__(self, limits: QueueLimits) -> None:
         self.num_prompts = 0
         self.num_tokens = 0
-        self.draining = False
+        self._draining = False
         self._limits = limits
         self._prompts: Counter[str] = Counter()  # of each tenant
         self._tokens: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
         self._buckets = TenantBuckets({})
+        self._empty = asyncio.Event()
 
     @contextmanager
     def admit(self, tenant: str, quota: TenantQuota, num_prompts: int, num_tokens: int) -> Iterator[None]:
@@ -52,14 +53,23 @@ class PoolingGate:
                 counter[tenant] -= count
                 if not counter[tenant]:
                     del counter[tenant]
+            self._note_empty()
+
+    def refuse_calls(self) -> None:
+        """Refuses new calls. Those that are under way go on."""
+        self._draining = True
+        self._note_empty()
+
+    def _note_empty(self) -> None:
+        if self._draining and not self.num_prompts:
+            self._empty.set()
 
     async def wait_until_empty(self) -> None:
-        """Returns when no call is under way. New ones are to be refused before."""
-        while self.num_prompts:  # noqa: ASYNC110 - asked once in a router's life
-            await asyncio.sleep(0.05)
+        """Returns when calls are refused, and none is under way any more."""
+        await self._empty.wait()
 
     def _require_room(self, tenant: str, num_prompts: int, num_tokens: int) -> None:
-        if self.draining:
+        if self._draining:
             raise Draining("this router is about to end: call another one")
         limits = self._limits
         bounds = [

@@ -41,7 +41,6 @@ WITHOUT_WORKERS_S = 30.0  # how long a prompt waits for a worker where there is 
 FORGIVEN_S = 1.0  # after which a prompt for which no other worker is there goes to one again that has failed it
 DECLINED_S = 0.25  # how long a worker that had no room is not asked
 ROUND_S = 0.1  # how often waiting prompts are looked at, if nothing happens
-CHECK_S = 0.5  # how often a call looks whether its worker still lives
 PRIORITY = 3
 
 
@@ -235,7 +234,7 @@ class VectorDispatcher:
             priority=PRIORITY,
             deadline_in_ms=int(remaining_s * 1000) + bool(remaining_s),
         )
-        watch = asyncio.create_task(watch_life(link))
+        watch = asyncio.create_task(link.gone.wait())
         reading = asyncio.create_task(self._hand_out(stream, link.incarnation, left))
         try:
             await asyncio.wait((watch, reading), return_when=asyncio.FIRST_COMPLETED)
@@ -285,12 +284,6 @@ class VectorDispatcher:
             if not prompt.done:
                 self.num_sent_again[prompt.call.model.name] += 1
                 self._queue.add(prompt, first=True)
-
-
-async def watch_life(link: WorkerLink) -> None:
-    """Returns when the worker is lost, or its lease has ended: it may hang, and its connection last."""
-    while link.has_lease and not link.lost:  # noqa: ASYNC110 - nobody is told when either changes
-        await asyncio.sleep(CHECK_S)
 
 
 def refuse(prompt: WaitingPrompt, error: ServingError) -> None:

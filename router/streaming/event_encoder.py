@@ -27,7 +27,7 @@ class EventEncoder:
         self._resume_tokens = resume_tokens
         self._prompt_scores: Sequence[TokenScore] = ()
         self._prompt_scores_sent = False
-        self.cached_tokens = 0  # of the prompt
+        self.cached_tokens = record.cached_tokens
         self.prefill_ms: int | None = None  # from the first step of the sequence until its first token
         self.num_tokens = 0  # in all events so far
         self._has_encoded = False
@@ -35,9 +35,14 @@ class EventEncoder:
     def note_item(self, item: StepItem) -> None:
         """Remembers what the first item of a sequence says of the prompt."""
         if item.cached_tokens is not None:
-            self.cached_tokens, self.prefill_ms = item.cached_tokens, item.prefill_ms
+            self.cached_tokens = self.cached_tokens or item.cached_tokens
+            self.prefill_ms = item.prefill_ms
         if item.prompt_scores and not self._prompt_scores_sent:
             self._prompt_scores = item.prompt_scores
+
+    def note_record(self, record: Record) -> None:
+        """Remembers what the record says of the prompt: the item that said so may not have come."""
+        self.cached_tokens = record.cached_tokens or self.cached_tokens
 
     def next_events(self) -> list[Event]:
         """The events since the last call. The last one of all carries the usage, and the failure if there is one."""

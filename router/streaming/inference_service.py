@@ -106,7 +106,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             owner=record.owner,
             num_tokens=record.num_tokens,
             finish_reasons=[finish_to_wire(finish) for finish in record.finishes],
-            usage=usage_to_wire(record.prompt_len, output_tokens, 0),
+            usage=usage_to_wire(record.prompt_len, output_tokens, record.cached_tokens),
             numerics=record.numerics,
             numerics_changes=record.numerics_changes,
             timeline=[

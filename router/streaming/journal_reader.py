@@ -18,9 +18,9 @@ from math import inf
 
 from octavo.process.retry import until_answered
 from octavo.request.errors import Failure, HistoryLost, NotFound, ServingError, StoreUnavailable
+from octavo.request.limits import RETAIN_MS
 from octavo.request.record import Snapshot
 from octavo.store.base import Store
-from octavo.store.calls import RETAIN_MS
 from router.streaming.delivery import Delivery
 from router.streaming.owner_link import OwnerLink
 from router.streaming.request_deadline import RequestDeadline

@@ -294,7 +294,7 @@ class Session:
         self._at_start = True
         await self._journals.go_to_start()
         self.progress.note_age(self._journals.age_ms)
-        self.progress.note_record(self._owner_link.record)
+        self._note_record()
         await self._keep_going()
 
     async def _read_on(self) -> None:
@@ -304,12 +304,16 @@ class Session:
         if reading is None:
             self._poll_in(ON_ITS_WAY_S)
             return
-        self.progress.note_record(self._owner_link.record)
+        self._note_record()
         self._drain_inbox()
         if not self._journals.deliver(reading):
             self._poll_in(ON_ITS_WAY_S if self._journals.is_verified else REPAIR_S)
         if not self._delivery.ended:
             await self._keep_going()
+
+    def _note_record(self) -> None:
+        self.progress.note_record(self._owner_link.record)
+        self._encoder.note_record(self._owner_link.record)
 
     def _poll_in(self, delay_s: float) -> None:
         self._poller.poll_by(self._sessions.now + delay_s)

@@ -24,9 +24,9 @@ from octavo.request.errors import (
     TooManyStreams,
 )
 from octavo.request.ids import RequestId, SequenceId, sequence_id
-from octavo.request.limits import TenantQuota
+from octavo.request.limits import RETAIN_MS, TenantQuota
 from octavo.request.record import first_record
-from octavo.store.calls import RETAIN_MS, AcceptReply, AcceptStatus, QueueBound, QueueLimits
+from octavo.store.calls import AcceptReply, AcceptStatus, QueueBound, QueueLimits
 from octavo.v1 import inference_pb2
 from octavo.wire.public import sampling_from_bytes, sampling_from_wire
 from octavo.wire.requests import request_hash
@@ -37,7 +37,7 @@ from router.streaming.resume_tokens import ResumePoint, StreamPlace, StreamStart
 from router.streaming.session import Session, SessionContext
 
 T = TypeVar("T")
-Notes = bytes | Callable[[Sequence[int]], bytes]  # an endpoint's, or what makes them of the prompt
+Notes = Callable[[Sequence[int]], Awaitable[bytes]]  # what makes an endpoint's notes of the prompt
 ASSUMED_TOKENS_PER_S = 200.0  # a guess for the retry delay while the store has not measured how fast the queue drains
 # The retry delay of a full queue, as a share of the time in which all that waits has left: a full queue has a place
 # again long before it is empty.
@@ -81,19 +81,23 @@ class SessionOpener:
         remaining_s: float | None,
         *,
         whole_answer: bool = False,
-        notes: Notes = b"",
+        notes: Notes | None = None,
+        retain_ms: int = 0,
     ) -> AsyncIterator[Session]:
         """A session of the request, which is in the queue from now on or was accepted before.
 
         The call ends after `remaining_s`, and the request a little earlier; None: neither has a deadline. With
         `whole_answer` a request whose answer does not fit into one message is refused. The endpoint's notes are kept
-        with the record: any router shows the answer by them again.
+        with the record: any router shows the answer by them again. They are asked for only if the request is new, or
+        may be. The record is kept for `retain_ms` after the end; 0: for as long as any.
         """
         seq_id = self._named_sequence(request)
         with self._counted(seq_id):
             try:
                 with self._coming_again(seq_id):
-                    session, is_new = await self._accept(request, remaining_s, notes, whole_answer=whole_answer)
+                    session, is_new = await self._accept(
+                        request, remaining_s, notes, retain_ms, whole_answer=whole_answer
+                    )
             except ServingError as error:
                 self._progress.count_refusal(error, self._authorizer.current_tenant())
                 raise
@@ -153,7 +157,13 @@ class SessionOpener:
         raise InvalidArgument("at", "send a resume_token or a request_id")
 
     async def _accept(
-        self, request: inference_pb2.GenerateRequest, remaining_s: float | None, notes: Notes, *, whole_answer: bool
+        self,
+        request: inference_pb2.GenerateRequest,
+        remaining_s: float | None,
+        notes: Notes | None,
+        retain_ms: int,
+        *,
+        whole_answer: bool,
     ) -> tuple[Session, bool]:
         """A session of the request, and whether the store has accepted the request only now."""
         arrived_at = time.monotonic()
@@ -166,11 +176,12 @@ class SessionOpener:
             return accepted_before, False
         if whole_answer:
             check_answer_fits(prepared.params, len(prepared.new.prompt))
-        written = notes(prepared.new.prompt) if callable(notes) else notes
+        written = b"" if notes is None else await notes(prepared.new.prompt)
         if len(written) > MAX_NOTES_BYTES:
             what = f"needs {len(written)} bytes of notes, and at most {MAX_NOTES_BYTES} are kept"
             raise InvalidArgument("input", what)
-        new = replace(prepared.new, deadline_in_ms=self._deadline_before(ends_at), notes=written)
+        deadline_in_ms = self._deadline_before(ends_at)
+        new = replace(prepared.new, deadline_in_ms=deadline_in_ms, notes=written, retain_ms=retain_ms)
         limits = replace(self._queue_limits, quota=self._authorizer.current_quota(self._queue_limits.quota))
         accepted = await self._attachments.attach_by(
             new.seq_id, self._in_turn(partial(self._store.accept, new, limits))
@@ -318,7 +329,7 @@ def quota_exceeded(accepted: AcceptReply, quota: TenantQuota) -> QuotaExceeded:
 
 
 def request_exists() -> RequestExists:
-    return RequestExists("request_id: used before with a different body; choose another")
+    return RequestExists("request_id: used before with a different body, or of a deleted answer; choose another")
 
 
 def unknown_request(request_id: RequestId) -> NotFound:

@@ -12,6 +12,7 @@ from octavo.text.closed_schemas import closed
 from router.tools.asked_tools import AskedTools
 from router.tools.formats import ToolFormat
 from router.tools.output_forms import Division
+from router.tools.python_grammars import python_rules
 from router.tools.reasoning import ReasoningFormat
 from router.tools.tagged_grammars import tagged_rules
 
@@ -60,7 +61,9 @@ def forced_grammar(
     more = f" ({json.dumps(form.between)} call)*" if tools.is_parallel and form.between else ""
     before, rules = _reasoning_rules(reasoning, special, begins_inside=begins_inside)
     calls = {name: (form.open_call.replace("NAME", name), tools.schemas[name]) for name in tools.forced}
-    return "\n".join([f"start: {before}call{more}", *rules, *_call_rules(calls, form, special)])
+    return "\n".join(
+        [f"start: {before}{_all_calls(f'call{more}', form, special)}", *rules, *_call_rules(calls, form, special)]
+    )
 
 
 def strict_grammar(
@@ -73,13 +76,14 @@ def strict_grammar(
 ) -> str:
     """The grammar of any text in which calls of strict tools keep their schemas, and other calls are of known tools."""
     mark = "" if form.at_start else form.begins[0]
-    calls = {}
+    calls: dict[str, tuple[str, Mapping[str, object] | None]] = {}
     for name, schema in tools.schemas.items():
         begin = form.open_call.replace("NAME", name).removeprefix(mark)
-        calls[name] = (begin, schema if name in tools.strict else {})
+        calls[name] = (begin, schema if name in tools.strict else None)
     before, rules = _reasoning_rules(reasoning, special, begins_inside=True) if begins_inside else ("", [])
     if form.at_start:
-        rules += ["start: " + before + "(call | other)", _other_rule(form)]
+        more = f" ({json.dumps(form.between)} call)*" if tools.is_parallel and form.open_all else ""
+        rules += [f"start: {before}({_all_calls(f'call{more}', form, special)} | other)", _other_rule(form)]
     else:
         many = "(text call)* rest" if tools.is_parallel else "(rest | text call)"
         rules += [f"start: {before}{many}", f"rest: {_ANY}", _until("text", mark, special)]
@@ -88,17 +92,24 @@ def strict_grammar(
     )
 
 
+def _all_calls(calls: str, form: ToolFormat, special: SpecialTokens) -> str:
+    """The calls with what stands around all of them."""
+    return " ".join(filter(None, (_terminals(form.open_all, special), calls, _terminals(form.close_all, special))))
+
+
 def _call_rules(
-    calls: Mapping[str, tuple[str, Mapping[str, object]]], form: ToolFormat, special: SpecialTokens
+    calls: Mapping[str, tuple[str, Mapping[str, object] | None]], form: ToolFormat, special: SpecialTokens
 ) -> list[str]:
-    """The rules of calls, by the names of tools: what stands before the arguments, and their schema."""
+    """The rules of calls, by the names of tools: what stands before the arguments, and the schema that they keep."""
     rules, end = ["call: " + " | ".join(f"tool_{i}" for i in range(len(calls)))], _terminals(form.close_call, special)
     for i, (name, (begin, schema)) in enumerate(calls.items()):
         rules.append(f"tool_{i}: {_terminals(begin, special)} args_{i} {end}")
-        if form.open_argument:
-            rules += tagged_rules(f"args_{i}", name, schema, form)
+        if form.in_python:
+            rules += python_rules(f"args_{i}", name, schema)
+        elif form.open_argument:
+            rules += tagged_rules(f"args_{i}", name, schema or {}, form)
         else:
-            whole = {"type": "object", **closed(schema), **_JSON_OPTIONS}
+            whole = {"type": "object", **closed(schema or {}), **_JSON_OPTIONS}
             rules.append(f"args_{i}: %json {json.dumps(whole)}")
     return rules
 

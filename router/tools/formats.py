@@ -32,6 +32,9 @@ class ToolFormat:
     open_argument: str = ""  # where each argument stands between marks of its own: with `KEY` in them
     close_argument: str = ""
     no_text: tuple[str, ...] = ()  # which no text between these marks may have
+    open_all: str = ""  # stand around all calls that are forced, where these are not each between marks of its own
+    close_all: str = ""
+    in_python: bool = False  # arguments are Python's: key=value
     binds_strict: bool = True  # if calls can be forced: they can also be bound where they stand among other text
 
     @property
@@ -45,7 +48,7 @@ class ToolFormat:
         """A reader of what stands between the marks."""
         if isinstance(self.body, JsonShape):
             return JsonSection(self.body, self.end, schemas if self.at_start and schemas else None)
-        return WholeSection(self.body, schemas, self.end)
+        return WholeSection(self.body, schemas, self.end, skips_texts=self.in_python)
 
     def is_taught_by(self, template: str) -> bool:
         has_marks = all(mark in template for mark in self.marks)
@@ -96,10 +99,12 @@ FORMATS = (
         ("<|tool_call|>", "<|/tool_call|>"), open_call="<|tool_call|>[" + _JSON_CALL, close_call="}]<|/tool_call|>"),
     ToolFormat("granite", ("<|tool_call|>", "<tool_call>"), "", _JSON, ("<|tool_call|>",),
         open_call="<|tool_call|>[" + _JSON_CALL, close_call="}]"),
-    ToolFormat("gemma", ("```tool_code",), "```", call_texts.python_calls, ("tool_code",)),
+    ToolFormat("gemma", ("```tool_code",), "```", call_texts.python_calls, ("tool_code",),
+        between="\n", open_call="```tool_code\nNAME(", close_call=")\n```", in_python=True),
     ToolFormat("llama3_json", ("<|python_tag|>", *_NAMED), "", _JSON, ('"parameters":', "<|start_header_id|>"),
         at_start=True, kept=_NAMED, open_call='{"name": "NAME", "parameters": ', close_call="}"),
-    ToolFormat("pythonic", ("[",), "", call_texts.python_calls, ("[func_name1(",), at_start=True, kept=("[",)),
+    ToolFormat("pythonic", ("[",), "", call_texts.python_calls, ("[func_name1(",), at_start=True, kept=("[",),
+        between=", ", open_call="NAME(", close_call=")", open_all="[", close_all="]", in_python=True),
 )  # fmt: skip
 BY_NAME = {each.name: each for each in FORMATS}
 DEFAULT = BY_NAME["hermes"]

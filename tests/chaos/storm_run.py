@@ -101,7 +101,7 @@ class Storm:
         arguments = self._arguments
         options = ["--endpoints", ",".join(self._cluster.client_endpoints), "--streams", str(arguments.streams)]
         options += ["--log", str(self.folder / log), "--seed", str(arguments.seed), "--patience-s", "300"]
-        options += ["--backoff-s", str(arguments.backoff_s)]
+        options += ["--backoff-s", str(arguments.backoff_s), "--json-share", str(arguments.json_share)]
         clients = Process(
             "clients",
             module_command(self._cluster.code, "storm.stream_clients", *options),
@@ -251,6 +251,7 @@ def as_text(report: dict[str, Any]) -> str:
         lines.append(f"{kind:<34}{times:>6}{gaps['count']:>7}{gaps['p50']:>8}{gaps['p99']:>8}{gaps['max']:>8}")
     names = ("streams", "requests", "ends", "tokens", "reattaches", "data_loss", "records_not_compared", "ranked_late")
     lines += ["", *(f"{name}: {report[name]}" for name in (*names, "first_token_s"))]
+    lines += [f"{count} inside JSON: {what}" for what, count in report["inside_json"].items()]
     lines += [f"records at the end: {report['audit']['records']}", f"leaks: {len(report['audit']['leaks'])}"]
     lines += ["", "moves:", *(f"  {count:>6}  {outcome}" for outcome, count in report["moves"].items())]
     if report["never_happened"]:
@@ -271,6 +272,7 @@ def main() -> int:
     parser.add_argument("--backoff-s", type=float, default=1.0, help="how long clients wait at most before a new try")
     parser.add_argument("--kinds", default="", help="only these kinds of faults, separated by commas")
     parser.add_argument("--rate", type=float, default=1.0, help="so many times the usual number of faults")
+    parser.add_argument("--json-share", type=float, default=0.0, help="the share of streams whose form is JSON")
     parser.add_argument("--mixed", action="store_true", help="w0 has few blocks, w1 is for prompts, w2 for outputs")
     parser.add_argument("--load-s", type=float, default=0.0, help="how long each worker takes to load its model")
     parser.add_argument("--folder", default="", help="where logs and report go; empty: build/chaos/<time>")

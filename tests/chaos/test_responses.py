@@ -3,8 +3,10 @@
 import asyncio
 import itertools
 import json
+import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -13,9 +15,15 @@ import httpx2
 import pytest
 from chat_tokenizer import write_chat_tokenizer
 from effort import draws
+from guard.processes import lasting
 from lazily import lazily
 from live.cluster import Cluster, Shape
 from live.fixtures import whole
+from live.nursery import QuickCluster
+
+from octavo.request.ids import RequestId, sequence_id
+from octavo.store import open_store
+from router.streaming.request_preparer import TENANT
 
 openai = lazily("openai")
 ASKED: dict[str, Any] = {"model": "fake", "input": "Hi", "temperature": 0, "background": True, "stream": True}
@@ -23,6 +31,7 @@ LAST = {"response.completed", "response.incomplete", "response.failed"}
 CREATED = "response.created"
 EVERY_S = 2.0
 END_S = 300.0
+MANY = 3000  # tokens
 
 
 @pytest.fixture
@@ -37,15 +46,15 @@ class Reader:
 
     def __init__(self, cluster: Cluster) -> None:
         bases = [f"http://{endpoint}/v1" for endpoint in cluster.http_endpoints]
-        self._clients = itertools.cycle(
-            [openai.OpenAI(base_url=base, api_key="none", max_retries=0, timeout=10) for base in bases]
-        )
+        clients = [openai.OpenAI(base_url=base, api_key="none", max_retries=0, timeout=10) for base in bases]
+        self._turns = itertools.cycle(enumerate(clients))
+        self.router = 0  # the number of the one that was called last
         self.events: list[dict[str, Any]] = []
         self.num_breaks = 0
         self.begun = threading.Event()
 
     def read(self, max_tokens: int) -> list[dict[str, Any]]:
-        stream, until = next(self._clients).responses.create(**ASKED, max_output_tokens=max_tokens), time.monotonic()
+        stream, until = self._next().responses.create(**ASKED, max_output_tokens=max_tokens), time.monotonic()
         while not self._read_to_end(stream):
             self.num_breaks += 1
             stream = None
@@ -54,10 +63,14 @@ class Reader:
                 stream = self._go_on()
         return self.events
 
+    def _next(self) -> Any:
+        self.router, client = next(self._turns)
+        return client
+
     def _go_on(self) -> Any:
         name, last = self.events[0]["response"]["id"], self.events[-1]["sequence_number"]
         try:
-            return next(self._clients).responses.retrieve(name, stream=True, starting_after=last)
+            return self._next().responses.retrieve(name, stream=True, starting_after=last)
         except openai.OpenAIError:  # that router is dead, or has met no worker yet
             time.sleep(0.1)
             return None
@@ -78,6 +91,67 @@ def without_names(events: list[dict[str, Any]]) -> str:
     for number, name in enumerate([response["id"], *items]):
         text = text.replace(name, f"name {number}")
     return text.replace(f'"created_at": {response["created_at"]}', '"created_at": 0')
+
+
+@pytest.fixture
+def spares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuickCluster]:
+    """Six routers and six workers, each of which begins again within a moment."""
+    folder = write_chat_tokenizer(tmp_path_factory.mktemp("tokenizer") / "chat")
+    arguments = ("--tokenizer", str(folder), "--grace-ms", "60000")
+    shape = Shape(routers=6, workers=6, runner="fake", step_delay_ms=20, router_args=arguments)
+    cluster = QuickCluster(tmp_path_factory.mktemp("spares"), shape)
+    with lasting(cluster.pids):
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+async def owner_of(cluster: Cluster, name: str) -> str:
+    """The name of the worker that owns the response; empty if none does."""
+    store = open_store(cluster.store.url)
+    await store.open()
+    try:
+        found = await store.read(sequence_id(TENANT, RequestId(name)))
+        workers = {member.id: json.loads(member.info)["worker_id"] for member in await store.members("worker")}
+    finally:
+        await store.close()
+    return "" if found is None else workers.get(found.record.owner, "")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("aims", [False, True], ids=["in turn", "those that have the response"])
+async def test_kills_at_a_fixed_pace_leave_one_sequence(spares: QuickCluster, aims: bool) -> None:
+    """Nobody waits until what was killed is back. With `aims`, the router that is read and the owner are killed."""
+    pace_s, seconds = (
+        float(os.environ.get("OCTAVO_TEST_PACE_S", "2")),
+        float(os.environ.get("OCTAVO_TEST_SECONDS", "90")),
+    )
+    undisturbed = await asyncio.to_thread(Reader(spares).read, MANY)
+    reader, killed = Reader(spares), Counter[str]()
+    reading = asyncio.create_task(asyncio.to_thread(reader.read, MANY))
+    assert await asyncio.to_thread(reader.begun.wait, END_S)
+    began = due = time.monotonic()
+    turns = itertools.cycle(range(6))
+    while not reading.done() and time.monotonic() < began + seconds:
+        due += pace_s
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        number = next(turns)
+        victims = [f"r{number}", f"w{number}"]
+        if aims:
+            victims = [f"r{reader.router}", await owner_of(spares, reader.events[0]["response"]["id"])]
+        for victim in filter(None, victims):
+            process = spares.processes[victim]
+            if process.running:
+                await asyncio.to_thread(process.kill)
+                killed[victim[0]] += 1
+            process.start()
+    events = await reading
+    print(f"{dict(killed)} in {due - began:.0f} s, {reader.num_breaks} breaks, {len(events)} events")
+    assert without_names(events) == without_names(undisturbed)
+    assert reader.num_breaks
 
 
 @pytest.mark.scaled

@@ -20,6 +20,33 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 PROMPT = list(range(3, 40))
 
 
+@pytest.mark.parametrize("was_there", [True, False], ids=["cached", "new"])
+async def test_the_usage_tells_what_the_first_owner_had_cached(world, was_there):
+    """It stays so when another worker goes on, which has nothing cached, or all."""
+    await world.start(workers=2, routers=2, step_s=0.01)
+    client, prompt = world.client(), list(range(3, 3 + 16 * 4))
+    owner = lambda name: next(  # noqa: E731
+        each for each in world.workers if each.listener.incarnation == world.entry(name).record.owner
+    )
+    if was_there:
+        await client.complete(prompt, GREEDY, request_id="before")
+    stream = client.generate([*prompt, 5], GREEDY, request_id="s")
+    async for event in stream:
+        if event.first_index == 5 and world.entry("s").record.epoch == 1:
+            assert not was_there or owner("s") is owner("before")
+            await world.kill(owner("s"))
+            if not was_there:
+                await world.client(1).complete(prompt, GREEDY, request_id="meanwhile")
+        last = event
+    assert world.entry("s").record.epoch > 1
+    expected = len(prompt) if was_there else 0
+    assert last.finished.usage.cached_tokens == expected
+    assert (await client.get("s")).usage.cached_tokens == expected
+    async for event in world.client(1).attach("s"):
+        last = event
+    assert last.finished.usage.cached_tokens == expected
+
+
 async def test_beams_survive_a_lost_worker(world):
     """Nothing of a search is journalled before its end, so the next worker searches from the prompt again."""
     params = SamplingParams(n=2, beam_width=3, max_tokens=40, min_tokens=20, stop=("a", "q", "%", "5"))

@@ -94,6 +94,16 @@ class Router(inference_pb2_grpc.InferenceServicer, admin_pb2_grpc.AdminServicer)
     async def Detokenize(self, request, context):
         return inference_pb2.DetokenizeResponse(text="".join(f"<{token}>" for token in request.token_ids))
 
+    async def Embed(self, request, context):
+        self.requests.append(request)
+        vectors = [inference_pb2.Embedding(values=[i, 0.5]) for i in range(len(request.inputs))]
+        usage = types_pb2.Usage(prompt_tokens=7)
+        return inference_pb2.EmbedResponse(model="m", embeddings=vectors, usage=usage)
+
+    async def Score(self, request, context):
+        self.requests.append(request)
+        return inference_pb2.ScoreResponse(model="m", scores=[0.25] * len(request.right))
+
     async def Cancel(self, request, context):
         self.cancelled.append(request.request_id)
         return inference_pb2.CancelResponse()

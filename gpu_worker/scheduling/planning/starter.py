@@ -239,7 +239,7 @@ class Starter:
             hits = self._hits(branch)
         self._tables.share_prefix(branch, hits)
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = min(branch.num_computed, branch.num_prompt)
+            sequence.note_cached(min(branch.num_computed, branch.num_prompt))
         self._workload.run(branch)
         if hits.host or branch not in self._lists.prefilling:
             return StartOutcome.STARTED, None

@@ -215,12 +215,16 @@ class Sequence:
     holds: set[Hold] = field(default_factory=lambda: {Hold.UNREPORTED})
     search: BeamSearch | None = None  # with beam search: its rules and complete outputs
     last_shed: float = float("-inf")  # when one of its branches last gave its blocks to an earlier branch
-    cached_tokens: int | None = None  # prompt tokens found in the prefix cache when it first started
+    cached_tokens: int | None = None  # prompt tokens found in the prefix cache when it began; None: it has not started
     prompt_scores: list[TokenScore] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
         return all(branch.state is FINISHED for branch in self.branches)
+
+    def note_cached(self, num_tokens: int) -> None:
+        """It starts, and the prefix cache has so many tokens of its prompt. If it began elsewhere, none count."""
+        self.cached_tokens = 0 if any(branch.output for branch in self.branches) else num_tokens
 
     @property
     def reports_scores(self) -> bool:

@@ -26,8 +26,7 @@ local STOPPED = { CANCELLED = '3', DEADLINE = '4', ERROR = '5' }  -- digits of F
 local DEFAULTS = {
   epoch = '0', owner = '', take_id = '', alone = '0', mig_number = '0', mig_to = '', last_mig = '0', deadline_ms = '0',
   detached_since_ms = '0', cancel = '0', failure = '', crashes = '0', suspects = '', first_crash_ms = '0', announced = '0',
-  proof = '0', numerics = '', numerics_changes = '0',
-  proof = '0', best = '0', pardons = '0',
+  numerics = '', numerics_changes = '0', proof = '0', best = '0', pardons = '0', retain_ms = '0',
 }
 local DEFAULTED = { __index = DEFAULTS }
 

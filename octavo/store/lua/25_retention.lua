@@ -1,6 +1,7 @@
--- What stays of a sequence that has ended, and for how long. The list `ended` has the ids, the oldest end first. When
--- memory is short, the oldest records go before their time, but none within SETTLE_MS of its end: its client may still
--- come back for the last tokens.
+-- What stays of a sequence that has ended, and for how long. The list `ended` has the ids, the oldest end first, and
+-- `kept` those whose records say themselves for how long they are kept. When memory is short, the oldest records go
+-- before their time, those of `kept` last, but none within SETTLE_MS of its end: its client may still come back for the
+-- last tokens.
 
 local SETTLE_MS = 60 * 1000
 local SHORT, ENOUGH = 0.9, 0.85  -- shares of maxmemory: dropping begins at the first, and ends below the second
@@ -19,22 +20,29 @@ local function forget_expired(store, list)
   end
 end
 
+-- How long the record is kept after its end, and the list that it is in.
+local function retention_of(store, retain_ms)
+  local own = tonumber(retain_ms or 0)
+  if own > 0 then return own, store.prefix .. 'kept' end
+  return store.retain_ms, store.prefix .. 'ended'
+end
+
 -- Drops the prompt, which only an owner needs, and the room that the journals had to grow. The rest lasts for the retention.
 -- Returns how many tokens the journals have.
 local function keep_ended(store, rec)
   redis.call('DEL', rec.key .. ':prompt')
   local num_tokens = 0
+  local retain_ms, list = retention_of(store, rec.retain_ms)
   for branch = 0, #rec.finishes - 1 do
     local journal = rec.key .. ':' .. branch
     local tokens = redis.call('GET', journal) or ''
     num_tokens = num_tokens + #tokens / 4
-    redis.call('SET', journal, tokens, 'PX', store.retain_ms)
+    redis.call('SET', journal, tokens, 'PX', retain_ms)
   end
-  redis.call('PEXPIRE', rec.key, store.retain_ms)
-  redis.call('PEXPIRE', rec.key .. ':notes', store.retain_ms)
-  local list = store.prefix .. 'ended'
+  redis.call('PEXPIRE', rec.key, retain_ms)
+  redis.call('PEXPIRE', rec.key .. ':notes', retain_ms)
   redis.call('RPUSH', list, rec.id)
-  redis.call('PEXPIRE', list, store.retain_ms)
+  if redis.call('PTTL', list) < retain_ms then redis.call('PEXPIRE', list, retain_ms) end
   forget_expired(store, list)
   return num_tokens
 end
@@ -56,9 +64,9 @@ end
 -- Drops a record that has ended long enough ago. False if it ended too recently.
 local function drop_ended(store, id)
   local key = record_key(store, id)
-  local state, finishes = unpack(redis.call('HMGET', key, 'state', 'finishes'))
+  local state, finishes, own = unpack(redis.call('HMGET', key, 'state', 'finishes', 'retain_ms'))
   if not state or not ended({ state = state }) then return true end  -- expired; or the id was accepted again
-  if redis.call('PTTL', key) > store.retain_ms - SETTLE_MS then return false end
+  if redis.call('PTTL', key) > retention_of(store, own) - SETTLE_MS then return false end
   drop_all(key, #finishes)
   return true
 end
@@ -67,12 +75,16 @@ end
 local function relieve_memory(store)
   local used = memory_used()
   if used < SHORT then return end
-  local list = store.prefix .. 'ended'
-  for drops = 1, MAX_DROPS do
+  local drops = 0
+  for _, name in ipairs({ 'ended', 'kept' }) do
+    local list = store.prefix .. name
     local id = redis.call('LINDEX', list, 0)
-    if not id or not drop_ended(store, id) then return end
-    redis.call('LPOP', list)
-    if drops % DROPS_PER_LOOK == 0 and memory_used() < ENOUGH then return end
+    while id and drop_ended(store, id) do
+      redis.call('LPOP', list)
+      drops = drops + 1
+      if drops >= MAX_DROPS or (drops % DROPS_PER_LOOK == 0 and memory_used() < ENOUGH) then return end
+      id = redis.call('LINDEX', list, 0)
+    end
   end
 end
 

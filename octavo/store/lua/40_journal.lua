@@ -15,8 +15,8 @@ end
 
 -- Appends one item; returns the status, the journal's length, and how many more tokens of the branch may go into the
 -- owner's tail (nil: none). Only the owner at the record's epoch may write, and only at the end. It may send again what it
--- has sent before.
-local function append(store, key, owner, epoch, branch, first, count, reason, tokens, failure, score)
+-- has sent before. `cached` is nil, or how many tokens of the prompt a prefix cache had.
+local function append(store, key, owner, epoch, branch, first, count, reason, tokens, failure, score, cached)
   local journal, stop = journal_of(key, branch), first + count
   local state, is_epoch, is_owner, finishes, cancelled, crashes, max_tokens =
     fetch_fields(key, 'state', 'epoch', 'owner', 'finishes', 'cancel', 'crashes', 'max_tokens')
@@ -47,6 +47,7 @@ local function append(store, key, owner, epoch, branch, first, count, reason, to
     length = redis.call('APPEND', journal, fresh == count and tokens or string.sub(tokens, -4 * fresh)) / 4
     if crashes ~= '0' then count_proof(store, key, fresh) end
   end
+  if cached then redis.call('HSET', key, 'cached_tokens', cached) end
   if reason ~= 0 then finish_appended(store, key, branch, reason, failure, score)
   elseif cancelled == '0' and crashes == '0' and join_tail(store.prefix, owner, key) then
     return OK, length, tonumber(max_tokens) - length
@@ -57,17 +58,24 @@ end
 -- KEYS: generation, then the record of each item.
 -- a: the owner that appends; where its tail ends, if this is the last call of a checkpoint, else -1; then per item
 -- <u64 epoch><u16 branch><u32 first><u32 count><u8 reason><u32 failure bytes><f64 score, NaN: none><tokens><failure>, packed.
+-- Of a reason above 127 the rest is the reason, and behind the score stand the <u32 cached tokens>.
 -- Reply: {'OK', version of the tail, then per item: status + 8 * journal length, how many more tokens may go into the tail}.
 define('append_batch', function(store, keys, owner, tail_end, blob)
   local unpack_head, sub = struct.unpack, string.sub
   local tail, reply, at = tail_of(store.prefix, owner), { 'OK', 0 }, 1
   for i = 2, #keys do
     local epoch, branch, first, count, reason, size, score
+    local cached
     epoch, branch, first, count, reason, size, score, at = unpack_head('<I8HI4I4BI4d', blob, at)
+    if reason > 127 then
+      reason = reason - 128
+      cached, at = unpack_head('<I4', blob, at)
+    end
     local tokens_end = at + 4 * count
     local failure = size > 0 and sub(blob, tokens_end, tokens_end + size - 1) or ''
     local tokens = sub(blob, at, tokens_end - 1)
-    local status, length, room = append(store, keys[i], owner, epoch, branch, first, count, reason, tokens, failure, score)
+    local status, length, room =
+      append(store, keys[i], owner, epoch, branch, first, count, reason, tokens, failure, score, cached)
     reply[#reply + 1], reply[#reply + 2] = status + 8 * length, room or 0
     at = tokens_end + size
   end

@@ -1,5 +1,8 @@
 -- The life of a sequence: it is accepted, waits, is read, and is attached to, detached from or cancelled by its client.
 
+-- The mark of a sequence that was dropped before its time.
+local function forgotten_of(store, id) return store.prefix .. 'forgotten:' .. id end
+
 -- KEYS: generation, record.
 -- a: cost, max requests, max tokens, max requests and max tokens of a tenant (0: no bound of its own), head start of a class
 -- in tokens, deadline in ms or 0, branches, prompt (packed u32), the endpoint's notes, then the record's fixed fields and
@@ -20,6 +23,7 @@ local function accept(store, keys, cost, max_requests, max_tokens, tenant_reques
   end
   local known = redis.call('HGET', rec.key, 'body_hash')
   if known then return reply(known == rec.body_hash and 'EXISTS' or 'MISMATCH', '') end
+  if redis.call('EXISTS', forgotten_of(store, rec.id)) == 1 then return reply('MISMATCH', '') end
   local output = expected_output(rec, branches, t)
   local quota, retry_ms = quotas.exceeded(store, rec, output, now)
   if quota then return reply('FULL', quota, retry_ms) end
@@ -141,12 +145,14 @@ define('notes', function(_, keys)
   return { 'OK', redis.call('GET', keys[2] .. ':notes') or '' }
 end, true)
 
--- Drops an ended sequence before its time.  KEYS: generation, record.  Reply: {'OK', 0 if it has not ended yet, else 1}
-define('forget', function(_, keys)
+-- Drops an ended sequence before its time. Its id is not free yet: a late repetition of `accept` must not begin it again.
+-- KEYS: generation, record.  Reply: {'OK', 0 if it has not ended yet, else 1}
+define('forget', function(store, keys)
   local rec = fetch(keys[2])
   if not rec then return { 'OK', 1 } end
   if not ended(rec) then return { 'OK', 0 } end
   drop_all(rec.key, #rec.finishes)
+  redis.call('SET', forgotten_of(store, rec.id), '', 'PX', store.retain_ms)
   return { 'OK', 1 }
 end, true)
 

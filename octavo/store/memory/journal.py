@@ -45,6 +45,7 @@ def append(state: MemoryState, owner: Incarnation, item: AppendItem) -> AppendRe
     journal.extend(fresh)
     if record.crashes and fresh:
         count_proof(state, stored, len(fresh))
+    record.cached_tokens = item.cached_tokens or record.cached_tokens
     if item.finish:
         score = None if item.score is None or item.score != item.score else item.score  # NaN: no score
         end = Finish(item.seq_id, item.finish, item.branch, failure=item.failure, score=score)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.limits import RETAIN_MS
 from octavo.request.record import Record, SequenceState, TimelineEntry
 from octavo.request.sampling import FinishReason
 from octavo.store import calls
@@ -68,7 +69,7 @@ class StoredSequence:
 class MemoryState:
     """The data of one store. Several MemoryStores on it stand for several processes on one server."""
 
-    def __init__(self, now_ms: Callable[[], int] = wall_clock_ms, *, retain_ms: int = calls.RETAIN_MS) -> None:
+    def __init__(self, now_ms: Callable[[], int] = wall_clock_ms, *, retain_ms: int = RETAIN_MS) -> None:
         self.now_ms = now_ms
         self.retain_ms = retain_ms
         self.full = False  # as a server that has used up its memory
@@ -92,6 +93,7 @@ class MemoryState:
         self.descriptions: dict[str, bytes] = {}  # of models, by their names
         self.subscribers: dict[asyncio.Queue[calls.Notice], Incarnation] = {}
         self._entries: dict[SequenceId, StoredSequence] = {}
+        self._forgotten: dict[SequenceId, int] = {}  # dropped before their time, and until when their ids stay taken
 
     def restart(self) -> None:
         """Begins a new generation, as after a crash and restart of the server in which no data was lost."""
@@ -147,8 +149,15 @@ class MemoryState:
             return None
         return stored
 
-    def drop(self, seq_id: SequenceId) -> None:
+    def forget(self, seq_id: SequenceId) -> None:
+        """Drops an ended sequence before its time. Its id is not free: a late repetition must not begin it again."""
         del self._entries[seq_id]
+        now = self.now_ms()
+        self._forgotten = {each: until for each, until in self._forgotten.items() if until > now}
+        self._forgotten[seq_id] = now + self.retain_ms
+
+    def is_forgotten(self, seq_id: SequenceId) -> bool:
+        return self._forgotten.get(seq_id, 0) > self.now_ms()
 
     def live(self) -> list[StoredSequence]:
         """All sequences that wait or run, by their places in the queue."""
@@ -270,7 +279,7 @@ class MemoryState:
         self.note(stored, "ended", record.state)
         self.end_trial(stored)
         stored.prompt = ()
-        stored.expires_ms = self.now_ms() + self.retain_ms
+        stored.expires_ms = self.now_ms() + (record.retain_ms or self.retain_ms)
         self.notify(stored, "ended")
 
     def cancel(self, stored: StoredSequence) -> None:

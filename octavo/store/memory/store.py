@@ -55,6 +55,8 @@ class MemoryStore:
         if known is not None:
             same = known.record.body_hash == new.body_hash
             return answer(calls.AcceptStatus.EXISTS if same else calls.AcceptStatus.MISMATCH)
+        if state.is_forgotten(new.seq_id):
+            return answer(calls.AcceptStatus.MISMATCH)
         if state.full:
             raise StoreFull("the store has no memory left for new requests", retry_after_ms=1)
         now = state.now_ms()
@@ -179,7 +181,7 @@ class MemoryStore:
         if stored is None:
             return True
         if stored.record.state.ended:
-            state.drop(seq_id)
+            state.forget(seq_id)
         return stored.record.state.ended
 
     async def cancel(self, seq_id: SequenceId) -> Record | None:

@@ -5,12 +5,16 @@ CHATS = "use /v1/chat/completions"
 TEXT_ALONE = "octavo takes and makes text alone"
 NO_FILES = "octavo keeps no files, batches or conversations; send each request by itself"
 GENERATES = "octavo serves models that generate text; there are /v1/completions and /v1/chat/completions"
+VECTORS = "use /v1/embeddings"
 BY_HAND = "octavo has no such call over HTTP; see the command octavo, and --web-listen for metrics"
 INSTEAD = {
     # llama.cpp
     "/completion": f"{COMPLETIONS}, where n_predict is max_tokens",
     "/completions": COMPLETIONS,
     "/chat/completions": CHATS,
+    "/embedding": VECTORS,
+    "/embeddings": VECTORS,
+    "/reranking": "use /v1/rerank",
     "/models": "use /v1/models",
     "/infill": "write the model's own marks for a gap into the prompt of /v1/completions",
     "/apply-template": "use /tokenize with messages, then /detokenize",
@@ -22,7 +26,7 @@ INSTEAD = {
     "/ping": "use /health",
     "/load": BY_HAND,
     "/metrics": "metrics are on --web-listen",
-    "/pooling": GENERATES,
+    "/pooling": VECTORS,
     "/classify": GENERATES,
     "/v1/load_lora_adapter": "octavo serves no adapters; merge one into the weights",
     "/v1/tokenize": "use /tokenize",
@@ -30,6 +34,9 @@ INSTEAD = {
     # SGLang, TGI, Ollama
     "/generate": f"{COMPLETIONS}, with stream: true for a stream",
     "/generate_stream": f"{COMPLETIONS} with stream: true",
+    "/encode": VECTORS,
+    "/api/embed": VECTORS,
+    "/api/embeddings": VECTORS,
     "/get_model_info": "use /v1/models",
     "/get_server_info": "use /v1/models and /version",
     "/info": "use /v1/models and /version",

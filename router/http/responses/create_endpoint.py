@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from starlette.types import Receive, Scope, Send
 
@@ -11,7 +12,6 @@ from octavo.v1 import inference_pb2
 from octavo.wire.public import failure_from_wire
 from router.http.answers import AnswerService, called, chosen_id, remaining_s
 from router.http.chats.chat_writer import ChatWriter
-from router.http.common_fields import AskedAnswer
 from router.http.json_body import parse_object
 from router.http.responses.input_items import Item, write_items
 from router.http.responses.response_body import ID_PREFIX, AskedResponse, read_response
@@ -56,18 +56,30 @@ class CreateEndpoint:
             writer.add_text("system", asked.instructions)
         await run_aside(size, lambda: write_items([*context, *asked.items], writer))
         await service.divide(answer)
-        await self._note_prompt(answer)
         notes = self._notes(asked, context)
-        written = await run_aside(size, notes.to_bytes)
-        is_whole = not (answer.stream or asked.background)
+
+        async def written(prompt: Sequence[int]) -> bytes:
+            if answer.division is not None:
+                answer.division.note_prompt(service.preparer.find_model(answer.request).tokenizer, prompt)
+                notes.note_division(answer.division)
+            return await run_aside(size, notes.to_bytes)
+
         try:
-            opening = service.opener.open_new(answer.request, remaining_s, whole_answer=is_whole, notes=written)
+            opening = service.opener.open_new(
+                answer.request,
+                remaining_s,
+                whole_answer=not (answer.stream or asked.background),
+                notes=written,
+                retain_ms=1000 * service.responses_retain_s if asked.stored else 0,
+            )
             async with opening as session:
                 session.progress.called = answer.called
                 if answer.chosen_id:  # it may be a repeated call, of a response that is there already
-                    notes = await self._stored.notes(answer.request.request_id)
+                    kept = await self._stored.notes(answer.request.request_id)
+                else:
+                    kept = notes
                 after = -1 if answer.stream else NO_EVENTS
-                events = events_of(answer.request.request_id, notes, session, after)
+                events = events_of(answer.request.request_id, kept, session, after)
                 if asked.background and not answer.stream:
                     await reply.send_object(events.response())
                 elif answer.stream:
@@ -77,14 +89,6 @@ class CreateEndpoint:
         except asyncio.CancelledError:
             service.note_left(answer)
             raise
-
-    async def _note_prompt(self, answer: AskedAnswer) -> None:
-        """Looks where the prompt ends, if that matters: no record keeps a prompt after its end."""
-        if answer.division is not None and answer.division.reasoning is not None:
-            preparer = self._service.preparer
-            model = preparer.find_model(answer.request)
-            prompt = await preparer.read_prompt(answer.request, model)
-            answer.division.note_prompt(model.tokenizer, prompt)
 
     async def _context(self, previous_id: str | None) -> list[Item]:
         """The conversation before this request: the input and the output of the response before it, and all before."""
@@ -101,7 +105,7 @@ class CreateEndpoint:
 
     def _notes(self, asked: AskedResponse, context: list[Item]) -> ResponseNotes:
         request = asked.answer.request
-        notes = ResponseNotes(
+        return ResponseNotes(
             created_at=int(time.time()),
             model=request.model or self._service.preparer.find_model(request).name,
             shown=asked.shown,
@@ -110,8 +114,6 @@ class CreateEndpoint:
             context=context if asked.stored else [],
             input=asked.items if asked.stored else [],
         )
-        notes.note_division(asked.answer.division)
-        return notes
 
 
 def events_of(response_id: str, notes: ResponseNotes, session: Session, after: int = -1) -> ResponseEvents:
@@ -142,6 +144,8 @@ async def send_whole(session: Session, events: ResponseEvents, reply: ResponseRe
 
 def add_event(events: ResponseEvents, event: inference_pb2.GenerateEvent) -> bytes:
     failure = None
+    if event.HasField("finished"):
+        events.cached_tokens = event.finished.usage.cached_tokens
     if event.HasField("finished") and event.finished.HasField("failure"):
         failure = failure_from_wire(event.finished.failure)
     return events.add(event.token_ids, event.finish_reason, failure)

@@ -50,6 +50,7 @@ class ResponseEvents:
         self._is_open = False  # whether the last item may get more
         self._pieces: list[str] = []  # of the text, or the arguments, of the last item while it is open
         self._failure: Failure | None = None
+        self.cached_tokens = 0  # of the prompt, as the record says
         self.status = "queued" if notes.background else "in_progress"
 
     @property
@@ -91,11 +92,10 @@ class ResponseEvents:
         }
 
     def _usage(self) -> dict[str, Any]:
-        """What a prefix cache had is no function of the record, so it is not told."""
         output = self._output
         return {
             "input_tokens": self._prompt_len,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": output.num_tokens,
             "output_tokens_details": {"reasoning_tokens": output.num_reasoning_tokens},
             "total_tokens": self._prompt_len + output.num_tokens,

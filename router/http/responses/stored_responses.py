@@ -96,6 +96,7 @@ def show(events: ResponseEvents, notes: ResponseNotes, snapshot: Snapshot) -> St
     finish = record.finishes[0]
     if tokens or record.state.ended or not notes.background:
         events.begin()
+    events.cached_tokens = record.cached_tokens
     failure = Failure.from_json(record.failure) if record.failure else None
     events.add(tokens[: record.final_lengths[0]] if finish else tokens, finish or FinishReason.NONE, failure)
     return StoredResponse(notes, snapshot, events.response(), events.output)

@@ -6,7 +6,9 @@ is none: the text is then content.
 
 import ast
 import json
+import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -182,6 +184,21 @@ def _python_call(node: ast.expr) -> FunctionCall:
 
 
 def _literal(node: ast.expr) -> Any:
-    if isinstance(node, ast.Name) and node.id in _WORDS:
-        return _WORDS[node.id]
-    return ast.literal_eval(node)
+    """The value of a literal, in which words of JSON may stand. The largest float stands for what is larger."""
+    match node:
+        case ast.Name(id=name) if name in _WORDS:
+            return _WORDS[name]
+        case ast.List(elts=values) | ast.Tuple(elts=values):
+            return [_literal(value) for value in values]
+        case ast.Dict(keys=keys, values=values):
+            return {_key(key): _literal(value) for key, value in zip(keys, values, strict=True)}
+    value = ast.literal_eval(node)
+    is_infinite = isinstance(value, float) and math.isinf(value)
+    return math.copysign(sys.float_info.max, value) if is_infinite else value
+
+
+def _key(node: ast.expr | None) -> Any:
+    """The key of an object; None: it is another object, whose keys come in."""
+    if node is None:
+        raise ValueError("an object has keys")
+    return _literal(node)

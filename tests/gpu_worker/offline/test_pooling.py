@@ -1,5 +1,6 @@
 """`LLM.embed` and `LLM.score` with a real (tiny) model: what Transformers computes, by vLLM's names."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from gpu_worker import LLM, PoolingParams
 from octavo.pooling.judges import JUDGES
@@ -67,6 +68,63 @@ def test_a_mistake_in_one_prompt_is_found_before_any_step(llm) -> None:
         with pytest.raises(InvalidArgument):
             llm.embed("fine", pooling_params=params, use_tqdm=False)
     assert llm.engine.loop.times.num_steps == before
+
+
+@torch.inference_mode()
+def of_the_model_card(model, tokenizer, texts, end):
+    """As Qwen3-Embedding's page does it: padded on the left, the last state of each, with the length 1."""
+    ids = [tokenizer.encode(text).ids for text in texts]
+    longest = max(map(len, ids))
+    padded = torch.tensor([[end] * (longest - len(each)) + each for each in ids])
+    mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in ids])
+    return torch.nn.functional.normalize(model(input_ids=padded, attention_mask=mask).last_hidden_state[:, -1], dim=1)
+
+
+def test_an_embedding_model_is_read_as_its_authors_publish_it(tmp_path) -> None:
+    """Qwen3-Embedding's files and settings, in a small size: no head, an end token after each text, `modules.json`."""
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 300}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True}
+    published = {"rope_theta": 1_000_000, "rms_norm_eps": 1e-6, "max_position_embeddings": 1024, "hidden_act": "silu"}
+    windows = {"use_sliding_window": False, "sliding_window": None, "max_window_layers": 3}
+    config = transformers.Qwen3Config(**sizes, **heads, **published, **windows)
+    model = transformers.Qwen3Model(config).eval()
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.2 if parameter.dim() > 1 else parameter.data
+    model.save_pretrained(tmp_path)
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_end|>"])
+    end = tokenizer.token_to_id("<|endoftext|>")
+    special = [("<|endoftext|>", end)]
+    after = processors.TemplateProcessing("$A <|endoftext|>", "$A <|endoftext|> $B <|endoftext|>", special)
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), after])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    kinds = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(kinds)
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling").mkdir()
+    modes = dict.fromkeys(
+        ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens"), False
+    )
+    pooling = {f"pooling_mode_{mode}": on for mode, on in (*modes.items(), ("lasttoken", True))}
+    described = {"word_embedding_dimension": 64, **pooling, "include_prompt": True}
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps(described))
+    task = "Given a web search query, retrieve relevant passages that answer the query"
+    queries = [f"Instruct: {task}\nQuery:{query}" for query in ("What is gravity?", "¿Qué?")]
+    texts = [*queries, "Gravity is a force.", "x" * 150]
+    with LLM(str(tmp_path), threads=1, kv_cache_bytes="4MiB", swap_bytes="1MiB") as llm:
+        outputs = llm.embed(texts, use_tqdm=False)
+        scored = llm.score(queries[0], texts[2:], use_tqdm=False)
+    expected = of_the_model_card(model, tokenizer, texts, end)
+    assert [output.prompt_token_ids for output in outputs] == [tokenizer.encode(text).ids for text in texts]
+    found = torch.tensor([output.outputs.embedding for output in outputs])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert [each.outputs.score for each in scored] == pytest.approx((expected[0] @ expected[2:].T).tolist(), abs=1e-3)
 
 
 def test_a_reranker_says_how_likely_yes_is(tmp_path) -> None:

@@ -68,3 +68,8 @@ def test_log_probabilities_are_a_table(router, endpoint, capsys):
         " 2  '<2>'  -0.500   '<2>' -0.500, '<3>' -1.250",
         " 3  '<3>'  -0.500   '<3>' -0.500, '<4>' -1.250",
     ]
+
+
+def test_words_that_do_not_come_are_named_one_by_one(router, endpoint, capsys):
+    assert main(["generate", "--endpoint", endpoint, "hi", "--bad-words", "oops", "--bad-words", "uh oh"]) == 0
+    assert list(router.requests[0].bad_words) == ["oops", "uh oh"]

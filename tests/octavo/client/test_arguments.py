@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from octavo.client.arguments import RequestArguments, generate_request, make_sampling, set_variables
+from octavo.client.arguments import RequestArguments, generate_request, make_sampling, set_bad_words, set_variables
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import PARAMETERS, SamplingArguments, SamplingParams
-from octavo.v1 import types_pb2
+from octavo.v1 import inference_pb2, types_pb2
 
 
 def test_every_parameter_is_an_argument():
@@ -82,3 +82,13 @@ def test_variables_of_a_chat_template_go_with_messages_alone():
         with pytest.raises(InvalidArgument) as caught:
             set_variables(request, variables)
         assert caught.value.field == "chat_template_kwargs"
+
+
+def test_words_that_do_not_come_are_texts():
+    for given, sent in (("one", ["one"]), (["one", "two"], ["one", "two"]), ((), [])):
+        request = inference_pb2.GenerateRequest()
+        set_bad_words(request, given)
+        assert request.bad_words == sent
+    for wrong in (3, [3], ["\ud800"]):
+        with pytest.raises(InvalidArgument, match="bad_words: give texts"):
+            set_bad_words(inference_pb2.GenerateRequest(), wrong)

@@ -122,6 +122,13 @@ class Bench:
         fields = await self.store.server.client.hkeys(f"octavo:accounts:{model}")
         return sum(not field.startswith((b"all", b"n:")) for field in fields)
 
+    async def kept_ms(self, seq_id: SequenceId) -> set[int]:
+        """For how long the parts of a sequence are kept from now on, in ms: the record, its journal and its notes."""
+        if isinstance(self.store, MemoryStore):
+            return {self.store.shared._entries[seq_id].expires_ms - self.clock.now_ms}
+        key = codec.record_key(seq_id)
+        return {await self.store.server.client.pttl(name) for name in (key, f"{key}:0", f"{key}:notes")}
+
     async def listening(self, router: Incarnation) -> None:
         """Returns when somebody hears that router's notices."""
         while not await self._heard(router):  # noqa: ASYNC110

@@ -84,7 +84,7 @@ class Differential(RuleBasedStateMachine):
         self.generation = 0
         for name, how in zip(NAMES, begun, strict=True):
             if how != "not yet":
-                self.accept(name, Incarnation("router1"), 0, name == "a", b"1", 3, LIMITS[0], name)
+                self.accept(name, Incarnation("router1"), 0, name == "a", b"1", 3, LIMITS[0], name, 0)
             if how == "running":
                 self.place(name, Incarnation("worker1"), "x")
             self.equal()
@@ -118,8 +118,9 @@ class Differential(RuleBasedStateMachine):
         priority=st.integers(2, 3),
         limits=st.sampled_from(LIMITS),
         tenant=st.sampled_from(["a", "b"]),
+        retain_ms=st.sampled_from([0, 5_000_000]),
     )
-    def accept(self, name, router, deadline, keep, body, priority, limits, tenant):
+    def accept(self, name, router, deadline, keep, body, priority, limits, tenant, retain_ms):
         before = self.last.get(name)
         if before is not None and before.record.state.ended and priority == 2:
             self.seq_ids[name] = sequence_id("tenant", RequestId(self.seq_ids[name]))
@@ -127,14 +128,14 @@ class Differential(RuleBasedStateMachine):
         request = type(self).new(
             name, seq_id=self.seq_ids[name], router=router, deadline_in_ms=deadline, keep_on_disconnect=keep,
             body_hash=body, priority=priority, num_branches=NAMES[name], max_tokens=40, model=MODELS[name],
-            tenant=tenant, notes=b"notes" if keep else b"",
+            tenant=tenant, notes=b"notes" if keep else b"", retain_ms=retain_ms,
         )  # fmt: skip
         self.both("accept", request, limits)
 
-    @rule(name=NAME)
-    def forget(self, name: str) -> None:
-        if self.both("forget", self.seq_ids[name]):
-            self.last.pop(name, None)
+    @rule(name=NAME, comes_again=st.booleans())
+    def forget(self, name: str, comes_again: bool) -> None:
+        if self.both("forget", self.seq_ids[name]) and self.last.pop(name, None) and not comes_again:
+            self.seq_ids[name] = sequence_id("tenant", RequestId(self.seq_ids[name]))
 
     @rule(model=MODEL, count=st.integers(1, 2), places=st.integers(0, 3), most_kept=st.integers(0, 3))
     def pop(self, model: str, count: int, places: int, most_kept: int) -> None:
@@ -224,7 +225,9 @@ class Differential(RuleBasedStateMachine):
         token_ids = list(journal[first:]) if tokens is None else tokens
         failure = "boom" if finish is FinishReason.ERROR else ""
         score = -0.1 * len(journal) if finish is FinishReason.LENGTH else None
-        return AppendItem(self.seq_ids[name], self.epoch(name, lag), branch, first, token_ids, finish, failure, score)
+        cached = 16 if len(token_ids) == 2 else 0
+        at = self.seq_ids[name], self.epoch(name, lag), branch, first
+        return AppendItem(*at, token_ids, finish, failure, score, cached)
 
     @rule(
         name=NAME,

@@ -134,6 +134,28 @@ async def test_short_memory_removes_the_oldest_ended_records(server: EmbeddedSto
     await later.close()
 
 
+async def test_short_memory_removes_last_what_is_to_be_kept(server: EmbeddedStore, store: Any, new: Any) -> None:
+    ended: list[SequenceId] = []
+    while not await stays_full(store):
+        number = len(ended)
+        seq_id = SequenceId(f"e{number:031x}")
+        retain_ms = 0 if number % 2 else RETAIN_MS
+        await store.accept(new(f"e{number}", seq_id=seq_id, max_tokens=100_000, retain_ms=retain_ms), UNBOUNDED)
+        await take(store, seq_id)
+        for first in range(0, 10_000, 500):
+            await append(store, seq_id, first)
+        await append(store, seq_id, 10_000, FinishReason.LENGTH)
+        ended.append(seq_id)
+    later: Any = open_store(server.url, retain_ms=SETTLED_MS)
+    await later.open()
+    await later.sweep(10, 1000, 0)
+    assert await store.accepting()
+    left = [await store.read(seq_id) is not None for seq_id in ended]
+    assert all(left[::2]), "one that is to be kept went while there were others"
+    assert 0 < sum(left[1::2]) < len(ended[1::2])
+    await later.close()
+
+
 async def test_of_all_functions_accept_alone_is_refused(store: Any) -> None:
     [described] = await store.server.client.function_list("octavo1")
     functions = dict(zip(described[::2], described[1::2], strict=True))[b"functions"]

@@ -1,5 +1,6 @@
 """What a call costs before a worker hears of it: a bound on its tokens, and no long sums on the event loop."""
 
+import asyncio
 import threading
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,7 +11,7 @@ import pytest
 
 from octavo.pooling import vectors
 from octavo.pooling.params import MAX_CALL_TOKENS, MAX_INPUTS, ModelPooling, PoolingParams
-from octavo.request.errors import InvalidArgument
+from octavo.request.errors import Draining, InvalidArgument
 from octavo.request.limits import NO_QUOTA
 from octavo.request.validation import validate_text
 from octavo.store.calls import QueueLimits
@@ -21,6 +22,7 @@ from router.pooling.pooling_calls import AskedScores, PoolingCalls
 from router.pooling.pooling_gate import PoolingGate
 
 LONG = "x" * 4096
+PAIR = AskedScores(left=["a"], right=["b"])
 TEXTS = [f"{i:04}{LONG}" for i in range(MAX_INPUTS)]
 
 
@@ -110,3 +112,29 @@ async def test_cosines_do_not_stop_the_event_loop(
     answer = await calls.score(model, AskedScores(left=["ab"], right=["ba", "ab", "ba"]), None)
     assert answer.scores == [vectors.cosine(b"ab", b"ba"), 1.0, vectors.cosine(b"ab", b"ba")]
     assert threads[0] is not threading.current_thread()
+
+
+async def test_what_is_refused_is_counted_once_by_its_reason_and_tenant(calls: PoolingCalls, model: Any) -> None:
+    refused = list[tuple[str, str]]()
+    calls._on_refusal = lambda error, tenant: refused.append((error.reason, tenant))
+    for left, right, method in ((["a"], [], ""), (["a"], ["b"] * 3, "none"), (["a", "b"], ["c"], "qwen3")):
+        with pytest.raises(InvalidArgument):
+            await calls.score(model, AskedScores(left=left, right=right, method=method), None)
+    for inputs in ([], [[999]], TEXTS):
+        with pytest.raises(InvalidArgument):
+            await calls.embed(model, inputs, PoolingParams(), None)
+    calls.gate.refuse_calls()
+    for ask in (lambda: calls.embed(model, ["a"], PoolingParams(), None), lambda: calls.score(model, PAIR, None)):
+        with pytest.raises(Draining):
+            await ask()
+    assert refused == [("INVALID_ARGUMENT", "t")] * 6 + [("DRAINING", "t")] * 2
+
+
+async def test_a_gate_is_empty_when_its_last_call_has_ended() -> None:
+    gate = PoolingGate(QueueLimits())
+    waiting = asyncio.create_task(gate.wait_until_empty())
+    with gate.admit("t", NO_QUOTA, 1, 10):
+        gate.refuse_calls()
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    await waiting

@@ -24,7 +24,7 @@ class OneWorker:
 
     def __init__(self) -> None:
         self.incarnation, self.worker_id = WORKER, "worker-0"
-        self.has_lease, self.lost = True, False
+        self.gone = asyncio.Event()
         self.facts = SimpleNamespace(max_batch_tokens=4)
         self.available = True
         self.indexes = list[int]()
@@ -117,3 +117,14 @@ async def test_a_worker_that_answers_nonsense_hangs_no_call(
     await settled()
     assert not dispatcher._shares and not len(dispatcher._queue)
     assert "worker w could not be read" in caplog.text
+
+
+async def test_what_a_worker_without_a_lease_had_is_sent_again(dispatcher: VectorDispatcher, worker: OneWorker) -> None:
+    waiting = asyncio.create_task(dispatcher.vectors(call_of(), [[1]]))
+    await settled()
+    assert not dispatcher.num_sent_again
+    worker.gone.set()
+    await settled()
+    assert dispatcher.num_sent_again["m"] == 1
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)

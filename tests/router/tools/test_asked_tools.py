@@ -4,9 +4,10 @@ import json
 import random
 
 import pytest
+from effort import draws
 
 from gpu_worker.constraints.grammars import Grammars
-from gpu_worker.testing.fake_runner import FakeRunner
+from gpu_worker.testing.fake_runner import FakeRunner, allowed_by
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import Constraint, Shape
 from octavo.text.grammar import check_grammar
@@ -14,6 +15,8 @@ from octavo.v1 import types_pb2
 from router.tools.asked_tools import AskedTools, read_choice
 from router.tools.call_grammars import forced_grammar, strict_grammar
 from router.tools.formats import BY_NAME, DEFAULT, FORMATS
+from router.tools.output_parser import OutputParser
+from router.tools.parts import CallArguments
 from router.tools.reasoning import BY_NAME as REASONING
 from router.tools.tool_message import ToolMessage
 
@@ -60,22 +63,31 @@ def test_no_tool_may_be_called_where_none_is_there_or_the_choice_says_so():
 FORCED = [each.name for each in FORMATS if each.can_force]
 
 
+class Writer:
+    """Writes random outputs that a grammar lets pass."""
+
+    def __init__(self, grammar: str) -> None:
+        constraint = Constraint(Shape.LARK, grammar)
+        check_grammar(constraint)
+        self._compiled = Grammars(FakeRunner().info).compile(constraint)
+
+    def write(self, rng: random.Random, begin: str = "") -> str:
+        """One output, from a beginning on."""
+        tokens, matcher = [], self._compiled.matcher()
+        for token in begin.encode():
+            mask = matcher.mask(tokens, 0)
+            assert mask[token >> 3] >> (token & 7) & 1, (begin, len(tokens))
+            tokens.append(token)
+        while len(tokens) < 600:
+            left = allowed_by(matcher.mask(tokens, 0), 256)
+            if 0 in left:  # the token of the end
+                break
+            tokens.append(rng.choice(left))
+        return bytes(tokens).decode()
+
+
 def output_of(rng: random.Random, grammar: str, begin: str = "") -> str:
-    """A random output that the grammar lets pass, from a beginning on."""
-    constraint = Constraint(Shape.LARK, grammar)
-    check_grammar(constraint)
-    tokens, matcher = [], Grammars(FakeRunner().info).compile(constraint).matcher()
-    for token in begin.encode():
-        mask = matcher.mask(tokens, 0)
-        assert mask[token >> 3] >> (token & 7) & 1, (begin, len(tokens))
-        tokens.append(token)
-    while len(tokens) < 600:
-        mask = matcher.mask(tokens, 0)
-        left = [i for i in range(256) if mask[i >> 3] >> (i & 7) & 1]
-        if 0 in left:  # the token of the end
-            break
-        tokens.append(rng.choice(left))
-    return bytes(tokens).decode()
+    return Writer(grammar).write(rng, begin)
 
 
 def assert_valid(calls: list[dict]) -> None:
@@ -122,11 +134,11 @@ def test_reasoning_may_stand_before_a_forced_call(inside: bool):
 @pytest.mark.parametrize("name", [each for each in FORCED if BY_NAME[each].binds_strict])
 def test_a_strict_tool_keeps_its_schema_among_other_text(name: str):
     rng, form = random.Random(5), BY_NAME[name]
-    tools = read_choice("auto", SCHEMAS, True, ["weather"])
+    tools = read_choice("auto", SCHEMAS, not form.open_all, ["weather"])  # other calls may have arguments without end
     grammar = strict_grammar(tools, form, {})
     before = "" if form.at_start else "Well, [so] <it> is\n"
     assert output_of(rng, grammar, before + "No: {name").startswith(before)
-    begin, num_calls = form.open_call.replace("NAME", "weather"), 0
+    begin, num_calls = form.open_all + form.open_call.replace("NAME", "weather"), 0
     for _ in range(10):
         text = output_of(rng, grammar, before + begin)
         message = ToolMessage(tools, form, "r", 0).whole(text, STOP)
@@ -142,9 +154,80 @@ def test_special_tokens_stand_in_a_grammar_by_their_names():
     assert 'tool_0: <|tool_call|> "[{\\"name\\": \\"stop\\", \\"arguments\\": " args_0 "}]" <|/tool_call|>' in grammar
 
 
-def test_a_form_in_python_is_not_forced():
-    with pytest.raises(InvalidArgument, match=r"gemma.*cannot be forced"):
-        forced_grammar(AskedTools({"stop": {}}, ("stop",)), BY_NAME["gemma"], {})
+IN_PYTHON = [each.name for each in FORMATS if each.in_python]
+FIND = {
+    "type": "object",
+    "properties": {
+        "what": {"type": "string", "maxLength": 6},
+        "size": {"type": "number"},
+        "open": {"type": "boolean"},
+        "near": {"type": ["string", "null"], "maxLength": 3},
+        "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "maxItems": 2},
+    },
+    "required": ["size", "tags"],
+    "additionalProperties": False,
+    "$defs": {"tag": {"type": "object", "properties": {"é": {"type": "boolean"}}, "additionalProperties": False}},
+}
+
+
+def assert_finds(arguments: dict) -> None:
+    assert {"size", "tags"} <= set(arguments) <= set(FIND["properties"])
+    assert isinstance(arguments["size"], (int, float)) and len(arguments["tags"]) <= 2
+    assert all(set(tag) <= {"é"} and all(type(each) is bool for each in tag.values()) for tag in arguments["tags"])
+    assert isinstance(arguments.get("what", ""), str) and type(arguments.get("open", True)) is bool
+    assert isinstance(arguments.get("near"), (str, type(None)))
+
+
+def refuse(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+@pytest.mark.scaled
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", IN_PYTHON)
+def test_calls_in_python_keep_their_schemas_and_say_the_same_in_any_division(name: str):
+    rng, form = random.Random(name), BY_NAME[name]
+    tools = AskedTools({"a.find": FIND}, ("a.find",))
+    writer = Writer(forced_grammar(tools, form, {}))
+    for _ in range(draws(40, 25_000)):
+        text = writer.write(rng)
+        whole = ToolMessage(tools, form, "r", 0).whole(text, STOP)
+        assert whole["content"] is None, text
+        for call in whole["tool_calls"]:
+            assert_finds(json.loads(call["function"]["arguments"], parse_constant=refuse))
+        cuts = sorted(rng.choices(range(len(text) + 1), k=rng.choice([0, 1, 5, len(text)])))
+        parser = OutputParser(form, tools.schemas)
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+        said = [part.text for part in parts if isinstance(part, CallArguments)]
+        assert said == [call["function"]["arguments"] for call in whole["tool_calls"]], text
+
+
+@pytest.mark.parametrize(
+    ("tool", "schema", "what"),
+    [
+        ("get-weather", {}, "the name 'get-weather'"),
+        ("print.if", {}, "the name 'print.if'"),
+        ("find", {"properties": {"class": {}}}, "the argument 'class' of 'find'"),
+        ("find", {"properties": {"\ufb01": {}}}, "the argument"),  # Python would read "fi"
+        ("find", {"anyOf": [{}]}, "says of anyOf"),
+        ("find", {"properties": {"a": False}}, "says of 'a'"),
+        ("find", {"required": ["a"]}, "says of its properties"),
+    ],
+)
+def test_what_python_cannot_say_is_refused_by_name(tool, schema, what):
+    with pytest.raises(InvalidArgument, match=rf"tool_choice: .*{what}.*cannot be kept"):
+        forced_grammar(AskedTools({tool: schema}, (tool,)), BY_NAME["pythonic"], {})
+
+
+def test_an_end_mark_in_a_text_of_python_ends_nothing():
+    call = "```tool_code\nfind(what=\"```\", near='it\\'s ```')\n```"
+    message = ToolMessage(AskedTools({"find": FIND}), BY_NAME["gemma"], "r", 0).whole(call + " so", STOP)
+    (found,) = message["tool_calls"]
+    assert json.loads(found["function"]["arguments"]) == {"what": "```", "near": "it's ```"}
+    assert message["content"] == "so"
+    text = "```tool_code\nit's\n``` so"
+    assert ToolMessage(AskedTools({}), BY_NAME["gemma"], "r", 0).whole(text, STOP)["content"] == text
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm"])

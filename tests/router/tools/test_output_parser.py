@@ -108,7 +108,7 @@ def test_each_format_says_the_calls_that_were_written(name: str):
 def scraps_of(name: str) -> list[str]:
     """Texts of which outputs are made that are hard to read."""
     tools, written = BY_NAME[name], WRITTEN[name]
-    plain = [" ", "\n", "<", "<tool", "[", "{", "}", '"', "\\", ",", "<th", "think>", "text", "é", '{"name"']
+    plain = [" ", "\n", "<", "<tool", "[", "{", "}", '"', "\\", ",", "<th", "think>", "text", "é", '{"name"', "'"]
     halves = [written[: len(written) // 2], written[len(written) // 2 :], written[: len(written) // 5]]
     return [
         *plain,

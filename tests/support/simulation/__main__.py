@@ -13,18 +13,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="simulation", description=__doc__)
     parser.add_argument("--seeds", type=parse_seeds, default="20", help="how many, or FIRST-LAST")
     parser.add_argument("--log", action="store_true", help="print every event")
+    parser.add_argument("--json", type=float, default=0.0, help="the share of streams whose form is JSON")
     bugs = "give the programs these bugs, one after the other; each until it is found, and 1 if all are"
     parser.add_argument("--bug", choices=sorted(BUGS), nargs="+", default=[], help=bugs)
     args = parser.parse_args()
     if not args.bug:
-        return run(args.seeds, keep_log=args.log)
+        return run(args.seeds, keep_log=args.log, json_share=args.json)
     return int(all(in_child(lambda bug=bug: run_bug(bug, args.seeds, keep_log=args.log)) for bug in args.bug))
 
 
-def run(seeds: Sequence[int], *, keep_log: bool, until_bad: bool = False) -> int:
+def run(seeds: Sequence[int], *, keep_log: bool, json_share: float = 0.0, until_bad: bool = False) -> int:
     summary = Summary()
     for seed in seeds:
-        outcome = run_seed(seed, keep_log=keep_log)
+        outcome = run_seed(seed, keep_log=keep_log, json_share=json_share)
         summary.add(outcome)
         print(outcome.report(), flush=True)
         if until_bad and outcome.violations:

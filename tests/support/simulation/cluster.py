@@ -42,6 +42,7 @@ class Cluster:
         self.runners: list[engine.SimRunner] = []  # of all workers that have ever run
         self.poisoned: Counter[str] = Counter()  # how many workers each poison prompt has killed
         self.poisons_left, self.poison_share = 1, 0.02  # how many poison requests are still made, and how soon
+        self.json_share = 0.0  # of the streams, which have the form of JSON whatever they else would have been
         self.restarts = True  # whether whatever ends is started again
         self.rng = self.network.rng("cluster")
         self.store = StoreServer(self.network, log, self.new_host("store"))

@@ -13,6 +13,11 @@ Fault = Callable[[], Awaitable[None]]
 
 FAULTS_S = 5.0  # how long faults happen
 MAX_FAULTS = 9
+# Instead of the seed's choice, where streams of JSON are to change their owners as often as can be.
+OWNER_CHANGES = (
+    ("worker killed",) * 16 + ("sequences move",) * 24 + ("worker left", "killed in a call", "router killed")
+)
+OWNER_CHANGES_S = 12.0
 
 # What many runs together must have shown, as it is counted where a fault has its effect.
 EVERY_KIND = (
@@ -88,11 +93,16 @@ class FaultMenu:
         menu = self.menu
         kinds = self._rng.sample(sorted(menu), self._rng.randrange(1, 6))
         ordered = [self._rng.choice(kinds) for _ in range(self._rng.randrange(1, MAX_FAULTS + 1))]
-        await asyncio.gather(*(self._serve_one(menu[kind]) for kind in ordered))
+        await asyncio.gather(*(self._serve_one(menu[kind], FAULTS_S) for kind in ordered))
         self.end()
 
-    async def _serve_one(self, fault: Fault) -> None:
-        await asyncio.sleep(self._rng.uniform(0.0, FAULTS_S))
+    async def serve_owner_changes(self) -> None:
+        """Kills and moves, many of them, and ends them all."""
+        await asyncio.gather(*(self._serve_one(self.menu[kind], OWNER_CHANGES_S) for kind in OWNER_CHANGES))
+        self.end()
+
+    async def _serve_one(self, fault: Fault, within_s: float) -> None:
+        await asyncio.sleep(self._rng.uniform(0.0, within_s))
         await fault()
 
     def end(self) -> None:

@@ -14,7 +14,7 @@ from simulation.leaks import leaks
 from simulation.loop import SimLoop, SimTask
 from simulation.traffic import LOSSES, Client
 
-NUM_CLIENTS, NUM_STREAMS = 3, 4
+NUM_CLIENTS, NUM_STREAMS, JSON_STREAMS = 3, 4, 12
 CUTS = {"connection reset", "partition one way", "partition both ways", "machine vanished", "router killed"}
 # Faults by which a router may lose its lease.
 ROUTER_LOSSES = {
@@ -49,11 +49,14 @@ class Outcome:
     callbacks: int = 0
     settled_s: float = 0.0  # from the end of the last fault to that of the last stream
     refused: int = 0  # appends that the store refused, because their writer was the owner no more
+    inside_json: dict[str, int] = field(default_factory=dict)  # changes of owner in the midst of JSON
     lines: list[str] = field(default_factory=list)
 
     def report(self) -> str:
         """One line; if the run has failed, also why, and the command that repeats it."""
         text = f"seed {self.seed}: {self.digest}, {self.streams} streams in {self.virtual_s:.1f} s"
+        if self.inside_json:
+            text += f", {sum(self.inside_json.values())} changes of owner inside JSON"
         if self.violations:
             found = "\n".join(self.violations)
             text += f"\n{found}\nrepeat it with: make sim SEEDS={self.seed}-{self.seed} ARGS=--log"
@@ -63,21 +66,23 @@ class Outcome:
 class Simulation:
     """A cluster, its clients and its faults. Lives in a process of its own."""
 
-    def __init__(self, seed: int, *, keep_log: bool = False) -> None:
+    def __init__(self, seed: int, *, keep_log: bool = False, json_share: float = 0.0) -> None:
         self.seed = seed
         self.loop = SimLoop()
         self.log = EventLog(self.loop, keep=keep_log)
         root = logging.getLogger()
         root.handlers, root.level = [self.log], logging.INFO
         self.loop.set_exception_handler(self._note_exception)
-        self.is_poisonous = seed % OF_SEEDS == POISONOUS
+        self.is_poisonous = seed % OF_SEEDS == POISONOUS and not json_share
         self.cluster = Cluster(self.loop, self.log, seed, routers=2, workers=3 if self.is_poisonous else 2)
         if self.is_poisonous:
             self.cluster.poisons_left, self.cluster.poison_share = NUM_POISONS, POISON_SHARE
+        self.cluster.json_share = json_share
         oracle = Oracle("witness")
         names = [f"c{number}" for number in range(NUM_CLIENTS)]
         self.faults = FaultMenu(self.cluster, names)
-        self.clients = [Client(self.cluster, name, oracle, NUM_STREAMS, self._is_lossy) for name in names]
+        num_streams = JSON_STREAMS if json_share else NUM_STREAMS
+        self.clients = [Client(self.cluster, name, oracle, num_streams, self._is_lossy) for name in names]
         self.violations: list[str] = []
         self.settled_s = 0.0
 
@@ -100,6 +105,7 @@ class Simulation:
             callbacks=self.loop.num_callbacks,
             settled_s=self.settled_s,
             refused=self.cluster.store.monitor.num_refused,
+            inside_json=dict(self.cluster.store.monitor.inside_json),
             lines=self.log.lines,
         )
 
@@ -115,7 +121,9 @@ class Simulation:
         self.cluster.start()
         for client in self.clients:
             client.start()
-        if not self.is_poisonous:
+        if self.cluster.json_share:
+            await self.faults.serve_owner_changes()
+        elif not self.is_poisonous:
             await self.faults.serve()
         faults_ended = self.loop.time()
         _, going = await asyncio.wait([client.task for client in self.clients], timeout=QUIET_S)

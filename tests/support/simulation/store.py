@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation
-from octavo.store.calls import Notice
+from octavo.store.calls import MigrateReply, Notice, TakeReply
 from octavo.store.memory import MemoryState, MemoryStore
 from simulation.clock import wall_clock_s
 from simulation.event_log import EventLog
@@ -49,6 +49,10 @@ class StoreServer:
         if name == "append_batch" and isinstance(outcome, list):
             writer = caller.program.listener.incarnation if caller.program is not None else None
             self.monitor.note_append(writer, args[-1], outcome)
+        elif name == "take_ownership" and isinstance(outcome, TakeReply):
+            self.monitor.note_take(args[0], outcome.status)
+        elif name == "mig_commit" and isinstance(outcome, MigrateReply):
+            self.monitor.note_commit(args[0], outcome.status)
 
     # Faults
 

@@ -1,11 +1,14 @@
 """What must hold of the store at every call."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from octavo.request.ids import Incarnation, SequenceId
-from octavo.store.calls import AppendStatus
+from octavo.request.sampling import FinishReason, Shape
+from octavo.store.calls import AppendStatus, MigrateStatus, TakeReason, TakeRequest, TakeStatus
 from octavo.store.memory import MemoryState
+from octavo.wire.public import sampling_from_bytes
 
 ACCEPTED = (AppendStatus.OK, AppendStatus.OK_CANCEL)
 
@@ -19,6 +22,7 @@ class StoreMonitor:
         self._journals: dict[tuple[SequenceId, int], list[int]] = {}
         self.violations: list[str] = []
         self.num_refused = 0  # appends of an owner that is none any more
+        self.inside_json: Counter[str] = Counter()  # changes of owner in the midst of JSON
 
     def forget(self) -> None:
         """The store may have lost what it had before."""
@@ -45,6 +49,26 @@ class StoreMonitor:
                 self._add(f"{item.seq_id}: the epoch has fallen to {record.epoch}")
             self._journals[key] = list(journal)
             self._epochs[item.seq_id] = record.epoch
+
+    def note_take(self, request: TakeRequest, status: TakeStatus) -> None:
+        if status is TakeStatus.OK and self._is_inside_json(request.seq_id):
+            is_lost = request.reason in (TakeReason.LEASE, TakeReason.CONNECTION)
+            self.inside_json["owner lost" if is_lost else "given up and taken again"] += 1
+
+    def note_commit(self, seq_id: SequenceId, status: MigrateStatus) -> None:
+        if status is MigrateStatus.OK and self._is_inside_json(seq_id):
+            self.inside_json["moved with its blocks"] += 1
+
+    def _is_inside_json(self, seq_id: SequenceId) -> bool:
+        """Whether a branch whose form is JSON has begun and has not ended."""
+        stored = self._state.get(seq_id)
+        if stored is None:
+            return False
+        constraint = sampling_from_bytes(stored.record.sampling).constraint
+        begun = [bool(journal) for journal in stored.journals]
+        runs = [finish is FinishReason.NONE for finish in stored.record.finishes]
+        is_json = constraint is not None and constraint.shape in (Shape.JSON_SCHEMA, Shape.JSON_OBJECT)
+        return is_json and any(map(all, zip(begun, runs, strict=True)))
 
     def _add(self, what: str) -> None:
         self.violations.append(what)

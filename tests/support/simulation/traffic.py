@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from constraints import any_constraint
+from constraints import JSON_FORMS, any_constraint, check_json
 from live.history import History
 from live.oracle import Expected, Oracle
 
@@ -46,6 +46,7 @@ class Request:
     after: int  # tokens after which the client does that
     deadline_s: float | None = None
     longest_gap_s: float = 0.0  # between two events
+    expected: list[Expected] | None = None  # of an undisturbed run, once it was computed
 
     @property
     def is_free(self) -> bool:
@@ -108,6 +109,12 @@ class Client:
             params, deadline_s = SamplingParams(temperature=0.0, max_tokens=ABANDONED_TOKENS), None
         if behaviour == "share":
             params, deadline_s = SamplingParams(temperature=0.0, max_tokens=SHARED_TOKENS), None
+        if self._cluster.json_share and rng.random() < self._cluster.json_share:
+            prompt = [1 + token % (MAX_TOKEN - 1) for token in prompt]
+            params = SamplingParams(
+                temperature=1.0, seed=seed, n=2, constraint=rng.choice(JSON_FORMS), max_tokens=4 * length
+            )
+            behaviour, deadline_s = "read", None
         return Request(f"{self.name}-{number}", prompt, params, behaviour, rng.randrange(0, length), deadline_s)
 
     async def _stream(self, client: AsyncClient, request: Request) -> None:
@@ -210,6 +217,9 @@ class Client:
             self._compare_journals(request, history)
         elif complete and not early:
             history.check(self._expected(request))
+            for branch, finish in history.finishes.items():
+                if finish is FinishReason.STOP and not request.params.stop:
+                    check_json(request.params.constraint, history.texts[branch])
         self._check_prefix(request, history)
 
     def _judge_error(self, request: Request, history: History, error: ServingError) -> None:
@@ -239,7 +249,9 @@ class Client:
         return stored.record if stored is not None else None
 
     def _expected(self, request: Request) -> list[Expected]:
-        return self._oracle.outputs(request.prompt, request.params)
+        if request.expected is None:
+            request.expected = self._oracle.outputs(request.prompt, request.params)
+        return request.expected
 
     def _check_prefix(self, request: Request, history: History) -> None:
         """Whatever was delivered is the beginning of the right answer."""

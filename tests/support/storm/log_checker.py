@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from constraints import JSON_FORMS, check_json
 from live.oracle import Expected, Oracle
 from storm.stream_log import StreamLine, read_log
 
@@ -47,6 +48,7 @@ class Verdict:
     num_reattaches: int = 0
     num_unchecked_records: int = 0
     num_ranked_late: int = 0  # best_of whose choice is another one because no router read a stop string in time
+    inside_json: Counter[str] = field(default_factory=Counter)  # changes of owner in the midst of JSON; whole outputs
     ends: Counter[str] = field(default_factory=Counter)
     data_loss: int = 0
     gaps: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -81,6 +83,7 @@ class LogChecker:
         except AssertionError as error:
             verdict.violations.append(f"{_name(line)}: {error}")
         self._note_gaps(line)
+        self._note_json(line)
 
     def _check_events(self, line: StreamLine) -> None:
         expected = self._expected(line)
@@ -129,6 +132,9 @@ class LogChecker:
             assert tuple(delivered[branch]) == output.token_ids, f"branch {branch}: not all tokens"
             assert line.texts.get(str(branch), "") == output.text, f"branch {branch}: another text"
             assert finishes[branch] == output.finish_reason, f"branch {branch}: ended otherwise"
+            if finishes[branch] == STOP and not line.sampling.stop and line.sampling.constraint in JSON_FORMS:
+                check_json(line.sampling.constraint, line.texts[str(branch)])
+                self.verdict.inside_json["whole outputs, which are valid"] += 1
         if line.mode == "own":
             self._check_record(line, delivered, finishes)
 
@@ -179,6 +185,15 @@ class LogChecker:
             if after - before >= NOTICEABLE_S:
                 self.verdict.gaps[self._kind_at(before, after)].append(after - before)
 
+    def _note_json(self, line: StreamLine) -> None:
+        """Counts the changes of owner after the first token. A timeline begins later than its stream, never earlier."""
+        if line.sampling.constraint not in JSON_FORMS or not line.events or line.mode != "own":
+            return
+        for entry in line.record.get("timeline", ()):
+            after_ms, what, detail = entry.split(" ", 2)
+            if int(after_ms) > 1000 * line.events[0][0] and what in ("taken", "migrated"):
+                self.verdict.inside_json[f"{what} {detail.split(' ')[-1]}" if what == "taken" else what] += 1
+
     def _kind_at(self, before: float, after: float) -> str:
         """The kind of the fault that was there in the gap and began the nearest to the gap's begin; else "none"."""
         last = bisect_right(self._begins, after)
@@ -202,6 +217,8 @@ def kinds_of(sampling: SamplingParams) -> list[str]:
         "several branches": sampling.n > 1,
         "a seed": sampling.seed is not None,
         "stop strings": sampling.stop,
+        "JSON": sampling.constraint in JSON_FORMS,
+        "another form": sampling.constraint is not None and sampling.constraint not in JSON_FORMS,
     }
     return [kind for kind, is_so in found.items() if is_so] or ["greedy"]
 
@@ -247,6 +264,7 @@ def summary(verdict: Verdict) -> dict[str, Any]:
         "tokens": verdict.num_tokens,
         "reattaches": verdict.num_reattaches,
         "data_loss": verdict.data_loss,
+        "inside_json": dict(verdict.inside_json),
         "records_not_compared": verdict.num_unchecked_records,
         "ranked_late": verdict.num_ranked_late,
         "first_token_s": {

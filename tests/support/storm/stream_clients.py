@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import IO
 
+from constraints import JSON_FORMS
 from live.client_loops import varied_request
 from live.oracle import Oracle
 from storm.stream_log import LoggedReceiver, StreamLine, params_of
@@ -38,6 +39,7 @@ class StreamClients:
     def __init__(self, arguments: argparse.Namespace, log: IO[str]) -> None:
         self._patience_s: float = arguments.patience_s
         self._random = random.Random(arguments.seed)
+        self._json_share: float = arguments.json_share
         self._oracle = Oracle("witness")
         self._log = log
         self._stopping = asyncio.Event()
@@ -85,7 +87,10 @@ class StreamClients:
             prompt, sampling = varied_request(self._random, self._oracle, place, length)
             if self._random.random() < BEAMS:
                 sampling = SamplingParams(beam_width=3, n=2, max_tokens=min(length, 120))
-            if self._random.random() < STOPS:
+            if self._json_share and self._random.random() < self._json_share:
+                form, seed = self._random.choice(JSON_FORMS), self._random.randrange(2**63)
+                sampling = SamplingParams(temperature=1.0, seed=seed, n=2, constraint=form, max_tokens=2 * length)
+            elif self._random.random() < STOPS:
                 sampling = replace(sampling, stop=self._stops(prompt, sampling))
             leaves = self._random.random() < LEAVERS
             reader = None
@@ -155,7 +160,7 @@ class StreamClients:
                 "finishes": [int(reason) for reason in status.finish_reasons],
                 "output_tokens": status.usage.output_tokens,
                 "epoch": status.epoch,
-                "timeline": timeline if line.error or status.state != "DONE" else [],
+                "timeline": timeline if line.error or status.state != "DONE" or line.sampling.constraint else [],
             }
             return
 
@@ -168,6 +173,7 @@ async def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--patience-s", type=float, default=180.0)
     parser.add_argument("--backoff-s", type=float, default=1.0)
+    parser.add_argument("--json-share", type=float, default=0.0)
     arguments = parser.parse_args()
     with open(arguments.log, "a", encoding="utf-8") as log:
         clients = StreamClients(arguments, log)

@@ -18,6 +18,7 @@ from typing import Any
 
 from octavo.client import Event, SamplingParams
 from octavo.client.receiver import StreamReceiver
+from octavo.request.sampling import Constraint, Shape
 
 PARAMS = ("temperature", "seed", "n", "best_of", "max_tokens", "stop", "beam_width")  # what streams of a storm choose
 
@@ -41,14 +42,18 @@ class StreamLine:
 
     @property
     def sampling(self) -> SamplingParams:
-        return SamplingParams(**{**self.params, "stop": tuple(self.params.get("stop", ()))})
+        form = self.params.get("constraint")
+        constraint = None if form is None else Constraint(Shape(form[0]), form[1])
+        return SamplingParams(**{**self.params, "stop": tuple(self.params.get("stop", ())), "constraint": constraint})
 
     def to_json(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__slots__}, separators=(",", ":"))
 
 
 def params_of(sampling: SamplingParams) -> dict[str, Any]:
-    return {name: getattr(sampling, name) for name in PARAMS if getattr(sampling, name) not in (None, ())}
+    found = {name: getattr(sampling, name) for name in PARAMS if getattr(sampling, name) not in (None, ())}
+    form = sampling.constraint
+    return found if form is None else {**found, "constraint": [form.shape, form.text]}
 
 
 def read_log(path: Path) -> Iterator[StreamLine]:

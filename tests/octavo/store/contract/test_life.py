@@ -3,10 +3,13 @@
 from typing import Any
 
 from octavo.request.ids import Incarnation, RequestId, sequence_id
+from octavo.request.limits import RETAIN_MS
 from octavo.request.record import SequenceState
 from octavo.request.sampling import FinishReason
 from octavo.store.calls import (
     AcceptStatus,
+    AppendItem,
+    AppendStatus,
     QueueBound,
     QueueDepth,
     QueueDepths,
@@ -122,3 +125,35 @@ async def test_cancel_is_at_once_while_waiting_and_repeatable(bench: Any, new: A
     assert await bench.store.queue_depth() == QueueDepth(0, 0)
     assert await bench.store.pop("model", 1, 100) == []
     assert await bench.store.cancel(new("unknown").seq_id) is None
+
+
+async def test_an_ended_record_is_kept_for_as_long_as_it_says(bench: Any, new: Any) -> None:
+    day = 24 * 3600 * 1000
+    for name, asked, kept in (("usual", 0, RETAIN_MS), ("long", 7 * day, 7 * day), ("next", 0, RETAIN_MS)):
+        request = new(name, retain_ms=asked, notes=b"notes")
+        epoch = await bench.run(request)
+        [reply] = await bench.store.append_batch(W1, [AppendItem(request.seq_id, epoch, 0, 0, [5], FinishReason.STOP)])
+        assert reply.status == AppendStatus.OK
+        assert (await bench.store.read(request.seq_id)).record.retain_ms == asked
+        assert all(kept - 60_000 < left <= kept for left in await bench.kept_ms(request.seq_id))
+
+
+async def test_what_was_forgotten_does_not_begin_again(bench: Any, new: Any) -> None:
+    """A late repetition of a call whose answer was deleted would bring the answer back, and run it once more."""
+    assert (await bench.store.accept(new(), LIMITS)).status is AcceptStatus.OK
+    assert not await bench.store.forget(new().seq_id)
+    await bench.store.cancel(new().seq_id)
+    assert await bench.store.forget(new().seq_id)
+    assert (await bench.store.accept(new(), LIMITS)).status is AcceptStatus.MISMATCH
+    assert await bench.store.read(new().seq_id) is None
+    assert await bench.store.attach(new().seq_id, OTHER) is None
+
+
+async def test_the_record_says_what_the_first_owner_had_cached(bench: Any, new: Any) -> None:
+    request = new()
+    epoch = await bench.run(request)
+    for index, cached in enumerate((48, 0)):
+        item = AppendItem(request.seq_id, epoch, 0, index, [5], cached_tokens=cached)
+        [reply] = await bench.store.append_batch(W1, [item])
+        assert reply.status is AppendStatus.OK
+    assert (await bench.store.read(request.seq_id)).record.cached_tokens == 48

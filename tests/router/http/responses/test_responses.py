@@ -91,6 +91,34 @@ async def test_a_conversation_goes_on_from_any_router(world, call, templates):
     assert (gone.status, gone.error["code"]) == (404, "previous_response_not_found")
 
 
+async def test_the_usage_tells_what_was_cached_on_any_router(world, call, templates):
+    await world.start(routers=2)
+    asked = {**ASKED, "input": "long " * 40, "max_output_tokens": 20}
+    first, second = [(await call("POST", PATH, asked)).object for _ in range(2)]
+    assert first["usage"]["input_tokens_details"]["cached_tokens"] == 0
+    assert second["usage"]["input_tokens_details"]["cached_tokens"] > 150
+    assert (await call("GET", f"{PATH}/{second['id']}", router=1)).object == second
+
+
+async def test_what_is_stored_is_kept_for_as_long_as_the_operator_says(world, call, templates):
+    day = 24 * 3600 * 1000
+    await world.start(router={"responses_retain_s": day // 1000})
+    stored, other = [(await call("POST", PATH, {**ASKED, "store": store})).object["id"] for store in (True, False)]
+    left = [world.entry(name).expires_ms - world.state.now_ms() for name in (stored, other)]
+    assert day - 60_000 < left[0] <= day
+    assert left[1] <= 600_000
+    assert (await call("DELETE", f"{PATH}/{stored}")).status == 200
+    again = await call("POST", PATH, ASKED, **{"idempotency-key": stored.removeprefix("resp_")})
+    assert (again.status, again.error["code"]) == (409, "request_exists")
+
+
+async def test_a_prompt_is_tokenized_once(world, call, templates, monkeypatch):
+    monkeypatch.setattr(ByteTokenizer, "chat_template", "<think> {{ messages }}", raising=False)
+    await world.start()
+    assert (await call("POST", PATH, ASKED)).status == 200
+    assert len(templates) == 1
+
+
 async def test_what_is_not_stored_is_not_fetched_but_its_stream_goes_on(world, call, templates):
     await world.start()
     first = events_of((await call("POST", PATH, {**ASKED, "store": False, "stream": True})).body)

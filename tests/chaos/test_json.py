@@ -1,0 +1,109 @@
+"""Streams whose form is JSON, on real processes that are killed and whose sequences move: not one byte is another."""
+
+import asyncio
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+
+import grpc
+import pytest
+from constraints import JSON_FORMS, check_json
+from effort import patience
+from guard.processes import lasting
+from live.client_loops import ClientLoops, read_history
+from live.cluster import Shape
+from live.nursery import QuickCluster
+from live.oracle import Oracle
+
+from octavo.client import FinishReason, SamplingParams
+from octavo.request.errors import ServingError
+from octavo.request.ids import new_request_id
+from octavo.v1 import admin_pb2, admin_pb2_grpc
+
+NUM_STREAMS, STREAM_S = 8, 120.0
+KILL_EVERY_S, MOVE_EVERY_S, MOVE_S = 2.0, 0.1, 10.0
+
+
+class JsonTraffic(ClientLoops):
+    """NUM_STREAMS clients, each with one stream of JSON after the other, compared with an undisturbed run."""
+
+    def __init__(self, cluster: QuickCluster, seed: int) -> None:
+        super().__init__(cluster.client())
+        self.running: set[str] = set()
+        self.counts: Counter[str] = Counter()
+        self._oracle = Oracle("witness")
+        self._random = random.Random(seed)
+
+    async def stream_once(self, number: int) -> None:
+        rng, name = self._random, new_request_id()
+        prompt, form = [rng.randrange(1, 1000) for _ in range(24)], rng.choice(JSON_FORMS)
+        params = SamplingParams(temperature=1.0, seed=rng.randrange(2**63), n=2, constraint=form, max_tokens=160)
+        expected = self._oracle.outputs(prompt, params)
+        begun, first_ms = time.monotonic(), list[float]()
+        stream = self.client.generate(prompt, params, request_id=name)
+        self.running.add(name)
+        history = await read_history(
+            stream, patience(STREAM_S), lambda _: first_ms.append(1000 * (time.monotonic() - begun))
+        )
+        self.running.discard(name)
+        history.check(expected)
+        self.counts["streams"] += 1
+        for branch, finish in history.finishes.items():
+            if finish is FinishReason.STOP:
+                check_json(form, history.texts[branch])
+                self.counts["whole outputs"] += 1
+        self.counts["bytes"] += sum(len(text.encode()) for text in history.texts.values())
+        with suppress(ServingError):  # the timeline begins later than the call, never earlier
+            for entry in (await self.client.get(name)).timeline:
+                if entry.after_ms > first_ms[0] and entry.what in ("taken", "migrated"):
+                    reason = entry.detail.split(" ")[-1] if entry.what == "taken" else "with its blocks"
+                    self.counts[f"inside JSON: {entry.what} {reason}"] += 1
+
+
+@pytest.fixture
+def spares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuickCluster]:
+    cluster = QuickCluster(tmp_path_factory.mktemp("spares"), Shape(routers=3, workers=4, step_delay_ms=30))
+    with lasting(cluster.pids):
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+async def move_on(cluster: QuickCluster, traffic: JsonTraffic, rng: random.Random) -> None:
+    """Moves one running request after the other, by any router that answers."""
+    while True:
+        await asyncio.sleep(MOVE_EVERY_S)
+        if not traffic.running:
+            continue
+        asked = admin_pb2.MigrateRequest(request_id=rng.choice(sorted(traffic.running)))
+        async with grpc.aio.insecure_channel(rng.choice(cluster.admin_endpoints)) as channel:
+            with suppress(grpc.aio.AioRpcError):
+                await admin_pb2_grpc.AdminStub(channel).Migrate(asked, timeout=MOVE_S)
+                traffic.counts["moves"] += 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+async def test_json_is_the_same_through_kills_and_moves(spares: QuickCluster, seed: int) -> None:
+    traffic, rng = JsonTraffic(spares, seed), random.Random(seed)
+    traffic.begin(NUM_STREAMS)
+    moving = asyncio.create_task(move_on(spares, traffic, rng))
+    ends = time.monotonic() + float(os.environ.get("OCTAVO_TEST_SECONDS", "60"))
+    while time.monotonic() < ends:
+        await asyncio.sleep(KILL_EVERY_S)
+        traffic.check()
+        victim = rng.choice(sorted(spares.processes))
+        if spares.processes[victim].running:
+            await asyncio.to_thread(spares.processes[victim].kill)
+            traffic.counts[f"kills of {'routers' if victim.startswith('r') else 'workers'}"] += 1
+        spares.processes[victim].start()
+    moving.cancel()
+    await asyncio.gather(moving, return_exceptions=True)
+    await traffic.stop()
+    print(dict(traffic.counts))
+    assert traffic.counts["whole outputs"] and traffic.counts["kills of workers"]
