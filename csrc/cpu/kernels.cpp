@@ -114,7 +114,9 @@ bool agree(const Kernels& one, const Kernels& other) {
             results[i].resize(kColumns * kRows);
             const LinearJob job{weight,   x.data(),          kCols, digits.data(), bf16.data(),
                                 kColumns, results[i].data(), kRows, nullptr,       false};
-            (i == 0 ? one : other).linear(job, 0, kRows, nullptr);
+            const Kernels& kernels = i == 0 ? one : other;
+            std::vector<float> scratch(static_cast<std::size_t>(kernels.linear_scratch(job)));
+            kernels.linear(job, 0, kRows, scratch.data());
         }
         if (results[0] != results[1]) {
             return false;

@@ -32,18 +32,26 @@ inline void bf16_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std
     const At first_rows(job.weight, row), second_rows(job.weight, kHigh == 2 ? row + kGroupRows : row);
     const Bf16Block* first = job.bf16 + input_at(column, blocks);
     const Bf16Block* second = job.bf16 + input_at(kWide == 2 ? column + kInputColumns : column, blocks);
+    const std::int64_t columns =
+        job.columns - column < kWide * kInputColumns ? job.columns - column : kWide * kInputColumns;
     const std::int64_t share = kHigh * blocks * At::kBytes / shares, step = share / blocks;
     const std::uint8_t* next = first_rows.numbers(kHigh * blocks) + share * (column / (2 * kInputColumns));
     tiles.zero<0>();
     tiles.zero<1>();
     tiles.zero<2>();
     tiles.zero<3>();
+    std::int64_t asked = 0;  // columns of y: writing to them would wait for the last cache
     for (std::int64_t block = 0; block < blocks;
          ++block, first += kInputColumns, second += kInputColumns, next += step) {
         for (std::int64_t line = 0; line < step; line += 64) {
             fetch_second(next + line);
         }
-        tiles.load<4>(first, sizeof(Bf16Block));
+        for (; asked * blocks < (block + 1) * columns; ++asked) {
+            const float* y = job.y + (column + asked) * job.y_stride + row;
+            fetch(y);
+            fetch(y + kGroupRows);
+        }
+        tiles.pass<4>(first, sizeof(Bf16Block));
         tiles.load<6>(first_rows.numbers(block), 64);
         tiles.add_bf16<0, 4, 6>();
         if constexpr (kHigh == 2) {
@@ -51,7 +59,7 @@ inline void bf16_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std
             tiles.add_bf16<1, 4, 7>();
         }
         if constexpr (kWide == 2) {
-            tiles.load<5>(second, sizeof(Bf16Block));
+            tiles.pass<5>(second, sizeof(Bf16Block));
             tiles.add_bf16<2, 5, 6>();
         }
         if constexpr (kWide == 2 && kHigh == 2) {
@@ -63,7 +71,7 @@ inline void bf16_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std
     tiles.store<1>(sums[0][1], 64);
     tiles.store<2>(sums[1][0], 64);
     tiles.store<3>(sums[1][1], 64);
-    for (std::int64_t c = 0; c < kWide * kInputColumns && column + c < job.columns; ++c) {
+    for (std::int64_t c = 0; c < columns; ++c) {
         for (std::int64_t r = 0; r < kHigh * kGroupRows && row + r < job.weight.rows; r += Rows::kRows) {
             const float* at = sums[c / kInputColumns][r / kGroupRows][c % kInputColumns] + r % kGroupRows;
             put_tile<Rows>(job, column + c, row + r, Rows::load(at));

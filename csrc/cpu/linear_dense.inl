@@ -137,7 +137,7 @@ void packed_rows(const LinearJob& job, std::int64_t first_row, std::int64_t end_
     } else if constexpr (kFormat == Format::kBf16Pairs) {
         bf16_rows(job, first_row, end_row);
     } else {
-        digit_rows<kFormat>(job, first_row, end_row);
+        digit_rows<kFormat>(job, first_row, end_row, scratch);
     }
 }
 
@@ -161,8 +161,10 @@ void linear(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, 
 }
 
 std::int64_t linear_scratch(const LinearJob& job) {
-    return job.weight.format >= Format::kQ8 ? (kPanelBlocks * kBlock + job.columns * 2) * Rows::kRows
-                                            : 4 * job.weight.cols;
+    if (job.weight.format < Format::kQ8) {
+        return 4 * job.weight.cols;
+    }
+    return job.weight.exact ? (kPanelBlocks * kBlock + job.columns * 2) * Rows::kRows : digit_scratch(job);
 }
 
 std::int64_t tile_rows(const Weight& weight) {

@@ -56,10 +56,13 @@ inline void digit_tile(const LinearJob& job, std::int64_t row, std::int64_t colu
 
 constexpr TileShapes digit_shapes() {
     TileShapes shapes;
-    return shapes.put(0, 16, 64).put(1, 16, 64).put(4, 16, kBlock).put(5, 16, kBlock).put(6, kBlock / 4, 64);
+    for (int sum = 0; sum < 4; ++sum) {
+        shapes.put(sum, 16, 64);
+    }
+    return shapes.put(4, 16, kBlock).put(5, 16, kBlock).put(6, kBlock / 4, 64);
 }
 
-constexpr std::int64_t kFewestInTiles = 8;  // columns: fewer take less time one by one
+constexpr std::int64_t kFewestInTiles = 12;  // columns: fewer take less time one by one
 
 // The numbers of a block as a tile of unsigned bytes: 8-bit ones where they are, 4-bit ones spread into `room`.
 template <Format kFormat>
@@ -67,86 +70,238 @@ inline const std::uint8_t* spread(const std::uint8_t* numbers, std::uint8_t* roo
     if (kFormat == Format::kQ8) {
         return numbers;
     }
-    for (int i = 0; i < numbers_bytes(kFormat); ++i) {
+    constexpr std::int64_t kHalf = numbers_bytes(kFormat);
+    for (std::int64_t i = 0; i < kHalf; ++i) {
         room[i] = numbers[i] & 15U;
-        room[i + numbers_bytes(kFormat)] = static_cast<std::uint8_t>(numbers[i] >> 4);
+        room[i + kHalf] = static_cast<std::uint8_t>(numbers[i] >> 4);
     }
     return room;
 }
 
-// Up to kInputColumns columns of 16 rows, with the sums that digit_tile makes, to the bit. Tiles 0 and 1 are products
-// of the high and the low digits, 4 and 5 the digits, 6 the weights.
+// Up to kInputColumns columns of 16 rows, with the sums that digit_tile makes, to the bit. Tiles are written to memory
+// and read back by other instructions, which takes until the writes are done: so a block's numbers are spread two
+// blocks before their products are summed up, and multiplied one block before. Tiles 0 and 1 are products of the high
+// and the low digits of blocks with an even number, 2 and 3 of the others; 4 and 5 are digits, 6 weights.
 template <Format kFormat>
-inline void digit_tiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std::int64_t column) {
-    using R = Rows;
-    using At = Part<kFormat>;
-    constexpr int kParts = kGroupRows / R::kRows;
-    const std::int64_t blocks = job.weight.cols / kBlock;
-    const std::int64_t count = job.columns - column < kInputColumns ? job.columns - column : kInputColumns;
-    const At at(job.weight, row);
-    const InputBlock* inputs = job.digits + input_at(column, blocks);
-    alignas(64) std::uint8_t room[kGroupRows * kBlock];
-    alignas(64) std::int32_t high[kInputColumns][kGroupRows], low[kInputColumns][kGroupRows];
-    typename R::F sums[kInputColumns][kParts];
-    for (auto& sum : sums) {
-        for (auto& part : sum) {
-            part = R::zero();
+class DigitTiles {
+  public:
+    DigitTiles(Tiles& tiles, const LinearJob& job, std::int64_t row, std::int64_t column)
+        : tiles_(tiles),
+          job_(job),
+          row_(row),
+          column_(column),
+          at_(job.weight, row),
+          inputs_(job.digits + input_at(column, job.weight.cols / kBlock)) {}
+
+    void operator()() {
+        const std::int64_t blocks = job_.weight.cols / kBlock;
+        typename R::F sums[kInputColumns][kParts];
+#pragma GCC unroll 16
+        for (int c = 0; c < kInputColumns; ++c) {
+#pragma GCC unroll 2
+            for (int part = 0; part < kParts; ++part) {
+                sums[c][part] = R::zero();
+            }
+        }
+        make_ready(0);
+        if (blocks > 1) {
+            make_ready(1);
+        }
+        multiply<0, 1>(0);
+        for (std::int64_t block = 0; block < blocks; ++block) {
+            if (block + 2 < blocks) {
+                make_ready(block + 2);
+            }
+            if (block + 1 < blocks) {
+                block % 2 != 0 ? multiply<0, 1>(block + 1) : multiply<2, 3>(block + 1);
+            }
+            add(block, sums);
+        }
+#pragma GCC unroll 16
+        for (int c = 0; c < kInputColumns; ++c) {
+#pragma GCC unroll 2
+            for (int part = 0; part < kParts; ++part) {
+                if (column_ + c < job_.columns && row_ + part * R::kRows < job_.weight.rows) {
+                    put_tile<R>(job_, column_ + c, row_ + part * R::kRows, sums[c][part]);
+                }
+            }
         }
     }
-    for (std::int64_t block = 0; block < blocks; ++block, inputs += kInputColumns) {
-        for (std::int64_t line = 0; column == 0 && line < At::kBytes; line += 64) {
-            fetch_second(at.numbers(block) + kAhead + line);
+
+  private:
+    using R = Rows;
+    using At = Part<kFormat>;
+    static constexpr int kParts = kGroupRows / R::kRows;
+
+    void make_ready(std::int64_t block) {
+        for (std::int64_t line = 0; column_ == 0 && line < At::kBytes; line += 64) {
+            fetch_second(at_.numbers(block) + kAhead + line);
         }
-        tiles.zero<0>();
-        tiles.zero<1>();
-        tiles.load<6>(spread<kFormat>(at.numbers(block), room), 64);
-        tiles.load<4>(inputs->high, sizeof(InputBlock));
-        tiles.add_bytes<0, 4, 6>();
-        tiles.load<5>(inputs->low, sizeof(InputBlock));
-        tiles.add_bytes<1, 5, 6>();
-        tiles.store<0>(high, sizeof high[0]);
-        tiles.store<1>(low, sizeof low[0]);
+        numbers_[block % 2] = spread<kFormat>(at_.numbers(block), room_[block % 2]);
+    }
+
+    template <int kHigh, int kLow>
+    void multiply(std::int64_t block) {
+        const InputBlock* inputs = inputs_ + block * kInputColumns;
+        const std::uint8_t* numbers = numbers_[block % 2];
+        tiles_.zero<kHigh>();
+        tiles_.zero<kLow>();
+        tiles_.load<6>(numbers, 64);
+        tiles_.load<4>(inputs->high, sizeof(InputBlock));
+        tiles_.add_bytes<kHigh, 4, 6>();
+        tiles_.load<5>(inputs->low, sizeof(InputBlock));
+        tiles_.add_bytes<kLow, 5, 6>();
+        tiles_.store<kHigh>(high_[block % 2], sizeof high_[0][0]);
+        tiles_.store<kLow>(low_[block % 2], sizeof low_[0][0]);
+    }
+
+    __attribute__((always_inline)) void add(std::int64_t block, typename R::F (&sums)[kInputColumns][kParts]) const {
+        const InputBlock* inputs = inputs_ + block * kInputColumns;
+#pragma GCC unroll 2
         for (int part = 0; part < kParts; ++part) {
-            const Scaling<kFormat, R> scaling(At(job.weight, row + part * R::kRows), block);
+            const Scaling<kFormat, R> scaling(At(job_.weight, row_ + part * R::kRows), block);
 #pragma GCC unroll 16
             for (std::int64_t c = 0; c < kInputColumns; ++c) {
-                const std::uint32_t offset =
-                    kFormat == Format::kQ8 ? 128U * static_cast<std::uint32_t>(inputs[c].sum) : 0;
-                const auto dot = R::digits(high[c] + part * R::kRows, low[c] + part * R::kRows, offset);
+                const std::int32_t* high = high_[block % 2][c] + part * R::kRows;
+                const auto dot =
+                    R::digits(high, low_[block % 2][c] + part * R::kRows, kFormat == Format::kQ8 ? inputs[c].sum : 0);
                 sums[c][part] = scaling.add(sums[c][part], dot, inputs[c]);
             }
         }
     }
-    for (std::int64_t c = 0; c < count; ++c) {
-        for (int part = 0; part < kParts && row + part * R::kRows < job.weight.rows; ++part) {
-            put_tile<R>(job, column + c, row + part * R::kRows, sums[c][part]);
+
+    Tiles& tiles_;
+    const LinearJob& job_;
+    const std::int64_t row_, column_;
+    const At at_;
+    const InputBlock* inputs_;
+    const std::uint8_t* numbers_[2];
+    alignas(64) std::uint8_t room_[2][kGroupRows * kBlock];
+    alignas(64) std::int32_t high_[2][kInputColumns][kGroupRows], low_[2][kInputColumns][kGroupRows];
+};
+
+#endif
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+
+// Products with 8-bit weights of eight columns and more, without VNNI: inputs as whole numbers of 16 bits, so that one
+// instruction multiplies both digits, and sums of 32 bits, which are exact. (With 4-bit weights the digits apart take
+// as long: their sums fit 16 bits.)
+constexpr int kWideColumns = 8;
+
+// [blocks, kWideColumns, kBlock]: of each four neighbours the first and the third, then the others, as weights come.
+void widen_digits(const LinearJob& job, std::int64_t column, std::int16_t* to) {
+    const std::int64_t blocks = job.weight.cols / kBlock;
+    const __m256i order =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    const auto sixteen = [](const std::int8_t* p) {
+        return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    };
+    for (std::int64_t c = 0; c < kWideColumns; ++c) {
+        const InputBlock* input = job.digits + input_at(column + c, blocks);
+        for (std::int64_t block = 0; block < blocks; ++block, input += kInputColumns) {
+            for (std::int64_t k = 0; k < kBlock; k += 16) {
+                static_assert(kDigit == 1 << 7);
+                const __m256i high = _mm256_slli_epi16(sixteen(input->high + k), 7);
+                const __m256i number = _mm256_add_epi16(high, sixteen(input->low + k));
+                std::int16_t* at = to + (block * kWideColumns + c) * kBlock + k;
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm256_shuffle_epi8(number, order));
+            }
         }
+    }
+}
+
+inline __m256i two(const std::int16_t* x) {
+    std::int32_t both;
+    std::memcpy(&both, x, 4);
+    return _mm256_set1_epi32(both);
+}
+
+// kWideColumns columns of eight rows, with the sums that digit_tile makes, to the bit.
+__attribute__((noinline)) void wide_tile(const LinearJob& job, std::int64_t row, std::int64_t column,
+                                         const std::int16_t* x) {
+    using At = Part<Format::kQ8>;
+    const std::int64_t blocks = job.weight.cols / kBlock;
+    const At at(job.weight, row);
+    const InputBlock* inputs = job.digits + input_at(column, blocks);
+    F8 sums[kWideColumns];
+    for (auto& sum : sums) {
+        sum = zero8();
+    }
+    for (std::int64_t block = 0; block < blocks; ++block, inputs += kInputColumns, x += kWideColumns * kBlock) {
+        const std::uint8_t* p = at.numbers(block);
+        for (std::int64_t line = 0; column == 0 && line < At::kBytes; line += 64) {
+            fetch_second(p + kAhead + line);
+        }
+        __m256i dots[kWideColumns];
+#pragma GCC unroll 8
+        for (int piece = 0; piece < kBlock / 4; ++piece) {
+            const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 64 * piece));
+            const __m256i numbers = _mm256_xor_si256(raw, _mm256_set1_epi8(-128));
+            const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(numbers, 8), 8);
+            const __m256i odd = _mm256_srai_epi16(numbers, 8);
+#pragma GCC unroll 8
+            for (int c = 0; c < kWideColumns; ++c) {
+                const std::int16_t* four = x + c * kBlock + 4 * piece;
+                const __m256i dot =
+                    _mm256_add_epi32(_mm256_madd_epi16(even, two(four)), _mm256_madd_epi16(odd, two(four + 2)));
+                dots[c] = piece == 0 ? dot : _mm256_add_epi32(dots[c], dot);
+                __asm__("" : "+x"(dots[c]));  // else compilers make all products before they add any
+            }
+        }
+        const Scaling<Format::kQ8, Rows8> scaling(at, block);
+#pragma GCC unroll 8
+        for (int c = 0; c < kWideColumns; ++c) {
+            sums[c] = scaling.add(sums[c], _mm256_cvtepi32_ps(dots[c]), inputs[c]);
+        }
+    }
+    for (int c = 0; c < kWideColumns; ++c) {
+        put_tile<Rows8>(job, column + c, row, sums[c]);
     }
 }
 
 #endif
 
-// Some columns times all rows of a turn: the inputs stay in the first cache, the weights in the second.
+// Some columns times all rows of a turn: the inputs stay in the first cache, the weights in the second. A function of
+// its own, whose registers no caller takes.
 template <Format kFormat, int kColumns>
-void digit_columns(const LinearJob& job, std::int64_t row, std::int64_t end, std::int64_t column) {
+__attribute__((noinline)) void digit_columns(const LinearJob& job, std::int64_t row, std::int64_t end,
+                                             std::int64_t column) {
     for (; row < end; row += Rows::kRows) {
         digit_tile<kFormat, Rows, kColumns>(job, row, column);
     }
 }
 
 template <Format kFormat>
-void digit_rows(const LinearJob& job, std::int64_t row, std::int64_t end) {
+void digit_rows(const LinearJob& job, std::int64_t row, std::int64_t end, [[maybe_unused]] float* scratch) {
     std::int64_t first = 0;
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    for (auto* wide = reinterpret_cast<std::int16_t*>(scratch);
+         kFormat == Format::kQ8 && first + kWideColumns <= job.columns; first += kWideColumns) {
+        widen_digits(job, first, wide);
+        for (std::int64_t eight = row; eight < end; eight += Rows8::kRows) {
+            wide_tile(job, eight, first, wide);
+        }
+    }
+#endif
 #if defined(OCTAVO_TILES)
     static constexpr TileShapes kShapes = digit_shapes();
     Tiles tiles(kShapes);
     for (; first + kFewestInTiles <= job.columns; first += kInputColumns) {
         for (std::int64_t group = row; group < end; group += kGroupRows) {
-            digit_tiles<kFormat>(tiles, job, group, first);
+            DigitTiles<kFormat>(tiles, job, group, first)();
         }
     }
 #endif
     each_columns<8>(job.columns - first, [&](auto count, std::int64_t column) {
         digit_columns<kFormat, decltype(count)::kColumns>(job, row, end, first + column);
     });
+}
+
+std::int64_t digit_scratch([[maybe_unused]] const LinearJob& job) {
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    return kWideColumns * job.weight.cols / 2;
+#else
+    return 0;
+#endif
 }

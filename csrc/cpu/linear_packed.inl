@@ -19,6 +19,11 @@ inline void put_rows(const LinearJob& job, std::int64_t column, std::int64_t row
 
 template <typename R>
 inline void put_tile(const LinearJob& job, std::int64_t column, std::int64_t row, typename R::F sum) {
+    if (row + R::kRows <= job.weight.rows) {
+        float* y = job.y + column * job.y_stride + row;
+        sum = job.bias ? R::add(sum, R::load(job.bias + row)) : sum;
+        return R::store(y, job.accumulate ? R::add(R::load(y), sum) : sum);
+    }
     for (int first = 0; first < R::kRows; first += 8) {
         put_rows(job, column, row + first, R::eight(sum, first / 8));
     }

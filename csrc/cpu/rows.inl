@@ -41,12 +41,13 @@ struct Rows8 {
     static F mul(F a, F b) { return mul8(a, b); }
     static F fma(F a, F b, F c) { return fma8(a, b, c); }
     static F8 eight(F x, int) { return x; }
-    // kDigit * high + low - offset, as floats. The sum of a block that has a NaN is any number, so the offset wraps.
-    static F digits(const std::int32_t* high, const std::int32_t* low, std::uint32_t offset) {
+    // kDigit * (high - offset) + low, as floats. The sum of a block that has a NaN is any number, so it wraps.
+    static F digits(const std::int32_t* high, const std::int32_t* low, std::int32_t offset) {
         float wide[8];
         for (int i = 0; i < 8; ++i) {
-            const auto sum = static_cast<std::uint32_t>(kDigit * high[i] + low[i]) - offset;
-            wide[i] = static_cast<float>(static_cast<std::int32_t>(sum));
+            const auto digit = static_cast<std::uint32_t>(high[i]) - static_cast<std::uint32_t>(offset);
+            wide[i] =
+                static_cast<float>(static_cast<std::int32_t>(kDigit * digit + static_cast<std::uint32_t>(low[i])));
         }
         return load8(wide);
     }
@@ -73,6 +74,7 @@ struct Rows8 {
     template <int kColumns>
     static void dots4(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
         const Nibbles n = nibbles_of(p);
+#pragma GCC unroll 1  // side by side, columns would want more registers than there are
         for (int c = 0; c < kColumns; ++c) {
             dots[c] = both(dot_nibbles(n, inputs[c].high), dot_nibbles(n, inputs[c].low));
         }
@@ -80,6 +82,7 @@ struct Rows8 {
     template <int kColumns>
     static void dots8(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
         const Bytes b = bytes_of(p);
+#pragma GCC unroll 1
         for (int c = 0; c < kColumns; ++c) {
             dots[c] = both(dot_bytes(b, inputs[c].high), dot_bytes(b, inputs[c].low));
         }
@@ -105,11 +108,10 @@ struct Rows16 {
     static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
     static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
     static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-    static F digits(const std::int32_t* high, const std::int32_t* low, std::uint32_t offset) {
+    static F digits(const std::int32_t* high, const std::int32_t* low, std::int32_t offset) {
         static_assert(kDigit == 1 << 7);
-        const __m512i offsets = _mm512_set1_epi32(static_cast<std::int32_t>(offset));
-        const __m512i lows = _mm512_sub_epi32(_mm512_loadu_si512(low), offsets);
-        return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(_mm512_loadu_si512(high), 7), lows));
+        const __m512i digit = _mm512_sub_epi32(_mm512_loadu_si512(high), _mm512_set1_epi32(offset));
+        return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(digit, 7), _mm512_loadu_si512(low)));
     }
     static F8 eight(F x, int which) { return which == 0 ? _mm512_castps512_ps256(x) : _mm512_extractf32x8_ps(x, 1); }
     static F halves(const std::uint8_t* p) {

@@ -151,6 +151,7 @@ async def test_damage_inside_a_journal_is_lost_history_for_whoever_had_it(cluste
         await client.cancel(stream.request_id)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_lost_record_is_lost_history_and_tokens_after_the_loss_are_good_everywhere(cluster, past, oracle):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from live.cluster import ROOT
 from live.process import wait_until
 
@@ -44,6 +45,7 @@ def test_a_router_is_measured_by_grpc_and_by_http_in_turns(cluster, tmp_path):
     assert done.stderr == ""  # no progress bar without a terminal
 
 
+@pytest.mark.long
 def test_ctrl_c_cancels_what_runs_and_shows_the_rest(cluster):
     """Requests of any length: the ones under way at Ctrl-C are cancelled, as the fixture checks by free blocks."""
     words = [endpoints(cluster), "--output-tokens", "400", "--concurrency", "4", "--requests", "4000", "--warm-up", "1"]

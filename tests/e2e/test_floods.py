@@ -18,7 +18,7 @@ from live.oracle import Oracle
 from octavo.net.security.api_keys import salt_of
 
 PROMPT = [5, 6, 7]
-QUICK = ("rapid-reset", "zipped-bombs", "posts")
+QUICK = ("rapid-reset",)
 SECONDS, SCALE = draws(2, 5), 10_000 if is_night() else draws(100, 1000)
 MOST_MIB = 400  # beyond what the router had; without limits each of these attacks takes gigabytes
 LONGEST_GAP_S = 20.0

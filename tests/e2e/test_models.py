@@ -70,6 +70,7 @@ def gemma2():
     return config, vocabulary, [2, *turn, start, *pieces.encode("model\n")]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_gguf_file_answers_a_chat_as_transformers_does(tmp_path):
     """With matrices of several types, and a vocabulary of sentencepiece."""

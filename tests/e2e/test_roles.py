@@ -87,6 +87,7 @@ async def check_end(readers, oracle):
         assert reader.finish == {0: FinishReason.LENGTH}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 async def test_each_stream_moves_once_and_says_the_same(up, oracle):
     await up.until_met()

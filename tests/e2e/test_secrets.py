@@ -135,6 +135,7 @@ def refused(call: Any) -> str:
     return error.value.message
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_no_secret_is_in_logs_outputs_traces_or_arguments(secret_up: SecretUp, collector: TraceCollector) -> None:
     said = []

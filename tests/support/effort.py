@@ -43,8 +43,11 @@ def diagonal(rows: Sequence[Any], columns: Sequence[Any]) -> list[Any]:
 
 
 def some(cases: Iterable[Any], usual: Collection[Any]) -> list[Any]:
-    """Parameters: all cases. `make test` takes the usual ones, `make test-long` the others."""
-    return [pytest.param(case, marks=[] if case in usual else [pytest.mark.long]) for case in cases]
+    """Parameters: all cases, which are tuples where there are several. `make test` takes the usual ones alone."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[] if case in usual else [pytest.mark.long])
+        for case in cases
+    ]
 
 
 def draws(usual: int, long: int) -> int:

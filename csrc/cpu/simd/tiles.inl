@@ -36,6 +36,10 @@ class Tiles {
         }
     }
     template <int kTile>
+    void pass(const void* from, std::int64_t stride) {
+        load<kTile>(from, stride);
+    }
+    template <int kTile>
     void store(void* to, std::int64_t stride) const {
         for (int row = 0; row < shapes_.rows[kTile]; ++row) {
             std::memcpy(static_cast<char*>(to) + row * stride, data_[kTile] + 64 * row, shapes_.bytes[kTile]);
@@ -114,6 +118,11 @@ class Tiles {
     template <int kTile>
     void load(const void* from, std::int64_t stride) {
         __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile) : "memory");
+    }
+    // The same, of what is read once: it goes past the first cache, and what is there stays.
+    template <int kTile>
+    void pass(const void* from, std::int64_t stride) {
+        __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile) : "memory");
     }
     template <int kTile>
     void store(void* to, std::int64_t stride) const {

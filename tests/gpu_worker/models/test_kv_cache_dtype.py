@@ -27,6 +27,7 @@ def test_fewer_bits_cost_more_and_not_too_much(name, ops, tiny, load, all_logits
     assert 0 < errors["float16"] < errors["bfloat16"] < errors["int8"] < errors["fp8_e4m3"] < errors["fp8_e5m2"] < 0.5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("demo_model")
 def test_the_demo_model_says_much_the_same(load, all_logits, root: Path):

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from effort import some
 from hostile_templates import HOSTILE, LARGE, NESTED
 
 from octavo.request.errors import InvalidArgument
@@ -59,11 +60,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_renderer, "SECONDS", 0.1)
 
 
-@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_template_is_refused(source: str, hasty: None) -> None:
+@pytest.mark.parametrize("name", some(HOSTILE, list(HOSTILE)[::3]))
+def test_a_hostile_template_is_refused(name: str, hasty: None) -> None:
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(InvalidArgument, match="template") as refused:
-        ChatTemplate(source, {}).render(CHAT, True)
+        ChatTemplate(HOSTILE[name], {}).render(CHAT, True)
     assert len(str(refused.value)) < LONGEST_ERROR
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most < 64 << 10, "KiB more than ever before"
     assert ChatTemplate(PLAIN, {}).render(CHAT, True) == "hi"
@@ -75,7 +76,9 @@ def run(script: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_no_hostile_template_takes_much_memory() -> None:
     """In a small process: what the kernel counts for a child begins with what its parent had."""
     *refused, most = run(FILL_MEMORY)

@@ -165,6 +165,7 @@ async def server(tmp_path):
     await server.stop()
 
 
+@pytest.mark.timeout(240)
 async def test_a_worker_that_slept_while_another_got_its_id_ends_and_says_why(start, server):
     named = ("--worker-id", "pod-0")
     sleeper = start(server.url, *named)
