@@ -151,12 +151,16 @@ def _add_stops(sampling: types_pb2.SamplingParams, value: Any) -> None:
 def _add_bias(sampling: types_pb2.SamplingParams, value: Any) -> None:
     if not isinstance(value, dict):
         raise InvalidArgument("logit_bias", "must be an object that maps token ids to numbers")
+    if wrong := [name[:64] for name in value if not _is_token_id(name)]:
+        raise InvalidArgument("logit_bias", f"every name must be a token id, unlike {', '.join(map(ascii, wrong[:3]))}")
     for name, bias in value.items():
-        if not (name.isascii() and name.isdigit() and len(name) <= 10 and int(name) <= limits.U32_MAX):
-            raise InvalidArgument("logit_bias", "every name must be a token id")
         if type(bias) not in (int, float) or not -(2.0**100) < bias < 2.0**100:
             raise InvalidArgument("logit_bias", f"the value of token {int(name)} must be a number")
         sampling.logit_bias[int(name)] = bias
+
+
+def _is_token_id(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) <= 10 and int(name) <= limits.U32_MAX
 
 
 def _read_choice(fields: FieldReader, request: Any, name: str, choices: dict[str, Any]) -> None:

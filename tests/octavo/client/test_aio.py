@@ -2,7 +2,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from octavo.client import AsyncClient, FinishReason, RetryPolicy
@@ -28,6 +28,7 @@ async def gather(stream):
         st.tuples(st.integers(0, 14), st.sampled_from(FAULTS), st.integers(1, 5), st.integers(0, 3)), max_size=4
     ),
 )
+@example(faults=[(1, fault, 2, 1) for fault in FAULTS])
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_faults_change_nothing(faults, make_router, serve, script):
     async def run():

@@ -37,6 +37,23 @@ def test_any_chunking_joins_to_the_whole(pieces: ByteTable, chunks: list[list[in
     assert text + detokenizer.flush() == whole(pieces, ids)
 
 
+@given(st.integers(0, 4), st.lists(st.sampled_from([0, 2, 3, 4]), max_size=6))
+def test_leading_spaces_are_counted_over_pushes(strip: int, ids: list[int]) -> None:
+    pieces = ByteTable(PARTS, strip=strip)
+    detokenizer = Detokenizer(pieces)
+    assert "".join(detokenizer.push([i]) for i in ids) == whole(pieces, ids)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_valid_text_never_comes_out_broken(text: str) -> None:
+    detokenizer = Detokenizer(ByteTable([bytes([byte]) for byte in range(256)]))
+    shown = ""
+    for byte in text.encode():
+        shown += detokenizer.push([byte])
+        assert text.startswith(shown)
+    assert shown == text and detokenizer.flush() == ""
+
+
 @pytest.mark.parametrize("decoder", [None, {"type": "WordPiece"}, {"type": "Sequence", "decoders": [{"type": "CTC"}]}])
 def test_a_decoder_that_cannot_be_streamed_is_refused(decoder: dict[str, object] | None) -> None:
     with pytest.raises(Mismatch):

@@ -128,7 +128,7 @@ WRONG = [
     ({"max_tokens": 0}, "max_tokens", "out of range"),
     ({"stop": ["x" * 300]}, "stop", "256"),
     ({"stop": 5}, "stop", "string"),
-    ({"logit_bias": {"x": 1}}, "logit_bias", "token id"),
+    ({"logit_bias": {"x": 1, "7": 1, "y": 1}}, "logit_bias", "token id, unlike 'x', 'y'"),
     ({"logit_bias": {"7": 101}}, "logit_bias", "100"),
     ({"logprobs": 21}, "logprobs", "0 to 20"),
     ({"stream": "yes"}, "stream", "true or false"),
