@@ -6,6 +6,7 @@ from typing import Any
 
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import Constraint, Shape
+from octavo.text.closed_schemas import closed_if_object
 
 
 @dataclass(slots=True)
@@ -33,9 +34,14 @@ class StructuredOutputsParams:
                 return Constraint(Shape.JSON_OBJECT)
             case "choice", [*texts] if all(isinstance(text, str) for text in texts):
                 return Constraint.choice(texts)
-            case (("json" | "structural_tag"), (str() | dict())):
-                text = value if isinstance(value, str) else json_module.dumps(value, ensure_ascii=False)
-                return Constraint(Shape.JSON_SCHEMA if name == "json" else Shape.STRUCTURAL_TAG, text)
+            case "json", (str() | dict()):
+                return Constraint(Shape.JSON_SCHEMA, _as_text(closed_if_object(value)))
+            case "structural_tag", (str() | dict()):
+                return Constraint(Shape.STRUCTURAL_TAG, _as_text(value))
             case (("regex" | "grammar"), str()):
                 return Constraint(Shape.REGEX if name == "regex" else Shape.LARK, value)
         raise InvalidArgument(f"structured_outputs.{name}", f"must not be a value of type {type(value).__name__}")
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json_module.dumps(value, ensure_ascii=False)

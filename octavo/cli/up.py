@@ -210,7 +210,7 @@ class _UpProcess:
             self._say(f"the sample request failed: {error.message}")
             return
         ids = f" {list(answer.outputs[0].token_ids)}; the model has no tokenizer"
-        print(f"  sample      {prompt}{repr(answer.text) if has_text else ids}\n", flush=True)
+        print(f"  sample      {prompt}{repr(answer.text)[1:-1] if has_text else ids}\n", flush=True)
 
     def _write_state(self) -> None:
         """Writes the state down. While that fails, as on a full disk, it is said once and tried again every second."""
@@ -239,7 +239,7 @@ def _banner(current: state.ClusterState, has_text: bool, wanted: ClusterSettings
     endpoints = ",".join(current.endpoints)
     workers = ", ".join(f"{worker.worker_id} {worker.endpoint}" for worker in current.workers)
     tls = security_flags(wanted, "--tls-ca", "--tls-cert", "--tls-key")
-    octavo = f"{find_program('octavo') or 'octavo'} generate {tls}"
+    octavo = f"{find_program('octavo') or 'octavo'} generate {tls}".strip()
     curl = security_flags(wanted, "--cacert", "--cert", "--key")
     grpcurl = security_flags(wanted, "-cacert", "-cert", "-key") or "-plaintext"
     watched = [*(router.web for router in current.routers), *(worker.web for worker in current.workers)]

@@ -5,7 +5,9 @@ function that is called with them fails. Other servers read schemas in this way,
 """
 
 import copy
+import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 _HOLD_ONE = ("items", "additionalProperties")
@@ -14,6 +16,14 @@ _HOLD_NAMED = ("properties", "$defs", "definitions")
 # What a schema says of further properties itself, or what says something of the same object in another place.
 _SAYS_MORE = {"additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties"}
 _COMBINES = {"anyOf", "oneOf", "$ref", "if", "dependentSchemas"}
+
+
+def closed_if_object(value: Any) -> Any:
+    """The closed copy of a schema that came as an object, or as the text of one; all else as it is."""
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):  # what is no JSON is refused as what it is
+            value = json.loads(value)
+    return closed(value) if isinstance(value, dict) else value
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:

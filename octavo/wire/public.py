@@ -32,7 +32,7 @@ def sampling_from_wire(message: types_pb2.SamplingParams) -> SamplingParams:
     for descriptor, value in message.ListFields():
         name = descriptor.name
         if (row := PARAMETERS[name]).is_constraint:
-            value = _constraint_from_wire(value)
+            value = constraint_from_wire(value)
         elif row.most is not None:
             row.check_count(value)
             value = _PLAIN_LISTS.get(name, tuple)(value)
@@ -112,7 +112,7 @@ def sampling_message(data: bytes) -> types_pb2.SamplingParams:
         ) from error
 
 
-def _constraint_from_wire(message: types_pb2.Constraint) -> Constraint:
+def constraint_from_wire(message: types_pb2.Constraint) -> Constraint:
     shape = message.WhichOneof("shape")
     if shape is None:
         raise InvalidArgument("constraint", f"has no shape; give one of {', '.join(Shape)}")

@@ -13,7 +13,7 @@ from octavo.request import limits
 from octavo.request.errors import InvalidArgument, NotFound
 from octavo.request.ids import new_request_id
 from octavo.v1 import inference_pb2, types_pb2
-from octavo.wire.public import failure_from_wire
+from octavo.wire.public import constraint_from_wire, failure_from_wire
 from router.background_tasks import BackgroundTasks
 from router.fleet.model_registry import ServedModel
 from router.http.answer_format import AnswerFormat, EchoedPrompt
@@ -106,10 +106,11 @@ class AnswerService:
         sampling, special = asked.request.sampling, getattr(model.tokenizer, "special_tokens", {})
         if any(mark in special for mark in division.marks):
             sampling.skip_special_tokens = False
-        if needs_grammar(division):
+        constraint = constraint_from_wire(sampling.constraint) if sampling.HasField("constraint") else None
+        if needs_grammar(division, has_form=constraint is not None):
             prompt = await self.preparer.read_prompt(asked.request, model) if division.reasoning is not None else []
             division.note_prompt(model.tokenizer, prompt)
-            if grammar := calls_grammar(division, special, has_other=sampling.HasField("constraint")):
+            if grammar := calls_grammar(division, special, constraint):
                 if sampling.HasField("thinking_budget"):
                     what = "is not allowed where a call must come or a tool is strict: leave out one of them"
                     raise InvalidArgument("thinking_budget", what)

@@ -1,11 +1,10 @@
 """The form that outputs must have: OpenAI's `response_format`, and `structured_outputs` as vLLM has it."""
 
 import json
-from contextlib import suppress
 from typing import Any
 
 from octavo.request.errors import FieldViolation, InvalidArgument
-from octavo.text.closed_schemas import closed
+from octavo.text.closed_schemas import closed_if_object
 from octavo.v1 import types_pb2
 from router.http.field_reader import FieldReader, checked_text
 
@@ -80,10 +79,7 @@ def _read_format(form: FieldReader, sampling: types_pb2.SamplingParams) -> None:
 
 def schema_text(path: str, value: Any) -> str:
     """A schema that came as an object, true or text; objects have the properties that it names."""
-    if isinstance(value, str):
-        with suppress(ValueError, RecursionError):  # what is no JSON is refused as what it is
-            value = json.loads(value)
-    return _json_text(path, closed(value) if isinstance(value, dict) else value)
+    return _json_text(path, closed_if_object(value))
 
 
 def _json_text(path: str, value: Any) -> str:

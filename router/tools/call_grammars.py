@@ -1,4 +1,4 @@
-"""Grammars of outputs with calls: one that must come, and those whose arguments must keep a strict tool's schema.
+"""Grammars of outputs with calls: one that must come, one in whose place JSON may come, and calls of strict tools.
 
 A grammar is in llguidance's Lark. Reasoning may stand before what a grammar says, where the model writes any.
 """
@@ -6,8 +6,11 @@ A grammar is in llguidance's Lark. Reasoning may stand before what a grammar say
 import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import Constraint, Shape
+from octavo.request.sampling_validation import parsed_json
 from octavo.text.closed_schemas import closed
 from router.tools.asked_tools import AskedTools
 from router.tools.formats import ToolFormat
@@ -23,28 +26,52 @@ _NAMED = re.compile(r"<[^<>\[\]\s]+>")  # what a grammar takes for the name of a
 _ANY = "/(?s:.*)/"
 
 
-def needs_grammar(division: Division) -> bool:
-    """Whether a request's tools bind what the output may be."""
+def needs_grammar(division: Division, *, has_form: bool) -> bool:
+    """Whether a request's tools bind what the output may be; `has_form`: something else binds it, too."""
     tools, form = division.tools, division.form
     if tools is None:
         return False
-    return bool(tools.forced) or bool(tools.strict and form is not None and form.can_force and form.binds_strict)
+    can_bind = form is not None and form.can_force and (has_form or bool(tools.strict and form.binds_strict))
+    return bool(tools.forced) or can_bind
 
 
-def calls_grammar(division: Division, special: SpecialTokens, *, has_other: bool) -> str:
-    """The grammar of the calls; empty if there is none, as where the output has another one and no call must come.
+def calls_grammar(division: Division, special: SpecialTokens, constraint: Constraint | None) -> str:
+    """The grammar of an output that may have calls. Empty: nothing binds it but the constraint that it has already.
 
-    Raises InvalidArgument if a call must come and cannot.
+    If the constraint says JSON, the output is a call, or such JSON. Where a call must come, no JSON does. Raises
+    InvalidArgument if a call must come and cannot.
     """
-    tools, form = division.tools, division.form
-    if tools is None or (has_other and not tools.forced):
+    tools, form, answer = division.tools, division.form, None if constraint is None else _answer_schema(constraint)
+    if tools is None or (constraint is not None and answer is None and not tools.forced):
         return ""
-    if has_other:
-        raise InvalidArgument("tool_choice", "the output has another form already: leave out one of them")
+    if constraint is not None and answer is None:
+        what = f"a call must come, and the output must be of a {constraint.shape}: leave out one of them"
+        raise InvalidArgument("tool_choice", what)
     if form is None:
         raise InvalidArgument("tool_choice", "nobody knows how this model writes calls: use auto, or --tool-parser")
-    make = forced_grammar if tools.forced else strict_grammar
-    return make(tools, form, special, division.reasoning, begins_inside=division.begins_inside)
+    thinks, inside = division.reasoning, division.begins_inside
+    if answer is not None and not tools.forced and form.open_call.startswith("{"):
+        return ""  # a call looks like the answer: the library that makes masks cannot have both
+    if answer is None and not tools.forced:
+        return strict_grammar(tools, form, special, thinks, begins_inside=inside)
+    try:
+        return forced_grammar(
+            tools, form, special, thinks, begins_inside=inside, answer=None if tools.forced else answer
+        )
+    except InvalidArgument:
+        if tools.forced:
+            raise
+        return ""  # a tool's schema cannot be kept in this form of calls, and nobody has asked for that
+
+
+def _answer_schema(constraint: Constraint) -> dict[str, Any] | None:
+    """What JSON the output must be; None if it need not be any."""
+    if constraint.shape is Shape.JSON_OBJECT:
+        return {"type": "object"}
+    if constraint.shape is not Shape.JSON_SCHEMA:
+        return None
+    schema = parsed_json("constraint.json_schema", constraint.text)
+    return schema if isinstance(schema, dict) else {} if schema is True else None
 
 
 def forced_grammar(
@@ -54,16 +81,24 @@ def forced_grammar(
     reasoning: ReasoningFormat | None = None,
     *,
     begins_inside: bool = False,
+    answer: Mapping[str, Any] | None = None,
 ) -> str:
-    """The grammar of one call of a forced tool, or of several. Raises InvalidArgument if the form has none."""
+    """The grammar of one call of a forced tool, or of several. Raises InvalidArgument if the form has none.
+
+    With an `answer`, JSON of this schema may come in their place, and any tool may be called.
+    """
     if not form.can_force:
         raise InvalidArgument("tool_choice", f"this model's form of calls ({form.name}) cannot be forced; use auto")
     more = f" ({json.dumps(form.between)} call)*" if tools.is_parallel and form.between else ""
     before, rules = _reasoning_rules(reasoning, special, begins_inside=begins_inside)
-    calls = {name: (form.open_call.replace("NAME", name), tools.schemas[name]) for name in tools.forced}
-    return "\n".join(
-        [f"start: {before}{_all_calls(f'call{more}', form, special)}", *rules, *_call_rules(calls, form, special)]
-    )
+    calls = {
+        name: (form.open_call.replace("NAME", name), tools.schemas[name]) for name in tools.forced or tools.schemas
+    }
+    output = _all_calls(f"call{more}", form, special)
+    if answer is not None:
+        output = f"({output} | answer)"
+        rules = [*rules, f"answer: %json {json.dumps({**answer, **_JSON_OPTIONS})}"]
+    return "\n".join([f"start: {before}{output}", *rules, *_call_rules(calls, form, special)])
 
 
 def strict_grammar(

@@ -13,8 +13,9 @@ from octavo.request.sampling import Constraint, Shape
 from octavo.text.grammar import check_grammar
 from octavo.v1 import types_pb2
 from router.tools.asked_tools import AskedTools, read_choice
-from router.tools.call_grammars import forced_grammar, strict_grammar
+from router.tools.call_grammars import calls_grammar, forced_grammar, strict_grammar
 from router.tools.formats import BY_NAME, DEFAULT, FORMATS
+from router.tools.output_forms import Division
 from router.tools.output_parser import OutputParser
 from router.tools.parts import CallArguments
 from router.tools.reasoning import BY_NAME as REASONING
@@ -106,6 +107,30 @@ def test_whatever_a_forced_output_says_is_calls_that_validate(name: str):
         message = ToolMessage(tools, form, "r", 0).whole(text, STOP)
         assert message["content"] is None and message["tool_calls"]
         assert_valid(message["tool_calls"])
+
+
+@pytest.mark.parametrize("name", [each for each in FORCED if not BY_NAME[each].open_call.startswith("{")])
+def test_an_output_is_calls_or_json_of_the_schema(name: str):
+    rng, form = random.Random(6), BY_NAME[name]
+    tools = read_choice("auto", SCHEMAS, True)
+    schema = {"properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
+    answer = Constraint(Shape.JSON_SCHEMA, json.dumps({"type": "object", **schema}))
+    writer = Writer(calls_grammar(Division(tools, form, None), {}, answer))
+    begin = form.open_all + form.open_call.replace("NAME", "weather")
+    for _ in range(5):
+        called = ToolMessage(tools, form, "r", 0).whole(writer.write(rng, begin), STOP)
+        assert called["content"] is None and called["tool_calls"]
+        assert_valid(called["tool_calls"])
+        answered = ToolMessage(tools, form, "r", 0).whole(writer.write(rng, '{"age"'), STOP)
+        assert json.loads(answered["content"]).keys() == {"age"} and not answered.get("tool_calls")
+
+
+def test_a_call_that_must_come_needs_an_output_of_no_other_form():
+    division = Division(read_choice("required", SCHEMAS, True), DEFAULT, None)
+    as_json = calls_grammar(division, {}, Constraint(Shape.JSON_OBJECT))
+    assert as_json == calls_grammar(division, {}, None)  # the schema is of an answer, and none comes
+    with pytest.raises(InvalidArgument, match="regex"):
+        calls_grammar(division, {}, Constraint(Shape.REGEX, "a*"))
 
 
 @pytest.mark.parametrize("grammar_of", [forced_grammar, strict_grammar])
