@@ -195,8 +195,8 @@ def test_many_steps_leave_nothing_behind() -> None:
     load = parts.load()
     assert load.num_used_blocks == 0
     assert load.num_free_host_blocks == 20
-    assert load.num_preempted_swap + load.num_preempted_recompute > 50
-    assert number > 3000
+    assert load.num_preempted_swap + load.num_preempted_recompute > draws(10, 50)
+    assert number > draws(700, 3000)
 
 
 @pytest.mark.parametrize("seed", range(4))
