@@ -1,6 +1,7 @@
 """POST /rerank and /score: how well texts fit, in the forms of Jina, Cohere and vLLM."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from octavo.pooling.params import MAX_INPUTS
@@ -11,6 +12,8 @@ from router.http.vectors.vector_endpoint import Content
 from router.pooling.pooling_calls import AskedScores, PoolingCalls
 
 TOP = NumberRange(1, MAX_INPUTS, integer=True)
+LEFT = ("text_1", "queries", "data_1")  # vLLM's names, and those of what they are compared with
+RIGHT = {"text_1": ("text_2",), "queries": ("documents", "items"), "data_1": ("data_2",)}
 
 
 async def answer_rerank(calls: PoolingCalls, fields: FieldReader, remaining_s: float | None) -> tuple[int, Content]:
@@ -43,10 +46,12 @@ async def answer_rerank(calls: PoolingCalls, fields: FieldReader, remaining_s: f
 async def answer_score(calls: PoolingCalls, fields: FieldReader, remaining_s: float | None) -> tuple[int, Content]:
     """A score for each pair, in their order."""
     name = fields.take_text("model")
-    left = fields.checks.run(read_texts, "text_1", fields.take_any("text_1")) or []
-    right = fields.checks.run(read_texts, "text_2", fields.take_any("text_2")) or []
+    first, left_value = _take_one(fields, LEFT)
+    second, right_value = _take_one(fields, RIGHT[first])
+    left = fields.checks.run(read_texts, first, left_value) or []
+    right = fields.checks.run(read_texts, second, right_value) or []
     fields.take_harmless("encoding_format", ["float"], "scores are numbers; leave it out")
-    asked = _read_asked(fields, left, right, "text_1", "text_2")
+    asked = _read_asked(fields, left, right, first, second)
     answer = await calls.score(calls.find_model(name or None), asked, remaining_s)
 
     def content() -> dict[str, Any]:
@@ -59,6 +64,14 @@ async def answer_score(calls: PoolingCalls, fields: FieldReader, remaining_s: fl
         }
 
     return len(answer.scores), content
+
+
+def _take_one(fields: FieldReader, names: Sequence[str]) -> tuple[str, Any]:
+    """The first of these fields that is given, and its value; if none is, the first of them."""
+    for name in names:
+        if (value := fields.take_any(name)) is not None:
+            return name, value
+    return names[0], None
 
 
 def _read_asked(

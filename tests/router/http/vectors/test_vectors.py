@@ -61,8 +61,8 @@ async def test_rerank_and_score_have_the_shapes_of_others(world: Any) -> None:
         assert (status, found["results"]) == (200, wanted)
     body = {"query": query, "documents": [{"text": each} for each in documents], "return_documents": False}
     assert all("document" not in each for each in (await post(world, "/rerank", body))[1]["results"])
-    for path in ("/score", "/v1/score"):
-        status, found = await post(world, path, {"text_1": query, "text_2": documents})
+    for path, names in (("/score", "text_1 text_2"), ("/v1/score", "queries documents"), ("/score", "queries items")):
+        status, found = await post(world, path, dict(zip(names.split(), (query, documents), strict=True)))
         assert (status, [each["score"] for each in found["data"]]) == (200, scores)
     status, raw = await post(world, "/v1/embeddings", {"input": "Hi", "encoding_format": "base64", "normalize": False})
     assert array("f", base64.b64decode(raw["data"][0]["embedding"])).tolist() == state_vector(fold(list(b"Hi")))
