@@ -12,10 +12,9 @@ import grpc
 import pytest
 from constraints import JSON_FORMS, check_json
 from effort import patience
-from guard.processes import lasting
 from live.client_loops import ClientLoops, read_history
 from live.cluster import Shape
-from live.nursery import QuickCluster
+from live.nursery import QuickCluster, quick_cluster
 from live.oracle import Oracle
 
 from octavo.client import FinishReason, SamplingParams
@@ -65,13 +64,9 @@ class JsonTraffic(ClientLoops):
 
 @pytest.fixture
 def spares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuickCluster]:
-    cluster = QuickCluster(tmp_path_factory.mktemp("spares"), Shape(routers=3, workers=4, step_delay_ms=30))
-    with lasting(cluster.pids):
-        try:
-            cluster.start()
-            yield cluster
-        finally:
-            cluster.stop()
+    shape = Shape(routers=3, workers=4, step_delay_ms=30)
+    with quick_cluster(tmp_path_factory.mktemp("spares"), shape) as cluster:
+        yield cluster
 
 
 async def move_on(cluster: QuickCluster, traffic: JsonTraffic, rng: random.Random) -> None:

@@ -15,11 +15,10 @@ import httpx2
 import pytest
 from chat_tokenizer import write_chat_tokenizer
 from effort import draws
-from guard.processes import lasting
 from lazily import lazily
 from live.cluster import Cluster, Shape
 from live.fixtures import whole
-from live.nursery import QuickCluster
+from live.nursery import QuickCluster, quick_cluster
 
 from octavo.request.ids import RequestId, sequence_id
 from octavo.store import open_store
@@ -99,13 +98,8 @@ def spares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuickCluster]:
     folder = write_chat_tokenizer(tmp_path_factory.mktemp("tokenizer") / "chat")
     arguments = ("--tokenizer", str(folder), "--grace-ms", "60000")
     shape = Shape(routers=6, workers=6, runner="fake", step_delay_ms=20, router_args=arguments)
-    cluster = QuickCluster(tmp_path_factory.mktemp("spares"), shape)
-    with lasting(cluster.pids):
-        try:
-            cluster.start()
-            yield cluster
-        finally:
-            cluster.stop()
+    with quick_cluster(tmp_path_factory.mktemp("spares"), shape) as cluster:
+        yield cluster
 
 
 async def owner_of(cluster: Cluster, name: str) -> str:

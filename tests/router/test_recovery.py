@@ -25,9 +25,10 @@ async def test_the_usage_tells_what_the_first_owner_had_cached(world, was_there)
     """It stays so when another worker goes on, which has nothing cached, or all."""
     await world.start(workers=2, routers=2, step_s=0.01)
     client, prompt = world.client(), list(range(3, 3 + 16 * 4))
-    owner = lambda name: next(  # noqa: E731
-        each for each in world.workers if each.listener.incarnation == world.entry(name).record.owner
-    )
+
+    def owner(name):
+        return next(each for each in world.workers if each.listener.incarnation == world.entry(name).record.owner)
+
     if was_there:
         await client.complete(prompt, GREEDY, request_id="before")
     stream = client.generate([*prompt, 5], GREEDY, request_id="s")

@@ -132,7 +132,14 @@ def templates(monkeypatch: pytest.MonkeyPatch) -> list[Templated]:
     """Gives the byte tokenizer a chat template, which a variable may end; what it was given."""
     seen: list[Templated] = []
 
-    def apply_chat(self, messages, begin_answer=True, tools=(), details=(), variables=None):  # type: ignore[no-untyped-def]
+    def apply_chat(
+        self: ByteTokenizer,
+        messages: Any,
+        begin_answer: bool = True,
+        tools: Any = (),
+        details: Any = (),
+        variables: Any = None,
+    ) -> list[int]:
         seen.append(Templated(list(messages), begin_answer, list(tools), list(details), variables))
         text = "".join(f"{role[0]}:{content}\n" for role, content in messages)
         return self.encode(text + str((variables or {}).get("ends_with", "")))

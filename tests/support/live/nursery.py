@@ -12,12 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from runpy import run_module
 
-from guard.processes import exists
+from guard.processes import exists, lasting
 from live.cluster import ROOT, Cluster, Shape
 from live.process import SPAWNER, Process, wait_until
 
@@ -117,6 +118,18 @@ class QuickCluster(Cluster):
 
     def pids(self) -> list[int]:
         return [*super().pids(), self._nursery.pid]
+
+
+@contextmanager
+def quick_cluster(directory: Path, shape: Shape) -> Iterator[QuickCluster]:
+    """Such a cluster, from ready to gone."""
+    cluster = QuickCluster(directory, shape)
+    with lasting(cluster.pids):
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
 
 
 def main() -> None:
