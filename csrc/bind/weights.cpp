@@ -20,7 +20,6 @@ void bind_weights(py::module_& module) {
         .def_readonly("cols", &Weight::cols)
         .def_readonly("exact", &Weight::exact)
         .def_property_readonly("format", [](const Weight& weight) { return name_of(weight.format); });
-    module.def("formats", &format_names);
     module.def(
         "packed_bytes",
         [](const std::string& format, std::int64_t rows, std::int64_t cols) {

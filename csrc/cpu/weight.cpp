@@ -182,8 +182,6 @@ Format format_named(const char* name) {
     throw ArgumentError("format", std::string(name) + " is not one of " + known);
 }
 
-std::vector<std::string> format_names() { return {std::begin(kNames), std::end(kNames)}; }
-
 const char* name_of(Format format) { return kNames[static_cast<int>(format)]; }
 
 std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols) {

@@ -22,8 +22,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "octavo/tensor.h"
 
@@ -56,7 +54,6 @@ struct Weight {
 
 Format format_named(const char* name);
 const char* name_of(Format format);
-std::vector<std::string> format_names();
 
 // How many columns are packed together: a matrix has a multiple of them.
 static constexpr std::int64_t columns_of(Format format) { return format >= Format::kQ4K ? kSuperblock : kBlock; }
