@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from dataclasses import replace
 
 import pytest
 
@@ -203,10 +202,10 @@ def told(caplog):
     caplog.set_level(logging.DEBUG, "router.placing.migrator")
 
 
-async def split(world, *roles, step_s=0.005, **settings):
+async def split(world, *roles, **settings):
     """A router, and workers of these roles. What the router asks of the owner is noted in `world.asked`."""
     for role in roles:
-        await world.worker(FakeRunner(step_s=step_s, **SIZES), role=role, **settings)
+        await world.worker(FakeRunner(step_s=0.005, **SIZES), role=role, **settings)
     router = await world.router()
     await world.ready()
     await world.until(lambda: all(link.facts for link in router.pool.links.values()))
@@ -229,12 +228,11 @@ def by_role(router):
 
 
 async def test_each_sequence_moves_once_with_unchanged_outputs(world):
-    router = await split(world, "prefill", "decode", step_s=0.02)  # slow enough for the blocks of a busy machine
+    router = await split(world, "prefill", "decode")
     links = by_role(router)
     client = world.client()
-    output = replace(OUTPUT, max_tokens=100)
     prompts = [[number, *range(50, 150)] for number in range(6)]
-    tasks = [asyncio.create_task(client.complete(prompt, output)) for prompt in prompts]
+    tasks = [asyncio.create_task(client.complete(prompt, OUTPUT)) for prompt in prompts]
     completions = await asyncio.gather(*tasks)
     source, target = links[WorkerRole.PREFILL].incarnation, links[WorkerRole.DECODE].incarnation
     assert world.asked == [(source, target, True)] * 6
@@ -244,7 +242,7 @@ async def test_each_sequence_moves_once_with_unchanged_outputs(world):
     await world.until(lambda: links[WorkerRole.PREFILL].load.num_sequences == 0)
     for link in links.values():
         link.facts = None if link.role is WorkerRole.PREFILL else link.facts
-    again = [await client.complete(prompt, output) for prompt in prompts[:2]]
+    again = [await client.complete(prompt, OUTPUT) for prompt in prompts[:2]]
     assert [c.outputs[0].token_ids for c in again] == [c.outputs[0].token_ids for c in completions[:2]]
     assert len(world.asked) == 6, "a worker for outputs has computed these prompts, and keeps them"
 
