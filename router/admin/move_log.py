@@ -81,7 +81,7 @@ def owner_changes(record: Record) -> Iterator[tuple[int, MoveReason, Incarnation
     for after_ms, what, detail in record.timeline:
         if what not in ("taken", "migrated"):
             continue
-        name, _, why = detail.partition(" ")
+        name, why, *_ = [*detail.split(" ", 2), ""]
         source, owner = owner, Incarnation(name)
         if not source or source == owner:
             continue  # the first owner, or the same one again

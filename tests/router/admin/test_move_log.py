@@ -38,7 +38,7 @@ LIFE = record(
     (25, "taken", "w3 refused"),
     (30, "requeued", "w3"),
     (40, "taken", "w1 queued"),
-    (50, "taken", "w2 connection"),
+    (50, "taken", "w2 connection worker w1: Schedule: UNAVAILABLE"),
 )
 
 
