@@ -90,7 +90,10 @@ class Session:
         self._delivery = Delivery(record, params, partial(model.text_stream, params), start)
         self._encoder = EventEncoder(record, self._delivery, context.resume_tokens)
         self._deadline = RequestDeadline()
-        self._journals = JournalReader(self._store, self._owner_link, self._delivery, self._deadline)
+        asks_scores = params.logprobs is not None or params.prompt_logprobs is not None
+        self._journals = JournalReader(
+            self._store, self._owner_link, self._delivery, self._deadline, stream_has_more=asks_scores
+        )
         self._poller = RecordPoller(self._sessions.now)
         self._is_taken_over = not start.fresh  # and nobody has been told
         self._at_start = start.fresh  # whether the delivery is where the client is
