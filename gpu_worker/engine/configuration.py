@@ -64,12 +64,12 @@ def step_s(settings: WorkerSettings, info: RunnerInfo) -> float:
     return settings.lease_ms / 1000 / STEPS_PER_LEASE if budget_follows_rate else 0.0
 
 
-def speculation(settings: WorkerSettings, info: RunnerInfo) -> Literal["off", "forced", "lookup"]:
+def speculation(settings: WorkerSettings, info: RunnerInfo) -> Literal["off", "forced", "lookup", "recent"]:
     """Which drafts steps may have. With `auto` only those that can change no token, even of two nearly equal ones."""
     chosen = settings.speculation
     if chosen == "auto":
-        chosen = "lookup" if info.piece_invariant else "off"
-    return cast("Literal['off', 'forced', 'lookup']", chosen)
+        chosen = "recent" if info.piece_invariant else "off"
+    return cast("Literal['off', 'forced', 'lookup', 'recent']", chosen)
 
 
 def scheduler_config(settings: WorkerSettings, info: RunnerInfo) -> SchedulerConfig:

@@ -6,7 +6,7 @@ from array import array
 from gpu_worker.scheduling.state.beam import BeamCandidate, Hypothesis, expand
 from gpu_worker.scheduling.state.pooling import Pooling, PoolingEnd
 from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Hold, Sequence
-from gpu_worker.scheduling.state.step import LOOKUP, BeamProgress, Chunk, StepItems, StepPlan, branch_item
+from gpu_worker.scheduling.state.step import BeamProgress, Chunk, StepItems, StepPlan, branch_item
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import BAD_LOGITS, NOTHING_LEFT, StepOutput
 from octavo.request.errors import BadLogits
@@ -175,11 +175,11 @@ class Committer:
         found.clear()
 
     def _note_drafts(self, chunk: Chunk, num_accepted: int) -> None:
-        work, branch = self._workload, chunk.branch
+        work = self._workload
         work.num_drafts[chunk.drafter] += len(chunk.drafts)
         work.num_accepted_drafts[chunk.drafter] += num_accepted
-        if chunk.drafter == LOOKUP and branch.lookup is not None:
-            branch.lookup.acceptance.learn(len(chunk.drafts), num_accepted)
+        if chunk.acceptance is not None:
+            chunk.acceptance.learn(len(chunk.drafts), num_accepted)
 
     # Prompts
 

@@ -157,7 +157,7 @@ octavo_steps_failed_total worker
 octavo_step_tokens_total worker
     Tokens that steps have computed, of prompts and outputs, wrong drafts among them.
 octavo_drafts_total worker drafter
-    Tokens that were guessed, by drafter: lookup, forced.
+    Tokens that were guessed, by drafter: forced, lookup, recent.
 octavo_drafts_accepted_total worker drafter
     Of these, tokens that the model drew, too.
 octavo_step_phase_seconds_total worker phase

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from gpu_worker.blocks.prefix_cache import raise_first
+from gpu_worker.drafting.recent_outputs import RecentOutputs
 from gpu_worker.scheduling.state.block_tables import BlockTables
 from gpu_worker.scheduling.state.branch_lists import BranchLists
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
@@ -75,6 +76,7 @@ class Workload:
         self.num_preempted_recompute = 0
         self.num_drafts: Counter[str] = Counter()  # tokens, by drafter
         self.num_accepted_drafts: Counter[str] = Counter()
+        self.recent = RecentOutputs() if config.speculation == "recent" else None
         self._num_added = 0
         self._homes = (
             (self.waiting, QUEUED),
@@ -249,6 +251,8 @@ class Workload:
     def _stop(self, branch: Branch, state: BranchState) -> None:
         self.tables.release(branch)
         branch.state = state
+        if state is FINISHED and self.recent is not None and branch.sequence.search is None:
+            self.recent.add(branch.sequence.root, branch.tokens, branch.num_prompt)
         self.lists.note_stop()
 
     # Between steps

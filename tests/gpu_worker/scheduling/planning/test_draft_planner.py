@@ -3,6 +3,8 @@
 import pytest
 from scheduler_bench import FAILURE, Bench
 
+from gpu_worker.drafting.drafts import LOOKUP, Drafts
+from octavo.request import hashing
 from octavo.request.sampling import SamplingParams
 
 LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
@@ -11,7 +13,9 @@ LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 def bench(**config) -> Bench:
     """A bench whose branches have as many drafts as they may, all of them wrong."""
     made = Bench(**{"speculation": "lookup", "max_batch_tokens": 64, **config})
-    made.scheduler._planner.drafts._look_up = lambda branch, most: [0] * most  # no output has the end of a sequence
+    made.scheduler._planner.drafts._look_up = lambda branch, most: Drafts(
+        [0] * most, LOOKUP
+    )  # no output has the end of a sequence
     return made
 
 
@@ -63,3 +67,17 @@ def test_a_suspect_has_no_drafts() -> None:
         plan, _ = made.step()
         drafts.append(plan.num_drafts)
     assert drafts[:1] == [0] and drafts[-1] > 0
+
+
+def test_outputs_guess_for_the_same_tenant_and_never_for_another() -> None:
+    made = Bench(speculation="recent", max_batch_tokens=64)
+    prompt = list(range(1, 9))
+    guessed = []
+    for name, salt in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"), ("c1", "c")):
+        before = made.workload.num_accepted_drafts["recent"]
+        made.admit(name, prompt, LONG, root=hashing.root_key("model", "layout", salt=salt))
+        made.finish()
+        guessed.append(made.workload.num_accepted_drafts["recent"] - before)
+    assert len({tuple(tokens) for tokens in made.tokens.values()}) == 1  # all of them have the same output
+    assert guessed[0] == guessed[1] == guessed[4] == 0
+    assert min(guessed[2:4]) > 40
