@@ -1,9 +1,13 @@
 """Drafts take only what a step has left."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 from scheduler_bench import FAILURE, Bench
 
 from gpu_worker.drafting.drafts import LOOKUP, Drafts
+from gpu_worker.scheduling.state.sequence import Branch
 from octavo.request import hashing
 from octavo.request.sampling import SamplingParams
 
@@ -81,3 +85,31 @@ def test_outputs_guess_for_the_same_tenant_and_never_for_another() -> None:
     assert len({tuple(tokens) for tokens in made.tokens.values()}) == 1  # all of them have the same output
     assert guessed[0] == guessed[1] == guessed[4] == 0
     assert min(guessed[2:4]) > 40
+
+
+def test_branches_get_as_many_rows_whether_their_drafts_are_right_or_wrong() -> None:
+    """Room for six drafts a step, and four branches that want more than that each."""
+    plain = Bench(max_batch_tokens=64, runner={"num_blocks": 200})
+    made = bench(max_batch_sequences=10, runner={"num_blocks": 200})
+    for each in (plain, made):
+        for name in "abcd":
+            each.admit(name, 5, replace(LONG, max_tokens=160))
+    plain.finish()
+
+    def guess(branch: Branch, most: int) -> Drafts:
+        name = branch.sequence.seq_id
+        right = plain.tokens[f"{name}.0"][branch.num_output :]
+        return Drafts((right if name in "ab" else [0] * 9)[: min(most, 5 if name == "a" else 9)], LOOKUP)
+
+    made.scheduler._planner.drafts._look_up = guess
+    rows: Counter[str] = Counter()
+    while made.scheduler.has_work:
+        plan, _ = made.step()
+        if plan.num_branches < 4:
+            break
+        rows.update(
+            {chunk.branch.sequence.seq_id: made.lengths[chunk.branch.sequence.seq_id] - 1 for chunk in plan.chunks}
+        )
+    assert made.tokens["a.0"] == plain.tokens["a.0"][: len(made.tokens["a.0"])]
+    assert min(rows[name] for name in "abcd") > 50
+    assert max(rows.values()) - min(rows.values()) <= 9
