@@ -128,6 +128,8 @@ class Branch:
     matcher: Matcher | None = None  # once it has been sampled, if the sequence has a grammar
     lookups: tuple[Lookup, ...] = ()  # once drafts have been looked up for it
     draft_rows: int = 0  # how many rows of steps it is charged with for drafts: those of the fewest are served first
+    num_drafts: int = 0  # tokens that were guessed for it here
+    num_accepted_drafts: int = 0
     # What the runner knows of it; `StepInputs` and `BlockTables` write this.
     seat: int = -1  # under which number; -1: under none
     told_tokens: int = -1  # how many of its tokens; -1: nothing

@@ -74,6 +74,7 @@ class Workload:
         self.outgrown: set[Sequence] = set()  # that go on only there: whoever hands sequences over takes them out
         self.num_preempted_swap = 0
         self.num_preempted_recompute = 0
+        self.num_decodes = 0  # how often a step has brought a branch its next token
         self.num_drafts: Counter[str] = Counter()  # tokens, by drafter
         self.num_accepted_drafts: Counter[str] = Counter()
         self.recent = RecentOutputs() if config.speculation == "recent" else None

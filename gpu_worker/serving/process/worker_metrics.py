@@ -73,6 +73,7 @@ class WorkerMetrics:
         yield MetricValue("octavo_steps_total", times.num_steps)
         yield MetricValue("octavo_steps_failed_total", times.num_failed)
         yield MetricValue("octavo_step_tokens_total", times.num_tokens)
+        yield MetricValue("octavo_decodes_total", self._workload.num_decodes)
         for drafter in DRAFTERS:
             yield MetricValue("octavo_drafts_total", self._workload.num_drafts[drafter], (drafter,))
             yield MetricValue("octavo_drafts_accepted_total", self._workload.num_accepted_drafts[drafter], (drafter,))

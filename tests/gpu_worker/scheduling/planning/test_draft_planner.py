@@ -113,3 +113,18 @@ def test_branches_get_as_many_rows_whether_their_drafts_are_right_or_wrong() -> 
     assert made.tokens["a.0"] == plain.tokens["a.0"][: len(made.tokens["a.0"])]
     assert min(rows[name] for name in "abcd") > 50
     assert max(rows.values()) - min(rows.values()) <= 9
+
+
+def test_the_end_of_a_branch_and_the_load_tell_what_became_of_its_drafts() -> None:
+    made = Bench(speculation="recent", max_batch_tokens=64)
+    for name in ("first", "again"):
+        made.admit(name, [1, 2, 3, 4], LONG)
+        ends = []
+        while made.scheduler.has_work:
+            ends += [item for item in made.step()[1].items if item.finish]
+    load = made.load()
+    assert [(ends[0].num_drafts, ends[0].num_accepted_drafts)] == [
+        (sum(each.num_drafts for each in load.drafts), sum(each.num_accepted_drafts for each in load.drafts))
+    ]
+    assert ends[0].num_accepted_drafts > 40
+    assert load.num_decodes + ends[0].num_accepted_drafts == 2 * (60 - 1)  # a prompt brings its first token itself
