@@ -5,8 +5,8 @@ from typing import NamedTuple, Protocol
 
 from gpu_worker.drafting.acceptance import Acceptance
 
-FORCED, LOOKUP, RECENT = "forced", "lookup", "recent"
-DRAFTERS = (FORCED, LOOKUP, RECENT)
+FORCED, LOOKUP, RECENT, MODEL = "forced", "lookup", "recent", "model"
+DRAFTERS = (FORCED, LOOKUP, RECENT, MODEL)
 
 
 class Drafts(NamedTuple):

@@ -159,7 +159,7 @@ octavo_step_tokens_total worker
 octavo_decodes_total worker
     How often a step has brought a branch its next token. Each brings one more for each draft that is drawn.
 octavo_drafts_total worker drafter
-    Tokens that were guessed, by drafter: forced, lookup, recent.
+    Tokens that were guessed, by drafter: forced, lookup, recent, model.
 octavo_drafts_accepted_total worker drafter
     Of these, tokens that the model drew, too.
 octavo_step_phase_seconds_total worker phase

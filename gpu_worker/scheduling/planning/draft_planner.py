@@ -7,7 +7,8 @@ changes no token, so all of this may look at the clock.
 """
 
 from gpu_worker.drafting.acceptance import Acceptance
-from gpu_worker.drafting.drafts import FORCED, Drafts, Lookup
+from gpu_worker.drafting.draft_model import DraftedBranch, DraftModel, Question
+from gpu_worker.drafting.drafts import FORCED, MODEL, Drafts, Lookup
 from gpu_worker.drafting.recent_outputs import RecentLookup
 from gpu_worker.drafting.row_costs import RowCosts
 from gpu_worker.drafting.text_lookup import TextLookup
@@ -21,9 +22,10 @@ NO_DRAFTS = Drafts([])
 
 
 class DraftPlanner:
-    def __init__(self, workload: Workload, costs: RowCosts) -> None:
+    def __init__(self, workload: Workload, costs: RowCosts, model: DraftModel | None = None) -> None:
         self._workload = workload
         self._costs = costs
+        self._model = model
         self._tables = workload.tables
         self._looks_up = workload.config.speculation in ("lookup", "recent")
         self._num_rows, self._num_expected = 0, 0.0  # of the step being planned: rows, and tokens that they may bring
@@ -41,19 +43,35 @@ class DraftPlanner:
         self._num_rows, self._num_expected = plan.num_tokens, float(plan.num_tokens)
         if not self._looks_up or self._rows_are_dear:
             decodes = [chunk for chunk in decodes if chunk.branch.sequence.grammar is not None]
+        unguessed: list[Chunk] = []
         for chunk in sorted(decodes, key=self._charge):
             if room <= 0:
                 break
-            drafts, masks = self._drafts_of(chunk.branch, min(room, MOST_DRAFTS))
-            count = self._take_slots(chunk.branch, len(drafts.tokens), len(plan.chunks))
-            if count:
-                chunk.add_drafts(drafts._replace(tokens=drafts.tokens[:count]), masks[:count])
-                self._charge_rows(chunk, count)
-                plan.num_drafted += 1
-                plan.num_drafts += count
-                room -= count
+            drafts = self._drafts_of(chunk.branch, min(room, MOST_DRAFTS))
+            if not drafts.tokens:
+                unguessed.append(chunk)
+            room -= self._give(plan, chunk, drafts)
+        if self._model is not None and unguessed and room > 0:
+            for chunk, drafts in self._ask_model(self._model, unguessed, room):
+                self._give(plan, chunk, drafts)
         if plan.num_drafted:
             self._put_last(plan)
+
+    def _give(self, plan: StepPlan, chunk: Chunk, drafts: Drafts) -> int:
+        """Gives a chunk those of the drafts that may be drawn and have slots. Returns how many."""
+        branch, tokens = chunk.branch, drafts.tokens
+        tokens = tokens[: next((place for place, draft in enumerate(tokens) if draft in branch.stops), None)]
+        masks: list[bytes] = []
+        if tokens and branch.matcher is not None:
+            masks = branch.matcher.draft_masks(tokens)
+            tokens = tokens[: len(masks)]
+        count = self._take_slots(branch, len(tokens), len(plan.chunks))
+        if count:
+            chunk.add_drafts(drafts._replace(tokens=tokens[:count]), masks[:count])
+            self._charge_rows(chunk, count)
+            plan.num_drafted += 1
+            plan.num_drafts += count
+        return count
 
     def _charge(self, chunk: Chunk) -> int:
         """Of how many rows for drafts its branch is to count as having had. A new branch has had as many as others."""
@@ -63,24 +81,36 @@ class DraftPlanner:
         self._least_charge = self._charge(chunk)
         chunk.branch.draft_rows = self._least_charge + count
 
-    def _drafts_of(self, branch: Branch, room: int) -> tuple[Drafts, list[bytes]]:
-        """At most `room` drafts of a branch, and their masks if it has a grammar."""
+    def _drafts_of(self, branch: Branch, room: int) -> Drafts:
+        """At most `room` drafts of a branch, of what costs next to nothing to guess."""
         most = min(room, branch.last - len(branch.tokens))
         if most <= 0:
-            return NO_DRAFTS, []
+            return NO_DRAFTS
         drafts, grammar = NO_DRAFTS, branch.sequence.grammar
         if grammar is not None:
             branch.matcher = branch.matcher or grammar.matcher()
             drafts = Drafts(branch.matcher.forced(branch.tokens, branch.num_prompt)[:most], FORCED)
         if not drafts.tokens and self._looks_up and not self._rows_are_dear:
             drafts = self._look_up(branch, most)
-        tokens = drafts.tokens
-        tokens = tokens[: next((place for place, draft in enumerate(tokens) if draft in branch.stops), None)]
-        masks: list[bytes] = []
-        if tokens and branch.matcher is not None:
-            masks = branch.matcher.draft_masks(tokens)
-            tokens = tokens[: len(masks)]
-        return drafts._replace(tokens=tokens), masks
+        return drafts
+
+    def _ask_model(self, model: DraftModel, chunks: list[Chunk], room: int) -> list[tuple[Chunk, Drafts]]:
+        """Drafts of a model for branches of which nothing else is guessed."""
+        asked: list[tuple[Chunk, Question]] = []
+        for chunk in chunks:
+            branch = chunk.branch
+            drafted = branch.drafted
+            if drafted is None:
+                params = branch.sequence.params
+                drafted = branch.drafted = DraftedBranch.of(params, branch.num_prompt, branch.index)
+            most = min(room, MOST_DRAFTS, branch.last - len(branch.tokens))
+            if most <= 0 or self._rows_are_dear:
+                continue
+            if count := self._count(drafted.acceptance, len(branch.tokens), most, model.token_s):
+                asked.append((chunk, Question(drafted, branch.tokens, count)))
+                room -= count
+        model.answer([question for _, question in asked])
+        return [(chunk, Drafts(asking.drafts, MODEL, asking.branch.acceptance)) for chunk, asking in asked]
 
     @property
     def _rows_are_dear(self) -> bool:
@@ -102,10 +132,10 @@ class DraftPlanner:
         text, recent = TextLookup(len(branch.tokens)), self._workload.recent
         return (text, RecentLookup(recent, branch.sequence.root)) if recent is not None else (text,)
 
-    def _count(self, acceptance: Acceptance, num_tokens: int, most: int) -> int:
+    def _count(self, acceptance: Acceptance, num_tokens: int, most: int, draft_s: float = 0.0) -> int:
         """How many drafts are worth their rows, which are taken. Now and then one is, whatever it seems to be worth."""
         count, chance = 0, acceptance.share
-        while count < most and chance > self._costs.least_share(self._num_rows, self._num_expected):
+        while count < most and chance > self._costs.least_share(self._num_rows, self._num_expected, draft_s):
             count += 1
             self._num_rows += 1
             self._num_expected += chance

@@ -19,6 +19,7 @@ from enum import Enum, IntEnum
 
 from gpu_worker.blocks.block_manager import Reservation
 from gpu_worker.constraints.matcher import Grammar, Matcher
+from gpu_worker.drafting.draft_model import DraftedBranch
 from gpu_worker.drafting.drafts import Lookup
 from gpu_worker.scheduling.state.beam import BeamSearch
 from gpu_worker.scheduling.state.pooling import Pooling
@@ -127,6 +128,7 @@ class Branch:
     text: TextStream | None = None  # beams only, when there are stop strings
     matcher: Matcher | None = None  # once it has been sampled, if the sequence has a grammar
     lookups: tuple[Lookup, ...] = ()  # once drafts have been looked up for it
+    drafted: DraftedBranch | None = None  # what a draft model knows of it
     draft_rows: int = 0  # how many rows of steps it is charged with for drafts: those of the fewest are served first
     num_drafts: int = 0  # tokens that were guessed for it here
     num_accepted_drafts: int = 0
