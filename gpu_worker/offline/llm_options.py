@@ -42,6 +42,7 @@ class LLMOptions(TypedDict, total=False):
     long_prefill_threshold: int
     preemption: str
     speculation: str
+    draft_model: str
     policy: str
     generation_config: str
 
@@ -105,7 +106,7 @@ def _speculation(value: Any) -> str:
     if not lookup or not value.keys() <= {"method", "num_speculative_tokens", *numbers}:
         raise ValueError(
             "must be {'method': 'ngram'} or {'method': 'suffix'}, with or without vLLM's numbers for it, which octavo "
-            "chooses itself; there is no draft model"
+            "chooses itself; a draft model is draft_model"
         )
     return lookup
 

@@ -114,6 +114,10 @@ class WorkerSettings(ListenerSettings):
         " in a piece of any size",
         choices=("auto", "recent", "lookup", "forced", "off"),
     )
+    draft_model: str = option(
+        "",
+        "a much smaller model of the same tokenizer, named as --model, that guesses where nothing repeats; on CPUs",
+    )
     policy: str = option("fcfs", "which sequence runs first", choices=("fcfs", "priority"))
     stream_interval: int = option(1, "steps whose tokens are sent together; first ones and ends go at once", low=1)
     append_tokens: int = option(
