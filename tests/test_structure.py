@@ -20,7 +20,7 @@ WIRE_MODULES = {
     "router/streaming": ("inference_service", "request_preparer", "session_opener", "event_encoder"),
     "router/streaming/prompts": ("prompt_ends",),
     "router/http/paths": ("several_answers", "text_calls"),
-    "router/http/prompts": ("prompt_scores",),
+    "router/http/prompts": ("output_scores", "prompt_scores"),
     "router/fleet": ("worker_link", "worker_streams", "progress_calls"),
     "router/pooling": ("vector_messages",),
     "router/admin": ("admin_service", "messages", "cluster_watch"),

@@ -342,7 +342,7 @@ class TenantQueue(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., num_queued: _Optional[int] = ..., queued_tokens: _Optional[int] = ...) -> None: ...
 
 class SequenceMove(_message.Message):
-    __slots__ = ("seq_id", "request_id", "kind", "from_worker", "to_worker", "age_ms", "tenant", "number")
+    __slots__ = ("seq_id", "request_id", "kind", "from_worker", "to_worker", "age_ms", "tenant", "number", "seen")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -351,6 +351,7 @@ class SequenceMove(_message.Message):
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     request_id: str
     kind: MoveKind
@@ -359,7 +360,8 @@ class SequenceMove(_message.Message):
     age_ms: int
     tenant: str
     number: int
-    def __init__(self, seq_id: _Optional[str] = ..., request_id: _Optional[str] = ..., kind: _Optional[_Union[MoveKind, str]] = ..., from_worker: _Optional[str] = ..., to_worker: _Optional[str] = ..., age_ms: _Optional[int] = ..., tenant: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+    seen: str
+    def __init__(self, seq_id: _Optional[str] = ..., request_id: _Optional[str] = ..., kind: _Optional[_Union[MoveKind, str]] = ..., from_worker: _Optional[str] = ..., to_worker: _Optional[str] = ..., age_ms: _Optional[int] = ..., tenant: _Optional[str] = ..., number: _Optional[int] = ..., seen: _Optional[str] = ...) -> None: ...
 
 class ModelTraffic(_message.Message):
     __slots__ = ("model", "num_accepted", "num_ended", "num_output_tokens", "num_prompt_tokens", "num_cached_tokens", "queued", "first_token", "between_tokens")

@@ -355,7 +355,7 @@ let lastMove = null;
 
 function showMoves(view) {
   fill($("moves"), view.moves.map((move) => ({ ...move, key: String(move.number) })), (move) => [
-    named(move.request_id), move.from_worker, move.to_worker, MOVES[move.kind] || "", age(move.age_ms),
+    named(move.request_id), move.from_worker, move.to_worker, [MOVES[move.kind], move.seen].filter(Boolean).join(": "), age(move.age_ms),
   ]);
   const newest = Math.max(0, ...view.moves.map((move) => move.number));
   if (lastMove !== null && newest > lastMove) fly(view.moves.filter((move) => move.number > lastMove));

@@ -58,7 +58,7 @@ class JsonTraffic(ClientLoops):
         with suppress(ServingError):  # the timeline begins later than the call, never earlier
             for entry in (await self.client.get(name)).timeline:
                 if entry.after_ms > first_ms[0] and entry.what in ("taken", "migrated"):
-                    reason = entry.detail.split(" ")[-1] if entry.what == "taken" else "with its blocks"
+                    reason = entry.detail.split(" ")[1] if entry.what == "taken" else "with its blocks"
                     self.counts[f"inside JSON: {entry.what} {reason}"] += 1
 
 
