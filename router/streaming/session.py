@@ -292,6 +292,7 @@ class Session:
         self._wake.clear()
         for item in self._inbox.take_items():
             self._encoder.note_item(item)
+            self.progress.note_drafts(item.num_drafts, item.num_accepted_drafts)
             if not self._delivery.add_item(item):
                 self.poll_record()  # the journals have what is missing
 

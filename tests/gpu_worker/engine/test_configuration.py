@@ -50,7 +50,7 @@ def test_drafts_are_made_by_themselves_only_where_they_change_no_bit(invariant: 
     modes = {
         mode: scheduler_config(WorkerSettings(speculation=mode), info).speculation for mode in ("auto", "forced", "off")
     }
-    assert modes == {"auto": "lookup" if invariant else "off", "forced": "forced", "off": "off"}
+    assert modes == {"auto": "recent" if invariant else "off", "forced": "forced", "off": "off"}
 
 
 @pytest.mark.parametrize(("given", "meant"), [({}, None), ({"swap_bytes": 0}, 0), ({"swap_bytes": 4096}, 4096)])

@@ -42,6 +42,7 @@ class Shape:
     start_s: float = 90.0
     router_args: tuple[str, ...] = ()
     worker_args: tuple[str, ...] = ()
+    each_worker: tuple[tuple[str, ...], ...] = ()  # further ones of w0, w1, …
 
 
 class StoreProcess:
@@ -181,7 +182,8 @@ class Cluster:
             return [sys.executable, "-m", "router", *common, *listen, "--router-id", name, *shape.router_args]
         listen = ["--listen", self.worker_endpoints[name], "--worker-id", name]
         runner = ["--runner", shape.runner, "--step-delay-ms", str(shape.step_delay_ms)]
-        return [sys.executable, "-m", "gpu_worker", *common, *listen, *runner, *shape.worker_args]
+        further = shape.each_worker[index] if index < len(shape.each_worker) else ()
+        return [sys.executable, "-m", "gpu_worker", *common, *listen, *runner, *shape.worker_args, *further]
 
     # Looking at it
 
