@@ -41,8 +41,11 @@ class Store(Protocol):
         """
         ...
 
-    async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
-        """Puts a popped or running sequence back at its old place, at epoch + 1 if it ran; whether it waits now."""
+    async def requeue(self, seq_id: SequenceId, epoch: int, seen: str = "") -> bool:
+        """Puts a popped or running sequence back at its old place, at epoch + 1 if it ran; whether it waits now.
+
+        `seen` says in a few words why; the timeline of one that ran has it.
+        """
         ...
 
     async def take_ownership(self, request: calls.TakeRequest) -> calls.TakeReply:

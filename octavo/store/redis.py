@@ -70,13 +70,13 @@ class RedisStore:
         _, now_ms, *popped = await self._call("pop", model, count, claim_ms, places, most_kept)
         return [_snapshot(SequenceId(raw.decode()), now_ms, *described) for raw, *described in popped]
 
-    async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
-        return bool((await self._call_on(seq_id, "requeue", epoch))[1])
+    async def requeue(self, seq_id: SequenceId, epoch: int, seen: str = "") -> bool:
+        return bool((await self._call_on(seq_id, "requeue", epoch, calls.one_line(seen)))[1])
 
     async def take_ownership(self, request: calls.TakeRequest) -> calls.TakeReply:
         seq_id, failure = request.seq_id, calls.crash_failure(request.seq_id)
         args = (request.expected_epoch, request.new_owner, request.take_id, request.reason, request.waited_ms, failure)
-        reply = await self._call_on(seq_id, "take", *args, request.numerics)
+        reply = await self._call_on(seq_id, "take", *args, request.numerics, calls.one_line(request.seen))
         status, epoch, crashes, retry_ms, suspect = reply
         return calls.TakeReply(calls.TakeStatus(status.decode()), int(epoch), int(crashes), int(retry_ms), suspect == 1)
 

@@ -127,7 +127,8 @@ class PrefixKeeper:
 
     def _hashes_of(self, prefix: NamedPrefix, link: WorkerLink) -> list[BlockHash]:
         facts = link.facts
-        assert facts is not None
+        if facts is None:
+            return []
         key = (prefix.key, facts.layout, facts.numerics, hash(prefix.tokens))
         if key not in self._hashes:
             salt, numerics = salt_of(prefix.tenant), facts.numerics

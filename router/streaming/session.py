@@ -165,7 +165,9 @@ class Session:
             return
         delay_s = self._owner_link.unknown_delay()
         if delay_s is None:
-            self._context.dispatcher.recover_sequence(self.seq_id, record.epoch, TakeReason.REFUSED)
+            self._context.dispatcher.recover_sequence(
+                self.seq_id, record.epoch, TakeReason.REFUSED, "the worker does not know it"
+            )
         else:
             asyncio.get_running_loop().call_later(delay_s, self.poll_record)
 
@@ -290,6 +292,7 @@ class Session:
         self._wake.clear()
         for item in self._inbox.take_items():
             self._encoder.note_item(item)
+            self.progress.note_drafts(item.num_drafts, item.num_accepted_drafts)
             if not self._delivery.add_item(item):
                 self.poll_record()  # the journals have what is missing
 
@@ -331,7 +334,9 @@ class Session:
         if record.state is SequenceState.QUEUED:
             self._context.dispatcher.note_queued()
         elif self._owner_link.is_lost:
-            self._context.dispatcher.recover_sequence(self.seq_id, record.epoch, TakeReason.CONNECTION)
+            self._context.dispatcher.recover_sequence(
+                self.seq_id, record.epoch, TakeReason.CONNECTION, "a client came, and its router has lost the worker"
+            )
         else:
             self._owner_link.follow_items(self._delivery.missing_indexes)
             self._announce_takeover()

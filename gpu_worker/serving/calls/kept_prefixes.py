@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpu_worker.blocks.prefix_cache import PrefixCache
@@ -34,13 +34,10 @@ class Wish:
 class KeptPrefixes:
     """The hashes that routers have asked for. At most half of the blocks stay for them: sequences need the others."""
 
-    def __init__(
-        self, port: CommandPort, cache: PrefixCache, num_blocks: int, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, port: CommandPort, cache: PrefixCache, num_blocks: int) -> None:
         self._port = port
         self._cache = cache
         self._most = num_blocks // 2
-        self._now = now
         self._wishes: dict[str, Wish] = {}  # by router
 
     async def keep(self, router_id: str, hashes: Sequence[bytes]) -> KeptAnswer:
@@ -49,7 +46,7 @@ class KeptPrefixes:
             raise InvalidArgument("hashes", f"{len(hashes)} are too many; at most {MAX_HASHES}")
         if any(len(each) != HASH_BYTES for each in hashes):
             raise InvalidArgument("hashes", f"each has {HASH_BYTES} bytes")
-        now, asked = self._now(), tuple(map(BlockHash, hashes))
+        now, asked = time.monotonic(), tuple(map(BlockHash, hashes))
         self._wishes[router_id] = Wish(asked, now + WANTED_S)
         self._wishes = {name: wish for name, wish in self._wishes.items() if wish.until > now}
         others = (each for name, wish in self._wishes.items() if name != router_id for each in wish.hashes)

@@ -110,7 +110,7 @@ class MemoryStore:
             popped.append(_snapshot(state, stored, True, [0] * stored.record.num_branches))
         return popped
 
-    async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
+    async def requeue(self, seq_id: SequenceId, epoch: int, seen: str = "") -> bool:
         state = self._enter()
         stored = state.get(seq_id)
         if stored is None or stored.record.state.ended:
@@ -129,7 +129,7 @@ class MemoryStore:
         owner = record.owner
         record.state, record.epoch, record.owner = SequenceState.QUEUED, epoch + 1, Incarnation("")
         record.take_id, record.mig_number, record.mig_to, record.last_mig = "", 0, Incarnation(""), 0
-        state.note(stored, "requeued", owner)
+        state.note(stored, "requeued", f"{owner} {calls.one_line(seen)}".strip())
         state.wait(stored)
         state.notify(stored, "queued")
         stored.expires_ms = state.now_ms() + ALIVE_MS

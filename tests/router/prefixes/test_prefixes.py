@@ -77,7 +77,7 @@ async def test_half_of_a_worker_is_kept_at_most(world):
     for name in ("a", "b"):
         await admin.AddPrefix(admin_pb2.AddPrefixRequest(name=name, text=name + TEXT[:95]))
     await until_warm(world, admin, "a", 1)
-    await world.until(lambda: world.workers[0].workload.tables.cache.num_kept == 8, timeout_s=30)
+    await world.until(lambda: world.workers[0].workload.tables.cache.num_kept == 6, timeout_s=30)
     shown = await prefixes_of(admin)
     assert (list(shown["a"].full_on), list(shown["b"].full_on)) == ([], ["worker-0"])
 
