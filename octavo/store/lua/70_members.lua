@@ -128,8 +128,8 @@ local function prefix_keys(store) return store.prefix .. 'prefixes', store.prefi
 -- KEYS: generation.  a: key, value, how many there may be.  Reply: {'OK'}; or {'FULL'}, and nothing was written
 define('put_prefix', function(store, keys, key, value, most)
   local prefixes, changes = prefix_keys(store)
-  local is_new = redis.call('HEXISTS', prefixes, key) == 0
-  if is_new and redis.call('HLEN', prefixes) >= tonumber(most) then return { 'FULL' } end
+  local is_new = not redis.call('HGET', prefixes, key)
+  if is_new and #redis.call('HKEYS', prefixes) >= tonumber(most) then return { 'FULL' } end
   redis.call('HSET', prefixes, key, value)
   redis.call('INCR', changes)
   return { 'OK' }
