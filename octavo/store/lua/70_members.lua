@@ -129,7 +129,7 @@ local function prefix_keys(store) return store.prefix .. 'prefixes', store.prefi
 define('put_prefix', function(store, keys, key, value, most)
   local prefixes, changes = prefix_keys(store)
   local is_new = not redis.call('HGET', prefixes, key)
-  if is_new and #redis.call('HKEYS', prefixes) >= tonumber(most) then return { 'FULL' } end
+  if is_new and #redis.call('HGETALL', prefixes) >= 2 * tonumber(most) then return { 'FULL' } end
   redis.call('HSET', prefixes, key, value)
   redis.call('INCR', changes)
   return { 'OK' }
