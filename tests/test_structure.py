@@ -18,7 +18,8 @@ PACKAGES = ("octavo", "octavo_bench", "router", "gpu_worker")
 GENERATED = ("octavo/v1/", "octavo/internal/")
 WIRE_MODULES = {
     "router/streaming": ("inference_service", "request_preparer", "session_opener", "event_encoder"),
-    "router/streaming/prompts": ("prompt_ends",),
+    "router/prefixes": ("prefix_keeper",),
+    "router/streaming/prompts": ("prompt_ends", "prefixed"),
     "router/http/paths": ("several_answers", "text_calls"),
     "router/http/prompts": ("output_scores", "prompt_scores"),
     "router/fleet": ("worker_link", "worker_streams", "progress_calls"),

@@ -181,6 +181,8 @@ octavo_prefix_asked_tokens_total worker
     Tokens of the prompts of sequences that have brought their first token here.
 octavo_prefix_hit_tokens_total worker
     Of these, tokens that the prefix cache had, on the device or in the host pool.
+octavo_prefix_kept_blocks worker
+    Blocks of named prefixes that are on the device, and evicted last.
 octavo_prefix_promoted_tokens_total worker
     Tokens whose blocks were copied back from the host pool.
 octavo_prefix_fetched_tokens_total worker

@@ -176,6 +176,18 @@ class Store(Protocol):
         """The descriptions that are kept, by the names of the models."""
         ...
 
+    async def put_prefix(self, key: str, value: bytes, most: int) -> bool:
+        """Keeps a prefix that an operator has named, until it is dropped. False: there are `most` others already."""
+        ...
+
+    async def drop_prefix(self, key: str) -> bool:
+        """Whether it was there."""
+        ...
+
+    async def prefixes(self) -> dict[str, bytes]:
+        """All that were put and not dropped, by their keys."""
+        ...
+
     async def secret(self, name: str) -> bytes:
         """32 random bytes under this name, which all processes on this store share. The first call makes them."""
         ...

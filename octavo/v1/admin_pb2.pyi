@@ -394,3 +394,71 @@ class TimeHistogram(_message.Message):
     counts: _containers.RepeatedScalarFieldContainer[int]
     total_s: float
     def __init__(self, bounds_s: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., total_s: _Optional[float] = ...) -> None: ...
+
+class AddPrefixRequest(_message.Message):
+    __slots__ = ("name", "model", "tenant", "system", "text", "workers")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model: str
+    tenant: str
+    system: str
+    text: str
+    workers: int
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., system: _Optional[str] = ..., text: _Optional[str] = ..., workers: _Optional[int] = ...) -> None: ...
+
+class AddPrefixResponse(_message.Message):
+    __slots__ = ("prefix",)
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    prefix: NamedPrefix
+    def __init__(self, prefix: _Optional[_Union[NamedPrefix, _Mapping]] = ...) -> None: ...
+
+class RemovePrefixRequest(_message.Message):
+    __slots__ = ("name", "model", "tenant")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model: str
+    tenant: str
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class RemovePrefixResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPrefixesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPrefixesResponse(_message.Message):
+    __slots__ = ("prefixes",)
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    prefixes: _containers.RepeatedCompositeFieldContainer[NamedPrefix]
+    def __init__(self, prefixes: _Optional[_Iterable[_Union[NamedPrefix, _Mapping]]] = ...) -> None: ...
+
+class NamedPrefix(_message.Message):
+    __slots__ = ("name", "model", "tenant", "is_system", "num_tokens", "workers", "warm_on", "full_on", "num_requests")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_SYSTEM_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WARM_ON_FIELD_NUMBER: _ClassVar[int]
+    FULL_ON_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model: str
+    tenant: str
+    is_system: bool
+    num_tokens: int
+    workers: int
+    warm_on: _containers.RepeatedScalarFieldContainer[str]
+    full_on: _containers.RepeatedScalarFieldContainer[str]
+    num_requests: int
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., is_system: bool = ..., num_tokens: _Optional[int] = ..., workers: _Optional[int] = ..., warm_on: _Optional[_Iterable[str]] = ..., full_on: _Optional[_Iterable[str]] = ..., num_requests: _Optional[int] = ...) -> None: ...

@@ -95,6 +95,8 @@ def _read_prompt_fields(fields: FieldReader, request: inference_pb2.GenerateRequ
     _read_choice(fields, request, "truncation_side", SIDES, "keep_prompt_start")
     if "add_special_tokens" in fields:
         request.add_special_tokens = fields.take_flag("add_special_tokens")
+    if "prefix" in fields and (prefix := fields.take_text("prefix")) is not None:
+        request.prefix = prefix
     request.bad_words.extend(fields.checks.run(_read_words, fields.take_any("bad_words")) or [])
     scores = fields.take_number("prompt_logprobs", SCORES)
     if scores is None:

@@ -9,7 +9,7 @@ BATCHES = {  # each runs in a process of its own
         "vllm": 80,
         "vllm_sizes": 24,
         "longest": 1,
-        "prefill_mma": 80,
+        "prefill_mma": 400,
         "prefill_simt": 60,
         "plan": 4,
     },

@@ -37,6 +37,7 @@ from gpu_worker.serving.admission.admissions import Admissions
 from gpu_worker.serving.admission.prefix_offers import PrefixOffers
 from gpu_worker.serving.admission.reconciler import Reconciler
 from gpu_worker.serving.admission.trial_queue import OwnershipAnnouncer, TrialQueue
+from gpu_worker.serving.calls.kept_prefixes import KeptPrefixes
 from gpu_worker.serving.calls.vector_calls import VectorCalls
 from gpu_worker.serving.calls.worker_service import ServedWorker
 from gpu_worker.serving.leaving.drain import WorkerDrain
@@ -167,6 +168,7 @@ class Worker:
             self.publisher,
             self.watch,
             self.vectors,
+            KeptPrefixes(port, self.workload.tables.cache, self.workload.info.num_blocks),
             self.drain,
             self.migrations,
             sequence_tracer,

@@ -97,5 +97,6 @@ class WorkerMetrics:
         num_fetched = self._fetcher.num_fetched if self._fetcher is not None else 0
         yield MetricValue("octavo_prefix_asked_tokens_total", publisher.num_prompt_tokens)
         yield MetricValue("octavo_prefix_hit_tokens_total", publisher.num_hit_tokens)
+        yield MetricValue("octavo_prefix_kept_blocks", self._workload.tables.cache.num_kept)
         yield MetricValue("octavo_prefix_promoted_tokens_total", self._workload.tables.tier.num_promoted * block_size)
         yield MetricValue("octavo_prefix_fetched_tokens_total", num_fetched * block_size)

@@ -156,6 +156,22 @@ class PoolRequest(_message.Message):
     deadline_in_ms: int
     def __init__(self, prompts: _Optional[_Iterable[_Union[_types_pb2.TokenIds, _Mapping]]] = ..., kind: _Optional[_Union[PoolKind, str]] = ..., normalize: bool = ..., dimensions: _Optional[int] = ..., logit_token_ids: _Optional[_Iterable[int]] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_in_ms: _Optional[int] = ...) -> None: ...
 
+class KeepRequest(_message.Message):
+    __slots__ = ("router_id", "hashes")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, router_id: _Optional[str] = ..., hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class KeepResponse(_message.Message):
+    __slots__ = ("missing", "num_kept")
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_FIELD_NUMBER: _ClassVar[int]
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    num_kept: int
+    def __init__(self, missing: _Optional[_Iterable[int]] = ..., num_kept: _Optional[int] = ...) -> None: ...
+
 class PoolResponse(_message.Message):
     __slots__ = ("vectors",)
     VECTORS_FIELD_NUMBER: _ClassVar[int]

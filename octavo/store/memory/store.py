@@ -284,6 +284,19 @@ class MemoryStore:
     async def model_descriptions(self) -> dict[str, bytes]:
         return dict(self._enter().descriptions)
 
+    async def put_prefix(self, key: str, value: bytes, most: int) -> bool:
+        prefixes = self._enter().prefixes
+        if key not in prefixes and len(prefixes) >= most:
+            return False
+        prefixes[key] = value
+        return True
+
+    async def drop_prefix(self, key: str) -> bool:
+        return self._enter().prefixes.pop(key, None) is not None
+
+    async def prefixes(self) -> dict[str, bytes]:
+        return dict(self._enter().prefixes)
+
     async def tenant_depths(self, limit: int) -> calls.QueueDepths:
         return self._enter().depths(limit)
 

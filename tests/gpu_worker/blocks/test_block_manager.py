@@ -174,6 +174,8 @@ class Tables:
         chance, which = rng.random(), rng.randrange(len(self.branches)) if self.branches else None
         if rng.random() < 0.2:
             self.demote(rng.randint(1, 4), done=rng.random() < 0.9)
+        if rng.random() < 0.02:
+            self.cache.keep(rng.sample(sorted(self.events), rng.randint(0, len(self.events) // 2)))
         if self.pins and rng.random() < 0.3:
             self.end_pin(rng)
         elif self.reservations and rng.random() < 0.3:
@@ -256,6 +258,22 @@ def test_eviction_takes_the_deepest_block_of_the_oldest_release_first() -> None:
     blocks.release(tables["new"])
     assert blocks.num_cached == 6
     assert [blocks.take_block() for _ in range(6)] == due
+
+
+def test_what_is_kept_is_evicted_last() -> None:
+    blocks = BlockManager(4, SIZE)
+    table: list = []
+    blocks.grow_table(table, 8)
+    hashes = block_hashes(ROOT, [1, 2, 1, 1, 2, 2, 2, 1], SIZE)
+    for block_hash, block in zip(hashes, table, strict=True):
+        blocks.seal_block(block_hash, block)
+    first, second, third, fourth = table
+    blocks.cache.keep([hashes[3], hashes[1]])
+    blocks.release(table)
+    blocks.cache.keep([hashes[1], hashes[0]])  # an idle one is kept from now on, and another no more
+    assert blocks.cache.num_kept == 2
+    assert [blocks.take_block() for _ in range(4)] == [third, fourth, second, first]
+    assert blocks.cache.num_kept == 0
 
 
 def test_room_counts_shared_blocks_that_nobody_uses() -> None:
