@@ -172,6 +172,8 @@ class AdminServicer(object):
 
     def ListPrefixes(self, request, context):
         """Lists the prefixes, and where they are warm as far as this router knows. Changes nothing.
+
+        * UNAVAILABLE: the store does not answer. Retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
