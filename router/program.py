@@ -55,6 +55,8 @@ from router.placing.rebalancer import Rebalancer
 from router.pooling.pooling_calls import PoolingCalls
 from router.pooling.pooling_gate import PoolingGate
 from router.pooling.vector_dispatcher import VectorDispatcher
+from router.prefixes.named_prefixes import NamedPrefixes
+from router.prefixes.prefix_keeper import PrefixKeeper
 from router.router_metrics import RouterMetrics
 from router.session_registry import SessionRegistry
 from router.streaming.inference_service import InferenceService
@@ -139,8 +141,14 @@ class Router:
             SessionWaves(),
             self.migrator.note_owner,
         )
+        self.prefixes = NamedPrefixes(store)
+        self.prefix_keeper = PrefixKeeper(self.prefixes, self.pool, self._background)
         preparer = RequestPreparer(
-            self.models, incarnation, self.authorizer, wait_for_workers=settings.wait_for_workers
+            self.models,
+            incarnation,
+            self.authorizer,
+            prefixes=self.prefixes,
+            wait_for_workers=settings.wait_for_workers,
         )
         limits = QueueLimits(
             settings.max_queued_requests,
@@ -173,7 +181,9 @@ class Router:
         )
         self.rebalancer = Rebalancer(store, incarnation, self.pool, self.migrator, self._background)
         self.cluster = ClusterWatch(store, incarnation, settings.router_id, self.pool, progress)
-        self.admin = AdminService(store, incarnation, self.pool, self.assigner, preparer, self.migrator, self.cluster)
+        self.admin = AdminService(
+            store, incarnation, self.pool, self.assigner, preparer, self.migrator, self.cluster, self.prefix_keeper
+        )
         self._tracer = tracer
         if tracer is not None:
             self.pool.traceparent_of = progress.traceparent_of
@@ -280,6 +290,7 @@ class Router:
             self.attachments.keep_telling(),
             repeat_forever("discovery", self.pool.discover_workers),
             repeat_forever("limits", self.limits.keep),
+            repeat_forever("prefixes", self.prefix_keeper.keep),
             repeat_forever("lease", self._keep_lease),
             repeat_forever("generation", self._follow_generation),
             repeat_forever("health", health.report),

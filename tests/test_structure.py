@@ -18,9 +18,10 @@ PACKAGES = ("octavo", "octavo_bench", "router", "gpu_worker")
 GENERATED = ("octavo/v1/", "octavo/internal/")
 WIRE_MODULES = {
     "router/streaming": ("inference_service", "request_preparer", "session_opener", "event_encoder"),
-    "router/streaming/prompts": ("prompt_ends",),
+    "router/prefixes": ("prefix_keeper",),
+    "router/streaming/prompts": ("prompt_ends", "prefixed"),
     "router/http/paths": ("several_answers", "text_calls"),
-    "router/http/prompts": ("prompt_scores",),
+    "router/http/prompts": ("output_scores", "prompt_scores"),
     "router/fleet": ("worker_link", "worker_streams", "progress_calls"),
     "router/pooling": ("vector_messages",),
     "router/admin": ("admin_service", "messages", "cluster_watch"),
@@ -75,9 +76,22 @@ def sources() -> list[tuple[str, ast.Module]]:
     return [(name, ast.parse(path.read_text())) for name, path in names if not name.startswith(GENERATED)]
 
 
+@cache
+def walk(tree: ast.AST) -> list[ast.AST]:
+    """All its nodes. Several rules look at each."""
+    return list(ast.walk(tree))
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` as it is written; empty for what is no such name."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Every imported name, dotted in full (`from a import b` is both a and a.b), with its line."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -97,7 +111,7 @@ def environment(name: str, tree: ast.AST) -> Violations:
     if name == "octavo/settings/loading.py":
         return
     names = {"environ", "environb", "getenv", "getenvb"}
-    used = {(node.attr, node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    used = {(node.attr, node.lineno) for node in walk(tree) if isinstance(node, ast.Attribute)}
     imported = {(module.removeprefix("os."), line) for module, line in imports(tree) if module.startswith("os.")}
     yield from (f"line {line}: os.{name}" for name, line in sorted(used | imported) if name in names)
 
@@ -107,14 +121,14 @@ def unsafe_loading(name: str, tree: ast.AST) -> Violations:
     for module, line in imports(tree):
         if module.split(".")[0] in UNSAFE_MODULES:
             yield f"line {line}: imports {module}"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
-            yield f"line {node.lineno}: calls {ast.unparse(node.func)}"
+    for node in walk(tree):
+        if isinstance(node, ast.Call) and (called := dotted(node.func)) in UNSAFE_CALLS:
+            yield f"line {node.lineno}: calls {called}"
 
 
 def asserts(name: str, tree: ast.AST) -> Violations:
     """`python -O` removes assert and changes __debug__: a check that matters raises."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Assert):
             yield f"line {node.lineno}: assert"
         if isinstance(node, ast.Name) and node.id == "__debug__":
@@ -128,8 +142,8 @@ def extension(name: str, tree: ast.AST) -> Violations:
     for module, line in imports(tree):
         if re.search(r"\b_C_(cpu|cuda)\b", module):
             yield f"line {line}: imports the extension"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func) and "_C_c" in ast.unparse(node):
+    for node in walk(tree):
+        if isinstance(node, ast.Call) and "import_module" in dotted(node.func) and "_C_c" in ast.unparse(node):
             yield f"line {node.lineno}: imports the extension"
 
 
@@ -137,11 +151,11 @@ def sources_of_chance(name: str, tree: ast.AST) -> Violations:
     """Clocks and chance are called through their modules (`time.monotonic()`), where the simulation replaces them."""
     if name.startswith(("octavo/cli/", "octavo/local/", "octavo_bench/", "gpu_worker/offline/")):
         return
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    called = {id(node.func) for node in walk(tree) if isinstance(node, ast.Call)}
     for module, line in imports(tree):
         if module.split(".")[0] == "uuid" or module.startswith(("time.", "random.", "secrets.", "os.urandom")):
             yield f"line {line}: imports {module}"
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             text = f"{node.value.id}.{node.attr}"
             kept = node.value.id in ("time", "random", "secrets") and id(node) not in called
@@ -231,16 +245,11 @@ def test_a_package_imports_only_what_it_declares(package: str, extras: tuple[str
     declared = requirements(*extras) | set(PACKAGES) | set(sys.stdlib_module_names)
     for name, tree in sources():
         if name.startswith(package) and not name.startswith(apart):
-            at_top = ast.Module([node for node in tree.body if not _is_type_checking(node)], [])
-            for node in at_top.body:
+            for node in tree.body:
                 if isinstance(node, ast.Import | ast.ImportFrom):
-                    for module, line in imports(ast.Module([node], [])):
+                    for module, line in imports(node):
                         top = module.split(".")[0]
                         assert DISTRIBUTIONS.get(top, top) in declared, f"{name}:{line} imports {top}, not a dependency"
-
-
-def _is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
 def loaded_by(module: str, forbidden: Iterable[str] = ()) -> set[str]:

@@ -3,7 +3,8 @@
 A block is *known* once it is full and its hash is registered; the content of a known block never changes. While some
 table has it, other tables can share it. When no table has it, it is *idle*: it can still be shared, and it is evicted
 when a free block is needed. Blocks are evicted in the order in which they became idle. A table gives its last block
-back first, so the deepest blocks of a prefix go before those that more prompts have in common.
+back first, so the deepest blocks of a prefix go before those that more prompts have in common. A hash may be *kept*:
+its block is evicted only where no other block is idle.
 
 A block may have a copy in the host pool (`HostTier` makes it), which stays when the device block is evicted. Routers
 are told where a prefix can be hit: on the device if it is there, else in the host pool.
@@ -34,7 +35,9 @@ class PrefixCache:
         self.digest = 0  # XOR of the first 8 bytes (little endian) of all hashes held, on the device or on the host
         self._blocks: dict[BlockHash, BlockId] = {}
         self._hashes: dict[BlockId, BlockHash] = {}
-        self._idle: OrderedDict[BlockId, None] = OrderedDict()
+        self._idle: OrderedDict[BlockId, None] = OrderedDict()  # without those of kept hashes
+        self._idle_kept: OrderedDict[BlockId, None] = OrderedDict()
+        self.kept: frozenset[BlockHash] = frozenset()
         self.on_host: OrderedDict[BlockHash, HostBlockId] = OrderedDict()  # the least recently used first
         self._events: list[CacheChange] = []
 
@@ -43,7 +46,7 @@ class PrefixCache:
 
     @property
     def num_idle(self) -> int:
-        return len(self._idle)
+        return len(self._idle) + len(self._idle_kept)
 
     def find(self, block_hash: BlockHash) -> BlockId | None:
         """The known block with this hash."""
@@ -56,8 +59,27 @@ class PrefixCache:
     def knows(self, block: BlockId) -> bool:
         return block in self._hashes
 
+    @property
+    def num_kept(self) -> int:
+        """Blocks of kept hashes that are on the device."""
+        return sum(block_hash in self._blocks for block_hash in self.kept)
+
     def is_idle(self, block: BlockId) -> bool:
-        return block in self._idle
+        return block in self._idle or block in self._idle_kept
+
+    def keep(self, hashes: Iterable[BlockHash]) -> None:
+        """Keeps these hashes from now on, and no others."""
+        before, self.kept = self.kept, frozenset(hashes)
+        for ended in before - self.kept:
+            block = self._blocks.get(ended)
+            if block is not None and block in self._idle_kept:
+                del self._idle_kept[block]
+                self._idle[block] = None
+        for begun in self.kept - before:
+            block = self._blocks.get(begun)
+            if block is not None and block in self._idle:
+                del self._idle[block]
+                self._idle_kept[block] = None
 
     def insert(self, block_hash: BlockHash, block: BlockId) -> bool:
         """Registers a full block that a table has. False: its content is known already, or the cache is not enabled."""
@@ -74,22 +96,25 @@ class PrefixCache:
         """Makes a known block idle when no table has it any more. False: the block is not known, so it may be freed."""
         if block not in self._hashes:
             return False
-        self._idle[block] = None
+        (self._idle_kept if self._hashes[block] in self.kept else self._idle)[block] = None
         return True
 
     def revive(self, block: BlockId) -> None:
         """Ends the idle time of a block, because a table has it again."""
-        del self._idle[block]
+        del (self._idle if block in self._idle else self._idle_kept)[block]
 
     def evict(self) -> BlockId:
-        """Forgets the content of the block that has been idle longest, and returns that block for other content."""
-        block, _ = self._idle.popitem(last=False)
+        """Forgets the content of the block that has been idle longest, and returns that block for other content.
+
+        Kept ones come last.
+        """
+        block, _ = (self._idle or self._idle_kept).popitem(last=False)
         self._forget(block)
         return block
 
     def next_evicted(self, count: int) -> list[tuple[BlockHash, BlockId]]:
         """The first `count` blocks that would be evicted now, in that order."""
-        return [(self._hashes[block], block) for block in islice(self._idle, count)]
+        return [(self._hashes[block], block) for block in islice(chain(self._idle, self._idle_kept), count)]
 
     def hottest(self, refs: Sequence[int], limit: int) -> list[BlockHash]:
         """Known blocks, each before those that continue it: used ones, the most shared first; then the last idle ones.
@@ -97,7 +122,8 @@ class PrefixCache:
         `refs` says how many tables have each block.
         """
         used = sorted((block for block in self._hashes if refs[block]), key=lambda block: -refs[block])
-        return [self._hashes[block] for block in islice(chain(used, reversed(self._idle)), limit)]
+        last_idle = chain(reversed(self._idle_kept), reversed(self._idle))
+        return [self._hashes[block] for block in islice(chain(used, last_idle), limit)]
 
     # Copies in the host pool
 
@@ -142,12 +168,15 @@ class PrefixCache:
         digest = 0
         for block_hash in self._blocks.keys() | self.on_host.keys():
             digest ^= int.from_bytes(block_hash[:8], "little")
+        idle = {**self._idle, **self._idle_kept}
         problems = [
             ("a hash and its block disagree", any(self._hashes.get(b) != h for h, b in self._blocks.items())),
             ("blocks and hashes differ in number", len(self._blocks) != len(self._hashes)),
             ("the digest is wrong", digest != self.digest),
-            ("an idle block is in use or unknown", any(refs[b] or b not in self._hashes for b in self._idle)),
-            ("a known block is neither idle nor used", any(not refs[b] and b not in self._idle for b in self._hashes)),
+            ("an idle block is in use or unknown", any(refs[b] or b not in self._hashes for b in idle)),
+            ("a known block is neither idle nor used", any(not refs[b] and b not in idle for b in self._hashes)),
+            ("an idle block is kept in the wrong order", any(self._hashes[b] in self.kept for b in self._idle)),
+            ("a block is kept in vain", any(self._hashes[b] not in self.kept for b in self._idle_kept)),
         ]
         raise_first(problems)
 

@@ -29,11 +29,13 @@ class RowCosts:
         self.fixed_s = max(step + self.fixed_s, 0.0)
         self.row_s = max(self.row_s + step * rows / SCALE, 0.01 * expected / (num_rows + 1))
 
-    def least_share(self, num_rows: int, num_expected: float) -> float:
+    def least_share(self, num_rows: int, num_expected: float, draft_s: float = 0.0) -> float:
         """How likely one more token has to be that a step of `num_rows` rows brings by one more row.
 
-        It brings `num_expected` tokens without it. The row must bring tokens as quickly as the others do.
+        It brings `num_expected` tokens without it. The row must bring tokens as quickly as the others do. `draft_s` is
+        how long it takes to make the draft.
         """
         row_s = self.row_s or FIRST_SHARE
-        share = row_s * num_expected / (self.fixed_s + num_rows * row_s)
+        more_s = draft_s if self.row_s else 0.0
+        share = (row_s + more_s) * num_expected / (self.fixed_s + num_rows * row_s)
         return share + MARGIN * (1 - share)

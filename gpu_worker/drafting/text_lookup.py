@@ -6,6 +6,7 @@ A draft is a guess: nothing but speed depends on it. So a lookup is never journa
 from collections.abc import Sequence
 
 from gpu_worker.drafting.acceptance import Acceptance
+from gpu_worker.drafting.drafts import LOOKUP
 
 SIZE = 3  # tokens by which a place is found
 LONG = 8  # tokens from which a match promises more
@@ -17,17 +18,19 @@ INDEXED_AT_ONCE = 2048  # in one step: about a millisecond
 class TextLookup:
     """One branch's. It indexes tokens as they come, so a step costs the same however long the text is."""
 
-    __slots__ = ("_acceptances", "_distance", "_end", "_is_long", "_places")
+    __slots__ = ("_acceptances", "_distance", "_end", "_is_long", "_place", "_places")
+    name = LOOKUP
 
     def __init__(self, num_tokens: int) -> None:
         self._places: dict[int, int] = {}  # by hash of SIZE tokens: where the token after them stands
         self._end = max(SIZE, num_tokens - MAX_INDEXED)  # the next place to index
+        self._place = 0  # where the text went on, as it was found last
         self._distance = 0  # how far back the last draft came from; 0: there was none
         self._acceptances = (Acceptance(), Acceptance(0.8))  # of short matches, of long ones
         self._is_long = False  # the match of the last draft
 
     def find(self, tokens: Sequence[int]) -> int:
-        """Where the text goes on as it may do now; 0 if that is unknown. It is the place of the longer match of two:
+        """How many of the last tokens stand where the text went on; 0 if nowhere. It is the longer match of two:
 
         the last one of the same SIZE tokens, and the one from which the last draft came.
         """
@@ -45,11 +48,12 @@ class TextLookup:
             same = _match(tokens, earlier)
             if same > length:
                 found, length = earlier, same
-        self._is_long = length >= LONG
-        return found if length >= SIZE else 0
+        self._is_long, self._place = length >= LONG, found
+        return length if length >= SIZE else 0
 
-    def draft(self, tokens: Sequence[int], place: int, count: int) -> list[int]:
-        """`count` tokens from a place that `find` has found. What is past the end repeats what was before it."""
+    def draft(self, tokens: Sequence[int], count: int) -> list[int]:
+        """`count` tokens from the place that `find` has found. What is past the end repeats what was before it."""
+        place = self._place
         self._distance = period = len(tokens) - place
         if count <= period:
             return list(tokens[place : place + count])

@@ -2,12 +2,17 @@
 
 from typing import Any, Literal, cast
 
+from gpu_worker.drafting.draft_model import DraftModel
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.steps.runner import Runner, RunnerInfo
+from octavo.request.errors import InvalidArgument
 from octavo.settings.options import AUTO
 from octavo.settings.worker import WorkerSettings
+from octavo.text.tokenizer import Tokenizer, open_tokenizer
 
 BATCH_TOKENS = 2048
+DRAFT_CACHE_BYTES = 256 << 20  # for the blocks of a draft model
+LOOKUPS = ("lookup", "recent")  # values of speculation with which a draft model is asked
 STEPS_PER_LEASE = 12  # on a CPU: a step is short against the lease, and does not delay the decodes in it for long
 
 
@@ -53,6 +58,42 @@ def build_runner(settings: WorkerSettings) -> Runner:
     )
 
 
+def build_draft_model(settings: WorkerSettings, info: RunnerInfo) -> DraftModel | None:
+    """The model that guesses for the one of `info`; None if the settings name none. Loading it takes its time.
+
+    Raises InvalidArgument where it cannot guess: for another tokenizer, not on a CPU, or where nothing is guessed.
+    """
+    if not settings.draft_model:
+        return None
+    if info.device != "cpu" or settings.runner != "model":
+        raise InvalidArgument("draft_model", f"guesses for models on a CPU alone, not on {info.device}: leave it out")
+    if (mode := speculation(settings, info)) not in LOOKUPS:
+        raise InvalidArgument(
+            "draft_model", f"speculation is {mode} here: leave draft_model out, or say speculation recent"
+        )
+    from gpu_worker.running.loading import load_runner
+
+    runner = load_runner(
+        settings.draft_model,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        kv_cache_bytes=DRAFT_CACHE_BYTES,
+        swap_bytes=0,
+    )
+    if not same_tokens(info.tokenizer, runner.info.tokenizer):
+        message = f"{settings.draft_model} has another tokenizer than {info.model}: give a model with the same tokens"
+        raise InvalidArgument("draft_model", message)
+    return DraftModel(runner, info.vocab_size)
+
+
+def same_tokens(first: str, second: str) -> bool:
+    """Whether two tokenizers, as `open_tokenizer` names them, have the same tokens under the same ids."""
+    if first == second:
+        return True
+    one, other = open_tokenizer(first), open_tokenizer(second)
+    return isinstance(one, Tokenizer) and isinstance(other, Tokenizer) and one.tokens == other.tokens
+
+
 def batch_tokens(settings: WorkerSettings) -> int:
     """How many tokens a step may run at most."""
     return settings.max_batch_tokens or max(BATCH_TOKENS, settings.max_batch_sequences)
@@ -64,12 +105,12 @@ def step_s(settings: WorkerSettings, info: RunnerInfo) -> float:
     return settings.lease_ms / 1000 / STEPS_PER_LEASE if budget_follows_rate else 0.0
 
 
-def speculation(settings: WorkerSettings, info: RunnerInfo) -> Literal["off", "forced", "lookup"]:
+def speculation(settings: WorkerSettings, info: RunnerInfo) -> Literal["off", "forced", "lookup", "recent"]:
     """Which drafts steps may have. With `auto` only those that can change no token, even of two nearly equal ones."""
     chosen = settings.speculation
     if chosen == "auto":
-        chosen = "lookup" if info.piece_invariant else "off"
-    return cast("Literal['off', 'forced', 'lookup']", chosen)
+        chosen = "recent" if info.piece_invariant else "off"
+    return cast("Literal['off', 'forced', 'lookup', 'recent']", chosen)
 
 
 def scheduler_config(settings: WorkerSettings, info: RunnerInfo) -> SchedulerConfig:

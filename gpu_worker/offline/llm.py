@@ -18,7 +18,7 @@ from typing import Any, Self, TypedDict, Unpack, cast
 
 from tqdm import tqdm
 
-from gpu_worker.engine.configuration import build_runner, scheduler_config
+from gpu_worker.engine.configuration import build_draft_model, build_runner, scheduler_config
 from gpu_worker.models.checkpoint.locate import locate
 from gpu_worker.offline.absent import CALL_ARGUMENTS, CHAT_ARGUMENTS, METHODS, is_generating, refuse_absent
 from gpu_worker.offline.conversations import ChatOptions, Conversations
@@ -97,7 +97,9 @@ class LLM:
         self.tokenizer = open_tokenizer(path)
         self._tokenizer_path = path
         self._transformers_tokenizer: Any = None
-        self.engine = OfflineEngine(scheduler_config(self._settings, self.info), self.runner)
+        self._draft_model = build_draft_model(self._settings, self.info)
+        config = scheduler_config(self._settings, self.info)
+        self.engine = OfflineEngine(config, self.runner, self._draft_model)
         seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self._builder = RequestBuilder(self.info, self.tokenizer, seeds)
         self._embedder = Embedder(self.engine, self.info, self.tokenizer)
@@ -113,6 +115,8 @@ class LLM:
     def close(self) -> None:
         """Frees the memory of the model. The LLM cannot be used after this."""
         self.runner.close()
+        if self._draft_model is not None:
+            self._draft_model.close()
 
     def __getattr__(self, name: str) -> Any:
         if name in METHODS:

@@ -42,6 +42,7 @@ class LLMOptions(TypedDict, total=False):
     long_prefill_threshold: int
     preemption: str
     speculation: str
+    draft_model: str
     policy: str
     generation_config: str
 
@@ -86,16 +87,28 @@ def _eager(value: Any) -> str:
     return "off" if value else "auto"
 
 
-_NGRAM_OPTIONS = {"method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"}
+_LOOKUPS = {
+    "ngram": ("lookup", {"prompt_lookup_max", "prompt_lookup_min"}),
+    "suffix": (
+        "recent",
+        {
+            "suffix_decoding_max_tree_depth",
+            "suffix_decoding_max_cached_requests",
+            "suffix_decoding_max_spec_factor",
+            "suffix_decoding_min_token_prob",
+        },
+    ),
+}
 
 
 def _speculation(value: Any) -> str:
-    if not isinstance(value, Mapping) or value.get("method") != "ngram" or not value.keys() <= _NGRAM_OPTIONS:
+    lookup, numbers = _LOOKUPS.get(str(value.get("method")), ("", set())) if isinstance(value, Mapping) else ("", set())
+    if not lookup or not value.keys() <= {"method", "num_speculative_tokens", *numbers}:
         raise ValueError(
-            "must be {'method': 'ngram'}, with or without vLLM's numbers for it, which octavo chooses itself; "
-            "there is no draft model"
+            "must be {'method': 'ngram'} or {'method': 'suffix'}, with or without vLLM's numbers for it, which octavo "
+            "chooses itself; a draft model is draft_model"
         )
-    return "lookup"
+    return lookup
 
 
 VLLM_NAMES: dict[str, RenamedOption] = {

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.constraints.grammars import Grammars
+from gpu_worker.drafting.draft_model import DraftModel
 from gpu_worker.engine.command_port import CommandPort, LoopControl
 from gpu_worker.engine.engine import BLOCKED_ROUND_S, Engine
 from gpu_worker.engine.step_times import StepTimes
@@ -91,10 +92,11 @@ Admitted = tuple[OfflineRequest, ScheduledSequence]
 class OfflineEngine:
     """Runs requests to their ends, one list of them at a time."""
 
-    def __init__(self, config: SchedulerConfig, runner: Runner) -> None:
+    def __init__(self, config: SchedulerConfig, runner: Runner, draft_model: DraftModel | None = None) -> None:
         self._config = config
         self._runner = runner
         self._info = runner.info
+        self._draft_model = draft_model
         self._num_sequences = 0
         self._grammars = Grammars(self._info)
         self.start_anew()
@@ -103,7 +105,7 @@ class OfflineEngine:
         """Begins with an empty workload and an empty prefix cache. What has not ended is dropped."""
         self.workload = Workload(self._config, self._info)
         costs, budget = CostModel(), StepBudget(self._config, self._info.block_size)
-        self.scheduler = Scheduler(self.workload, costs, budget)
+        self.scheduler = Scheduler(self.workload, costs, budget, draft_model=self._draft_model)
         times = StepTimes(costs, budget, self._info.bytes_per_block)
         # It is never started: its steps run in the caller's thread.
         port = CommandPort(self.scheduler)

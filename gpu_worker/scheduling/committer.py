@@ -6,7 +6,7 @@ from array import array
 from gpu_worker.scheduling.state.beam import BeamCandidate, Hypothesis, expand
 from gpu_worker.scheduling.state.pooling import Pooling, PoolingEnd
 from gpu_worker.scheduling.state.sequence import RUNNING, Branch, Hold, Sequence
-from gpu_worker.scheduling.state.step import LOOKUP, BeamProgress, Chunk, StepItems, StepPlan, branch_item
+from gpu_worker.scheduling.state.step import BeamProgress, Chunk, StepItems, StepPlan, branch_item
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import BAD_LOGITS, NOTHING_LEFT, StepOutput
 from octavo.request.errors import BadLogits
@@ -26,6 +26,7 @@ class Committer:
 
     def apply(self, plan: StepPlan, output: StepOutput, result: StepItems) -> None:
         """Takes in the output of a plan. A sequence that has ended since it was planned is left alone."""
+        self._workload.num_decodes += plan.num_decodes + plan.num_drafted
         self._decodes(plan, output, result.items)
         sample = plan.num_decodes
         beams: dict[Sequence, list[tuple[Branch, int, TokenScore]]] = {}
@@ -126,11 +127,11 @@ class Committer:
         if branch.state is not RUNNING:
             return
         found: list[tuple[int, TokenScore | None]] = []
-        num_accepted = 0
-        for place, token in enumerate(output.token_ids[sample : sample + len(chunk.samples)]):
+        drawn = output.token_ids[sample : sample + len(chunk.samples)]
+        num_accepted = next((place for place, draft in enumerate(drafts) if drawn[place] != draft), len(drafts))
+        self._note_drafts(chunk, num_accepted)
+        for place, token in enumerate(drawn[: num_accepted + 1]):
             score = output.scores.get(sample + place)
-            accepted = place < len(drafts) and token == drafts[place]
-            num_accepted += accepted
             if token in branch.stops:
                 self._append(branch, found, items)
                 if self._stop(branch, token, score, items):
@@ -144,9 +145,6 @@ class Committer:
                 items.append(self._end(branch, token, score, LENGTH))
                 break
             found.append((token, score))
-            if not accepted:
-                break
-        self._note_drafts(chunk, num_accepted)
         chunk.end_drafts()
         if branch.state is RUNNING:
             self._append(branch, found, items)
@@ -176,10 +174,12 @@ class Committer:
 
     def _note_drafts(self, chunk: Chunk, num_accepted: int) -> None:
         work, branch = self._workload, chunk.branch
+        branch.num_drafts += len(chunk.drafts)
+        branch.num_accepted_drafts += num_accepted
         work.num_drafts[chunk.drafter] += len(chunk.drafts)
         work.num_accepted_drafts[chunk.drafter] += num_accepted
-        if chunk.drafter == LOOKUP and branch.lookup is not None:
-            branch.lookup.acceptance.learn(len(chunk.drafts), num_accepted)
+        if chunk.acceptance is not None:
+            chunk.acceptance.learn(len(chunk.drafts), num_accepted)
 
     # Prompts
 

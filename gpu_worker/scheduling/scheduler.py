@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from gpu_worker.blocks.cost_model import CostModel
+from gpu_worker.drafting.draft_model import DraftModel
 from gpu_worker.scheduling.committer import Committer
 from gpu_worker.scheduling.planning.admitter import Admitter
 from gpu_worker.scheduling.planning.planner import Planner
@@ -40,9 +41,10 @@ class Scheduler:
         costs: CostModel,
         budget: StepBudget,
         clock: Callable[[], float] = lambda: time.monotonic(),
+        draft_model: DraftModel | None = None,
     ) -> None:
         self._workload = workload
-        self._planner = Planner(workload, costs, budget)
+        self._planner = Planner(workload, costs, budget, draft_model)
         self._inputs = StepInputs(workload)
         self._committer = Committer(workload)
         self._admitter = Admitter(workload)

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from octavo.cli import access, chat, completion, generate, output, programs, up, vectors
 from octavo.cli.doctor import command as doctor
-from octavo.cli.operators import drain, migrate, show, status
+from octavo.cli.operators import drain, migrate, prefix, show, status
 from octavo.cli.output import print_error
 from octavo.cli.top import command as top
 from octavo.process.command_error import CommandError
@@ -22,7 +22,23 @@ from octavo.settings.options import SettingsError
 
 INTERRUPTED = 130
 BENCH = "octavo_bench"  # the package of `octavo bench`: like a program it stands above this one, and may be absent
-COMMANDS = (up, programs, generate, chat, vectors, status, top, show, drain, migrate, BENCH, doctor, access, completion)
+COMMANDS = (
+    up,
+    programs,
+    generate,
+    chat,
+    vectors,
+    status,
+    top,
+    show,
+    drain,
+    migrate,
+    prefix,
+    BENCH,
+    doctor,
+    access,
+    completion,
+)
 
 
 def parser() -> CommandParser:

@@ -40,6 +40,7 @@ class RequestArguments(SamplingArguments, total=False):
     keep_on_disconnect: bool
     chat_template_kwargs: Mapping[str, Any] | None
     bad_words: str | Sequence[str]
+    prefix: str | None
 
 
 def make_sampling(sampling: SamplingParams | None, arguments: Mapping[str, Any]) -> SamplingParams:

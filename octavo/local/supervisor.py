@@ -13,6 +13,7 @@ from octavo.local.embedded import EmbeddedStore
 from octavo.local.state import CHOOSE_ANOTHER, ExitHistory
 from octavo.process.child_process import ChildProcess, tail, trim_log
 from octavo.process.command_error import CommandError
+from octavo.process.machine import oom_kills
 from octavo.process.telemetry import error_in
 from octavo.request.errors import ServingError
 
@@ -61,6 +62,7 @@ class Supervisor:
         self._trimmer: asyncio.Task[None] | None = None
         self._log_starts: dict[str, int] = {}  # the size that a process's log had before its present life
         self._exits: dict[str, ExitHistory] = {}
+        self._oom_kills = oom_kills()
         self._told: dict[str, tuple[str, float]] = {}  # by process: the reason that `say` was told last, and when
 
     async def start(self, processes: Sequence[SupervisedProcess], timeout_s: float) -> None:
@@ -115,7 +117,7 @@ class Supervisor:
         try:
             while not await supervised.ready():
                 if ended.done():
-                    raise self._start_error(process, f"ended with {_how(ended.result())}")
+                    raise self._start_error(process, f"ended with {self._how(ended.result())}")
                 if time.monotonic() - began > timeout_s:
                     raise self._start_error(process, f"was not ready after {timeout_s:.0f} s")
                 if time.monotonic() >= next_word:
@@ -133,7 +135,7 @@ class Supervisor:
             began = time.monotonic()
             code = await process.wait()
             # A process that ended in order did so because it was told to: an error that it has logged is not why.
-            reason = ": ".join(filter(None, [_how(code), self._last_error(process) if code else ""]))
+            reason = ": ".join(filter(None, [self._how(code), self._last_error(process) if code else ""]))
             self._note_exit(process, reason)
             if not self._restart:
                 self._say(f"{process.name}: ended ({reason})")
@@ -156,6 +158,12 @@ class Supervisor:
         if told:
             self._say(f"{process.name}: started again (pid {process.pid})")
         return True
+
+    def _how(self, code: int) -> str:
+        """How a process has ended, and why if the kernel has counted one more that it killed for want of memory."""
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        out_of_memory = code == -signal.SIGKILL and self._oom_kills > before
+        return _how(code) + (", probably by the kernel because there was no memory left" if out_of_memory else "")
 
     def _note_exit(self, process: RestartableProcess, reason: str) -> None:
         self._exits[process.name] = self.exits_of(process.name).another(reason)
@@ -214,5 +222,4 @@ def _how(code: int) -> str:
         name = f" {signal.Signals(-code).name}"
     except ValueError:  # a signal without a name
         name = ""
-    why = " (killed, perhaps because the machine has no memory left)" if code == -signal.SIGKILL else ""
-    return f"signal {-code}{name}{why}"
+    return f"signal {-code}{name}"

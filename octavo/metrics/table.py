@@ -156,8 +156,10 @@ octavo_steps_failed_total worker
     Steps in which the model raised an error.
 octavo_step_tokens_total worker
     Tokens that steps have computed, of prompts and outputs, wrong drafts among them.
+octavo_decodes_total worker
+    How often a step has brought a branch its next token. Each brings one more for each draft that is drawn.
 octavo_drafts_total worker drafter
-    Tokens that were guessed, by drafter: lookup, forced.
+    Tokens that were guessed, by drafter: forced, lookup, recent, model.
 octavo_drafts_accepted_total worker drafter
     Of these, tokens that the model drew, too.
 octavo_step_phase_seconds_total worker phase
@@ -179,6 +181,8 @@ octavo_prefix_asked_tokens_total worker
     Tokens of the prompts of sequences that have brought their first token here.
 octavo_prefix_hit_tokens_total worker
     Of these, tokens that the prefix cache had, on the device or in the host pool.
+octavo_prefix_kept_blocks worker
+    Blocks of named prefixes that are on the device, and evicted last.
 octavo_prefix_promoted_tokens_total worker
     Tokens whose blocks were copied back from the host pool.
 octavo_prefix_fetched_tokens_total worker

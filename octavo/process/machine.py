@@ -9,6 +9,7 @@ from typing import NamedTuple
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
+VMSTAT = Path("/proc/vmstat")
 MEMORY_FILES = {  # by the version of cgroups: the limit, what is used, and how much of that is cached files
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
@@ -67,6 +68,18 @@ def available_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, membership
     folders = cgroup_folders("memory", cgroups, membership)
     found = [*_of_the_machine(meminfo, "MemAvailable"), *(left for folder in folders for left in _left(folder))]
     return max(0, min(found, default=0))
+
+
+def oom_kills(vmstat: Path = VMSTAT, cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
+    """How many processes the kernel has killed for want of memory: of the machine, or of the cgroups around this
+    process, where these count more. A number that has grown says that one more was killed. 0 if nothing is known."""
+    texts = [vmstat, *(folder.path / "memory.events" for folder in cgroup_folders("memory", cgroups, membership))]
+    found = [0]
+    for each in texts:
+        with contextlib.suppress(OSError, ValueError):
+            lines = (line.split() for line in each.read_text().splitlines())
+            found += [int(count) for name, count in lines if name == "oom_kill"]
+    return max(found)
 
 
 def total_bytes(meminfo: Path = MEMINFO) -> int:

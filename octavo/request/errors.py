@@ -195,6 +195,10 @@ class TooManyStreams(ServingError, code=Code.RESOURCE_EXHAUSTED, retryable=True)
     """This process has as many open streams as it accepts. Retry on another router."""
 
 
+class TooManyPrefixes(ServingError, code=Code.RESOURCE_EXHAUSTED):
+    """The store has as many named prefixes as it may. Remove one."""
+
+
 class MessageTooLarge(ServingError, code=Code.RESOURCE_EXHAUSTED):
     """One message is larger than the limit of the connection. Send a smaller one: the same message cannot succeed."""
 

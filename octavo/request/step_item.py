@@ -28,6 +28,8 @@ class StepItem:
     cumulative_logprob: float | None = None  # the branch's score up to here, if branches are ranked
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache; in the first item of a sequence
     prefill_ms: int | None = None  # since the first step here with this sequence; with cached_tokens, or not known
+    num_drafts: int = 0  # tokens that were guessed for the branch here; with the branch's end
+    num_accepted_drafts: int = 0  # of these, those that were drawn
 
     @property
     def end(self) -> int:
@@ -89,6 +91,7 @@ class WaitingItems:
         lists[1].extend(item.scores)
         last = self._items[number]
         last.chain, last.finish, last.failure = item.chain, item.finish, item.failure
+        last.num_drafts, last.num_accepted_drafts = item.num_drafts, item.num_accepted_drafts
         last.prompt_scores = last.prompt_scores or item.prompt_scores
 
     def take_items(self) -> list[StepItem]:

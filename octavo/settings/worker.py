@@ -110,9 +110,14 @@ class WorkerSettings(ListenerSettings):
     )
     speculation: str = option(
         "auto",
-        "guesses next tokens, which changes none of them. lookup: what the text repeats; forced: what a constraint"
-        " forces; auto: both, where a token has the same bits in a piece of any size",
-        choices=("auto", "lookup", "forced", "off"),
+        "guesses next tokens, which changes none of them. forced: what a constraint forces; lookup: also what the text"
+        " repeats; recent: also what recent outputs of the tenant repeat; auto: recent, where a token has the same bits"
+        " in a piece of any size",
+        choices=("auto", "recent", "lookup", "forced", "off"),
+    )
+    draft_model: str = option(
+        "",
+        "a much smaller model of the same tokenizer, named as --model, that guesses where nothing repeats; on CPUs",
     )
     policy: str = option("fcfs", "which sequence runs first", choices=("fcfs", "priority"))
     stream_interval: int = option(1, "steps whose tokens are sent together; first ones and ends go at once", low=1)

@@ -41,8 +41,11 @@ class Store(Protocol):
         """
         ...
 
-    async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
-        """Puts a popped or running sequence back at its old place, at epoch + 1 if it ran; whether it waits now."""
+    async def requeue(self, seq_id: SequenceId, epoch: int, seen: str = "") -> bool:
+        """Puts a popped or running sequence back at its old place, at epoch + 1 if it ran; whether it waits now.
+
+        `seen` says in a few words why; the timeline of one that ran has it.
+        """
         ...
 
     async def take_ownership(self, request: calls.TakeRequest) -> calls.TakeReply:
@@ -171,6 +174,18 @@ class Store(Protocol):
 
     async def model_descriptions(self) -> dict[str, bytes]:
         """The descriptions that are kept, by the names of the models."""
+        ...
+
+    async def put_prefix(self, key: str, value: bytes, most: int) -> bool:
+        """Keeps a prefix that an operator has named, until it is dropped. False: there are `most` others already."""
+        ...
+
+    async def drop_prefix(self, key: str) -> bool:
+        """Whether it was there."""
+        ...
+
+    async def prefixes(self) -> dict[str, bytes]:
+        """All that were put and not dropped, by their keys."""
         ...
 
     async def secret(self, name: str) -> bytes:

@@ -121,6 +121,14 @@ class TakeReason(StrEnum):
     REFUSED = "refused"  # the owner did not admit it, or does not know it: counts no crash
 
 
+MAX_SEEN = 96  # characters
+
+
+def one_line(seen: str) -> str:
+    """What somebody has seen, as a line of a timeline can have it."""
+    return " ".join(seen.split())[:MAX_SEEN]
+
+
 class TakeStatus(StrEnum):
     """Whether a worker is the owner, or why not."""
 
@@ -146,6 +154,7 @@ class TakeRequest:
     reason: TakeReason
     waited_ms: int = 0  # how long the sequence has been kept waiting by OCCUPIED
     numerics: str = ""  # the new owner's class of numerics; empty: not known
+    seen: str = ""  # what speaks against the owner, or why it does not run the sequence, in a few words for operators
 
 
 def crash_failure(seq_id: SequenceId) -> str:

@@ -31,6 +31,7 @@ class RedisStore:
         self._call = self.server.call
         self._tails: dict[Incarnation, WorkerTail] = {}
         self._members: dict[str, tuple[bytes, list[calls.Member]]] = {}  # by kind: the version that was read last
+        self._prefixes: tuple[bytes, dict[str, bytes]] = (b"", {})  # the version that was read last
 
     @property
     def generation(self) -> int:
@@ -69,13 +70,13 @@ class RedisStore:
         _, now_ms, *popped = await self._call("pop", model, count, claim_ms, places, most_kept)
         return [_snapshot(SequenceId(raw.decode()), now_ms, *described) for raw, *described in popped]
 
-    async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
-        return bool((await self._call_on(seq_id, "requeue", epoch))[1])
+    async def requeue(self, seq_id: SequenceId, epoch: int, seen: str = "") -> bool:
+        return bool((await self._call_on(seq_id, "requeue", epoch, calls.one_line(seen)))[1])
 
     async def take_ownership(self, request: calls.TakeRequest) -> calls.TakeReply:
         seq_id, failure = request.seq_id, calls.crash_failure(request.seq_id)
         args = (request.expected_epoch, request.new_owner, request.take_id, request.reason, request.waited_ms, failure)
-        reply = await self._call_on(seq_id, "take", *args, request.numerics)
+        reply = await self._call_on(seq_id, "take", *args, request.numerics, calls.one_line(request.seen))
         status, epoch, crashes, retry_ms, suspect = reply
         return calls.TakeReply(calls.TakeStatus(status.decode()), int(epoch), int(crashes), int(retry_ms), suspect == 1)
 
@@ -196,6 +197,20 @@ class RedisStore:
     async def model_descriptions(self) -> dict[str, bytes]:
         reply = await self._call("descriptions")
         return {name.decode(): description for name, description in codec.pairs(reply[1:])}
+
+    async def put_prefix(self, key: str, value: bytes, most: int) -> bool:
+        return bool((await self._call("put_prefix", key, value, most))[0] == b"OK")
+
+    async def drop_prefix(self, key: str) -> bool:
+        return bool((await self._call("drop_prefix", key))[1])
+
+    async def prefixes(self) -> dict[str, bytes]:
+        version, known = self._prefixes
+        reply = await self._call("prefixes", version)
+        if reply[1] != version:
+            known = {key.decode(): value for key, value in codec.pairs(reply[2:])}
+            self._prefixes = reply[1], known
+        return dict(known)
 
     async def tenant_depths(self, limit: int) -> calls.QueueDepths:
         _, num_queued, tokens, num_tenants, *found = await self._call("tenant_depths", limit)

@@ -69,6 +69,7 @@ class Tokenizer:
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
         self.vocab_size = len(parts.tokens)  # the model may have more rows than that
+        self.tokens = parts.tokens  # by id; None: the id has none
         self.eos_token_ids = parts.eos_token_ids
         self.special_ids = parts.special_ids
         self.special_tokens = {token: i for i in sorted(parts.special_ids) if (token := parts.tokens[i])}

@@ -94,7 +94,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., internal_revision: _Optional[int] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., load_age_ms: _Optional[int] = ..., available: bool = ..., reason: _Optional[str] = ..., pid: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., numerics: _Optional[str] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_swapped", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_prefill_tokens", "step_ms", "num_steps", "draining", "num_sequences", "prefill_tokens_per_s", "num_free_host_blocks", "num_preempted_swap", "num_preempted_recompute", "step_plan_s", "step_run_s", "step_commit_s", "num_step_tokens", "prefix_asked_tokens", "prefix_hit_tokens", "num_demoted_blocks")
+    __slots__ = ("num_running", "num_waiting", "num_swapped", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_prefill_tokens", "step_ms", "num_steps", "draining", "num_sequences", "prefill_tokens_per_s", "num_free_host_blocks", "num_preempted_swap", "num_preempted_recompute", "step_plan_s", "step_run_s", "step_commit_s", "num_step_tokens", "prefix_asked_tokens", "prefix_hit_tokens", "num_demoted_blocks", "num_decodes", "drafts")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_SWAPPED_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,8 @@ class WorkerLoad(_message.Message):
     PREFIX_ASKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DEMOTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DECODES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_swapped: int
@@ -139,7 +141,19 @@ class WorkerLoad(_message.Message):
     prefix_asked_tokens: int
     prefix_hit_tokens: int
     num_demoted_blocks: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., num_steps: _Optional[int] = ..., draining: bool = ..., num_sequences: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., num_free_host_blocks: _Optional[int] = ..., num_preempted_swap: _Optional[int] = ..., num_preempted_recompute: _Optional[int] = ..., step_plan_s: _Optional[float] = ..., step_run_s: _Optional[float] = ..., step_commit_s: _Optional[float] = ..., num_step_tokens: _Optional[int] = ..., prefix_asked_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., num_demoted_blocks: _Optional[int] = ...) -> None: ...
+    num_decodes: int
+    drafts: _containers.RepeatedCompositeFieldContainer[DraftCounts]
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., num_steps: _Optional[int] = ..., draining: bool = ..., num_sequences: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., num_free_host_blocks: _Optional[int] = ..., num_preempted_swap: _Optional[int] = ..., num_preempted_recompute: _Optional[int] = ..., step_plan_s: _Optional[float] = ..., step_run_s: _Optional[float] = ..., step_commit_s: _Optional[float] = ..., num_step_tokens: _Optional[int] = ..., prefix_asked_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., num_demoted_blocks: _Optional[int] = ..., num_decodes: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftCounts, _Mapping]]] = ...) -> None: ...
+
+class DraftCounts(_message.Message):
+    __slots__ = ("drafter", "num_drafts", "num_accepted_drafts")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    drafter: str
+    num_drafts: int
+    num_accepted_drafts: int
+    def __init__(self, drafter: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_accepted_drafts: _Optional[int] = ...) -> None: ...
 
 class ListSequencesRequest(_message.Message):
     __slots__ = ("owner", "limit")
@@ -328,7 +342,7 @@ class TenantQueue(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., num_queued: _Optional[int] = ..., queued_tokens: _Optional[int] = ...) -> None: ...
 
 class SequenceMove(_message.Message):
-    __slots__ = ("seq_id", "request_id", "kind", "from_worker", "to_worker", "age_ms", "tenant", "number")
+    __slots__ = ("seq_id", "request_id", "kind", "from_worker", "to_worker", "age_ms", "tenant", "number", "seen")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -337,6 +351,7 @@ class SequenceMove(_message.Message):
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     request_id: str
     kind: MoveKind
@@ -345,7 +360,8 @@ class SequenceMove(_message.Message):
     age_ms: int
     tenant: str
     number: int
-    def __init__(self, seq_id: _Optional[str] = ..., request_id: _Optional[str] = ..., kind: _Optional[_Union[MoveKind, str]] = ..., from_worker: _Optional[str] = ..., to_worker: _Optional[str] = ..., age_ms: _Optional[int] = ..., tenant: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+    seen: str
+    def __init__(self, seq_id: _Optional[str] = ..., request_id: _Optional[str] = ..., kind: _Optional[_Union[MoveKind, str]] = ..., from_worker: _Optional[str] = ..., to_worker: _Optional[str] = ..., age_ms: _Optional[int] = ..., tenant: _Optional[str] = ..., number: _Optional[int] = ..., seen: _Optional[str] = ...) -> None: ...
 
 class ModelTraffic(_message.Message):
     __slots__ = ("model", "num_accepted", "num_ended", "num_output_tokens", "num_prompt_tokens", "num_cached_tokens", "queued", "first_token", "between_tokens")
@@ -378,3 +394,71 @@ class TimeHistogram(_message.Message):
     counts: _containers.RepeatedScalarFieldContainer[int]
     total_s: float
     def __init__(self, bounds_s: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., total_s: _Optional[float] = ...) -> None: ...
+
+class AddPrefixRequest(_message.Message):
+    __slots__ = ("name", "model", "tenant", "system", "text", "workers")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model: str
+    tenant: str
+    system: str
+    text: str
+    workers: int
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., system: _Optional[str] = ..., text: _Optional[str] = ..., workers: _Optional[int] = ...) -> None: ...
+
+class AddPrefixResponse(_message.Message):
+    __slots__ = ("prefix",)
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    prefix: NamedPrefix
+    def __init__(self, prefix: _Optional[_Union[NamedPrefix, _Mapping]] = ...) -> None: ...
+
+class RemovePrefixRequest(_message.Message):
+    __slots__ = ("name", "model", "tenant")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model: str
+    tenant: str
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class RemovePrefixResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPrefixesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPrefixesResponse(_message.Message):
+    __slots__ = ("prefixes",)
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    prefixes: _containers.RepeatedCompositeFieldContainer[NamedPrefix]
+    def __init__(self, prefixes: _Optional[_Iterable[_Union[NamedPrefix, _Mapping]]] = ...) -> None: ...
+
+class NamedPrefix(_message.Message):
+    __slots__ = ("name", "model", "tenant", "is_system", "num_tokens", "workers", "warm_on", "full_on", "num_requests")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IS_SYSTEM_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WARM_ON_FIELD_NUMBER: _ClassVar[int]
+    FULL_ON_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model: str
+    tenant: str
+    is_system: bool
+    num_tokens: int
+    workers: int
+    warm_on: _containers.RepeatedScalarFieldContainer[str]
+    full_on: _containers.RepeatedScalarFieldContainer[str]
+    num_requests: int
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., is_system: bool = ..., num_tokens: _Optional[int] = ..., workers: _Optional[int] = ..., warm_on: _Optional[_Iterable[str]] = ..., full_on: _Optional[_Iterable[str]] = ..., num_requests: _Optional[int] = ...) -> None: ...

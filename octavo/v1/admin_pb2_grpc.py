@@ -60,6 +60,21 @@ class AdminStub(object):
                 request_serializer=octavo_dot_v1_dot_admin__pb2.ExplainPlacementRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_admin__pb2.ExplainPlacementResponse.FromString,
                 _registered_method=True)
+        self.AddPrefix = channel.unary_unary(
+                '/octavo.v1.Admin/AddPrefix',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.AddPrefixRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.AddPrefixResponse.FromString,
+                _registered_method=True)
+        self.RemovePrefix = channel.unary_unary(
+                '/octavo.v1.Admin/RemovePrefix',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.RemovePrefixRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.RemovePrefixResponse.FromString,
+                _registered_method=True)
+        self.ListPrefixes = channel.unary_unary(
+                '/octavo.v1.Admin/ListPrefixes',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesResponse.FromString,
+                _registered_method=True)
         self.WatchCluster = channel.unary_stream(
                 '/octavo.v1.Admin/WatchCluster',
                 request_serializer=octavo_dot_v1_dot_admin__pb2.WatchClusterRequest.SerializeToString,
@@ -132,6 +147,38 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddPrefix(self, request, context):
+        """Names the beginning of prompts, and has its blocks computed and kept on workers. A name that is there gets the new text.
+
+        * INVALID_ARGUMENT: a name, a tenant or a text that cannot be one, or fewer tokens than fill a block.
+        * NOT_FOUND: there is no such model.
+        * FAILED_PRECONDITION: the model's template puts no system message at the beginning.
+        * RESOURCE_EXHAUSTED: as many prefixes are there as may be. Remove one.
+        * UNAVAILABLE: the store does not answer. Retry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemovePrefix(self, request, context):
+        """Forgets a prefix. Its blocks are evicted like any others from then on.
+
+        * NOT_FOUND: there is no such model, or no prefix of that name.
+        * UNAVAILABLE: the store does not answer. Retry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPrefixes(self, request, context):
+        """Lists the prefixes, and where they are warm as far as this router knows. Changes nothing.
+
+        * UNAVAILABLE: the store does not answer. Retry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchCluster(self, request, context):
         """Streams the state of the cluster, for live views: the page of the router, and `octavo top`. Changes nothing.
 
@@ -171,6 +218,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ExplainPlacement,
                     request_deserializer=octavo_dot_v1_dot_admin__pb2.ExplainPlacementRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_admin__pb2.ExplainPlacementResponse.SerializeToString,
+            ),
+            'AddPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddPrefix,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.AddPrefixRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.AddPrefixResponse.SerializeToString,
+            ),
+            'RemovePrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemovePrefix,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.RemovePrefixRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.RemovePrefixResponse.SerializeToString,
+            ),
+            'ListPrefixes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPrefixes,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesResponse.SerializeToString,
             ),
             'WatchCluster': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchCluster,
@@ -314,6 +376,87 @@ class Admin(object):
             '/octavo.v1.Admin/ExplainPlacement',
             octavo_dot_v1_dot_admin__pb2.ExplainPlacementRequest.SerializeToString,
             octavo_dot_v1_dot_admin__pb2.ExplainPlacementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Admin/AddPrefix',
+            octavo_dot_v1_dot_admin__pb2.AddPrefixRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.AddPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemovePrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Admin/RemovePrefix',
+            octavo_dot_v1_dot_admin__pb2.RemovePrefixRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.RemovePrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Admin/ListPrefixes',
+            octavo_dot_v1_dot_admin__pb2.ListPrefixesRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.ListPrefixesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,7 @@ def item_to_wire(item: StepItem) -> worker_pb2.StepItem:
     )
     if item.finish:
         message.finish_reason = public.finish_to_wire(item.finish)
+        message.num_drafts, message.num_accepted_drafts = item.num_drafts, item.num_accepted_drafts
     if item.cumulative_logprob is not None:
         message.cumulative_logprob = item.cumulative_logprob
     if item.cached_tokens is not None:
@@ -70,6 +71,7 @@ def item_from_wire(message: worker_pb2.StepItem) -> StepItem:
     )
     if message.finish_reason:
         item.finish = public.finish_from_wire(message.finish_reason)
+        item.num_drafts, item.num_accepted_drafts = message.num_drafts, message.num_accepted_drafts
         if item.finish is FinishReason.ERROR:
             item.failure = public.failure_from_wire(message.failure)
     if message.HasField("cumulative_logprob"):

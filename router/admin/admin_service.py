@@ -9,14 +9,17 @@ from octavo.net.security.authorizer import acting_for
 from octavo.request import limits, validation
 from octavo.request.errors import InvalidArgument, NotFound
 from octavo.request.ids import Incarnation, sequence_id
+from octavo.request.named_prefix import NamedPrefix, validate_prefix_name
 from octavo.store.base import Store
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from router.admin.cluster_watch import ClusterWatch
 from router.admin.messages import decision_to_wire, sequence_to_wire, shared_fields, worker_to_wire
+from router.fleet.model_registry import ServedModel
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Assigner
 from router.placing.migrator import Migrator
+from router.prefixes.prefix_keeper import PrefixKeeper
 from router.streaming.request_preparer import RequestPreparer
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     preparer: RequestPreparer
     migrator: Migrator
     cluster: ClusterWatch
+    keeper: PrefixKeeper
 
     def serve_on(self, server: "grpc.aio.Server") -> None:
         admin_pb2_grpc.add_AdminServicer_to_server(self, server)
@@ -109,6 +113,52 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         async with aclosing(self._link_of(request.worker_id).drain(request.grace_ms, undo=request.undo)) as drain:
             async for progress in drain:
                 yield admin_pb2.DrainWorkerResponse(**shared_fields(progress, admin_pb2.DrainWorkerResponse))
+
+    async def AddPrefix(self, request: admin_pb2.AddPrefixRequest, context: "Context") -> admin_pb2.AddPrefixResponse:
+        name, source = validate_prefix_name("name", request.name), request.WhichOneof("begins")
+        model = self._model_of(request)
+        if source is None:
+            raise InvalidArgument("begins", "send system or text")
+        text: str = getattr(request, source)
+        tokens = await self.preparer.beginning(model, text, is_system=source == "system")
+        if not model.block_size <= len(tokens) < model.context_tokens:
+            text = f"its prompts have {len(tokens)} tokens in common, which must fill a block of {model.block_size}"
+            raise InvalidArgument(source, f"{text} and leave room in a context of {model.context_tokens}")
+        prefix = NamedPrefix(
+            name, model.fingerprint, request.tenant, source == "system", text, tuple(tokens), request.workers
+        )
+        await self.keeper.prefixes.add(prefix)
+        return admin_pb2.AddPrefixResponse(prefix=self._shown(prefix))
+
+    async def RemovePrefix(
+        self, request: admin_pb2.RemovePrefixRequest, context: "Context"
+    ) -> admin_pb2.RemovePrefixResponse:
+        name = validate_prefix_name("name", request.name)
+        await self.keeper.prefixes.remove(self._model_of(request).fingerprint, request.tenant, name)
+        return admin_pb2.RemovePrefixResponse()
+
+    async def ListPrefixes(
+        self, request: admin_pb2.ListPrefixesRequest, context: "Context"
+    ) -> admin_pb2.ListPrefixesResponse:
+        await self.keeper.prefixes.refresh()
+        return admin_pb2.ListPrefixesResponse(prefixes=map(self._shown, self.keeper.prefixes.all()))
+
+    def _model_of(self, request: admin_pb2.AddPrefixRequest | admin_pb2.RemovePrefixRequest) -> ServedModel:
+        return self.preparer.models.find_by_name(request.model if request.HasField("model") else None)
+
+    def _shown(self, prefix: NamedPrefix) -> admin_pb2.NamedPrefix:
+        served = self.preparer.models.find_by_fingerprint(prefix.model)
+        return admin_pb2.NamedPrefix(
+            name=prefix.name,
+            model=served.name if served else prefix.model,
+            tenant=prefix.tenant,
+            is_system=prefix.is_system,
+            num_tokens=len(prefix.tokens),
+            workers=prefix.workers,
+            warm_on=self.keeper.warm_on(prefix),
+            full_on=self.keeper.full_on(prefix),
+            num_requests=self.keeper.prefixes.num_requests[prefix.key],
+        )
 
     def _link_of(self, worker_id: str) -> WorkerLink:
         """This router's link to the living worker of that name. Raises NotFound."""

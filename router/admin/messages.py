@@ -99,6 +99,7 @@ def move_to_wire(move: SeenMove, now: float) -> admin_pb2.SequenceMove:
         age_ms=max(0, round(1000 * (now - move.at))),
         tenant=move.tenant,
         number=move.number,
+        seen=move.seen,
     )
 
 

@@ -37,6 +37,7 @@ class SeenMove:
     target: str
     at: float  # on the clock that `note_records` was told
     number: int  # one more for each move that was noticed
+    seen: str  # of the worker that had it, in a few words; or nothing
 
 
 class MoveLog:
@@ -55,7 +56,7 @@ class MoveLog:
     def note_records(self, records: Sequence[Record], now_ms: int, now: float) -> None:
         """Adds the moves of these sequences. `now_ms` is by the store's clock, as records are, and `now` by ours."""
         for record in records:
-            for after_ms, reason, source, target in owner_changes(record):
+            for after_ms, reason, source, target, seen in owner_changes(record):
                 key = record.seq_id, after_ms, target
                 if key in self._moves:
                     continue
@@ -69,23 +70,28 @@ class MoveLog:
                     target=self._name_of(target) or target,
                     at=now - max(0, now_ms - record.accepted_ms - after_ms) / 1000,
                     number=self._num_noticed,
+                    seen=seen,
                 )
         oldest = sorted(self._moves, key=lambda key: self._moves[key].at)
         for key in oldest[: max(0, len(oldest) - MAX_MOVES)]:
             del self._moves[key]
 
 
-def owner_changes(record: Record) -> Iterator[tuple[int, MoveReason, Incarnation, Incarnation]]:
-    """When after its acceptance, why, from which worker and to which one the sequence has changed its owner."""
-    owner = Incarnation("")
+def owner_changes(record: Record) -> Iterator[tuple[int, MoveReason, Incarnation, Incarnation, str]]:
+    """When after its acceptance, why, from which worker and to which one the sequence has changed its owner, and what
+    was seen of the first one."""
+    owner, requeued = Incarnation(""), ""
     for after_ms, what, detail in record.timeline:
+        if what == "requeued":
+            _, _, requeued = detail.partition(" ")
         if what not in ("taken", "migrated"):
             continue
-        name, _, why = detail.partition(" ")
+        name, why, seen = [*detail.split(" ", 2), "", ""][:3]
+        seen, requeued = seen or requeued, ""
         source, owner = owner, Incarnation(name)
         if not source or source == owner:
             continue  # the first owner, or the same one again
         reason = MoveReason.MIGRATED if what == "migrated" else MoveReason.REPLACED
         if what == "taken" and why in (TakeReason.LEASE, TakeReason.CONNECTION):
             reason = MoveReason.TAKEN_OVER
-        yield after_ms, reason, source, owner
+        yield after_ms, reason, source, owner, seen

@@ -265,7 +265,8 @@ function makeCard(key) {
   card.map = map("map", MAP_CELLS, ["used", "cached", "free"]);
   card.host = map("map host", HOST_CELLS, ["swapped", "demoted", "free"]);
   for (const [field, label] of [["num_sequences", "sequences"], ["num_waiting", "waiting"], ["num_swapped", "swapped"], ["tokens_per_s", "tokens/s"],
-    ["num_used_blocks", "used"], ["num_cached_blocks", "cached"], ["num_free_blocks", "free"], ["prefix_hits", "prefix hits"]]) {
+    ["num_used_blocks", "used"], ["num_cached_blocks", "cached"], ["num_free_blocks", "free"], ["prefix_hits", "prefix hits"],
+    ["per_decode", "tokens/decode"], ["right_drafts", "right guesses"]]) {
     card.fields[field] = make("dd", "", "–");
     card.fields[field].dataset.field = field;
     card.list.append(make("div", "", make("dt", "", label), card.fields[field]));
@@ -325,7 +326,16 @@ function showWorker(card, worker) {
     value(card.fields[field], load[field]);
   }
   put(card.fields.prefix_hits, percent(load.prefix_hit_tokens, load.prefix_asked_tokens));
+  showDrafts(card, load);
   showSteps(card, worker);
+}
+
+function showDrafts(card, { num_decodes: decodes, drafts }) {
+  const sum = (field) => drafts.reduce((all, each) => all + Number(each[field]), 0), right = sum("num_accepted_drafts");
+  put(card.fields.per_decode, Number(decodes) ? (1 + right / Number(decodes)).toFixed(2) : "–");
+  put(card.fields.right_drafts, percent(right, sum("num_drafts")));
+  const told = drafts.map((each) => `${each.drafter}: ${each.num_accepted_drafts} of ${each.num_drafts}`).join(", ");
+  attribute(card.fields.right_drafts.parentNode, "title", told);
 }
 
 const reasonMore = (worker, why) => worker.reason && worker.reason !== why;
@@ -345,7 +355,7 @@ let lastMove = null;
 
 function showMoves(view) {
   fill($("moves"), view.moves.map((move) => ({ ...move, key: String(move.number) })), (move) => [
-    named(move.request_id), move.from_worker, move.to_worker, MOVES[move.kind] || "", age(move.age_ms),
+    named(move.request_id), move.from_worker, move.to_worker, [MOVES[move.kind], move.seen].filter(Boolean).join(": "), age(move.age_ms),
   ]);
   const newest = Math.max(0, ...view.moves.map((move) => move.number));
   if (lastMove !== null && newest > lastMove) fly(view.moves.filter((move) => move.number > lastMove));

@@ -169,6 +169,9 @@ class ModelRegistry:
         same = [model for model in self._models.values() if model.fingerprint == record.model]
         return next((model for model in same if model.layout == record.layout), same[0] if same else None)
 
+    def find_by_fingerprint(self, fingerprint: str) -> ServedModel | None:
+        return next((model for model in self._models.values() if model.fingerprint == fingerprint), None)
+
     def list_models(self) -> list[ServedModel]:
         """All models that any worker has ever had, by name."""
         return sorted(self._models.values(), key=lambda model: model.name)

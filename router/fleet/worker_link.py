@@ -18,7 +18,7 @@ import grpc
 from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.net.traces import TRACEPARENT
 from octavo.pooling.params import PoolingParams
-from octavo.request.ids import Incarnation, SequenceId
+from octavo.request.ids import BlockHash, Incarnation, SequenceId
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome, WorkerRole
 from octavo.store.calls import Member
 from octavo.v1 import admin_pb2
@@ -45,6 +45,8 @@ Reply = TypeVar("Reply")
 HELLO_S = 5.0
 PROBE_S = 0.5
 CANCEL_S = 1.0
+KEEP_S = 2.5
+MAX_KEPT = 65_536  # hashes of one call
 SCHEDULE_S = 2.5  # longer than a usual step; a slower worker counts as one that gave no answer
 RECONNECT_S = 0.2
 UNUSABLE_S = 5.0  # pause before Hello is sent again to a worker that this router cannot use
@@ -147,6 +149,14 @@ class WorkerLink:
         """Has the worker make vectors of prompts, as they come. Raises the ServingError of the call, or Unreachable."""
         method, name = self._stub.Pool, self.worker_id
         return read_vectors(method, name, prompts, params, salt=salt, priority=priority, deadline_in_ms=deadline_in_ms)
+
+    async def keep(self, hashes: Sequence[BlockHash]) -> worker_pb2.KeepResponse:
+        """Says which blocks the worker is to keep in its prefix cache. Raises LinkError when no answer came."""
+        request = worker_pb2.KeepRequest(router_id=self._router_id, hashes=hashes[:MAX_KEPT])
+        try:
+            return await self._call(self._stub.Keep, request, KEEP_S)
+        except grpc.aio.AioRpcError as error:
+            raise LinkError(f"worker {self.worker_id}: Keep: {error.code().name}") from error
 
     async def wait_to_replay(self, num_tokens: int) -> None:
         """Waits until the worker may be sent a replay of so many tokens."""

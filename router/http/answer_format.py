@@ -13,11 +13,11 @@ from json.encoder import encode_basestring
 from typing import Any, ClassVar
 
 from octavo.request.errors import Unreachable
-from octavo.text.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from router.fleet.model_registry import ServedModel
 from router.http.common_fields import AskedAnswer
-from router.http.prompts.prompt_scores import shown_logprob, shown_prompt_scores, shown_token
+from router.http.prompts.output_scores import CompletionScores, lacks_scores, shown_chat_scores
+from router.http.prompts.prompt_scores import shown_prompt_scores
 from router.tools.harmony import HarmonyCounter
 from router.tools.output_forms import Division
 from router.tools.reasoning import ReasoningCounter
@@ -40,60 +40,13 @@ NO_SCORES = b',"logprobs":null'
 URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
-class CompletionScores:
-    """Log probabilities of one branch in the form of completions."""
-
-    def __init__(self, tokenizer: AnyTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._offset = 0  # characters of the branch's text before the next token
-
-    def shown(self, scores: Sequence[types_pb2.Logprobs]) -> dict[str, Any]:
-        """The next tokens of the branch with their log probabilities."""
-        found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for score in scores:
-            chosen = score.chosen
-            logprob = shown_logprob(chosen.logprob)
-            top = {self._name(entry.token_id): shown_logprob(entry.logprob) for entry in score.top}
-            self._add(found, chosen.token_id, logprob, {**top, self._name(chosen.token_id): logprob})
-        return found
-
-    def shown_prompt(self, prompt: Sequence[int], scores: Sequence[types_pb2.Logprobs]) -> dict[str, Any]:
-        """The tokens of the prompt, which stand before all others. The first has no log probability."""
-        found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        self._add(found, prompt[0], None, None)
-        for name, values in self.shown(scores).items():
-            found[name] += values
-        return found
-
-    def _add(self, found: dict[str, list[Any]], token_id: int, logprob: float | None, top: Any) -> None:
-        found["tokens"].append(self._name(token_id))
-        found["token_logprobs"].append(logprob)
-        found["top_logprobs"].append(top)
-        found["text_offset"].append(self._offset)
-        self._offset += len(self._tokenizer.token_bytes(token_id).decode(errors="replace"))
-
-    def _name(self, token_id: int) -> str:
-        return shown_token(token_id, self._tokenizer.token_bytes(token_id))
-
-
-def shown_chat_scores(tokenizer: AnyTokenizer, scores: Sequence[types_pb2.Logprobs]) -> dict[str, Any]:
-    """Log probabilities in the form of chat completions."""
-
-    def shown(entry: types_pb2.TokenLogprob) -> dict[str, Any]:
-        data = tokenizer.token_bytes(entry.token_id)
-        name = shown_token(entry.token_id, data)
-        return {"token": name, "logprob": shown_logprob(entry.logprob), "bytes": list(data) if data else None}
-
-    content = [{**shown(score.chosen), "top_logprobs": [shown(entry) for entry in score.top]} for score in scores]
-    return {"content": content, "refusal": None}
-
-
 @dataclass(slots=True)
-class EchoedPrompt:
-    """The prompt that an answer repeats."""
+class ShownPrompt:
+    """What an answer may show of its prompt."""
 
-    token_ids: Sequence[int]
-    text: str
+    num_tokens: int = 0
+    token_ids: Sequence[int] = ()  # if the answer shows them, or the log probabilities of what it repeats
+    text: str = ""  # what the answer repeats
 
 
 class AnswerFormat:
@@ -101,15 +54,16 @@ class AnswerFormat:
 
     WHOLE: ClassVar[str]
     CHUNK: ClassVar[str]
-    SCORES_PROMPT_IN_CHOICES: ClassVar[bool] = False
+    PROMPT_IN_CHOICES: ClassVar[bool] = False  # tokens and scores of the prompt stand in each choice, or beside them
 
-    def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: EchoedPrompt | None = None) -> None:
+    def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: ShownPrompt | None = None) -> None:
         self.first_choice = 0  # the index of the first choice, where others stand before it
         self._asked = asked
         self._tokenizer = model.tokenizer
-        self._prompt = prompt
+        self._prompt = prompt or ShownPrompt()
         self._prompt_scores: list[types_pb2.Logprobs] = []
         self._begun: set[int] = set()
+        self._num_tokens: dict[int, int] = {}  # of each branch so far, where chunks tell it
         self._common = {
             "id": asked.request.request_id,
             "created": int(time.time()),
@@ -118,8 +72,7 @@ class AnswerFormat:
         }
         self._start = _dumped({"object": self.CHUNK, **self._common})[:-1]  # without the brace that closes it
         self._choice = b"data: " + self._start.replace(b"%", b"%%") + b',"choices":[{"index":%d,'
-        usage = b',"usage":null' if asked.include_usage else b""
-        self._end = b"}]" + usage + b',"resume_token":"'
+        self._end = b"}]" + (b',"usage":null' if asked.include_usage else b"")
 
     # A stream
 
@@ -150,8 +103,23 @@ class AnswerFormat:
         if asked.token_ids:
             parts.append(b',"token_ids":' + _dumped(list(self._shown(event.token_ids))))
         token = b2a_base64(event.resume_token, newline=False).translate(URL_SAFE)
-        parts += (self._finish(event), self._end, token, b'"}\n\n')
+        is_plain = not asked.usage_in_chunks and not (asked.token_ids and is_first)
+        end = self._end if is_plain else self._detailed_end(event, is_first)
+        parts += (self._finish(event), end, b',"resume_token":"', token, b'"}\n\n')
         return b"".join(parts)
+
+    def _detailed_end(self, event: Event, is_first: bool) -> bytes:
+        """The end of a chunk that tells of its prompt or has a usage: the tokens of its choice so far."""
+        asked, in_choice, beside, end = self._asked, b"", b"", self._end
+        if asked.token_ids and is_first and (self.PROMPT_IN_CHOICES or len(self._begun) == 1):
+            prompt = b',"prompt_token_ids":' + _dumped(self._prompt.token_ids)
+            in_choice, beside = (prompt, b"") if self.PROMPT_IN_CHOICES else (b"", prompt)
+        if asked.usage_in_chunks:
+            num_prompt, before = self._prompt.num_tokens, self._num_tokens.get(event.branch, 0)
+            num_output = self._num_tokens[event.branch] = before + len(self._shown(event.token_ids))
+            counts = (num_prompt, num_output, num_prompt + num_output)
+            end = b'}],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % counts
+        return in_choice + end + beside
 
     def _delta(self, event: Event, is_first: bool) -> bytes:
         raise NotImplementedError
@@ -168,7 +136,7 @@ class AnswerFormat:
             raise Unreachable("the worker that had computed the log probabilities has died: retry")
         self._prompt_scores.extend(answer.prompt_logprobs)
         choices = []
-        in_choice, beside = self._prompt_scores_shown(answer.prompt_logprobs)
+        in_choice, beside = self._prompt_shown(answer.prompt_logprobs)
         for index, output in enumerate(answer.outputs):
             scores = self._scores(index, self._shown(output.logprobs), True) if self._asked.scores else None
             text = "" if self._asked.no_output else output.text
@@ -183,12 +151,14 @@ class AnswerFormat:
         usage = self._usage(answer.usage)
         return _dumped({"object": self.WHOLE, **self._common, "choices": choices, "usage": usage, **beside})
 
-    def _prompt_scores_shown(self, scores: Sequence[types_pb2.Logprobs]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Log probabilities of the prompt: in each choice of a completion, or beside a chat's, as vLLM has it."""
-        if not self._asked.prompt_scores:
-            return {}, {}
-        shown = {"prompt_logprobs": shown_prompt_scores(self._tokenizer, scores)}
-        return (shown, {}) if self.SCORES_PROMPT_IN_CHOICES else ({}, shown)
+    def _prompt_shown(self, scores: Sequence[types_pb2.Logprobs]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is told of the prompt: in each choice of a completion, or beside a chat's, as vLLM has it."""
+        shown: dict[str, Any] = {}
+        if self._asked.token_ids:
+            shown["prompt_token_ids"] = self._prompt.token_ids
+        if self._asked.prompt_scores:
+            shown["prompt_logprobs"] = shown_prompt_scores(self._tokenizer, scores)
+        return (shown, {}) if self.PROMPT_IN_CHOICES else ({}, shown)
 
     def _choice_of(self, text: str, index: int, finish: int) -> dict[str, Any]:
         raise NotImplementedError
@@ -200,7 +170,7 @@ class AnswerFormat:
 
     def _after_prompt(self, text: str) -> str:
         """The beginning of an output, after what it repeats of the prompt."""
-        return text if self._prompt is None else self._prompt.text + text
+        return self._prompt.text + text
 
     def _shown(self, values: Sequence[Any]) -> Sequence[Any]:
         """What the client gets of an output: nothing, if it wants the prompt alone."""
@@ -216,21 +186,12 @@ class AnswerFormat:
         }
 
 
-def lacks_scores(sampling: types_pb2.SamplingParams, answer: inference_pb2.CompleteResponse) -> bool:
-    """Whether log probabilities are missing: no journal has them, and no worker computes an ended request again."""
-    if sampling.HasField("prompt_logprobs") and len(answer.prompt_logprobs) < answer.usage.prompt_tokens - 1:
-        return True
-    return sampling.HasField("logprobs") and any(
-        len(output.logprobs) < len(output.token_ids) for output in answer.outputs
-    )
-
-
 class ChatFormat(AnswerFormat):
     """The form of chat completions."""
 
     WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: EchoedPrompt | None = None) -> None:
+    def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: ShownPrompt | None = None) -> None:
         super().__init__(asked, model, prompt)
         self._division = asked.division
         self._messages: dict[int, ToolMessage] = {}
@@ -297,16 +258,16 @@ class ChatFormat(AnswerFormat):
         return message is not None and finish == types_pb2.FINISH_REASON_STOP and message.num_calls > 0
 
     def _scores(self, branch: int, scores: Sequence[types_pb2.Logprobs], is_first: bool) -> dict[str, Any]:
-        return shown_chat_scores(self._tokenizer, scores)
+        return shown_chat_scores(self._tokenizer, scores, by_id=self._asked.tokens_by_id)
 
 
 class CompletionFormat(AnswerFormat):
     """The form of completions."""
 
     WHOLE = CHUNK = "text_completion"
-    SCORES_PROMPT_IN_CHOICES = True
+    PROMPT_IN_CHOICES = True
 
-    def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: EchoedPrompt | None = None) -> None:
+    def __init__(self, asked: AskedAnswer, model: ServedModel, prompt: ShownPrompt | None = None) -> None:
         super().__init__(asked, model, prompt)
         self._branch_scores: dict[int, CompletionScores] = {}
 
@@ -320,8 +281,10 @@ class CompletionFormat(AnswerFormat):
         return {"text": self._after_prompt(text)}
 
     def _scores(self, branch: int, scores: Sequence[types_pb2.Logprobs], is_first: bool) -> dict[str, Any]:
-        shown = self._branch_scores.setdefault(branch, CompletionScores(self._tokenizer))
-        if not is_first or self._prompt is None:
+        shown = self._branch_scores.get(branch)
+        if shown is None:
+            shown = self._branch_scores[branch] = CompletionScores(self._tokenizer, by_id=self._asked.tokens_by_id)
+        if not (is_first and self._asked.echo):
             return shown.shown(scores)
         prompt = shown.shown_prompt(self._prompt.token_ids, self._prompt_scores)
         output = shown.shown(scores)

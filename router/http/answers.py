@@ -15,8 +15,7 @@ from octavo.request.ids import new_request_id
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import constraint_from_wire, failure_from_wire
 from router.background_tasks import BackgroundTasks
-from router.fleet.model_registry import ServedModel
-from router.http.answer_format import AnswerFormat, EchoedPrompt
+from router.http.answer_format import AnswerFormat, ShownPrompt
 from router.http.common_fields import AskedAnswer
 from router.http.json_body import BodyReader, header_of, parse_object
 from router.http.reply import Reply
@@ -84,17 +83,21 @@ class AnswerService:
         """Notes that this router ends its connections itself from now on: no client has left then."""
         self._closed = True
 
-    async def echoed_prompt(self, asked: AskedAnswer, model: ServedModel) -> EchoedPrompt | None:
-        """The prompt that the answer repeats; None if it does not."""
+    async def shown_prompt(self, asked: AskedAnswer, session: Session) -> ShownPrompt:
+        """What the answer shows of its prompt."""
+        request, model, shown = asked.request, session.model, ShownPrompt(session.prompt_len)
+        is_chat = request.HasField("chat")
+        if asked.token_ids or (asked.echo and not is_chat):
+            shown.token_ids = await self.preparer.read_prompt(request, model)
         if not asked.echo:
-            return None
-        if asked.request.HasField("chat"):
-            last = asked.request.chat.messages[-1]
-            return EchoedPrompt((), last.content) if last.role == "assistant" else None
-        token_ids = await self.preparer.read_prompt(asked.request, model)
-        is_whole = not asked.request.HasField("truncate_prompt_tokens")
-        whole_text = asked.request.text if is_whole else ""
-        return EchoedPrompt(token_ids, whole_text or model.tokenizer.decode(token_ids, skip_special_tokens=False))
+            return shown
+        if is_chat:
+            last = request.chat.messages[-1]
+            shown.text = last.content if last.role == "assistant" else ""
+            return shown
+        whole_text = "" if request.HasField("truncate_prompt_tokens") else request.text
+        shown.text = whole_text or model.tokenizer.decode(shown.token_ids, skip_special_tokens=False)
+        return shown
 
     async def divide(self, asked: AskedAnswer) -> None:
         """Says what is looked for in the outputs of a chat, and has them begin with a call if one is forced."""
@@ -179,7 +182,7 @@ class NewAnswer:
         try:
             async with self.service.open(asked, remaining_s) as session:
                 session.progress.called = asked.called
-                prompt = await self.service.echoed_prompt(asked, session.model)
+                prompt = await self.service.shown_prompt(asked, session)
                 await send_answer(session, self.form(asked, session.model, prompt), asked.stream, reply)
         except asyncio.CancelledError:
             self.service.note_left(asked)

@@ -23,6 +23,7 @@ PRIORITIES = {
     "bulk": inference_pb2.PRIORITY_BULK,
 }
 BY_SIGN = {-1: "interactive", 0: "default", 1: "bulk"}  # of a number, as vLLM has it: less is earlier
+SIDES = {"left": False, "right": True}  # where a prompt is cut
 DISCONNECTS = {"cancel": inference_pb2.ON_DISCONNECT_CANCEL, "keep": inference_pb2.ON_DISCONNECT_KEEP}
 SCORES = NumberRange(0, limits.MAX_LOGPROBS, integer=True)
 TOP_KS = NumberRange(-1, limits.U32_MAX, integer=True)  # vLLM's -1 is 0 here: all tokens
@@ -38,8 +39,10 @@ class AskedAnswer:
     request: inference_pb2.GenerateRequest
     stream: bool = False
     include_usage: bool = False  # a stream ends with a chunk that has the usage
+    usage_in_chunks: bool = False  # and each other chunk has that of its choice so far
     scores: bool = False  # log probabilities are shown
-    token_ids: bool = False  # token ids are shown
+    token_ids: bool = False  # token ids of prompt and outputs are shown
+    tokens_by_id: bool = False  # log probabilities name tokens by their ids
     echo: bool = False  # the prompt stands before each text; in a chat, the message that is continued
     prompt_scores: bool = False  # log probabilities of the prompt are shown
     no_output: bool = False  # the client wants the prompt's log probabilities alone; one token is generated and dropped
@@ -63,9 +66,11 @@ def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> 
             _read_parameter(fields, sampling, row, row.http)
     if "thinking_token_budget" in fields:  # vLLM's name
         _read_parameter(fields, sampling, PARAMETERS["thinking_budget"], "thinking_token_budget")
+    _read_beams(fields, sampling)
     _read_priority(fields, request)
     _read_choice(fields, request, "on_disconnect", DISCONNECTS)
     asked = AskedAnswer(request, stream=fields.take_flag("stream"), token_ids=fields.take_flag("return_token_ids"))
+    asked.tokens_by_id = fields.take_flag("return_tokens_as_token_ids")
     asked.chosen_id = request.HasField("request_id")
     _read_prompt_fields(fields, request, asked)
     read_constraint(fields, sampling)
@@ -75,7 +80,7 @@ def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> 
             fields.refuse("stream_options", "is allowed only beside stream: true")
         asked.include_usage = options.take_flag("include_usage")
         options.take_ignored(["include_obfuscation"])
-        options.take_harmless("continuous_usage_stats", [False], "must be false; the last chunk has the usage")
+        asked.usage_in_chunks = options.take_flag("continuous_usage_stats") and asked.include_usage
         options.refuse_rest()
     return asked
 
@@ -87,8 +92,11 @@ def _read_prompt_fields(fields: FieldReader, request: inference_pb2.GenerateRequ
         fields.refuse("truncate_prompt_tokens", "must be 1 or more, or -1: as many as fit")
     elif keep is not None:
         request.truncate_prompt_tokens = keep
+    _read_choice(fields, request, "truncation_side", SIDES, "keep_prompt_start")
     if "add_special_tokens" in fields:
         request.add_special_tokens = fields.take_flag("add_special_tokens")
+    if "prefix" in fields and (prefix := fields.take_text("prefix")) is not None:
+        request.prefix = prefix
     request.bad_words.extend(fields.checks.run(_read_words, fields.take_any("bad_words")) or [])
     scores = fields.take_number("prompt_logprobs", SCORES)
     if scores is None:
@@ -103,6 +111,16 @@ def _read_words(value: Any) -> list[str]:
     if not isinstance(words, list):
         raise InvalidArgument("bad_words", "must be a list of strings")
     return [checked_text("bad_words", word) for word in words]
+
+
+def _read_beams(fields: FieldReader, sampling: types_pb2.SamplingParams) -> None:
+    """Takes vLLM's name of a beam search: its width is n, if no other is named."""
+    if not fields.take_flag("use_beam_search") or sampling.beam_width:
+        return
+    if sampling.n > 1:
+        sampling.beam_width = sampling.n
+    else:  # the one beam follows the likeliest token
+        sampling.temperature = 0
 
 
 def _read_priority(fields: FieldReader, request: inference_pb2.GenerateRequest) -> None:
@@ -163,11 +181,12 @@ def _is_token_id(name: str) -> bool:
     return name.isascii() and name.isdigit() and len(name) <= 10 and int(name) <= limits.U32_MAX
 
 
-def _read_choice(fields: FieldReader, request: Any, name: str, choices: dict[str, Any]) -> None:
+def _read_choice(fields: FieldReader, request: Any, name: str, choices: dict[str, Any], field: str = "") -> None:
+    """Takes one of the values into the request's field, which has the same name if none is given."""
     value = fields.take_any(name)
     if value is None:
         return
     if not isinstance(value, str) or value not in choices:
         fields.refuse(name, f"must be one of {', '.join(choices)}")
     else:
-        setattr(request, name, choices[value])
+        setattr(request, field or name, choices[value])

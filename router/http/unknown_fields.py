@@ -24,11 +24,10 @@ HARMLESS: Mapping[str, Sequence[object]] = {
     # vLLM
     "add_vision_id": ANY,
     "data_parallel_rank": ANY,
+    "early_stopping": OFF,
     "guided_decoding_backend": ANY,
     "mm_processor_kwargs": ANY,
-    "return_tokens_as_token_ids": OFF,
     "spaces_between_special_tokens": (True,),
-    "use_beam_search": OFF,
     # SGLang
     "bootstrap_host": ANY,
     "bootstrap_port": ANY,

@@ -64,6 +64,7 @@ class AssignmentAttempt:
     retry_later: bool = False  # whether a worker that was asked may be able to run the sequence later
     occupied: dict[Incarnation, int] = field(default_factory=dict)  # workers that have another trial: retry_ms
     waited_ms: int = 0  # how long this suspect has waited for workers that run other suspects
+    seen: str = ""  # what speaks against the owner, or why it did not admit the sequence
     taken_here: bool = False  # whether this attempt has made its present owner the owner
 
     @property
@@ -114,9 +115,14 @@ class Assigner:
         """
         return seq_id in self._in_progress
 
-    async def assign_sequence(self, seq_id: SequenceId, expected_epoch: int, reason: TakeReason) -> None:
-        """Assigns a sequence to a worker, if the sequence still has that epoch and a worker has room."""
-        await self._assign_once(seq_id, expected_epoch, reason, None)
+    async def assign_sequence(
+        self, seq_id: SequenceId, expected_epoch: int, reason: TakeReason, seen: str = ""
+    ) -> None:
+        """Assigns a sequence to a worker, if the sequence still has that epoch and a worker has room.
+
+        `seen` is what speaks against its owner, for the timeline.
+        """
+        await self._assign_once(seq_id, expected_epoch, reason, None, seen)
 
     async def assign_popped(self, popped: Snapshot) -> None:
         """Assigns a sequence that this router has just popped, if a worker has room."""
@@ -124,7 +130,7 @@ class Assigner:
         await self._assign_once(record.seq_id, record.epoch, TakeReason.QUEUED, popped)
 
     async def _assign_once(
-        self, seq_id: SequenceId, expected_epoch: int, reason: TakeReason, snapshot: Snapshot | None
+        self, seq_id: SequenceId, expected_epoch: int, reason: TakeReason, snapshot: Snapshot | None, seen: str = ""
     ) -> None:
         # An attempt at an older epoch may still wait until the store allows its take. It must not keep this one back: a
         # sequence that was popped and is then forgotten waits until its claim has ended.
@@ -140,6 +146,7 @@ class Assigner:
                 return
             owner = snapshot.record.owner
             attempt = AssignmentAttempt(snapshot, read_at, expected_epoch, reason, {owner} if owner else set())
+            attempt.seen = seen
             self._recall_refusals(attempt)
             if attempt.recovers:
                 attempt.unfit.add(owner)
@@ -172,6 +179,8 @@ class Assigner:
             if link is None:
                 break
             answer = await self._ask(attempt, link)
+            if answer.failure is not None and attempt.reason is not TakeReason.QUEUED:
+                attempt.seen = answer.failure.message
             match answer.outcome:
                 case AdmissionOutcome.ADMITTED:
                     assignment = Assignment(attempt.epoch, link.incarnation, attempt.follows)
@@ -256,7 +265,7 @@ class Assigner:
         """
         seq_id, epoch, take_id = attempt.record.seq_id, attempt.epoch, new_operation_id()
         reason, waited_ms = attempt.reason, attempt.waited_ms
-        request = TakeRequest(seq_id, epoch, link.incarnation, take_id, reason, waited_ms, link.numerics)
+        request = TakeRequest(seq_id, epoch, link.incarnation, take_id, reason, waited_ms, link.numerics, attempt.seen)
         num_alive, unreached = 0, attempt.reason is TakeReason.CONNECTION  # all that speaks against the owner
         while True:
             taken = await until_answered(
@@ -351,7 +360,7 @@ class Assigner:
             failure = next((each for each in attempt.refusals.values() if each), None) or self._too_large(attempt)
             await self._fail(record.seq_id, epoch, failure)
         elif attempt.reason is TakeReason.REFUSED:
-            await self._requeue(record.seq_id, epoch)
+            await self._requeue(record.seq_id, epoch, attempt.seen)
             self.sessions.poll_records([record.seq_id])
         elif attempt.reason is TakeReason.QUEUED:
             self.background.spawn(self._requeue_later(record.seq_id, epoch))
@@ -372,8 +381,10 @@ class Assigner:
         finally:
             await self._requeue(seq_id, epoch)  # also if this router ends meanwhile: others need not wait for the claim
 
-    async def _requeue(self, seq_id: SequenceId, epoch: int) -> None:
-        await until_answered(lambda: self.store.requeue(seq_id, epoch), patience_s=STORE_PATIENCE_S, what="requeue")
+    async def _requeue(self, seq_id: SequenceId, epoch: int, seen: str = "") -> None:
+        await until_answered(
+            lambda: self.store.requeue(seq_id, epoch, seen), patience_s=STORE_PATIENCE_S, what="requeue"
+        )
 
     def _too_large(self, attempt: AssignmentAttempt) -> Failure | None:
         model, num_tokens = self.models.find_for_record(attempt.record), len(attempt.tokens)

@@ -77,11 +77,14 @@ class Dispatcher:
         if self._backlog:
             self._wake.set()
 
-    def recover_sequence(self, seq_id: SequenceId, epoch: int, reason: TakeReason) -> None:
-        """Assigns a running sequence anew, whose owner is gone or never got it. Several routers may try."""
+    def recover_sequence(self, seq_id: SequenceId, epoch: int, reason: TakeReason, seen: str = "") -> None:
+        """Assigns a running sequence anew, whose owner is gone or never got it. Several routers may try.
+
+        `seen` is what speaks against the owner, for the timeline.
+        """
         if not self.assigner.is_assigning(seq_id) and not self._stopping:
             self._num_recovering += 1
-            self.background.spawn(self._recover(seq_id, epoch, reason))
+            self.background.spawn(self._recover(seq_id, epoch, reason, seen))
 
     async def stop_assigning(self, patience_s: float) -> None:
         """Begins no more assignments, and waits for those in progress, for up to `patience_s`.
@@ -104,7 +107,8 @@ class Dispatcher:
         except StoreUnavailable:
             return  # a later sweep finds the sequences
         for found in owned:
-            self.recover_sequence(found.seq_id, found.epoch, TakeReason.CONNECTION)
+            seen = "its streams broke, and a probe found no worker"
+            self.recover_sequence(found.seq_id, found.epoch, TakeReason.CONNECTION, seen)
 
     async def cancel_sequence(self, seq_id: SequenceId) -> Record | None:
         """Cancels a sequence, which ends soon whatever its owner does. Returns its record, or None if there is none."""
@@ -128,10 +132,10 @@ class Dispatcher:
             what="end of a cancelled sequence",
         )
 
-    async def _recover(self, seq_id: SequenceId, epoch: int, reason: TakeReason) -> None:
+    async def _recover(self, seq_id: SequenceId, epoch: int, reason: TakeReason, seen: str) -> None:
         try:
             async with self._recoveries:
-                await self.assigner.assign_sequence(seq_id, epoch, reason)
+                await self.assigner.assign_sequence(seq_id, epoch, reason, seen)
         finally:
             self._num_recovering -= 1
             self._note_ended()

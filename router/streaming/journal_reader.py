@@ -1,8 +1,9 @@
 """Brings one session's delivery up to the journals in the store.
 
 Normally the worker's stream brings every token, with its log probabilities and scores, which the journals do not have.
-So the reader leaves the tokens that the delivery lacks to the stream for a moment, if the stream works. A second
-read that finds the delivery at the same indexes delivers them from the journals.
+So the reader leaves the tokens that the delivery lacks to the stream for a moment, if the stream works. A later read
+that finds the delivery at the same indexes delivers them from the journals: the second one, or, if the client has asked
+for what only the stream brings, the first one after STREAM_PATIENCE_S.
 
 A new generation of the store may have lost the end of a journal, and another worker may have written another end. So
 the first reading in a generation begins at index 0, and nothing of it is delivered before all that was delivered is
@@ -27,6 +28,7 @@ from router.streaming.request_deadline import RequestDeadline
 
 SILENCE_S = 1.0  # how long a session may hear nothing from a worker before it reads the record
 STORE_PATIENCE_S = 30.0
+STREAM_PATIENCE_S = 3.0  # for log probabilities that a journal lacks: a machine with too much to do is slow, not dead
 REPAIR_TRIES, REPAIR_S = 25, 0.2
 
 
@@ -78,13 +80,24 @@ class JournalReading:
 class JournalReader:
     """Reads record and journals for one session. Each reading updates the owner, the deadline and the failure."""
 
-    def __init__(self, store: Store, owner_link: OwnerLink, delivery: Delivery, deadline: RequestDeadline) -> None:
+    def __init__(
+        self,
+        store: Store,
+        owner_link: OwnerLink,
+        delivery: Delivery,
+        deadline: RequestDeadline,
+        *,
+        stream_has_more: bool = False,
+    ) -> None:
+        """`stream_has_more`: the client has asked for what the worker's stream brings and no journal has."""
         self._store = store
         self._owner_link = owner_link
         self._delivery = delivery
         self._deadline = deadline
         self._is_stream_trusted = True
         self._left_at: list[int] = []  # where the delivery was when the last reading was left to the stream
+        self._left_until = 0.0  # how long it is, if the delivery stays there
+        self._stream_patience_s = STREAM_PATIENCE_S if stream_has_more else 0.0
         self._outage_since: float | None = None
         self._last_answer = time.monotonic()
         self.age_ms = 0  # of the request at the last reading, by the store's clock
@@ -162,10 +175,12 @@ class JournalReader:
         if not self.is_verified:
             return False
         delivery, snapshot, first_indexes = self._delivery, reading.snapshot, reading.first_indexes
-        here = delivery.next_indexes
-        leave_to_stream = self._owner_link.is_streaming and self._is_stream_trusted and here != self._left_at
+        here, now = delivery.next_indexes, time.monotonic()
+        may_come = here != self._left_at or now < self._left_until
+        leave_to_stream = self._owner_link.is_streaming and self._is_stream_trusted and may_come
         if leave_to_stream and delivery.is_behind(snapshot, first_indexes):
-            self._left_at = here
+            if here != self._left_at:
+                self._left_at, self._left_until = here, now + self._stream_patience_s
             return False
         delivery.add_journals(snapshot, first_indexes)
         self._is_stream_trusted, self._left_at = True, []

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, cast
 
 from octavo.net.security.api_keys import salt_of
@@ -21,9 +22,11 @@ from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_bytes, sampling_from_wire, with_recommended
 from octavo.wire.requests import ChatPrompt, chat_from_wire, request_hash
 from router.fleet.model_registry import ModelRegistry, ServedModel
+from router.prefixes.named_prefixes import NamedPrefixes
 from router.streaming.grammar_checks import GrammarChecks
 from router.streaming.prompts.bad_words import check_words, without_words
 from router.streaming.prompts.chat_threads import ChatThreads, run_aside
+from router.streaming.prompts.prefixed import with_prefix
 from router.streaming.prompts.prompt_ends import check_truncation, truncated, with_beginning
 
 TENANT = ONE_TENANT
@@ -51,17 +54,19 @@ class RequestPreparer:
         router_id: Incarnation,
         authorizer: Authorizer | None = None,
         *,
+        prefixes: NamedPrefixes | None = None,
         wait_for_workers: bool = False,
     ) -> None:
         """The authorizer says whose request it is. Without one, all are of one tenant.
 
         With `wait_for_workers` a request for a known model may come before the model's first worker.
         """
-        self._models = models
+        self.models = models
         self._router_id = router_id
         self._authorizer = authorizer or Authorizer()
         self._chat_threads = ChatThreads()
         self._grammars = GrammarChecks()
+        self._prefixes = prefixes
         self._wait_for_workers = wait_for_workers
 
     async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> PreparedRequest:
@@ -78,7 +83,11 @@ class RequestPreparer:
         except InvalidArgument as error:
             raise error.inside("sampling") from None
         request_id = RequestId(request.request_id) if request.HasField("request_id") else new_request_id()
-        token_ids, source = await self.read_prompt(request, model), cast("str", request.WhichOneof("input"))
+        tenant, source = self._authorizer.current_tenant(), cast("str", request.WhichOneof("input"))
+        if request.HasField("prefix"):
+            token_ids = await self._read_with_prefix(request, model, tenant)
+        else:
+            token_ids = await self.read_prompt(request, model)
         context = model.context_tokens
         validation.validate_prompt(token_ids, vocab_size=model.vocab_size, context_tokens=context, field=source)
         params = sampling_validation.resolve(
@@ -88,7 +97,6 @@ class RequestPreparer:
             if not model.tokenizer.has_text:
                 raise no_tokenizer("leave out constraint")
             params = replace(params, constraint=await self._grammars.checked(params.constraint))
-        tenant = self._authorizer.current_tenant()
         new = NewSequence(
             seq_id=sequence_id(tenant, request_id),
             request_id=request_id,
@@ -114,7 +122,7 @@ class RequestPreparer:
         request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest",
     ) -> ServedModel:
         """The model that the request names, or the only one."""
-        return self._models.find_by_name(request.model if request.HasField("model") else None)
+        return self.models.find_by_name(request.model if request.HasField("model") else None)
 
     async def read_prompt(
         self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: ServedModel
@@ -134,6 +142,44 @@ class RequestPreparer:
         if isinstance(request, inference_pb2.GenerateRequest):
             token_ids = truncated(token_ids, request, model)
         return token_ids
+
+    def note_accepted(self, new: NewSequence) -> None:
+        """Counts a new request by the named prefix with which its prompt begins."""
+        if self._prefixes is not None:
+            self._prefixes.note_prompt(new.model, new.tenant, new.prompt)
+
+    async def _read_with_prefix(
+        self, request: inference_pb2.GenerateRequest, model: ServedModel, tenant: str
+    ) -> list[int]:
+        """The prompt of a request that names its beginning."""
+        if self._prefixes is None:
+            raise InvalidArgument("prefix", "is not known here")
+        named = await self._prefixes.find(model.fingerprint, tenant, request.prefix)
+        whole = with_prefix(request, named)
+        if named.is_system:
+            return await self.read_prompt(whole, model)
+        if whole.WhichOneof("input") == "token_ids":
+            return [*named.tokens, *await self.read_prompt(whole, model)]
+        rest = inference_pb2.GenerateRequest()
+        rest.CopyFrom(whole)
+        rest.add_special_tokens = False  # the prefix has those of the beginning
+        return [*named.tokens, *await self.read_prompt(rest, model)]
+
+    async def beginning(self, model: ServedModel, text: str, *, is_system: bool) -> list[int]:
+        """The tokens with which all prompts begin that have this system message, or this text.
+
+        Raises InvalidArgument.
+        """
+        if not is_system:
+            return await self.read_prompt(inference_pb2.GenerateRequest(text=text), model)
+        chats = []
+        for said in ("a", "0"):
+            messages = [
+                inference_pb2.ChatMessage(role=role, content=each) for role, each in (("system", text), ("user", said))
+            ]
+            request = inference_pb2.GenerateRequest(chat=inference_pb2.Chat(messages=messages))
+            chats.append(await self.read_prompt(request, model))
+        return [first for first, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*chats, strict=False))]
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
         """The text of the tokens in the request."""

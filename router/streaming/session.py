@@ -90,7 +90,10 @@ class Session:
         self._delivery = Delivery(record, params, partial(model.text_stream, params), start)
         self._encoder = EventEncoder(record, self._delivery, context.resume_tokens)
         self._deadline = RequestDeadline()
-        self._journals = JournalReader(self._store, self._owner_link, self._delivery, self._deadline)
+        asks_scores = params.logprobs is not None or params.prompt_logprobs is not None
+        self._journals = JournalReader(
+            self._store, self._owner_link, self._delivery, self._deadline, stream_has_more=asks_scores
+        )
         self._poller = RecordPoller(self._sessions.now)
         self._is_taken_over = not start.fresh  # and nobody has been told
         self._at_start = start.fresh  # whether the delivery is where the client is
@@ -162,7 +165,9 @@ class Session:
             return
         delay_s = self._owner_link.unknown_delay()
         if delay_s is None:
-            self._context.dispatcher.recover_sequence(self.seq_id, record.epoch, TakeReason.REFUSED)
+            self._context.dispatcher.recover_sequence(
+                self.seq_id, record.epoch, TakeReason.REFUSED, "the worker does not know it"
+            )
         else:
             asyncio.get_running_loop().call_later(delay_s, self.poll_record)
 
@@ -287,6 +292,7 @@ class Session:
         self._wake.clear()
         for item in self._inbox.take_items():
             self._encoder.note_item(item)
+            self.progress.note_drafts(item.num_drafts, item.num_accepted_drafts)
             if not self._delivery.add_item(item):
                 self.poll_record()  # the journals have what is missing
 
@@ -328,7 +334,9 @@ class Session:
         if record.state is SequenceState.QUEUED:
             self._context.dispatcher.note_queued()
         elif self._owner_link.is_lost:
-            self._context.dispatcher.recover_sequence(self.seq_id, record.epoch, TakeReason.CONNECTION)
+            self._context.dispatcher.recover_sequence(
+                self.seq_id, record.epoch, TakeReason.CONNECTION, "a client came, and its router has lost the worker"
+            )
         else:
             self._owner_link.follow_items(self._delivery.missing_indexes)
             self._announce_takeover()

@@ -195,6 +195,7 @@ class SessionOpener:
                 return await self._attach(ResumePoint(new.request_id, ())), False
             except NotFound:  # the store has lost the request since, and this call would be accepted now
                 raise StoreUnavailable("the store has just lost this request: send it again") from None
+        self._preparer.note_accepted(new)
         record, start = first_record(new), StreamStart(fresh=True)
         session = Session(self._context, prepared.model, record, prepared.params, start, arrived_at)
         session.set_deadline(new.deadline_in_ms)

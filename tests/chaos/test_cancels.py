@@ -28,7 +28,7 @@ def leaving(clusters):
 
 @pytest.fixture
 def num_cancels() -> int:
-    return int(os.environ.get("OCTAVO_TEST_CANCELS", draws(200, 10_000)))
+    return int(os.environ.get("OCTAVO_TEST_CANCELS", draws(100, 10_000)))
 
 
 class Leavers:

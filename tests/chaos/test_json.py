@@ -13,8 +13,8 @@ import pytest
 from constraints import JSON_FORMS, check_json
 from effort import patience
 from live.client_loops import ClientLoops, read_history
-from live.cluster import Shape
-from live.nursery import QuickCluster, quick_cluster
+from live.cluster import Cluster, Shape
+from live.fixtures import running
 from live.oracle import Oracle
 
 from octavo.client import FinishReason, SamplingParams
@@ -29,7 +29,7 @@ KILL_EVERY_S, MOVE_EVERY_S, MOVE_S = 2.0, 0.1, 10.0
 class JsonTraffic(ClientLoops):
     """NUM_STREAMS clients, each with one stream of JSON after the other, compared with an undisturbed run."""
 
-    def __init__(self, cluster: QuickCluster, seed: int) -> None:
+    def __init__(self, cluster: Cluster, seed: int) -> None:
         super().__init__(cluster.client())
         self.running: set[str] = set()
         self.counts: Counter[str] = Counter()
@@ -58,18 +58,19 @@ class JsonTraffic(ClientLoops):
         with suppress(ServingError):  # the timeline begins later than the call, never earlier
             for entry in (await self.client.get(name)).timeline:
                 if entry.after_ms > first_ms[0] and entry.what in ("taken", "migrated"):
-                    reason = entry.detail.split(" ")[-1] if entry.what == "taken" else "with its blocks"
+                    reason = entry.detail.split(" ")[1] if entry.what == "taken" else "with its blocks"
                     self.counts[f"inside JSON: {entry.what} {reason}"] += 1
 
 
 @pytest.fixture
-def spares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuickCluster]:
+def spares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     shape = Shape(routers=3, workers=4, step_delay_ms=30)
-    with quick_cluster(tmp_path_factory.mktemp("spares"), shape) as cluster:
+    with running(tmp_path_factory.mktemp("spares"), shape) as cluster:
         yield cluster
+        cluster.revive()
 
 
-async def move_on(cluster: QuickCluster, traffic: JsonTraffic, rng: random.Random) -> None:
+async def move_on(cluster: Cluster, traffic: JsonTraffic, rng: random.Random) -> None:
     """Moves one running request after the other, by any router that answers."""
     while True:
         await asyncio.sleep(MOVE_EVERY_S)
@@ -84,7 +85,7 @@ async def move_on(cluster: QuickCluster, traffic: JsonTraffic, rng: random.Rando
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-async def test_json_is_the_same_through_kills_and_moves(spares: QuickCluster, seed: int) -> None:
+async def test_json_is_the_same_through_kills_and_moves(spares: Cluster, seed: int) -> None:
     traffic, rng = JsonTraffic(spares, seed), random.Random(seed)
     traffic.begin(NUM_STREAMS)
     moving = asyncio.create_task(move_on(spares, traffic, rng))

@@ -17,8 +17,7 @@ from chat_tokenizer import write_chat_tokenizer
 from effort import draws
 from lazily import lazily
 from live.cluster import Cluster, Shape
-from live.fixtures import whole
-from live.nursery import QuickCluster, quick_cluster
+from live.fixtures import running, whole
 
 from octavo.request.ids import RequestId, sequence_id
 from octavo.store import open_store
@@ -93,13 +92,14 @@ def without_names(events: list[dict[str, Any]]) -> str:
 
 
 @pytest.fixture
-def spares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuickCluster]:
+def spares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Six routers and six workers, each of which begins again within a moment."""
     folder = write_chat_tokenizer(tmp_path_factory.mktemp("tokenizer") / "chat")
     arguments = ("--tokenizer", str(folder), "--grace-ms", "60000")
     shape = Shape(routers=6, workers=6, runner="fake", step_delay_ms=20, router_args=arguments)
-    with quick_cluster(tmp_path_factory.mktemp("spares"), shape) as cluster:
+    with running(tmp_path_factory.mktemp("spares"), shape) as cluster:
         yield cluster
+        cluster.revive()
 
 
 async def owner_of(cluster: Cluster, name: str) -> str:
@@ -117,7 +117,7 @@ async def owner_of(cluster: Cluster, name: str) -> str:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("aims", [False, True], ids=["in turn", "those that have the response"])
-async def test_kills_at_a_fixed_pace_leave_one_sequence(spares: QuickCluster, aims: bool) -> None:
+async def test_kills_at_a_fixed_pace_leave_one_sequence(spares: Cluster, aims: bool) -> None:
     """Nobody waits until what was killed is back. With `aims`, the router that is read and the owner are killed."""
     pace_s, seconds = (
         float(os.environ.get("OCTAVO_TEST_PACE_S", "2")),
@@ -151,7 +151,7 @@ async def test_kills_at_a_fixed_pace_leave_one_sequence(spares: QuickCluster, ai
 @pytest.mark.scaled
 @pytest.mark.timeout(900)
 async def test_events_have_no_gap_and_are_those_of_an_undisturbed_run(cluster):
-    max_tokens = draws(400, 3000)
+    max_tokens = draws(250, 3000)
     undisturbed = await asyncio.to_thread(Reader(cluster).read, max_tokens)
     assert [event["sequence_number"] for event in undisturbed] == list(range(len(undisturbed)))
     reader = Reader(cluster)

@@ -112,7 +112,7 @@ class SlowStreams(ClientLoops):
         tally.num_moved += sum(line.what == "migrated" for line in snapshot.record.timeline)
         tally.num_replayed += sum(line.what == "requeued" for line in snapshot.record.timeline)
         for line in snapshot.record.timeline:
-            if line.what == "taken" and line.detail.endswith((" lease", " connection")):
+            if line.what == "taken" and line.detail.split(" ")[1] in ("lease", "connection"):
                 tally.crash_takes.append(f"{request_id} {line.detail}")
 
 

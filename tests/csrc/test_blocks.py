@@ -6,10 +6,11 @@ import pytest
 import torch
 from caches import BYTES, KINDS, LAYOUTS, Cache, to_eight_bits
 from checksums import checksum
+from effort import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-fuzz = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+fuzz = settings(max_examples=draws(8, 25), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 BLOCKS = 9
 
 

@@ -5,10 +5,11 @@ float64.
 """
 
 import torch
+from effort import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-fuzz = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+fuzz = settings(max_examples=draws(8, 25), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def test_all_ops_have_a_definition(extension):

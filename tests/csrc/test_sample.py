@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 from draws import Draws
+from effort import draws
 
 
 class Case(Draws):
@@ -26,9 +27,10 @@ def drawn(vocabulary: int, num_rows: int) -> tuple[Case, list[int]]:
     return case, case.expected()
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize(("vocabulary", "num_rows"), [(1, 1000), (7, 60_000), (100, 35_000), (700, 4000)])
-def test_a_hundred_thousand_draws_are_those_of_the_definition(kernels, vocabulary, num_rows):
-    slow = 50 if kernels.build_info()["sanitizers"] else 10 if not isinstance(kernels, ModuleType) else 1
+def test_draws_are_those_of_the_definition(kernels, vocabulary, num_rows):
+    slow = 50 if kernels.build_info()["sanitizers"] else 10 if not isinstance(kernels, ModuleType) else draws(10, 1)
     case, expected = drawn(vocabulary, num_rows // slow)
     assert case.run(kernels) == expected
 

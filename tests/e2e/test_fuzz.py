@@ -21,7 +21,7 @@ from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.channel import open_channel
 from octavo.wire.public import sampling_to_wire
 
-NUM_REQUESTS = int(os.environ.get("OCTAVO_TEST_FUZZ", draws(500, 30_000)))
+NUM_REQUESTS = int(os.environ.get("OCTAVO_TEST_FUZZ", draws(250, 30_000)))
 SEED = int(os.environ.get("OCTAVO_TEST_SEED", "20261121"))
 AT_ONCE = 32
 Code = grpc.StatusCode

@@ -14,6 +14,7 @@ from scheduler_bench import FAILURE
 from scheduler_parts import SchedulerParts
 from sequences import beam_text, new_sequence
 
+from gpu_worker.drafting.drafts import LOOKUP, Drafts
 from gpu_worker.models.checkpoint.locate import demo_file
 from gpu_worker.ops import native
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
@@ -168,14 +169,15 @@ class World:
         if self.traffic is not None:
             self.traffic.begin()
 
-    def guess(self, branch: Branch, most: int) -> list[int]:
+    def guess(self, branch: Branch, most: int) -> Drafts:
         """Drafts of a branch: the tokens to come up to a random one, and any others after it."""
         rng, request = self.guessing_rng, self.requests[branch.sequence.seq_id]
         if rng.random() < 0.3:
-            return []
+            return Drafts([])
         expected, _ = self.model.run(request, branch.index)
         ahead = expected[branch.num_output :][: rng.choice([0, 1, 2, 3, 8])]
-        return [*ahead, *(rng.randrange(40) for _ in range(rng.choice([0, 1, 4])))][:most]
+        wrong = [rng.randrange(40) for _ in range(rng.choice([0, 1, 4]))]
+        return Drafts([*ahead, *wrong][:most], LOOKUP)
 
     # Clients
 

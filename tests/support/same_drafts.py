@@ -17,6 +17,7 @@ from dataclasses import replace
 import same_bits
 from same_bits import Answer, Case, Engine, Engines, load_engines, show, text_of, waves_of
 
+from gpu_worker.drafting.drafts import LOOKUP, Drafts
 from gpu_worker.ops import native
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.scheduling.state.sequence import Branch
@@ -57,7 +58,7 @@ class DraftedEngines(Engines):
             max_batch_tokens=step_tokens,
             max_batch_sequences=min(64, step_tokens),
             debug=False,
-            speculation="lookup" if drafted else "off",
+            speculation="recent" if drafted else "off",
         )
         planner = engine.scheduler._planner
         if planner.drafts is not None:
@@ -66,12 +67,12 @@ class DraftedEngines(Engines):
         self.engines.append(engine)
         return engine
 
-    def _guess(self, branch: Branch, most: int) -> list[int]:
+    def _guess(self, branch: Branch, most: int) -> Drafts | None:
         """The tokens to come up to a random one, and any others after it; none, for the lookup to be asked."""
         rng = self.rng
         ahead = self.whole[branch.sequence.seq_id].tokens[branch.num_output :][: rng.choice((0, 1, 2, 5, 12))]
         wrong = [rng.randrange(self.info.vocab_size) for _ in range(rng.choice((0, 0, 1, 3)))]
-        return [*ahead, *wrong][:most] if rng.random() < 0.7 else []
+        return Drafts([*ahead, *wrong][:most], LOOKUP) if rng.random() < 0.7 else None
 
     def count_drafts(self) -> None:
         for engine in self.engines:

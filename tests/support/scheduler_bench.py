@@ -5,6 +5,7 @@ from typing import Any
 from scheduler_parts import SchedulerParts
 from sequences import new_sequence
 
+from gpu_worker.drafting.draft_model import DraftModel
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.scheduling.state.sequence import Sequence
 from gpu_worker.scheduling.state.step import StepItems, StepPlan
@@ -20,13 +21,13 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 class Bench(SchedulerParts):
     """A scheduler, a FakeRunner unless another runner is given, and a clock that moves when told."""
 
-    def __init__(self, *, runner: dict | Runner | None = None, **config) -> None:
+    def __init__(self, *, runner: dict | Runner | None = None, draft_model: DraftModel | None = None, **config) -> None:
         if runner is None or isinstance(runner, dict):
             runner = FakeRunner(**{"block_size": 4, "num_blocks": 64, "num_host_blocks": 16, **(runner or {})})
         self.runner: Any = runner
         self.now = 0.0
         config = {"max_batch_tokens": 32, "max_batch_sequences": 16, "watermark": 0.0, "debug": True, **config}
-        super().__init__(SchedulerConfig(**config), self.runner.info, lambda: self.now)
+        super().__init__(SchedulerConfig(**config), self.runner.info, lambda: self.now, draft_model)
         self.tokens: dict[str, list[int]] = {}
         self.finishes: dict[str, FinishReason] = {}
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from gpu_worker.blocks.cost_model import CostModel
+from gpu_worker.drafting.draft_model import DraftModel
 from gpu_worker.engine.command_port import CommandPort, LoopControl
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.step_times import StepTimes
@@ -20,10 +21,16 @@ from octavo.request.ids import SequenceId
 class SchedulerParts:
     """A workload, its scheduler, and the measurements that the scheduler goes by."""
 
-    def __init__(self, config: SchedulerConfig, info: RunnerInfo, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        info: RunnerInfo,
+        clock: Callable[[], float] = time.monotonic,
+        draft_model: DraftModel | None = None,
+    ) -> None:
         self.workload = Workload(config, info)
         self.costs, self.budget = CostModel(), StepBudget(config, info.block_size)
-        self.scheduler = Scheduler(self.workload, self.costs, self.budget, clock)
+        self.scheduler = Scheduler(self.workload, self.costs, self.budget, clock, draft_model)
         self.times = StepTimes(self.costs, self.budget, info.bytes_per_block)
         self.port = CommandPort(self.scheduler)
         self.control = LoopControl(self.port)

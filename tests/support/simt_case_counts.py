@@ -9,7 +9,7 @@ BATCHES = {  # each runs in a process of its own
         "vllm": 80,
         "vllm_sizes": 24,
         "longest": 1,
-        "prefill_mma": 80,
+        "prefill_mma": 400,
         "prefill_simt": 60,
         "plan": 4,
     },
@@ -44,4 +44,4 @@ CASES = {group: count for batch in BATCHES.values() for group, count in batch.it
 
 def usual(count: int) -> int:
     """How many of them `make test` runs."""
-    return max(1, count // 10)
+    return max(1, count // 20)

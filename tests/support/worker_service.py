@@ -12,6 +12,7 @@ from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.serving.calls.kept_prefixes import KeptPrefixes
 from gpu_worker.serving.calls.vector_calls import VectorCalls
 from gpu_worker.serving.calls.worker_service import ServedWorker, WorkerService
 from gpu_worker.testing.fake_runner import FakeRunner
@@ -49,6 +50,7 @@ class Service:
             self.publisher,
             self.watch,
             VectorCalls(parts.port, self.runner.info),
+            KeptPrefixes(parts.port, parts.workload.tables.cache, self.runner.info.num_blocks),
         )
         self.service = WorkerService("w", Incarnation("me"))
 

@@ -244,7 +244,7 @@ class IncomingMigration:
 
         async def requeue_once() -> bool:
             await failpoints.reach("target.requeue")
-            return await self._store.requeue(seq_id, epoch)
+            return await self._store.requeue(seq_id, epoch, f"it has moved and cannot run: {why}")
 
         await until_answered(requeue_once, what="release of a sequence that has moved here")
 

@@ -1,31 +1,41 @@
 """Which decodes of a step guess tokens, and how many.
 
 A draft costs a row of the step, and slots. It gets a row if the row is likely enough to bring a token (`RowCosts`), and
-slots where blocks are plenty: it takes them from nobody. What becomes of it changes no token, so all of this may look
-at the clock.
+slots where blocks are plenty: it takes them from nobody. Branches are served in the order of the rows that they have
+had for drafts, right or wrong, so none has more than its share of the rows that are left. What becomes of drafts
+changes no token, so all of this may look at the clock.
 """
 
+from gpu_worker.drafting.acceptance import Acceptance
+from gpu_worker.drafting.draft_model import DraftedBranch, DraftModel, Question
+from gpu_worker.drafting.drafts import FORCED, MODEL, Drafts, Lookup
+from gpu_worker.drafting.recent_outputs import RecentLookup
 from gpu_worker.drafting.row_costs import RowCosts
 from gpu_worker.drafting.text_lookup import TextLookup
 from gpu_worker.scheduling.state.sequence import Branch
-from gpu_worker.scheduling.state.step import FORCED, LOOKUP, Chunk, StepPlan
+from gpu_worker.scheduling.state.step import Chunk, StepPlan
 from gpu_worker.scheduling.state.workload import Workload
 
 MOST_DRAFTS = 16  # of a branch
 DEAR = 0.8  # how likely a row has to be right where nothing is looked up any more: then a draft is seldom worth it
+NO_DRAFTS = Drafts([])
 
 
 class DraftPlanner:
-    def __init__(self, workload: Workload, costs: RowCosts) -> None:
+    def __init__(self, workload: Workload, costs: RowCosts, model: DraftModel | None = None) -> None:
         self._workload = workload
         self._costs = costs
+        self._model = model
         self._tables = workload.tables
-        self._looks_up = workload.config.speculation == "lookup"
+        self._looks_up = workload.config.speculation in ("lookup", "recent")
         self._num_rows, self._num_expected = 0, 0.0  # of the step being planned: rows, and tokens that they may bring
+        self._least_charge = 0  # in rows: of the branch that was served last, before it was
 
     def add(self, plan: StepPlan) -> None:
         """Gives some decodes of a plan drafts. They then stand after the other decodes."""
         work, config = self._workload, self._workload.config
+        if work.recent is not None:
+            work.recent.index_some()
         room = min(config.max_batch_sequences - plan.num_branches, config.max_batch_tokens - plan.num_tokens)
         if room <= 0 or work.turn is not None:
             return
@@ -33,58 +43,104 @@ class DraftPlanner:
         self._num_rows, self._num_expected = plan.num_tokens, float(plan.num_tokens)
         if not self._looks_up or self._rows_are_dear:
             decodes = [chunk for chunk in decodes if chunk.branch.sequence.grammar is not None]
-        for chunk in decodes:
+        unguessed: list[Chunk] = []
+        for chunk in sorted(decodes, key=self._charge):
             if room <= 0:
                 break
-            drafts, masks, drafter = self._drafts_of(chunk.branch, min(room, MOST_DRAFTS))
-            drafts = drafts[: self._take_slots(chunk.branch, len(drafts), len(plan.chunks))]
-            if drafts:
-                chunk.add_drafts(drafts, masks[: len(drafts)], drafter)
-                plan.num_drafted += 1
-                plan.num_drafts += len(drafts)
-                room -= len(drafts)
+            drafts = self._drafts_of(chunk.branch, min(room, MOST_DRAFTS))
+            if not drafts.tokens:
+                unguessed.append(chunk)
+            room -= self._give(plan, chunk, drafts)
+        if self._model is not None and unguessed and room > 0:
+            for chunk, drafts in self._ask_model(self._model, unguessed, room):
+                self._give(plan, chunk, drafts)
         if plan.num_drafted:
             self._put_last(plan)
 
-    def _drafts_of(self, branch: Branch, room: int) -> tuple[list[int], list[bytes], str]:
-        """At most `room` drafts of a branch, their masks if it has a grammar, and which drafter made them."""
+    def _give(self, plan: StepPlan, chunk: Chunk, drafts: Drafts) -> int:
+        """Gives a chunk those of the drafts that may be drawn and have slots. Returns how many."""
+        branch, tokens = chunk.branch, drafts.tokens
+        tokens = tokens[: next((place for place, draft in enumerate(tokens) if draft in branch.stops), None)]
+        masks: list[bytes] = []
+        if tokens and branch.matcher is not None:
+            masks = branch.matcher.draft_masks(tokens)
+            tokens = tokens[: len(masks)]
+        count = self._take_slots(branch, len(tokens), len(plan.chunks))
+        if count:
+            chunk.add_drafts(drafts._replace(tokens=tokens[:count]), masks[:count])
+            self._charge_rows(chunk, count)
+            plan.num_drafted += 1
+            plan.num_drafts += count
+        return count
+
+    def _charge(self, chunk: Chunk) -> int:
+        """Of how many rows for drafts its branch is to count as having had. A new branch has had as many as others."""
+        return max(chunk.branch.draft_rows, self._least_charge)
+
+    def _charge_rows(self, chunk: Chunk, count: int) -> None:
+        self._least_charge = self._charge(chunk)
+        chunk.branch.draft_rows = self._least_charge + count
+
+    def _drafts_of(self, branch: Branch, room: int) -> Drafts:
+        """At most `room` drafts of a branch, of what costs next to nothing to guess."""
         most = min(room, branch.last - len(branch.tokens))
         if most <= 0:
-            return [], [], ""
-        drafts, drafter, grammar = [], LOOKUP, branch.sequence.grammar
+            return NO_DRAFTS
+        drafts, grammar = NO_DRAFTS, branch.sequence.grammar
         if grammar is not None:
             branch.matcher = branch.matcher or grammar.matcher()
-            if drafts := branch.matcher.forced(branch.tokens, branch.num_prompt)[:most]:
-                drafter = FORCED
-        if not drafts and self._looks_up and not self._rows_are_dear:
+            drafts = Drafts(branch.matcher.forced(branch.tokens, branch.num_prompt)[:most], FORCED)
+        if not drafts.tokens and self._looks_up and not self._rows_are_dear:
             drafts = self._look_up(branch, most)
-        end = next((place for place, draft in enumerate(drafts) if draft in branch.stops), len(drafts))
-        drafts, masks = drafts[:end], []
-        if drafts and branch.matcher is not None:
-            masks = branch.matcher.draft_masks(drafts)
-            drafts = drafts[: len(masks)]
-        return drafts, masks, drafter
+        return drafts
+
+    def _ask_model(self, model: DraftModel, chunks: list[Chunk], room: int) -> list[tuple[Chunk, Drafts]]:
+        """Drafts of a model for branches of which nothing else is guessed."""
+        asked: list[tuple[Chunk, Question]] = []
+        for chunk in chunks:
+            branch = chunk.branch
+            drafted = branch.drafted
+            if drafted is None:
+                params = branch.sequence.params
+                drafted = branch.drafted = DraftedBranch.of(params, branch.num_prompt, branch.index)
+            most = min(room, MOST_DRAFTS, branch.last - len(branch.tokens))
+            if most <= 0 or self._rows_are_dear:
+                continue
+            if count := self._count(drafted.acceptance, len(branch.tokens), most, model.token_s):
+                asked.append((chunk, Question(drafted, branch.tokens, count)))
+                room -= count
+        model.answer([question for _, question in asked])
+        return [(chunk, Drafts(asking.drafts, MODEL, asking.branch.acceptance)) for chunk, asking in asked]
 
     @property
     def _rows_are_dear(self) -> bool:
         return self._costs.least_share(self._num_rows, self._num_expected) > DEAR
 
-    def _look_up(self, branch: Branch, most: int) -> list[int]:
-        tokens = branch.tokens
-        lookup = branch.lookup = branch.lookup or TextLookup(len(tokens))
-        place = lookup.find(tokens)
-        if not place:
-            return []
-        acceptance, costs = lookup.acceptance, self._costs
+    def _look_up(self, branch: Branch, most: int) -> Drafts:
+        """Drafts by the lookup that is most likely to be right; of two like that by the longer match."""
+        tokens, best, longest = branch.tokens, None, 0
+        branch.lookups = branch.lookups or self._new_lookups(branch)
+        for lookup in branch.lookups:
+            length = lookup.find(tokens)
+            if length and (best is None or (lookup.acceptance.share, length) > (best.acceptance.share, longest)):
+                best, longest = lookup, length
+        if best is None or not (count := self._count(best.acceptance, len(tokens), most)):
+            return NO_DRAFTS
+        return Drafts(best.draft(tokens, count), best.name, best.acceptance)
+
+    def _new_lookups(self, branch: Branch) -> tuple[Lookup, ...]:
+        text, recent = TextLookup(len(branch.tokens)), self._workload.recent
+        return (text, RecentLookup(recent, branch.sequence.root)) if recent is not None else (text,)
+
+    def _count(self, acceptance: Acceptance, num_tokens: int, most: int, draft_s: float = 0.0) -> int:
+        """How many drafts are worth their rows, which are taken. Now and then one is, whatever it seems to be worth."""
         count, chance = 0, acceptance.share
-        while count < most and chance > costs.least_share(self._num_rows, self._num_expected):
+        while count < most and chance > self._costs.least_share(self._num_rows, self._num_expected, draft_s):
             count += 1
             self._num_rows += 1
             self._num_expected += chance
             chance *= acceptance.share
-        if not count and acceptance.may_retry(len(tokens)):
-            count = 1
-        return lookup.draft(tokens, place, count) if count else []
+        return count or int(acceptance.may_retry(num_tokens))
 
     def _take_slots(self, branch: Branch, count: int, num_others: int) -> int:
         """How many of `count` drafts have slots. It takes blocks for them if one is left for each other chunk."""

@@ -6,6 +6,7 @@ branch that runs brings no sequence in.
 """
 
 from gpu_worker.blocks.cost_model import CostModel
+from gpu_worker.drafting.draft_model import DraftModel
 from gpu_worker.scheduling.planning.demoter import Demoter
 from gpu_worker.scheduling.planning.draft_planner import DraftPlanner
 from gpu_worker.scheduling.planning.preemption import Preemption
@@ -18,14 +19,16 @@ from gpu_worker.scheduling.state.workload import Workload
 
 
 class Planner:
-    def __init__(self, workload: Workload, costs: CostModel, budget: StepBudget) -> None:
+    def __init__(
+        self, workload: Workload, costs: CostModel, budget: StepBudget, draft_model: DraftModel | None = None
+    ) -> None:
         self._workload = workload
         self._lists = workload.lists
         self.preemption = preemption = Preemption(workload, costs)
         self._slots = slots = SlotAllocator(workload.tables, preemption)
         self.starter = Starter(workload, preemption, slots, costs, budget)
         self.demoter = Demoter(workload, costs)
-        self.drafts = DraftPlanner(workload, costs.rows) if workload.config.speculation != "off" else None
+        self.drafts = DraftPlanner(workload, costs.rows, draft_model) if workload.config.speculation != "off" else None
         self._budget = budget
         self._turn = 0
         self._secured: set[Sequence] = set()  # searches with slots for the next token of all beams

@@ -7,6 +7,15 @@ from gpu_worker.scheduling.state.sequence import RUNNING, WAITING
 from gpu_worker.scheduling.state.workload import Workload
 
 
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """What became of the guesses of one drafter; fields as in octavo.v1.DraftCounts."""
+
+    drafter: str
+    num_drafts: int
+    num_accepted_drafts: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """Counts of a workload at one moment between two steps; fields as in octavo.v1.WorkerLoad."""
@@ -23,6 +32,8 @@ class Load:
     num_prefill_tokens: int
     num_preempted_swap: int
     num_preempted_recompute: int
+    num_decodes: int
+    drafts: tuple[DraftCounts, ...]
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
@@ -43,4 +54,9 @@ class Load:
             num_prefill_tokens=sum(branch.prefill_end - branch.num_computed for branch in to_compute),
             num_preempted_swap=workload.num_preempted_swap,
             num_preempted_recompute=workload.num_preempted_recompute,
+            num_decodes=workload.num_decodes,
+            drafts=tuple(
+                DraftCounts(drafter, count, workload.num_accepted_drafts[drafter])
+                for drafter, count in sorted(workload.num_drafts.items())
+            ),
         )

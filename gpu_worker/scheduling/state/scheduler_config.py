@@ -18,7 +18,9 @@ class SchedulerConfig:
     prefix_caching: bool = True
     host_tier: bool = True  # the prefix cache keeps evicted blocks in the host pool
     watermark: float = 0.01  # share of the blocks that new sequences leave to those already running
-    speculation: Literal["off", "forced", "lookup"] = "off"  # which drafts steps may have (planning/draft_planner)
+    speculation: Literal["off", "forced", "lookup", "recent"] = (
+        "off"  # which drafts steps may have (planning/draft_planner)
+    )
     policy: Literal["fcfs", "priority"] = "fcfs"  # the order of the queues: by arrival, or by class and then arrival
     max_waiting: int = 1024  # the longest waiting queue; the answer to further admissions is LATER
     preemption: Literal["auto", "swap", "recompute"] = "auto"

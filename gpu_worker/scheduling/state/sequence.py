@@ -19,7 +19,8 @@ from enum import Enum, IntEnum
 
 from gpu_worker.blocks.block_manager import Reservation
 from gpu_worker.constraints.matcher import Grammar, Matcher
-from gpu_worker.drafting.text_lookup import TextLookup
+from gpu_worker.drafting.draft_model import DraftedBranch
+from gpu_worker.drafting.drafts import Lookup
 from gpu_worker.scheduling.state.beam import BeamSearch
 from gpu_worker.scheduling.state.pooling import Pooling
 from octavo.request.ids import BlockHash, BlockId, HostBlockId, SequenceId
@@ -126,7 +127,11 @@ class Branch:
     repeated_scores: list[TokenScore] = field(default_factory=list)
     text: TextStream | None = None  # beams only, when there are stop strings
     matcher: Matcher | None = None  # once it has been sampled, if the sequence has a grammar
-    lookup: TextLookup | None = None  # once drafts have been asked of it
+    lookups: tuple[Lookup, ...] = ()  # once drafts have been looked up for it
+    drafted: DraftedBranch | None = None  # what a draft model knows of it
+    draft_rows: int = 0  # how many rows of steps it is charged with for drafts: those of the fewest are served first
+    num_drafts: int = 0  # tokens that were guessed for it here
+    num_accepted_drafts: int = 0
     # What the runner knows of it; `StepInputs` and `BlockTables` write this.
     seat: int = -1  # under which number; -1: under none
     told_tokens: int = -1  # how many of its tokens; -1: nothing

@@ -4,13 +4,13 @@ import sys
 from dataclasses import dataclass, field
 from typing import Literal, NewType
 
+from gpu_worker.drafting.acceptance import Acceptance
+from gpu_worker.drafting.drafts import Drafts
 from gpu_worker.scheduling.state.sequence import Branch, Hold, Sequence
 from gpu_worker.steps.step_input import StepInput
 from octavo.request.errors import Failure
 from octavo.request.sampling import FinishReason
 from octavo.request.step_item import StepItem
-
-FORCED, LOOKUP = "forced", "lookup"  # drafters
 
 
 @dataclass(slots=True, eq=False)
@@ -34,10 +34,12 @@ class Chunk:
     drafts: tuple[int, ...] = ()
     draft_masks: tuple[bytes, ...] = ()
     drafter: str = ""  # which made the drafts
+    acceptance: Acceptance | None = None  # which learns what became of them
 
-    def add_drafts(self, drafts: list[int], masks: list[bytes], drafter: str) -> None:
-        self.drafts, self.draft_masks, self.drafter = tuple(drafts), tuple(masks), drafter
-        self.length = 1 + len(drafts)
+    def add_drafts(self, drafts: Drafts, masks: list[bytes]) -> None:
+        self.drafts, self.drafter, self.acceptance = tuple(drafts.tokens), drafts.drafter, drafts.acceptance
+        self.draft_masks = tuple(masks)
+        self.length = 1 + len(self.drafts)
         self.samples = (self.branch,) * self.length
 
     def end_drafts(self) -> None:
@@ -121,6 +123,8 @@ def branch_item(
         branch.num_to_repeat, branch.repeated_scores = 0, []
     if sequence.params.ranked and branch.first_unscored == sys.maxsize:  # else a replay has not scored all tokens yet
         item.cumulative_logprob = branch.cumulative_logprob
+    if finish:
+        item.num_drafts, item.num_accepted_drafts = branch.num_drafts, branch.num_accepted_drafts
     _add_prompt_facts(sequence, item)
     return item
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from gpu_worker.blocks.prefix_cache import raise_first
+from gpu_worker.drafting.recent_outputs import RecentOutputs
 from gpu_worker.scheduling.state.block_tables import BlockTables
 from gpu_worker.scheduling.state.branch_lists import BranchLists
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
@@ -73,8 +74,10 @@ class Workload:
         self.outgrown: set[Sequence] = set()  # that go on only there: whoever hands sequences over takes them out
         self.num_preempted_swap = 0
         self.num_preempted_recompute = 0
+        self.num_decodes = 0  # how often a step has brought a branch its next token
         self.num_drafts: Counter[str] = Counter()  # tokens, by drafter
         self.num_accepted_drafts: Counter[str] = Counter()
+        self.recent = RecentOutputs() if config.speculation == "recent" else None
         self._num_added = 0
         self._homes = (
             (self.waiting, QUEUED),
@@ -249,6 +252,8 @@ class Workload:
     def _stop(self, branch: Branch, state: BranchState) -> None:
         self.tables.release(branch)
         branch.state = state
+        if state is FINISHED and self.recent is not None and branch.sequence.search is None:
+            self.recent.add(branch.sequence.root, branch.tokens, branch.num_prompt)
         self.lists.note_stop()
 
     # Between steps

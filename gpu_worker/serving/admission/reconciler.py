@@ -53,5 +53,5 @@ class Reconciler:
         missing = {(found.seq_id, found.epoch) for found in owned if not self._runs(found.seq_id, found.epoch)}
         for seq_id, epoch in missing & self._missing:
             log.warning("sequence %s: owned at epoch %d but not run here: back into the queue", seq_id, epoch)
-            await self._store.requeue(seq_id, epoch)
+            await self._store.requeue(seq_id, epoch, "the worker owns it and does not run it")
         self._missing = missing

@@ -15,6 +15,7 @@ from gpu_worker.migration.transfer_service import TransferService
 from gpu_worker.scheduling.state.scheduler_config import StepBudget
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.serving.admission.admissions import Admissions
+from gpu_worker.serving.calls.kept_prefixes import KeptPrefixes
 from gpu_worker.serving.calls.messages import SWAP_OPERATIONS, hello_to_wire, migration_to_wire, watch_to_wire
 from gpu_worker.serving.calls.step_handler import StepHandler
 from gpu_worker.serving.calls.vector_calls import VectorCalls
@@ -55,6 +56,7 @@ class ServedWorker:
     publisher: StepPublisher
     watch: WorkerWatch
     vectors: VectorCalls
+    kept: KeptPrefixes
     drain: WorkerDrain | None = None  # None: calls of Drain are answered Loading
     migrations: MigrationRegistry | None = None  # None: no sequence moves with its blocks
     tracer: SequenceTracer | None = None
@@ -159,6 +161,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         async with aclosing(worker.vectors.answer(request)) as responses:
             async for response in responses:
                 yield response
+
+    async def Keep(self, request: worker_pb2.KeepRequest, context: "Context") -> worker_pb2.KeepResponse:
+        answer = await self._worker.kept.keep(request.router_id, request.hashes)
+        return worker_pb2.KeepResponse(missing=answer.missing, num_kept=answer.num_kept)
 
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: "Context"

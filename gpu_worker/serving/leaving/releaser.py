@@ -167,7 +167,9 @@ class SequenceReleaser:
         try:
             async with asyncio.timeout(patience_s):  # cuts off a call that hangs
                 waits = await until_answered(
-                    lambda: self._store.requeue(seq_id, sequence.epoch), patience_s=patience_s, what="release"
+                    lambda: self._store.requeue(seq_id, sequence.epoch, "released by the worker"),
+                    patience_s=patience_s,
+                    what="release",
                 )
         except (StoreUnavailable, TimeoutError):
             return False

@@ -6,7 +6,8 @@ import logging
 import os
 import time
 
-from gpu_worker.engine.configuration import build_runner
+from gpu_worker.drafting.draft_model import DraftModel
+from gpu_worker.engine.configuration import build_draft_model, build_runner
 from gpu_worker.serving.process import progress_monitor
 from gpu_worker.serving.process.lease import WorkerIdTaken, register_worker
 from gpu_worker.serving.process.listener import Listener, NoAddress
@@ -62,7 +63,7 @@ async def serve(settings: WorkerSettings) -> int:
     )
     listener.web_app.exporter.add_source(tally.values)
     try:
-        runner = await before(stop.asked, load_and_register(settings, listener, store))
+        runner, draft_model = await before(stop.asked, load_and_register(settings, listener, store))
     except (Stopped, WorkerIdTaken) as error:
         asked = isinstance(error, Stopped)
         log.log(logging.INFO if asked else logging.ERROR, "%s", "asked to end while starting" if asked else error)
@@ -76,7 +77,7 @@ async def serve(settings: WorkerSettings) -> int:
         return 1
     gc.collect()
     gc.freeze()  # else a full collection walks all that was imported, and no step begins for a tenth of a second
-    worker = Worker(settings, listener, store, runner, tracer)
+    worker = Worker(settings, listener, store, runner, tracer, draft_model)
     try:
         await before(stop.asked, worker.warm_up())
         worker.start()
@@ -90,15 +91,17 @@ async def serve(settings: WorkerSettings) -> int:
         await end_worker(worker, store, runner)
 
 
-async def load_and_register(settings: WorkerSettings, listener: Listener, store: Store) -> Runner:
-    """Loads the model, and meanwhile gets the worker its id from the store. Raises what either of them raises."""
+async def load_and_register(
+    settings: WorkerSettings, listener: Listener, store: Store
+) -> tuple[Runner, DraftModel | None]:
+    """Loads the models, and meanwhile gets the worker its id from the store. Raises what either of them raises."""
 
     async def register() -> None:
         await until_answered(store.open, pause_s=STORE_PAUSE_S, what="start")
         await register_worker(store, member_of(listener), settings.lease_ms)
 
     registering = asyncio.create_task(register())
-    loading = asyncio.create_task(build_runner_in_thread(settings))
+    loading = asyncio.create_task(build_runners_in_thread(settings))
     try:
         await asyncio.gather(loading, registering)
     finally:
@@ -134,10 +137,13 @@ async def end_worker(worker: Worker, store: Store, runner: Runner) -> None:
         progress_monitor.give_up("the step in flight does not end")
 
 
-async def build_runner_in_thread(settings: WorkerSettings) -> Runner:
-    """Loads the model in a thread, so that the listener answers calls meanwhile. Raises what loading raises."""
+async def build_runners_in_thread(settings: WorkerSettings) -> tuple[Runner, DraftModel | None]:
+    """Loads the model, and the one that guesses for it, in a thread: the listener answers meanwhile.
+
+    Raises what loading raises.
+    """
     started = time.monotonic()
     log.info("loading %s", settings.model if settings.runner == "model" else f"the {settings.runner} runner")
     runner = await asyncio.to_thread(build_runner, settings)
     log.info("%s on %s is ready to run after %.1f s", runner.info.model, runner.info.device, time.monotonic() - started)
-    return runner
+    return runner, await asyncio.to_thread(build_draft_model, settings, runner.info)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from gpu_worker.blocks.cost_model import CostModel
+from gpu_worker.drafting.draft_model import DraftModel
 from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.engine.command_port import CommandPort, LoopControl
 from gpu_worker.engine.configuration import scheduler_config
@@ -36,6 +37,7 @@ from gpu_worker.serving.admission.admissions import Admissions
 from gpu_worker.serving.admission.prefix_offers import PrefixOffers
 from gpu_worker.serving.admission.reconciler import Reconciler
 from gpu_worker.serving.admission.trial_queue import OwnershipAnnouncer, TrialQueue
+from gpu_worker.serving.calls.kept_prefixes import KeptPrefixes
 from gpu_worker.serving.calls.vector_calls import VectorCalls
 from gpu_worker.serving.calls.worker_service import ServedWorker
 from gpu_worker.serving.leaving.drain import WorkerDrain
@@ -73,6 +75,7 @@ class Worker:
         store: Store,
         runner: Runner,
         tracer: RequestTracer | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         info, incarnation = runner.info, listener.incarnation
         journal = store if settings.journal == "strict" else None
@@ -86,7 +89,7 @@ class Worker:
         # The ways into the engine's thread, what it measures, and what is told of it
         self.workload = Workload(scheduler_config(settings, info), info)
         costs, budget = CostModel(), StepBudget(self.workload.config, info.block_size)
-        self.scheduler = Scheduler(self.workload, costs, budget)
+        self.scheduler = Scheduler(self.workload, costs, budget, draft_model=draft_model)
         times = StepTimes(costs, budget, info.bytes_per_block)
         port = CommandPort(self.scheduler)
         control, blocks = LoopControl(port), BlockPort(port, self.workload)
@@ -165,6 +168,7 @@ class Worker:
             self.publisher,
             self.watch,
             self.vectors,
+            KeptPrefixes(port, self.workload.tables.cache, self.workload.info.num_blocks),
             self.drain,
             self.migrations,
             sequence_tracer,

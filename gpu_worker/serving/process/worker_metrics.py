@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gpu_worker.drafting.drafts import DRAFTERS
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher
 from gpu_worker.migration.source.migration_progress import MigrationTally
-from gpu_worker.scheduling.state.step import FORCED, LOOKUP
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.serving.leaving.drain import WorkerDrain
 from octavo.metrics.aliases import ModelLoad, alias_values
@@ -73,7 +73,8 @@ class WorkerMetrics:
         yield MetricValue("octavo_steps_total", times.num_steps)
         yield MetricValue("octavo_steps_failed_total", times.num_failed)
         yield MetricValue("octavo_step_tokens_total", times.num_tokens)
-        for drafter in (LOOKUP, FORCED):
+        yield MetricValue("octavo_decodes_total", self._workload.num_decodes)
+        for drafter in DRAFTERS:
             yield MetricValue("octavo_drafts_total", self._workload.num_drafts[drafter], (drafter,))
             yield MetricValue("octavo_drafts_accepted_total", self._workload.num_accepted_drafts[drafter], (drafter,))
         for phase, seconds in (("plan", times.plan_s), ("run", times.run_s), ("commit", times.commit_s)):
@@ -96,5 +97,6 @@ class WorkerMetrics:
         num_fetched = self._fetcher.num_fetched if self._fetcher is not None else 0
         yield MetricValue("octavo_prefix_asked_tokens_total", publisher.num_prompt_tokens)
         yield MetricValue("octavo_prefix_hit_tokens_total", publisher.num_hit_tokens)
+        yield MetricValue("octavo_prefix_kept_blocks", self._workload.tables.cache.num_kept)
         yield MetricValue("octavo_prefix_promoted_tokens_total", self._workload.tables.tier.num_promoted * block_size)
         yield MetricValue("octavo_prefix_fetched_tokens_total", num_fetched * block_size)

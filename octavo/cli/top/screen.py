@@ -174,7 +174,8 @@ def _moves(moves: Sequence[admin_pb2.SequenceMove]) -> Table:
     table = _table("MOVED", "FROM", "TO", "HOW", ">AGO")
     for move in moves:
         names = (move.request_id, move.from_worker, move.to_worker)
-        table.add_row(*map(plain, names), MOVES.get(move.kind, ""), _age(move.age_ms))
+        how = ": ".join(filter(None, [MOVES.get(move.kind, ""), move.seen]))
+        table.add_row(*map(plain, names), plain(how), _age(move.age_ms))
     return table
 
 

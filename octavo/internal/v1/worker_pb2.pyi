@@ -156,6 +156,22 @@ class PoolRequest(_message.Message):
     deadline_in_ms: int
     def __init__(self, prompts: _Optional[_Iterable[_Union[_types_pb2.TokenIds, _Mapping]]] = ..., kind: _Optional[_Union[PoolKind, str]] = ..., normalize: bool = ..., dimensions: _Optional[int] = ..., logit_token_ids: _Optional[_Iterable[int]] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_in_ms: _Optional[int] = ...) -> None: ...
 
+class KeepRequest(_message.Message):
+    __slots__ = ("router_id", "hashes")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, router_id: _Optional[str] = ..., hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class KeepResponse(_message.Message):
+    __slots__ = ("missing", "num_kept")
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_FIELD_NUMBER: _ClassVar[int]
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    num_kept: int
+    def __init__(self, missing: _Optional[_Iterable[int]] = ..., num_kept: _Optional[int] = ...) -> None: ...
+
 class PoolResponse(_message.Message):
     __slots__ = ("vectors",)
     VECTORS_FIELD_NUMBER: _ClassVar[int]
@@ -299,7 +315,7 @@ class MovedSequence(_message.Message):
     def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class StepItem(_message.Message):
-    __slots__ = ("seq_id", "epoch", "branch", "first_index", "token_ids", "chain", "logprobs", "finish_reason", "failure", "cumulative_logprob", "prompt_logprobs", "cached_tokens", "prefill_ms")
+    __slots__ = ("seq_id", "epoch", "branch", "first_index", "token_ids", "chain", "logprobs", "finish_reason", "failure", "cumulative_logprob", "prompt_logprobs", "cached_tokens", "prefill_ms", "num_drafts", "num_accepted_drafts")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +329,8 @@ class StepItem(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
     branch: int
@@ -326,7 +344,9 @@ class StepItem(_message.Message):
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprobs]
     cached_tokens: int
     prefill_ms: int
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., branch: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.Logprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., cumulative_logprob: _Optional[float] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.Logprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_ms: _Optional[int] = ...) -> None: ...
+    num_drafts: int
+    num_accepted_drafts: int
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., branch: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.Logprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., cumulative_logprob: _Optional[float] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.Logprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_ms: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_accepted_drafts: _Optional[int] = ...) -> None: ...
 
 class SwapItem(_message.Message):
     __slots__ = ("seq_id", "epoch", "operation")

@@ -79,6 +79,11 @@ class WorkerStub(object):
                 request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.PoolRequest.SerializeToString,
                 response_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.PoolResponse.FromString,
                 _registered_method=True)
+        self.Keep = channel.unary_unary(
+                '/octavo.internal.v1.Worker/Keep',
+                request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.KeepRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.KeepResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_stream(
                 '/octavo.internal.v1.Worker/Drain',
                 request_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
@@ -210,6 +215,18 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Keep(self, request, context):
+        """Keeps blocks of these hashes in the prefix cache, once they are computed: they are evicted only where no other block is
+        idle. The hashes replace those of this router's call before. Those of all routers count together, each for half a
+        minute after its last call; what is beyond half of the worker's blocks is not kept.
+
+        * INVALID_ARGUMENT: over 65536 hashes, or one that has not 16 bytes.
+        * UNAVAILABLE: the model is still loading. Retry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Makes the worker refuse new sequences and give those it has to other workers. Reports progress
         until the worker is empty. The process goes on, without work, until a call with `undo`, or its end.
@@ -270,6 +287,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Pool,
                     request_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.PoolRequest.FromString,
                     response_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.PoolResponse.SerializeToString,
+            ),
+            'Keep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Keep,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_worker__pb2.KeepRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_worker__pb2.KeepResponse.SerializeToString,
             ),
             'Drain': grpc.unary_stream_rpc_method_handler(
                     servicer.Drain,
@@ -498,6 +520,33 @@ class Worker(object):
             '/octavo.internal.v1.Worker/Pool',
             octavo_dot_internal_dot_v1_dot_worker__pb2.PoolRequest.SerializeToString,
             octavo_dot_internal_dot_v1_dot_worker__pb2.PoolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Keep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.v1.Worker/Keep',
+            octavo_dot_internal_dot_v1_dot_worker__pb2.KeepRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_worker__pb2.KeepResponse.FromString,
             options,
             channel_credentials,
             insecure,

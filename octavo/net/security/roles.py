@@ -44,11 +44,12 @@ _TABLE: dict[str, dict[tuple[str, ...], frozenset[PeerRole]]] = {
     },
     "octavo.v1.Admin": {
         ("ListWorkers", "ListSequences", "ExplainPlacement", "WatchCluster", "Migrate", "DrainWorker"): _OPERATOR,
+        ("AddPrefix", "RemovePrefix", "ListPrefixes"): _OPERATOR,
     },
     "octavo.internal.v1.Worker": {
         ("Hello", "Watch"): _ROUTER | _OPERATOR,
         ("Drain",): _ROUTER | _OPERATOR | _WORKER,  # a pod empties its own worker before it ends
-        ("Schedule", "Step", "Swap", "Migrate", "Cancel", "Pool"): _ROUTER,
+        ("Schedule", "Step", "Swap", "Migrate", "Cancel", "Pool", "Keep"): _ROUTER,
     },
     "octavo.internal.v1.Transfer": {
         ("Prepare", "Extend", "Finish", "Abort", "Fetch", "ListHot"): _WORKER,

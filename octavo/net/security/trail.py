@@ -27,7 +27,12 @@ MAX_TEXT = 200  # characters of what a peer says of itself
 NAMED_FIELDS = ("worker_id", "request_id", "tenant", "seq_id", "operation", "undo", "grace_ms")
 ADMIN, WORKER = "/octavo.v1.Admin/", "/octavo.internal.v1.Worker/"
 MIGRATE = f"{WORKER}Migrate"
-CHANGES = (f"{ADMIN}Migrate", f"{ADMIN}DrainWorker", f"{WORKER}Drain", f"{WORKER}Swap", MIGRATE)
+CHANGES = (
+    *(f"{ADMIN}{each}" for each in ("Migrate", "DrainWorker", "AddPrefix", "RemovePrefix")),
+    f"{WORKER}Drain",
+    f"{WORKER}Swap",
+    MIGRATE,
+)
 LOOKS = tuple(f"{ADMIN}{name}" for name in ("ListWorkers", "ListSequences", "ExplainPlacement", "WatchCluster"))
 ADMIN_CALLS = frozenset((*LOOKS, *CHANGES))
 

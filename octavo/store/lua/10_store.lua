@@ -145,6 +145,9 @@ local function timeline_with(rec, now, line)
   return lines
 end
 
+-- A line of a timeline with what a program has seen, if it says so.
+local function with_seen(line, seen) return (seen or '') == '' and line or line .. ' ' .. seen end
+
 local function note(rec, now, what, detail) update(rec, { timeline = timeline_with(rec, now, what .. ' ' .. detail) }) end
 
 -- Tells the routers that clients are attached to. The notice may get lost, so routers also poll.

@@ -64,9 +64,9 @@ end
 
 -- KEYS: generation, record.
 -- a: expected epoch, new owner, take id, why, how long OCCUPIED has kept it waiting in ms, failure JSON for poison,
---    the new owner's class of numerics
+--    the new owner's class of numerics, what was seen of the old owner or '' (a program of revision 20 sends none)
 -- Reply: {status, epoch, crashes, retry ms, 1 if it is to run alone}
-define('take', function(store, keys, expected, owner, take_id, why, waited_ms, poison, numerics)
+define('take', function(store, keys, expected, owner, take_id, why, waited_ms, poison, numerics, seen)
   local rec = fetch(keys[2])
   if not rec then return { 'GONE', 0, 0, 0, 0 } end
   expected = tonumber(expected)
@@ -96,7 +96,7 @@ define('take', function(store, keys, expected, owner, take_id, why, waited_ms, p
   end
   if not lost and rec.crashes ~= '0' then clear_quarantine(store, rec) end
   if rec.state == 'QUEUED' then leave_queue(store, rec, true) end
-  hand_over(store, rec, owner, take_id, 0, now, 'taken ' .. owner .. ' ' .. why)
+  hand_over(store, rec, owner, take_id, 0, now, with_seen('taken ' .. owner .. ' ' .. why, seen))
   note_numerics(rec, numerics, now)
   return take_reply('OK', rec)
 end, true)

@@ -99,8 +99,8 @@ end, true)
 
 -- Puts a sequence back at its old place in the queue. A running one leaves its owner behind at the old epoch; a cancelled
 -- one ends instead.
--- KEYS: generation, record.  a: epoch.  Reply: {'OK', 1 if it waits now, else 0}
-define('requeue', function(store, keys, epoch)
+-- KEYS: generation, record.  a: epoch, why in a few words or ''.  Reply: {'OK', 1 if it waits now, else 0}
+define('requeue', function(store, keys, epoch, seen)
   local rec = fetch(keys[2])
   if not rec or ended(rec) then return { 'OK', 0 } end
   local ahead = tonumber(rec.epoch) - tonumber(epoch)
@@ -118,7 +118,7 @@ define('requeue', function(store, keys, epoch)
   move_to_owner(store, rec, '')
   update(rec, {
     owner = '', state = 'QUEUED', epoch = tonumber(rec.epoch) + 1, take_id = '', mig_number = 0, mig_to = '',
-    last_mig = 0, timeline = timeline_with(rec, now, 'requeued ' .. left),
+    last_mig = 0, timeline = timeline_with(rec, now, with_seen('requeued ' .. left, seen)),
   })
   enter_queue(store, rec)
   notify(rec, 'queued')

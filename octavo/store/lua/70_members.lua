@@ -122,6 +122,39 @@ define('descriptions', function(store)
   return reply
 end, true)
 
+-- Prefixes that operators have named: whole texts, so that a caller is told them only when they have changed.
+local function prefix_keys(store) return store.prefix .. 'prefixes', store.prefix .. 'changes:prefix' end
+
+-- KEYS: generation.  a: key, value, how many there may be.  Reply: {'OK'}; or {'FULL'}, and nothing was written
+define('put_prefix', function(store, keys, key, value, most)
+  local prefixes, changes = prefix_keys(store)
+  local is_new = not redis.call('HGET', prefixes, key)
+  if is_new and #redis.call('HGETALL', prefixes) >= 2 * tonumber(most) then return { 'FULL' } end
+  redis.call('HSET', prefixes, key, value)
+  redis.call('INCR', changes)
+  return { 'OK' }
+end, true)
+
+-- KEYS: generation.  a: key.  Reply: {'OK', 1 if it was there}
+define('drop_prefix', function(store, keys, key)
+  local prefixes, changes = prefix_keys(store)
+  redis.call('INCR', changes)
+  return { 'OK', redis.call('HDEL', prefixes, key) }
+end, true)
+
+-- Each reading keeps them for a month more.
+-- KEYS: generation.  a: the version that the caller knows.
+-- Reply: {'OK', version}; if it is another one, followed by key, value, key, value, ...
+define('prefixes', function(store, keys, known)
+  local prefixes, changes = prefix_keys(store)
+  redis.call('PEXPIRE', prefixes, GENERATION_MS)
+  redis.call('PEXPIRE', changes, GENERATION_MS)
+  local reply = { 'OK', store.generation .. ':' .. (redis.call('GET', changes) or '0') }
+  if reply[2] == known then return reply end
+  for _, text in ipairs(redis.call('HGETALL', prefixes)) do reply[#reply + 1] = text end
+  return reply
+end, true)
+
 -- For people who watch: it reads the accounts of all models with a queue. Their tenants are bounded by what may wait.
 -- KEYS: generation.  a: how many tenants.
 -- Reply: {'OK', number waiting, their tokens, number of tenants, tenant, number waiting, their tokens, ...}: those with

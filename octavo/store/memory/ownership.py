@@ -3,7 +3,7 @@
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import SequenceState
 from octavo.request.sampling import FinishReason
-from octavo.store.calls import Finish, TakeReason, TakeReply, TakeRequest, TakeStatus, crash_failure
+from octavo.store.calls import Finish, TakeReason, TakeReply, TakeRequest, TakeStatus, crash_failure, one_line
 from octavo.store.memory import suspects
 from octavo.store.memory.journal import fenced
 from octavo.store.memory.state import ALIVE_MS, MemoryState, StoredSequence
@@ -74,7 +74,7 @@ def take_ownership(state: MemoryState, request: TakeRequest) -> TakeReply:
         state.end_trial(stored)
     if record.state is SequenceState.QUEUED:
         state.leave_queue(stored, was_taken=True)
-    state.note(stored, "taken", f"{new_owner} {reason}")
+    state.note(stored, "taken", f"{new_owner} {reason} {one_line(request.seen)}".strip())
     stored.proof = 0
     hand_over(state, stored, new_owner, take_id=request.take_id, migration=0)
     note_numerics(state, stored, request.numerics)

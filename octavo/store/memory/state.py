@@ -91,6 +91,7 @@ class MemoryState:
         self.names: dict[tuple[str, str], calls.NameHolder] = {}  # by kind of member and name
         self.secrets: dict[str, bytes] = {}
         self.descriptions: dict[str, bytes] = {}  # of models, by their names
+        self.prefixes: dict[str, bytes] = {}  # that operators have named, by their keys
         self.subscribers: dict[asyncio.Queue[calls.Notice], Incarnation] = {}
         self._entries: dict[SequenceId, StoredSequence] = {}
         self._forgotten: dict[SequenceId, int] = {}  # dropped before their time, and until when their ids stay taken

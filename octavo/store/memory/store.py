@@ -110,7 +110,7 @@ class MemoryStore:
             popped.append(_snapshot(state, stored, True, [0] * stored.record.num_branches))
         return popped
 
-    async def requeue(self, seq_id: SequenceId, epoch: int) -> bool:
+    async def requeue(self, seq_id: SequenceId, epoch: int, seen: str = "") -> bool:
         state = self._enter()
         stored = state.get(seq_id)
         if stored is None or stored.record.state.ended:
@@ -129,7 +129,7 @@ class MemoryStore:
         owner = record.owner
         record.state, record.epoch, record.owner = SequenceState.QUEUED, epoch + 1, Incarnation("")
         record.take_id, record.mig_number, record.mig_to, record.last_mig = "", 0, Incarnation(""), 0
-        state.note(stored, "requeued", owner)
+        state.note(stored, "requeued", f"{owner} {calls.one_line(seen)}".strip())
         state.wait(stored)
         state.notify(stored, "queued")
         stored.expires_ms = state.now_ms() + ALIVE_MS
@@ -283,6 +283,19 @@ class MemoryStore:
 
     async def model_descriptions(self) -> dict[str, bytes]:
         return dict(self._enter().descriptions)
+
+    async def put_prefix(self, key: str, value: bytes, most: int) -> bool:
+        prefixes = self._enter().prefixes
+        if key not in prefixes and len(prefixes) >= most:
+            return False
+        prefixes[key] = value
+        return True
+
+    async def drop_prefix(self, key: str) -> bool:
+        return self._enter().prefixes.pop(key, None) is not None
+
+    async def prefixes(self) -> dict[str, bytes]:
+        return dict(self._enter().prefixes)
 
     async def tenant_depths(self, limit: int) -> calls.QueueDepths:
         return self._enter().depths(limit)

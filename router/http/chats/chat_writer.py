@@ -8,7 +8,14 @@ from octavo.v1 import inference_pb2
 from router.http.common_fields import AskedAnswer, read_common
 from router.http.field_reader import FieldReader
 
-ONE_OUTPUT: dict[str, list[object]] = {"n": [1], "beam_width": [0], "return_token_ids": [False], "prompt_logprobs": []}
+ONE_OUTPUT: dict[str, list[object]] = {
+    "n": [1],
+    "beam_width": [0],
+    "use_beam_search": [False],
+    "return_token_ids": [False],
+    "return_tokens_as_token_ids": [False],
+    "prompt_logprobs": [],
+}
 WITHOUT_TOKENS = "is not supported here; use /v1/chat/completions"
 
 

@@ -65,7 +65,7 @@ class SeveralAnswers(NewAnswer):
         opening = self.service.opener.open_new(part.request, remaining_s, whole_answer=not part.stream)
         session = await stack.enter_async_context(opening)
         session.progress.called = part.called
-        form = self.form(parts[0], session.model, await self.service.echoed_prompt(part, session.model))
+        form = self.form(parts[0], session.model, await self.service.shown_prompt(part, session))
         form.first_choice = place * (part.request.sampling.n or 1)
         return session, form
 

@@ -58,6 +58,7 @@ class RequestProgress:
         self._accepted_at = self.began_at  # on this process's clock
         self._prefill_ms: int | None = None
         self._first_worker = ""
+        self._num_drafts = self._num_accepted_drafts = 0  # of the last workers of its branches
         if record.state is SequenceState.QUEUED:
             self.waiting_since = arrived_at if arrived_at is not None else self.began_at
         elif record.state is SequenceState.RUNNING:
@@ -81,6 +82,10 @@ class RequestProgress:
                 started_at = max(self._accepted_at, self.first_token_at - self._prefill_ms / 1000)
                 yield TimelineLine(self._after_ms(started_at), "prefill", worker=self._first_worker)
             yield TimelineLine(self._after_ms(self.first_token_at), "first_token", worker=self._first_worker)
+
+        if self._num_drafts and self.ended_at is not None:
+            detail = f"{self._num_accepted_drafts} of {self._num_drafts} guessed tokens were right"
+            yield TimelineLine(self._after_ms(self.ended_at), "drafts", detail, self.worker)
 
     def _after_ms(self, at: float) -> int:
         return max(0, round(1000 * (at - self._accepted_at)))
@@ -130,6 +135,11 @@ class RequestProgress:
             self._gaps.observe((now - self._last_token_at) / num_new, num_new)
         self._last_token_at = now
         self.num_output_tokens = num_tokens
+
+    def note_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        """A branch has ended, for which its last worker has guessed tokens."""
+        self._num_drafts += num_drafts
+        self._num_accepted_drafts += num_accepted
 
     def note_end(self, reason: str) -> None:
         """The stream ends. `reason` is why the request has ended, or LEFT or DETACHED if it has not."""
@@ -201,6 +211,7 @@ class RequestProgress:
             "prompt_tokens": record.prompt_len,
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.num_output_tokens,
+            **({"drafts": self._num_drafts, "right_drafts": self._num_accepted_drafts} if self._num_drafts else {}),
             **{name: round(1000 * (at - start)) for name, at in times.items() if at is not None},
             "moves": num_moves,
             "retries": max(0, len(self._epochs) - num_moves - 1),  # other changes, after the first owner noticed here

@@ -28,7 +28,7 @@ def check_truncation(request: inference_pb2.GenerateRequest) -> None:
 
 
 def truncated(token_ids: Sequence[int], request: inference_pb2.GenerateRequest, model: ServedModel) -> list[int]:
-    """The last tokens of the prompt, as many as the request keeps."""
+    """The last or first tokens of the prompt, as many as the request keeps."""
     if not request.HasField("truncate_prompt_tokens"):
         return list(token_ids)
     keep = request.truncate_prompt_tokens
@@ -37,4 +37,4 @@ def truncated(token_ids: Sequence[int], request: inference_pb2.GenerateRequest, 
         recommended = model.sampling_defaults.get("max_tokens", limits.DEFAULT_MAX_TOKENS)
         max_tokens = request.sampling.max_tokens if named else int(recommended)
         keep = model.context_tokens - max(1, min(max_tokens, model.context_tokens // 2))
-    return list(token_ids[-keep:])
+    return list(token_ids[:keep] if request.keep_prompt_start else token_ids[-keep:])

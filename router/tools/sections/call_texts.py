@@ -17,12 +17,23 @@ from router.tools.parts import FunctionCall
 Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments of each tool
 Reader = Callable[[str, Schemas], list[FunctionCall]]
 
-_DECODER = json.JSONDecoder()
 _BETWEEN = re.compile(r"[\s;,]*")
 _FUNCTION = re.compile(r"<function=([^<>\n]{1,256})>(.*?)(?:</function>|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^<>\n]{1,256})>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
 _VALUE = re.compile(r"\s*<arg_value>")
 _WORDS = {"true": True, "false": False, "null": None}  # of JSON, which models write among Python's
+
+
+def _no_json(word: str) -> float:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _finite(value: float) -> float:
+    """The largest float stands for what is larger."""
+    return math.copysign(sys.float_info.max, value) if math.isinf(value) else value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_json, parse_float=lambda digits: _finite(float(digits)))
 
 
 def json_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
@@ -115,7 +126,7 @@ def _arguments_of(text: str) -> str:
     """JSON of an object, as it was written."""
     text = text.strip() or "{}"
     try:
-        found = json.loads(text)
+        found = _DECODER.decode(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
     if not isinstance(found, dict):
@@ -166,7 +177,7 @@ def _typed(value: str, schema: Any) -> Any:
     if not isinstance(kinds, (str, list)) or kinds == "string" or "string" in kinds:
         return value
     try:
-        return json.loads(value)
+        return _DECODER.decode(value)
     except RecursionError:
         raise ValueError("nested too deep") from None
     except ValueError:
@@ -184,7 +195,7 @@ def _python_call(node: ast.expr) -> FunctionCall:
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal, in which words of JSON may stand. The largest float stands for what is larger."""
+    """The value of a literal, in which words of JSON may stand."""
     match node:
         case ast.Name(id=name) if name in _WORDS:
             return _WORDS[name]
@@ -193,8 +204,7 @@ def _literal(node: ast.expr) -> Any:
         case ast.Dict(keys=keys, values=values):
             return {_key(key): _literal(value) for key, value in zip(keys, values, strict=True)}
     value = ast.literal_eval(node)
-    is_infinite = isinstance(value, float) and math.isinf(value)
-    return math.copysign(sys.float_info.max, value) if is_infinite else value
+    return _finite(value) if isinstance(value, float) else value
 
 
 def _key(node: ast.expr | None) -> Any:

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_worker.engine.configuration import build_runner, scheduler_config
+from gpu_worker.engine import configuration
+from gpu_worker.engine.configuration import build_draft_model, build_runner, scheduler_config
 from gpu_worker.running import loading
 from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.request.errors import InvalidArgument
 from octavo.settings.worker import WorkerSettings
 
 
@@ -50,7 +52,7 @@ def test_drafts_are_made_by_themselves_only_where_they_change_no_bit(invariant: 
     modes = {
         mode: scheduler_config(WorkerSettings(speculation=mode), info).speculation for mode in ("auto", "forced", "off")
     }
-    assert modes == {"auto": "lookup" if invariant else "off", "forced": "forced", "off": "off"}
+    assert modes == {"auto": "recent" if invariant else "off", "forced": "forced", "off": "off"}
 
 
 @pytest.mark.parametrize(("given", "meant"), [({}, None), ({"swap_bytes": 0}, 0), ({"swap_bytes": 4096}, 4096)])
@@ -59,3 +61,21 @@ def test_memory_that_settings_leave_open_is_left_to_loading(monkeypatch, given, 
     monkeypatch.setattr(loading, "load_runner", lambda model, **options: seen.update(options))
     build_runner(WorkerSettings(device="cpu", gpu_memory_utilization=0.7, **given))
     assert (seen["swap_bytes"], seen["kv_cache_bytes"], seen["gpu_memory_utilization"]) == (meant, None, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "message"),
+    [
+        ({}, {"device": "cuda:0"}, "on a CPU alone, not on cuda:0"),
+        ({"speculation": "forced"}, {}, "speculation is forced here"),
+        ({}, {"piece_invariant": False}, "speculation is off here"),
+        ({}, {}, "other has another tokenizer than fake"),
+    ],
+)
+def test_a_draft_model_that_cannot_guess_is_refused_by_name(monkeypatch, settings, changes, message):
+    monkeypatch.setattr(loading, "load_runner", lambda model, **options: FakeRunner())
+    monkeypatch.setattr(configuration, "open_tokenizer", lambda source: object())
+    info = replace(FakeRunner().info, **{"device": "cpu", "piece_invariant": True, "tokenizer": "large", **changes})
+    with pytest.raises(InvalidArgument, match=message) as caught:
+        build_draft_model(WorkerSettings(draft_model="other", **settings), info)
+    assert "draft_model" in str(caught.value)

@@ -18,6 +18,7 @@ MEANS = [
     ("enforce_eager", True, "cuda_graphs", "off"),
     ("enforce_eager", False, "cuda_graphs", "auto"),
     ("speculative_config", {"method": "ngram", "num_speculative_tokens": 5}, "speculation", "lookup"),
+    ("speculative_config", {"method": "suffix"}, "speculation", "recent"),
     ("speculative_config", None, "speculation", "auto"),
     ("dtype", "half", "dtype", "float16"),
     ("quantization", None, "quantization", "auto"),

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from effort import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,7 +98,7 @@ class Pages:
 
 
 @each_ops
-@settings(max_examples=80)
+@settings(max_examples=draws(20, 80))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_attention_is_its_definition(ops, seed):
     pages = Pages(seed)

@@ -10,6 +10,7 @@ from constraints import any_constraint, shared_grammars
 from scheduler_bench import Bench
 from tiny_llama import CPU, Form, tiny_llama
 
+from gpu_worker.drafting.drafts import LOOKUP, Drafts
 from gpu_worker.ops import choose_ops
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.sampling.native_sampler import choose_sampler
@@ -86,10 +87,10 @@ def answers(runner, seed: int, known: dict[str, Answer] | None) -> tuple[dict[st
     bench = Bench(runner=runner, max_batch_tokens=40, max_batch_sequences=24, speculation=speculation)
     grammars = shared_grammars(runner.info)
 
-    def guess(branch: Branch, most: int) -> list[int]:
+    def guess(branch: Branch, most: int) -> Drafts:
         ahead = known[f"{branch.sequence.seq_id}.{branch.index}"].tokens[branch.num_output :]
         wrong = guesses.choices(range(VOCAB), k=guesses.choice((0, 1, 3)))
-        return [*ahead[: guesses.choice((0, 1, 4, 9))], *wrong][:most]
+        return Drafts([*ahead[: guesses.choice((0, 1, 4, 9))], *wrong][:most], LOOKUP)
 
     if known is not None:
         bench.scheduler._planner.drafts._look_up = guess

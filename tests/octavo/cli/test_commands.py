@@ -1,3 +1,4 @@
+import asyncio
 import io
 import json
 import os
@@ -8,14 +9,17 @@ import subprocess
 import sys
 import time
 import tomllib
+from contextlib import asynccontextmanager
 
 import pytest
 
 from octavo.cli import commands, main
 from octavo.cli.doctor import machine_checks, native_checks
+from octavo.cli.operators import status
 from octavo.local import state
 from octavo.local.state import ClusterState, RouterState, StoreState, WorkerState
 from octavo.settings.up import UpSettings
+from octavo.store import connected_store
 
 ANSWER = "Paris, the capital."
 
@@ -237,3 +241,26 @@ def example(endpoint, directory):
         workers=[WorkerState("worker-0", 11, "127.0.0.1:9"), WorkerState("worker-1", 12, "127.0.0.1:8")],
         ready=True,
     )
+
+
+@pytest.mark.parametrize("num_silent", [1, 99])
+async def test_status_asks_a_slow_store_again(monkeypatch, tmp_path, num_silent):
+    asked = []
+
+    @asynccontextmanager
+    async def slow_store(url):
+        asked.append(url)
+        if len(asked) <= num_silent:
+            await asyncio.sleep(60)
+        async with connected_store("memory://") as store:
+            yield store
+
+    monkeypatch.setattr(status, "connected_store", slow_store)
+    monkeypatch.setattr(status, "STORE_TRY_S", 0.2)
+    monkeypatch.setattr(status, "STORE_TIMEOUT_S", 0.5)
+    found = await status._store(example("127.0.0.1:1", tmp_path))
+    if num_silent == 1:
+        assert (found["serving"], found["trouble"], len(asked)) == (True, "", 2)
+    else:
+        assert not found["serving"]
+        assert found["trouble"].startswith(f"no answer within 0.5 s, {len(asked)} tries: it hangs, or this machine is")

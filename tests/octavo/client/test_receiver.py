@@ -1,6 +1,7 @@
 from ast import literal_eval
 
 import pytest
+from effort import draws
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -73,7 +74,7 @@ def disturbed(events, faults):
     lag=st.integers(0, 3),
     connections=st.lists(CONNECTION, max_size=6),
 )
-@settings(max_examples=300)
+@settings(max_examples=draws(60, 300))
 @example(lengths=[1, 1, 1], lag=0, connections=[([(0, "skip"), (1, "cut")], "token", [1])])
 @example(lengths=[2, 4], lag=1, connections=[([(2, "cut")], "token", [3]), ([], "indexes", [1])])
 def test_everything_is_delivered_exactly_once_whatever_connections_do(lengths, lag, connections):

@@ -169,6 +169,18 @@ async def test_late_children_are_told_with_their_error(supervised, tmp_path, mon
     assert re.search(r"^router-0: not ready yet after \d+ s; no tokenizer; see \S+$", "\n".join(supervised.said), re.M)
 
 
+async def test_memory_is_blamed_if_the_kernel_has_killed_for_it(tmp_path, monkeypatch):
+    counted = iter([0, 1, 1, 2])  # at first; then it kills this one, nobody, and somebody else
+    monkeypatch.setattr("octavo.local.supervisor.oom_kills", lambda: next(counted, 2))
+    said: list[str] = []
+    supervisor = Supervisor(said.append, lambda: None)
+    process = Scripted(tmp_path, -signal.SIGKILL, -signal.SIGKILL, -signal.SIGTERM)
+    await supervisor.start([SupervisedProcess(process, at_once)], 10)
+    await until(lambda: process.num_starts == 4, "the third restart")
+    await supervisor.stop(0)
+    assert ["memory" in text for text in said if "ended" in text] == [True, False, False]
+
+
 async def test_the_last_reason_is_told_and_counted(supervised, tmp_path):
     process = Scripted(tmp_path, -signal.SIGKILL, StoreUnavailable("no such server"), 3)
     await supervised.start([SupervisedProcess(process, at_once)], 10)
@@ -179,7 +191,7 @@ async def test_the_last_reason_is_told_and_counted(supervised, tmp_path):
     await supervised.stop(0)
     told = [text for text in supervised.said if "ended" in text]
     assert [re.sub(r" in \S+ s$", "", text) for text in told] == [
-        "store: ended (signal 9 SIGKILL (killed, perhaps because the machine has no memory left)); starting again",
+        "store: ended (signal 9 SIGKILL); starting again",
         "store: ended (it cannot start: no such server, 2 times so far); starting again",
         "store: ended (code 3, 3 times so far); starting again",
     ]

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.process.machine import usable_cores
+from octavo.process.machine import oom_kills, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -15,3 +15,14 @@ def test_a_containers_share_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "cpu.max").write_text(f"{quota}\n")
     (tmp_path / "cgroup").write_text("0::/\n")
     assert usable_cores(tmp_path, tmp_path / "cgroup") == cores
+
+
+def test_kills_for_want_of_memory_are_those_of_the_machine_or_of_a_cgroup(tmp_path: Path) -> None:
+    vmstat, membership = tmp_path / "vmstat", tmp_path / "cgroup"
+    vmstat.write_text("pgfault 7\noom_kill 2\n")
+    membership.write_text("0::/pod\n")
+    assert oom_kills(tmp_path / "none", tmp_path, membership) == 0
+    assert oom_kills(vmstat, tmp_path, membership) == 2
+    (tmp_path / "pod").mkdir()
+    (tmp_path / "pod" / "memory.events").write_text("oom 9\noom_kill 3\n")
+    assert oom_kills(vmstat, tmp_path, membership) == 3

@@ -43,6 +43,7 @@ LIMITS = [
 ]
 NAME = st.sampled_from(sorted(NAMES))
 LAG = st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1])  # of the epoch that is named behind the true one
+SEEN = st.sampled_from(["", "worker w: Schedule: UNAVAILABLE", " two\nlines "])
 MODELS = {"a": "m1", "b": "m1", "c": "m2"}
 MODEL = st.sampled_from(["m1", "m1", "m2"])
 ROUTER = st.sampled_from([Incarnation("router1"), Incarnation("router2")])
@@ -141,9 +142,9 @@ class Differential(RuleBasedStateMachine):
     def pop(self, model: str, count: int, places: int, most_kept: int) -> None:
         self.both("pop", model, count, 30, places, most_kept)
 
-    @rule(name=NAME, lag=LAG)
-    def requeue(self, name: str, lag: int) -> None:
-        self.both("requeue", self.seq_ids[name], self.epoch(name, lag))
+    @rule(name=NAME, lag=LAG, seen=SEEN)
+    def requeue(self, name: str, lag: int, seen: str) -> None:
+        self.both("requeue", self.seq_ids[name], self.epoch(name, lag), seen)
 
     @rule(
         name=NAME,
@@ -153,9 +154,11 @@ class Differential(RuleBasedStateMachine):
         why=st.sampled_from(TakeReason),
         waited_ms=st.sampled_from([0, 0, 9_999, 10_000]),
         numerics=st.sampled_from(["", "cpu/a", "cpu/b"]),
+        seen=SEEN,
     )
-    def take(self, name, lag, worker, take_id, why, waited_ms, numerics):
-        request = TakeRequest(self.seq_ids[name], self.epoch(name, lag), worker, take_id, why, waited_ms, numerics)
+    def take(self, name, lag, worker, take_id, why, waited_ms, numerics, seen):
+        seq_id, epoch = self.seq_ids[name], self.epoch(name, lag)
+        request = TakeRequest(seq_id, epoch, worker, take_id, why, waited_ms, numerics, seen)
         self.both("take_ownership", request)
 
     @rule(name=NAME, lag=LAG, owner=st.none() | WORKER)

@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 
 import pytest
+from effort import draws
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -56,7 +57,7 @@ def test_holds_back_what_may_become_stop_strings(stops: list[str], chunks: list[
         assert shown == text[: len(text) - proper_prefix_at_end(text, stops)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=draws(60, 300))
 @given(
     st.lists(st.text("ab", min_size=1, max_size=3), max_size=3),
     st.lists(st.tuples(st.text("ab", max_size=3), st.booleans()), max_size=8),

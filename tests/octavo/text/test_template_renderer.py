@@ -1,6 +1,7 @@
 """A template that runs for ever, fills the memory or breaks its process is refused, and nobody else notices."""
 
 import os
+import queue
 import resource
 import select
 import signal
@@ -17,7 +18,7 @@ from hostile_templates import HOSTILE, LARGE, NESTED
 from octavo.request.errors import InvalidArgument
 from octavo.text import template_renderer
 from octavo.text.chat import ChatTemplate
-from octavo.text.template_renderer import ModelTemplate, RendererPool
+from octavo.text.template_renderer import ModelTemplate, RendererPool, TemplateRenderer
 
 
 @pytest.fixture
@@ -87,12 +88,27 @@ def test_no_hostile_template_takes_much_memory() -> None:
 
 
 def test_a_hostile_template_does_not_hold_others_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs until this test sends its process the signal by which the kernel ends it where it took too long."""
     hostile, honest = ChatTemplate(NESTED + "{{ n.a == n.b }}", {}), ChatTemplate(PLAIN, {})
-    monkeypatch.setattr(template_renderer, "SECONDS", 3.0)
+    template_renderer.RENDERERS.close()
+    monkeypatch.setattr(template_renderer, "SECONDS", 3600.0)
+    monkeypatch.setattr(template_renderer, "PATIENCE_S", 3600.0)
+    begun: queue.SimpleQueue[TemplateRenderer] = queue.SimpleQueue()
+
+    class Noted(TemplateRenderer):
+        def __init__(self) -> None:
+            super().__init__()
+            begun.put(self)
+
+    monkeypatch.setattr(template_renderer, "TemplateRenderer", Noted)
     with ThreadPoolExecutor(1) as aside:
         refused = aside.submit(hostile.render, CHAT, True)
-        assert [honest.render([("user", str(i))], True) for i in range(20)] == [str(i) for i in range(20)]
-        assert not refused.done()
+        taken = begun.get(timeout=60)
+        try:
+            assert [honest.render([("user", str(i))], True) for i in range(20)] == [str(i) for i in range(20)]
+            assert not refused.done()
+        finally:
+            os.kill(taken._process.pid, signal.SIGPROF)
         assert isinstance(refused.exception(), InvalidArgument)
 
 

@@ -36,9 +36,9 @@ LIFE = record(
     (10, "migrated", "w2"),
     (20, "taken", "w3 lease"),
     (25, "taken", "w3 refused"),
-    (30, "requeued", "w3"),
+    (30, "requeued", "w3 released by the worker"),
     (40, "taken", "w1 queued"),
-    (50, "taken", "w2 connection"),
+    (50, "taken", "w2 connection worker w1: Schedule: UNAVAILABLE"),
 )
 
 
@@ -54,6 +54,7 @@ def test_moves_are_told_once_by_our_clock():
     assert (round(newest.at, 3), round(oldest.at, 3)) == (6.9, 6.86)
     assert {move.source for move in log.moves} == {"worker-1", "worker-2", "w3"}
     assert [move.number for move in log.moves] == [4, 3, 2, 1]
+    assert [move.seen for move in log.moves] == ["worker w1: Schedule: UNAVAILABLE", "released by the worker", "", ""]
 
 
 def test_the_oldest_moves_make_room():

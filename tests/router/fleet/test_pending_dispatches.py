@@ -1,12 +1,13 @@
 """What was sent to a worker counts until a load report contains it."""
 
+from effort import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.fleet.pending_dispatches import REPLAY_SHARE, PendingDispatches, ReplayPace
 
 
-@settings(max_examples=300)
+@settings(max_examples=draws(60, 300))
 @given(st.lists(st.tuples(st.sampled_from(["sent", "admitted", "refused", "reported"]), st.integers(0, 1)), min_size=4))
 def test_a_dispatch_counts_until_a_later_report(steps: list[tuple[str, int]]) -> None:
     pending = PendingDispatches()

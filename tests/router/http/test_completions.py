@@ -27,9 +27,8 @@ async def test_an_answer_is_what_grpc_answers(world, call, oracle):
     assert found["object"] == "text_completion"
     assert found["id"] == answer.headers["x-request-id"]
     assert found["id"].startswith("cmpl-")
-    assert found["choices"] == [
-        {"index": 0, "text": text, "logprobs": None, "token_ids": list(tokens), "finish_reason": "length"}
-    ]
+    shown = {"prompt_token_ids": PROMPT, "token_ids": list(tokens)}
+    assert found["choices"] == [{"index": 0, "text": text, "logprobs": None, "finish_reason": "length", **shown}]
     assert found["usage"] == {
         "prompt_tokens": len(PROMPT),
         "completion_tokens": 40,

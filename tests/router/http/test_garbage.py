@@ -3,6 +3,7 @@
 from contextlib import suppress
 
 import pytest
+from effort import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parameter_values import beyond, inside
@@ -36,7 +37,7 @@ READERS = [read_completion, read_chat]
 
 
 @pytest.mark.parametrize("read", READERS)
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=draws(60, 300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(body=BODIES)
 def test_a_body_is_read_or_refused(read, body):
     base = {"prompt": "x"} if read is read_completion else {"messages": [{"role": "user", "content": "x"}]}
@@ -45,7 +46,7 @@ def test_a_body_is_read_or_refused(read, body):
             assert read(each).request.SerializeToString()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(60, 300), deadline=None)
 @given(st.binary(max_size=60))
 def test_bytes_are_an_object_or_refused(data):
     with suppress(InvalidArgument):

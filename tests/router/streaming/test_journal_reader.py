@@ -48,11 +48,13 @@ class FakeOwnerLink:
 
 
 class Parts:
-    def __init__(self, start: StreamStart) -> None:
+    def __init__(self, start: StreamStart, *, stream_has_more: bool = False) -> None:
         self.store, self.owner_link, self.deadline = FakeStore(), FakeOwnerLink(), RequestDeadline()
         detokenizer = ByteTokenizer().detokenizer
         self.delivery = Delivery(RECORD, PARAMS, lambda: TextStream.of_branch(detokenizer(), PARAMS, ()), start)
-        self.reader = JournalReader(self.store, self.owner_link, self.delivery, self.deadline)
+        self.reader = JournalReader(
+            self.store, self.owner_link, self.delivery, self.deadline, stream_has_more=stream_has_more
+        )
 
     async def read_and_deliver(self) -> bool:
         reading = await self.reader.read_on()
@@ -74,6 +76,17 @@ async def test_an_outage_is_borne_until_patience_ends(parts, monkeypatch):
     monkeypatch.setattr(journal_reader, "STORE_PATIENCE_S", -1.0)
     with pytest.raises(StoreUnavailable, match="attach again"):
         await parts.reader.read_on()
+
+
+@pytest.mark.parametrize("stream_has_more", [False, True])
+async def test_the_stream_is_waited_for_longer_if_it_has_more(monkeypatch, stream_has_more):
+    """A slow machine is no reason to do without log probabilities that are on their way."""
+    parts = Parts(StreamStart(fresh=True), stream_has_more=stream_has_more)
+    parts.store.journal = b"AB"
+    assert [await parts.read_and_deliver() for _ in range(3)] == [False, not stream_has_more, not stream_has_more]
+    monkeypatch.setattr(parts.reader, "_left_until", 0.0)  # its patience has ended
+    assert await parts.read_and_deliver()
+    assert parts.text() == "AB"
 
 
 async def test_a_record_gone_too_early_is_lost(parts, monkeypatch):

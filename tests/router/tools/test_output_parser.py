@@ -188,6 +188,30 @@ def test_what_is_no_call_stays_content():
             assert parsed(name, [text]) == [Content(text)], (name, text)
 
 
+def strict_json(text: str) -> object:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize(("value", "is_json"), [("NaN", False), ("-Infinity", False), ("1e999", True), ('"NaN"', True)])
+def test_arguments_that_are_read_are_valid_json(value: str, is_json: bool):
+    """What is no JSON makes no call where an object says it, and is a text where it stands between marks."""
+    written = f'<tool_call>{{"arguments": {{"days": {value}}}, "name": "weather"}}</tool_call>'
+    (part,) = parsed("hermes", [written])
+    if is_json:
+        assert isinstance(part, FunctionCall)
+        strict_json(part.arguments)
+    else:
+        assert part == Content(written)
+    (part,) = parsed(
+        "glm", [f"<tool_call>weather\n<arg_key>days</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"]
+    )
+    assert isinstance(part, FunctionCall)
+    strict_json(part.arguments)
+
+
 def test_a_call_that_was_cut_has_the_arguments_that_came():
     text = "<tool_call>" + one(ROME)
     assert parsed("hermes", [text]) == parsed("hermes", [text], was_cut=True) == calls(ROME)

@@ -50,6 +50,12 @@ def lasting(pids: Callable[[], Iterable[int]]) -> Iterator[None]:
         _lasting.remove(pids)
 
 
+def forever(pids: Iterable[int]) -> None:
+    """These may live until the test run ends."""
+    kept = set(pids)
+    _lasting.append(lambda: kept)
+
+
 def all_lasting() -> set[int]:
     """Ids of the processes of all contexts of `lasting`, and of those below them.
 

@@ -16,6 +16,7 @@ import grpc
 from certificates import Certificates
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from guard.processes import exists, state_of
+from live.nursery import NurseryProcess
 from live.process import Process, wait_until
 
 from octavo.client import AsyncClient, ClientCredentials
@@ -42,6 +43,7 @@ class Shape:
     start_s: float = 90.0
     router_args: tuple[str, ...] = ()
     worker_args: tuple[str, ...] = ()
+    each_worker: tuple[tuple[str, ...], ...] = ()  # further ones of w0, w1, …
 
 
 class StoreProcess:
@@ -125,7 +127,7 @@ class Cluster:
     def start(self) -> None:
         self.store.start()
         for name in [*(f"r{i}" for i in range(self.shape.routers)), *self.worker_endpoints]:
-            self.processes[name] = Process(name, self._command(name), self.directory / f"{name}.log", ROOT)
+            self.processes[name] = self._process(name)
             self.processes[name].start()
         self.wait_ready()
 
@@ -170,6 +172,9 @@ class Cluster:
                 process.resume()
         self.wait_ready()
 
+    def _process(self, name: str) -> Process:
+        return NurseryProcess(name, self._command(name), self.directory / f"{name}.log", ROOT)
+
     def _command(self, name: str) -> list[str]:
         shape, index = self.shape, int(name[1:])
         common = ["--web-listen", "", "--store", self.store.url, "--lease-ms", str(shape.lease_ms)]
@@ -181,7 +186,8 @@ class Cluster:
             return [sys.executable, "-m", "router", *common, *listen, "--router-id", name, *shape.router_args]
         listen = ["--listen", self.worker_endpoints[name], "--worker-id", name]
         runner = ["--runner", shape.runner, "--step-delay-ms", str(shape.step_delay_ms)]
-        return [sys.executable, "-m", "gpu_worker", *common, *listen, *runner, *shape.worker_args]
+        further = shape.each_worker[index] if index < len(shape.each_worker) else ()
+        return [sys.executable, "-m", "gpu_worker", *common, *listen, *runner, *shape.worker_args, *further]
 
     # Looking at it
 

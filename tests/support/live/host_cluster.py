@@ -7,8 +7,9 @@ from pathlib import Path
 
 from certificates import Certificates
 from guard.processes import lasting
-from live.cluster import Cluster, Shape, StoreProcess
+from live.cluster import ROOT, Cluster, Shape, StoreProcess
 from live.network_hosts import NetworkHost, NetworkHosts, network_hosts
+from live.process import Process
 
 from octavo.local.embedded import EmbeddedStore, find_server
 from octavo.local.program_command import find_program
@@ -53,6 +54,9 @@ class HostCluster(Cluster):
             [f"{address}:{port}" for address in self._addresses] for port in (ROUTER_PORT, ADMIN_PORT, HTTP_PORT)
         )
         self.worker_endpoints = {f"w{i}": f"{address}:{WORKER_PORT}" for i, address in enumerate(self._addresses)}
+
+    def _process(self, name: str) -> Process:
+        return Process(name, self._command(name), self.directory / f"{name}.log", ROOT)
 
     def _command(self, name: str) -> list[str]:
         """The base class's arguments, given to `octavo router` or `octavo worker` on the host."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from guard.processes import exists, state_of
 
@@ -25,12 +26,12 @@ class Process:
         self.log = log
         self._command = list(command)
         self._cwd = cwd
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._popen: Any = None  # subprocess.Popen, or what has its methods
 
     @property
     def pid(self) -> int:
         assert self._popen is not None, f"{self.name} was not started"
-        return self._popen.pid
+        return int(self._popen.pid)
 
     @property
     def running(self) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from gpu_worker.drafting.drafts import LOOKUP, Drafts
 from gpu_worker.engine.engine import Engine
 from gpu_worker.scheduling.planning.draft_planner import DraftPlanner
 from gpu_worker.scheduling.state.sequence import Branch
@@ -88,18 +89,18 @@ async def _drive(engine: Engine) -> None:
         engine.port.close()
 
 
-def _guess(planner: DraftPlanner, branch: Branch, most: int) -> list[int]:
+def _guess(planner: DraftPlanner, branch: Branch, most: int) -> Drafts:
     """In place of a lookup, which would seldom be right here: now and then some tokens to come, and a wrong one."""
     rng = random.Random(branch.tokens[-1] << 16 | len(branch.tokens))
     if rng.random() < 0.7:
-        return []
+        return Drafts([])
     params, num_right = branch.sequence.params, rng.choice([0, 1, 3])
     context = WitnessContext(0, salt_of(branch.sequence.root), branch.tokens)
     drafts: list[int] = []
     for index in range(branch.num_output, branch.num_output + num_right):
         drafts.append(CHOOSER.token(context.state, params, branch.index, index))
         context.append(drafts[-1])
-    return [*drafts, rng.randrange(MAX_TOKEN)][:most]
+    return Drafts([*drafts, rng.randrange(MAX_TOKEN)][:most], LOOKUP)
 
 
 class SimRunner(WitnessRunner):

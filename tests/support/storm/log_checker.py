@@ -192,7 +192,7 @@ class LogChecker:
         for entry in line.record.get("timeline", ()):
             after_ms, what, detail = entry.split(" ", 2)
             if int(after_ms) > 1000 * line.events[0][0] and what in ("taken", "migrated"):
-                self.verdict.inside_json[f"{what} {detail.split(' ')[-1]}" if what == "taken" else what] += 1
+                self.verdict.inside_json[f"{what} {detail.split(' ')[1]}" if what == "taken" else what] += 1
 
     def _kind_at(self, before: float, after: float) -> str:
         """The kind of the fault that was there in the gap and began the nearest to the gap's begin; else "none"."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+from effort import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from migration_peers import PATIENCE_S, SECRET, BytesMemory, RawSource, Target, name_of, target_of, wait_until
@@ -289,7 +290,7 @@ def test_a_listener_that_closes_ends_everything() -> None:
         assert source.is_cut_off()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=draws(20, 60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.binary(max_size=400))
 def test_no_bytes_whatever_harm_the_listener(data: bytes) -> None:
     theirs = memory()

@@ -6,6 +6,7 @@ from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
+from effort import draws
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -184,7 +185,7 @@ class StagingMachine(RuleBasedStateMachine):
 
 
 TestStaging = StagingMachine.TestCase
-TestStaging.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStaging.settings = settings(max_examples=draws(20, 60), stateful_step_count=40, deadline=None)
 
 
 def test_sizes():

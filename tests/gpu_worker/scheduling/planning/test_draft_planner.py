@@ -1,8 +1,14 @@
 """Drafts take only what a step has left."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 from scheduler_bench import FAILURE, Bench
 
+from gpu_worker.drafting.drafts import LOOKUP, Drafts
+from gpu_worker.scheduling.state.sequence import Branch
+from octavo.request import hashing
 from octavo.request.sampling import SamplingParams
 
 LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
@@ -11,7 +17,9 @@ LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 def bench(**config) -> Bench:
     """A bench whose branches have as many drafts as they may, all of them wrong."""
     made = Bench(**{"speculation": "lookup", "max_batch_tokens": 64, **config})
-    made.scheduler._planner.drafts._look_up = lambda branch, most: [0] * most  # no output has the end of a sequence
+    made.scheduler._planner.drafts._look_up = lambda branch, most: Drafts(
+        [0] * most, LOOKUP
+    )  # no output has the end of a sequence
     return made
 
 
@@ -63,3 +71,60 @@ def test_a_suspect_has_no_drafts() -> None:
         plan, _ = made.step()
         drafts.append(plan.num_drafts)
     assert drafts[:1] == [0] and drafts[-1] > 0
+
+
+def test_outputs_guess_for_the_same_tenant_and_never_for_another() -> None:
+    made = Bench(speculation="recent", max_batch_tokens=64)
+    prompt = list(range(1, 9))
+    guessed = []
+    for name, salt in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"), ("c1", "c")):
+        before = made.workload.num_accepted_drafts["recent"]
+        made.admit(name, prompt, LONG, root=hashing.root_key("model", "layout", salt=salt))
+        made.finish()
+        guessed.append(made.workload.num_accepted_drafts["recent"] - before)
+    assert len({tuple(tokens) for tokens in made.tokens.values()}) == 1  # all of them have the same output
+    assert guessed[0] == guessed[1] == guessed[4] == 0
+    assert min(guessed[2:4]) > 40
+
+
+def test_branches_get_as_many_rows_whether_their_drafts_are_right_or_wrong() -> None:
+    """Room for six drafts a step, and four branches that want more than that each."""
+    plain = Bench(max_batch_tokens=64, runner={"num_blocks": 200})
+    made = bench(max_batch_sequences=10, runner={"num_blocks": 200})
+    for each in (plain, made):
+        for name in "abcd":
+            each.admit(name, 5, replace(LONG, max_tokens=160))
+    plain.finish()
+
+    def guess(branch: Branch, most: int) -> Drafts:
+        name = branch.sequence.seq_id
+        right = plain.tokens[f"{name}.0"][branch.num_output :]
+        return Drafts((right if name in "ab" else [0] * 9)[: min(most, 5 if name == "a" else 9)], LOOKUP)
+
+    made.scheduler._planner.drafts._look_up = guess
+    rows: Counter[str] = Counter()
+    while made.scheduler.has_work:
+        plan, _ = made.step()
+        if plan.num_branches < 4:
+            break
+        rows.update(
+            {chunk.branch.sequence.seq_id: made.lengths[chunk.branch.sequence.seq_id] - 1 for chunk in plan.chunks}
+        )
+    assert made.tokens["a.0"] == plain.tokens["a.0"][: len(made.tokens["a.0"])]
+    assert min(rows[name] for name in "abcd") > 50
+    assert max(rows.values()) - min(rows.values()) <= 9
+
+
+def test_the_end_of_a_branch_and_the_load_tell_what_became_of_its_drafts() -> None:
+    made = Bench(speculation="recent", max_batch_tokens=64)
+    for name in ("first", "again"):
+        made.admit(name, [1, 2, 3, 4], LONG)
+        ends = []
+        while made.scheduler.has_work:
+            ends += [item for item in made.step()[1].items if item.finish]
+    load = made.load()
+    assert [(ends[0].num_drafts, ends[0].num_accepted_drafts)] == [
+        (sum(each.num_drafts for each in load.drafts), sum(each.num_accepted_drafts for each in load.drafts))
+    ]
+    assert ends[0].num_accepted_drafts > 40
+    assert load.num_decodes + ends[0].num_accepted_drafts == 2 * (60 - 1)  # a prompt brings its first token itself

@@ -166,7 +166,7 @@ OPERATIONS = st.one_of(
 
 
 @pytest.mark.scaled
-@settings(max_examples=draws(80, 800))
+@settings(max_examples=draws(30, 800))
 @given(st.lists(OPERATIONS, max_size=25), st.sampled_from([1, 2, 1000]), st.booleans())
 def test_in_any_order_the_logs_and_the_scheduler_agree(operations, max_waiting, running):
     """Admissions of the same sequences, at the same and other epochs, given up or not, while others end."""

@@ -46,6 +46,17 @@ async def test_limits_of_workers_are_remembered_for_a_while(bench: Any) -> None:
     assert await bench.store.note_limits([large], 5000) == [large]
 
 
+async def test_named_prefixes_stay_until_they_are_dropped(bench: Any) -> None:
+    store = bench.store
+    assert await store.prefixes() == {} and not await store.drop_prefix("a")
+    assert await store.put_prefix("a", b"\xff1", 2) and await store.put_prefix("b", b"", 2)
+    assert not await store.put_prefix("c", b"3", 2)
+    assert await store.put_prefix("a", b"2", 2)  # another text of a known name
+    assert await store.prefixes() == await store.prefixes() == {"a": b"2", "b": b""}
+    assert await store.drop_prefix("a")
+    assert await store.prefixes() == {"b": b""}
+
+
 def named(worker: Incarnation, endpoint: str, name: str = "worker-0") -> Member:
     return Member("worker", worker, b"", name, endpoint)
 

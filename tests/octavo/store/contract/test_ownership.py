@@ -75,3 +75,22 @@ async def test_a_change_of_numerics_is_told(bench: Any, new: Any) -> None:
         told.append((record.numerics, record.numerics_changes))
     assert told == [("a", 0), ("b", 0), ("b", 0), ("c", 1), ("", 1), ("a", 1)]
     assert [entry.detail for entry in record.timeline if entry.what == "numerics"] == ["b c"]
+
+
+async def test_a_timeline_says_in_one_line_why_an_owner_lost_a_sequence(bench: Any, new: Any) -> None:
+    seq_id, why = new().seq_id, "worker w1: Schedule:\n DEADLINE_EXCEEDED"
+    await bench.store.accept(new(), LIMITS)
+    await bench.take_ownership(seq_id, 0, W1, "t0", calls.TakeReason.QUEUED)
+    taking = calls.TakeRequest(seq_id, 1, W2, "t1", calls.TakeReason.REFUSED, seen=why)
+    assert (await bench.store.take_ownership(taking)).status is calls.TakeStatus.OK
+    assert await bench.store.requeue(seq_id, 2, "x" * 10_000)
+    await bench.take_ownership(seq_id, 3, W2, "t3", calls.TakeReason.QUEUED)
+    assert await bench.store.requeue(seq_id, 4)
+    details = [entry.detail for entry in (await bench.store.read(seq_id)).record.timeline[1:]]
+    assert details == [
+        f"{W1} queued",
+        f"{W2} refused worker w1: Schedule: DEADLINE_EXCEEDED",
+        f"{W2} " + "x" * calls.MAX_SEEN,
+        f"{W2} queued",
+        W2,
+    ]

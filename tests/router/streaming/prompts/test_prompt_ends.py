@@ -39,6 +39,7 @@ IDS = {"token_ids": types_pb2.TokenIds(ids=range(1, 151))}
         (TEXT, {"truncate_prompt_tokens": 1}, [*b"b"]),
         (TEXT, {"truncate_prompt_tokens": 2**31 - 1}, [BEGIN, *b"ab"]),
         (IDS, {"truncate_prompt_tokens": 99, "add_special_tokens": True}, [*range(52, 151)]),
+        (IDS, {"truncate_prompt_tokens": 99, "keep_prompt_start": True}, [*range(1, 100)]),
         (IDS, {"truncate_prompt_tokens": -1, "sampling": {"max_tokens": 10}}, [*range(61, 151)]),
         (IDS, {"truncate_prompt_tokens": -1, "sampling": {"max_tokens": 4096}}, [*range(101, 151)]),
     ],

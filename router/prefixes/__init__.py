@@ -1,0 +1,1 @@
+"""Prefixes that operators have named, and how they stay warm."""

@@ -1,0 +1,73 @@
+"""The prefixes that operators have named, as the store has them: found by name, and counted where prompts begin so."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from octavo.request.errors import NotFound, TooManyPrefixes
+from octavo.request.named_prefix import MAX_PREFIXES, NamedPrefix, key_of
+from octavo.store.base import Store
+
+log = logging.getLogger(__name__)
+
+
+class NamedPrefixes:
+    """What this router knows of them. `PrefixKeeper` reads them anew every second."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._packed: dict[str, bytes] = {}
+        self._known: dict[str, NamedPrefix] = {}  # by key
+        self.num_requests: Counter[str] = Counter()  # by key: prompts that began so
+
+    async def refresh(self) -> None:
+        """Reads what the store has. Raises StoreUnavailable."""
+        packed = await self._store.prefixes()
+        if packed == self._packed:
+            return
+        self._packed, self._known = packed, {}
+        for key, value in packed.items():
+            try:
+                self._known[key] = NamedPrefix.parse(value)
+            except (ValueError, TypeError, KeyError) as error:
+                log.warning("the prefix %r in the store cannot be read: %r", key, error)
+        self.num_requests = Counter({key: count for key, count in self.num_requests.items() if key in self._known})
+
+    def all(self) -> list[NamedPrefix]:
+        """In the order of their names."""
+        return sorted(self._known.values(), key=lambda each: (each.name, each.model, each.tenant))
+
+    async def add(self, prefix: NamedPrefix) -> None:
+        """Raises TooManyPrefixes, StoreUnavailable."""
+        if not await self._store.put_prefix(prefix.key, prefix.pack(), MAX_PREFIXES):
+            raise TooManyPrefixes(f"there are {MAX_PREFIXES} prefixes: remove one")
+        await self.refresh()
+
+    async def remove(self, model: str, tenant: str, name: str) -> None:
+        """Raises NotFound, StoreUnavailable."""
+        if not await self._store.drop_prefix(key_of(model, tenant, name)):
+            raise _missing(name)
+        await self.refresh()
+
+    async def find(self, model: str, tenant: str, name: str) -> NamedPrefix:
+        """Raises NotFound. One that this router does not know may have been added a moment ago."""
+        key = key_of(model, tenant, name)
+        if key not in self._known:
+            await self.refresh()
+        if key not in self._known:
+            raise _missing(name)
+        return self._known[key]
+
+    def note_prompt(self, model: str, tenant: str, tokens: Sequence[int]) -> None:
+        """Counts a request, by each prefix with which its prompt begins."""
+        for key, prefix in self._known.items():
+            if (prefix.model, prefix.tenant) == (model, tenant) and begins_with(tokens, prefix.tokens):
+                self.num_requests[key] += 1
+
+
+def begins_with(tokens: Sequence[int], beginning: Sequence[int]) -> bool:
+    return len(tokens) >= len(beginning) and tokens[0] == beginning[0] and tuple(tokens[: len(beginning)]) == beginning
+
+
+def _missing(name: str) -> NotFound:
+    return NotFound(f"prefix: no prefix {name[:64]!r} of this model and tenant", resource="prefix", name=name)

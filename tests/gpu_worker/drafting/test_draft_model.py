@@ -1,0 +1,71 @@
+"""A draft model keeps its own blocks right, guesses what it would draw itself, and changes no output."""
+
+import pytest
+from scheduler_bench import Bench
+
+from gpu_worker.drafting.draft_model import DraftModel
+from gpu_worker.testing.fake_runner import FakeRunner
+from gpu_worker.testing.witness_runner import WitnessRunner
+from octavo.request.sampling import SamplingParams
+
+SIZES = {"block_size": 4, "vocab_size": 97}
+
+
+def params(number: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=(0.0, 0.7, 1.3)[number % 3],
+        seed=number,
+        max_tokens=20 + 7 * number,
+        ignore_eos=True,
+        n=1 + (number == 4),
+        presence_penalty=0.3 * (number == 1),
+    )
+
+
+def outputs(draft_model: DraftModel | None, speculation: str = "lookup") -> tuple[Bench, dict[str, list[int]]]:
+    """The tokens of six requests, of which some preempt others."""
+    runner = WitnessRunner(num_blocks=40, num_host_blocks=20, **SIZES)
+    bench = Bench(runner=runner, draft_model=draft_model, speculation=speculation, max_batch_tokens=48)
+    for number in range(6):
+        bench.admit(f"s{number}", 3 + 11 * number, params(number), root=b"")
+    bench.finish()
+    assert not runner.mismatches, runner.first_mismatch
+    return bench, bench.tokens
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, list[int]]:
+    return outputs(None, "off")[1]
+
+
+@pytest.mark.parametrize("num_blocks", [200, 45, 20])
+def test_the_same_model_is_always_right(undisturbed: dict[str, list[int]], num_blocks: int) -> None:
+    """Also with blocks for some branches alone, which drive each other out."""
+    guessing = WitnessRunner(num_blocks=num_blocks, num_host_blocks=0, **SIZES)
+    bench, found = outputs(DraftModel(guessing, SIZES["vocab_size"]))
+    assert found == undisturbed
+    assert not guessing.mismatches, guessing.first_mismatch
+    assert bench.workload.num_accepted_drafts["model"] == bench.workload.num_drafts["model"] > 30
+
+
+def test_another_model_is_seldom_right_and_soon_seldom_asked(undisturbed: dict[str, list[int]]) -> None:
+    bench, found = outputs(DraftModel(FakeRunner(num_blocks=200, **SIZES), SIZES["vocab_size"]))
+    assert found == undisturbed
+    drafts, accepted = bench.workload.num_drafts["model"], bench.workload.num_accepted_drafts["model"]
+    assert accepted < drafts / 5
+    assert drafts < sum(map(len, found.values())) / 4
+
+
+def test_a_model_that_fails_is_not_asked_again(undisturbed: dict[str, list[int]]) -> None:
+    class Failing(WitnessRunner):
+        def run(self, step):
+            raise RuntimeError("no more")
+
+    model = DraftModel(Failing(num_blocks=50, num_host_blocks=0, **SIZES), SIZES["vocab_size"])
+    assert outputs(model)[1] == undisturbed
+    assert model.failed
+
+
+def test_tokens_that_the_larger_model_has_not_are_no_guesses(undisturbed: dict[str, list[int]]) -> None:
+    guessing = WitnessRunner(num_blocks=200, num_host_blocks=0, block_size=4, vocab_size=5000)
+    assert outputs(DraftModel(guessing, SIZES["vocab_size"]))[1] == undisturbed
