@@ -117,7 +117,7 @@ def main() -> None:
         "--schemes",
         nargs="+",
         default=["q8", "auto"],
-        help="values of --quantization; the first one's memory has libraries in it",
+        help="of --quantization; the first brings libraries",
     )
     parser.add_argument("--file", type=Path, help="kept, and used if it is there")
     args = parser.parse_args()

@@ -109,9 +109,9 @@ class MatrixPacker:
             kinds = {self._source.kind(name) for name in names}
             if self._scheme == "none" and self._dtype == torch.bfloat16:
                 return self._plain(names, shapes)
-            formats = {KERNELS.get(kind) for kind in kinds}
-            if len(formats) == 1 and (format_ := formats.pop()):
-                return self._repack(self._source, names, shapes, format_)
+            own = {KERNELS.get(kind) for kind in kinds}
+            if len(own) == 1 and (kept := own.pop()):
+                return self._repack(self._source, names, shapes, kept)
             if self._scheme == "auto" and not kinds & set(FLOATS):
                 return self._round(names, shapes, "q8")
         return self._plain(names, shapes)
