@@ -33,6 +33,18 @@ class Values {
         }
     }
 
+    // A tuple, because its weights stay as long as it does.
+    void take(const char* name, Stack& field) {
+        if (values_.contains(name)) {
+            const py::object weights = values_.attr("pop")(name);
+            require(py::isinstance<py::tuple>(weights), name, "is not a tuple of weights");
+            for (const py::handle weight : weights) {
+                require(py::isinstance<Weight>(weight), name, "has a part that is no weight");
+                field.push_back(weight.cast<Weight>());
+            }
+        }
+    }
+
     void end() const {
         for (const auto& [name, value] : values_) {
             throw ArgumentError(name_, "have nothing called " + py::str(name).cast<std::string>());

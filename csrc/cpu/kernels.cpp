@@ -91,7 +91,7 @@ const Kernels& kernels_named(const char* name) {
 void select_isa(const char* name) { selected.store(&kernels_named(name), std::memory_order_release); }
 
 bool agree(const Kernels& one, const Kernels& other) {
-    constexpr std::int64_t kColumns = kInputColumns + 1, kRows = 2 * kGroupRows, kCols = 2 * kBlock;
+    constexpr std::int64_t kColumns = kInputColumns + 1, kRows = 2 * kGroupRows, kCols = kSuperblock;
     std::vector<float> x(kColumns * kCols);
     for (std::size_t i = 0; i < x.size(); ++i) {
         x[i] = static_cast<float>(static_cast<int>(i * 7 % 31) - 15);
@@ -107,7 +107,8 @@ bool agree(const Kernels& one, const Kernels& other) {
         one.to_digits(x.data() + c * kCols, kCols, digits.data() + input_at(c, kCols / kBlock));
         one.to_bf16_blocks(x.data() + c * kCols, kCols, bf16.data() + input_at(c, kCols / kBlock));
     }
-    for (const Format format : {Format::kBf16Pairs, Format::kQ8, Format::kQ4, Format::kQ4Mins}) {
+    for (const Format format :
+         {Format::kBf16Pairs, Format::kQ8, Format::kQ4, Format::kQ4Mins, Format::kQ4K, Format::kQ5K, Format::kQ6K}) {
         const Weight weight{format, numbers.data(), kRows, kCols, 0, false};
         std::vector<float> results[2];
         for (int i = 0; i < 2; ++i) {

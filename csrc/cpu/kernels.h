@@ -16,8 +16,9 @@ namespace octavo {
 struct alignas(16) InputBlock {
     std::int8_t high[kBlock], low[kBlock];
     float scale;
-    float scaled_sum;  // the sum of all rounded values
-    std::int32_t sum;  // the sum of the numbers
+    float scaled_sum;        // the sum of all rounded values
+    std::int32_t sum;        // the sum of the numbers
+    std::int32_t first_sum;  // of the first half of them
 };
 constexpr std::int32_t kDigit = 128, kLargestNumber = 127 * kDigit;
 

@@ -157,6 +157,12 @@ void linear(const LinearJob& job, std::int64_t first_row, std::int64_t end_row, 
             return packed_rows<Format::kQ4Mins>(job, first_row, end_row, scratch);
         case Format::kBf16Pairs:
             return packed_rows<Format::kBf16Pairs>(job, first_row, end_row, scratch);
+        case Format::kQ4K:
+            return packed_rows<Format::kQ4K>(job, first_row, end_row, scratch);
+        case Format::kQ5K:
+            return packed_rows<Format::kQ5K>(job, first_row, end_row, scratch);
+        case Format::kQ6K:
+            return packed_rows<Format::kQ6K>(job, first_row, end_row, scratch);
     }
 }
 
@@ -189,5 +195,11 @@ void weight_row(const Weight& weight, std::int64_t row, float* out) {
             return packed_row<Format::kQ4Mins>(weight, row, out);
         case Format::kBf16Pairs:
             return packed_row<Format::kBf16Pairs>(weight, row, out);
+        case Format::kQ4K:
+            return packed_row<Format::kQ4K>(weight, row, out);
+        case Format::kQ5K:
+            return packed_row<Format::kQ5K>(weight, row, out);
+        case Format::kQ6K:
+            return packed_row<Format::kQ6K>(weight, row, out);
     }
 }

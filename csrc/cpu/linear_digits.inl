@@ -1,21 +1,44 @@
-// Products with weights of 8 and 4 bits whose inputs are two int8 digits: whole numbers within a block of 32, which are
+// Products with weights of 4 to 8 bits whose inputs are two int8 digits: whole numbers within a block of 32, which are
 // exact, times the scales of the weights and of the inputs.
 
-// The scales of a block of weights, and what is added to each of its numbers times the scale: the minimum, or -8 scales
-// for kQ4. For kQ8 nothing is added.
+// The scales of a block of weights (of kQ6K, of half a block), and what is added to each of its numbers times the
+// scale: the minimum, or -8 scales for kQ4. For kQ8 and kQ6K nothing is added.
 template <Format kFormat, typename R>
 struct Scaling {
     using F = typename R::F;
     F scale, minimum;
 
-    Scaling(const Part<kFormat>& at, std::int64_t block)
-        : scale(R::halves(at.scales(block))),
-          minimum(kFormat == Format::kQ4Mins ? R::halves(at.minimums(block)) : R::mul(scale, R::set(-8.0F))) {}
+    Scaling(const Part<kFormat>& at, std::int64_t block, int half = 0)
+        : scale(scale_of<kFormat, R>(at, block, half)),
+          minimum(has_minimums(kFormat) ? minimum_of<kFormat, R>(at, block) : R::mul(scale, R::set(-8.0F))) {}
     F add(F sum, F dot, const InputBlock& input) const {
         sum = R::fma(R::mul(dot, R::set(input.scale)), scale, sum);
-        return kFormat == Format::kQ8 ? sum : R::fma(minimum, R::set(input.scaled_sum), sum);
+        const bool whole = kFormat == Format::kQ8 || kFormat == Format::kQ6K;
+        return whole ? sum : R::fma(minimum, R::set(input.scaled_sum), sum);
     }
 };
+
+// Adds a block's products (of kQ6K, those of half a block) to the sums of kColumns columns.
+template <Format kFormat, int kHalf, typename R, int kColumns>
+__attribute__((always_inline)) inline void add_block(const Part<kFormat>& at, std::int64_t block,
+                                                     const InputBlock* inputs, typename R::F* sums) {
+    typename R::F dots[kColumns];
+    const std::uint8_t* p = at.numbers(block);
+    const Scaling<kFormat, R> scaling(at, block, kHalf);
+    if (kFormat == Format::kQ8) {
+        R::template dots8<kColumns>(p, inputs, dots);
+    } else if (kFormat == Format::kQ6K) {
+        R::template dots6<kHalf, kColumns>(p, at.high(block), inputs, dots);
+    } else if (kFormat == Format::kQ5K) {
+        R::template dots5<kColumns>(p, at.high(block), inputs, dots);
+    } else {
+        R::template dots4<kColumns>(p, inputs, dots);
+    }
+#pragma GCC unroll 16
+    for (int c = 0; c < kColumns; ++c) {
+        sums[c] = scaling.add(sums[c], dots[c], inputs[c]);
+    }
+}
 
 // kColumns columns of R::kRows rows with rounded inputs: a block is decoded once for all columns.
 template <Format kFormat, typename R, int kColumns>
@@ -25,25 +48,18 @@ inline void digit_tile(const LinearJob& job, std::int64_t row, std::int64_t colu
     const std::int64_t blocks = job.weight.cols / kBlock;
     const At at(job.weight, row);
     const InputBlock* inputs = job.digits + input_at(column, blocks);
-    F sums[kColumns], dots[kColumns];
+    F sums[kColumns];
 #pragma GCC unroll 16
     for (int c = 0; c < kColumns; ++c) {
         sums[c] = R::zero();
     }
     for (std::int64_t block = 0; block < blocks; ++block, inputs += kInputColumns) {
-        const std::uint8_t* p = at.numbers(block);
-        const Scaling<kFormat, R> scaling(at, block);
         for (std::int64_t line = 0; column == 0 && line < At::kBytes; line += 64) {
-            fetch_second(p + kAhead + line);
+            fetch_second(at.line(block) + kAhead + line);
         }
-        if (kFormat == Format::kQ8) {
-            R::template dots8<kColumns>(p, inputs, dots);
-        } else {
-            R::template dots4<kColumns>(p, inputs, dots);
-        }
-#pragma GCC unroll 16
-        for (int c = 0; c < kColumns; ++c) {
-            sums[c] = scaling.add(sums[c], dots[c], inputs[c]);
+        add_block<kFormat, 0, R, kColumns>(at, block, inputs, sums);
+        if (kFormat == Format::kQ6K) {
+            add_block<kFormat, 1, R, kColumns>(at, block, inputs, sums);
         }
     }
 #pragma GCC unroll 16
@@ -64,9 +80,10 @@ constexpr TileShapes digit_shapes() {
 
 constexpr std::int64_t kFewestInTiles = 12;  // columns: fewer take less time one by one
 
-// The numbers of a block as a tile of unsigned bytes: 8-bit ones where they are, 4-bit ones spread into `room`.
+// The numbers of a block as a tile of unsigned bytes: 8-bit ones where they are, narrower ones spread into `room`.
 template <Format kFormat>
-inline const std::uint8_t* spread(const std::uint8_t* numbers, std::uint8_t* room) {
+inline const std::uint8_t* spread(const Part<kFormat>& at, std::int64_t block, std::uint8_t* room) {
+    const std::uint8_t* numbers = at.numbers(block);
     if (kFormat == Format::kQ8) {
         return numbers;
     }
@@ -74,6 +91,12 @@ inline const std::uint8_t* spread(const std::uint8_t* numbers, std::uint8_t* roo
     for (std::int64_t i = 0; i < kHalf; ++i) {
         room[i] = numbers[i] & 15U;
         room[i + kHalf] = static_cast<std::uint8_t>(numbers[i] >> 4);
+    }
+    const std::uint8_t* high = at.high(block);
+    for (int piece = 0; kFormat == Format::kQ5K && piece < 8; ++piece) {
+        for (std::int64_t i = 0; i < 64; ++i) {
+            room[64 * piece + i] |= static_cast<std::uint8_t>((high[i] >> piece & 1U) << 4);
+        }
     }
     return room;
 }
@@ -135,9 +158,9 @@ class DigitTiles {
 
     void make_ready(std::int64_t block) {
         for (std::int64_t line = 0; column_ == 0 && line < At::kBytes; line += 64) {
-            fetch_second(at_.numbers(block) + kAhead + line);
+            fetch_second(at_.line(block) + kAhead + line);
         }
-        numbers_[block % 2] = spread<kFormat>(at_.numbers(block), room_[block % 2]);
+        numbers_[block % 2] = spread(at_, block, room_[block % 2]);
     }
 
     template <int kHigh, int kLow>
@@ -285,11 +308,13 @@ void digit_rows(const LinearJob& job, std::int64_t row, std::int64_t end, [[mayb
     }
 #endif
 #if defined(OCTAVO_TILES)
-    static constexpr TileShapes kShapes = digit_shapes();
-    Tiles tiles(kShapes);
-    for (; first + kFewestInTiles <= job.columns; first += kInputColumns) {
-        for (std::int64_t group = row; group < end; group += kGroupRows) {
-            DigitTiles<kFormat>(tiles, job, group, first)();
+    if constexpr (kFormat != Format::kQ6K) {  // whose halves of blocks would take twice the tiles: vectors are as fast
+        static constexpr TileShapes kShapes = digit_shapes();
+        Tiles tiles(kShapes);
+        for (; first + kFewestInTiles <= job.columns; first += kInputColumns) {
+            for (std::int64_t group = row; group < end; group += kGroupRows) {
+                DigitTiles<kFormat>(tiles, job, group, first)();
+            }
         }
     }
 #endif

@@ -33,16 +33,57 @@ inline void put_tile(const LinearJob& job, std::int64_t column, std::int64_t row
 template <Format kFormat>
 struct Part {
     static constexpr std::int64_t kNumbers = numbers_bytes(kFormat), kBytes = block_bytes(kFormat);
+    static constexpr std::int64_t kHigh = high_bytes(kFormat), kBlocks = columns_of(kFormat) / kBlock;
     const std::uint8_t* group;
     std::int64_t place;
 
     Part(const Weight& weight, std::int64_t row)
         : group(static_cast<const std::uint8_t*>(weight.data) + row / kGroupRows * (weight.cols / kBlock) * kBytes),
           place(row % kGroupRows) {}
-    const std::uint8_t* numbers(std::int64_t block) const { return group + block * kBytes + place * 4; }
+    const std::uint8_t* numbers(std::int64_t block) const {
+        return superblock(block) + block % kBlocks * kNumbers + place * 4;
+    }
     const std::uint8_t* scales(std::int64_t block) const { return group + block * kBytes + kNumbers + place * 2; }
     const std::uint8_t* minimums(std::int64_t block) const { return scales(block) + kGroupRows * 2; }
+    // Where a block would begin if its superblock were blocks: what is fetched from here on misses no byte.
+    const std::uint8_t* line(std::int64_t block) const { return group + block * kBytes + place * 4; }
+
+    // In superblocks: the bits above nibbles, scales and minimums (or the scales of both halves) in bytes, and steps.
+    const std::uint8_t* high(std::int64_t block) const {
+        return superblock(block) + kBlocks * kNumbers + block % kBlocks * kHigh + place * 4;
+    }
+    const std::uint8_t* byte_scales(std::int64_t block) const {
+        return superblock(block) + kBlocks * (kNumbers + kHigh) + block % kBlocks * kGroupRows * 2 + place;
+    }
+    const std::uint8_t* steps(std::int64_t block) const {
+        return superblock(block) + kBlocks * (kNumbers + kHigh + kGroupRows * 2) + place * 2;
+    }
+
+  private:
+    const std::uint8_t* superblock(std::int64_t block) const { return group + block / kBlocks * (kBlocks * kBytes); }
 };
+
+// What the numbers of a block are multiplied with; of kQ6K, those of its half `half`. Scales of superblocks are exact:
+// products of 11 and 8 bits.
+template <Format kFormat, typename R>
+inline typename R::F scale_of(const Part<kFormat>& at, std::int64_t block, int half = 0) {
+    if (kFormat == Format::kQ6K) {
+        return R::mul(R::halves(at.steps(block)), R::signed_bytes(at.byte_scales(block) + half * kGroupRows));
+    }
+    if (kFormat >= Format::kQ4K) {
+        return R::mul(R::halves(at.steps(block)), R::bytes(at.byte_scales(block)));
+    }
+    return R::halves(at.scales(block));
+}
+
+// What is added to the numbers times the scale, in formats that have it.
+template <Format kFormat, typename R>
+inline typename R::F minimum_of(const Part<kFormat>& at, std::int64_t block) {
+    if (kFormat >= Format::kQ4K) {
+        return R::mul(R::halves(at.steps(block) + kGroupRows * 2), R::bytes(at.byte_scales(block) + kGroupRows));
+    }
+    return R::halves(at.minimums(block));
+}
 
 constexpr std::int64_t kAhead = 8192;  // bytes; into the second cache: asking for the first one holds up the loads
 
@@ -60,7 +101,7 @@ inline void decode_block(const Part<kFormat>& at, std::int64_t block, Take take)
         }
         return;
     }
-    const F scale = R::halves(at.scales(block));
+    const F scale = scale_of<kFormat, R>(at, block);
     if (kFormat == Format::kQ8) {
 #pragma GCC unroll 32
         for (int k = 0; k < kBlock; ++k) {
@@ -69,14 +110,23 @@ inline void decode_block(const Part<kFormat>& at, std::int64_t block, Take take)
         }
         return;
     }
-    const F minimum = kFormat == Format::kQ4Mins ? R::halves(at.minimums(block)) : R::zero();
+    const F minimum = has_minimums(kFormat) ? minimum_of<kFormat, R>(at, block) : R::zero();
+    const F second = kFormat == Format::kQ6K ? scale_of<kFormat, R>(at, block, 1) : scale;
 #pragma GCC unroll 2
     for (std::uint32_t high = 0; high < 2; ++high) {
 #pragma GCC unroll 16
         for (std::uint32_t k = 0; k < 16; ++k) {
-            const F nibble = R::pick(at.numbers(block) + k / 4 * 64, k % 4 * 8 + 4 * high, 15);
-            const F value = kFormat == Format::kQ4Mins ? R::add(R::mul(nibble, scale), minimum)
-                                                       : R::mul(R::sub(nibble, R::set(8.0F)), scale);
+            F number = R::pick(at.numbers(block) + k / 4 * 64, k % 4 * 8 + 4 * high, 15);
+            if (kFormat == Format::kQ5K) {
+                number = R::fma(R::pick(at.high(block), k % 4 * 8 + k / 4 + 4 * high, 1), R::set(16.0F), number);
+            }
+            if (kFormat == Format::kQ6K) {
+                const F bits = R::pick(at.high(block) + high * 64, k % 4 * 8 + k / 4 * 2, 3);
+                number = R::fma(bits, R::set(16.0F), number);
+            }
+            const F offset = R::set(kFormat == Format::kQ6K ? 32.0F : 8.0F);
+            const F value = has_minimums(kFormat) ? R::add(R::mul(number, scale), minimum)
+                                                  : R::mul(R::sub(number, offset), high == 0 ? scale : second);
             take(static_cast<int>(16 * high + k), value);
         }
     }
@@ -211,9 +261,13 @@ void to_digits(const float* x, std::int64_t count, InputBlock* to) {
             high[i] = round8(mul8(number, set8(1.0F / kDigit)));
             low[i] = fma8(high[i], set8(-kDigit), number);
         }
-        const auto high_sum = static_cast<std::uint32_t>(store32_i8(to->high, high));
-        const auto low_sum = static_cast<std::uint32_t>(store32_i8(to->low, low));
-        to->sum = static_cast<std::int32_t>(kDigit * high_sum + low_sum);
+        const Sums high_sums = store32_i8(to->high, high), low_sums = store32_i8(to->low, low);
+        const auto sum = [](std::int32_t highs, std::int32_t lows) {  // of a block with a NaN it is any number
+            return static_cast<std::int32_t>(kDigit * static_cast<std::uint32_t>(highs) +
+                                             static_cast<std::uint32_t>(lows));
+        };
+        to->sum = sum(high_sums.all, low_sums.all);
+        to->first_sum = sum(high_sums.first, low_sums.first);
         const bool finite = same8(odd, odd) == 255;  // what is not must show
         to->scale = finite ? steps / kTop : kNotANumber;
         to->scaled_sum = to->scale * static_cast<float>(to->sum);

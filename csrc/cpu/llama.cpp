@@ -55,6 +55,16 @@ void expect_weight(const Weight& weight, const char* name, std::int64_t rows, st
     require(weight.data != nullptr && weight.rows == rows && weight.cols == cols, name, "has another shape");
 }
 
+void expect_stack(const Stack& stack, const char* name, std::int64_t rows, std::int64_t cols) {
+    std::int64_t found = 0;
+    for (const Weight& part : stack) {
+        require(part.data != nullptr && part.cols == cols && part.rows <= rows - found, name, "has another shape");
+        require(part.rounding() == stack.front().rounding(), name, "has parts that round their inputs differently");
+        found += part.rows;
+    }
+    require(found == rows, name, "has another shape");
+}
+
 void expect_ids(const TensorRef& ids, const char* name, std::int64_t low, std::int64_t end) {
     for (std::int64_t i = 0; i < ids.shape[0]; ++i) {
         const std::int64_t id = ids.as<std::int64_t>()[i];
@@ -124,23 +134,32 @@ class Llama::Run {
         });
     }
 
-    void norm(const TensorRef& weight, const Weight& next) {
+    void norm(const TensorRef& weight, const Stack& next) {
         each(num_tokens_, [&](std::int64_t t) {
             k_.rms_norm(x_ + t * s_.hidden, weight.as<float>(), s_.eps, s_.hidden, normed_ + t * s_.hidden);
-            round_inputs(next, normed_ + t * s_.hidden, t, 0, s_.hidden, inputs_);
+            round_inputs(next.front(), normed_ + t * s_.hidden, t, 0, s_.hidden, inputs_);
         });
     }
 
-    void round(const Weight& next, const float* x) {
+    void round(const Stack& stack, const float* x) {
+        const Weight& next = stack.front();
         if (next.rounding() != Rounding::kNone) {
             each(num_tokens_, [&](std::int64_t t) { round_inputs(next, x + t * next.cols, t, 0, next.cols, inputs_); });
         }
     }
 
-    void product(const Weight& weight, const float* x, const TensorRef& bias, float* y, bool accumulate) {
-        run_linear(thread_, threads_,
-                   {weight, x, weight.cols, inputs_.digits, inputs_.bf16, num_tokens_, y, weight.rows, bias.as<float>(),
-                    accumulate});
+    void product(const Stack& stack, const float* x, const TensorRef& bias, float* y, bool accumulate) {
+        std::int64_t rows = 0, first = 0;
+        for (const Weight& part : stack) {
+            rows += part.rows;
+        }
+        for (const Weight& part : stack) {
+            const float* added = bias.data != nullptr ? bias.as<float>() + first : nullptr;
+            run_linear(
+                thread_, threads_,
+                {part, x, part.cols, inputs_.digits, inputs_.bf16, num_tokens_, y + first, rows, added, accumulate});
+            first += part.rows;
+        }
     }
 
     // Norms and turns queries and keys where they are, and puts keys and values into their slots.
@@ -185,14 +204,14 @@ class Llama::Run {
         m_.space_->plans.at(layer.window).run(thread_, job);
     }
 
-    void activate(const Weight& next) {
+    void activate(const Stack& next) {
         const std::int64_t pieces = (s_.inner + kPiece - 1) / kPiece;
         each(num_tokens_ * pieces, [&](std::int64_t i) {
             const std::int64_t t = i / pieces, from = i % pieces * kPiece;
             const std::int64_t count = s_.inner - from < kPiece ? s_.inner - from : kPiece;
             const float* gate = gate_up_ + t * 2 * s_.inner + from;
             k_.silu_mul(gate, gate + s_.inner, count, inner_ + t * s_.inner + from);
-            round_inputs(next, inner_ + t * s_.inner, t, from, count, inputs_);
+            round_inputs(next.front(), inner_ + t * s_.inner, t, from, count, inputs_);
         });
     }
 
@@ -233,10 +252,10 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
     for (const LlamaLayer& layer : layers_) {
         expect_vector(layer.input_norm, "input_norm", s.hidden);
         expect_vector(layer.mlp_norm, "mlp_norm", s.hidden);
-        expect_weight(layer.qkv, "qkv", queries + 2 * keys, s.hidden);
-        expect_weight(layer.out, "out", s.hidden, queries);
-        expect_weight(layer.gate_up, "gate_up", 2 * s.inner, s.hidden);
-        expect_weight(layer.down, "down", s.hidden, s.inner);
+        expect_stack(layer.qkv, "qkv", queries + 2 * keys, s.hidden);
+        expect_stack(layer.out, "out", s.hidden, queries);
+        expect_stack(layer.gate_up, "gate_up", 2 * s.inner, s.hidden);
+        expect_stack(layer.down, "down", s.hidden, s.inner);
         expect_vector(layer.qkv_bias, "qkv_bias", queries + 2 * keys, true);
         expect_vector(layer.out_bias, "out_bias", s.hidden, true);
         expect_vector(layer.gate_up_bias, "gate_up_bias", 2 * s.inner, true);

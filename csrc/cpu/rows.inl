@@ -51,8 +51,10 @@ struct Rows8 {
         }
         return load8(wide);
     }
-    // Bf16Pairs are float16 here (scales, minimums), and bfloat16 in the names of products.
+    // Of each row a float16, or a byte.
     static F halves(const std::uint8_t* p) { return load8_f16(reinterpret_cast<const std::uint16_t*>(p)); }
+    static F bytes(const std::uint8_t* p) { return load8_u8(p); }
+    static F signed_bytes(const std::uint8_t* p) { return load8_i8(p); }
     // Of a 32-bit word per row, the bits from `shift` on that `mask` leaves.
     static F pick(const std::uint8_t* p, std::uint32_t shift, int mask) { return pick_of(words_of(p), shift, mask); }
 
@@ -77,6 +79,23 @@ struct Rows8 {
 #pragma GCC unroll 1  // side by side, columns would want more registers than there are
         for (int c = 0; c < kColumns; ++c) {
             dots[c] = both(dot_nibbles(n, inputs[c].high), dot_nibbles(n, inputs[c].low));
+        }
+    }
+    template <int kColumns>
+    static void dots5(const std::uint8_t* p, const std::uint8_t* high, const InputBlock* inputs, F* dots) {
+        const Fives n = fives_of(p, high);
+#pragma GCC unroll 1
+        for (int c = 0; c < kColumns; ++c) {
+            dots[c] = both(dot_fives(n, inputs[c].high), dot_fives(n, inputs[c].low));
+        }
+    }
+    // Of half a block.
+    template <int kHalf, int kColumns>
+    static void dots6(const std::uint8_t* p, const std::uint8_t* high, const InputBlock* inputs, F* dots) {
+        const Sixes n = sixes_of(p, high, kHalf);
+#pragma GCC unroll 1
+        for (int c = 0; c < kColumns; ++c) {
+            dots[c] = both(dot_sixes(n, inputs[c].high + 16 * kHalf), dot_sixes(n, inputs[c].low + 16 * kHalf));
         }
     }
     template <int kColumns>
@@ -117,6 +136,12 @@ struct Rows16 {
     static F halves(const std::uint8_t* p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     }
+    static F bytes(const std::uint8_t* p) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    }
+    static F signed_bytes(const std::uint8_t* p) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    }
     static F pick(const std::uint8_t* p, std::uint32_t shift, int mask) {
         const __m512i shifted = _mm512_srlv_epi32(piece(p), _mm512_set1_epi32(static_cast<int>(shift)));
         return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(mask)));
@@ -153,9 +178,43 @@ struct Rows16 {
         sums.finish(dots);
     }
     template <int kColumns>
+    static void dots5(const std::uint8_t* p, const std::uint8_t* high, const InputBlock* inputs, F* dots) {
+        const __m512i mask = _mm512_set1_epi8(15), bits = piece(high);
+        Sums<kColumns> sums;
+#pragma GCC unroll 4
+        for (unsigned i = 0; i < 4; ++i) {
+            const __m512i both = piece(p + 64 * i);
+            const __m512i low = _mm512_and_si512(both, mask);
+            const __m512i next = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+            const __m512i low_bits = _mm512_and_si512(_mm512_slli_epi16(bits, 4 - i), _mm512_set1_epi8(16));
+            const __m512i next_bits = _mm512_and_si512(_mm512_srli_epi16(bits, i), _mm512_set1_epi8(16));
+            sums.add(_mm512_or_si512(low, low_bits), inputs, 4 * static_cast<int>(i));
+            sums.add(_mm512_or_si512(next, next_bits), inputs, 16 + 4 * static_cast<int>(i));
+        }
+        sums.finish(dots);
+    }
+    template <int kHalf, int kColumns>
+    static void dots6(const std::uint8_t* p, const std::uint8_t* high, const InputBlock* inputs, F* dots) {
+        const __m512i mask = _mm512_set1_epi8(15), bits = piece(high + 64 * kHalf);
+        Sums<kColumns> sums;
+        sums.begin([&](int c) {
+            const auto first = static_cast<std::uint32_t>(inputs[c].first_sum);
+            return 0U - 32U * (kHalf == 0 ? first : static_cast<std::uint32_t>(inputs[c].sum) - first);
+        });
+#pragma GCC unroll 4
+        for (unsigned i = 0; i < 4; ++i) {
+            const __m512i both = piece(p + 64 * i);
+            const __m512i nibbles = _mm512_and_si512(kHalf == 0 ? both : _mm512_srli_epi16(both, 4), mask);
+            const __m512i shifted = i < 2 ? _mm512_slli_epi16(bits, 4 - 2 * i) : _mm512_srli_epi16(bits, 2 * i - 4);
+            const __m512i two = _mm512_and_si512(shifted, _mm512_set1_epi8(48));
+            sums.add(_mm512_or_si512(nibbles, two), inputs, 16 * kHalf + 4 * static_cast<int>(i));
+        }
+        sums.finish(dots);
+    }
+    template <int kColumns>
     static void dots8(const std::uint8_t* p, const InputBlock* inputs, F* dots) {
         Sums<kColumns> sums;
-        sums.begin(inputs);
+        sums.begin([&](int c) { return 0U - 128U * static_cast<std::uint32_t>(inputs[c].sum); });
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
             sums.add(piece(p + 64 * i), inputs, 4 * i);
@@ -183,11 +242,11 @@ struct Rows16 {
             }
         }
         // The offset of unsigned bytes. The sum of a block that has a NaN is any number, so it wraps.
-        void begin(const InputBlock* inputs) {
+        template <typename Offset>
+        void begin(const Offset& offset) {
 #pragma GCC unroll 16
             for (int c = 0; c < kColumns; ++c) {
-                const auto offset = 0U - 128U * static_cast<std::uint32_t>(inputs[c].sum);
-                low[c] = _mm512_set1_epi32(static_cast<std::int32_t>(offset));
+                low[c] = _mm512_set1_epi32(static_cast<std::int32_t>(offset(c)));
             }
         }
         void add(__m512i weights, const InputBlock* inputs, int first) {

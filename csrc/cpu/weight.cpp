@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
+#include <string>
 
 #include "half.h"
 #include "octavo/pool.h"
@@ -11,10 +13,28 @@
 namespace octavo {
 namespace {
 
-constexpr const char* kNames[] = {"f32", "f16", "bf16", "q8", "q4", "q4_mins", "halves"};
+constexpr const char* kNames[] = {"f32", "f16", "bf16", "q8", "q4", "q4_mins", "halves", "q4_k", "q5_k", "q6_k"};
 
-// Bytes of one GGUF block of a format, and where its numbers begin.
-std::int64_t gguf_bytes(Format format) { return format == Format::kQ8 ? 34 : format == Format::kQ4 ? 18 : 20; }
+// Bytes of one GGUF block of a format.
+std::int64_t gguf_bytes(Format format) {
+    switch (format) {
+        case Format::kQ8:
+            return 34;
+        case Format::kQ4:
+            return 18;
+        case Format::kQ4Mins:
+            return 20;
+        case Format::kQ4K:
+            return 144;
+        case Format::kQ5K:
+            return 176;
+        case Format::kQ6K:
+            return 210;
+        default:
+            throw ArgumentError("format", std::string(name_of(format)) + " is none that GGUF has");
+    }
+}
+// Where the numbers of a GGUF block of 32 begin.
 std::int64_t gguf_numbers(Format format) { return format == Format::kQ4Mins ? 4 : 2; }
 
 void check_sizes(std::int64_t rows, std::int64_t cols) {
@@ -55,6 +75,78 @@ void put_block(const Place& to, const std::uint8_t* from, Format format) {
     }
 }
 
+// Four neighbouring columns, a byte each.
+using Four = std::uint32_t;
+constexpr Four kEach = 0x01010101;  // times a byte: that byte in each of the four
+Four four(const std::uint8_t* bytes) {
+    Four word;
+    std::memcpy(&word, bytes, 4);
+    return word;
+}
+Four bits(Four word, std::int64_t shift, unsigned mask) { return word >> shift & kEach * mask; }
+
+// Columns 4i … 4i + 3 of block `block` of a GGUF superblock.
+Four numbers_at(const std::uint8_t* gguf, Format format, std::int64_t block, std::int64_t i) {
+    if (format == Format::kQ6K) {
+        const std::int64_t half = block / 4, quarter = block % 4;
+        const Four low = four(gguf + half * 64 + quarter % 2 * 32 + 4 * i);
+        const Four high = four(gguf + 128 + half * 32 + 4 * i);
+        return bits(low, quarter / 2 * 4, 15) | bits(high, quarter * 2, 3) << 4;
+    }
+    const std::uint8_t* nibbles = gguf + (format == Format::kQ5K ? 48 : 16);
+    const Four low = bits(four(nibbles + block / 2 * 32 + 4 * i), block % 2 * 4, 15);
+    return format == Format::kQ5K ? low | bits(four(gguf + 16 + 4 * i), block, 1) << 4 : low;
+}
+
+// The scale and the minimum of a block of Q4_K or Q5_K, 6 bits each: those of the last four blocks lie in parts.
+void put_scales(const std::uint8_t* from, std::int64_t block, std::uint8_t* scale, std::uint8_t* minimum) {
+    if (block < 4) {
+        *scale = from[block] & 63U;
+        *minimum = from[block + 4] & 63U;
+    } else {
+        *scale = static_cast<std::uint8_t>((from[block + 4] & 15U) | from[block - 4] >> 6 << 4);
+        *minimum = static_cast<std::uint8_t>(from[block + 4] >> 4 | from[block] >> 6 << 4);
+    }
+}
+
+// A row's GGUF superblock into `to`, which its group shares.
+void put_superblock(std::uint8_t* to, std::int64_t place, const std::uint8_t* from, Format format) {
+    constexpr std::int64_t kBlocks = kSuperblock / kBlock;
+    const std::int64_t numbers = numbers_bytes(format), high = high_bytes(format);
+    std::uint8_t* scales = to + kBlocks * (numbers + high) + place;
+    std::uint8_t* steps = scales + kBlocks * kGroupRows * 2 + place;
+    for (std::int64_t block = 0; block < kBlocks; ++block) {
+        Four high_words[2] = {};
+        for (std::int64_t i = 0; i < 4; ++i) {
+            const Four first = numbers_at(from, format, block, i), second = numbers_at(from, format, block, i + 4);
+            const Four nibbles = bits(first, 0, 15) | bits(second, 0, 15) << 4;
+            std::memcpy(to + block * numbers + i * kGroupRows * 4 + place * 4, &nibbles, 4);
+            if (format == Format::kQ5K) {
+                high_words[0] |= bits(first, 4, 1) << i | bits(second, 4, 1) << (i + 4);
+            } else {
+                high_words[0] |= bits(first, 4, 3) << 2 * i;
+                high_words[1] |= bits(second, 4, 3) << 2 * i;
+            }
+        }
+        for (std::int64_t piece = 0; piece < high / (kGroupRows * 4); ++piece) {
+            std::uint8_t* words = to + kBlocks * numbers + block * high + piece * kGroupRows * 4;
+            std::memcpy(words + place * 4, &high_words[piece], 4);
+        }
+        std::uint8_t* scale = scales + block * kGroupRows * 2;
+        if (format == Format::kQ6K) {
+            scale[0] = from[192 + 2 * block];
+            scale[kGroupRows] = from[192 + 2 * block + 1];
+        } else {
+            put_scales(from + 4, block, scale, scale + kGroupRows);
+        }
+    }
+    std::memcpy(steps, from + (format == Format::kQ6K ? 208 : 0), 2);
+    if (format != Format::kQ6K) {
+        const std::uint8_t minimums[2] = {from[2], static_cast<std::uint8_t>(from[3] ^ 0x80U)};
+        std::memcpy(steps + kGroupRows * 2, minimums, 2);
+    }
+}
+
 // One block of values as GGUF's quantizer rounds it: Q8_0 by the largest magnitude, Q4_0 by the largest with its sign.
 void round_block(const float* values, Format format, std::uint8_t* gguf) {
     float largest = 0;
@@ -80,12 +172,14 @@ void round_block(const float* values, Format format, std::uint8_t* gguf) {
 }  // namespace
 
 Format format_named(const char* name) {
-    for (int i = 0; i <= static_cast<int>(Format::kBf16Pairs); ++i) {
+    std::string known;
+    for (std::size_t i = 0; i < std::size(kNames); ++i) {
         if (std::strcmp(name, kNames[i]) == 0) {
             return static_cast<Format>(i);
         }
+        known += i == 0 ? kNames[i] : std::string(", ") + kNames[i];
     }
-    throw ArgumentError("format", std::string(name) + " is not one of f32, f16, bf16, q8, q4, q4_mins, halves");
+    throw ArgumentError("format", std::string(name) + " is not one of " + known);
 }
 
 const char* name_of(Format format) { return kNames[static_cast<int>(format)]; }
@@ -93,7 +187,8 @@ const char* name_of(Format format) { return kNames[static_cast<int>(format)]; }
 std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols) {
     require(format >= Format::kQ8, "format", "is not a packed one");
     check_sizes(rows, cols);
-    require(cols % kBlock == 0, "cols", "must be a multiple of 32");
+    require(cols % columns_of(format) == 0, "cols",
+            columns_of(format) == kBlock ? "must be a multiple of 32" : "must be a multiple of 256");
     return volume({(rows + kGroupRows - 1) / kGroupRows, cols / kBlock, block_bytes(format)});
 }
 
@@ -122,10 +217,9 @@ Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std:
 }
 
 void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::int64_t rows, std::int64_t cols) {
-    require(format == Format::kQ8 || format == Format::kQ4 || format == Format::kQ4Mins, "format",
-            "must be q8, q4 or q4_mins");
+    const std::int64_t bytes = gguf_bytes(format);
     check_packed(packed, format, rows, cols);
-    const std::int64_t blocks = cols / kBlock, bytes = gguf_bytes(format);
+    const std::int64_t columns = columns_of(format), blocks = cols / columns;
     expect(gguf, "gguf", {rows, blocks * bytes}, DType::kU8);
     expect_apart(packed, "packed", {&gguf});
     auto* to = packed.as<std::uint8_t>();
@@ -135,7 +229,13 @@ void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::
             for (std::int64_t row = group * kGroupRows; row < std::min(rows, (group + 1) * kGroupRows); ++row) {
                 for (std::int64_t block = 0; block < blocks; ++block) {
                     const std::uint8_t* from = gguf.as<std::uint8_t>() + row * gguf.stride[0] + block * bytes;
-                    put_block(place(to, format, cols, row, block), from, format);
+                    if (columns == kBlock) {
+                        put_block(place(to, format, cols, row, block), from, format);
+                    } else {
+                        std::uint8_t* superblock =
+                            to + (group * blocks + block) * (columns / kBlock) * block_bytes(format);
+                        put_superblock(superblock, row % kGroupRows, from, format);
+                    }
                 }
             }
         });

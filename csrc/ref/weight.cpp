@@ -8,12 +8,37 @@
 namespace octavo::ref {
 namespace {
 
+// A number of a superblock. The order of all it is made of is that of octavo/weight.h.
+double superblock_at(const Weight& weight, std::int64_t row, std::int64_t col) {
+    const Format format = weight.format;
+    const std::int64_t place = row % kGroupRows, block = col % kSuperblock / kBlock, i = col % kBlock;
+    const std::int64_t superblock = row / kGroupRows * (weight.cols / kSuperblock) + col / kSuperblock;
+    const auto* numbers = static_cast<const std::uint8_t*>(weight.data) + superblock * 8 * block_bytes(format);
+    const auto* higher = numbers + 8 * 256;
+    const auto* scales = higher + 8 * high_bytes(format) + block * 32;
+    const auto* steps = higher + 8 * high_bytes(format) + 8 * 32;
+    const int byte = numbers[block * 256 + i % 16 / 4 * 64 + place * 4 + i % 4];
+    int number = i < 16 ? byte & 15 : byte >> 4;
+    const double step = read(steps + place * 2, DType::kF16);
+    if (format == Format::kQ6K) {
+        const int bits = higher[block * 128 + i / 16 * 64 + place * 4 + i % 4] >> (i % 16 / 4 * 2) & 3;
+        return step * static_cast<std::int8_t>(scales[i / 16 * 16 + place]) * (number + 16 * bits - 32);
+    }
+    if (format == Format::kQ5K) {
+        number += 16 * (higher[block * 64 + place * 4 + i % 4] >> (i / 4) & 1);
+    }
+    return step * scales[place] * number + read(steps + (kGroupRows + place) * 2, DType::kF16) * scales[16 + place];
+}
+
 double packed_at(const Weight& weight, std::int64_t row, std::int64_t col) {
     const std::int64_t place = row % kGroupRows, i = col % kBlock;
     const std::int64_t block = row / kGroupRows * (weight.cols / kBlock) + col / kBlock;
     const auto* first = static_cast<const std::uint8_t*>(weight.data) + block * block_bytes(weight.format);
     if (weight.format == Format::kBf16Pairs) {
         return read(first + i / 2 * 64 + place * 4 + i % 2 * 2, DType::kBF16);
+    }
+    if (columns_of(weight.format) == kSuperblock) {
+        return superblock_at(weight, row, col);
     }
     const auto* scales = first + numbers_bytes(weight.format);
     const double scale = read(scales + place * 2, DType::kF16);

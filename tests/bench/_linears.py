@@ -9,17 +9,19 @@ from typing import Any
 import gguf
 import torch
 from _table import Plan, Side, Table, Work, clocked
+from gguf_models import random_rows
 from torch import Tensor
 from torch.nn import functional
 
 from gpu_worker.models.checkpoint.packing import HugePageAllocator
 
 PERIOD = 256
-ROWS, INNER = 49152, 1152  # as the largest matrix of a small model; 4-bit forms of it are as large as the last cache
+ROWS, INNER = 49152, 1280  # as the largest matrix of a small model; 4-bit forms of it are as large as the last cache
 PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16}
 PACKED = ("q8", "q4", "q4_mins")
+SUPERBLOCKS = {"q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}  # of random numbers
 HALVES = "halves"  # packed bfloat16, inputs rounded to it
-FORMS = (*PLAIN, HALVES, *PACKED)
+FORMS = (*PLAIN, HALVES, *PACKED, *SUPERBLOCKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class LinearCase:
     rows: int
     inner: int
     columns: int
-    form: str  # f32, bf16, q8, q4, q4_mins
+    form: str  # one of FORMS
 
     def inputs(self) -> tuple[Tensor, Tensor]:
         """Float32: inputs, and the matrix, which does not depend on them: `PERIOD` rows again and again."""
@@ -44,7 +46,7 @@ def linears(extension: ModuleType, plan: Plan) -> None:
     table = Table(plan, f"Linears, {ROWS} × {INNER}; torch in float32 or bfloat16", products=True)
     for form in FORMS:
         rows(table, extension, form, False, (1, 16) if plan.quick else (1, 2, 4, 8, 16, 48, 256))
-    for form in PACKED:
+    for form in (*PACKED, *SUPERBLOCKS):
         rows(table, extension, form, True, (1, 16) if plan.quick else (1, 16, 48))
     loading(table, extension)
 
@@ -89,6 +91,9 @@ def stored(extension: ModuleType, form: str, exact: bool) -> tuple[Tensor, Any]:
         elif form == "q4_mins":
             blocks = gguf.quantize(matrix[:PERIOD].numpy(), gguf.GGMLQuantizationType.Q4_1)
             extension.repack(memory, torch.from_numpy(blocks).repeat(ROWS // PERIOD, 1), form, ROWS, INNER)
+        elif form in SUPERBLOCKS:
+            blocks = random_rows(SUPERBLOCKS[form], PERIOD, INNER)
+            extension.repack(memory, torch.from_numpy(blocks).repeat(ROWS // PERIOD, 1), form, ROWS, INNER)
         else:
             extension.quantize(memory, matrix, form)
     return memory, extension.Weight(memory, form, ROWS, INNER, exact=exact)
@@ -111,6 +116,6 @@ def row(
         sides["torch"] = clocked(partial(functional.linear, x.to(dense.dtype), dense))
     del matrix
     ours()
-    int8 = weight.format in PACKED and not weight.exact
+    int8 = weight.format in (*PACKED, *SUPERBLOCKS) and not weight.exact
     work = Work(memory.numel() * memory.itemsize, 2.0 * case.columns * case.rows * case.inner, int8=int8)
     table.row(name, work, sides)

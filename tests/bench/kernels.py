@@ -10,6 +10,10 @@ their turn empties the caches.
 import argparse
 import os
 import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from _attention import decodes, prompts
 from _draws import draws

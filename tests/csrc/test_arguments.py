@@ -55,6 +55,9 @@ def test_weights_are_checked(either):
         either.Weight(torch.empty(10, dtype=torch.uint8), "q4", 8, 32)
     with pytest.raises(either.ArgumentError, match=r"^cols: "):
         either.Weight(torch.empty(10, dtype=torch.uint8), "q4", 8, 33)
+    for cols in (32, 288):
+        with pytest.raises(either.ArgumentError, match=r"^cols: must be a multiple of 256"):
+            either.Weight(torch.empty(10, dtype=torch.uint8), "q6_k", 8, cols)
     with pytest.raises(either.ArgumentError, match=r"^data: is float32"):
         either.Weight(torch.empty(8, 32), "bf16", 8, 32)
     weight = either.Weight(torch.randn(8, 32), "f32", 8, 32)

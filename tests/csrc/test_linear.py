@@ -7,13 +7,19 @@ import torch
 from effort import draws
 from gguf.quants import dequantize
 from gguf.quants import quantize as quantize_gguf
+from gguf_models import random_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-DIGITS = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1"}  # packed, with inputs in two digits
+SUPERBLOCKS = {"q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}  # of 256 columns
+DIGITS = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1"} | SUPERBLOCKS  # packed, with inputs in two digits
 PACKED = (*DIGITS, "halves")
 fuzz = settings(max_examples=draws(8, 50), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+def columns_of(format_: str) -> int:
+    return 256 if format_ in SUPERBLOCKS else 32
 
 
 def make(kernels, format_: str, rows: int, cols: int, exact: bool = False):
@@ -27,7 +33,8 @@ def make(kernels, format_: str, rows: int, cols: int, exact: bool = False):
         kernels.pack(data, values.bfloat16())
         return data, kernels.Weight(data, format_, rows, cols, exact), values.bfloat16().double()
     kind = gguf.GGMLQuantizationType[DIGITS[format_]]
-    raw = quantize_gguf(values.numpy(), kind)
+    seed = int(torch.randint(2**31, ()))
+    raw = random_rows(kind.name, rows, cols, seed) if format_ in SUPERBLOCKS else quantize_gguf(values.numpy(), kind)
     data = torch.empty(kernels.packed_bytes(format_, rows, cols), dtype=torch.uint8)
     kernels.repack(data, torch.from_numpy(raw.copy()), format_, rows, cols)
     decoded = torch.from_numpy(dequantize(raw, kind).reshape(rows, cols).copy()).double()
@@ -62,7 +69,7 @@ def product(kernels, x: torch.Tensor, weight, bias=None) -> torch.Tensor:
 def test_it_is_the_product(kernels, format_, seed, rows, columns, blocks):
     torch.manual_seed(seed)
     exact = bool(seed & 2)
-    cols = blocks * 32 if format_ in PACKED else blocks * 32 - seed % 31
+    cols = blocks * columns_of(format_) if format_ in PACKED else blocks * 32 - seed % 31
     _data, weight, values = make(kernels, format_, rows, cols, exact)
     x = torch.randn(columns, cols) * torch.rand(cols).pow(4) * 10  # some inputs much larger than others
     bias = torch.randn(rows) if seed % 2 else None
@@ -75,10 +82,11 @@ def test_it_is_the_product(kernels, format_, seed, rows, columns, blocks):
 def test_a_column_does_not_depend_on_those_beside_it(kernels, format_):
     """Nor on the number of threads: what a sequence says is the same in any batch, bit for bit."""
     torch.manual_seed(1)
-    x = torch.randn(37, 96)
+    cols = 3 * columns_of(format_)
+    x = torch.randn(37, cols)
     try:
         for exact in (False, True):
-            _data, weight, _ = make(kernels, format_, 75, 96, exact)
+            _data, weight, _ = make(kernels, format_, 75, cols, exact)
             together = product(kernels, x, weight)
             for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 32, 33):
                 kernels.set_threads(1 + count % 3)
@@ -102,9 +110,10 @@ def test_nor_where_a_row_ends_within_a_register(kernels, format_):
 def test_inputs_so_small_that_their_steps_have_no_inverse(kernels, format_):
     """A block's step is then the smallest normal number; nothing becomes infinite or NaN."""
     torch.manual_seed(0)
-    _data, weight, values = make(kernels, format_, 20, 96)
+    cols = 3 * columns_of(format_)
+    _data, weight, values = make(kernels, format_, 20, cols)
     for size in (1e-36, 1e-37, 1e-38, 1e-40, 1e-45):
-        x = torch.randn(3, 96) * size
+        x = torch.randn(3, cols) * size
         x[1, 32:64] = torch.randn(32)
         x[2, 5] = 1.0
         error = product(kernels, x, weight).double() - rounded(x) @ values.T
@@ -114,9 +123,10 @@ def test_inputs_so_small_that_their_steps_have_no_inverse(kernels, format_):
 
 @pytest.mark.parametrize("format_", [*PLAIN, *PACKED])
 def test_rows_are_decoded_to_the_bit(kernels, format_):
-    _data, weight, values = make(kernels, format_, 37, 64)
+    cols = 2 * columns_of(format_)
+    _data, weight, values = make(kernels, format_, 37, cols)
     rows = torch.tensor([36, 0, 7, 8, 36])
-    out = torch.empty(5, 64)
+    out = torch.empty(5, cols)
     kernels.weight_rows(out, weight, rows)
     assert torch.equal(out.double(), values[rows])
 
@@ -138,11 +148,37 @@ def test_rounding_is_that_of_gguf(kernels, format_):
 
 @pytest.mark.parametrize("format_", ["f32", *PACKED])
 def test_what_is_not_finite_shows_in_its_column_only(kernels, format_):
-    _data, weight, _ = make(kernels, format_, 24, 64)
-    x = torch.randn(3, 64)
+    cols = 2 * columns_of(format_)
+    _data, weight, _ = make(kernels, format_, 24, cols)
+    x = torch.randn(3, cols)
     good = product(kernels, x, weight)
     for bad in (float("nan"), float("inf")):
         x[1, 40] = bad
         out = product(kernels, x, weight)
         assert not out[1].isfinite().any(), bad
         assert torch.equal(out[[0, 2]], good[[0, 2]]), bad
+
+
+@pytest.mark.parametrize("format_", DIGITS)
+def test_all_that_fuse_compute_the_same_bits(extension, format_):
+    """One column, several, too few for tiles, just enough, and more than one tile has."""
+    fusing = [isa for isa in extension.isas() if isa not in ("emulated", "generic")]
+    torch.manual_seed(3)
+    cols, best = 3 * columns_of(format_), extension.isa()
+    _data, weight, _ = make(extension, format_, 75, cols)
+    x = torch.randn(17, cols) * torch.rand(cols).pow(4) * 10
+    try:
+        for count in (1, 8, 11, 12, 17):
+            found = {}
+            for isa in fusing:
+                extension.select_isa(isa)
+                found[isa] = product(extension, x[:count].contiguous(), weight)
+            assert all(torch.equal(out, found[fusing[0]]) for out in found.values()), count
+    finally:
+        extension.select_isa(best)
+
+
+@pytest.mark.parametrize("format_", DIGITS)
+def test_packed_rows_take_hardly_more_than_the_file_does(extension, format_):
+    stored = random_rows(DIGITS[format_], 48, 512)
+    assert extension.packed_bytes(format_, 48, 512) <= 1.03 * stored.nbytes

@@ -30,13 +30,16 @@ class Weights:
     def matrix(self, rows: int) -> Any:
         return self.extension.Weight(self.tensor(rows, 32), "f32", rows, 32)
 
+    def stack(self, *rows: int) -> tuple[Any, ...]:
+        return tuple(self.matrix(count) for count in rows)
+
     def layer(self) -> dict[str, Any]:
         norms = {"input_norm": self.tensor(32), "mlp_norm": self.tensor(32)}
         return norms | {
-            "qkv": self.matrix(64),
-            "out": self.matrix(32),
-            "gate_up": self.matrix(64),
-            "down": self.matrix(32),
+            "qkv": self.stack(32, 16, 16),
+            "out": self.stack(32),
+            "gate_up": self.stack(64),
+            "down": self.stack(32),
         }
 
     def arguments(self) -> dict[str, Any]:

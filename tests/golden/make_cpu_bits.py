@@ -21,6 +21,7 @@ from gpu_worker.running.memory.arena import KvArena
 FILE = Path(__file__).with_name("cpu_bits.json")
 CPU = torch.device("cpu")
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+SUPERBLOCKS = {"q4_k": 144, "q5_k": 176, "q6_k": 210}  # bytes of 256 columns in GGUF
 HEADS, KV_HEADS, DIM, LONG = 4, 2, 64, 1100  # a decode of so many keys is split
 
 
@@ -45,6 +46,13 @@ def linears(extension: ModuleType) -> dict[str, Tensor]:
         for exact in (False, True):
             weight = extension.Weight(data, name, 48, 96, exact=exact)
             found[f"linear {name}{' exact' * exact}"] = linear(extension, x, weight)
+    wide = numbers(5, 512, seed=5)
+    for name, size in SUPERBLOCKS.items():
+        data = torch.zeros(extension.packed_bytes(name, 48, 512), dtype=torch.uint8)
+        extension.repack(data, superblocks(48, 2, size), name, 48, 512)
+        for exact in (False, True):
+            weight = extension.Weight(data, name, 48, 512, exact=exact)
+            found[f"linear {name}{' exact' * exact}"] = linear(extension, wide, weight)
     data = torch.zeros(extension.packed_bytes("halves", 48, 96), dtype=torch.uint8)
     extension.pack(data, weights.bfloat16())
     found["linear halves"] = linear(extension, x, extension.Weight(data, "halves", 48, 96))
@@ -56,6 +64,17 @@ def q4_1(num_rows: int, num_blocks: int) -> Tensor:
     head = numbers(num_rows, num_blocks, 2, seed=9).half().view(torch.uint8)
     digits = ((numbers(num_rows, num_blocks, 16, seed=11) + 2) * 64).to(torch.uint8)
     return torch.cat((head, digits), dim=2).view(num_rows, -1)
+
+
+def superblocks(num_rows: int, num_blocks: int, size: int) -> Tensor:
+    """Rows of blocks as GGUF's K formats have them: any bytes but for the steps, which are small."""
+    blocks = ((numbers(num_rows, num_blocks, size, seed=13) + 2) * 64).to(torch.uint8)
+    steps = (numbers(num_rows, num_blocks, 2, seed=15) / 256).half().view(torch.uint8)
+    if size == SUPERBLOCKS["q6_k"]:
+        blocks[:, :, -2:] = steps[:, :, :2]
+    else:
+        blocks[:, :, :4] = steps
+    return blocks.view(num_rows, -1)
 
 
 def linear(extension: ModuleType, x: Tensor, weight: object) -> Tensor:

@@ -29,6 +29,57 @@ inline F8 dot_nibbles(const Nibbles& n, const std::int8_t* a) {
     return _mm256_cvtepi32_ps(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
 }
 
+// A 5-bit block likewise. Sums of pairs stay below 2 * 31 * 127 = 7874, so four of them fit 16 bits.
+using Fives = Nibbles;
+inline Fives fives_of(const std::uint8_t* p, const std::uint8_t* high) {
+    Fives n = nibbles_of(p);
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(high));
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        const __m256i shifted = i < 4 ? _mm256_slli_epi16(bits, 4 - i) : _mm256_srli_epi16(bits, i - 4);
+        n.piece[i] = _mm256_or_si256(n.piece[i], _mm256_and_si256(shifted, _mm256_set1_epi8(16)));
+    }
+    return n;
+}
+inline F8 dot_fives(const Fives& n, const std::int8_t* a) {
+    __m256i sum = _mm256_setzero_si256();
+    for (int half = 0; half < 8; half += 4) {
+        __m256i pairs = _mm256_maddubs_epi16(n.piece[half], four(a + 4 * half));
+        for (int i = half + 1; i < half + 4; ++i) {
+            pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(n.piece[i], four(a + 4 * i)));
+        }
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    return _mm256_cvtepi32_ps(sum);
+}
+
+// Half of a 6-bit block, as signed bytes and their magnitudes, which are at most 32: sums of four pairs fit 16 bits.
+struct Sixes {
+    __m256i piece[4], magnitude[4];
+};
+inline Sixes sixes_of(const std::uint8_t* p, const std::uint8_t* high, int half) {
+    Sixes n;
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(high + 64 * half));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 64 * i));
+        const __m256i low = _mm256_and_si256(_mm256_srli_epi16(bytes, 4 * half), _mm256_set1_epi8(15));
+        const __m256i shifted = i < 2 ? _mm256_slli_epi16(bits, 4 - 2 * i) : _mm256_srli_epi16(bits, 2 * i - 4);
+        const __m256i number = _mm256_or_si256(low, _mm256_and_si256(shifted, _mm256_set1_epi8(48)));
+        n.piece[i] = _mm256_sub_epi8(number, _mm256_set1_epi8(32));
+        n.magnitude[i] = _mm256_abs_epi8(n.piece[i]);
+    }
+    return n;
+}
+inline F8 dot_sixes(const Sixes& n, const std::int8_t* a) {
+    __m256i sum = _mm256_maddubs_epi16(n.magnitude[0], _mm256_sign_epi8(four(a), n.piece[0]));
+    for (int i = 1; i < 4; ++i) {
+        const __m256i pairs = _mm256_maddubs_epi16(n.magnitude[i], _mm256_sign_epi8(four(a + 4 * i), n.piece[i]));
+        sum = _mm256_add_epi16(sum, pairs);
+    }
+    return _mm256_cvtepi32_ps(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
+}
+
 struct Bytes {
     __m256i piece[8];  // signed
 };
@@ -72,15 +123,27 @@ inline F8 high_words(Words w) {
     return _mm256_castsi256_ps(_mm256_and_si256(w.v, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
-// 32 floats in [-127, 127] to int8; returns their sum.
-inline std::int32_t store32_i8(std::int8_t* p, const F8* x) {
+// Eight bytes as floats.
+inline F8 load8_u8(const std::uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline F8 load8_i8(const std::uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+
+// 32 floats in [-127, 127] to int8; returns the sums of the first 16, and of all.
+struct Sums {
+    std::int32_t first, all;
+};
+inline Sums store32_i8(std::int8_t* p, const F8* x) {
     const __m256i a = _mm256_cvtps_epi32(x[0]), b = _mm256_cvtps_epi32(x[1]);
     const __m256i c = _mm256_cvtps_epi32(x[2]), d = _mm256_cvtps_epi32(x[3]);
     const __m256i mixed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
     const __m256i in_order = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), in_order);
-    const __m256i sums = _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
-    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+    const __m256i firsts = _mm256_add_epi32(a, b), sums = _mm256_add_epi32(firsts, _mm256_add_epi32(c, d));
+    const __m256i pairs = _mm256_hadd_epi32(firsts, sums);  // of each half of both, two sums beside each other
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
+    return {_mm_cvtsi128_si32(sum), _mm_extract_epi32(sum, 2)};
 }

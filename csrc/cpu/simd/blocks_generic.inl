@@ -31,6 +31,45 @@ inline V4 dot4_nibbles(const std::uint8_t* p, const std::int8_t* a) {
 inline F8 dot_nibbles(const Nibbles& n, const std::int8_t* a) {
     return {dot4_nibbles(n.p, a), dot4_nibbles(n.p + 16, a)};
 }
+// The numbers of a 5-bit block, and of half a 6-bit block, with the bits above their nibbles.
+struct Fives {
+    const std::uint8_t *p, *high;
+};
+inline Fives fives_of(const std::uint8_t* p, const std::uint8_t* high) { return {p, high}; }
+inline V4 dot4_fives(const std::uint8_t* p, const std::uint8_t* high, const std::int8_t* a) {
+    V4 sum{};
+    for (unsigned k = 0; k < 16; k += 4, p += 64) {
+        U4 words = load4_words(p), bits = load4_words(high) >> (k / 4);
+        for (unsigned i = k; i < k + 4; ++i, words >>= 8, bits >>= 8) {
+            sum += signed_to_float((words & 15U) | (bits & 1U) << 4) * static_cast<float>(a[i]);
+            sum += signed_to_float((words >> 4 & 15U) | (bits & 16U)) * static_cast<float>(a[i + 16]);
+        }
+    }
+    return sum;
+}
+inline F8 dot_fives(const Fives& n, const std::int8_t* a) {
+    return {dot4_fives(n.p, n.high, a), dot4_fives(n.p + 16, n.high + 16, a)};
+}
+struct Sixes {
+    const std::uint8_t *p, *high;
+    unsigned shift;  // of the half's nibbles
+};
+inline Sixes sixes_of(const std::uint8_t* p, const std::uint8_t* high, int half) {
+    return {p, high + 64 * half, 4 * static_cast<unsigned>(half)};
+}
+inline V4 dot4_sixes(const std::uint8_t* p, const std::uint8_t* high, unsigned shift, const std::int8_t* a) {
+    V4 sum{};
+    for (unsigned k = 0; k < 16; k += 4, p += 64) {
+        U4 words = load4_words(p) >> shift, bits = load4_words(high) >> (k / 2);
+        for (unsigned i = k; i < k + 4; ++i, words >>= 8, bits >>= 8) {
+            sum += signed_to_float(((words & 15U) | (bits & 3U) << 4) - 32U) * static_cast<float>(a[i]);
+        }
+    }
+    return sum;
+}
+inline F8 dot_sixes(const Sixes& n, const std::int8_t* a) {
+    return {dot4_sixes(n.p, n.high, n.shift, a), dot4_sixes(n.p + 16, n.high + 16, n.shift, a)};
+}
 using Bytes = Nibbles;
 inline Bytes bytes_of(const std::uint8_t* p) { return {p}; }
 inline V4 dot4_bytes(const std::uint8_t* p, const std::int8_t* a) {
@@ -64,15 +103,36 @@ inline F8 low_words(Words w) { return {floats_of(some_words(w, 0) << 16), floats
 inline F8 high_words(Words w) {
     return {floats_of(some_words(w, 0) & ~0xffffU), floats_of(some_words(w, 4) & ~0xffffU)};
 }
-inline std::int32_t store32_i8(std::int8_t* p, const F8* x) {
-    std::int32_t sum = 0;
+// Eight bytes as floats.
+inline F8 load8_u8(const std::uint8_t* p) {
+    float wide[8];
+    for (int i = 0; i < 8; ++i) {
+        wide[i] = static_cast<float>(p[i]);
+    }
+    return load8(wide);
+}
+inline F8 load8_i8(const std::uint8_t* p) {
+    float wide[8];
+    for (int i = 0; i < 8; ++i) {
+        wide[i] = static_cast<float>(static_cast<std::int8_t>(p[i]));
+    }
+    return load8(wide);
+}
+
+// 32 floats in [-127, 127] to int8; returns the sums of the first 16, and of all.
+struct Sums {
+    std::int32_t first, all;
+};
+inline Sums store32_i8(std::int8_t* p, const F8* x) {
+    Sums sums{};
     for (int i = 0; i < 4; ++i) {
         float wide[8];
         store8(wide, round8(x[i]));
         for (int j = 0; j < 8; ++j) {
             p[8 * i + j] = static_cast<std::int8_t>(wide[j]);
-            sum += p[8 * i + j];
+            sums.first += i < 2 ? p[8 * i + j] : 0;
+            sums.all += p[8 * i + j];
         }
     }
-    return sum;
+    return sums;
 }

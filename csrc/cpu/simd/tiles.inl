@@ -45,7 +45,7 @@ class Tiles {
             std::memcpy(static_cast<char*>(to) + row * stride, data_[kTile] + 64 * row, shapes_.bytes[kTile]);
         }
     }
-    // Bf16Pairs are bfloat16. Even and odd k are summed apart; the products themselves are exact in float32.
+    // Numbers are bfloat16. Even and odd k are summed apart; the products themselves are exact in float32.
     template <int kSum, int kInputs, int kWeights>
     void add_bf16() {
         check<kSum, kInputs, kWeights>();

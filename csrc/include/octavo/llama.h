@@ -17,13 +17,16 @@ struct LlamaSizes {
     float eps = 0, scale = 0;
 };
 
+// Matrices one below the other, of any formats that round their inputs alike.
+using Stack = std::vector<Weight>;
+
 // The tensors of a layer. Vectors are f32; a vector without data is not there.
 struct LlamaLayer {
     TensorRef input_norm, mlp_norm;  // [hidden]
-    Weight qkv;                      // [(heads + 2 kv_heads) head_dim, hidden]
-    Weight out;                      // [hidden, heads head_dim]
-    Weight gate_up;                  // [2 inner, hidden]
-    Weight down;                     // [hidden, inner]
+    Stack qkv;                       // [(heads + 2 kv_heads) head_dim, hidden]
+    Stack out;                       // [hidden, heads head_dim]
+    Stack gate_up;                   // [2 inner, hidden]
+    Stack down;                      // [hidden, inner]
     TensorRef qkv_bias, out_bias, gate_up_bias, down_bias;
     TensorRef q_norm, k_norm;  // [head_dim]
     std::int64_t window = 0;

@@ -8,7 +8,17 @@
 //   kQ4: 4 pieces, low nibbles are columns 4j …, high nibbles columns 16 + 4j …; value = scale * (nibble - 8)
 //   kQ4Mins: the same; value = scale * nibble + minimum
 //   kBf16Pairs: 16 pieces, bytes 4r … 4r + 3 of a piece are two neighbouring columns of row r in bfloat16; no scales
-// kQ8, kQ4 and kQ4Mins are GGUF's Q8_0, Q4_0 and Q4_1 in another order: repacking loses nothing.
+//
+// kQ4K, kQ5K and kQ6K take 256 columns together, a superblock of eight blocks: the low nibbles of all blocks as kQ4 has
+// them, then their higher bits, then 32 bytes of scales for each block, then 16 steps (float16), which rows multiply
+// their scales with.
+//   kQ4K: no higher bits; 16 scales and 16 minimums, unsigned bytes; 16 more steps, of the minimums, follow the steps;
+//         value = step * scale * number + step of the minimums * minimum
+//   kQ5K: the same with a piece of higher bits: bit i of byte 4r + j is bit 4 of row r's column 4i + j
+//   kQ6K: two pieces of higher bits: bits 2i and 2i + 1 of byte 4r + j of piece h are bits 4 and 5 of row r's column
+//         16h + 4i + j; 16 scales for columns 0 … 15 and 16 for the others, signed bytes;
+//         value = step * scale * (number - 32)
+// All but kBf16Pairs are GGUF's Q8_0, Q4_0, Q4_1, Q4_K, Q5_K and Q6_K in another order: repacking loses nothing.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +27,14 @@
 
 namespace octavo {
 
-enum class Format : std::uint8_t { kF32, kF16, kBF16, kQ8, kQ4, kQ4Mins, kBf16Pairs };
+enum class Format : std::uint8_t { kF32, kF16, kBF16, kQ8, kQ4, kQ4Mins, kBf16Pairs, kQ4K, kQ5K, kQ6K };
 
 // What a product rounds its inputs to: nothing, 15 bits of the largest of 32 neighbours, or bfloat16.
 enum class Rounding : std::uint8_t { kNone, kDigits, kBf16 };
 
 constexpr std::int64_t kGroupRows = 16;
 constexpr std::int64_t kBlock = 32;
+constexpr std::int64_t kSuperblock = 8 * kBlock;
 
 struct Weight {
     Format format = Format::kF32;
@@ -44,15 +55,25 @@ struct Weight {
 Format format_named(const char* name);
 const char* name_of(Format format);
 
-// Bytes of a packed block, of its numbers, and of a whole packed matrix.
+// How many columns are packed together: a matrix has a multiple of them.
+static constexpr std::int64_t columns_of(Format format) { return format >= Format::kQ4K ? kSuperblock : kBlock; }
+static constexpr bool has_minimums(Format format) {
+    return format == Format::kQ4Mins || format == Format::kQ4K || format == Format::kQ5K;
+}
+// Bytes of a packed block's numbers (low nibbles), of the bits above nibbles, of a block with all that belongs to it
+// (an eighth of a superblock), and of a whole packed matrix.
 static constexpr std::int64_t numbers_bytes(Format format) {
     return format == Format::kBf16Pairs ? kGroupRows * kBlock * 2
            : format == Format::kQ8      ? kGroupRows * kBlock
                                         : kGroupRows * kBlock / 2;
 }
+static constexpr std::int64_t high_bytes(Format format) {
+    return format == Format::kQ6K ? kGroupRows * kBlock / 4 : format == Format::kQ5K ? kGroupRows * kBlock / 8 : 0;
+}
 static constexpr std::int64_t block_bytes(Format format) {
-    const std::int64_t scales = format == Format::kBf16Pairs ? 0 : format == Format::kQ4Mins ? 2 : 1;
-    return numbers_bytes(format) + kGroupRows * 2 * scales;
+    const std::int64_t halves = format == Format::kBf16Pairs ? 0 : has_minimums(format) ? 2 : 1;
+    const std::int64_t scales = format >= Format::kQ4K ? kGroupRows * 2 : 0;
+    return numbers_bytes(format) + high_bytes(format) + scales + kGroupRows * 2 * halves * kBlock / columns_of(format);
 }
 // How many bytes a row takes; packed rows share blocks.
 static inline std::int64_t row_bytes(const Weight& weight) {
@@ -67,7 +88,8 @@ TensorRef memory_of(const Weight& weight);
 // The weight in `data` (uint8, packed_bytes long) or, for plain formats, in `data` [rows, cols].
 Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std::int64_t cols, bool exact);
 
-// GGUF blocks, row after row, into `packed`: Q8_0 into kQ8, Q4_0 into kQ4, Q4_1 into kQ4Mins. Nothing is rounded.
+// GGUF blocks, row after row, into `packed`: Q8_0 into kQ8, Q4_0 into kQ4, Q4_1 into kQ4Mins, Q4_K into kQ4K, Q5_K into
+// kQ5K, Q6_K into kQ6K. Nothing is rounded.
 void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::int64_t rows, std::int64_t cols);
 
 // Puts `values` bfloat16 [rows, cols] in the order of kBf16Pairs.

@@ -1,4 +1,4 @@
-"""Makes the matrices that the extension's kernels multiply with: as stored, or packed in 8 or 4 bits.
+"""Makes the matrices that the extension's kernels multiply with: as stored, or packed in 4 to 8 bits.
 
 | scheme | from a GGUF file | from safetensors |
 |---|---|---|
@@ -9,7 +9,8 @@
 
 Matrices in bfloat16 are packed, so that instructions that multiply it have their operands beside each other. Rounding
 to q8 and q4 is that of GGUF's Q8_0 and Q4_0. The embedding, which is also the output projection of many models, keeps
-8 bits. GGUF formats without a kernel (such as Q4_K) are rounded to 8 bits by `auto`, and become float32 by `none`.
+8 bits. GGUF formats without a kernel (such as Q5_0) are rounded to 8 bits by `auto`, and become float32 by `none`.
+A stack whose tensors are of several types, as K mixtures have, becomes several matrices.
 """
 
 import logging
@@ -17,6 +18,7 @@ import mmap
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from types import ModuleType
 from typing import Any
 
@@ -67,6 +69,14 @@ log = logging.getLogger(__name__)
 SCHEMES = ("auto", "none", "q8", "q4")
 BLOCK = 32
 FORMATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+KERNELS = {  # GGUF's types whose bits are kept, and what the extension calls them
+    TensorType.Q8_0: "q8",
+    TensorType.Q4_0: "q4",
+    TensorType.Q4_1: "q4_mins",
+    TensorType.Q4_K: "q4_k",
+    TensorType.Q5_K: "q5_k",
+    TensorType.Q6_K: "q6_k",
+}
 OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 
 
@@ -99,15 +109,25 @@ class MatrixPacker:
             kinds = {self._source.kind(name) for name in names}
             if self._scheme == "none" and self._dtype == torch.bfloat16:
                 return self._plain(names, shapes)
-            if kinds == {TensorType.Q8_0}:
-                return self._repack(self._source, names, shapes, "q8")
-            if kinds == {TensorType.Q4_0}:
-                return self._repack(self._source, names, shapes, "q4")
-            if kinds <= {TensorType.Q4_0, TensorType.Q4_1}:
-                return self._repack(self._source, names, shapes, "q4_mins")
+            own = {KERNELS.get(kind) for kind in kinds}
+            if len(own) == 1 and (kept := own.pop()):
+                return self._repack(self._source, names, shapes, kept)
             if self._scheme == "auto" and not kinds & set(FLOATS):
                 return self._round(names, shapes, "q8")
         return self._plain(names, shapes)
+
+    def split(self, names: list[str]) -> list[list[str]]:
+        """The tensors of a stack by those that `stack` makes one matrix of: neighbours of one type, if it is kept.
+
+        All matrices of a stack round their inputs alike: so one tensor in floats makes a single one, except by `none`.
+        """
+        halves = self._scheme == "none" and self._dtype == torch.bfloat16
+        if not isinstance(self._source, GgufSource) or self._scheme in ("q8", "q4") or halves:
+            return [names]
+        kinds = {name: self._source.kind(name) for name in names}
+        if self._scheme == "auto" and set(kinds.values()) & set(FLOATS):
+            return [names]
+        return [list(some) for _, some in groupby(names, lambda name: KERNELS.get(kinds[name]))]
 
     def describe(self) -> str:
         """The formats of the matrices, and what their inputs are rounded to."""
@@ -163,10 +183,7 @@ class MatrixPacker:
         parts = []
         for name, shape in zip(names, shapes, strict=True):
             self._checkpoint.check_shape(name, source.shape(name), shape)
-            blocks = source.blocks(name)
-            if format_ == "q4_mins" and source.kind(name) == TensorType.Q4_0:
-                blocks = _with_minimums(blocks)
-            parts.append(blocks)
+            parts.append(source.blocks(name))
             self._checkpoint.mark_read(name)
         data = self._packed(format_, rows, columns)
         self._extension.repack(data, torch.cat(parts), format_, rows, columns)
@@ -179,11 +196,3 @@ class MatrixPacker:
         self.formats[format_] += 1
         weight = self._extension.Weight(data, format_, rows, columns, exact=self._exact(format_))
         return NativeMatrix(data, weight)
-
-
-def _with_minimums(blocks: Tensor) -> Tensor:
-    """Blocks of Q4_0 as blocks of Q4_1: d * (q - 8) is d * q + (-8 * d), and -8 * d is exact in float16."""
-    parts = blocks.view(blocks.shape[0], -1, 18)
-    scales = parts[:, :, :2].contiguous().view(torch.float16)
-    minimums = (scales * -8).view(torch.uint8)
-    return torch.cat((parts[:, :, :2], minimums, parts[:, :, 2:]), dim=2).view(blocks.shape[0], -1)

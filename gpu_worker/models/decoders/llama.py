@@ -3,7 +3,7 @@
 RMS norms, rotary positions, grouped heads, gated MLP.
 
 `prepare` brings a checkpoint into the form `LlamaDecoder` runs: query, key and value projections in one matrix, gate
-and up in another. models/weight_cache.py keeps that form, so that workers can map it from disk and share it.
+and up in another. checkpoint/weight_cache.py keeps that form, so that workers can map it from disk and share it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +27,7 @@ FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is 
 }
 M = TypeVar("M")
 StackTensors = Callable[[list[str], list[tuple[int, ...]]], M]  # tensors by name and shape, one below the other
+SplitStack = Callable[[list[str]], list[list[str]]]  # a stack's tensors, by those that become one matrix
 
 
 def prepare(
@@ -37,8 +38,16 @@ def prepare(
     return collect(checkpoint, checkpoint.read_stacked, config)
 
 
-def collect(checkpoint: CheckpointReader, matrix: StackTensors[M], config: LlamaConfig) -> dict[str, Tensor | M]:
+def _whole(names: list[str]) -> list[list[str]]:
+    return [names]
+
+
+def collect(
+    checkpoint: CheckpointReader, matrix: StackTensors[M], config: LlamaConfig, split: SplitStack = _whole
+) -> dict[str, Tensor | M]:
     """The decoder's tensors by our names. `matrix` makes the embedding and each matrix of one or more tensors.
+
+    Where `split` makes several matrices of a stack, those below the first are called `qkv.1` and `qkv.2`.
 
     A configuration may say that the output projection is the embedding though the checkpoint has another one. Then the
     checkpoint is right, as it is for Transformers.
@@ -49,7 +58,8 @@ def collect(checkpoint: CheckpointReader, matrix: StackTensors[M], config: Llama
         "norm": checkpoint.read_tensor("model.norm.weight", (hidden,)),
     }
     for layer in range(config.num_layers):
-        tensors |= {f"{layer}.{name}": tensor for name, tensor in _layer(checkpoint, matrix, config, layer).items()}
+        found = _layer(checkpoint, matrix, config, split, layer)
+        tensors |= {f"{layer}.{name}": tensor for name, tensor in found.items()}
     if not config.tied or checkpoint.differs("lm_head.weight", "model.embed_tokens.weight"):
         tensors["head"] = matrix(["lm_head.weight"], [(vocab, hidden)])
     checkpoint.check_all_read(lambda name: name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight")
@@ -65,7 +75,7 @@ def with_stored_parts(config: LlamaConfig, names: AbstractSet[str]) -> LlamaConf
 
 
 def _layer(
-    checkpoint: CheckpointReader, matrix: StackTensors[M], config: LlamaConfig, layer: int
+    checkpoint: CheckpointReader, matrix: StackTensors[M], config: LlamaConfig, split: SplitStack, layer: int
 ) -> dict[str, Tensor | M]:
     prefix = f"model.layers.{layer}."
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -82,7 +92,10 @@ def _layer(
             parts[name] = ([whole], [sum(parts[name][1])], hidden)
     tensors: dict[str, Tensor | M] = {}
     for name, (sources, rows, columns) in parts.items():
-        tensors[name] = matrix([f"{prefix}{s}.weight" for s in sources], [(r, columns) for r in rows])
+        names = [f"{prefix}{s}.weight" for s in sources]
+        shapes = {source: (r, columns) for source, r in zip(names, rows, strict=True)}
+        for part, some in enumerate(split(names)):
+            tensors[f"{name}.{part}" if part else name] = matrix(some, [shapes[source] for source in some])
         if name in config.biased:
             tensors[f"{name}_bias"] = checkpoint.read_stacked(
                 [f"{prefix}{s}.bias" for s in sources], [(r,) for r in rows]

@@ -14,7 +14,7 @@ from gpu_worker.models.checkpoint.packing import MatrixPacker, NativeMatrix
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import common_window
-from gpu_worker.models.decoders.llama import collect, layers_of
+from gpu_worker.models.decoders.llama import FIRST_SOURCES, collect, layers_of
 from gpu_worker.ops import TokenBatch
 
 MAX_HEAD_DIM = 256
@@ -82,7 +82,7 @@ class NativeLlamaDecoder:
         """Loads a checkpoint. `scheme` is one of packing.SCHEMES."""
         checkpoint = CheckpointReader(source, torch.float32, on_tensor)
         packer = MatrixPacker(extension, source, checkpoint, scheme, dtype)
-        decoder = cls(config, collect(checkpoint, packer.stack, config), extension)
+        decoder = cls(config, collect(checkpoint, packer.stack, config, packer.split), extension)
         decoder.name = f"llama in one call ({packer.describe()})"
         decoder.arithmetic = packer.arithmetic()
         return decoder
@@ -105,11 +105,23 @@ class NativeLlamaDecoder:
 
     def _layer(self, layer: int, tensors: dict[str, Any]) -> dict[str, Any]:
         sparse = self.config.sparse[layer]
-        return tensors | {
-            "window": self.config.windows[layer],
-            "sparse": () if sparse is None else sparse.extension_arguments,
-            "rotated": self.config.rotated[layer],
-        }
+        stacks: dict[str, list[Any]] = {name: [] for name in FIRST_SOURCES}
+        others = {}
+        for name in sorted(tensors):  # `qkv` before `qkv.1`
+            stem = name.partition(".")[0]
+            if stem in stacks:
+                stacks[stem].append(tensors[name])
+            else:
+                others[name] = tensors[name]
+        return (
+            others
+            | {name: tuple(parts) for name, parts in stacks.items()}
+            | {
+                "window": self.config.windows[layer],
+                "sparse": () if sparse is None else sparse.extension_arguments,
+                "rotated": self.config.rotated[layer],
+            }
+        )
 
     def _layers(self, kv: Sequence[Tensor]) -> Any:
         """The extension's handle of the arena. Every step passes the same list of tensors, so the handle is kept."""

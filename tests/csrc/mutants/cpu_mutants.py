@@ -72,6 +72,10 @@ MUTANTS = of_places(
             ),
         },
         ("cpu/linear_packed.inl", GENERIC, LINEAR): {
+            "scales of the block beside it": (
+                "block % kBlocks * kGroupRows * 2 + place",
+                "block % kBlocks / 2 * kGroupRows * 4 + place",
+            ),
             "wrong nibble order": ("k % 4 * 8 + 4 * high", "k % 4 * 8 + 4 * (1 - high)"),
             "rows past the last written": (
                 "for (std::int64_t i = 0; i < count; ++i) {",
@@ -80,11 +84,17 @@ MUTANTS = of_places(
         },
         ("cpu/linear_digits.inl", GENERIC, LINEAR): {
             "offset of 4-bit numbers forgotten": ("R::set(input.scaled_sum)", "R::zero()"),
+            "scale of the other half of a block": (
+                "scale(scale_of<kFormat, R>(at, block, half))",
+                "scale(scale_of<kFormat, R>(at, block, 0))",
+            ),
         },
         ("cpu/linear_dense.inl", GENERIC, LINEAR): {
             "lost remainder of columns": ("if (rest > 0) {", "if (rest > 1) {"),
         },
         ("cpu/weight.cpp", ("cpu/weight.cpp",), LINEAR): {
+            "minimum with the wrong sign": ("from[3] ^ 0x80U", "from[3] ^ 0x00U"),
+            "bits above nibbles in the wrong order": ("bits(first, 4, 3) << 2 * i", "bits(first, 4, 3) << (6 - 2 * i)"),
             "repacked into the wrong row": ("numbers + place * 4}", "numbers + (kGroupRows - 1 - place) * 4}"),
         },
         ("cpu/half.h", GENERIC, "test_rows.py -k generic"): {

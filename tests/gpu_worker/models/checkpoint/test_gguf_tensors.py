@@ -22,7 +22,7 @@ from octavo.model_files.gguf_support import ARCHITECTURES, DECODED, FLOATS
 from octavo.request.errors import BadModel, InvalidArgument
 
 PACKED = [kind.name for kind in DECODED if kind not in FLOATS]
-OWN_KERNELS = ("F16", "BF16", "Q4_0", "Q4_1", "Q8_0")
+OWN_KERNELS = ("F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 REFUSED = [kind.name for kind in TensorType if kind not in DECODED]
 
 
@@ -153,7 +153,7 @@ def test_a_file_with_another_type_is_refused_by_name(name, load, tmp_path):
 
 
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")
-@pytest.mark.parametrize("kind", some(["F16", "BF16", *PACKED], {*OWN_KERNELS, "Q4_K", "IQ4_NL"}))
+@pytest.mark.parametrize("kind", some(["F16", "BF16", *PACKED], {*OWN_KERNELS, "IQ4_NL"}))
 def test_a_file_of_each_type_in_each_scheme(kind, tiny, load, all_logits, greedy, tmp_path):
     """`none` computes what Transformers does of the same numbers; the other schemes round as they round those."""
     path = tmp_path / "model.gguf"
@@ -204,6 +204,27 @@ def test_a_file_may_mix_types(name, quantization, tiny, load, all_logits, tmp_pa
     found = all_logits(load(path, quantization=quantization), PROMPT)
     expected = all_logits(load(plain, quantization="none" if quantization == "auto" else quantization), PROMPT)
     assert difference(found, expected) < (0.05 if quantization == "auto" else 1e-5)
+
+
+def q4_k_m(tensor: str) -> str:
+    """The types of llama.cpp's Q4_K_M: half of the layers have values and the way down in more bits."""
+    *before, part, _ = tensor.split(".")
+    if part in ("embed_tokens", "lm_head"):
+        return "Q6_K"
+    return "Q6_K" if part in ("v_proj", "down_proj") and int(before[2]) % 2 else "Q4_K"
+
+
+@pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+def test_a_k_mixture_runs_on_its_own_bits(tiny, load, all_logits, tmp_path):
+    """Also where matrices that lie side by side are of two types: nothing is rounded but inputs."""
+    path = tmp_path / "model.gguf"
+    values = write_gguf(tiny("llama-wide").directory, path, q4_k_m)
+    plain = write_values(tiny("llama-wide").directory, tmp_path / "plain", values)
+    expected = all_logits(load(plain, quantization="none"), PROMPT)
+    for scheme, inputs, error in (("none", "float32", 1e-5), ("auto", "15-bits", 5e-3)):
+        runner = load(path, quantization=scheme)
+        assert f"/q4_k+q6_k/in={inputs}/" in runner.info.numerics
+        assert difference(all_logits(runner, PROMPT), expected) < error
 
 
 def test_a_scheme_that_gemma2_does_not_have_is_refused(tiny, load, tmp_path):

@@ -4,13 +4,10 @@ import copy
 import json
 import shutil
 
-import gguf
 import numpy as np
 import pytest
 import torch
-from gguf.quants import dequantize, quantize
 
-from gpu_worker.models.checkpoint import packing
 from gpu_worker.ops import make_batch, native
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running import loading
@@ -99,11 +96,3 @@ def test_what_cannot_be_quantized_says_so(tiny, load, reference):
         reference(tiny("llama").directory, quantization="q8")
     with pytest.raises(InvalidArgument, match="'q3' is not one of"):
         load(tiny("llama").directory, quantization="q3")
-
-
-def test_q4_0_gains_minimums_without_loss():
-    """This serves stacks that mix Q4_0 with Q4_1."""
-    raw = quantize(np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32), gguf.GGMLQuantizationType.Q4_0)
-    mixed = packing._with_minimums(torch.from_numpy(raw.copy())).numpy()
-    expected = dequantize(raw, gguf.GGMLQuantizationType.Q4_0)
-    np.testing.assert_allclose(dequantize(mixed, gguf.GGMLQuantizationType.Q4_1), expected, rtol=1e-6, atol=1e-7)
