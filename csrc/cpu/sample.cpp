@@ -55,14 +55,19 @@ class Drawer {
         open_.resize(static_cast<std::size_t>(row_.count));
         for (std::int64_t begin = 0; begin < row_.count; begin += kBits, ++mask) {
             const std::int64_t some = std::min(kBits, row_.count - begin);
-            const auto word = static_cast<std::uint32_t>(*mask);
+            const std::uint32_t all = ~0U >> (kBits - some);
+            const std::uint32_t word = static_cast<std::uint32_t>(*mask) & all;
             float* open = open_.data() + begin;
-            if (word == 0) {
-                std::fill(open, open + some, kNever);
-                continue;
+            const bool most =
+                2 * __builtin_popcount(word) > some;  // bits of which there are fewer are written one by one
+            if (most) {
+                std::copy_n(x + begin, some, open);
+            } else {
+                std::fill_n(open, some, kNever);
             }
-            for (std::int64_t i = 0; i < some; ++i) {
-                open[i] = (word >> i & 1U) != 0 ? x[begin + i] : kNever;
+            for (std::uint32_t left = most ? all & ~word : word; left != 0; left &= left - 1) {
+                const int i = __builtin_ctz(left);
+                open[i] = most ? kNever : x[begin + i];
             }
         }
         return open_.data();
