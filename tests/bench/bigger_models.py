@@ -36,7 +36,7 @@ from _service import describe_machine, free_port
 FORMATS = {"q4": ["--quantization", "q4"], "bf16": ["--dtype", "bfloat16", "--quantization", "none"]}
 HTTP_OFFSET = 8000  # of a router of `octavo up`, from its gRPC port
 LONGEST_START_S = 900
-WORDS = "the cat sat on a big red mat with many old friends and dogs near blue water".split()
+WORDS = ("the", "cat", "sat", "on", "a", "big", "red", "mat", "with", "many", "old", "friends", "near", "blue", "water")
 Row = dict[str, float]
 
 

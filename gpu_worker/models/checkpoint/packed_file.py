@@ -68,6 +68,7 @@ class PackedFileWriter:
         self._flush()
         content = {"key": key, "chunk_bytes": CHUNK_BYTES, "data_bytes": size, "sums": self._sums, "tensors": places}
         header = json.dumps(content).encode()
+        self._before_chunk(size + len(header) + END.size)
         self._write(memoryview(header + END.pack(MAGIC, len(header), _digest(header))))
         os.fsync(self._descriptor)
 
