@@ -55,6 +55,8 @@ def build_runner(settings: WorkerSettings) -> Runner:
         batch_invariant=settings.batch_invariant,
         context_tokens=settings.context_tokens or None,
         generation_config=settings.generation_config,
+        packed_cache=settings.packed_cache,
+        packed_cache_bytes=settings.packed_cache_bytes,
     )
 
 

@@ -15,19 +15,21 @@ from gpu_worker.models.checkpoint import fp8_source
 from gpu_worker.models.checkpoint.bare_names import PrefixedSource, is_bare
 from gpu_worker.models.checkpoint.gguf_tensors import GgufSource, read_config
 from gpu_worker.models.checkpoint.locate import locate
-from gpu_worker.models.checkpoint.packing import SCHEMES
+from gpu_worker.models.checkpoint.packing import PACKING, SCHEMES
 from gpu_worker.models.checkpoint.weight_cache import WeightCache
 from gpu_worker.models.checkpoint.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
 from gpu_worker.models.decoders import gpt, llama, native_llama
 from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
-from gpu_worker.models.decoders.native_llama import NativeLlamaDecoder
+from gpu_worker.models.decoders.native_llama import LlamaPacking, NativeLlamaDecoder
 from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint, sample_file
 from gpu_worker.models.model_kind import THROUGH_TRANSFORMERS, refuse_unservable
+from gpu_worker.models.packed_cache import PackedCache, content_key
 from gpu_worker.models.pooling_files import read_pooling
 from gpu_worker.models.tokenizer_conversion import find_tokenizer
 from gpu_worker.ops import Ops
+from gpu_worker.ops.native import CPU_BITS
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from octavo.model_files.gguf import GgufFile
 from octavo.pooling.params import ModelPooling
@@ -36,6 +38,7 @@ from octavo.request.errors import BadModel, InvalidArgument, ServingError
 
 log = logging.getLogger(__name__)
 LONGEST_MESSAGE = 1500  # a command that converts a checkpoint, with its path, has to fit
+DECIDING_FILES = ("config.json", "model.safetensors.index.json")  # beside the weights, of what is packed and how
 CACHE_VERSION = 1  # rises when `prepare` or dequantization make other tensors of the same file
 
 
@@ -60,6 +63,7 @@ def load_model(
     quantization: str = "auto",
     context_tokens: int | None = None,
     cache_dir: Path | None = None,
+    packed_cache: PackedCache | None = None,
     recommended_sampling: bool = True,
     on_progress: ProgressCallback | None = None,
 ) -> LoadedModel:
@@ -69,8 +73,9 @@ def load_model(
     q4 need native ops and a decoder of the Llama family (InvalidArgument). `context_tokens` is the length of the
     longest sequence that will be run, if the model was made for longer ones: a model that encodes positions otherwise
     for long sequences then does so only if one can be long. Raises NotFound if there is no such model, and BadModel or
-    MalformedGguf if it cannot be used. Converted GGUF weights and tokenizers are kept in `cache_dir`; None
-    keeps none. `recommended_sampling` says whether generation_config.json has a say in sampling.
+    MalformedGguf if it cannot be used. Converted GGUF weights and tokenizers are kept in `cache_dir`, and what the
+    extension multiplies with in `packed_cache`; None keeps none. `recommended_sampling` says whether
+    generation_config.json has a say in sampling.
     """
     started = time.monotonic()
     if quantization not in SCHEMES:
@@ -78,7 +83,9 @@ def load_model(
     found = locate(model)
     progress = on_progress or _ProgressLogger(found.name)
     load = _load_gguf if found.path.is_file() else _load_directory
-    how = _LoadOptions(device, dtype, ops, quantization, context_tokens, cache_dir, recommended_sampling, progress)
+    how = _LoadOptions(
+        *(device, dtype, ops, quantization, context_tokens, cache_dir, packed_cache, recommended_sampling, progress)
+    )
     try:
         loaded = load(found.name, found.path, how)
     except BadModel as error:
@@ -130,7 +137,7 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
         decoder: Decoder
         if how.native(config):
-            decoder = _native(source, config, dtype, how)
+            decoder = _native(name, source, config, dtype, how, [path], [])
         else:
             decoder = llama.LlamaDecoder(config, _dequantized(path, source, config, dtype, how), how.ops, how.device)
     return LoadedModel(
@@ -174,7 +181,7 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else _stored_dtype(content))
     generation = generation_config.read_generation_config(path)
     defaults = generation_config.sampling_defaults(generation) if how.recommended else generation_config.NONE
-    decoder = _decoder(path, content, dtype, how)
+    decoder = _decoder(name, path, content, dtype, how)
     small = [path / file for file in CONTENT_FILES if (path / file).exists()]
     return LoadedModel(
         name=name,
@@ -188,7 +195,7 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     )
 
 
-def _decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
+def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
     """One of our decoders if it computes what the configuration says, else the model's own code."""
     if is_llama_like(content):
         config = LlamaConfig.from_dict(content).limited_to(how.context_tokens)
@@ -199,7 +206,8 @@ def _decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_
                 log.warning("this checkpoint has no output projection: it gives vectors, and texts without sense")
                 config = replace(config, tied=True)
         if how.native(config):
-            return _native(source, config, dtype, how)
+            deciding = [path / file for file in DECIDING_FILES if (path / file).exists()]
+            return _native(name, source, config, dtype, how, weight_files(path), deciding)
         return llama.LlamaDecoder(config, llama.prepare(source, config, dtype, how.progress), how.ops, how.device)
     how.native(None)
     if is_gpt_like(content):
@@ -215,9 +223,24 @@ def _decoder(path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_
     return TransformersDecoder.load(path, dtype, how.ops, how.device)
 
 
-def _native(source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
+def _native(
+    name: str,
+    source: WeightSource,
+    config: LlamaConfig,
+    dtype: torch.dtype,
+    how: "_LoadOptions",
+    files: list[Path],
+    deciding: list[Path],
+) -> Decoder:
+    """A decoder of the extension. `files` of weights, and `deciding` small ones, are what is packed."""
     extension = cast("NativeCpuOps", how.ops).extension
-    return NativeLlamaDecoder.load(source, config, dtype, how.quantization, extension, how.progress)
+    packing = LlamaPacking(source, config, dtype, how.quantization, extension, how.progress)
+    packed = None
+    if how.packed_cache is not None and how.packed_cache.is_worth(files):
+        version = f"{PACKING} of {extension.version()}, bits {CPU_BITS}"
+        key = content_key(files, deciding) | {"scheme": how.quantization, "dtype": str(dtype), "packing": version}
+        packed = how.packed_cache.get(name, key, how.quantization, extension, packing.into)
+    return NativeLlamaDecoder(config, packed or packing.in_memory(), extension)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +251,7 @@ class _LoadOptions:
     quantization: str
     context_tokens: int | None
     cache_dir: Path | None
+    packed_cache: PackedCache | None
     recommended: bool
     progress: ProgressCallback
 

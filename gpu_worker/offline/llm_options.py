@@ -45,6 +45,8 @@ class LLMOptions(TypedDict, total=False):
     draft_model: str
     policy: str
     generation_config: str
+    packed_cache: str
+    packed_cache_bytes: int | str
 
     max_model_len: int | None
     max_num_seqs: int | None

@@ -13,6 +13,7 @@ from gpu_worker.models.checkpoint.weights import ProgressCallback
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.loader import LoadedModel, load_model
 from gpu_worker.models.numerics import class_of
+from gpu_worker.models.packed_cache import PackedCache
 from gpu_worker.ops import Ops, choose_ops, kv_format, native
 from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.running.graphs import CudaGraphCapturer, StepGraphs, capture_graphs
@@ -54,6 +55,8 @@ def load_runner(
     batch_invariant: bool = False,
     context_tokens: int | None = None,
     cache_dir: Path | str | None = None,
+    packed_cache: Path | str = "auto",
+    packed_cache_bytes: int = 16 << 30,
     threads: int | None = None,
     isa: str = "auto",
     generation_config: str = "auto",
@@ -70,8 +73,9 @@ def load_runner(
     decoder allow it), mixed (other steps of few tokens as well) or off.
     `isa` is auto (the best that the machine has) or the instruction set of native ops on a CPU, for the whole process.
     `batch_invariant` demands that the bits of a sequence do not depend on the batch (InvalidArgument where they would).
-    `cache_dir` None means ~/.cache/octavo. `generation_config` is auto or off: may the model recommend
-    sampling parameters?
+    `cache_dir` None means ~/.cache/octavo. `packed_cache` is a folder of weights packed for a CPU, of at most
+    `packed_cache_bytes`; auto: `packed` in `cache_dir`; off: none. `generation_config` is auto or off: may the
+    model recommend sampling parameters?
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")
@@ -96,6 +100,7 @@ def load_runner(
         quantization=quantization,
         context_tokens=context_tokens,
         cache_dir=cache,
+        packed_cache=_packed_cache(packed_cache, packed_cache_bytes, cache),
         recommended_sampling=generation_config != "off",
         on_progress=on_progress,
     )
@@ -166,6 +171,12 @@ def measured_block_bytes(
     """How many bytes blocks may take beside the steps, which are run, and what `capture` makes of their blocks."""
     work = [partial(trial.run, step) for step in steps]
     return gpu_block_bytes(memory, utilization, work, lambda: capture(trial.layers))
+
+
+def _packed_cache(folder: Path | str, most_bytes: int, cache: Path | None) -> PackedCache | None:
+    if folder == "auto":
+        return PackedCache(cache / "packed", most_bytes) if cache else None
+    return None if folder == "off" else PackedCache(Path(folder).expanduser(), most_bytes)
 
 
 def default_cache() -> Path | None:

@@ -120,6 +120,13 @@ class GgufFile:
         info = self.tensors[name]
         return memoryview(self._map)[info.offset : info.offset + info.num_bytes]
 
+    def release(self, name: str) -> None:
+        """Takes the tensor's pages out of this process; a later read gets them again."""
+        info, page = self.tensors[name], mmap.PAGESIZE
+        begin, end = info.offset // page * page, -(-(info.offset + info.num_bytes) // page) * page
+        if hasattr(mmap, "MADV_DONTNEED") and info.num_bytes:
+            self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
     def close(self) -> None:
         """Unmaps the file, as soon as no view of it is left."""
         try:

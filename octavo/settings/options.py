@@ -30,6 +30,7 @@ _METAVARS = {  # by the last word of a setting's name
     "store": "URL",
     "id": "NAME",
     "dir": "DIR",
+    "cache": "DIR|auto|off",
     "ms": "MS",
     "port": "PORT",
     "tokens": "TOKENS",

@@ -56,6 +56,12 @@ class WorkerSettings(ListenerSettings):
         " mixed fleet compute the same bits",
         choices=("auto", "generic", "avx2", "avx512", "avx512_bf16", "amx"),
     )
+    packed_cache: str = option(
+        "auto",
+        "folder of weights that were packed for a CPU, which a later start and all workers map; auto:"
+        " ~/.cache/octavo/packed; off: none",
+    )
+    packed_cache_bytes: int = option(16 << 30, "size of that folder, at most", size=True, low=0)
     block_size: int = option(16, "token slots of a block", choices=(8, 16, 32, 64, 128))
     kv_cache_dtype: str = option(
         "auto",

@@ -1,6 +1,7 @@
 """A model of one's own: `octavo up --model` with a GGUF file, and `octavo generate` beside it."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,8 @@ from gguf_vocabularies import gemma_vocabulary, unescaped
 from live.cluster import ROOT
 from live.process import Process, wait_until
 
+from gpu_worker.ops import native
+
 NUM_TOKENS = 24
 
 
@@ -19,11 +22,11 @@ def octavo(command, state_dir, *words):
     return [sys.executable, "-m", "octavo.cli", command, *map(str, words), "--state-dir", str(state_dir), "--json"]
 
 
-def answer(model, tmp_path, *words):
+def answer(model, tmp_path, *words, options=("--quantization", "none", "--workers", 1)):
     """The tokens that `octavo generate` prints for some words, while `octavo up` serves the model."""
     state, log = tmp_path / "state", tmp_path / "up.log"
-    options = ["--model", model, "--routers", 1, "--workers", 1, "--grpc-port", 0, "--kv-cache-bytes", "4MiB"]
-    up = Process("up", octavo("up", state, *options, "--quantization", "none"), log, ROOT)
+    options = ["--model", model, "--routers", 1, "--grpc-port", 0, "--kv-cache-bytes", "4MiB", *options]
+    up = Process("up", octavo("up", state, *options), log, ROOT)
     up.start()
     try:
         wait_until(lambda: not up.running or '"ready": true' in log.read_text(), 120, "octavo up is not ready")
@@ -93,3 +96,19 @@ def test_a_gguf_file_answers_a_chat_as_transformers_does(tmp_path):
     output = answer(file, tmp_path, "--chat", "--prompt", TEXT, "--ignore-eos")
     assert output == likeliest(transformers.AutoModelForCausalLM.from_pretrained(decoded).eval(), prompt, output)
     assert len(output) == NUM_TOKENS and len(set(output)) > 4
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+def test_a_second_start_finds_what_the_first_has_packed(tmp_path):
+    """Of the workers that start at once one packs; all of both starts have the file's weights, and the same tokens."""
+    outputs, packed, found = [], [], []
+    for start in ("first", "second"):
+        (folder := tmp_path / start).mkdir()
+        options = ("--workers", 2, "--packed-cache", tmp_path / "packed")
+        outputs.append(answer("smollm2", folder, "Gravity is", options=options))
+        logs = "".join(path.read_text() for path in (folder / "state").rglob("worker*.log"))
+        packed.append(logs.count("packed and written to"))
+        found.append(len(re.findall(r"MB (mapped|copied) from", logs)))
+    assert (packed, found) == ([1, 0], [2, 2])
+    assert outputs[0] == outputs[1]

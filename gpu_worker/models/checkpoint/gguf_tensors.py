@@ -84,7 +84,9 @@ class GgufSource:
         return set(self._stored)
 
     def get(self, name: str) -> Tensor:
-        return self._ordered(name, read_tensor(self._file, self._info(name).name))
+        tensor = self._ordered(name, read_tensor(self._file, self._info(name).name))
+        self._file.release(self._info(name).name)
+        return tensor
 
     def kind(self, name: str) -> TensorType:
         return self._info(name).type
@@ -96,6 +98,7 @@ class GgufSource:
         """The stored bytes of a tensor of two dimensions: uint8 [rows, bytes of a row], in new memory."""
         info = self._info(name)
         data = torch.frombuffer(bytearray(self._file.tensor_bytes(info.name)), dtype=torch.uint8)
+        self._file.release(info.name)
         return self._ordered(name, data.view(info.shape[0], -1))
 
     def _info(self, name: str) -> TensorInfo:

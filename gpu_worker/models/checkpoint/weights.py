@@ -27,10 +27,12 @@ class WeightSource(Protocol):
 
 
 class SafetensorsSource:
-    """The *.safetensors files of a directory, memory-mapped: one file, or the shards that an index lists."""
+    """The *.safetensors files of a directory, memory-mapped: one file, or the shards that an index lists.
+
+    Each tensor is a mapping of its own, so that its pages leave the process with it.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self._files: dict[Path, safe_open] = {}
         self._places = {name: directory / file for name, file in _shards(directory)}
 
     def names(self) -> set[str]:
@@ -41,9 +43,8 @@ class SafetensorsSource:
             raise BadModel(f"the checkpoint has no tensor {name!r}")
         path = self._places[name]
         try:
-            if path not in self._files:
-                self._files[path] = safe_open(path, framework="pt")
-            tensor: Tensor = self._files[path].get_tensor(name)
+            with safe_open(path, framework="pt") as file:
+                tensor: Tensor = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise BadModel(f"{path.name}: {error}") from error
         return tensor

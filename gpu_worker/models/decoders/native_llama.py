@@ -3,14 +3,18 @@
 `llama.LlamaDecoder` defines what a NativeLlamaDecoder computes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpu_worker.models.checkpoint.packing import MatrixPacker, NativeMatrix
+from gpu_worker.models.checkpoint.packed_file import PackedFileWriter, Place
+from gpu_worker.models.checkpoint.packed_weights import NativeMatrix, PackedWeights
+from gpu_worker.models.checkpoint.packing import MatrixPacker
+from gpu_worker.models.checkpoint.weight_memory import HugePageAllocator, ScratchMemory, WeightMemory
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import common_window
@@ -27,17 +31,45 @@ def supports(config: LlamaConfig) -> bool:
     return config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM and not gemma and not capped
 
 
+@dataclass(frozen=True, slots=True)
+class LlamaPacking:
+    """How a checkpoint becomes the weights of a NativeLlamaDecoder. `scheme` is one of packing.SCHEMES."""
+
+    source: WeightSource
+    config: LlamaConfig
+    dtype: torch.dtype
+    scheme: str
+    extension: ModuleType
+    on_tensor: ProgressCallback
+
+    def in_memory(self) -> PackedWeights:
+        checkpoint, packer = self._start(HugePageAllocator())
+        return PackedWeights(collect(checkpoint, packer.stack, self.config, packer.split), self.scheme)
+
+    def into(self, file: PackedFileWriter) -> dict[str, Place]:
+        """Writes the tensors to a file, each as soon as it is packed. Where each lies, by our names."""
+        checkpoint, packer = self._start(ScratchMemory())
+
+        def matrix(names: list[str], shapes: list[tuple[int, ...]]) -> Place:
+            return file.add_matrix(packer.stack(names, shapes))
+
+        tensors = collect(checkpoint, matrix, self.config, packer.split)
+        return {name: file.add_vector(x) if isinstance(x, Tensor) else x for name, x in tensors.items()}
+
+    def _start(self, memory: WeightMemory) -> tuple[CheckpointReader, MatrixPacker]:
+        checkpoint = CheckpointReader(self.source, torch.float32, self.on_tensor)
+        return checkpoint, MatrixPacker(self.extension, self.source, checkpoint, self.scheme, self.dtype, memory)
+
+
 class NativeLlamaDecoder:
     """A Decoder. Sums, norms and the states between layers are float32, whatever the types of weights and cache."""
 
     capturable = False
     batch_invariant = True
 
-    def __init__(
-        self, config: LlamaConfig, tensors: Mapping[str, Tensor | NativeMatrix], extension: ModuleType
-    ) -> None:
-        self.name = "llama in one call"
-        self.arithmetic = ""  # formats of weights, and what inputs are rounded to
+    def __init__(self, config: LlamaConfig, packed: PackedWeights, extension: ModuleType) -> None:
+        self.name = f"llama in one call ({packed.describe()})"
+        self.arithmetic = packed.arithmetic()  # formats of weights, and what inputs are rounded to
         self.config = config
         self.vocab_size = config.vocab_size
         self.context_tokens = config.context_tokens
@@ -48,7 +80,7 @@ class NativeLlamaDecoder:
         self.window = common_window(config.windows)
         self._extension = extension
         self.rope = cos, sin = config.rope.table(config.context_tokens)
-        arguments = {name: x.weight if isinstance(x, NativeMatrix) else x for name, x in tensors.items()}
+        arguments = {name: x.weight if isinstance(x, NativeMatrix) else x for name, x in packed.tensors.items()}
         self._llama = extension.Llama(
             sizes={
                 "vocab": config.vocab_size,
@@ -68,24 +100,6 @@ class NativeLlamaDecoder:
             layers=[self._layer(*each) for each in enumerate(layers_of(arguments, config.num_layers))],
         )
         self._kv: tuple[Sequence[Tensor], Any] | None = None
-
-    @classmethod
-    def load(
-        cls,
-        source: WeightSource,
-        config: LlamaConfig,
-        dtype: torch.dtype,
-        scheme: str,
-        extension: ModuleType,
-        on_tensor: ProgressCallback,
-    ) -> "NativeLlamaDecoder":
-        """Loads a checkpoint. `scheme` is one of packing.SCHEMES."""
-        checkpoint = CheckpointReader(source, torch.float32, on_tensor)
-        packer = MatrixPacker(extension, source, checkpoint, scheme, dtype)
-        decoder = cls(config, collect(checkpoint, packer.stack, config, packer.split), extension)
-        decoder.name = f"llama in one call ({packer.describe()})"
-        decoder.arithmetic = packer.arithmetic()
-        return decoder
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         hidden = torch.empty((rows.shape[0], self.config.hidden_size))

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from gpu_worker.models.checkpoint.packing import LINE, SLAB, HugePageAllocator
+from gpu_worker.models.checkpoint.weight_memory import LINE, SLAB, HugePageAllocator
 
 
 @pytest.mark.parametrize("sizes", [[1, 64, 65, 4096], [SLAB - 1, 3, SLAB + 1, 7], [0, 5, 0]])

@@ -1,0 +1,98 @@
+"""Checkpoints with random weights in the shapes of published models: a folder as Transformers writes it.
+
+The tokenizer is the demo model's, with as many tokens that no text becomes as the shape's vocabulary has more.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from gpu_worker.models.checkpoint.locate import demo_file
+from octavo.text.tokenizer_gguf import read_gguf
+
+COMMON = {"hidden_act": "silu", "tie_word_embeddings": True, "dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
+QWEN2 = COMMON | {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "num_key_value_heads": 2,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5-0.5b": QWEN2
+    | {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
+    "qwen2.5-1.5b": QWEN2
+    | {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
+    "llama-3.2-1b": COMMON
+    | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+    },
+}
+
+
+def write_checkpoint(shape: str, directory: Path) -> Path:
+    """The folder of this shape below `directory`, with weights in bfloat16. One that is there stays."""
+    folder = directory / shape
+    if (folder / "model.safetensors").exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    config = SHAPES[shape]
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    _write_tokenizer(folder, config["vocab_size"])
+    generator = torch.Generator().manual_seed(1)
+    tensors = {name: _random(size, generator) for name, size in _sizes(config).items()}
+    save_file(tensors, folder / "new.safetensors", metadata={"format": "pt"})
+    (folder / "new.safetensors").rename(folder / "model.safetensors")
+    return folder
+
+
+def _random(size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    if len(size) == 1:
+        return torch.ones(size, dtype=torch.bfloat16)
+    return torch.empty(size, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
+
+
+def _sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors, by their names in a checkpoint."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
+    queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    sizes = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        for name, rows in {"q": queries, "k": keys, "v": keys}.items():
+            sizes[f"{prefix}self_attn.{name}_proj.weight"] = (rows, hidden)
+            if config["model_type"] == "qwen2":
+                sizes[f"{prefix}self_attn.{name}_proj.bias"] = (rows,)
+        sizes[f"{prefix}self_attn.o_proj.weight"] = (hidden, queries)
+        sizes[f"{prefix}mlp.gate_proj.weight"] = sizes[f"{prefix}mlp.up_proj.weight"] = (inner, hidden)
+        sizes[f"{prefix}mlp.down_proj.weight"] = (hidden, inner)
+        sizes[f"{prefix}input_layernorm.weight"] = sizes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
+    return sizes
+
+
+def _write_tokenizer(folder: Path, size: int) -> None:
+    content = json.loads(read_gguf(demo_file()).backend.to_str())
+    vocabulary = content["model"]["vocab"]
+    vocabulary |= {f"<more-{i}>": i for i in range(len(vocabulary), size)}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    names = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "unk_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(names | {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<|im_end|>"})
+    )
