@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 from effort import patience
 from live.client_loops import read_history
-from live.cluster import Shape
+from live.cluster import Cluster, Shape
+from live.fixtures import running
 from live.history import History
-from live.nursery import QuickCluster, quick_cluster
 from waiting import until
 
 from octavo.client import SamplingParams
@@ -30,7 +30,7 @@ REQUESTS = [
 
 
 @pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuickCluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     common = ("--model", "smollm2", "--kv-cache-bytes", "200000000", "--swap-bytes", "0", "--device", "cpu")
     shape = Shape(
         runner="model",
@@ -39,11 +39,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuickCluster]:
         worker_args=common,
         each_worker=(("--speculation", "recent"), ("--speculation", "off")),
     )
-    with quick_cluster(tmp_path_factory.mktemp("cluster"), shape) as cluster:
+    with running(tmp_path_factory.mktemp("cluster"), shape) as cluster:
         yield cluster
+        cluster.revive()
 
 
-async def streams(cluster: QuickCluster) -> list[History]:
+async def streams(cluster: Cluster) -> list[History]:
     """One stream of each of the requests, all at a time."""
     async with cluster.client() as client:
         return await asyncio.gather(
@@ -57,14 +58,14 @@ async def streams(cluster: QuickCluster) -> list[History]:
         )
 
 
-def is_busy(cluster: QuickCluster, worker: str, told: "asyncio.Task[list[History]]") -> bool:
+def is_busy(cluster: Cluster, worker: str, told: "asyncio.Task[list[History]]") -> bool:
     """Whether it runs some of the streams; also once all have ended."""
     return told.done() or cluster.load(worker).num_running > 0
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-async def test_streams_are_the_same_through_kills_of_workers_with_and_without_guesses(cluster: QuickCluster) -> None:
+async def test_streams_are_the_same_through_kills_of_workers_with_and_without_guesses(cluster: Cluster) -> None:
     await asyncio.to_thread(cluster.kill, GUESSING)
     expected = await streams(cluster)
     assert all(history.ended for history in expected)

@@ -31,12 +31,15 @@ EVERY_S = 2.0
 END_S = 300.0
 MANY = 3000  # tokens
 
+UNGUESSED = ("--speculation", "off")  # a response that was heard before would be over before anything is killed
+
 
 @pytest.fixture
 def cluster(clusters: Callable[[Shape], Cluster], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two routers whose model has a chat template, and two workers."""
     folder = write_chat_tokenizer(tmp_path_factory.mktemp("tokenizer") / "chat")
-    yield from whole(clusters(Shape(runner="fake", step_delay_ms=20, router_args=("--tokenizer", str(folder)))))
+    arguments = ("--tokenizer", str(folder))
+    yield from whole(clusters(Shape(runner="fake", step_delay_ms=20, router_args=arguments, worker_args=UNGUESSED)))
 
 
 class Reader:
@@ -96,7 +99,7 @@ def spares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Six routers and six workers, each of which begins again within a moment."""
     folder = write_chat_tokenizer(tmp_path_factory.mktemp("tokenizer") / "chat")
     arguments = ("--tokenizer", str(folder), "--grace-ms", "60000")
-    shape = Shape(routers=6, workers=6, runner="fake", step_delay_ms=20, router_args=arguments)
+    shape = Shape(routers=6, workers=6, runner="fake", step_delay_ms=20, router_args=arguments, worker_args=UNGUESSED)
     with running(tmp_path_factory.mktemp("spares"), shape) as cluster:
         yield cluster
         cluster.revive()
