@@ -69,17 +69,16 @@ class PrefixCache:
 
     def keep(self, hashes: Iterable[BlockHash]) -> None:
         """Keeps these hashes from now on, and no others."""
-        before, self.kept = self.kept, frozenset(hashes)
-        for ended in before - self.kept:
-            block = self._blocks.get(ended)
-            if block is not None and block in self._idle_kept:
-                del self._idle_kept[block]
-                self._idle[block] = None
-        for begun in self.kept - before:
-            block = self._blocks.get(begun)
-            if block is not None and block in self._idle:
-                del self._idle[block]
-                self._idle_kept[block] = None
+        self.kept = frozenset(hashes)
+        ended = [block for block in self._idle_kept if self._hashes[block] not in self.kept]
+        begun = [block for block in self._idle if self._hashes[block] in self.kept]
+        for block in reversed(ended):  # they have been idle for longest, and keep their order
+            del self._idle_kept[block]
+            self._idle[block] = None
+            self._idle.move_to_end(block, last=False)
+        for block in begun:
+            del self._idle[block]
+            self._idle_kept[block] = None
 
     def insert(self, block_hash: BlockHash, block: BlockId) -> bool:
         """Registers a full block that a table has. False: its content is known already, or the cache is not enabled."""

@@ -95,7 +95,8 @@ class AnswerService:
             last = request.chat.messages[-1]
             shown.text = last.content if last.role == "assistant" else ""
             return shown
-        whole_text = "" if request.HasField("truncate_prompt_tokens") else request.text
+        other_text = request.HasField("truncate_prompt_tokens") or request.HasField("prefix")
+        whole_text = "" if other_text else request.text
         shown.text = whole_text or model.tokenizer.decode(shown.token_ids, skip_special_tokens=False)
         return shown
 

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 1.0
 REPEAT_S = 5.0  # how often a worker is told again what it was told
+IDLE_REPEAT_S = 20.0  # that nothing is to be kept: wishes of routers that are gone end at a call
+MAX_PAUSE_S = 300.0  # between two times that a worker computes what it lacks
 WARM = PoolingParams()  # the vector is not used: the blocks stay
 
 
@@ -42,6 +44,8 @@ class Warmth:
     warm: set[str] = field(default_factory=set)
     full: set[str] = field(default_factory=set)  # of which it keeps a part only
     warming: bool = False
+    pause_s: float = REPEAT_S  # twice as long after each time that the worker still lacked something
+    warm_again_at: float = -inf
 
 
 @dataclass(eq=False)
@@ -84,7 +88,7 @@ class PrefixKeeper:
     async def _tell(self, link: WorkerLink, prefixes: Sequence[NamedPrefix]) -> None:
         warmth, now = self._warmth[link.incarnation], time.monotonic()
         keys = tuple(prefix.key for prefix in prefixes)
-        if (keys == warmth.told and now - warmth.told_at < (REPEAT_S if keys else inf)) or warmth.warming:
+        if keys == warmth.told and now - warmth.told_at < (REPEAT_S if keys else IDLE_REPEAT_S):
             return
         hashes = [self._hashes_of(prefix, link) for prefix in prefixes]
         try:
@@ -104,14 +108,19 @@ class PrefixKeeper:
                 warmth.warm.add(prefix.key)
             else:
                 lacking.append(prefix)
-        if lacking:
-            warmth.warming = True
+        if not lacking:
+            warmth.pause_s = REPEAT_S
+        elif not warmth.warming and now >= warmth.warm_again_at:
+            warmth.pause_s = min(2 * warmth.pause_s, MAX_PAUSE_S)
+            warmth.warming, warmth.warm_again_at = True, now + warmth.pause_s
             self.background.spawn(self._warm(link, lacking, warmth))
 
     async def _warm(self, link: WorkerLink, lacking: Sequence[NamedPrefix], warmth: Warmth) -> None:
         """Has the worker compute prefixes, one after the other, behind all that its clients wait for."""
         try:
             for prefix in lacking:
+                if prefix.key not in warmth.told:  # it was removed meanwhile, or is for other workers now
+                    continue
                 bulk = int(inference_pb2.PRIORITY_BULK)
                 vectors = link.pool([prefix.tokens], WARM, salt=salt_of(prefix.tenant), priority=bulk, deadline_in_ms=0)
                 async with aclosing(vectors):

@@ -84,10 +84,7 @@ class RequestPreparer:
             raise error.inside("sampling") from None
         request_id = RequestId(request.request_id) if request.HasField("request_id") else new_request_id()
         tenant, source = self._authorizer.current_tenant(), cast("str", request.WhichOneof("input"))
-        if request.HasField("prefix"):
-            token_ids = await self._read_with_prefix(request, model, tenant)
-        else:
-            token_ids = await self.read_prompt(request, model)
+        token_ids = await self.read_prompt(request, model)
         context = model.context_tokens
         validation.validate_prompt(token_ids, vocab_size=model.vocab_size, context_tokens=context, field=source)
         params = sampling_validation.resolve(
@@ -127,7 +124,9 @@ class RequestPreparer:
     async def read_prompt(
         self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: ServedModel
     ) -> list[int]:
-        """Tokenizes the prompt, unless the client has sent tokens."""
+        """Tokenizes the prompt, unless the client has sent tokens. A named prefix comes first."""
+        if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("prefix"):
+            return await self._read_with_prefix(request, model, self._authorizer.current_tenant())
         match checked_input(request, model):
             case str() as text:
                 token_ids = await run_aside(len(text), lambda: model.tokenizer.encode(text))
@@ -156,14 +155,13 @@ class RequestPreparer:
             raise InvalidArgument("prefix", "is not known here")
         named = await self._prefixes.find(model.fingerprint, tenant, request.prefix)
         whole = with_prefix(request, named)
+        whole.ClearField("prefix")
         if named.is_system:
             return await self.read_prompt(whole, model)
         if whole.WhichOneof("input") == "token_ids":
             return [*named.tokens, *await self.read_prompt(whole, model)]
-        rest = inference_pb2.GenerateRequest()
-        rest.CopyFrom(whole)
-        rest.add_special_tokens = False  # the prefix has those of the beginning
-        return [*named.tokens, *await self.read_prompt(rest, model)]
+        whole.add_special_tokens = False  # the prefix has those of the beginning
+        return [*named.tokens, *await self.read_prompt(whole, model)]
 
     async def beginning(self, model: ServedModel, text: str, *, is_system: bool) -> list[int]:
         """The tokens with which all prompts begin that have this system message, or this text.

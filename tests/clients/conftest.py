@@ -13,9 +13,12 @@ from live.oracle import Oracle
 
 __all__ = ["clusters", "pytest_runtest_makereport"]
 
+UNGUESSED = ("--speculation", "off")  # a stream that was heard before would be over before anything happens to it
 # Slow enough that an answer of 1000 tokens is still under way when its router is killed, or when a router that stops
 # has kept its streams for as long as it may.
-PAIR = Shape(routers=2, workers=1, runner="fake", step_delay_ms=5, router_args=("--drain-ms", "500"))
+PAIR = Shape(
+    routers=2, workers=1, runner="fake", step_delay_ms=5, router_args=("--drain-ms", "500"), worker_args=UNGUESSED
+)
 MODEL = Shape(routers=2, workers=2, runner="model", step_delay_ms=0, start_s=300)
 NOT_PERMITTED = 77  # see tools/clients.sh
 
@@ -46,7 +49,14 @@ def cluster(clusters: Callable[[Shape], Cluster]) -> Iterator[Cluster]:
 def chat_cluster(clusters: Callable[[Shape], Cluster], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two routers whose model has a chat template, two workers with the fake runner."""
     folder = write_chat_tokenizer(tmp_path_factory.mktemp("tokenizer") / "chat")
-    made = Shape(routers=2, workers=2, runner="fake", step_delay_ms=5, router_args=("--tokenizer", str(folder)))
+    made = Shape(
+        routers=2,
+        workers=2,
+        runner="fake",
+        step_delay_ms=5,
+        router_args=("--tokenizer", str(folder)),
+        worker_args=UNGUESSED,
+    )
     yield from whole(clusters(made))
 
 

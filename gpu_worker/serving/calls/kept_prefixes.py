@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from gpu_worker.blocks.prefix_cache import PrefixCache
 from gpu_worker.engine.command_port import CommandPort
@@ -51,8 +52,11 @@ class KeptPrefixes:
         self._wishes = {name: wish for name, wish in self._wishes.items() if wish.until > now}
         others = (each for name, wish in self._wishes.items() if name != router_id for each in wish.hashes)
         kept = list(dict.fromkeys((*asked, *others)))[: self._most]
+        if not self._cache.enabled:
+            return KeptAnswer([], 0)
         missing = await asyncio.wrap_future(self._port.post_block(lambda _: self._keep(kept, asked)))
-        return KeptAnswer(missing, min(len(asked), self._most))
+        known = set(kept)
+        return KeptAnswer(missing, sum(1 for _ in takewhile(known.__contains__, asked)))
 
     def _keep(self, kept: Sequence[BlockHash], asked: Sequence[BlockHash]) -> list[int]:
         """A block command."""

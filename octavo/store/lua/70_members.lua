@@ -138,8 +138,9 @@ end, true)
 -- KEYS: generation.  a: key.  Reply: {'OK', 1 if it was there}
 define('drop_prefix', function(store, keys, key)
   local prefixes, changes = prefix_keys(store)
-  redis.call('INCR', changes)
-  return { 'OK', redis.call('HDEL', prefixes, key) }
+  local dropped = redis.call('HDEL', prefixes, key)
+  if dropped == 1 then redis.call('INCR', changes) end
+  return { 'OK', dropped }
 end, true)
 
 -- Each reading keeps them for a month more.

@@ -6,7 +6,7 @@ from octavo.v1 import inference_pb2
 
 
 def with_prefix(request: inference_pb2.GenerateRequest, prefix: NamedPrefix) -> inference_pb2.GenerateRequest:
-    """The request whose prompt has to be tokenized: a chat with the system message, or as it is.
+    """A copy of the request that can be tokenized: a chat with the system message.
 
     Raises InvalidArgument.
     """
@@ -18,12 +18,12 @@ def with_prefix(request: inference_pb2.GenerateRequest, prefix: NamedPrefix) -> 
             "is the system message of chats: send chat" if prefix.is_system else "begins texts: send text or token_ids"
         )
         raise InvalidArgument("prefix", f"{prefix.name} {what}")
-    if not prefix.is_system:
-        return request
-    if request.chat.messages and request.chat.messages[0].role == "system":
-        raise InvalidArgument("prefix", "is the system message: leave out the one in chat.messages[0]")
     whole = inference_pb2.GenerateRequest()
     whole.CopyFrom(request)
+    if not prefix.is_system:
+        return whole
+    if request.chat.messages and request.chat.messages[0].role == "system":
+        raise InvalidArgument("prefix", "is the system message: leave out the one in chat.messages[0]")
     del whole.chat.messages[:]
     whole.chat.messages.add(role="system", content=prefix.text)
     whole.chat.messages.extend(request.chat.messages)

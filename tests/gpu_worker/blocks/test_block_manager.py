@@ -242,7 +242,7 @@ def test_operations_leak_nothing() -> None:
     world.check()
     assert world.blocks.num_used == world.blocks.num_reserved == 0
     assert world.tier.num_room == HOST_BLOCKS
-    assert min(world.num_promoted / 5, world.num_displaced / 10, 5 * world.num_exchanged) > thousands
+    assert min(world.num_promoted / 5, world.num_displaced / 10, 10 * world.num_exchanged) > thousands
 
 
 def test_eviction_takes_the_deepest_block_of_the_oldest_release_first() -> None:
@@ -272,7 +272,7 @@ def test_what_is_kept_is_evicted_last() -> None:
     blocks.release(table)
     blocks.cache.keep([hashes[1], hashes[0]])  # an idle one is kept from now on, and another no more
     assert blocks.cache.num_kept == 2
-    assert [blocks.take_block() for _ in range(4)] == [third, fourth, second, first]
+    assert [blocks.take_block() for _ in range(4)] == [fourth, third, second, first]
     assert blocks.cache.num_kept == 0
 
 
