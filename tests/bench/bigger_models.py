@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,15 +168,11 @@ def main() -> None:
         write_checkpoint(shape, options.folder)
         for format_ in options.formats:
             sides: dict[str, Callable[[Path, str], Row]] = {
-                "octavo": lambda scratch, salt, shape=shape, format_=format_: octavo_row(  # type: ignore[misc]
-                    shape, format_, options.folder, scratch, salt, options.octavo.split()
-                )
+                "octavo": partial(octavo_row, shape, format_, options.folder, more=options.octavo.split())
             }
             for name, formats, command in options.peer:
                 if format_ in formats.split(","):
-                    sides[name] = lambda scratch, salt, command=command, shape=shape, format_=format_: peer_row(  # type: ignore[misc]
-                        command, shape, format_, options.folder, scratch, salt
-                    )
+                    sides[name] = partial(peer_row, command, shape, format_, options.folder)
             for number in range(options.rounds):
                 for name, run in sides.items():
                     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
