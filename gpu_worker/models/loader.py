@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models import generation_config
-from gpu_worker.models.checkpoint import fp8_source
 from gpu_worker.models.checkpoint.bare_names import PrefixedSource, is_bare
 from gpu_worker.models.checkpoint.gguf_tensors import GgufSource, read_config
 from gpu_worker.models.checkpoint.locate import locate
 from gpu_worker.models.checkpoint.packing import PACKING, SCHEMES
+from gpu_worker.models.checkpoint.quantized import open_source
 from gpu_worker.models.checkpoint.weight_cache import WeightCache
 from gpu_worker.models.checkpoint.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
 from gpu_worker.models.decoders import gpt, llama, native_llama
@@ -32,6 +32,7 @@ from gpu_worker.ops import Ops
 from gpu_worker.ops.native import CPU_BITS
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from octavo.model_files.gguf import GgufFile
+from octavo.model_files.quantization import has_integers
 from octavo.pooling.params import ModelPooling
 from octavo.process.telemetry import stack_of
 from octavo.request.errors import BadModel, InvalidArgument, ServingError
@@ -187,7 +188,7 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         name=name,
         decoder=decoder,
         dtype=dtype,
-        fingerprint=model_fingerprint(small, files, how.variant(decoder, packed=False)),
+        fingerprint=model_fingerprint(small, files, how.variant(decoder, packed=_has_codes(content))),
         eos_token_ids=_end_tokens(generation, content),
         tokenizer=find_tokenizer(name, path, how.cache_dir),
         sampling_defaults=defaults,
@@ -195,11 +196,17 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     )
 
 
+def _has_codes(content: Mapping[str, Any]) -> bool:
+    """Whether the weights of a directory are packed from codes, so that `auto` rounds the inputs of their products."""
+    found = content.get("quantization_config")
+    return found is not None and has_integers(found)
+
+
 def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
     """One of our decoders if it computes what the configuration says, else the model's own code."""
     if is_llama_like(content):
         config = LlamaConfig.from_dict(content).limited_to(how.context_tokens)
-        source = fp8_source.open_source(path, content)
+        source = open_source(path, content)
         if is_bare(source):
             source = PrefixedSource(source)
             if not config.tied:

@@ -1,6 +1,6 @@
 """Makes the matrices that the extension's kernels multiply with: as stored, or packed in 8 or 4 bits.
 
-| scheme | from a GGUF file | from safetensors |
+| scheme | from a GGUF file, or from codes of 4 or 8 bits in safetensors (code_source) | from other safetensors |
 |---|---|---|
 | auto | the file's own bits, inputs rounded to 15 bits | as `none` |
 | none | the file's own bits, inputs in float32: the results of dequantized weights | as stored, inputs in float32 |
@@ -20,10 +20,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from gpu_worker.models.checkpoint.gguf_tensors import GgufSource
 from gpu_worker.models.checkpoint.packed_weights import FORMATS, NativeMatrix, is_exact
 from gpu_worker.models.checkpoint.weight_memory import WeightMemory
-from gpu_worker.models.checkpoint.weights import CheckpointReader, WeightSource
+from gpu_worker.models.checkpoint.weights import BlockSource, CheckpointReader, WeightSource
 from octavo.model_files.gguf import TensorType
 from octavo.model_files.gguf_support import FLOATS
 
@@ -67,7 +66,7 @@ class MatrixPacker:
         if self._scheme in ("q8", "q4") and blocked:
             format_ = "q8" if names[0] in OUTER else self._scheme
             return self._round(names, shapes, format_)
-        if isinstance(self._source, GgufSource) and blocked:
+        if isinstance(self._source, BlockSource) and blocked:
             kinds = {self._source.kind(name) for name in names}
             if self._scheme == "none" and self._dtype == torch.bfloat16:
                 return self._plain(names, shapes)
@@ -84,7 +83,7 @@ class MatrixPacker:
         All matrices of a stack round their inputs alike: so one tensor in floats makes a single one, except by `none`.
         """
         halves = self._scheme == "none" and self._dtype == torch.bfloat16
-        if not isinstance(self._source, GgufSource) or self._scheme in ("q8", "q4") or halves:
+        if not isinstance(self._source, BlockSource) or self._scheme in ("q8", "q4") or halves:
             return [names]
         kinds = {name: self._source.kind(name) for name in names}
         if self._scheme == "auto" and set(kinds.values()) & set(FLOATS):
@@ -120,7 +119,7 @@ class MatrixPacker:
         return self._matrix(data, format_, rows, columns)
 
     def _repack(
-        self, source: GgufSource, names: list[str], shapes: list[tuple[int, ...]], format_: str
+        self, source: BlockSource, names: list[str], shapes: list[tuple[int, ...]], format_: str
     ) -> NativeMatrix:
         rows, columns = sum(rows for rows, _ in shapes), shapes[0][1]
         parts = []

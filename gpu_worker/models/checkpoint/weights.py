@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from octavo.model_files.gguf import TensorType
 from octavo.model_files.json_file import read_json
 from octavo.model_files.pickled_weights import conversion, find_pickle
 from octavo.request.errors import BadModel
@@ -23,6 +24,21 @@ class WeightSource(Protocol):
 
     def get(self, name: str) -> Tensor:
         """The tensor; BadModel if there is none of this name."""
+        ...
+
+
+@runtime_checkable
+class BlockSource(WeightSource, Protocol):
+    """A source that has some tensors as blocks of GGUF, too, which kernels multiply as they are."""
+
+    def kind(self, name: str) -> TensorType:
+        """The type of the tensor's blocks. Of a float type: it has none."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def blocks(self, name: str) -> Tensor:
+        """The blocks of a tensor of two dimensions: uint8 [rows, bytes of a row], in new memory."""
         ...
 
 
@@ -123,6 +139,10 @@ class CheckpointReader:
     def differs(self, name: str, other: str) -> bool:
         """Whether the checkpoint has the tensor `name`, and it is not equal to the tensor `other`."""
         return name in self._names and not torch.equal(self._source.get(name), self._source.get(other))
+
+    def is_zero_bias(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros, which adds nothing."""
+        return name.endswith(".bias") and not bool(self._source.get(name).any())
 
     def check_shape(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
         """BadModel unless the tensor's shape `found` is `shape`."""

@@ -62,7 +62,10 @@ def collect(
         tensors |= {f"{layer}.{name}": tensor for name, tensor in found.items()}
     if not config.tied or checkpoint.differs("lm_head.weight", "model.embed_tokens.weight"):
         tensors["head"] = matrix(["lm_head.weight"], [(vocab, hidden)])
-    checkpoint.check_all_read(lambda name: name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight")
+    checkpoint.check_all_read(
+        # Quantizers write biases of zeros that the model does not have.
+        lambda name: name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight" or checkpoint.is_zero_bias(name)
+    )
     return tensors
 
 

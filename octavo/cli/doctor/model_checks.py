@@ -10,6 +10,8 @@ from octavo.cli.doctor import CheckReport
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_support import find_obstacle
 from octavo.model_files.pickled_weights import conversion, find_pickle
+from octavo.model_files.quantization import describe
+from octavo.model_files.quantization import find_obstacle as find_quantization_obstacle
 from octavo.request.errors import MalformedGguf
 from octavo.settings.common import DEMO_MODEL
 
@@ -105,7 +107,16 @@ def _folder(path: Path) -> CheckReport:
     if not config.exists() or not weights:
         return _bad(f"{path} holds no model", "it needs config.json and *.safetensors, or one .gguf file")
     faults = (_config_fault(config), *map(_weights_fault, weights))
-    return next(filter(None, faults), CheckReport("model", "ok", f"{path}"))
+    return next(filter(None, faults), None) or _sound_folder(path, config)
+
+
+def _sound_folder(path: Path, config: Path) -> CheckReport:
+    """The report of a folder whose files are whole: whether and how its number format is read."""
+    values = json.loads(config.read_bytes())
+    if obstacle := find_quantization_obstacle(values):
+        return _bad(f"{path}: {obstacle}", ANOTHER)
+    how = describe(values)
+    return CheckReport("model", "ok", f"{path}, {how}" if how else f"{path}")
 
 
 def _config_fault(config: Path) -> CheckReport | None:
