@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models import generation_config
+from gpu_worker.models.checkpoint import gguf_transformers
 from gpu_worker.models.checkpoint.bare_names import PrefixedSource, is_bare
-from gpu_worker.models.checkpoint.gguf_tensors import GgufSource, read_config
+from gpu_worker.models.checkpoint.gguf_families import read_family
+from gpu_worker.models.checkpoint.gguf_header import GgufHeader
+from gpu_worker.models.checkpoint.gguf_tensors import GgufSource, architecture, read_config
 from gpu_worker.models.checkpoint.locate import locate
 from gpu_worker.models.checkpoint.packing import PACKING, SCHEMES
 from gpu_worker.models.checkpoint.quantized import open_source
@@ -32,6 +35,7 @@ from gpu_worker.ops import Ops
 from gpu_worker.ops.native import CPU_BITS
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from octavo.model_files.gguf import GgufFile
+from octavo.model_files.gguf_support import end_token_ids, runs_through_transformers
 from octavo.model_files.quantization import has_integers
 from octavo.pooling.params import ModelPooling
 from octavo.process.telemetry import stack_of
@@ -133,6 +137,9 @@ class _ProgressLogger:
 def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else torch.bfloat16)
     with GgufFile(path) as file:
+        architecture(file)
+        if runs_through_transformers(file):
+            return _load_gguf_through_transformers(name, path, file, dtype, how)
         content = read_config(file)
         source = GgufSource(file)
         config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
@@ -153,15 +160,45 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     )
 
 
+def _load_gguf_through_transformers(
+    name: str, path: Path, file: GgufFile, dtype: torch.dtype, how: "_LoadOptions"
+) -> LoadedModel:
+    how.native(None)
+    family = read_family(GgufHeader(file, architecture(file)))
+    cache = WeightCache(how.cache_dir) if how.cache_dir else None
+    tensors = _converted(path, dtype, cache, lambda: gguf_transformers.prepare(file, family, dtype, how.progress))
+    from gpu_worker.models.decoders.transformers_any import TransformersDecoder
+
+    factors = gguf_transformers.rope_factors(file)
+    decoder = TransformersDecoder.of_tensors(path.name, family.config, tensors, dtype, how.ops, how.device, factors)
+    return LoadedModel(
+        name=name,
+        decoder=decoder,
+        dtype=dtype,
+        fingerprint=model_fingerprint([], [path], how.variant(decoder, packed=True)),
+        eos_token_ids=tuple(sorted(end_token_ids(file.metadata))),
+        tokenizer=str(path),
+        sampling_defaults=generation_config.NONE,
+        pooling=ModelPooling(decoder.hidden_size),
+    )
+
+
 def _dequantized(
     path: Path, source: GgufSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions"
 ) -> dict[str, Tensor]:
-    """The decoder's tensors, from the cache on disk if it has them."""
+    """The tensors of octavo's own decoder."""
     cache = WeightCache(how.cache_dir) if how.cache_dir else None
+    return _converted(path, dtype, cache, lambda: llama.prepare(source, config, dtype, how.progress))
+
+
+def _converted(
+    path: Path, dtype: torch.dtype, cache: WeightCache | None, convert: Callable[[], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """The tensors of a GGUF file, from the cache on disk if it has them."""
     key = _cache_key(path, dtype)
     tensors = cache.load(path.stem, key) if cache else None
     if tensors is None:
-        tensors = llama.prepare(source, config, dtype, how.progress)
+        tensors = convert()
         if cache and cache.store(path.stem, key, tensors):
             # The converted tensors are private memory; the pages of the file are shared by all workers of the machine.
             tensors = cache.load(path.stem, key) or tensors
