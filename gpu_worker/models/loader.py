@@ -1,8 +1,9 @@
 """Loads a model by its name onto its device, with all that the rest of the worker needs to know of it."""
 
+import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +36,7 @@ from gpu_worker.ops import Ops
 from gpu_worker.ops.native import CPU_BITS
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from octavo.model_files.gguf import GgufFile
+from octavo.model_files.gguf_parts import model_name
 from octavo.model_files.gguf_support import end_token_ids, runs_through_transformers
 from octavo.model_files.quantization import has_integers
 from octavo.pooling.params import ModelPooling
@@ -145,14 +147,14 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
         decoder: Decoder
         if how.native(config):
-            decoder = _native(name, source, config, dtype, how, [path], [])
+            decoder = _native(name, source, config, dtype, how, file.paths, [])
         else:
-            decoder = llama.LlamaDecoder(config, _dequantized(path, source, config, dtype, how), how.ops, how.device)
+            decoder = llama.LlamaDecoder(config, _dequantized(file, source, config, dtype, how), how.ops, how.device)
     return LoadedModel(
         name=name,
         decoder=decoder,
         dtype=dtype,
-        fingerprint=model_fingerprint([], [path], how.variant(decoder, packed=True)),
+        fingerprint=model_fingerprint([], file.paths, how.variant(decoder, packed=True)),
         eos_token_ids=tuple(content["eos_token_id"]),
         tokenizer=str(path),
         sampling_defaults=generation_config.NONE,
@@ -166,7 +168,7 @@ def _load_gguf_through_transformers(
     how.native(None)
     family = read_family(GgufHeader(file, architecture(file)))
     cache = WeightCache(how.cache_dir) if how.cache_dir else None
-    tensors = _converted(path, dtype, cache, lambda: gguf_transformers.prepare(file, family, dtype, how.progress))
+    tensors = _converted(file, dtype, cache, lambda: gguf_transformers.prepare(file, family, dtype, how.progress))
     from gpu_worker.models.decoders.transformers_any import TransformersDecoder
 
     factors = gguf_transformers.rope_factors(file)
@@ -175,7 +177,7 @@ def _load_gguf_through_transformers(
         name=name,
         decoder=decoder,
         dtype=dtype,
-        fingerprint=model_fingerprint([], [path], how.variant(decoder, packed=True)),
+        fingerprint=model_fingerprint([], file.paths, how.variant(decoder, packed=True)),
         eos_token_ids=tuple(sorted(end_token_ids(file.metadata))),
         tokenizer=str(path),
         sampling_defaults=generation_config.NONE,
@@ -184,32 +186,36 @@ def _load_gguf_through_transformers(
 
 
 def _dequantized(
-    path: Path, source: GgufSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions"
+    file: GgufFile, source: GgufSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions"
 ) -> dict[str, Tensor]:
     """The tensors of octavo's own decoder."""
     cache = WeightCache(how.cache_dir) if how.cache_dir else None
-    return _converted(path, dtype, cache, lambda: llama.prepare(source, config, dtype, how.progress))
+    return _converted(file, dtype, cache, lambda: llama.prepare(source, config, dtype, how.progress))
 
 
 def _converted(
-    path: Path, dtype: torch.dtype, cache: WeightCache | None, convert: Callable[[], dict[str, Tensor]]
+    file: GgufFile, dtype: torch.dtype, cache: WeightCache | None, convert: Callable[[], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
     """The tensors of a GGUF file, from the cache on disk if it has them."""
-    key = _cache_key(path, dtype)
-    tensors = cache.load(path.stem, key) if cache else None
+    key, name = _cache_key(file.paths, dtype), model_name(file.path)
+    tensors = cache.load(name, key) if cache else None
     if tensors is None:
         tensors = convert()
-        if cache and cache.store(path.stem, key, tensors):
+        if cache and cache.store(name, key, tensors):
             # The converted tensors are private memory; the pages of the file are shared by all workers of the machine.
-            tensors = cache.load(path.stem, key) or tensors
+            tensors = cache.load(name, key) or tensors
     return tensors
 
 
-def _cache_key(path: Path, dtype: torch.dtype) -> str:
-    """Changes with the file's content, as far as samples and times tell, and with the way it is converted."""
-    stat = path.stat()
+def _cache_key(paths: Sequence[Path], dtype: torch.dtype) -> str:
+    """Changes with the content of the files, as far as samples and times tell, and with the way it is converted."""
+    samples = "".join(sample_file(path).hex() for path in paths)
+    digest = samples if len(paths) == 1 else hashlib.blake2b(samples.encode(), digest_size=8).hexdigest()
+    size, changed = (
+        max(values) for values in zip(*((s.st_size, s.st_mtime_ns) for s in map(Path.stat, paths)), strict=True)
+    )
     dtype_name = str(dtype).removeprefix("torch.")
-    return f"{sample_file(path).hex()[:16]}-{stat.st_size:x}-{stat.st_mtime_ns:x}-{dtype_name}-v{CACHE_VERSION}"
+    return f"{digest[:16]}-{size:x}-{changed:x}-{dtype_name}-v{CACHE_VERSION}"
 
 
 def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:

@@ -36,11 +36,11 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
 
 def find_obstacle(file: GgufFile) -> str:
     """Why the file cannot be served; empty if nothing in its header is against it. MalformedGguf if it is broken."""
+    if (part := file.metadata.integer("split.no", 0)) and file.num_parts > 1:
+        return f"this is part {part + 1} of the {file.num_parts} of a model: give the first, whose name has 00001 in it"
     name = file.metadata.string("general.architecture")
     if name not in ARCHITECTURES:
         return f"GGUF files of architecture {name!r} are not read ({', '.join(ARCHITECTURES)} are)"
-    if file.metadata.integer("split.count", 1) > 1:
-        return "this is one of several parts of a model; join them with llama-gguf-split --merge"
     if (experts := file.metadata.integer(f"{name}.expert_count", 0)) and name not in WITH_EXPERTS:
         return f"the model has {experts} experts, which are read of {', '.join(WITH_EXPERTS)} alone"
     for tensor in file.tensors.values():

@@ -47,16 +47,17 @@ def convert(
     more: dict[str, Any] | None = None,
     extra: dict[str, Tensor] | None = None,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    in_part: int = 0,
 ) -> None:
     """Writes the checkpoint of a directory to `path`.
 
     `change` sees each tensor by its name in the file, and may leave it out. `more` are settings of the architecture
     beside or instead of those of the converter; None leaves one out. `extra` are further tensors. Matrices are of
-    `kind`. The vocabulary is one of letters, of which words of two are made.
+    `kind`. A file has `in_part` tensors, if not all. The vocabulary is one of letters, of which words of two are made.
     """
     config = json.loads((directory / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=in_part)
     for key, value in (settings_of(config, arch) | (more or {})).items():
         _add(writer, f"{arch}.{key}", value)
     _add_vocabulary(writer, config["vocab_size"])

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from octavo.cli.doctor import CheckReport
 from octavo.model_files.gguf import GgufFile
-from octavo.model_files.gguf_support import find_obstacle
+from octavo.model_files.gguf_parts import first_parts
+from octavo.model_files.gguf_support import find_obstacle, runs_through_transformers
 from octavo.model_files.pickled_weights import conversion, find_pickle
 from octavo.model_files.quantization import describe
 from octavo.model_files.quantization import find_obstacle as find_quantization_obstacle
@@ -96,7 +97,7 @@ def _path_of(name: str) -> Path:
 
 
 def _folder(path: Path) -> CheckReport:
-    ggufs, config = sorted(path.glob("*.gguf")), path / "config.json"
+    ggufs, config = first_parts(sorted(path.glob("*.gguf"))), path / "config.json"
     if len(ggufs) == 1 and not config.exists():
         return _gguf_file(ggufs[0])
     weights = sorted(path.glob("*.safetensors"))
@@ -149,11 +150,14 @@ def _gguf_file(path: Path) -> CheckReport:
     try:
         with GgufFile(path) as opened:
             obstacle = find_obstacle(opened)
+            size = sum(part.stat().st_size for part in opened.paths) / 2**20
+            parts = f" in {len(opened.paths)} files" if len(opened.paths) > 1 else ""
+            how = "" if obstacle or not runs_through_transformers(opened) else ", decoded to the model's dtype"
     except MalformedGguf as error:
         return _bad(f"{path}: {error}", f"copy it again, or {ANOTHER}")
     if obstacle:
         return _bad(f"{path}: {obstacle}", ANOTHER)
-    return CheckReport("model", "ok", f"{path}, {path.stat().st_size / 2**20:.0f} MiB")
+    return CheckReport("model", "ok", f"{path}, {size:.0f} MiB{parts}{how}")
 
 
 def _bad(detail: str, fix: str) -> CheckReport:

@@ -167,6 +167,20 @@ def test_factors_divide_frequencies(made, load, all_logits, tmp_path):
         load(tmp_path / "n.gguf")
 
 
+def test_a_model_in_several_files_is_read_as_it_is(made, load, all_logits, tmp_path):
+    """Its cached weights are those of all files: another last part is another model."""
+    convert(made("olmo2").directory, tmp_path / "whole.gguf")
+    convert(made("olmo2").directory, tmp_path / "parted.gguf", in_part=10)
+    first = tmp_path / "parted-00001-of-00005.gguf"
+    expected = all_logits(load(tmp_path / "whole.gguf"), PROMPT)
+    runner = load(first)
+    assert torch.equal(all_logits(runner, PROMPT), expected)
+    convert(made("olmo2").directory, tmp_path / "parted.gguf", lambda _, x: x * 1.5, in_part=10)
+    changed = load(first)
+    assert changed.info.fingerprint != runner.info.fingerprint
+    assert not torch.equal(all_logits(changed, PROMPT), expected)
+
+
 # What a file does not say
 
 
