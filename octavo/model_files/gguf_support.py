@@ -6,13 +6,13 @@ The command line asks it without loading torch.
 from octavo.model_files.gguf import GgufFile, TensorType
 from octavo.model_files.gguf_metadata import Metadata
 
-# Architectures whose query and key rows llama.cpp interleaves: its rotary embedding pairs neighbours there, ours pairs
-# halves.
-INTERLEAVED = ("llama", "smollm3")
+# Architectures whose rotary embedding pairs neighbouring rows of queries and keys, while ours pairs halves: llama.cpp's
+# converter interleaves the rows, and ERNIE has them so already. With its rows in our order, ERNIE is a Llama.
+INTERLEAVED = ("llama", "smollm3", "ernie4_5")
 OWN = (*INTERLEAVED, "qwen2", "qwen3", "gemma2", "phi3")  # those that octavo's own decoders run
 # Those that are decoded, and run by the code of Transformers.
 THROUGH_TRANSFORMERS = (
-    *("command-r", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma3", "glm4", "gpt-oss", "granite", "granitemoe"),
+    *("command-r", "cohere2", "exaone4", "gemma", "gemma3", "glm4", "gpt-oss", "granite", "granitemoe"),
     *("olmo2", "qwen2moe", "qwen3moe", "stablelm", "starcoder2"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)

@@ -69,10 +69,11 @@ def _inner_size(header: GgufHeader, part: str = "ffn_down") -> int:
 
 
 def _experts(header: GgufHeader) -> dict[str, Any]:
-    return {
-        "num_local_experts": header.integer("expert_count"),
-        "num_experts_per_tok": header.integer("expert_used_count"),
-    }
+    count, used = header.integer("expert_count"), header.integer("expert_used_count")
+    stored = header.shape("blk.0.ffn_down_exps.weight")[0]
+    if count != stored or not 1 <= used <= count:
+        raise BadModel(f"{header.name}: {used} of {count} experts, and tensors of {stored}")
+    return {"num_local_experts": count, "num_experts_per_tok": used}
 
 
 # The architectures
@@ -259,13 +260,6 @@ def _exaone4(header: GgufHeader) -> Family:
     return Family(config, named_recipes(header, LLAMA | NORMED_OUTPUTS))
 
 
-def _ernie4_5(header: GgufHeader) -> Family:
-    config = _common(header, "ernie4_5", **_rms(header), intermediate_size=_inner_size(header)) | {
-        "use_bias": header.has("blk.0.attn_output.bias")
-    }
-    return Family(config, named_recipes(header, LLAMA))
-
-
 def _gpt_oss(header: GgufHeader) -> Family:
     window = header.integer("attention.sliding_window")
     config = _common(header, "gpt_oss", **_rms(header), **_experts(header)) | {
@@ -304,6 +298,5 @@ FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
     "command-r": _cohere,
     "cohere2": _cohere2,
     "exaone4": _exaone4,
-    "ernie4_5": _ernie4_5,
     "gpt-oss": _gpt_oss,
 }

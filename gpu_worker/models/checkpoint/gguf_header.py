@@ -11,6 +11,7 @@ from octavo.request.errors import BadModel
 
 # Settings that no computation depends on, or that stand in the tensors' shapes as well.
 HARMLESS = ("vocab_size", "feed_forward_length", "expert_shared_count", "expert_feed_forward_length")
+MOST_CONTEXT = 1 << 24
 HARMLESS_ENDS = ("expert_shared_feed_forward_length", "rope.scaling.finetuned", "tensor_data_layout")
 
 
@@ -30,6 +31,23 @@ class GgufHeader:
         self.kv_heads = self.integer("attention.head_count_kv", self.heads)
         self.head_dim = self.integer("attention.key_length", self.hidden // self.heads)
         self.context = self.integer("context_length")
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        """BadModel unless the sizes are those of the tensors: no memory is taken for what the file only claims."""
+        if not 1 <= self.context <= MOST_CONTEXT:
+            raise BadModel(f"{self.name}: {self.arch}.context_length is {self.context}")
+        expected = {
+            "token_embd.weight": (None, self.hidden),
+            "blk.0.attn_q.weight": (self.heads * self.head_dim, self.hidden),
+            "blk.0.attn_k.weight": (self.kv_heads * self.head_dim, self.hidden),
+        }
+        for tensor, (rows, columns) in expected.items():
+            found = self.shape(tensor)
+            if len(found) != 2 or found[0] != (rows or found[0]) or found[1] != columns:
+                raise BadModel(
+                    f"{self.name}: tensor {tensor!r} is {found}, the header says {rows or 'any'} x {columns}"
+                )
 
     def integer(self, key: str, default: int | None = None) -> int:
         return self.file.metadata.integer(self._full(key), default)

@@ -13,7 +13,7 @@ def rope_parameters(header: GgufHeader) -> dict[str, Any]:
     """BadModel if positions are turned in a way that Transformers has not, or octavo does not know."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": header.number("rope.freq_base", 10000.0)}
     turned = header.integer("rope.dimension_count", header.head_dim)
-    if header.arch in PARTIAL:
+    if header.arch in PARTIAL and 0 < turned <= header.head_dim:
         rope["partial_rotary_factor"] = turned / header.head_dim
     elif turned != header.head_dim:
         raise BadModel(f"{header.name}: {header.arch} turns {turned} of {header.head_dim} dimensions of a head")

@@ -1,18 +1,29 @@
-"""GGUF files of architectures that run through Transformers say what Transformers says of the model they came from."""
+"""GGUF files of architectures that run through Transformers say what Transformers says of the model they came from.
+
+ERNIE is here because it comes from the same converter; it runs as a Llama.
+"""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 import transformers
 from effort import diagonal
 from gguf_converter import ARCHITECTURES, convert
+from gguf_models import finish
 from instruction_sets import OPS
 from transformers_types import SMALL, TYPES, WIDE
 
 from gpu_worker import LLM, SamplingParams
+from gpu_worker.models.checkpoint.gguf_families import read_family
+from gpu_worker.models.checkpoint.gguf_header import GgufHeader
+from gpu_worker.ops import native
+from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_support import THROUGH_TRANSFORMERS
 from octavo.request.errors import BadModel, InvalidArgument
 
@@ -22,6 +33,7 @@ SEVEN = {"num_hidden_layers": 7}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
 NEAR = {"rope_type": "default", "rope_theta": 1e4}
+FAR_AND_NEAR = {"full_attention": YARN, "sliding_attention": NEAR}
 GPT_OSS = {**SMALL, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 11}
 MODELS = {  # by a name: the class of the configuration, and its fields
     "gemma3": ("Gemma3Text", {**WIDE, **SEVEN, "sliding_window": 11, "query_pre_attn_scalar": 16}),
@@ -37,6 +49,10 @@ MODELS = {  # by a name: the class of the configuration, and its fields
     "mixtral": TYPES["mixtral"],
     "olmo2": TYPES["olmo2"],
     "olmo3": TYPES["olmo3"],
+    "olmo3-yarn": (
+        "Olmo3",
+        {**TYPES["olmo3"][1], "rope_parameters": {"full_attention": YARN, "sliding_attention": NEAR}},
+    ),
     "granite": TYPES["granite"],
     "granite-biased": ("Granite", {**TYPES["granite"][1], "attention_bias": True, "tie_word_embeddings": True}),
     "granitemoe": TYPES["granitemoe"],
@@ -92,7 +108,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def test_every_architecture_has_a_model_here():
     written = {ARCHITECTURES[transformers.AutoConfig.for_model(made_of(name)).model_type] for name in MODELS}
-    assert written - {"llama"} == set(THROUGH_TRANSFORMERS)
+    assert written - {"llama", "ernie4_5"} == set(THROUGH_TRANSFORMERS)
 
 
 def made_of(name: str) -> str:
@@ -113,18 +129,19 @@ def test_a_gguf_file_says_what_transformers_says(name, made, load, all_logits, g
     assert runner.info.eos_token_ids == (2,)
 
 
+def rounded(stored: str, tensor: torch.Tensor, kind: gguf.GGMLQuantizationType) -> torch.Tensor:
+    """What the tensor means in a file whose matrices are of `kind`."""
+    if tensor.dim() < 2 or "norm" in stored:
+        return tensor
+    return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(tensor.contiguous().numpy(), kind), kind))
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
 def test_matrices_and_experts_may_be_of_any_type(name, kind, made, load, all_logits, tmp_path):
     """Files of the same numbers, quantized and in floats, give the same bits."""
     own = gguf.GGMLQuantizationType[kind]
-
-    def rounded(stored: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() < 2 or "norm" in stored:
-            return tensor
-        return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(tensor.contiguous().numpy(), own), own))
-
-    convert(made(name).directory, tmp_path / "floats.gguf", rounded)
+    convert(made(name).directory, tmp_path / "floats.gguf", lambda stored, x: rounded(stored, x, own))
     convert(made(name).directory, tmp_path / "quantized.gguf", kind=own)
     found = all_logits(load(tmp_path / "quantized.gguf"), PROMPT)
     assert torch.equal(found, all_logits(load(tmp_path / "floats.gguf"), PROMPT))
@@ -156,13 +173,14 @@ def test_text_is_generated_by_an_engine(made, tmp_path):
 
 def test_factors_divide_frequencies(made, load, all_logits, tmp_path):
     """llama.cpp stores Llama 3's scaling so. Factors of 2 everywhere are linear scaling by 2."""
-    convert(made("ernie4_5").directory, tmp_path / "m.gguf", extra={"rope_freqs.weight": torch.full((8,), 2.0)})
-    model = transformers.AutoModelForCausalLM.from_pretrained(made("ernie4_5").directory).eval()
+    name = "exaone4-unwindowed"
+    convert(made(name).directory, tmp_path / "m.gguf", extra={"rope_freqs.weight": torch.full((4,), 2.0)})
+    model = transformers.AutoModelForCausalLM.from_pretrained(made(name).directory).eval()
     model.model.rotary_emb.inv_freq /= 2
     with torch.inference_mode():
         expected = model(torch.tensor([PROMPT]), use_cache=False).logits[0]
     assert difference(all_logits(load(tmp_path / "m.gguf"), PROMPT), expected) < 1e-4
-    convert(made("ernie4_5").directory, tmp_path / "n.gguf", extra={"rope_freqs.weight": torch.full((3,), 2.0)})
+    convert(made(name).directory, tmp_path / "n.gguf", extra={"rope_freqs.weight": torch.full((3,), 2.0)})
     with pytest.raises(BadModel, match="3 factors of rotary positions"):
         load(tmp_path / "n.gguf")
 
@@ -206,6 +224,41 @@ def test_a_silent_file_is_what_llama_cpp_takes_it_for(made, load, all_logits, tm
     assert difference(all_logits(load(path), PROMPT), all_logits(load(plain), PROMPT)) < 1e-5
 
 
+def read_bare(path: Path, arch: str, layers: int) -> Mapping[str, Any]:
+    """The configuration of a file that says little: four heads of 32, of 64 numbers."""
+    writer = gguf.GGUFWriter(path, arch)
+    settings = {"block_count": layers, "context_length": 8192, "embedding_length": 64, "attention.head_count": 4}
+    for key, value in (settings | {"attention.key_length": 32, "attention.value_length": 32}).items():
+        writer.add_uint32(f"{arch}.{key}", value)
+    writer.add_layer_norm_rms_eps(1e-6)
+    shapes = {"token_embd": (8, 64), "blk.0.attn_q": (128, 64), "blk.0.attn_k": (128, 64), "blk.0.ffn_down": (64, 32)}
+    for name, shape in (shapes | {f"blk.{layer}.attn_norm": (64,) for layer in range(layers)}).items():
+        writer.add_tensor(f"{name}.weight", np.zeros(shape, np.float32))
+    finish(writer)
+    with GgufFile(path) as file:
+        return read_family(GgufHeader(file, arch)).config
+
+
+def test_the_large_models_of_two_families_are_known_by_their_layers(tmp_path):
+    """llama.cpp knows what their files leave out: a scale of scores, and windows."""
+    sizes = [read_bare(tmp_path / f"g{n}.gguf", "gemma3", n)["query_pre_attn_scalar"] for n in (26, 62)]
+    assert sizes == [32, 16]
+    small, large = (read_bare(tmp_path / f"e{n}.gguf", "exaone4", n) for n in (30, 64))
+    assert (small["sliding_window"], large["sliding_window"]) == (None, 4096)
+    assert set(small["layer_types"]) == {"full_attention"}
+    assert large["layer_types"][:4] == ["sliding_attention"] * 3 + ["full_attention"]
+
+
+@pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+def test_ernie_runs_as_a_llama_on_the_bits_of_its_file(made, load, all_logits, tmp_path):
+    own = gguf.GGMLQuantizationType.Q8_0
+    convert(made("ernie4_5").directory, tmp_path / "model.gguf", kind=own)
+    convert(made("ernie4_5").directory, tmp_path / "floats.gguf", lambda stored, x: rounded(stored, x, own))
+    runner = load(tmp_path / "model.gguf", quantization="none")
+    assert runner._decoder.name.startswith("llama in one call (q8;")
+    assert difference(all_logits(runner, PROMPT), all_logits(load(tmp_path / "floats.gguf"), PROMPT)) < 1e-4
+
+
 def test_starcoder2_runs_as_far_as_its_window_which_no_file_names(made, load, tmp_path):
     for context, bounded in ((128, 128), (16384, 4096)):
         path = tmp_path / f"{context}.gguf"
@@ -226,7 +279,7 @@ def test_starcoder2_runs_as_far_as_its_window_which_no_file_names(made, load, tm
         ("exaone4", {"nextn_predict_layers": 1}, "nextn_predict_layers"),
         ("glm4", {"nextn_predict_layers": 1}, "nextn_predict_layers"),
         ("cohere2", {"rope.dimension_count": 4}, "turns 4 of 8 dimensions of a head"),
-        ("ernie4_5", {"rope.scaling.type": "longrope"}, r"rope\.scaling\.type 'longrope' is not read"),
+        ("gemma", {"rope.scaling.type": "longrope"}, r"rope\.scaling\.type 'longrope' is not read"),
         ("qwen3_moe-yarn", {"rope.scaling.yarn_log_multiplier": 0.1}, "yarn_log_multiplier"),
         ("olmo2", {"expert_count": 4}, "has 4 experts, which are read of llama"),
         ("olmo3", {"attention.sliding_window_pattern": [True]}, "sliding_window_pattern is"),
