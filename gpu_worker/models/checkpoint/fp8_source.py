@@ -2,18 +2,18 @@
 
 A matrix `X.weight` in fp8 belongs to `X.weight_scale_inv` (quant_method fp8) or `X.weight_scale` (compressed-tensors):
 one number for the matrix, one for each row, or one for each tile of weight_block_size. Both names mean the factor that
-fp8 numbers are multiplied with. Scales of inputs and of the cache are left out: octavo does not round those.
+fp8 numbers are multiplied with. Scales of inputs are left out: octavo does not round those. `kv_scales` reads those of
+the cache.
 """
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpu_worker.models.checkpoint.weights import SafetensorsSource, WeightSource
+from gpu_worker.models.checkpoint.weights import WeightSource
 from octavo.request.errors import BadModel
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -50,9 +50,8 @@ def _is_fp8(weights: object) -> bool:
     return isinstance(weights, Mapping) and weights.get("type") == "float" and weights.get("num_bits") == 8
 
 
-def open_source(directory: Path, config: Mapping[str, Any]) -> WeightSource:
-    """The tensors of a directory. Those in fp8 are multiplied with their scales."""
-    source = SafetensorsSource(directory)
+def without_fp8(source: WeightSource, config: Mapping[str, Any]) -> WeightSource:
+    """The tensors of a source. Those in fp8 are multiplied with their scales."""
     quantization = config.get("quantization_config")
     return source if quantization is None else Fp8Source(source, _tile(quantization))
 
