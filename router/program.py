@@ -57,6 +57,7 @@ from router.pooling.pooling_gate import PoolingGate
 from router.pooling.vector_dispatcher import VectorDispatcher
 from router.prefixes.named_prefixes import NamedPrefixes
 from router.prefixes.prefix_keeper import PrefixKeeper
+from router.prefixes.prefix_maker import PrefixMaker
 from router.router_metrics import RouterMetrics
 from router.session_registry import SessionRegistry
 from router.streaming.inference_service import InferenceService
@@ -150,6 +151,7 @@ class Router:
             prefixes=self.prefixes,
             wait_for_workers=settings.wait_for_workers,
         )
+        self.prefix_maker = PrefixMaker(self.prefixes, self.models, self.pool, preparer.beginning)
         limits = QueueLimits(
             settings.max_queued_requests,
             settings.max_queued_tokens,
@@ -182,7 +184,8 @@ class Router:
         self.rebalancer = Rebalancer(store, incarnation, self.pool, self.migrator, self._background)
         self.cluster = ClusterWatch(store, incarnation, settings.router_id, self.pool, progress)
         self.admin = AdminService(
-            store, incarnation, self.pool, self.assigner, preparer, self.migrator, self.cluster, self.prefix_keeper
+            *(store, incarnation, self.pool, self.assigner, preparer, self.migrator, self.cluster, self.prefix_keeper),
+            self.prefix_maker,
         )
         self._tracer = tracer
         if tracer is not None:
@@ -291,6 +294,7 @@ class Router:
             repeat_forever("discovery", self.pool.discover_workers),
             repeat_forever("limits", self.limits.keep),
             repeat_forever("prefixes", self.prefix_keeper.keep),
+            repeat_forever("prefixes of earlier models", self.prefix_maker.follow_models),
             repeat_forever("lease", self._keep_lease),
             repeat_forever("generation", self._follow_generation),
             repeat_forever("health", health.report),

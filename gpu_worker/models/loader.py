@@ -17,6 +17,7 @@ from gpu_worker.models.checkpoint.bare_names import PrefixedSource, is_bare
 from gpu_worker.models.checkpoint.gguf_families import read_family
 from gpu_worker.models.checkpoint.gguf_header import GgufHeader
 from gpu_worker.models.checkpoint.gguf_tensors import GgufSource, architecture, read_config
+from gpu_worker.models.checkpoint.kv_scales import KvScaledSource, read_scales
 from gpu_worker.models.checkpoint.locate import locate
 from gpu_worker.models.checkpoint.packing import PACKING, SCHEMES
 from gpu_worker.models.checkpoint.quantized import open_source
@@ -68,6 +69,7 @@ def load_model(
     dtype: torch.dtype | None,
     ops: Ops,
     quantization: str = "auto",
+    kv_dtype: str = "auto",
     context_tokens: int | None = None,
     cache_dir: Path | None = None,
     packed_cache: PackedCache | None = None,
@@ -77,7 +79,8 @@ def load_model(
     """Loads a GGUF file, a directory, `smollm2`, or a name on the hub.
 
     `dtype` None means float32 on a CPU, and the file's type on a GPU. `quantization` is one of packing.SCHEMES; q8 and
-    q4 need native ops and a decoder of the Llama family (InvalidArgument). `context_tokens` is the length of the
+    q4 need native ops and a decoder of the Llama family (InvalidArgument). `kv_dtype` is the type of the cache: for fp8
+    ones keys and values are scaled as the checkpoint says. `context_tokens` is the length of the
     longest sequence that will be run, if the model was made for longer ones: a model that encodes positions otherwise
     for long sequences then does so only if one can be long. Raises NotFound if there is no such model, and BadModel or
     MalformedGguf if it cannot be used. Converted GGUF weights and tokenizers are kept in `cache_dir`, and what the
@@ -91,7 +94,8 @@ def load_model(
     progress = on_progress or _ProgressLogger(found.name)
     load = _load_gguf if found.path.is_file() else _load_directory
     how = _LoadOptions(
-        *(device, dtype, ops, quantization, context_tokens, cache_dir, packed_cache, recommended_sampling, progress)
+        *(device, dtype, ops, quantization, kv_dtype.startswith("fp8"), context_tokens, cache_dir, packed_cache),
+        *(recommended_sampling, progress),
     )
     try:
         loaded = load(found.name, found.path, how)
@@ -225,6 +229,8 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else _stored_dtype(content))
     generation = generation_config.read_generation_config(path)
     defaults = generation_config.sampling_defaults(generation) if how.recommended else generation_config.NONE
+    if how.fp8_cache and is_llama_like(content):
+        how = replace(how, kv_scales=read_scales(SafetensorsSource(path)))
     decoder = _decoder(name, path, content, dtype, how)
     small = [path / file for file in CONTENT_FILES if (path / file).exists()]
     return LoadedModel(
@@ -250,6 +256,9 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
     if is_llama_like(content):
         config = LlamaConfig.from_dict(content).limited_to(how.context_tokens)
         source = open_source(path, content)
+        if how.kv_scales:
+            log.info("keys and values of %d layers are scaled for the cache as the checkpoint says", len(how.kv_scales))
+            source = KvScaledSource(source, how.kv_scales, config.qkv_rows)
         if is_bare(source):
             source = PrefixedSource(source)
             if not config.tied:
@@ -289,6 +298,7 @@ def _native(
     if how.packed_cache is not None and how.packed_cache.is_worth(files):
         version = f"{PACKING} of {extension.version()}, bits {CPU_BITS}"
         key = content_key(files, deciding) | {"scheme": how.quantization, "dtype": str(dtype), "packing": version}
+        key["kv_scaled"] = bool(how.kv_scales)
         packed = how.packed_cache.get(name, key, how.quantization, extension, packing.into)
     return NativeLlamaDecoder(config, packed or packing.in_memory(), extension)
 
@@ -299,11 +309,13 @@ class _LoadOptions:
     dtype: torch.dtype | None
     ops: Ops
     quantization: str
+    fp8_cache: bool
     context_tokens: int | None
     cache_dir: Path | None
     packed_cache: PackedCache | None
     recommended: bool
     progress: ProgressCallback
+    kv_scales: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # of the checkpoint, for an fp8 cache
 
     def native(self, config: LlamaConfig | None) -> bool:
         """Whether the extension runs this model. InvalidArgument if it does not, but q8 or q4 was asked for."""
@@ -323,7 +335,7 @@ class _LoadOptions:
             is_long = decoder.config.rope.is_long(decoder.context_tokens)
             log.info("positions are those for %s sequences (--context-tokens decides)", "long" if is_long else "short")
             variant += " long" if is_long else " short"
-        return variant
+        return variant + (" kv-scales" if self.kv_scales else "")
 
 
 def _end_tokens(generation: Mapping[str, Any], content: Mapping[str, Any]) -> tuple[int, ...]:

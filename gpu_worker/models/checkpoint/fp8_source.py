@@ -2,7 +2,8 @@
 
 A matrix `X.weight` in fp8 belongs to `X.weight_scale_inv` (quant_method fp8) or `X.weight_scale` (compressed-tensors):
 one number for the matrix, one for each row, or one for each tile of weight_block_size. Both names mean the factor that
-fp8 numbers are multiplied with. Scales of inputs and of the cache are left out: octavo does not round those.
+fp8 numbers are multiplied with. Scales of inputs are left out: octavo does not round those. `kv_scales` reads those of
+the cache.
 """
 
 import math

@@ -65,6 +65,12 @@ class LlamaConfig:
     def attention_scale(self) -> float:
         return float((self.query_scalar or self.head_dim) ** -0.5)
 
+    @property
+    def qkv_rows(self) -> list[int]:
+        """How many rows a matrix of queries, keys and values has of each."""
+        keys = self.num_kv_heads * self.head_dim
+        return [self.num_heads * self.head_dim, keys, keys]
+
     def limited_to(self, context_tokens: int | None) -> "LlamaConfig":
         """This model, for sequences of at most so many tokens; None: as many as it was made for."""
         return replace(self, context_tokens=min(self.context_tokens, context_tokens or self.context_tokens))

@@ -82,10 +82,9 @@ def _layer(
 ) -> dict[str, Tensor | M]:
     prefix = f"model.layers.{layer}."
     hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     parts = {
-        "qkv": ([f"self_attn.{x}_proj" for x in "qkv"], [queries, keys, keys], hidden),
-        "out": (["self_attn.o_proj"], [hidden], queries),
+        "qkv": ([f"self_attn.{x}_proj" for x in "qkv"], config.qkv_rows, hidden),
+        "out": (["self_attn.o_proj"], [hidden], config.qkv_rows[0]),
         "gate_up": (["mlp.gate_proj", "mlp.up_proj"], [inner, inner], hidden),
         "down": (["mlp.down_proj"], [hidden], inner),
     }

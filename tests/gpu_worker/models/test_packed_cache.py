@@ -21,7 +21,7 @@ from gpu_worker.models.checkpoint.gguf_tensors import GgufSource, read_config
 from gpu_worker.models.checkpoint.packed_file import PackedFileWriter, Place
 from gpu_worker.models.checkpoint.packed_weights import NativeMatrix, PackedWeights
 from gpu_worker.models.checkpoint.packing import SCHEMES
-from gpu_worker.models.checkpoint.quantized import open_source
+from gpu_worker.models.checkpoint.weights import SafetensorsSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.native_llama import LlamaPacking
 from gpu_worker.models.packed_cache import PackedCache, content_key
@@ -50,7 +50,7 @@ def packing_of(path: Path, scheme: str = "q4", dtype: torch.dtype = torch.float3
         config, source = LlamaConfig.from_dict(read_config(file)), GgufSource(file)
     else:
         content = read_json(path / "config.json")
-        config, source = LlamaConfig.from_dict(content), open_source(path, content)
+        config, source = LlamaConfig.from_dict(content), SafetensorsSource(path)
     return LlamaPacking(source, config, dtype, scheme, EXTENSION, lambda done, total: None)
 
 
