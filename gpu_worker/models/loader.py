@@ -1,10 +1,10 @@
 """Loads a model by its name onto its device, with all that the rest of the worker needs to know of it."""
 
-import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,14 +21,14 @@ from gpu_worker.models.checkpoint.kv_scales import KvScaledSource, read_scales
 from gpu_worker.models.checkpoint.locate import locate
 from gpu_worker.models.checkpoint.packing import PACKING, SCHEMES
 from gpu_worker.models.checkpoint.quantized import open_source
-from gpu_worker.models.checkpoint.weight_cache import WeightCache
 from gpu_worker.models.checkpoint.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
+from gpu_worker.models.converted_weights import converted
 from gpu_worker.models.decoders import gpt, llama, native_llama
 from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
 from gpu_worker.models.decoders.native_llama import LlamaPacking, NativeLlamaDecoder
-from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint, sample_file
+from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint
 from gpu_worker.models.model_kind import THROUGH_TRANSFORMERS, refuse_unservable
 from gpu_worker.models.packed_cache import PackedCache, content_key
 from gpu_worker.models.pooling_files import read_pooling
@@ -37,7 +37,6 @@ from gpu_worker.ops import Ops
 from gpu_worker.ops.native import CPU_BITS
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from octavo.model_files.gguf import GgufFile
-from octavo.model_files.gguf_parts import model_name
 from octavo.model_files.gguf_support import end_token_ids, runs_through_transformers
 from octavo.model_files.quantization import has_integers
 from octavo.pooling.params import ModelPooling
@@ -47,7 +46,6 @@ from octavo.request.errors import BadModel, InvalidArgument, ServingError
 log = logging.getLogger(__name__)
 LONGEST_MESSAGE = 1500  # a command that converts a checkpoint, with its path, has to fit
 DECIDING_FILES = ("config.json", "model.safetensors.index.json")  # beside the weights, of what is packed and how
-CACHE_VERSION = 1  # rises when `prepare` or dequantization make other tensors of the same file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +169,9 @@ def _load_gguf_through_transformers(
 ) -> LoadedModel:
     how.native(None)
     family = read_family(GgufHeader(file, architecture(file)))
-    cache = WeightCache(how.cache_dir) if how.cache_dir else None
-    tensors = _converted(file, dtype, cache, lambda: gguf_transformers.prepare(file, family, dtype, how.progress))
+    tensors = converted(
+        file, dtype, how.cache_dir, lambda: gguf_transformers.prepare(file, family, dtype, how.progress)
+    )
     from gpu_worker.models.decoders.transformers_any import TransformersDecoder
 
     factors = gguf_transformers.rope_factors(file)
@@ -193,33 +192,7 @@ def _dequantized(
     file: GgufFile, source: GgufSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions"
 ) -> dict[str, Tensor]:
     """The tensors of octavo's own decoder."""
-    cache = WeightCache(how.cache_dir) if how.cache_dir else None
-    return _converted(file, dtype, cache, lambda: llama.prepare(source, config, dtype, how.progress))
-
-
-def _converted(
-    file: GgufFile, dtype: torch.dtype, cache: WeightCache | None, convert: Callable[[], dict[str, Tensor]]
-) -> dict[str, Tensor]:
-    """The tensors of a GGUF file, from the cache on disk if it has them."""
-    key, name = _cache_key(file.paths, dtype), model_name(file.path)
-    tensors = cache.load(name, key) if cache else None
-    if tensors is None:
-        tensors = convert()
-        if cache and cache.store(name, key, tensors):
-            # The converted tensors are private memory; the pages of the file are shared by all workers of the machine.
-            tensors = cache.load(name, key) or tensors
-    return tensors
-
-
-def _cache_key(paths: Sequence[Path], dtype: torch.dtype) -> str:
-    """Changes with the content of the files, as far as samples and times tell, and with the way it is converted."""
-    samples = "".join(sample_file(path).hex() for path in paths)
-    digest = samples if len(paths) == 1 else hashlib.blake2b(samples.encode(), digest_size=8).hexdigest()
-    size, changed = (
-        max(values) for values in zip(*((s.st_size, s.st_mtime_ns) for s in map(Path.stat, paths)), strict=True)
-    )
-    dtype_name = str(dtype).removeprefix("torch.")
-    return f"{digest[:16]}-{size:x}-{changed:x}-{dtype_name}-v{CACHE_VERSION}"
+    return converted(file, dtype, how.cache_dir, lambda: llama.prepare(source, config, dtype, how.progress))
 
 
 def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
