@@ -169,9 +169,8 @@ def _load_gguf_through_transformers(
 ) -> LoadedModel:
     how.native(None)
     family = read_family(GgufHeader(file, architecture(file)))
-    tensors = converted(
-        file, dtype, how.cache_dir, lambda: gguf_transformers.prepare(file, family, dtype, how.progress)
-    )
+    prepare = partial(gguf_transformers.prepare, file, family, dtype, how.progress)
+    tensors = converted(file, dtype, how.cache_dir, prepare)
     from gpu_worker.models.decoders.transformers_any import TransformersDecoder
 
     factors = gguf_transformers.rope_factors(file)

@@ -42,8 +42,9 @@ def _in_directory(path: Path) -> ModelFiles:
     files = first_parts(sorted(path.glob("*.gguf")))
     if len(files) == 1:
         return ModelFiles(model_name(files[0]), files[0])
-    found = f"{len(files)} found, without later parts"
-    raise NotFound(f"directory {path.name!r} has neither a config.json nor exactly one model in .gguf files ({found})")
+    raise NotFound(
+        f"directory {path.name!r} has neither a config.json nor exactly one .gguf model ({len(files)} found)"
+    )
 
 
 def _from_hub(name: str) -> Path:

@@ -216,7 +216,7 @@ def test_a_model_that_is_not_there_is_said_so(name, reason):
 
 
 def test_directories_and_files_that_hold_no_model(tmp_path):
-    with pytest.raises(NotFound, match=r"neither a config\.json nor exactly one \.gguf"):
+    with pytest.raises(NotFound, match=r"neither a config\.json nor exactly one \.gguf model"):
         locate(str(tmp_path))
     (tmp_path / "model.bin").write_bytes(b"x")
     with pytest.raises(NotFound, match=r"not a \.gguf file"):
