@@ -45,7 +45,7 @@ class WorkerSettings(ListenerSettings):
     dtype: str = option("auto", "data type of weights and cache", choices=("auto", "float32", "bfloat16", "float16"))
     quantization: str = option(
         "auto",
-        "weights on a CPU; auto: the own bits of GGUF files (types without a kernel in 8) and 4- and 8-bit safetensors; "
+        "weights on a CPU; auto: own bits of GGUF files (types without a kernel in 8) and 4- and 8-bit safetensors; "
         "none: the same, with inputs in float32; q8, q4: rounded to 8 or 4 bits",
         choices=("auto", "none", "q8", "q4"),
     )
