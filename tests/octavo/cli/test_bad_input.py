@@ -152,10 +152,10 @@ def test_doctor_says_the_same_words(folder, capsys):
 
 def test_an_unreadable_gguf_file_starts_no_worker(tmp_path, capsys):
     path, word = tmp_path / "model.gguf", lambda text: len(text).to_bytes(8, "little") + text
-    value = word(b"general.architecture") + (8).to_bytes(4, "little") + word(b"gemma3")
+    value = word(b"general.architecture") + (8).to_bytes(4, "little") + word(b"plamo2")
     path.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(8) + (1).to_bytes(8, "little") + value)
     assert main(["up", f"--model={path}", "--grpc-port=0", f"--state-dir={tmp_path / 'state'}"]) == 1
-    assert "architecture 'gemma3' are not read (llama, " in capsys.readouterr().err
+    assert "architecture 'plamo2' are not read (llama, " in capsys.readouterr().err
     assert not (tmp_path / "state").exists()
 
 
