@@ -66,10 +66,11 @@ def is_reordered(content: Mapping[str, Any]) -> bool:
 
 
 def _kept(content: Mapping[str, Any], bits: Sequence[int]) -> str:
-    """How the extension keeps codes, whose blocks have no zero points: it takes them off 4 bits, which leaves 8."""
-    if content["quant_method"] == "awq" or content.get("sym") is False or not _is_symmetric(content):
-        return " and ".join({4: "kept in 8 bits", 8: "decoded to the model's dtype"}[each] for each in bits)
-    return f"kept in {' and '.join(map(str, bits))} bits"
+    """How the extension keeps codes: it has zero points for those of 4 bits alone."""
+    decoded = 8 in bits and (content.get("sym") is False or not _is_symmetric(content))
+    kept = [str(each) for each in bits if each == 4 or not decoded]
+    parts = [f"kept in {' and '.join(kept)} bits"] if kept else []
+    return " and ".join([*parts, "decoded to the model's dtype (8 bits)"] if decoded else parts)
 
 
 def _is_symmetric(content: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Checkpoints of 4- and 8-bit codes as weights: by their usual names, in float32 or as blocks of GGUF.
+"""Checkpoints of 4- and 8-bit codes as weights: by their usual names, in float32 or as blocks that kernels multiply.
 
 A matrix `X` in codes appears as `X.weight`. What it means is read again each time it is asked for: scales are a
 hundredth of a checkpoint, and a source keeps no memory.
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.code_layouts import CodeLayout
 from gpu_worker.models.checkpoint.codes import Meaning
-from gpu_worker.models.checkpoint.weights import WeightSource
-from octavo.model_files.gguf import TensorType
+from gpu_worker.models.checkpoint.weights import FLOATS, WeightSource
 from octavo.request.errors import BadModel
 
 log = logging.getLogger(__name__)
@@ -42,16 +41,16 @@ class CodeSource:
         meaning = self._meaning(stem)
         return meaning.values(self._codes(stem, meaning))
 
-    def kind(self, name: str) -> TensorType:
-        """The type of the blocks that hold a tensor exactly; F32 for a tensor that is or becomes floats."""
+    def block_format(self, name: str) -> str:
+        """The format of the blocks that hold a tensor exactly; FLOATS for a tensor that is or becomes floats."""
         if name not in self._stems:
-            return TensorType.F32
+            return FLOATS
         meaning = self._meaning(self._stems[name])
         obstacle = meaning.obstacle()
         if obstacle and obstacle not in self._told:
             self._told.add(obstacle)
             log.info("%s and others are decoded, and take the memory of floats: %s", name, obstacle)
-        return meaning.kind()
+        return meaning.block_format()
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._stems:
@@ -60,7 +59,7 @@ class CodeSource:
         return len(meaning.scales), len(meaning.groups)
 
     def blocks(self, name: str) -> Tensor:
-        """The rows of a tensor whose kind is not F32, in blocks of that type: uint8 [rows, bytes of a row]."""
+        """The rows of a tensor whose format is not FLOATS, in blocks of that: uint8 [rows, bytes of a row]."""
         stem = self._stems[name]
         meaning = self._meaning(stem)
         return meaning.blocks(self._codes(stem, meaning))

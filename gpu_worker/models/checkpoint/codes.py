@@ -1,8 +1,8 @@
 """A matrix of 4- or 8-bit codes with scales, as AWQ, GPTQ and compressed-tensors mean it: (code - zero) * scale.
 
 `Meaning` is all but the codes: a scale and a zero for each row and group of columns. From it follows whether the matrix
-may stay in blocks of GGUF that the extension has kernels for, with every value exactly what the file means. Where it
-may not, its values are computed in float32, in which they are exact (at most 9 bits times 11), and rounded once.
+may stay in blocks that the extension has kernels for, with every value exactly what the file means. Where it may not,
+its values are computed in float32, in which they are exact (at most 9 bits times 11), and rounded once.
 """
 
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.model_files.gguf import TensorType
+from gpu_worker.models.checkpoint.weights import FLOATS
 from octavo.request.errors import BadModel
 
-BLOCK = 32  # columns of a block of GGUF
+BLOCK = 32  # columns of a block
 PIECE_VALUES = 2 << 20  # so many are computed at once
 
 
@@ -61,11 +61,11 @@ class Meaning:
             return "numbers of 8 bits have zero points beside the middle"
         return ""
 
-    def kind(self) -> TensorType:
-        """The type of blocks that hold the matrix exactly; F32 if none does."""
+    def block_format(self) -> str:
+        """What the extension calls blocks that hold the matrix exactly; FLOATS if none does."""
         if self.obstacle():
-            return TensorType.F32
-        return TensorType.Q4_0 if self.bits == 4 and self._is_centred() else TensorType.Q8_0
+            return FLOATS
+        return "q8" if self.bits == 8 else "q4" if self._is_centred() else "q4_zeros"
 
     def values(self, codes: Tensor) -> Tensor:
         """The matrix in float32, of its codes uint8 [rows, columns]."""
@@ -77,21 +77,25 @@ class Meaning:
         return found
 
     def blocks(self, codes: Tensor) -> Tensor:
-        """The matrix as rows of blocks of the type `kind`, which is not F32: uint8 [rows, bytes of a row]."""
-        in_nibbles = self.kind() == TensorType.Q4_0
-        return torch.cat([self._packed(codes[rows], rows, in_nibbles) for rows in self._pieces(len(codes))])
+        """The matrix as rows of blocks of its format, which is not FLOATS: uint8 [rows, bytes of a row].
 
-    def _packed(self, codes: Tensor, rows: slice, in_nibbles: bool) -> Tensor:
+        A block is its scale, of `q4_zeros` also its zero, in float16, and its numbers, as Q8_0 and Q4_0 have them.
+        """
+        zeros = self.block_format() == "q4_zeros"
+        return torch.cat([self._packed(codes[rows], rows, zeros) for rows in self._pieces(len(codes))])
+
+    def _packed(self, codes: Tensor, rows: slice, with_zeros: bool) -> Tensor:
         of_block = self.groups[::BLOCK]
-        scales = self.scales[rows].half()[:, of_block].contiguous().view(torch.uint8).view(len(codes), -1, 2)
-        if in_nibbles:
+        heads = [self.scales[rows].half()[:, of_block]]
+        if with_zeros:
+            heads.append(self.zeros[rows].half()[:, of_block])
+        head = torch.stack(heads, dim=2).view(torch.uint8)
+        if self.bits == 8:
+            numbers = codes.view(len(codes), -1, BLOCK) ^ 0x80  # less the zero, which is the middle
+        else:
             halves = codes.view(len(codes), -1, 2, BLOCK // 2)
             numbers = halves[:, :, 0] | halves[:, :, 1] << 4
-        else:
-            zeros = self.zeros[rows][:, of_block].unsqueeze(-1)
-            signed = codes.view(len(codes), -1, BLOCK).to(torch.int16) - zeros
-            numbers = signed.to(torch.int8).view(torch.uint8)
-        return torch.cat((scales, numbers), dim=2).view(len(codes), -1)
+        return torch.cat((head, numbers), dim=2).view(len(codes), -1)
 
     def _is_centred(self) -> bool:
         return bool((self.zeros == 1 << self.bits - 1).all())

@@ -22,23 +22,13 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.packed_weights import FORMATS, NativeMatrix, is_exact
 from gpu_worker.models.checkpoint.weight_memory import WeightMemory
-from gpu_worker.models.checkpoint.weights import BlockSource, CheckpointReader, WeightSource
-from octavo.model_files.gguf import TensorType
-from octavo.model_files.gguf_support import FLOATS
+from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, CheckpointReader, WeightSource
 
 SCHEMES = ("auto", "none", "q8", "q4")
 PACKING = 2  # rises when the same checkpoint is packed to other bytes
 BLOCK = 32
 GROUP_ROWS = 16
 PIECE_VALUES = 2 << 20  # so many are converted at once: they stay in the caches, and no tensor is copied whole
-KERNELS = {  # GGUF's types whose bits are kept, and what the extension calls them
-    TensorType.Q8_0: "q8",
-    TensorType.Q4_0: "q4",
-    TensorType.Q4_1: "q4_mins",
-    TensorType.Q4_K: "q4_k",
-    TensorType.Q5_K: "q5_k",
-    TensorType.Q6_K: "q6_k",
-}
 OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 
 
@@ -67,13 +57,12 @@ class MatrixPacker:
             format_ = "q8" if names[0] in OUTER else self._scheme
             return self._round(names, shapes, format_)
         if isinstance(self._source, BlockSource) and blocked:
-            kinds = {self._source.kind(name) for name in names}
+            formats = {self._source.block_format(name) for name in names}
             if self._scheme == "none" and self._dtype == torch.bfloat16:
                 return self._plain(names, shapes)
-            own = {KERNELS.get(kind) for kind in kinds}
-            if len(own) == 1 and (kept := own.pop()):
-                return self._repack(self._source, names, shapes, kept)
-            if self._scheme == "auto" and not kinds & set(FLOATS):
+            if len(formats) == 1 and not formats & {FLOATS, ""}:
+                return self._repack(self._source, names, shapes, formats.pop())
+            if self._scheme == "auto" and FLOATS not in formats:
                 return self._round(names, shapes, "q8")
         return self._plain(names, shapes)
 
@@ -85,10 +74,11 @@ class MatrixPacker:
         halves = self._scheme == "none" and self._dtype == torch.bfloat16
         if not isinstance(self._source, BlockSource) or self._scheme in ("q8", "q4") or halves:
             return [names]
-        kinds = {name: self._source.kind(name) for name in names}
-        if self._scheme == "auto" and set(kinds.values()) & set(FLOATS):
+        formats = {name: self._source.block_format(name) for name in names}
+        if self._scheme == "auto" and FLOATS in formats.values():
             return [names]
-        return [list(some) for _, some in groupby(names, lambda name: KERNELS.get(kinds[name]))]
+        kept = {name: "" if found == FLOATS else found for name, found in formats.items()}
+        return [list(some) for _, some in groupby(names, kept.__getitem__)]
 
     def _plain(self, names: list[str], shapes: list[tuple[int, ...]]) -> NativeMatrix:
         """A plain matrix: in 16 bits if the tensors are stored so, which loses nothing and takes half the bytes."""

@@ -8,12 +8,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from octavo.model_files.gguf import TensorType
 from octavo.model_files.json_file import read_json
 from octavo.model_files.pickled_weights import conversion, find_pickle
 from octavo.request.errors import BadModel
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # what a number in a checkpoint means by itself
+FLOATS = "floats"  # what BlockSource.block_format says of a tensor that is, or becomes, floats
 ProgressCallback = Callable[[int, int], None]  # (tensors read, tensors in all)
 
 
@@ -31,8 +31,8 @@ class WeightSource(Protocol):
 class BlockSource(WeightSource, Protocol):
     """A source that has some tensors as blocks of GGUF, too, which kernels multiply as they are."""
 
-    def kind(self, name: str) -> TensorType:
-        """The type of the tensor's blocks. Of a float type: it has none."""
+    def block_format(self, name: str) -> str:
+        """What the extension calls the format of the tensor's blocks; FLOATS: it has none; empty: it has no kernel."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...

@@ -28,14 +28,15 @@ def config(content: Any, model_type: str = "llama") -> dict[str, Any]:
 
 
 READ = [
-    (AWQ, "awq in 4 bits: on a CPU kept in 8 bits"),
+    (AWQ, "awq in 4 bits: on a CPU kept in 4 bits, on a GPU decoded"),
     (GPTQ, "gptq in 4 bits: on a CPU kept in 4 bits"),
     (GPTQ | {"bits": 8}, "gptq in 8 bits: on a CPU kept in 8 bits"),
-    (GPTQ | {"sym": False}, "kept in 8 bits"),
+    (GPTQ | {"sym": False}, "kept in 4 bits"),
     (GPTQ | {"sym": False, "bits": 8}, "on a CPU decoded to the model's dtype"),
     (GPTQ | {"desc_act": True}, "gptq in 4 bits, in the order of activations: decoded to the model's dtype"),
     (GPTQ | {"checkpoint_format": "gptq_v2", "dynamic": {"-:.*down.*": {}}}, "kept in 4 bits"),
     (compressed(), "compressed-tensors in 4 bits: on a CPU kept in 4 bits, on a GPU decoded to the model's dtype"),
+    (compressed(WEIGHTS | {"symmetric": False}), "on a CPU kept in 4 bits"),
     (compressed(WEIGHTS | {"actorder": "group"}), "in the order of activations"),
     (compressed(WEIGHTS | {"actorder": "weight"}), "kept in 4 bits"),
     (compressed(INT8, {"input_activations": DYNAMIC}, format="int-quantized"), "kept in 8 bits"),
