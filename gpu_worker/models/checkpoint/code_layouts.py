@@ -56,7 +56,8 @@ class AwqLayout:
 
     @staticmethod
     def _unpacked(words: Tensor) -> Tensor:
-        return unpack(words, 4)[..., AWQ_PLACES].reshape(len(words), -1).t().contiguous()
+        numbers = unpack(words, 4)
+        return torch.stack([numbers[place].t() for place in AWQ_PLACES], dim=1).view(-1, len(words))
 
 
 class GptqLayout:
@@ -74,7 +75,7 @@ class GptqLayout:
     def read_meaning(self, source: WeightSource, stem: str) -> Meaning:
         scales = source.get(f"{stem}.scales").t()
         words = words_of(source, f"{stem}.qzeros")
-        zeros = unpack(words, self._bits).reshape(len(words), -1).t().to(torch.int16)
+        zeros = torch.stack(unpack(words, self._bits), dim=2).view(len(words), -1).t().to(torch.int16)
         if self._less_one:
             zeros = self._plus_one(zeros, stem)
         num_columns = len(words_of(source, f"{stem}.qweight")) * (32 // self._bits)
@@ -83,8 +84,9 @@ class GptqLayout:
         ).with_checked_groups(stem)
 
     def read_codes(self, source: WeightSource, stem: str, meaning: Meaning) -> Tensor:
-        numbers = unpack(words_of(source, f"{stem}.qweight"), self._bits)
-        return numbers.permute(1, 0, 2).reshape(numbers.shape[1], -1)
+        words = words_of(source, f"{stem}.qweight")
+        numbers = [each.t() for each in unpack(words, self._bits)]
+        return torch.stack(numbers, dim=2).view(words.shape[1], -1)
 
     def _plus_one(self, zeros: Tensor, stem: str) -> Tensor:
         """Zeros as they are meant. A zero of 0 has nothing that is one less: writers took it from its neighbour, and
@@ -133,7 +135,8 @@ class CompressedLayout:
         if f"{stem}.weight_packed" not in source.names():
             return _whole_numbers(source, stem).view(torch.uint8) ^ 0x80
         words = words_of(source, f"{stem}.weight_packed")
-        return unpack(words, meaning.bits).view(len(words), -1)[:, : len(meaning.groups)].contiguous()
+        numbers = torch.stack(unpack(words, meaning.bits), dim=2)
+        return numbers.view(len(words), -1)[:, : len(meaning.groups)].contiguous()
 
     def _shape(self, source: WeightSource, stem: str) -> tuple[tuple[int, int], int]:
         """Rows and columns, and bits of a code. Of packed codes, words for so many columns tell their bits."""
@@ -169,7 +172,7 @@ def _whole_numbers(source: WeightSource, stem: str) -> Tensor:
 def _signed_zeros(stored: Tensor, bits: int, shape: tuple[int, ...], stem: str) -> Tensor:
     """Zero points as signed numbers of the shape of the scales. Early versions stored them unpacked."""
     if stored.dtype == torch.int32 and stored.dim() == 2:
-        unpacked = unpack(stored.t(), bits).reshape(stored.shape[1], -1).t()[: shape[0]]
+        unpacked = torch.stack(unpack(stored, bits), dim=1).view(-1, stored.shape[1])[: shape[0]]
         stored = unpacked.to(torch.int16) - (1 << bits - 1)
     if stored.is_floating_point() or stored.numel() not in (1, shape[0] * shape[1]):
         found = f"{tuple(stored.shape)} {stored.dtype}"

@@ -1,7 +1,7 @@
 """Checkpoints of 4- and 8-bit codes as weights: by their usual names, in float32 or as blocks that kernels multiply.
 
-A matrix `X` in codes appears as `X.weight`. What it means is read again each time it is asked for: scales are a
-hundredth of a checkpoint, and a source keeps no memory.
+A matrix `X` in codes appears as `X.weight`. What the matrices mean that were asked for last is kept: a packer asks for
+the formats of a stack before it asks for its blocks.
 """
 
 import logging
@@ -14,6 +14,7 @@ from gpu_worker.models.checkpoint.weights import FLOATS, WeightSource
 from octavo.request.errors import BadModel
 
 log = logging.getLogger(__name__)
+KEPT_MEANINGS = 4  # a stack has three matrices at most
 # Of scales of inputs, which octavo does not round.
 UNUSED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 
@@ -25,6 +26,7 @@ class CodeSource:
         self._source = source
         self._layout = layout
         self._told: set[str] = set()
+        self._meanings: dict[str, Meaning] = {}  # of the last few stems
         stored = source.names()
         self._stems = {f"{stem}.weight": stem for stem in self._find_stems(stored)}
         parts = {f"{stem}.{part}" for stem in self._stems.values() for part in (*layout.codes, *layout.others, *UNUSED)}
@@ -75,6 +77,13 @@ class CodeSource:
         return found
 
     def _meaning(self, stem: str) -> Meaning:
+        if stem not in self._meanings:
+            self._meanings[stem] = self._read_meaning(stem)
+            if len(self._meanings) > KEPT_MEANINGS:
+                del self._meanings[next(iter(self._meanings))]
+        return self._meanings[stem]
+
+    def _read_meaning(self, stem: str) -> Meaning:
         missing = [part for part in self._layout.needed if f"{stem}.{part}" not in self._source.names()]
         if missing:
             raise BadModel(f"the checkpoint has codes of {stem!r}, but no tensor '{stem}.{missing[0]}'")

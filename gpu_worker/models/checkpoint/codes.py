@@ -18,15 +18,15 @@ BLOCK = 32  # columns of a block
 PIECE_VALUES = 2 << 20  # so many are computed at once
 
 
-def unpack(words: Tensor, bits: int) -> Tensor:
-    """The numbers in 32-bit words, least significant first: uint8 [rows, columns, 32 // bits] of int32 [rows, columns].
+def unpack(words: Tensor, bits: int) -> list[Tensor]:
+    """The numbers in words of 32 bits by their place, lowest first: 32 // bits tensors of uint8, of the words' shape.
 
     Bytes are taken as they lie, which needs a machine whose words begin with the least significant byte.
     """
     parts = words.contiguous().view(torch.uint8).view(*words.shape, 4)
     if bits == 8:
-        return parts
-    return torch.stack((parts & 15, parts >> 4), dim=-1).view(*words.shape, 8)
+        return [parts[..., place] for place in range(4)]
+    return [parts[..., place // 2] >> 4 if place % 2 else parts[..., place // 2] & 15 for place in range(8)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,21 +81,18 @@ class Meaning:
 
         A block is its scale, of `q4_zeros` also its zero, in float16, and its numbers, as Q8_0 and Q4_0 have them.
         """
-        zeros = self.block_format() == "q4_zeros"
-        return torch.cat([self._packed(codes[rows], rows, zeros) for rows in self._pieces(len(codes))])
-
-    def _packed(self, codes: Tensor, rows: slice, with_zeros: bool) -> Tensor:
-        of_block = self.groups[::BLOCK]
-        heads = [self.scales[rows].half()[:, of_block]]
-        if with_zeros:
-            heads.append(self.zeros[rows].half()[:, of_block])
-        head = torch.stack(heads, dim=2).view(torch.uint8)
-        if self.bits == 8:
-            numbers = codes.view(len(codes), -1, BLOCK) ^ 0x80  # less the zero, which is the middle
-        else:
-            halves = codes.view(len(codes), -1, 2, BLOCK // 2)
-            numbers = halves[:, :, 0] | halves[:, :, 1] << 4
-        return torch.cat((head, numbers), dim=2).view(len(codes), -1)
+        heads = [self.scales, self.zeros] if self.block_format() == "q4_zeros" else [self.scales]
+        of_block, head_bytes = self.groups[::BLOCK], 2 * len(heads)
+        found = torch.empty((len(codes), len(of_block), head_bytes + BLOCK * self.bits // 8), dtype=torch.uint8)
+        for rows in self._pieces(len(codes)):
+            head = torch.stack([part[rows].half()[:, of_block] for part in heads], dim=2)
+            found[rows, :, :head_bytes] = head.view(torch.uint8)
+            numbers = codes[rows].view(-1, len(of_block), 8 // self.bits, BLOCK * self.bits // 8)
+            if self.bits == 8:  # less the zero, which is the middle
+                found[rows, :, head_bytes:] = numbers[:, :, 0] ^ 0x80
+            else:
+                found[rows, :, head_bytes:] = numbers[:, :, 0] | numbers[:, :, 1] << 4
+        return found.view(len(codes), -1)
 
     def _is_centred(self) -> bool:
         return bool((self.zeros == 1 << self.bits - 1).all())

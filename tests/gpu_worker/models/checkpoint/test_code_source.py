@@ -207,7 +207,7 @@ def test_a_file_whose_parts_do_not_fit_is_refused_by_name(name, tensors, message
 def test_numbers_come_out_of_a_word_from_its_lowest_bits_on(word, bits):
     stored = torch.tensor([[word - (1 << 32) if word >> 31 else word]], dtype=torch.int32)
     expected = [word >> bits * place & (1 << bits) - 1 for place in range(32 // bits)]
-    assert unpack(stored, bits).flatten().tolist() == expected
+    assert [int(number) for number in unpack(stored, bits)] == expected
 
 
 @given(
