@@ -104,7 +104,7 @@ class AsyncLLM:
 
     async def check_health(self) -> None:
         """Raises RunnerFailed if the engine has ended."""
-        self._thread.check()
+        self._thread.check_running()
 
     async def get_tokenizer(self) -> Any:
         """As that of `LLM`."""

@@ -39,7 +39,7 @@ class EngineThread:
 
         def command() -> None:
             try:
-                self.check()
+                self.check_running()
                 self._live.add(request_id, request, mailbox.kind)
             except Exception as error:
                 added.set_exception(error)
@@ -63,7 +63,7 @@ class EngineThread:
         with contextlib.suppress(RunnerFailed):
             self._post(command)
 
-    def check(self) -> None:
+    def check_running(self) -> None:
         """Raises RunnerFailed if it has ended."""
         if self.error is not None or self.stopped:
             raise RunnerFailed(f"the engine has ended: {self.error or 'it was shut down'}")
@@ -79,7 +79,7 @@ class EngineThread:
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._lock:
-            self.check()
+            self.check_running()
             self._commands.append(command)
         self._wake.set()
 
@@ -104,7 +104,7 @@ class EngineThread:
         for command in self._commands:  # they find that nothing may begin any more
             command()
         try:
-            self.check()
+            self.check_running()
         except RunnerFailed as error:
             for mailbox in self._mailboxes.values():
                 _call(mailbox, mailbox.fail, error)

@@ -32,12 +32,11 @@ class Mailbox:
         """What has come since the last call; it waits until something has. Raises why the engine has ended."""
         await self._there.wait()
         output, self._output = self._output, None
-        if output is None:
-            assert self._error is not None
+        if output is None and self._error is not None:
             raise self._error
         if self._error is None:
             self._there.clear()
-        return output
+        return output or await self.get()
 
 
 def joined(before: RequestOutput, later: RequestOutput) -> RequestOutput:
