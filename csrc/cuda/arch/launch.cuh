@@ -3,11 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include <map>
-#include <mutex>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 namespace octavo::cuda {
 
@@ -25,23 +22,6 @@ inline void check(cudaError_t status, const char* what) {
     }
 }
 
-// Lets a kernel have so much dynamic shared memory on the current device. The driver is asked only for more than
-// before.
-template <typename... Parameters>
-void allow_shared(void (*kernel)(Parameters...), std::size_t bytes) {
-    static std::mutex mutex;
-    static std::map<std::pair<void (*)(Parameters...), int>, std::size_t> allowed;  // of each kernel and device
-    int device = 0;
-    check(cudaGetDevice(&device), "device");
-    const std::scoped_lock lock(mutex);
-    std::size_t& most = allowed[{kernel, device}];
-    if (bytes > most) {
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-              "shared memory");
-        most = bytes;
-    }
-}
-
 // Keeps arguments out of deducing Parameters: they convert to what the kernel takes.
 template <typename T>
 struct Given {
@@ -52,7 +32,8 @@ template <typename... Parameters>
 void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared_bytes, Stream stream,
             typename Given<Parameters>::Type... parameters) {
     if (shared_bytes > 48 * 1024) {
-        allow_shared(kernel, shared_bytes);
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+              "shared memory");
     }
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
@@ -68,7 +49,8 @@ int resident_blocks(void (*kernel)(Parameters...), int threads, std::size_t shar
     int device = 0, processors = 0, per_processor = 0;
     check(cudaGetDevice(&device), "device");
     check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "device");
-    allow_shared(kernel, shared_bytes);
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+          "shared memory");
     check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, threads, shared_bytes), "occupancy");
     return processors * (per_processor > 0 ? per_processor : 1);
 }
