@@ -67,8 +67,12 @@ class SafetensorsSource:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that SafetensorsSource reads, sorted. BadModel if there is none."""
-    return sorted({directory / file for _, file in _shards(directory)})
+    """The files that SafetensorsSource reads, sorted. BadModel if there is none, or one that is named is missing."""
+    files = sorted({directory / file for _, file in _shards(directory)})
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise BadModel(f"{directory.name} lacks {missing[0]!r}, which its index names: copy the model again")
+    return files
 
 
 def _shards(directory: Path) -> Iterator[tuple[str, str]]:

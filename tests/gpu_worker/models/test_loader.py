@@ -35,6 +35,15 @@ def change(directory: Path, **fields) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
+def test_a_shard_that_is_not_there_is_named(copied, load):
+    weights = load_file(copied / "model.safetensors")
+    (copied / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(weights, "a.safetensors")})
+    )
+    with pytest.raises(BadModel, match=r"lacks 'a\.safetensors', which its index names"):
+        load(copied)
+
+
 def test_shards_are_one_model(copied, tiny, load, greedy):
     weights = load_file(copied / "model.safetensors")
     names = sorted(weights)
