@@ -142,7 +142,7 @@ class Router:
             prefixes=self.prefixes,
             wait_for_workers=settings.wait_for_workers,
         )
-        self.prefix_maker = PrefixMaker(self.prefixes, self.models, self.pool, preparer.beginning)
+        self.prefix_maker = PrefixMaker(self.prefixes, self.models, store, preparer.beginning)
         limits = QueueLimits(
             settings.max_queued_requests,
             settings.max_queued_tokens,

@@ -17,7 +17,7 @@ from gpu_worker.models.checkpoint.bare_names import PrefixedSource, is_bare
 from gpu_worker.models.checkpoint.gguf_families import read_family
 from gpu_worker.models.checkpoint.gguf_header import GgufHeader
 from gpu_worker.models.checkpoint.gguf_tensors import GgufSource, architecture, read_config
-from gpu_worker.models.checkpoint.kv_scales import KvScaledSource, read_scales
+from gpu_worker.models.checkpoint.kv_scales import KvScaledSource, digest_of, read_scales
 from gpu_worker.models.checkpoint.locate import locate
 from gpu_worker.models.checkpoint.packing import PACKING, SCHEMES
 from gpu_worker.models.checkpoint.quantized import open_source
@@ -270,7 +270,7 @@ def _native(
     if how.packed_cache is not None and how.packed_cache.is_worth(files):
         version = f"{PACKING} of {extension.version()}, bits {CPU_BITS}"
         key = content_key(files, deciding) | {"scheme": how.quantization, "dtype": str(dtype), "packing": version}
-        key["kv_scaled"] = bool(how.kv_scales)
+        key["kv_scales"] = digest_of(how.kv_scales)
         packed = how.packed_cache.get(name, key, how.quantization, extension, packing.into)
     return NativeLlamaDecoder(config, packed or packing.in_memory(), extension)
 
@@ -307,7 +307,7 @@ class _LoadOptions:
             is_long = decoder.config.rope.is_long(decoder.context_tokens)
             log.info("positions are those for %s sequences (--context-tokens decides)", "long" if is_long else "short")
             variant += " long" if is_long else " short"
-        return variant + (" kv-scales" if self.kv_scales else "")
+        return variant + (f" kv-scales {digest_of(self.kv_scales)}" if self.kv_scales else "")
 
 
 def _end_tokens(generation: Mapping[str, Any], content: Mapping[str, Any]) -> tuple[int, ...]:

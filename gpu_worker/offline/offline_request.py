@@ -157,7 +157,9 @@ class OfflineRequest:
         """Ends the branches that go on: it was aborted, or could not run."""
         self._failure = failure or self._failure
         for branch in self._branches:
-            branch.finish = branch.finish or finish
+            if not branch.finish:
+                branch.text.append(branch.stream.finish().text)
+                branch.finish = finish
 
     def _whole(self, request_id: str, outputs: list[CompletionOutput]) -> RequestOutput:
         prompt_logprobs: list[LogprobsByToken | None] = [None]

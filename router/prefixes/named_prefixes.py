@@ -46,7 +46,8 @@ class NamedPrefixes:
     async def replace(self, old: NamedPrefix, new: NamedPrefix) -> None:
         """The new one stands in the old one's place, unless there is one of its model. Raises StoreUnavailable."""
         if new.key not in self._known:
-            await self._store.put_prefix(new.key, new.pack(), MAX_PREFIXES + 1)  # the old one makes room
+            if not await self._store.put_prefix(new.key, new.pack(), MAX_PREFIXES + 1):  # the old one makes room
+                return
         await self._store.drop_prefix(old.key)
         await self.refresh()
 

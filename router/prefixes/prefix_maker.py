@@ -1,14 +1,15 @@
 """Makes named prefixes of texts, and makes them anew for a model that has taken the name of another one."""
 
 import asyncio
+import json
 import logging
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.request.errors import InvalidArgument
 from octavo.request.named_prefix import NamedPrefix
+from octavo.store.base import Store
 from router.fleet.model_registry import ModelRegistry, ServedModel
-from router.fleet.worker_pool import WorkerPool
 from router.prefixes.named_prefixes import NamedPrefixes
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class PrefixMaker:
 
     prefixes: NamedPrefixes
     models: ModelRegistry
-    pool: WorkerPool
+    store: Store
     beginning: Beginning
     _impossible: set[tuple[str, str]] = field(default_factory=set)  # keys, and fingerprints that they are not for
 
@@ -46,10 +47,13 @@ class PrefixMaker:
     async def follow_models(self) -> None:
         """Gives prefixes of a model that no worker has any more to the model that is served by its name now.
 
-        One round, with the pause before the next. All routers see the same workers, so they do the same, and twice is
-        as good as once.
+        One round, with the pause before the next. All routers read the same workers in the store, so they do the same,
+        and twice is as good as once.
         """
-        living = {link.facts.fingerprint for link in self.pool.links.values() if link.facts and not link.lost}
+        await asyncio.sleep(ROUND_S)
+        living = await self._living()
+        if not living:
+            return  # some worker has not said yet what it has
         by_name = {model.name: model for model in self.models.list_models() if model.fingerprint in living}
         for old in self.prefixes.all():
             model = by_name.get(old.served_as)
@@ -67,4 +71,9 @@ class PrefixMaker:
                 continue
             await self.prefixes.replace(old, new)
             log.info("prefix %s is one of the %s that is served now: %d tokens", new.name, model.name, len(new.tokens))
-        await asyncio.sleep(ROUND_S)
+
+    async def _living(self) -> set[str]:
+        """The fingerprints of all workers in the store, met here or not; empty if one of them has not said its own."""
+        infos = [json.loads(member.info) for member in await self.store.members("worker")]
+        found = {str(info.get("fingerprint", "")) for info in infos}
+        return set() if "" in found else found

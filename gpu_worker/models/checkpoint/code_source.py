@@ -15,8 +15,8 @@ from octavo.request.errors import BadModel
 
 log = logging.getLogger(__name__)
 KEPT_MEANINGS = 4  # a stack has three matrices at most
-# Of scales of inputs, which octavo does not round.
-UNUSED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
+# Of scales of inputs, which octavo does not round, and of the cache.
+UNUSED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "k_scale", "v_scale", "kv_scale")
 
 
 class CodeSource:
@@ -29,8 +29,9 @@ class CodeSource:
         self._meanings: dict[str, Meaning] = {}  # of the last few stems
         stored = source.names()
         self._stems = {f"{stem}.weight": stem for stem in self._find_stems(stored)}
-        parts = {f"{stem}.{part}" for stem in self._stems.values() for part in (*layout.codes, *layout.others, *UNUSED)}
-        self._names = (stored - parts) | set(self._stems)
+        parts = {f"{stem}.{part}" for stem in self._stems.values() for part in (*layout.codes, *layout.others)}
+        unused = {name for name in stored if name.rpartition(".")[2] in UNUSED}
+        self._names = (stored - parts - unused) | set(self._stems)
 
     def names(self) -> set[str]:
         return set(self._names)

@@ -18,7 +18,10 @@ from octavo.request.errors import BadModel
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 SCALES = ("weight_scale_inv", "weight_scale")
-UNUSED_SCALES = ("input_scale", "activation_scale", "k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale")
+UNUSED_SCALES = (
+    *("input_scale", "activation_scale", "output_scale"),
+    *("k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale"),
+)
 
 
 def open_fp8(source: WeightSource, quantization: Mapping[str, Any]) -> "Fp8Source":

@@ -6,6 +6,7 @@ the weights: keys and values are made smaller there, and queries and the output 
 what it would find, and no kernel knows of it. Where the cache is of another type, the weights stay what they are.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 
@@ -76,6 +77,13 @@ def read_scales(source: WeightSource) -> dict[str, tuple[float, float]]:
             raise BadModel(f"{attention}* has a scale of its {'keys' if keys else 'values'} alone, not of both")
         found[attention] = _read(source, keys), _read(source, values)
     return found
+
+
+def digest_of(scales: Mapping[str, tuple[float, float]]) -> str:
+    """What tells scales from others; empty if there are none."""
+    if not scales:
+        return ""
+    return hashlib.blake2b(repr(sorted(scales.items())).encode(), digest_size=8).hexdigest()
 
 
 def _read(source: WeightSource, name: str) -> float:

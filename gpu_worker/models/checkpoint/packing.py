@@ -25,7 +25,7 @@ from gpu_worker.models.checkpoint.weight_memory import WeightMemory
 from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, CheckpointReader, WeightSource
 
 SCHEMES = ("auto", "none", "q8", "q4")
-PACKING = 2  # rises when the same checkpoint is packed to other bytes
+PACKING = 3  # rises when the same checkpoint is packed to other bytes
 BLOCK = 32
 GROUP_ROWS = 16
 PIECE_VALUES = 2 << 20  # so many are converted at once: they stay in the caches, and no tensor is copied whole

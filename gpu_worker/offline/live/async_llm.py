@@ -19,6 +19,7 @@ from gpu_worker.offline.outputs import RequestOutput
 from gpu_worker.offline.params import OfflineParams
 from gpu_worker.offline.prompts import PromptArgument
 from gpu_worker.offline.request_builder import AnyParams
+from octavo.request.errors import InvalidArgument
 
 
 class AsyncLLM:
@@ -91,7 +92,10 @@ class AsyncLLM:
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests: their readers get what there is so far, with the finish reason "abort"."""
-        self._thread.abort([request_id] if isinstance(request_id, str) else list(request_id))
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        if not all(isinstance(each, str) for each in request_ids):
+            raise InvalidArgument("request_id", "must be a text, or texts")
+        self._thread.abort(request_ids)
 
     @property
     def is_running(self) -> bool:
@@ -115,8 +119,12 @@ class AsyncLLM:
         return self.llm.get_default_sampling_params()
 
     def shutdown(self) -> None:
-        """Ends the step in flight and the requests, and frees the memory of the model. It may be called again."""
-        self._end()
+        """Ends the step in flight and the requests, and frees the memory of the model.
+
+        It may be called again, and is to be where a step takes longer than half a minute: nothing is freed under it.
+        """
+        if self._thread.stop() and self._end.detach():
+            self.llm.close()
 
 
 def _end(thread: EngineThread, llm: LLM) -> None:

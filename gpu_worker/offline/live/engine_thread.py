@@ -57,6 +57,8 @@ class EngineThread:
         """
 
         def command() -> None:
+            if self.error is not None:
+                return  # its readers are told so, and nobody may use the scheduler any more
             meant = [each for each in request_ids if mailbox is None or self._mailboxes.get(each) is mailbox]
             self._deliver(self._live.abort(meant))
 
@@ -85,8 +87,10 @@ class EngineThread:
 
     def _loop(self) -> None:
         try:
-            while not self.stopped:
+            while True:
                 self._wake.clear()
+                if self.stopped:  # looked at after that, or a stop between them would wake nobody
+                    break
                 while self._commands:
                     self._commands.popleft()()
                 if len(self._live):
@@ -101,19 +105,21 @@ class EngineThread:
 
     def _fail_all(self) -> None:
         """What still waits for the engine learns that it has ended."""
-        for command in self._commands:  # they find that nothing may begin any more
-            command()
         try:
             self.check_running()
         except RunnerFailed as error:
             for mailbox in self._mailboxes.values():
                 _call(mailbox, mailbox.fail, error)
         self._mailboxes.clear()
+        for command in self._commands:  # they find that nothing may begin any more
+            command()
 
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
         by_loop: dict[object, list[tuple[Mailbox, RequestOutput]]] = defaultdict(list)
         for output in outputs:
-            mailbox = self._mailboxes[output.request_id]
+            mailbox = self._mailboxes.get(output.request_id)
+            if mailbox is None:
+                continue
             by_loop[mailbox.loop].append((mailbox, output))
             if output.finished:
                 del self._mailboxes[output.request_id]

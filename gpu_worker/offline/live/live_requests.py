@@ -1,8 +1,8 @@
 """Requests that come and go while others run: one thread adds and aborts them, and makes steps."""
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from gpu_worker.offline.offline_engine import OfflineEngine
 from gpu_worker.offline.offline_request import OfflineRequest
@@ -35,7 +35,8 @@ class LiveRequests:
         self._engine = engine
         self._live: dict[str, LiveRequest] = {}
         self._admitted: dict[SequenceId, LiveRequest] = {}
-        self._waiting: deque[LiveRequest] = deque()
+        self._waiting: list[tuple[int, int, LiveRequest]] = []  # a heap, by priority and then by when they came
+        self._num_waited = 0
 
     def __len__(self) -> int:
         """How many have not ended."""
@@ -55,13 +56,14 @@ class LiveRequests:
         if self._engine.has_room and not self._waiting:
             self._admit(live)
         else:
-            self._waiting.append(live)
+            self._num_waited += 1
+            heappush(self._waiting, (request.priority, self._num_waited, live))
         self._live[request_id] = live
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """Ends requests; what they have so far is their last output. Ids of others change nothing."""
         outputs: list[RequestOutput] = []
-        for live in [self._live[request_id] for request_id in request_ids if request_id in self._live]:
+        for live in [self._live[each] for each in dict.fromkeys(request_ids) if each in self._live]:
             live.request.end(FinishReason.CANCELLED)
             self._forget(live)
             outputs += filter(None, [live.output()])
@@ -91,9 +93,9 @@ class LiveRequests:
         """Admits those that have waited for room. Returns those that can never run here: they have ended."""
         ended = {}
         while self._waiting and self._engine.has_room:
-            live = self._waiting.popleft()
-            if live.request_id not in self._live:
-                continue  # aborted
+            _, _, live = heappop(self._waiting)
+            if self._live.get(live.request_id) is not live:
+                continue  # aborted; another request may have its id now
             try:
                 self._admit(live)
             except TooLarge as error:
@@ -103,7 +105,8 @@ class LiveRequests:
         return ended
 
     def _forget(self, live: LiveRequest) -> None:
-        self._live.pop(live.request_id, None)
+        if self._live.get(live.request_id) is live:
+            del self._live[live.request_id]
         if live.sequence is not None:
             self._engine.scheduler.drop(live.sequence)  # it does not know of an abort, or an end by a stop string
             self._admitted.pop(live.sequence.seq_id, None)

@@ -29,7 +29,12 @@ class Mailbox:
         self._there.set()
 
     async def get(self) -> RequestOutput:
-        """What has come since the last call; it waits until something has. Raises why the engine has ended."""
+        """What has come since the last call; it waits until something has. Raises why the engine has ended.
+
+        After the last output there is nothing to wait for: EOFError.
+        """
+        if self.ended and self._output is None and self._error is None:
+            raise EOFError("the last output of this request has been read")
         await self._there.wait()
         output, self._output = self._output, None
         if output is None and self._error is not None:

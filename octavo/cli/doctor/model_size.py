@@ -1,7 +1,7 @@
 """What a model needs here, before anything is loaded: memory for its weights, for each token, and how fast it can be.
 
-A lone stream's token reads every weight once, so the rate at which this machine's memory is read bounds its speed. It
-is measured by copies, for a fifth of a second.
+A lone stream's token reads every weight once, so its speed follows from the rate at which memory is read. That is
+measured by copies of one core, for a fifth of a second.
 """
 
 import importlib.util
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cli.doctor import CheckReport
-from octavo.model_files.gguf import GgufFile
+from octavo.model_files.gguf import GgufFile, TensorType
 from octavo.model_files.gguf_parts import first_parts
-from octavo.model_files.gguf_support import runs_through_transformers
+from octavo.model_files.gguf_support import FLOATS, runs_through_transformers
 from octavo.model_files.quantization import LLAMA_LIKE
 from octavo.process.machine import available_bytes
 from octavo.request.errors import MalformedGguf
@@ -27,14 +27,27 @@ MIB = 1 << 20
 COPIED_BYTES = 64 * MIB  # more than a cache holds
 MEASURED_S = 0.2
 # How a worker on a CPU can keep a folder's numbers, and the bytes of one, with its share of a scale where it has one.
-KEPT = (("", 4.0), ("--dtype bfloat16", 2.0), ("--quantization q8", 34 / 32), ("--quantization q4", 18 / 32))
+Q8, Q4 = 34 / 32, 18 / 32
+KEPT = (("", 4.0, 4.0), ("--dtype bfloat16", 2.0, 2.0), ("--quantization q8", Q8, Q8), ("--quantization q4", Q4, Q8))
+OUTER = ("embed_tokens.weight", "lm_head.weight")  # kept in 8 bits where others are in 4
+# Types of a GGUF file that a CPU multiplies as they are. The others are rounded up to 8 bits.
+AS_STORED = (
+    *FLOATS,
+    TensorType.Q4_0,
+    TensorType.Q4_1,
+    TensorType.Q8_0,
+    TensorType.Q4_K,
+    TensorType.Q5_K,
+    TensorType.Q6_K,
+)
 FLOAT_BYTES = 4  # of keys and values, unless --dtype or --kv-cache-dtype says otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
     num_numbers: int
-    stored_bytes: int
+    num_outer: int  # of these, those of the embedding and the output projection
+    stored_bytes: int  # with types that no kernel multiplies in 8 bits
     kept_as_stored: bool  # a GGUF file is multiplied with as it is
     slots: int  # numbers of keys and values for each token; 0: not known
     experts: bool = False
@@ -46,7 +59,8 @@ class ModelSize:
         if self.kept_as_stored:
             return [("", self.stored_bytes)]
         ways = KEPT if self.packs else KEPT[:2]
-        return [(flags, int(self.num_numbers * each)) for flags, each in ways]
+        inner = self.num_numbers - self.num_outer
+        return [(flags, int(inner * each + self.num_outer * outer)) for flags, each, outer in ways]
 
 
 def size(name: str) -> CheckReport:
@@ -82,11 +96,11 @@ def _speed(found: ModelSize) -> Iterator[str]:
         return
     rate = read_rate()
     speeds = ", ".join(f"{rate / each:.3g}" for _, each in found.kept_bytes)
-    yield f"one stream on this CPU has about {speeds} tokens/s at the most (it reads {rate / 1e9:.0f} GB/s)"
+    yield f"one stream on this CPU has about {speeds} tokens/s (a core moves {rate / 1e9:.0f} GB/s now; all may move more)"
 
 
 def read_rate() -> float:
-    """Bytes per second that are read and written when memory is copied, at best: much the same as all cores read."""
+    """Bytes per second that one core reads and writes when it copies memory."""
     source, target = bytearray(COPIED_BYTES), bytearray(COPIED_BYTES)
     best, until = 0.0, time.perf_counter() + MEASURED_S
     while not best or time.perf_counter() < until:
@@ -113,7 +127,8 @@ def _of_file(path: Path) -> ModelSize:
         width = width or (metadata.integer(f"{kind}.embedding_length", 0) // heads if heads else 0)
         return ModelSize(
             sum(prod(each.shape) for each in tensors),
-            sum(each.num_bytes for each in tensors),
+            0,
+            sum(each.num_bytes if each.type in AS_STORED else int(prod(each.shape) * Q8) for each in tensors),
             kept_as_stored=not runs_through_transformers(file),
             packs=False,
             slots=2 * metadata.integer(f"{kind}.block_count", 0) * kv_heads * width,
@@ -132,9 +147,11 @@ def _of_folder(path: Path) -> ModelSize | None:
     kv_heads = int(config.get("num_key_value_heads") or heads)
     if config.get("quantization_config") is not None:
         return None  # numbers lie in words there, and `model` says how they are kept
-    headers = [each for file in files for each in _header(file).values()]
+    listed = {name: each for file in files for name, each in _header(file).items()}
+    headers = listed.values()
     return ModelSize(
         sum(prod(each["shape"]) for each in headers),
+        sum(prod(each["shape"]) for name, each in listed.items() if name.endswith(OUTER)),
         sum(each["data_offsets"][1] - each["data_offsets"][0] for each in headers),
         kept_as_stored=False,
         slots=2 * int(config["num_hidden_layers"]) * kv_heads * width,

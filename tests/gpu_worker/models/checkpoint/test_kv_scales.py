@@ -13,7 +13,7 @@ from octavo.request.errors import BadModel
 TOKENS = [(7 * i + 3) % 128 for i in range(60)]
 SMALL = 1 / 4096  # so much smaller than usual keys and values are: fp8 has nothing near them
 FP8 = {"quant_method": "fp8", "activation_scheme": "static"}
-NAMES = [("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale"), ("kv_scale", "kv_scale")]
+NAMES = [("k_scale", "v_scale"), ("k_proj.output_scale", "v_proj.output_scale"), ("kv_scale", "kv_scale")]
 
 
 def write_small_keys(source: Path, target: Path, scales: dict[str, torch.Tensor]) -> Path:
@@ -59,6 +59,9 @@ def test_small_keys_fit_into_fp8_where_the_checkpoint_says_how_small_they_are(
     assert error(plain, "fp8_e4m3") > 0.3
     prints = {kind: load(scaled, kv_cache_dtype=kind).info.fingerprint for kind in ("float32", "int8", "fp8_e4m3")}
     assert prints["float32"] == prints["int8"] != prints["fp8_e4m3"]
+    others = {name: torch.tensor([2 * SMALL]) for name in names}
+    other = write_small_keys(tiny(model).directory, tmp_path / "other", others)
+    assert load(other, kv_cache_dtype="fp8_e4m3").info.fingerprint != prints["fp8_e4m3"]
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,9 @@ async def test_an_abort_is_the_last_output_of_its_reader():
     readers = [asyncio.create_task(follow(name)) for name in ("a", "bb")]
     await until(lambda: num_running(llm) == 2)
     await llm.abort("a")
-    await llm.abort(["bb", "gone"])
+    await llm.abort(["bb", "gone", "bb"])
+    with pytest.raises(InvalidArgument):
+        await llm.abort([["a"]])
     await asyncio.gather(*readers)
     assert reasons == ["abort", "abort"] and not num_running(llm)
     llm.shutdown()
@@ -103,6 +105,8 @@ async def test_bad_requests_are_refused_before_they_begin():
             await llm.add_request("a", [1])
         while not (await mailbox.get()).finished:
             pass
+        with pytest.raises(EOFError):
+            await mailbox.get()
 
 
 class BrokenRunner(FakeRunner):

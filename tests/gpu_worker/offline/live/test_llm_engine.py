@@ -116,6 +116,30 @@ def test_an_aborted_request_leaves_nothing():
     check_idle(engine)
 
 
+def test_an_id_may_be_used_again_while_its_first_request_waits_outside():
+    engine = with_queue_of(1, LLMEngine(runner=fake(), max_batch_sequences=1))
+    for name in ("runs", "waits", "a"):
+        engine.add_request(name, [1, 2], SamplingParams(max_tokens=9))
+    engine.abort_request(["a", "a", "gone"])
+    engine.add_request("a", [3], SamplingParams(max_tokens=4, output_kind=FINAL_ONLY))
+    found = finish(engine)
+    assert set(found) == {"runs", "waits", "a"}
+    (output,) = found["a"]
+    assert (output.prompt_token_ids, output.outputs[0].finish_reason) == ([3], "length")
+    check_idle(engine)
+
+
+def test_those_that_wait_outside_come_in_by_their_priority():
+    engine = with_queue_of(1, LLMEngine(runner=fake(), max_batch_sequences=1, scheduling_policy="priority"))
+    for place in range(6):
+        engine.add_request(f"late {place}", [1], SamplingParams(max_tokens=3), priority=5)
+    engine.add_request("first", [1], SamplingParams(max_tokens=3))
+    ended: list[str] = []
+    while engine.has_unfinished_requests():
+        ended += [output.request_id for output in engine.step() if output.finished]
+    assert ended.index("first") <= 2  # after the one that runs and the one that the scheduler has
+
+
 def test_bad_requests_are_refused_by_name_and_the_others_go_on():
     made = LLMEngine.from_engine_args(EngineArgs(runner=fake(num_blocks=8, context_tokens=1000)))
     engine = with_queue_of(1, made)
