@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from gpu_worker.migration.blocks.frames import SECRET_BYTES
+from gpu_worker.migration.calls.standby_calls import standby_from_wire, states_to_wire
 from gpu_worker.migration.calls.transfer_calls import (
     HASH_BYTES,
     BranchEnd,
@@ -11,6 +12,7 @@ from gpu_worker.migration.calls.transfer_calls import (
     wanted_to_wire,
 )
 from gpu_worker.migration.prefix.block_supplier import MOST_WANTED, BlockSupplier
+from gpu_worker.migration.standby.standby_buddy import StandbyBuddy
 from gpu_worker.migration.target.migration_target import MigrationTarget
 from gpu_worker.scheduling.block_exchange import WantedBlock
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc
@@ -33,10 +35,15 @@ class TransferService(transfer_pb2_grpc.TransferServicer):
     def __init__(self) -> None:
         self._served: MigrationTarget | None = None
         self._supplier: BlockSupplier | None = None
+        self._buddy: StandbyBuddy | None = None
 
-    def serve_target(self, target: MigrationTarget, supplier: BlockSupplier | None = None) -> None:
-        """Lets this target answer calls from now on. Without a supplier, blocks come here and none is fetched."""
-        self._served, self._supplier = target, supplier
+    def serve_target(
+        self, target: MigrationTarget, supplier: BlockSupplier | None = None, buddy: StandbyBuddy | None = None
+    ) -> None:
+        """Lets this target answer calls from now on. Without a supplier, blocks come here and none is fetched; without
+        a buddy no standby is kept here.
+        """
+        self._served, self._supplier, self._buddy = target, supplier, buddy
 
     @property
     def _target(self) -> MigrationTarget:
@@ -76,6 +83,13 @@ class TransferService(transfer_pb2_grpc.TransferServicer):
         supplier = self._required_supplier()
         hashes = await supplier.list_hot(request.model_fingerprint, request.kv_layout, request.numerics, request.limit)
         return transfer_pb2.ListHotResponse(hashes=b"".join(hashes))
+
+    async def Standby(self, request: transfer_pb2.StandbyRequest, context: "Context") -> transfer_pb2.StandbyResponse:
+        if self._served is None:
+            raise loading()
+        if self._buddy is None:
+            raise CannotMove("this worker keeps no standbys: --standby is off here", cause="runner")
+        return states_to_wire(await self._buddy.note_histories(standby_from_wire(request)))
 
     def _required_supplier(self) -> BlockSupplier:
         if self._served is None:
@@ -129,6 +143,7 @@ def fetch_from_wire(message: transfer_pb2.FetchRequest) -> FetchRequest:
         message.port,
         wanted,
         message.numerics,
+        message.standby,
     )
 
 

@@ -25,6 +25,7 @@ HASH_BYTES = 16
 PREPARE_S = 2.0  # the target reads the record, and its engine ends a step before it reserves
 EXTEND_S = 2.0
 ABORT_S = 1.0
+STANDBY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class FetchRequest:
     port: int
     wanted: list[WantedBlock]  # in the order of their prefix
     numerics: str = ""  # its class of numerics
+    standby: bool = False  # no sequence waits for the blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,7 @@ class TransferClient:
             port=request.port,
             wanted=map(wanted_to_wire, request.wanted),
             numerics=request.numerics,
+            standby=request.standby,
         )
         with in_time("Fetch"):
             answer = await self._stub.Fetch(message, timeout=timeout_s)
@@ -180,6 +183,11 @@ class TransferClient:
         if len(hashes) % HASH_BYTES:
             raise Mismatch("the other worker lists hashes that are none: it runs another version")
         return [BlockHash(hashes[start : start + HASH_BYTES]) for start in range(0, len(hashes), HASH_BYTES)][:limit]
+
+    async def standby(self, message: transfer_pb2.StandbyRequest) -> transfer_pb2.StandbyResponse:
+        """Names histories to keep: `standby_calls` makes the message, and reads the answer."""
+        with in_time("Standby"):
+            return await self._stub.Standby(message, timeout=STANDBY_S)
 
     async def abort(self, ticket: int) -> None:
         """Ends a ticket."""

@@ -1,0 +1,127 @@
+"""The owner of running sequences: names to other workers, their buddies, which blocks to have in case that it dies.
+
+    engine ─▶ histories of long sequences ─▶ a buddy for each ─▶ Standby, once a round ─▶ the buddy fetches
+
+No call holds a sequence up, and no failure is one of the sequence: it has another buddy then, or none for a while.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from gpu_worker.engine.block_port import BlockPort
+from gpu_worker.migration.calls.connection_pool import ConnectionPool
+from gpu_worker.migration.calls.standby_calls import (
+    MOST_HISTORIES,
+    StandbyRequest,
+    standby_to_wire,
+    states_from_wire,
+)
+from gpu_worker.migration.calls.targets import TargetPool, TargetWorker
+from gpu_worker.migration.standby.covered_sequences import CoveredSequences, note_state
+from octavo.request.errors import ServingError
+from octavo.request.ids import Incarnation
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 0.5  # a buddy is about so far behind, and one block
+CANDIDATES_S = 2.0  # how often it is asked who may be a buddy
+AVOID_S = 10.0  # how long a worker that had no room, or did not answer, is not chosen
+MOST_NAMED = 16_384  # hashes of one call
+
+
+class StandbyOwner:
+    """Lives on the event loop. What it knows is in memory alone."""
+
+    def __init__(
+        self,
+        incarnation: Incarnation,
+        blocks: BlockPort,
+        targets: TargetPool,
+        connections: ConnectionPool,
+        min_tokens: int,
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self.sequences = CoveredSequences()
+        self.num_failed = 0  # calls that were refused or not answered
+        self._incarnation = incarnation
+        self._blocks = blocks
+        self._targets = targets
+        self._connections = connections
+        self._min_tokens = min_tokens
+        self._is_draining = is_draining
+        self._candidates: dict[Incarnation, TargetWorker] = {}
+        self._candidates_at = float("-inf")
+        self._avoided: dict[Incarnation, float] = {}  # until when
+        self._told: dict[Incarnation, TargetWorker] = {}  # workers that keep something for this one
+
+    async def run(self) -> None:
+        """Goes round for as long as the worker lives."""
+        while True:
+            began = time.monotonic()
+            try:
+                await self.go_round()
+            except ServingError as error:
+                log.info("no standbys in this round: %s", error.message)
+            except Exception:  # a standby is worth no sequence of this worker
+                log.exception("no standbys in this round")
+            await asyncio.sleep(max(ROUND_S / 2, ROUND_S - (time.monotonic() - began)))
+
+    async def go_round(self) -> None:
+        """Names to each buddy what it is to have now."""
+        found = {} if self._is_draining() else await self._blocks.histories(self._min_tokens, self.sequences.known())
+        self.sequences.update(found)
+        if found:
+            await self._choose_buddies()
+        by_buddy = self.sequences.num_blocks_by_buddy()
+        buddies = self._told | {each: self._candidates[each] for each in by_buddy if each in self._candidates}
+        await asyncio.gather(*(self._tell(buddy) for buddy in buddies.values()))
+
+    async def _choose_buddies(self) -> None:
+        """Each sequence without a buddy gets the worker that has fewest blocks of this one."""
+        now = time.monotonic()
+        if now - self._candidates_at > CANDIDATES_S:
+            self._candidates_at = now
+            self._candidates = {each.incarnation: each for each in await self._targets.candidates()}
+        self._avoided = {each: until for each, until in self._avoided.items() if until > now}
+        by_buddy = self.sequences.num_blocks_by_buddy()
+        self.sequences.leave([each for each in by_buddy if each not in self._candidates])
+        choice = [each for each in self._candidates.values() if each.incarnation not in self._avoided]
+        for sequence in self.sequences.without_buddy() if choice else ():
+            buddy = min(choice, key=lambda each: (each.for_prompts, by_buddy[each.incarnation])).incarnation
+            by_buddy[buddy] += sequence.num_blocks
+            sequence.choose(buddy)
+
+    async def _tell(self, buddy: TargetWorker) -> None:
+        """One call. A buddy that does not answer, or has no room, is none for a while."""
+        named = self.sequences.named(buddy.incarnation, MOST_NAMED)[:MOST_HISTORIES]
+        info = self._blocks.info
+        request = StandbyRequest(
+            self._incarnation, info.fingerprint, info.layout, info.numerics, [each for each, _, _ in named]
+        )
+        try:
+            async with self._connections.connect(buddy) as connection:
+                answer = await connection.client.standby(standby_to_wire(request))
+            states = states_from_wire(answer, len(named))
+        except ServingError as error:
+            log.info("worker %s is no buddy: %s", buddy.incarnation, error.message)
+            self.num_failed += 1
+            self._told.pop(buddy.incarnation, None)
+            self._avoid(buddy.incarnation)
+            self.sequences.leave([buddy.incarnation])
+            return
+        if named:
+            self._told[buddy.incarnation] = buddy
+        else:
+            self._told.pop(buddy.incarnation, None)
+        for (_, branch, sequence), state in zip(named, states, strict=True):
+            if sequence.buddy != buddy.incarnation:
+                continue  # another branch of it was refused
+            note_state(branch, state)
+            if state.refused:
+                self._avoid(buddy.incarnation)
+                sequence.choose(None)
+
+    def _avoid(self, worker: Incarnation) -> None:
+        self._avoided[worker] = time.monotonic() + AVOID_S
