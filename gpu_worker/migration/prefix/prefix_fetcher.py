@@ -173,7 +173,7 @@ class PrefixFetcher:
 
 def note_loss(error: TransferFailed) -> None:
     """The other worker, which sends, hears of the loss as well, and its answer ends the fetch."""
-    log.info("blocks of another worker do not come any more: %s", error.message)
+    log.debug("blocks of another worker do not come any more: %s", error.message)
 
 
 async def warm_up(fetcher: PrefixFetcher, info: RunnerInfo, num_blocks: int, allowed_s: float) -> int:

@@ -43,6 +43,7 @@ class CoveredSequences:
 
     def __init__(self) -> None:
         self._sequences: dict[tuple[SequenceId, int], CoveredSequence] = {}
+        self._left: set[Incarnation] = set()  # buddies whose sequences have ended since they were told last
 
     def known(self) -> dict[HistoryKey, int]:
         """How many hashes of each history are here."""
@@ -65,6 +66,8 @@ class CoveredSequences:
         for (seq_id, epoch), sequence in list(self._sequences.items()):
             for index in [i for i in sequence.branches if HistoryKey(seq_id, epoch, i) not in found]:
                 del sequence.branches[index]
+                if sequence.buddy is not None:
+                    self._left.add(sequence.buddy)
             if not sequence.branches:
                 del self._sequences[seq_id, epoch]
 
@@ -85,8 +88,18 @@ class CoveredSequences:
                 counts[sequence.buddy] += sequence.num_blocks
         return counts
 
+    def has_news(self, buddy: Incarnation) -> bool:
+        """Whether something has been sealed, or has ended, that the buddy does not know of."""
+        return buddy in self._left or any(
+            branch.num_named < len(branch.hashes)
+            for sequence in self._sequences.values()
+            if sequence.buddy == buddy
+            for branch in sequence.branches.values()
+        )
+
     def named(self, buddy: Incarnation, most: int) -> list[tuple[NamedHistory, CoveredBranch, CoveredSequence]]:
         """All histories of a buddy, with hashes that it does not know: at most so many in all."""
+        self._left.discard(buddy)
         histories = []
         for (seq_id, _), sequence in self._sequences.items():
             for index, branch in sequence.branches.items() if sequence.buddy == buddy else ():
@@ -94,6 +107,10 @@ class CoveredSequences:
                 most -= len(hashes)
                 histories.append((NamedHistory(seq_id, index, branch.num_named, hashes), branch, sequence))
         return histories
+
+    @property
+    def num_histories(self) -> int:
+        return sum(len(each.branches) for each in self._sequences.values())
 
     @property
     def num_covered(self) -> int:

@@ -25,7 +25,12 @@ from octavo.request.ids import Incarnation
 
 log = logging.getLogger(__name__)
 
-ROUND_S = 0.5  # a buddy is about so far behind, and one block
+# A buddy is behind by the time between two rounds, and by the block that is being filled. A round costs the same
+# whatever is new in it, so many histories, whose blocks fill all the time, share longer ones.
+ROUND_S = 0.1
+ROUND_PER_HISTORY_S = 0.03
+LONGEST_ROUND_S = 0.5
+REFRESH_S = 2.0  # how often a buddy is told that nothing is new
 CANDIDATES_S = 2.0  # how often it is asked who may be a buddy
 AVOID_S = 10.0  # how long a worker that had no room, or did not answer, is not chosen
 MOST_NAMED = 16_384  # hashes of one call
@@ -55,6 +60,7 @@ class StandbyOwner:
         self._candidates_at = float("-inf")
         self._avoided: dict[Incarnation, float] = {}  # until when
         self._told: dict[Incarnation, TargetWorker] = {}  # workers that keep something for this one
+        self._told_at: dict[Incarnation, float] = {}
 
     async def run(self) -> None:
         """Goes round for as long as the worker lives."""
@@ -66,7 +72,8 @@ class StandbyOwner:
                 log.info("no standbys in this round: %s", error.message)
             except Exception:  # a standby is worth no sequence of this worker
                 log.exception("no standbys in this round")
-            await asyncio.sleep(max(ROUND_S / 2, ROUND_S - (time.monotonic() - began)))
+            round_s = min(LONGEST_ROUND_S, max(ROUND_S, ROUND_PER_HISTORY_S * self.sequences.num_histories))
+            await asyncio.sleep(max(round_s / 2, round_s - (time.monotonic() - began)))
 
     async def go_round(self) -> None:
         """Names to each buddy what it is to have now."""
@@ -76,7 +83,12 @@ class StandbyOwner:
             await self._choose_buddies()
         by_buddy = self.sequences.num_blocks_by_buddy()
         buddies = self._told | {each: self._candidates[each] for each in by_buddy if each in self._candidates}
-        await asyncio.gather(*(self._tell(buddy) for buddy in buddies.values()))
+        await asyncio.gather(*(self._tell(buddy) for buddy in buddies.values() if self._has_news(buddy)))
+
+    def _has_news(self, buddy: TargetWorker) -> bool:
+        """Whether a buddy is to be called in this round."""
+        told_at = self._told_at.get(buddy.incarnation, float("-inf"))
+        return self.sequences.has_news(buddy.incarnation) or time.monotonic() - told_at > REFRESH_S
 
     async def _choose_buddies(self) -> None:
         """Each sequence without a buddy gets the worker that has fewest blocks of this one."""
@@ -95,6 +107,7 @@ class StandbyOwner:
 
     async def _tell(self, buddy: TargetWorker) -> None:
         """One call. A buddy that does not answer, or has no room, is none for a while."""
+        self._told_at[buddy.incarnation] = time.monotonic()
         named = self.sequences.named(buddy.incarnation, MOST_NAMED)[:MOST_HISTORIES]
         info = self._blocks.info
         request = StandbyRequest(
@@ -107,14 +120,14 @@ class StandbyOwner:
         except ServingError as error:
             log.info("worker %s is no buddy: %s", buddy.incarnation, error.message)
             self.num_failed += 1
-            self._told.pop(buddy.incarnation, None)
+            self._forget(buddy)
             self._avoid(buddy.incarnation)
             self.sequences.leave([buddy.incarnation])
             return
         if named:
             self._told[buddy.incarnation] = buddy
         else:
-            self._told.pop(buddy.incarnation, None)
+            self._forget(buddy)
         for (_, branch, sequence), state in zip(named, states, strict=True):
             if sequence.buddy != buddy.incarnation:
                 continue  # another branch of it was refused
@@ -122,6 +135,10 @@ class StandbyOwner:
             if state.refused:
                 self._avoid(buddy.incarnation)
                 sequence.choose(None)
+
+    def _forget(self, buddy: TargetWorker) -> None:
+        self._told.pop(buddy.incarnation, None)
+        self._told_at.pop(buddy.incarnation, None)
 
     def _avoid(self, worker: Incarnation) -> None:
         self._avoided[worker] = time.monotonic() + AVOID_S

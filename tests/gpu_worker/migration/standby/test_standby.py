@@ -20,7 +20,7 @@ PROMPT = tuple(range(1, 102))
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby_owner, "ROUND_S", 0.05)
+    monkeypatch.setattr(standby_owner, "LONGEST_ROUND_S", 0.05)
     monkeypatch.setattr(standby_owner, "CANDIDATES_S", 0.1)
     monkeypatch.setattr(standby_owner, "AVOID_S", 0.3)
     monkeypatch.setattr(standby_buddy, "RETRY_S", 0.1)
