@@ -53,13 +53,15 @@ async def test_sealed_blocks_are_at_the_buddy_while_the_sequence_runs(pair: Work
         await worker.has_let_go()
 
 
-async def take(pair: WorkerPair, follower: Follower, worker: PairedWorker, epoch: int = 1) -> None:
+async def take(pair: WorkerPair, follower: Follower, worker: PairedWorker, hint: tuple[str, int] = ("", 0)) -> None:
     """What a router does when the owner is lost."""
+    epoch = 1
     seq_id = follower.seq_id
     request = TakeRequest(seq_id, epoch, worker.incarnation, f"again{epoch}", TakeReason.REFUSED)
     taken = await pair.store.take_ownership(request)
     snapshot = await pair.store.read(seq_id, prompt=True, from_indexes=[0] * len(follower.items))
     admission = admission_to_wire(snapshot, epoch=taken.epoch, suspect=False, age_ms=0)
+    admission.prefix_owner, admission.prefix_owner_tokens = hint
     answer = await worker.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[admission]))
     assert answer.results[0].outcome == worker_pb2.ADMISSION_OUTCOME_ADMITTED, answer
     pair.tasks[-1].cancel()
@@ -78,6 +80,18 @@ async def test_the_buddy_computes_little_again_and_the_tokens_are_the_same(pair:
     await pair.check_end(follower, params, prompt=PROMPT)
     assert pair.b.runner.num_prefill <= 12 * SIZE * num_branches
     assert (await pair.record(follower.seq_id)).epoch == 2
+
+
+async def test_a_worker_in_place_of_the_buddy_gets_prompt_and_output_from_it(pair: WorkerPair) -> None:
+    params = greedy(300)
+    third = await pair.add("c")
+    follower = await pair.run(params, prompt=PROMPT, num_tokens=60)
+    sequences = pair.a.worker.standby_owner.sequences
+    await until(lambda: sequences.num_held_blocks * SIZE > len(PROMPT) + 40)
+    num_held = sequences.num_held_blocks
+    await take(pair, follower, third, (pair.b.incarnation, num_held * SIZE))
+    await pair.check_end(follower, params, prompt=PROMPT)
+    assert third.worker.fetcher.num_fetched == num_held
 
 
 async def test_a_short_sequence_has_none(pair: WorkerPair) -> None:
