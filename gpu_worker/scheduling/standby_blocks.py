@@ -66,7 +66,7 @@ class StandbyBlocks:
     # At the buddy
 
     def keep(self, begun: SequenceOf[BlockHash], ended: SequenceOf[BlockHash]) -> None:
-        """Keeps the blocks of further hashes, and no longer those of others. Both are in the order of their prefixes."""
+        """Keeps the blocks of further hashes, and no longer those of others, each in the order of their prefixes."""
         self._cache.stand_by(begun, ended)
 
     def num_known(self, histories: Iterable[SequenceOf[BlockHash]]) -> list[int]:

@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import random
-import re
 import signal
 import statistics
 import subprocess
@@ -58,7 +57,10 @@ class Cluster:
 
     def pids(self) -> list[int]:
         state = self.state
-        return [self._process.pid, *(int(each["pid"]) for each in [*state["routers"], *state["workers"]] if each["pid"])]
+        return [
+            self._process.pid,
+            *(int(each["pid"]) for each in [*state["routers"], *state["workers"]] if each["pid"]),
+        ]
 
     def signal(self, number: int) -> None:
         for pid in self.pids():
@@ -127,7 +129,10 @@ async def one_death(made: Cluster, client: AsyncClient, prompt: list[int], num_b
         "noticed": 1000 * (taken_at - last),
         "after": 1000 * (following - taken_at),
         "tokens": tokens,
-        "wall": [time.strftime("%H:%M:%S", time.localtime(x)) + f"{x % 1:.3f}"[1:] for x in (t + time.time() - time.monotonic() for t in (last, killed_at, taken_at, following))],
+        "wall": [
+            time.strftime("%H:%M:%S", time.localtime(x)) + f"{x % 1:.3f}"[1:]
+            for x in (t + time.time() - time.monotonic() for t in (last, killed_at, taken_at, following))
+        ],
     }
 
 
@@ -148,7 +153,10 @@ async def deaths(made: Cluster, contexts: list[int], rounds: int, num_before: in
             f" ({min(each[name] for each in results):.0f} to {max(each[name] for each in results):.0f})"
             for name in ("whole", "noticed", "after")
         )
-        print(f"  {context} tokens of history, {rounds} deaths: {', '.join(figures)}; all tokens as undisturbed", flush=True)
+        print(
+            f"  {context} tokens of history, {rounds} deaths: {', '.join(figures)}; all tokens as undisturbed",
+            flush=True,
+        )
     await client.close()
 
 

@@ -187,7 +187,8 @@ class TransferClient:
     async def standby(self, message: transfer_pb2.StandbyRequest) -> transfer_pb2.StandbyResponse:
         """Names histories to keep: `standby_calls` makes the message, and reads the answer."""
         with in_time("Standby"):
-            return await self._stub.Standby(message, timeout=STANDBY_S)
+            answer: transfer_pb2.StandbyResponse = await self._stub.Standby(message, timeout=STANDBY_S)
+        return answer
 
     async def abort(self, ticket: int) -> None:
         """Ends a ticket."""

@@ -81,7 +81,7 @@ class KeptHistories:
         states = []
         for each in named:
             key = each.seq_id, each.branch
-            kept = table.histories[key] = before.pop(key, None) or KeptHistory()
+            kept = table.histories[key] = before.pop(key) if key in before else KeptHistory()
             self._extend(kept, each, change)
             states.append(kept.state)
         self._end(before.values(), change)
@@ -156,4 +156,3 @@ class KeptHistories:
                 if not self._uses[block_hash]:
                     del self._uses[block_hash]
                     change.ended.append(block_hash)
-

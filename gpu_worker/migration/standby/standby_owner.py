@@ -8,9 +8,9 @@ No call holds a sequence up, and no failure is one of the sequence: it has anoth
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 
 from gpu_worker.engine.block_port import BlockPort
+from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.migration.calls.connection_pool import ConnectionPool
 from gpu_worker.migration.calls.standby_calls import (
     MOST_HISTORIES,
@@ -45,8 +45,8 @@ class StandbyOwner:
         blocks: BlockPort,
         targets: TargetPool,
         connections: ConnectionPool,
+        watch: WorkerWatch,
         min_tokens: int,
-        is_draining: Callable[[], bool],
     ) -> None:
         self.sequences = CoveredSequences()
         self.num_failed = 0  # calls that were refused or not answered
@@ -55,7 +55,7 @@ class StandbyOwner:
         self._targets = targets
         self._connections = connections
         self._min_tokens = min_tokens
-        self._is_draining = is_draining
+        self._watch = watch
         self._candidates: dict[Incarnation, TargetWorker] = {}
         self._candidates_at = float("-inf")
         self._avoided: dict[Incarnation, float] = {}  # until when
@@ -77,8 +77,10 @@ class StandbyOwner:
 
     async def go_round(self) -> None:
         """Names to each buddy what it is to have now."""
-        found = {} if self._is_draining() else await self._blocks.histories(self._min_tokens, self.sequences.known())
+        draining, known = self._watch.draining, self.sequences.known()
+        found = {} if draining else await self._blocks.histories(self._min_tokens, known)
         self.sequences.update(found)
+        self._watch.num_standby_sequences = self.sequences.num_covered
         if found:
             await self._choose_buddies()
         by_buddy = self.sequences.num_blocks_by_buddy()

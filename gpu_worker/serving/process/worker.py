@@ -130,7 +130,7 @@ class Worker:
         self.standby_buddy: StandbyBuddy | None = None
         if self.fetcher is not None and self.connections is not None and settings.standby:
             self.standby_owner = StandbyOwner(
-                incarnation, blocks, targets, self.connections, settings.standby_tokens, lambda: self.watch.draining
+                incarnation, blocks, targets, self.connections, self.watch, settings.standby_tokens
             )
             self.standby_buddy = StandbyBuddy(blocks, self.watch, self.fetcher, info.bytes_per_block)
         announcer = OwnershipAnnouncer(journal, incarnation) if journal is not None else None
@@ -163,7 +163,15 @@ class Worker:
         self.reconciler = Reconciler(store, incarnation, self.publisher.logs.keys, self.admissions.runs)
         tally = self.migrations.tally if self.migrations is not None else MigrationTally()
         self.metrics = WorkerMetrics(
-            self.watch, self.workload, self.publisher, self.journal_writer, self.drain, tally, self.fetcher
+            self.watch,
+            self.workload,
+            self.publisher,
+            self.journal_writer,
+            self.drain,
+            tally,
+            self.fetcher,
+            self.standby_owner,
+            self.standby_buddy,
         )
         exporter = listener.web_app.exporter
         exporter.add_source(self.metrics.values)

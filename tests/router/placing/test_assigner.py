@@ -12,7 +12,16 @@ from octavo.request.errors import BadModel, OutOfBlocks, StoreUnavailable, TooLa
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.request.sampling import FinishReason
-from octavo.store.calls import AppendItem, AppendStatus, Finish, Member, QueueLimits, TakeReason, TakeRequest, WorkerLimits
+from octavo.store.calls import (
+    AppendItem,
+    AppendStatus,
+    Finish,
+    Member,
+    QueueLimits,
+    TakeReason,
+    TakeRequest,
+    WorkerLimits,
+)
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.memory.state import Trial
 from octavo.wire.internal import admission_from_wire
