@@ -122,7 +122,7 @@ class KeptHistories:
             hashes.update(dict.fromkeys(kept.hashes[kept.num_held : kept.num_held + most - len(hashes)]))
         return histories, list(hashes)
 
-    def check(self) -> None:
+    def check_uses(self) -> None:
         """Recounts everything; raises AssertionError with what is wrong."""
         counted: Counter[BlockHash] = Counter()
         for kept in self.all():

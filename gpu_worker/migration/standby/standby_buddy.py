@@ -17,8 +17,9 @@ log = logging.getLogger(__name__)
 
 KEPT_SHARE = 0.5  # of all blocks may be kept for standbys: what runs here needs the others
 FETCH_BYTES = 4 << 20  # of one fetch, or one block: so much takes milliseconds, whatever else decodes
-FETCH_S = 5.0
+FETCH_S = 2.0
 PAUSE_FACTOR = 3.0  # a pause after each fetch, in times of that fetch: the link is left to others for most of the time
+LONGEST_PAUSE_S = 1.0
 RETRY_S = 1.0  # how long an owner is left alone that did not send
 STALLED_S = 2.0  # how long a history is left alone whose next blocks its owner did not have
 IDLE_S = 1.0  # how often the table is looked at without a call
@@ -69,6 +70,7 @@ class StandbyBuddy:
         """Gives up what nobody names any more, and makes one fetch from each owner."""
         await self._apply(self.histories.expire(time.monotonic()))
         await self._recount_lost()
+        self._retry_at = {owner: at for owner, at in self._retry_at.items() if owner in self.histories.owners}
         for owner in self.histories.owners:
             await self._fetch_round(owner)
 
@@ -77,7 +79,6 @@ class StandbyBuddy:
         now = time.monotonic()
         if self._retry_at.get(owner, 0.0) > now or self._watch.draining:
             return
-        self._retry_at.pop(owner, None)
         histories, hashes = self.histories.lacking(owner, self._most_fetched, now)
         if not hashes:
             return
@@ -93,7 +94,7 @@ class StandbyBuddy:
             self._retry_at[owner] = time.monotonic() + RETRY_S
         await self._count(histories)
         self._wake.set()
-        await asyncio.sleep(PAUSE_FACTOR * (time.monotonic() - now))
+        await asyncio.sleep(min(LONGEST_PAUSE_S, PAUSE_FACTOR * (time.monotonic() - now)))
 
     async def _count(self, histories: list[KeptHistory]) -> None:
         """Counts what has come of these. A history without progress is left alone for a while."""

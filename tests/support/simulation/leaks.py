@@ -48,7 +48,7 @@ def check_standbys(name: str, worker: Any, living: set[str], expect_none: Callab
     expect_none(f"{name}: histories with a buddy", worker.standby_owner.sequences.num_histories)
     histories = worker.standby_buddy.histories
     expect_none(f"{name}: histories kept in vain", living & set(histories.owners))
-    histories.check()
+    histories.check_uses()
     if not histories.owners:
         expect_none(f"{name}: blocks kept in vain", worker.workload.tables.cache.standby)
 

@@ -9,6 +9,7 @@ from worker_pair import Follower, PairedWorker, WorkerPair, greedy, worker_pair
 
 from gpu_worker.migration.standby import standby_buddy, standby_owner
 from octavo.internal.v1 import worker_pb2
+from octavo.process import failpoints
 from octavo.request.ids import Incarnation
 from octavo.store.calls import TakeReason, TakeRequest
 from octavo.wire.internal import admission_to_wire
@@ -142,6 +143,35 @@ async def test_blocks_that_run_short_at_the_buddy_go_to_its_own_sequences_and_co
         for number, each in enumerate(mine, 300):
             await pair.check_end(each, own, prompt=(number, *PROMPT[:90]))
         await pair.check_end(follower, greedy(250), prompt=PROMPT[:40])
-        pair.b.worker.standby_buddy.histories.check()
+        pair.b.worker.standby_buddy.histories.check_uses()
         for worker in (pair.a, pair.b):
             await worker.has_let_go()
+
+
+@pytest.mark.parametrize("place", ["source.pinned", "source.opened", "source.sent", "target.seal"])
+async def test_a_fetch_that_fails_is_made_again_and_disturbs_nothing(pair: WorkerPair, place: str) -> None:
+    armed = failpoints.arm(place, "error")
+    follower = await pair.run(LONG, prompt=PROMPT)
+    await armed.reached.wait()
+    failpoints.disarm_all()
+    await until(lambda: num_kept(pair.b) >= 30)
+    await pair.check_end(follower, LONG, prompt=PROMPT)
+    for worker in (pair.a, pair.b):
+        await worker.has_let_go()
+
+
+async def test_the_blocks_outlive_their_owner(pair: WorkerPair) -> None:
+    owner = await pair.add("owner", standby=True, standby_tokens=16, step_s=0.01)
+    follower = await pair.run(LONG, prompt=PROMPT, on=owner)
+    await until(lambda: max(num_kept(pair.a), num_kept(pair.b)) >= 30)
+    buddy = max(pair.a, pair.b, key=num_kept)
+    owner.worker.standby_owner.sequences.update({})
+    owner.worker.standby_owner._watch.draining = True  # it says nothing more, as if it had died
+    owner.worker.standby_owner._told.clear()
+    await asyncio.sleep(0.3)
+    assert num_kept(buddy) >= 30
+    await take(pair, follower, buddy)
+    await pair.check_end(follower, LONG, prompt=PROMPT)
+    assert buddy.runner.num_prefill <= 16 * SIZE
+    change = buddy.worker.standby_buddy.histories.expire(float("inf"))
+    assert change.ended and not buddy.worker.standby_buddy.histories.num_blocks
