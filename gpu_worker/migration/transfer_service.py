@@ -3,7 +3,13 @@
 from typing import TYPE_CHECKING
 
 from gpu_worker.migration.blocks.frames import SECRET_BYTES
-from gpu_worker.migration.calls.standby_calls import standby_from_wire, states_to_wire
+from gpu_worker.migration.calls.standby_calls import (
+    MOST_HISTORIES,
+    MOST_NAMED,
+    HistoryState,
+    NamedHistory,
+    StandbyRequest,
+)
 from gpu_worker.migration.calls.transfer_calls import (
     HASH_BYTES,
     BranchEnd,
@@ -155,4 +161,40 @@ def end_from_wire(message: transfer_pb2.BranchEnd) -> BranchEnd:
         tuple(map(score_from_wire, message.logprobs)),
         message.num_computed,
         tuple(map(score_from_wire, message.prompt_logprobs)),
+    )
+
+
+def standby_from_wire(message: transfer_pb2.StandbyRequest) -> StandbyRequest:
+    """The request. Raises InvalidArgument if it names no owner, too much, a branch twice, or hashes that are none."""
+    if not message.owner:
+        raise InvalidArgument("owner", "is empty: name the incarnation of the worker that runs the sequences")
+    if len(message.histories) > MOST_HISTORIES:
+        raise InvalidArgument("histories", f"{len(message.histories)} are too many; at most {MOST_HISTORIES}")
+    if sum(len(each.hashes) for each in message.histories) > MOST_NAMED * HASH_BYTES:
+        raise InvalidArgument("histories", f"they name too many blocks; at most {MOST_NAMED} in a call")
+    histories = [_history_from_wire(f"histories[{index}]", each) for index, each in enumerate(message.histories)]
+    if len({(each.seq_id, each.branch) for each in histories}) != len(histories):
+        raise InvalidArgument("histories", "one branch is named twice: name each once")
+    return StandbyRequest(
+        Incarnation(message.owner), message.model_fingerprint, message.kv_layout, message.numerics, histories
+    )
+
+
+def _history_from_wire(field: str, message: transfer_pb2.NamedHistory) -> NamedHistory:
+    if message.branch >= limits.MAX_N:
+        raise InvalidArgument(f"{field}.branch", f"{message.branch}: a sequence has at most {limits.MAX_N} branches")
+    if len(message.hashes) % HASH_BYTES:
+        raise InvalidArgument(f"{field}.hashes", f"{len(message.hashes)} bytes: a hash has {HASH_BYTES}")
+    seq_id = validation.validate_sequence_id(f"{field}.seq_id", message.seq_id)
+    starts = range(0, len(message.hashes), HASH_BYTES)
+    hashes = [BlockHash(message.hashes[start : start + HASH_BYTES]) for start in starts]
+    return NamedHistory(seq_id, message.branch, message.first, hashes)
+
+
+def states_to_wire(states: list[HistoryState]) -> transfer_pb2.StandbyResponse:
+    return transfer_pb2.StandbyResponse(
+        states=[
+            transfer_pb2.HistoryState(num_named=each.num_named, num_held=each.num_held, refused=each.refused)
+            for each in states
+        ]
     )

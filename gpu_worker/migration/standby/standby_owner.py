@@ -12,12 +12,7 @@ import time
 from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.migration.calls.connection_pool import ConnectionPool
-from gpu_worker.migration.calls.standby_calls import (
-    MOST_HISTORIES,
-    StandbyRequest,
-    standby_to_wire,
-    states_from_wire,
-)
+from gpu_worker.migration.calls.standby_calls import MOST_HISTORIES, StandbyRequest
 from gpu_worker.migration.calls.targets import TargetPool, TargetWorker
 from gpu_worker.migration.standby.covered_sequences import CoveredSequences, note_state
 from octavo.request.errors import ServingError
@@ -117,8 +112,7 @@ class StandbyOwner:
         )
         try:
             async with self._connections.connect(buddy) as connection:
-                answer = await connection.client.standby(standby_to_wire(request))
-            states = states_from_wire(answer, len(named))
+                states = await connection.client.standby(request)
         except ServingError as error:
             log.info("worker %s is no buddy: %s", buddy.incarnation, error.message)
             self.num_failed += 1

@@ -2,32 +2,20 @@
 
 import pytest
 
-from gpu_worker.migration.calls.standby_calls import (
-    MOST_HISTORIES,
-    MOST_NAMED,
-    HistoryState,
-    NamedHistory,
-    StandbyRequest,
-    standby_from_wire,
-    standby_to_wire,
-    states_from_wire,
-    states_to_wire,
-)
+from gpu_worker.migration.calls.standby_calls import MOST_HISTORIES, MOST_NAMED, NamedHistory, StandbyRequest
+from gpu_worker.migration.calls.transfer_calls import standby_to_wire
+from gpu_worker.migration.transfer_service import standby_from_wire
 from octavo.internal.v1 import transfer_pb2
-from octavo.request.errors import InvalidArgument, Mismatch
+from octavo.request.errors import InvalidArgument
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
 
 SEQ = SequenceId(f"{7:032x}")
 
 
-def test_requests_and_states_come_as_they_were_sent() -> None:
+def test_a_request_comes_as_it_was_sent() -> None:
     histories = [NamedHistory(SEQ, 0, 3, [BlockHash(bytes(16)), BlockHash(b"x" * 16)]), NamedHistory(SEQ, 1, 0, [])]
     request = StandbyRequest(Incarnation("a"), "weights", "layout", "class", histories)
     assert standby_from_wire(standby_to_wire(request)) == request
-    states = [HistoryState(5, 2), HistoryState(0, 0, refused=True)]
-    assert states_from_wire(states_to_wire(states), 2) == states
-    with pytest.raises(Mismatch):
-        states_from_wire(states_to_wire(states), 3)
 
 
 def history(**changes: object) -> transfer_pb2.NamedHistory:
