@@ -176,7 +176,12 @@ def standby_from_wire(message: transfer_pb2.StandbyRequest) -> StandbyRequest:
     if len({(each.seq_id, each.branch) for each in histories}) != len(histories):
         raise InvalidArgument("histories", "one branch is named twice: name each once")
     return StandbyRequest(
-        Incarnation(message.owner), message.model_fingerprint, message.kv_layout, message.numerics, histories
+        Incarnation(message.owner),
+        message.model_fingerprint,
+        message.kv_layout,
+        message.numerics,
+        histories,
+        message.number,
     )
 
 

@@ -27,6 +27,7 @@ class StandbyRequest:
     layout: str  # of a block there
     numerics: str  # its class of numerics
     histories: list[NamedHistory]
+    number: int = 0  # rises with each call: one that comes after a later one changes nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,4 +253,5 @@ def standby_to_wire(request: StandbyRequest) -> transfer_pb2.StandbyRequest:
             )
             for each in request.histories
         ],
+        number=request.number,
     )

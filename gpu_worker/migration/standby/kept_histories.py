@@ -1,7 +1,7 @@
 """Which histories does this worker keep for others, how much of each is here, and what is to be fetched next?"""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ class OwnerHistories:
 
     histories: dict[BranchKey, KeptHistory] = field(default_factory=dict)
     until: float = 0.0
+    number: int = -1  # of its last call
 
 
 class KeepChange(NamedTuple):
@@ -64,18 +65,23 @@ class KeptHistories:
 
     @property
     def owners(self) -> list[Incarnation]:
-        return list(self._owners)
+        """Those that have histories here."""
+        return [owner for owner, table in self._owners.items() if table.histories]
 
     def all(self) -> Iterator[KeptHistory]:
         for owner in self._owners.values():
             yield from owner.histories.values()
 
     def update(
-        self, owner: Incarnation, named: Iterable[NamedHistory], now: float
+        self, owner: Incarnation, number: int, named: Sequence[NamedHistory], now: float
     ) -> tuple[KeepChange, list[HistoryState]]:
-        """Takes in a call of an owner. What it does not name has ended."""
+        """Takes in a call of an owner. What it does not name has ended. A call that was overtaken changes nothing."""
         table = self._owners.setdefault(owner, OwnerHistories())
-        table.until = now + KEEP_S
+        if number <= table.number:
+            nothing = KeptHistory()
+            found = [table.histories.get((each.seq_id, each.branch), nothing) for each in named]
+            return KeepChange([], []), [each.state for each in found]
+        table.until, table.number = now + KEEP_S, number
         before, table.histories = table.histories, {}
         change = KeepChange([], [])
         states = []
@@ -85,8 +91,6 @@ class KeptHistories:
             self._extend(kept, each, change)
             states.append(kept.state)
         self._end(before.values(), change)
-        if not table.histories:
-            del self._owners[owner]
         return change, states
 
     def expire(self, now: float) -> KeepChange:

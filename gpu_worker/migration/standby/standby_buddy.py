@@ -44,7 +44,7 @@ class StandbyBuddy:
         if self._watch.draining:
             raise Draining("this worker drains: choose another one")
         require_same_model(self._blocks.info, request.fingerprint, request.layout, request.numerics)
-        change, states = self.histories.update(request.owner, request.histories, time.monotonic())
+        change, states = self.histories.update(request.owner, request.number, request.histories, time.monotonic())
         self.num_refused += sum(each.refused for each in states)
         await self._apply(change)
         self._wake.set()

@@ -8,6 +8,7 @@ No call holds a sequence up, and no failure is one of the sequence: it has anoth
 import asyncio
 import logging
 import time
+from dataclasses import dataclass, field
 
 from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.engine.worker_watch import WorkerWatch
@@ -15,6 +16,7 @@ from gpu_worker.migration.calls.connection_pool import ConnectionPool
 from gpu_worker.migration.calls.standby_calls import MOST_HISTORIES, StandbyRequest
 from gpu_worker.migration.calls.targets import TargetPool, TargetWorker
 from gpu_worker.migration.standby.covered_sequences import CoveredSequences, note_state
+from gpu_worker.migration.standby.kept_histories import KEEP_S
 from octavo.request.errors import ServingError
 from octavo.request.ids import Incarnation
 
@@ -29,6 +31,15 @@ REFRESH_S = 2.0  # how often a buddy is told that nothing is new
 CANDIDATES_S = 2.0  # how often it is asked who may be a buddy
 AVOID_S = 10.0  # how long a worker that had no room, or did not answer, is not chosen
 MOST_NAMED = 16_384  # hashes of one call
+
+
+@dataclass(slots=True, eq=False)
+class ToldBuddy:
+    """A worker that was asked to keep something."""
+
+    buddy: TargetWorker
+    called_at: float = float("-inf")
+    answered_at: float = field(default_factory=lambda: time.monotonic())  # or when it was first asked
 
 
 class StandbyOwner:
@@ -54,8 +65,8 @@ class StandbyOwner:
         self._candidates: dict[Incarnation, TargetWorker] = {}
         self._candidates_at = float("-inf")
         self._avoided: dict[Incarnation, float] = {}  # until when
-        self._told: dict[Incarnation, TargetWorker] = {}  # workers that keep something for this one
-        self._told_at: dict[Incarnation, float] = {}
+        self._num_calls = 0
+        self._told: dict[Incarnation, ToldBuddy] = {}  # workers that may keep something for this one
 
     async def run(self) -> None:
         """Goes round for as long as the worker lives."""
@@ -79,13 +90,14 @@ class StandbyOwner:
         if found:
             await self._choose_buddies()
         by_buddy = self.sequences.num_blocks_by_buddy()
-        buddies = self._told | {each: self._candidates[each] for each in by_buddy if each in self._candidates}
-        await asyncio.gather(*(self._tell(buddy) for buddy in buddies.values() if self._has_news(buddy)))
+        for each in by_buddy:
+            if each not in self._told and each in self._candidates:
+                self._told[each] = ToldBuddy(self._candidates[each])
+        await asyncio.gather(*(self._tell(told) for told in list(self._told.values()) if self._has_news(told)))
 
-    def _has_news(self, buddy: TargetWorker) -> bool:
+    def _has_news(self, told: "ToldBuddy") -> bool:
         """Whether a buddy is to be called in this round."""
-        told_at = self._told_at.get(buddy.incarnation, float("-inf"))
-        return self.sequences.has_news(buddy.incarnation) or time.monotonic() - told_at > REFRESH_S
+        return self.sequences.has_news(told.buddy.incarnation) or time.monotonic() - told.called_at > REFRESH_S
 
     async def _choose_buddies(self) -> None:
         """Each sequence without a buddy gets the worker that has fewest blocks of this one."""
@@ -102,28 +114,34 @@ class StandbyOwner:
             by_buddy[buddy] += sequence.num_blocks
             sequence.choose(buddy)
 
-    async def _tell(self, buddy: TargetWorker) -> None:
-        """One call. A buddy that does not answer, or has no room, is none for a while."""
-        self._told_at[buddy.incarnation] = time.monotonic()
+    async def _tell(self, told: "ToldBuddy") -> None:
+        """One call. A buddy that does not answer, or has no room, is none for a while.
+
+        It is told that it need keep nothing, until it has answered that, or has forgotten it by itself.
+        """
+        buddy, told.called_at = told.buddy, time.monotonic()
         named = self.sequences.named(buddy.incarnation, MOST_NAMED)[:MOST_HISTORIES]
         info = self._blocks.info
+        self._num_calls += 1
+        histories = [each for each, _, _ in named]
         request = StandbyRequest(
-            self._incarnation, info.fingerprint, info.layout, info.numerics, [each for each, _, _ in named]
+            self._incarnation, info.fingerprint, info.layout, info.numerics, histories, self._num_calls
         )
         try:
             async with self._connections.connect(buddy) as connection:
                 states = await connection.client.standby(request)
         except ServingError as error:
-            log.info("worker %s is no buddy: %s", buddy.incarnation, error.message)
-            self.num_failed += 1
-            self._forget(buddy)
-            self._avoid(buddy.incarnation)
-            self.sequences.leave([buddy.incarnation])
+            if named:
+                log.info("worker %s is no buddy: %s", buddy.incarnation, error.message)
+                self.num_failed += 1
+                self._avoid(buddy.incarnation)
+                self.sequences.leave([buddy.incarnation])
+            if time.monotonic() - told.answered_at > KEEP_S:
+                self._told.pop(buddy.incarnation, None)
             return
-        if named:
-            self._told[buddy.incarnation] = buddy
-        else:
-            self._forget(buddy)
+        told.answered_at = time.monotonic()
+        if not named:
+            self._told.pop(buddy.incarnation, None)
         for (_, branch, sequence), state in zip(named, states, strict=True):
             if sequence.buddy != buddy.incarnation:
                 continue  # another branch of it was refused
@@ -131,10 +149,6 @@ class StandbyOwner:
             if state.refused:
                 self._avoid(buddy.incarnation)
                 sequence.choose(None)
-
-    def _forget(self, buddy: TargetWorker) -> None:
-        self._told.pop(buddy.incarnation, None)
-        self._told_at.pop(buddy.incarnation, None)
 
     def _avoid(self, worker: Incarnation) -> None:
         self._avoided[worker] = time.monotonic() + AVOID_S

@@ -152,18 +152,20 @@ class ListHotResponse(_message.Message):
     def __init__(self, hashes: _Optional[bytes] = ...) -> None: ...
 
 class StandbyRequest(_message.Message):
-    __slots__ = ("owner", "model_fingerprint", "kv_layout", "numerics", "histories")
+    __slots__ = ("owner", "model_fingerprint", "kv_layout", "numerics", "histories", "number")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     HISTORIES_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     owner: str
     model_fingerprint: str
     kv_layout: str
     numerics: str
     histories: _containers.RepeatedCompositeFieldContainer[NamedHistory]
-    def __init__(self, owner: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_layout: _Optional[str] = ..., numerics: _Optional[str] = ..., histories: _Optional[_Iterable[_Union[NamedHistory, _Mapping]]] = ...) -> None: ...
+    number: int
+    def __init__(self, owner: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_layout: _Optional[str] = ..., numerics: _Optional[str] = ..., histories: _Optional[_Iterable[_Union[NamedHistory, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class NamedHistory(_message.Message):
     __slots__ = ("seq_id", "branch", "first", "hashes")

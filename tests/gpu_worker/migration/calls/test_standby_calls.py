@@ -14,7 +14,7 @@ SEQ = SequenceId(f"{7:032x}")
 
 def test_a_request_comes_as_it_was_sent() -> None:
     histories = [NamedHistory(SEQ, 0, 3, [BlockHash(bytes(16)), BlockHash(b"x" * 16)]), NamedHistory(SEQ, 1, 0, [])]
-    request = StandbyRequest(Incarnation("a"), "weights", "layout", "class", histories)
+    request = StandbyRequest(Incarnation("a"), "weights", "layout", "class", histories, 9)
     assert standby_from_wire(standby_to_wire(request)) == request
 
 

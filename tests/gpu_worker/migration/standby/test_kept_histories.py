@@ -19,49 +19,68 @@ def named(name: str, *numbers: int, first: int = 0, branch: int = 0) -> NamedHis
     return NamedHistory(SequenceId(name), branch, first, hashes(*numbers))
 
 
+class Numbered(KeptHistories):
+    """A table whose calls come in order."""
+
+    num_calls = 0
+
+    def call(self, owner: Incarnation, named: list[NamedHistory], now: float) -> tuple[KeepChange, list[HistoryState]]:
+        self.num_calls += 1
+        return self.update(owner, self.num_calls, named, now)
+
+
 def test_what_is_named_again_is_known_already_and_what_is_not_has_ended() -> None:
-    table = KeptHistories(100)
-    change, states = table.update(A, [named("s", 1, 2), named("t", 1, 3)], 0.0)
+    table = Numbered(100)
+    change, states = table.call(A, [named("s", 1, 2), named("t", 1, 3)], 0.0)
     assert (change.begun, change.ended) == (hashes(1, 2, 3), [])
     assert states == [HistoryState(2, 0), HistoryState(2, 0)]
-    change, states = table.update(A, [named("s", 2, 4, first=1)], 1.0)
+    change, states = table.call(A, [named("s", 2, 4, first=1)], 1.0)
     assert (change.begun, change.ended) == (hashes(4), hashes(3)), "block 1 is of another history, too"
     assert states == [HistoryState(3, 0)]
-    change, _ = table.update(A, [], 2.0)
+    change, _ = table.call(A, [], 2.0)
     assert sorted(change.ended) == hashes(1, 2, 4)
     assert table.num_blocks == table.num_histories == 0
 
 
-def test_a_buddy_that_has_forgotten_says_where_to_begin() -> None:
+def test_a_call_that_was_overtaken_changes_nothing() -> None:
     table = KeptHistories(100)
-    change, states = table.update(A, [named("s", 8, 9, first=7)], 0.0)
+    table.update(A, 1, [named("s", 1)], 0.0)
+    table.update(A, 3, [], 0.0)
+    change, states = table.update(A, 2, [named("s", 2, first=1)], 0.0)
+    assert (change, states) == (KeepChange([], []), [HistoryState(0, 0)])
+    assert table.num_blocks == 0 and not table.owners
+
+
+def test_a_buddy_that_has_forgotten_says_where_to_begin() -> None:
+    table = Numbered(100)
+    change, states = table.call(A, [named("s", 8, 9, first=7)], 0.0)
     assert (change.begun, states) == ([], [HistoryState(0, 0)])
 
 
 def test_a_history_beyond_the_bound_is_refused_whole_and_the_others_stay() -> None:
-    table = KeptHistories(3)
-    table.update(A, [named("s", 1, 2)], 0.0)
-    change, states = table.update(B, [named("t", 1, 3), named("u", 4, 5)], 0.0)
+    table = Numbered(3)
+    table.call(A, [named("s", 1, 2)], 0.0)
+    change, states = table.call(B, [named("t", 1, 3), named("u", 4, 5)], 0.0)
     assert states == [HistoryState(2, 0), HistoryState(0, 0, refused=True)]
     assert (change.begun, table.num_blocks, table.num_histories) == (hashes(3), 3, 2)
-    change, states = table.update(A, [named("s", 6, first=2)], 0.0)
+    change, states = table.call(A, [named("s", 6, first=2)], 0.0)
     assert states == [HistoryState(0, 0, refused=True)], "it has grown too long"
     assert change.ended == hashes(2)
     table.check_uses()
 
 
 def test_histories_outlive_their_owner_for_a_minute() -> None:
-    table = KeptHistories(100)
-    table.update(A, [named("s", 1)], 0.0)
-    table.update(B, [named("t", 2)], 30.0)
+    table = Numbered(100)
+    table.call(A, [named("s", 1)], 0.0)
+    table.call(B, [named("t", 2)], 30.0)
     assert table.expire(KEEP_S - 1) == KeepChange([], [])
     assert table.expire(KEEP_S + 1).ended == hashes(1)
     assert table.owners == [B]
 
 
 def test_those_that_lack_least_are_fetched_first() -> None:
-    table = KeptHistories(100)
-    table.update(A, [named("long", *range(10, 20)), named("short", 1, 2), named("same", 1, 2)], 0.0)
+    table = Numbered(100)
+    table.call(A, [named("long", *range(10, 20)), named("short", 1, 2), named("same", 1, 2)], 0.0)
     histories, lacking = table.lacking(A, 4, 0.0)
     assert lacking == hashes(1, 2, 10, 11)
     assert [each.hashes[0] for each in histories] == hashes(1, 1, 10)
@@ -76,7 +95,7 @@ def test_those_that_lack_least_are_fetched_first() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_random_calls_keep_what_was_named_last(seed: int) -> None:
     """What a cache is told adds up to what the table keeps, whatever is named, refused or forgotten."""
-    rng, table = random.Random(seed), KeptHistories(40)
+    rng, table = random.Random(seed), Numbered(40)
     kept: set[BlockHash] = set()
     now = 0.0
     lengths: dict[tuple[Incarnation, str], int] = {}
@@ -95,7 +114,7 @@ def test_random_calls_keep_what_was_named_last(seed: int) -> None:
             total = max(known, first) + rng.randint(0, 4)
             offset = 100 * "stuvw".index(name) if rng.random() < 0.9 else 0
             calls.append(named(name, *(offset + i if i > 2 else i for i in range(first, total)), first=first))
-        change, states = table.update(owner, calls, now)
+        change, states = table.call(owner, calls, now)
         apply(change)
         lengths = {key: length for key, length in lengths.items() if key[0] != owner}
         lengths |= {(owner, call.seq_id): state.num_named for call, state in zip(calls, states, strict=True)}
