@@ -5,12 +5,13 @@
 
 `deaths` kills the owner of one stream with SIGKILL and says how long its client waited: until another worker owned the
 sequence (the death was noticed, and a lease renewal missed), and from then to the next token. The tokens are compared
-with those of an undisturbed run. `throughput` alternates between rounds with and without, on clusters side by side of
-which one is stopped meanwhile.
+with those of an undisturbed run. `throughput` makes rounds by turns on two clusters, with and without, of which the
+other one is idle meanwhile.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -23,9 +24,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from _service import describe_machine
+import psutil
+from _service import describe_machine, processor_seconds
 
 from octavo.client import AsyncClient
 
@@ -55,21 +57,17 @@ class Cluster:
     def pid_of(self, worker_id: str) -> int:
         return next(int(each["pid"]) for each in self.state["workers"] if each["worker_id"] == worker_id)
 
-    def pids(self) -> list[int]:
-        state = self.state
-        return [
-            self._process.pid,
-            *(int(each["pid"]) for each in [*state["routers"], *state["workers"]] if each["pid"]),
-        ]
-
-    def signal(self, number: int) -> None:
-        for pid in self.pids():
-            os.kill(pid, number)
-
     def stop(self) -> None:
         self._process.send_signal(signal.SIGINT)
         self._process.wait(60)
         self._log.close()
+
+
+class Rates(NamedTuple):
+    """What a round has brought."""
+
+    tokens_per_s: float
+    cpu_ms: float  # of both workers, for each token
 
 
 @contextmanager
@@ -123,16 +121,12 @@ async def one_death(made: Cluster, client: AsyncClient, prompt: list[int], num_b
     first_ms = next(entry.after_ms for entry in timeline if entry.what == "first_token")
     taken_ms = [entry.after_ms for entry in timeline if entry.what == "taken"][-1]
     taken_at = arrivals[0] + (taken_ms - first_ms) / 1000
-    last, following = max(zip(arrivals, arrivals[1:], strict=False), key=lambda pair: pair[1] - pair[0])
+    last, following = max(itertools.pairwise(arrivals), key=lambda pair: pair[1] - pair[0])
     return {
         "whole": 1000 * (following - last),
         "noticed": 1000 * (taken_at - last),
         "after": 1000 * (following - taken_at),
         "tokens": tokens,
-        "wall": [
-            time.strftime("%H:%M:%S", time.localtime(x)) + f"{x % 1:.3f}"[1:]
-            for x in (t + time.time() - time.monotonic() for t in (last, killed_at, taken_at, following))
-        ],
     }
 
 
@@ -178,20 +172,62 @@ async def wait_for_workers(made: Cluster, number: int = 2) -> None:
     await asyncio.sleep(SETTLE_S)
 
 
+async def one_round(made: Cluster, client: AsyncClient, num_streams: int, num_prompt: int, num_output: int) -> Rates:
+    """Streams that begin together, with prompts that nobody has seen."""
+    workers = [psutil.Process(int(each["pid"])) for each in made.state["workers"]]
+    before, began = sum(map(processor_seconds, workers)), time.monotonic()
+    prompts = [prompt_of(num_prompt, random.getrandbits(32)) for _ in range(num_streams)]
+    await asyncio.gather(*(undisturbed(client, prompt, num_output) for prompt in prompts))
+    seconds, used = time.monotonic() - began, sum(map(processor_seconds, workers)) - before
+    num_tokens = num_streams * num_output
+    return Rates(num_tokens / seconds, 1000 * used / num_tokens)
+
+
+async def throughput(rounds: int, num_streams: int, num_prompt: int, num_output: int) -> None:
+    """Rounds by turns, on two clusters of which one is idle."""
+    with cluster("--workers", "2", "--standby") as first, cluster("--workers", "2") as second:
+        made = {"with": (first, await connect(first)), "without": (second, await connect(second))}
+        rates: dict[str, list[Rates]] = {name: [] for name in made}
+        for number in range(rounds + 1):
+            for name in sorted(made, reverse=bool(number % 2)):
+                rate = await one_round(*made[name], num_streams, num_prompt, num_output)
+                rates[name] += [rate] if number else []  # the first round warms up
+                print(
+                    f"  {name} standby: {rate.tokens_per_s:.0f} tokens/s, {rate.cpu_ms:.2f} ms of CPU a token",
+                    flush=True,
+                )
+        for what in ("tokens_per_s", "cpu_ms"):
+            pairs = zip(rates["with"], rates["without"], strict=True)
+            ratios = [getattr(one, what) / getattr(other, what) for one, other in pairs]
+            print(
+                f"  {what}, with ÷ without: median {statistics.median(ratios):.3f}, {[round(each, 3) for each in ratios]}"
+            )
+        for _, client in made.values():
+            await client.close()
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("deaths", "throughput"))
     parser.add_argument("--context", type=int, nargs="+", default=[4096, 8000], help="tokens of history at the death")
-    parser.add_argument("--output", type=int, default=1000, help="of these, tokens of output")
+    parser.add_argument("--prompt", type=int, default=1100, help="tokens of each prompt, of throughput")
+    parser.add_argument("--output", type=int, default=1000, help="tokens of output, until the death or in all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--only", choices=("with", "without"))
+    parser.add_argument(
+        "--up", nargs="*", default=[], help="further options of octavo up, without their dashes: dtype=bfloat16"
+    )
     args = parser.parse_args()
     print(describe_machine())
+    if args.what == "throughput":
+        await throughput(args.rounds, args.streams, args.prompt, args.output)
+        return
+    more = [f"--{each}" for each in args.up]
     for name, options in {"with": ["--standby"], "without": []}.items():
         if args.only in (None, name):
-            print(f"{name} standby", flush=True)
-            with cluster("--workers", "2", *options) as made:
+            print(f"{name} standby {' '.join(more)}", flush=True)
+            with cluster("--workers", "2", *options, *more) as made:
                 await deaths(made, args.context, args.rounds, args.output)
 
 
