@@ -16,7 +16,7 @@ from octavo.request.ids import BlockHash, Incarnation
 log = logging.getLogger(__name__)
 
 KEPT_SHARE = 0.5  # of all blocks may be kept for standbys: what runs here needs the others
-FETCH_BYTES = 16 << 20  # of one fetch, or one block: a fetch of few blocks costs as much beside their bytes
+FETCH_BYTES = 4 << 20  # of one fetch, or one block: `LinkShare` holds more back, and the pause is enough
 FETCH_S = 2.0
 PAUSE_FACTOR = 3.0  # a pause after each fetch, in times of that fetch: the link is left to others for most of the time
 LONGEST_PAUSE_S = 1.0
