@@ -11,6 +11,7 @@ other one is idle meanwhile.
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -32,6 +33,7 @@ from _service import describe_machine, processor_seconds
 from octavo.client import AsyncClient
 
 VOCABULARY = 40_000
+NICE_S = 3.0
 SETTLE_S = 1.5  # a router sees a worker that came back
 
 
@@ -56,6 +58,15 @@ class Cluster:
 
     def pid_of(self, worker_id: str) -> int:
         return next(int(each["pid"]) for each in self.state["workers"] if each["worker_id"] == worker_id)
+
+    def renice(self, nice: int) -> None:
+        """The priority of all threads of routers, workers and the store, and of this client."""
+        state = self.state
+        pids = [os.getpid(), state["store"]["pid"], *(each["pid"] for each in [*state["routers"], *state["workers"]])]
+        for pid in pids:
+            for thread in Path(f"/proc/{pid}/task").glob("*"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGINT)
@@ -102,7 +113,9 @@ async def undisturbed(client: AsyncClient, prompt: list[int], num_output: int) -
     return list(answer.outputs[0].token_ids)
 
 
-async def one_death(made: Cluster, client: AsyncClient, prompt: list[int], num_before: int) -> dict[str, Any]:
+async def one_death(
+    made: Cluster, client: AsyncClient, prompt: list[int], num_before: int, nice: int = 0
+) -> dict[str, Any]:
     """Kills the owner after so many tokens. Times in ms."""
     arrivals: list[float] = []
     tokens: list[int] = []
@@ -112,11 +125,15 @@ async def one_death(made: Cluster, client: AsyncClient, prompt: list[int], num_b
         if event.token_ids:
             arrivals.append(time.monotonic())
             tokens += event.token_ids
+        if nice and num_before - 10 <= len(tokens) < num_before:
+            made.renice(nice)
         if len(tokens) >= num_before and not killed_at:
             status = await client.get(event.request_id)
             owner = [entry.worker for entry in status.timeline if entry.what == "taken"][-1]
             os.kill(made.pid_of(owner), signal.SIGKILL)
             killed_at = time.monotonic()
+            if nice:
+                asyncio.get_running_loop().call_later(NICE_S, made.renice, 0)
     timeline = (await client.get(event.request_id)).timeline
     first_ms = next(entry.after_ms for entry in timeline if entry.what == "first_token")
     taken_ms = [entry.after_ms for entry in timeline if entry.what == "taken"][-1]
@@ -130,18 +147,19 @@ async def one_death(made: Cluster, client: AsyncClient, prompt: list[int], num_b
     }
 
 
-async def deaths(made: Cluster, contexts: list[int], rounds: int, num_before: int) -> None:
+async def deaths(made: Cluster, contexts: list[int], rounds: int, num_before: int, nice: int) -> None:
     client = await connect(made)
     for context in contexts:
         results = []
         for number in range(rounds):
             await wait_for_workers(made)
             prompt = prompt_of(context - num_before, 1000 * context + number)
-            result = await one_death(made, client, prompt, num_before)
+            result = await one_death(made, client, prompt, num_before, nice)
             await wait_for_workers(made)
             expected = await undisturbed(client, prompt, len(result["tokens"]))
             assert result["tokens"] == expected, "the tokens are others than those of an undisturbed run"
             results.append(result)
+            print("    ", {name: round(each) for name, each in result.items() if name != "tokens"}, flush=True)
         figures = (
             f"{name} {statistics.median(each[name] for each in results):.0f} ms"
             f" ({min(each[name] for each in results):.0f} to {max(each[name] for each in results):.0f})"
@@ -199,9 +217,8 @@ async def throughput(rounds: int, num_streams: int, num_prompt: int, num_output:
         for what in ("tokens_per_s", "cpu_ms"):
             pairs = zip(rates["with"], rates["without"], strict=True)
             ratios = [getattr(one, what) / getattr(other, what) for one, other in pairs]
-            print(
-                f"  {what}, with ÷ without: median {statistics.median(ratios):.3f}, {[round(each, 3) for each in ratios]}"
-            )
+            found = ", ".join(f"{each:.3f}" for each in ratios)
+            print(f"  {what}, with ÷ without: median {statistics.median(ratios):.3f} of {found}")
         for _, client in made.values():
             await client.close()
 
@@ -214,6 +231,7 @@ async def main() -> None:
     parser.add_argument("--output", type=int, default=1000, help="tokens of output, until the death or in all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--nice", type=int, default=0, help="of the cluster's processes for 3 s around each death")
     parser.add_argument("--only", choices=("with", "without"))
     parser.add_argument(
         "--up", nargs="*", default=[], help="further options of octavo up, without their dashes: dtype=bfloat16"
@@ -228,7 +246,7 @@ async def main() -> None:
         if args.only in (None, name):
             print(f"{name} standby {' '.join(more)}", flush=True)
             with cluster("--workers", "2", *options, *more) as made:
-                await deaths(made, args.context, args.rounds, args.output)
+                await deaths(made, args.context, args.rounds, args.output, args.nice)
 
 
 if __name__ == "__main__":

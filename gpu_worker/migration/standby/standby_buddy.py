@@ -75,7 +75,7 @@ class StandbyBuddy:
             await self._fetch_round(owner)
 
     async def _fetch_round(self, owner: Incarnation) -> None:
-        """One fetch from an owner, and the pause after it. What is left is for the next round."""
+        """One fetch from an owner, and the pause after it if more is lacking. That is for the next round."""
         now = time.monotonic()
         if self._retry_at.get(owner, 0.0) > now or self._watch.draining:
             return
@@ -93,8 +93,9 @@ class StandbyBuddy:
             log.info("blocks of histories of worker %s have not come: %s", owner, str(error) or "not in time")
             self._retry_at[owner] = time.monotonic() + RETRY_S
         await self._count(histories)
-        self._wake.set()
-        await asyncio.sleep(min(LONGEST_PAUSE_S, PAUSE_FACTOR * (time.monotonic() - now)))
+        if len(hashes) == self._most_fetched:  # there is more to fetch; else the owner's rounds are the pause
+            self._wake.set()
+            await asyncio.sleep(min(LONGEST_PAUSE_S, PAUSE_FACTOR * (time.monotonic() - now)))
 
     async def _count(self, histories: list[KeptHistory]) -> None:
         """Counts what has come of these. A history without progress is left alone for a while."""
