@@ -9,8 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gpu_worker.offline.live.async_llm import AsyncLLM
+    from gpu_worker.offline.live.async_llm import AsyncLLM as AsyncLLMEngine
+    from gpu_worker.offline.live.llm_engine import LLMEngine
+    from gpu_worker.offline.live.new_requests import EngineArgs
+    from gpu_worker.offline.live.new_requests import EngineArgs as AsyncEngineArgs
     from gpu_worker.offline.llm import LLM
-    from gpu_worker.offline.outputs import BeamSearchOutput, CompletionOutput, Logprob, RequestOutput
+    from gpu_worker.offline.outputs import (
+        BeamSearchOutput,
+        CompletionOutput,
+        Logprob,
+        RequestOutput,
+        RequestOutputKind,
+    )
     from gpu_worker.offline.params import BeamSearchParams
     from gpu_worker.offline.params import OfflineParams as SamplingParams
     from gpu_worker.offline.pooling.outputs import EmbeddingOutput, EmbeddingRequestOutput, ScoringRequestOutput
@@ -23,14 +34,20 @@ __path__.append(str(Path(__file__).with_name("offline") / "vllm"))
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "EngineArgs",
+    "LLMEngine",
     "Logprob",
     "PoolingParams",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "ScoringRequestOutput",
     "StructuredOutputsParams",
@@ -40,15 +57,21 @@ __all__ = [
 
 _HOMES = {
     "LLM": ("llm", "LLM"),
+    "AsyncEngineArgs": ("live.new_requests", "EngineArgs"),
+    "AsyncLLM": ("live.async_llm", "AsyncLLM"),
+    "AsyncLLMEngine": ("live.async_llm", "AsyncLLM"),
     "BeamSearchOutput": ("outputs", "BeamSearchOutput"),
     "BeamSearchParams": ("params", "BeamSearchParams"),
     "CompletionOutput": ("outputs", "CompletionOutput"),
     "EmbeddingOutput": ("pooling.outputs", "EmbeddingOutput"),
     "EmbeddingRequestOutput": ("pooling.outputs", "EmbeddingRequestOutput"),
+    "EngineArgs": ("live.new_requests", "EngineArgs"),
+    "LLMEngine": ("live.llm_engine", "LLMEngine"),
     "Logprob": ("outputs", "Logprob"),
     "PoolingParams": ("pooling.outputs", "OfflinePoolingParams"),
     "ScoringRequestOutput": ("pooling.outputs", "ScoringRequestOutput"),
     "RequestOutput": ("outputs", "RequestOutput"),
+    "RequestOutputKind": ("outputs", "RequestOutputKind"),
     "SamplingParams": ("params", "OfflineParams"),
     "StructuredOutputsParams": ("structured", "StructuredOutputsParams"),
     "TextPrompt": ("prompts", "TextPrompt"),

@@ -76,13 +76,15 @@ inline typename R::F scale_of(const Part<kFormat>& at, std::int64_t block, int h
     return R::halves(at.scales(block));
 }
 
-// What is added to the numbers times the scale, in formats that have it.
+// What is added to the numbers times the scale, in formats that have it. Of kQ4Zeros it is exact: a product of 11 and 4
+// bits.
 template <Format kFormat, typename R>
 inline typename R::F minimum_of(const Part<kFormat>& at, std::int64_t block) {
     if (kFormat >= Format::kQ4K) {
         return R::mul(R::halves(at.steps(block) + kGroupRows * 2), R::bytes(at.byte_scales(block) + kGroupRows));
     }
-    return R::halves(at.minimums(block));
+    const typename R::F minimum = R::halves(at.minimums(block));
+    return kFormat == Format::kQ4Zeros ? R::mul(R::halves(at.scales(block)), minimum) : minimum;
 }
 
 constexpr std::int64_t kAhead = 8192;  // bytes; into the second cache: asking for the first one holds up the loads

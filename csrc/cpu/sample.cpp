@@ -40,6 +40,7 @@ class Drawer {
   public:
     explicit Drawer(std::int64_t count)
         : loops_(draw_loops()),
+          num_tokens_(count),
           row_{nullptr, count, 0, 0},
           spans_(static_cast<std::size_t>((count + kSpan - 1) / kSpan)) {}
 
@@ -49,36 +50,51 @@ class Drawer {
         return changed_.data();
     }
 
-    // A copy of x that has only what the mask allows.
-    const float* confine(const float* x, const std::int32_t* mask) {
-        constexpr std::int64_t kBits = 32;
-        open_.resize(static_cast<std::size_t>(row_.count));
-        for (std::int64_t begin = 0; begin < row_.count; begin += kBits, ++mask) {
-            const std::int64_t some = std::min(kBits, row_.count - begin);
-            const std::uint32_t all = ~0U >> (kBits - some);
-            const std::uint32_t word = static_cast<std::uint32_t>(*mask) & all;
-            float* open = open_.data() + begin;
-            const bool most =
-                2 * __builtin_popcount(word) > some;  // bits of which there are fewer are written one by one
-            if (most) {
-                std::copy_n(x + begin, some, open);
+    // Leaves of x what the mask allows, one beside the other: a draw asks for their order and for exact sums, so the
+    // tokens between them are not missed, and costs what is left. Then `id_of` says which token is where.
+    std::int64_t confine(const float* x, const std::int32_t* mask) {
+        open_.resize(static_cast<std::size_t>(num_tokens_ + 1));  // the last one is written and not kept
+        float* end = open_.data();
+        for (std::int64_t begin = 0; begin < num_tokens_; begin += kBits) {
+            std::uint32_t word = word_of(mask, begin);
+            const float* from = x + begin;
+            const int num = __builtin_popcount(word);
+            if (num < 8 || num > 28) {
+                while (word != 0) {  // run by run
+                    const int gap = __builtin_ctz(word);
+                    const int run = word == ~0U ? kBits : __builtin_ctz(~(word >> gap));
+                    end = std::copy_n(from + gap, run, end);
+                    from += gap + run;
+                    word = gap + run < kBits ? word >> (gap + run) : 0;
+                }
             } else {
-                std::fill_n(open, some, kNever);
-            }
-            for (std::uint32_t left = most ? all & ~word : word; left != 0; left &= left - 1) {
-                const int i = __builtin_ctz(left);
-                open[i] = most ? kNever : x[begin + i];
+                for (; word != 0; word >>= 1) {  // without a branch that no processor could foresee
+                    *end = *from++;
+                    end += word & 1;
+                }
             }
         }
-        return open_.data();
+        row_.count = end - open_.data();
+        return row_.count == 0 ? kNothingLeft : look_at(open_.data());
+    }
+
+    // The token that stands at a place of what a mask has left.
+    std::int64_t id_of(std::int64_t place, const std::int32_t* mask) const {
+        std::int64_t begin = 0;
+        for (int some = 0; (some = __builtin_popcount(word_of(mask, begin))) <= place; begin += kBits) {
+            place -= some;
+        }
+        std::uint32_t word = word_of(mask, begin);
+        for (; place > 0; --place) {
+            word &= word - 1;
+        }
+        return begin + __builtin_ctz(word);
     }
 
     // Where the highest logit is, or kBadLogits.
     std::int64_t look(const float* x) {
-        row_.logits = x;
-        const std::int64_t best = kernels().argmax(x, row_.count);
-        row_.highest = x[best];
-        return std::isfinite(row_.highest) ? best : kBadLogits;
+        row_.count = num_tokens_;
+        return look_at(x);
     }
 
     // After `look`.
@@ -139,6 +155,20 @@ class Drawer {
     }
 
   private:
+    static constexpr int kBits = 32;  // of a word of a mask
+
+    std::uint32_t word_of(const std::int32_t* mask, std::int64_t begin) const {
+        const auto word = static_cast<std::uint32_t>(mask[begin / kBits]);
+        return num_tokens_ - begin < kBits ? word & ~(~0U << (num_tokens_ - begin)) : word;
+    }
+
+    std::int64_t look_at(const float* x) {
+        row_.logits = x;
+        const std::int64_t best = kernels().argmax(x, row_.count);
+        row_.highest = x[best];
+        return std::isfinite(row_.highest) ? best : kBadLogits;
+    }
+
     struct Candidate {
         float logit;
         std::int64_t id;
@@ -367,7 +397,8 @@ class Drawer {
     }
 
     const DrawLoops& loops_;
-    DrawRow row_;
+    const std::int64_t num_tokens_;  // of the vocabulary
+    DrawRow row_;                    // all of them, or those that a mask has left
     std::vector<float> changed_, open_;
     std::vector<std::uint64_t> spans_;
     std::vector<std::uint16_t> buckets_;
@@ -443,20 +474,25 @@ void sample(const TensorRef& ids, const TensorRef& logits, const Draws& draws, c
                 x = changed;
                 token = drawer.look(x);
             }
-            const std::int64_t mask = draws.mask_of.given() ? at<std::int32_t>(draws.mask_of, branch) : -1;
-            if (token != kBadLogits && mask >= 0) {
-                token = drawer.look(drawer.confine(x, draws.masks.as<std::int32_t>() + mask * draws.masks.stride[0]));
+            const std::int64_t number = draws.mask_of.given() ? at<std::int32_t>(draws.mask_of, branch) : -1;
+            const std::int32_t* mask =
+                number >= 0 ? draws.masks.as<std::int32_t>() + number * draws.masks.stride[0] : nullptr;
+            if (token != kBadLogits && mask != nullptr) {
+                token = drawer.confine(x, mask);
                 token = token == kBadLogits ? kNothingLeft : token;
             }
             if (token >= 0 && at<float>(draws.temperature, branch) > 0) {
                 token = drawer.draw(draws, branch);
+            }
+            if (token >= 0 && mask != nullptr) {
+                token = drawer.id_of(token, mask);
             }
             ids.as<std::int64_t>()[branch] = token;
             const std::int64_t num = scores.counts.given() ? at<std::int32_t>(scores.counts, branch) : -1;
             if (num >= 0 && token < 0) {
                 no_score(scores, branch);
             } else if (num >= 0) {
-                if (mask >= 0) {
+                if (mask != nullptr) {
                     drawer.look(x);
                 }
                 drawer.score(token, scores, branch, num);

@@ -13,7 +13,8 @@
 namespace octavo {
 namespace {
 
-constexpr const char* kNames[] = {"f32", "f16", "bf16", "q8", "q4", "q4_mins", "halves", "q4_k", "q5_k", "q6_k"};
+constexpr const char* kNames[] = {"f32",    "f16",      "bf16", "q8",   "q4",  "q4_mins",
+                                  "halves", "q4_zeros", "q4_k", "q5_k", "q6_k"};
 
 // Bytes of one GGUF block of a format.
 std::int64_t gguf_bytes(Format format) {
@@ -23,6 +24,7 @@ std::int64_t gguf_bytes(Format format) {
         case Format::kQ4:
             return 18;
         case Format::kQ4Mins:
+        case Format::kQ4Zeros:
             return 20;
         case Format::kQ4K:
             return 144;
@@ -35,7 +37,7 @@ std::int64_t gguf_bytes(Format format) {
     }
 }
 // Where the numbers of a GGUF block of 32 begin.
-std::int64_t gguf_numbers(Format format) { return format == Format::kQ4Mins ? 4 : 2; }
+std::int64_t gguf_numbers(Format format) { return has_minimums(format) ? 4 : 2; }
 
 void check_sizes(std::int64_t rows, std::int64_t cols) {
     require(rows > 0 && rows < kMostElements, "rows", "must be positive, and no more than there is memory for");
@@ -62,8 +64,10 @@ Place place(std::uint8_t* packed, Format format, std::int64_t cols, std::int64_t
 
 void put_block(const Place& to, const std::uint8_t* from, Format format) {
     std::memcpy(to.scale, from, 2);
-    if (format == Format::kQ4Mins) {
-        std::memcpy(to.minimum, from + 2, 2);
+    if (has_minimums(format)) {
+        const std::uint8_t sign = format == Format::kQ4Zeros ? 0x80U : 0;
+        const std::uint8_t minimum[2] = {from[2], static_cast<std::uint8_t>(from[3] ^ sign)};
+        std::memcpy(to.minimum, minimum, 2);
     }
     const std::uint8_t* numbers = from + gguf_numbers(format);
     for (std::int64_t piece = 0; piece < numbers_bytes(format) / (kGroupRows * 4); ++piece) {

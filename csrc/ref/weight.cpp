@@ -50,7 +50,8 @@ double packed_at(const Weight& weight, std::int64_t row, std::int64_t col) {
     if (weight.format == Format::kQ4) {
         return scale * (nibble - 8);
     }
-    return scale * nibble + read(scales + (kGroupRows + place) * 2, DType::kF16);
+    const double minimum = read(scales + (kGroupRows + place) * 2, DType::kF16);
+    return scale * nibble + (weight.format == Format::kQ4Zeros ? scale * minimum : minimum);
 }
 
 double weight_at(const Weight& weight, std::int64_t row, std::int64_t col) {

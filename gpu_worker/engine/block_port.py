@@ -49,6 +49,10 @@ class BlockPort:
         """How far the prompt is computed. Raises what `check_movable` raises, unless that passes by itself."""
         return await self._ask(self._freezer.prompt_progress, seq_id, epoch)
 
+    def slow_down(self, seq_id: SequenceId, epoch: int, *, leaves: bool) -> None:
+        """While a sequence leaves it has no drafts, so that it does not outrun the blocks that are sent."""
+        self._port.tell(lambda _: self._freezer.slow_down(seq_id, epoch, leaves=leaves))
+
     async def freeze_and_pin(self, seq_id: SequenceId, epoch: int) -> tuple[FrozenSequence, PinnedBlocks]:
         """Stops the sequence after the step that runs, says where, and pins the last blocks of the branches that are
         not full, by `tail_name`. Raises what `check_movable` raises.

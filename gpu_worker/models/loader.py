@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,19 +12,23 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models import generation_config
-from gpu_worker.models.checkpoint import fp8_source
+from gpu_worker.models.checkpoint import gguf_transformers
 from gpu_worker.models.checkpoint.bare_names import PrefixedSource, is_bare
-from gpu_worker.models.checkpoint.gguf_tensors import GgufSource, read_config
+from gpu_worker.models.checkpoint.gguf_families import read_family
+from gpu_worker.models.checkpoint.gguf_header import GgufHeader
+from gpu_worker.models.checkpoint.gguf_tensors import GgufSource, architecture, read_config
+from gpu_worker.models.checkpoint.kv_scales import KvScaledSource, read_scales
 from gpu_worker.models.checkpoint.locate import locate
 from gpu_worker.models.checkpoint.packing import PACKING, SCHEMES
-from gpu_worker.models.checkpoint.weight_cache import WeightCache
+from gpu_worker.models.checkpoint.quantized import open_source
 from gpu_worker.models.checkpoint.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
+from gpu_worker.models.converted_weights import converted
 from gpu_worker.models.decoders import gpt, llama, native_llama
 from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
 from gpu_worker.models.decoders.native_llama import LlamaPacking, NativeLlamaDecoder
-from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint, sample_file
+from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint
 from gpu_worker.models.model_kind import THROUGH_TRANSFORMERS, refuse_unservable
 from gpu_worker.models.packed_cache import PackedCache, content_key
 from gpu_worker.models.pooling_files import read_pooling
@@ -32,6 +37,8 @@ from gpu_worker.ops import Ops
 from gpu_worker.ops.native import CPU_BITS
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from octavo.model_files.gguf import GgufFile
+from octavo.model_files.gguf_support import end_token_ids, runs_through_transformers
+from octavo.model_files.quantization import has_integers
 from octavo.pooling.params import ModelPooling
 from octavo.process.telemetry import stack_of
 from octavo.request.errors import BadModel, InvalidArgument, ServingError
@@ -39,7 +46,6 @@ from octavo.request.errors import BadModel, InvalidArgument, ServingError
 log = logging.getLogger(__name__)
 LONGEST_MESSAGE = 1500  # a command that converts a checkpoint, with its path, has to fit
 DECIDING_FILES = ("config.json", "model.safetensors.index.json")  # beside the weights, of what is packed and how
-CACHE_VERSION = 1  # rises when `prepare` or dequantization make other tensors of the same file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,7 @@ def load_model(
     dtype: torch.dtype | None,
     ops: Ops,
     quantization: str = "auto",
+    kv_dtype: str = "auto",
     context_tokens: int | None = None,
     cache_dir: Path | None = None,
     packed_cache: PackedCache | None = None,
@@ -70,7 +77,8 @@ def load_model(
     """Loads a GGUF file, a directory, `smollm2`, or a name on the hub.
 
     `dtype` None means float32 on a CPU, and the file's type on a GPU. `quantization` is one of packing.SCHEMES; q8 and
-    q4 need native ops and a decoder of the Llama family (InvalidArgument). `context_tokens` is the length of the
+    q4 need native ops and a decoder of the Llama family (InvalidArgument). `kv_dtype` is the type of the cache: for fp8
+    ones keys and values are scaled as the checkpoint says. `context_tokens` is the length of the
     longest sequence that will be run, if the model was made for longer ones: a model that encodes positions otherwise
     for long sequences then does so only if one can be long. Raises NotFound if there is no such model, and BadModel or
     MalformedGguf if it cannot be used. Converted GGUF weights and tokenizers are kept in `cache_dir`, and what the
@@ -84,7 +92,8 @@ def load_model(
     progress = on_progress or _ProgressLogger(found.name)
     load = _load_gguf if found.path.is_file() else _load_directory
     how = _LoadOptions(
-        *(device, dtype, ops, quantization, context_tokens, cache_dir, packed_cache, recommended_sampling, progress)
+        *(device, dtype, ops, quantization, kv_dtype.startswith("fp8"), context_tokens, cache_dir, packed_cache),
+        *(recommended_sampling, progress),
     )
     try:
         loaded = load(found.name, found.path, how)
@@ -132,19 +141,22 @@ class _ProgressLogger:
 def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else torch.bfloat16)
     with GgufFile(path) as file:
+        architecture(file)
+        if runs_through_transformers(file):
+            return _load_gguf_through_transformers(name, path, file, dtype, how)
         content = read_config(file)
         source = GgufSource(file)
         config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
         decoder: Decoder
         if how.native(config):
-            decoder = _native(name, source, config, dtype, how, [path], [])
+            decoder = _native(name, source, config, dtype, how, file.paths, [])
         else:
-            decoder = llama.LlamaDecoder(config, _dequantized(path, source, config, dtype, how), how.ops, how.device)
+            decoder = llama.LlamaDecoder(config, _dequantized(file, source, config, dtype, how), how.ops, how.device)
     return LoadedModel(
         name=name,
         decoder=decoder,
         dtype=dtype,
-        fingerprint=model_fingerprint([], [path], how.variant(decoder, packed=True)),
+        fingerprint=model_fingerprint([], file.paths, how.variant(decoder, packed=True)),
         eos_token_ids=tuple(content["eos_token_id"]),
         tokenizer=str(path),
         sampling_defaults=generation_config.NONE,
@@ -152,26 +164,34 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     )
 
 
+def _load_gguf_through_transformers(
+    name: str, path: Path, file: GgufFile, dtype: torch.dtype, how: "_LoadOptions"
+) -> LoadedModel:
+    how.native(None)
+    family = read_family(GgufHeader(file, architecture(file)))
+    prepare = partial(gguf_transformers.prepare, file, family, dtype, how.progress)
+    tensors = converted(file, dtype, how.cache_dir, prepare)
+    from gpu_worker.models.decoders.transformers_any import TransformersDecoder
+
+    factors = gguf_transformers.rope_factors(file)
+    decoder = TransformersDecoder.of_tensors(path.name, family.config, tensors, dtype, how.ops, how.device, factors)
+    return LoadedModel(
+        name=name,
+        decoder=decoder,
+        dtype=dtype,
+        fingerprint=model_fingerprint([], file.paths, how.variant(decoder, packed=True)),
+        eos_token_ids=tuple(sorted(end_token_ids(file.metadata))),
+        tokenizer=str(path),
+        sampling_defaults=generation_config.NONE,
+        pooling=ModelPooling(decoder.hidden_size),
+    )
+
+
 def _dequantized(
-    path: Path, source: GgufSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions"
+    file: GgufFile, source: GgufSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions"
 ) -> dict[str, Tensor]:
-    """The decoder's tensors, from the cache on disk if it has them."""
-    cache = WeightCache(how.cache_dir) if how.cache_dir else None
-    key = _cache_key(path, dtype)
-    tensors = cache.load(path.stem, key) if cache else None
-    if tensors is None:
-        tensors = llama.prepare(source, config, dtype, how.progress)
-        if cache and cache.store(path.stem, key, tensors):
-            # The converted tensors are private memory; the pages of the file are shared by all workers of the machine.
-            tensors = cache.load(path.stem, key) or tensors
-    return tensors
-
-
-def _cache_key(path: Path, dtype: torch.dtype) -> str:
-    """Changes with the file's content, as far as samples and times tell, and with the way it is converted."""
-    stat = path.stat()
-    dtype_name = str(dtype).removeprefix("torch.")
-    return f"{sample_file(path).hex()[:16]}-{stat.st_size:x}-{stat.st_mtime_ns:x}-{dtype_name}-v{CACHE_VERSION}"
+    """The tensors of octavo's own decoder."""
+    return converted(file, dtype, how.cache_dir, lambda: llama.prepare(source, config, dtype, how.progress))
 
 
 def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
@@ -181,13 +201,15 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     dtype = how.dtype or (torch.float32 if how.device.type == "cpu" else _stored_dtype(content))
     generation = generation_config.read_generation_config(path)
     defaults = generation_config.sampling_defaults(generation) if how.recommended else generation_config.NONE
+    if how.fp8_cache and is_llama_like(content):
+        how = replace(how, kv_scales=read_scales(SafetensorsSource(path)))
     decoder = _decoder(name, path, content, dtype, how)
     small = [path / file for file in CONTENT_FILES if (path / file).exists()]
     return LoadedModel(
         name=name,
         decoder=decoder,
         dtype=dtype,
-        fingerprint=model_fingerprint(small, files, how.variant(decoder, packed=False)),
+        fingerprint=model_fingerprint(small, files, how.variant(decoder, packed=_has_codes(content))),
         eos_token_ids=_end_tokens(generation, content),
         tokenizer=find_tokenizer(name, path, how.cache_dir),
         sampling_defaults=defaults,
@@ -195,11 +217,20 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     )
 
 
+def _has_codes(content: Mapping[str, Any]) -> bool:
+    """Whether the weights of a directory are packed from codes, so that `auto` rounds the inputs of their products."""
+    found = content.get("quantization_config")
+    return found is not None and has_integers(found)
+
+
 def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
     """One of our decoders if it computes what the configuration says, else the model's own code."""
     if is_llama_like(content):
         config = LlamaConfig.from_dict(content).limited_to(how.context_tokens)
-        source = fp8_source.open_source(path, content)
+        source = open_source(path, content)
+        if how.kv_scales:
+            log.info("keys and values of %d layers are scaled for the cache as the checkpoint says", len(how.kv_scales))
+            source = KvScaledSource(source, how.kv_scales, config.qkv_rows)
         if is_bare(source):
             source = PrefixedSource(source)
             if not config.tied:
@@ -239,6 +270,7 @@ def _native(
     if how.packed_cache is not None and how.packed_cache.is_worth(files):
         version = f"{PACKING} of {extension.version()}, bits {CPU_BITS}"
         key = content_key(files, deciding) | {"scheme": how.quantization, "dtype": str(dtype), "packing": version}
+        key["kv_scaled"] = bool(how.kv_scales)
         packed = how.packed_cache.get(name, key, how.quantization, extension, packing.into)
     return NativeLlamaDecoder(config, packed or packing.in_memory(), extension)
 
@@ -249,11 +281,13 @@ class _LoadOptions:
     dtype: torch.dtype | None
     ops: Ops
     quantization: str
+    fp8_cache: bool
     context_tokens: int | None
     cache_dir: Path | None
     packed_cache: PackedCache | None
     recommended: bool
     progress: ProgressCallback
+    kv_scales: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # of the checkpoint, for an fp8 cache
 
     def native(self, config: LlamaConfig | None) -> bool:
         """Whether the extension runs this model. InvalidArgument if it does not, but q8 or q4 was asked for."""
@@ -273,7 +307,7 @@ class _LoadOptions:
             is_long = decoder.config.rope.is_long(decoder.context_tokens)
             log.info("positions are those for %s sequences (--context-tokens decides)", "long" if is_long else "short")
             variant += " long" if is_long else " short"
-        return variant
+        return variant + (" kv-scales" if self.kv_scales else "")
 
 
 def _end_tokens(generation: Mapping[str, Any], content: Mapping[str, Any]) -> tuple[int, ...]:

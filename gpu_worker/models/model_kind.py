@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpu_worker.models.checkpoint import fp8_source
 from gpu_worker.models.decoders.config import LLAMA_LIKE, is_llama_like
 from gpu_worker.models.decoders.gpt_families import FAMILIES
+from octavo.model_files import quantization
 from octavo.request.errors import BadModel
 
 # Ends of the class names by which Transformers says that a model has an output projection for the next token.
@@ -54,9 +54,9 @@ def _reason(config: Mapping[str, Any]) -> str:
         )
     if recurrent := _recurrent_layers(kind, config):
         return f"{kind} keeps a recurrent state between tokens ({recurrent}), which blocks do not hold"
-    if config.get("quantization_config") is not None:
-        return fp8_source.find_obstacle(config) or ("" if is_llama_like(config) else _only_llama(kind))
-    return ""
+    if config.get("quantization_config") is None:
+        return ""
+    return quantization.find_obstacle(config) or ("" if is_llama_like(config) else _only_llama(kind))
 
 
 def _recurrent_layers(kind: str, config: Mapping[str, Any]) -> str:
@@ -69,7 +69,10 @@ def _recurrent_layers(kind: str, config: Mapping[str, Any]) -> str:
 
 
 def _only_llama(kind: str) -> str:
-    return f"fp8 weights are read for Llama-like models; {kind} is none, so use a checkpoint that is not quantized"
+    return (
+        f"quantized weights are read for Llama-like models, and this {kind} has an activation or rotary positions that "
+        "those do not have: use a checkpoint that is not quantized"
+    )
 
 
 OWN_DECODERS: dict[str, str] = {**dict.fromkeys(LLAMA_LIKE, "llama"), **dict.fromkeys(FAMILIES, "gpt")}

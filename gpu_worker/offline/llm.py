@@ -101,7 +101,7 @@ class LLM:
         config = scheduler_config(self._settings, self.info)
         self.engine = OfflineEngine(config, self.runner, self._draft_model)
         seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
-        self._builder = RequestBuilder(self.info, self.tokenizer, seeds)
+        self.builder = RequestBuilder(self.info, self.tokenizer, seeds)
         self._embedder = Embedder(self.engine, self.info, self.tokenizer)
         self._lock = threading.Lock()
         self._num_outputs = 0
@@ -142,8 +142,8 @@ class LLM:
         has run. After Ctrl-C nothing of the call is left in the engine.
         """
         refuse_absent("generate()", absent, (), CALL_ARGUMENTS)
-        requests = self._builder.from_prompts(read_prompts(prompts, prompt_token_ids), sampling_params)
-        self._prioritize(requests, priority)
+        requests = self.builder.from_prompts(read_prompts(prompts, prompt_token_ids), sampling_params)
+        self.prioritize(requests, priority)
         return self._complete(requests, use_tqdm)
 
     def chat(
@@ -167,7 +167,7 @@ class LLM:
         """
         refuse_absent("chat()", absent, (), CHAT_ARGUMENTS)
         options = ChatOptions.of_call(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
-        return self._complete(self._builder.from_conversations(messages, sampling_params, options), use_tqdm)
+        return self._complete(self.builder.from_conversations(messages, sampling_params, options), use_tqdm)
 
     def beam_search(
         self,
@@ -181,7 +181,7 @@ class LLM:
         refuse_absent("beam_search()", absent, (), CALL_ARGUMENTS)
         if not isinstance(params, BeamSearchParams):
             raise InvalidArgument("params", "must be BeamSearchParams(beam_width=…, max_tokens=…)")
-        requests = self._builder.from_prompts(read_prompts(prompts), params.to_params())
+        requests = self.builder.from_prompts(read_prompts(prompts), params.to_params())
         return [self._beams(output) for output in self._complete(requests, use_tqdm)]
 
     def embed(
@@ -236,7 +236,7 @@ class LLM:
 
         They are those that the model's generation_config.json recommends, unless generation_config is "off".
         """
-        return self._builder.default_params()
+        return self.builder.default_params()
 
     def reset_prefix_cache(self) -> bool:
         """Forgets the blocks of all earlier prompts. Always True: no request runs between two calls."""
@@ -244,7 +244,8 @@ class LLM:
             self.engine.start_anew()
         return True
 
-    def _prioritize(self, requests: Sequence[OfflineRequest], priority: Sequence[int] | None) -> None:
+    def prioritize(self, requests: Sequence[OfflineRequest], priority: Sequence[int] | None) -> None:
+        """Gives each request its number. Raises InvalidArgument if numbers have no effect here."""
         if priority is None:
             return
         if len(priority) != len(requests) or not all(type(value) is int for value in priority):

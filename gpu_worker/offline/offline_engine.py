@@ -135,12 +135,16 @@ class OfflineEngine:
             time.sleep(BLOCKED_ROUND_S)
         return result
 
+    def admit(self, request: OfflineRequest) -> ScheduledSequence:
+        """Gives a request to the scheduler, whose queue must have room. Raises TooLarge if it can never run here."""
+        sequence = self._new_sequence(request)
+        _expect_admitted(request, self.scheduler.admit(sequence))
+        return sequence
+
     def _check_size(self, requests: Sequence[OfflineRequest]) -> None:
         """Raises TooLarge if a request can never run here, by admitting each to the empty queue and dropping it."""
         for request in requests:
-            sequence = self._new_sequence(request)
-            _expect_admitted(request, self.scheduler.admit(sequence))
-            self.scheduler.drop(sequence)
+            self.scheduler.drop(self.admit(request))
 
     def _run_steps(self, requests: Sequence[OfflineRequest], bar: tqdm, guard: InterruptGuard) -> None:
         waiting = deque(sorted(requests, key=lambda request: request.priority))
@@ -171,9 +175,8 @@ class OfflineEngine:
         """Admits as many requests as the scheduler's queue takes. The rest waits outside, where it costs nothing."""
         while waiting and self.has_room:
             request = waiting.popleft()
-            sequence = self._new_sequence(request)
+            sequence = self.admit(request)
             admitted[sequence.seq_id] = (request, sequence)
-            _expect_admitted(request, self.scheduler.admit(sequence))
 
     def _new_sequence(self, request: OfflineRequest) -> ScheduledSequence:
         self._num_sequences += 1

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 from gpu_worker.offline.outputs import CompletionOutput, FinishText, Logprob, LogprobsByToken, RequestOutput
 from octavo.request.errors import Failure
@@ -10,7 +9,26 @@ from octavo.request.sampling import FinishReason, SamplingParams, TokenScore, ra
 from octavo.request.step_item import StepItem
 from octavo.text.stop import TextStream
 
+_FINISHES: dict[FinishReason, FinishText | None] = {
+    FinishReason.NONE: None,
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "abort",
+    FinishReason.ERROR: "error",
+}
 TokenDecoder = Callable[[int], str | None]  # the text of a single token, for log probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """How much of a branch a caller has."""
+
+    num_tokens: int = 0
+    num_texts: int = 0
+    finished: bool = False
+
+
+NOTHING = _Told()
 
 
 @dataclass(slots=True)
@@ -39,17 +57,21 @@ class _Branch:
             if self.finish is FinishReason.STOP and self.token_ids and self.token_ids[-1] in params.stop_token_ids:
                 self.stop_reason = self.token_ids[-1]
 
-    def output(self, index: int, params: SamplingParams, decode: TokenDecoder) -> CompletionOutput:
+    def output(
+        self, index: int, params: SamplingParams, decode: TokenDecoder, since: _Told = NOTHING
+    ) -> CompletionOutput:
+        """What has come `since`."""
         with_logprobs = params.logprobs is not None
         likeliest = params.greedy and not params.beam_width  # then the chosen token is the likeliest
         total = sum(score.logprob for score in self.scores) if with_logprobs else None
+        scores = self.scores[since.num_tokens :] if with_logprobs else ()
         return CompletionOutput(
             index=index,
-            text="".join(self.text),
-            token_ids=self.token_ids,
-            finish_reason=cast("FinishText", self.finish.name.lower()),
+            text="".join(self.text[since.num_texts :]),
+            token_ids=self.token_ids[since.num_tokens :],
+            finish_reason=_FINISHES[self.finish],
             stop_reason=self.stop_reason,
-            logprobs=[_by_token(score, decode, 1 if likeliest else None) for score in self.scores]
+            logprobs=[_by_token(score, decode, 1 if likeliest else None) for score in scores]
             if with_logprobs
             else None,
             cumulative_logprob=self.score if self.score is not None else total,
@@ -78,6 +100,7 @@ class OfflineRequest:
         self._decode = decode
         self._new_stream = new_stream
         self._branches = [_Branch(new_stream()) for _ in range(params.num_branches)]
+        self._told = [NOTHING] * params.num_branches
         self._prompt_scores: list[TokenScore] = []
         self._num_cached = 0
         self._failure: Failure | None = None
@@ -103,21 +126,51 @@ class OfflineRequest:
         return bool(branch.finish and not item.finish)
 
     def output(self, request_id: str) -> RequestOutput:
-        """The output of the request. Call it once the request has ended."""
-        params = self.params
-        order: Sequence[int] = range(params.n)
-        if params.num_branches > params.n:
-            order = rank([branch.score for branch in self._branches], params.n)
+        """The outputs of the request, which has ended; or as far as they are, if none is chosen by its rank."""
+        order: Sequence[int] = range(self.params.n)
+        if self.is_ranked:
+            order = rank([branch.score for branch in self._branches], self.params.n)
+        branches = [self._branches[place].output(i, self.params, self._decode) for i, place in enumerate(order)]
+        return self._whole(request_id, branches)
+
+    def news(self, request_id: str, *, whole: bool) -> RequestOutput | None:
+        """What has come since `news` was called last, of the branches of which something has; None: nothing has.
+
+        `whole`: all that there is by now, of all branches. Not for a request that is ranked.
+        """
+        before = self._told
+        self._told = [_Told(len(each.token_ids), len(each.text), bool(each.finish)) for each in self._branches]
+        changed = [index for index, told in enumerate(self._told) if told != before[index]]
+        if not changed:
+            return None
+        if whole:
+            return self.output(request_id)
+        outputs = [self._branches[index].output(index, self.params, self._decode, before[index]) for index in changed]
+        return self._whole(request_id, outputs)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether its end says which branches are its outputs."""
+        return self.params.num_branches > self.params.n or self.params.beam_width > 0
+
+    def end(self, finish: FinishReason, failure: Failure | None = None) -> None:
+        """Ends the branches that go on: it was aborted, or could not run."""
+        self._failure = failure or self._failure
+        for branch in self._branches:
+            branch.finish = branch.finish or finish
+
+    def _whole(self, request_id: str, outputs: list[CompletionOutput]) -> RequestOutput:
         prompt_logprobs: list[LogprobsByToken | None] = [None]
         prompt_logprobs += [_by_token(score, self._decode) for score in self._prompt_scores]
         return RequestOutput(
             request_id=request_id,
             prompt=self._prompt,
             prompt_token_ids=list(self.prompt_token_ids),
-            outputs=[self._branches[branch].output(index, params, self._decode) for index, branch in enumerate(order)],
+            outputs=outputs,
             num_cached_tokens=self._num_cached,
-            prompt_logprobs=prompt_logprobs if params.prompt_logprobs is not None else None,
+            prompt_logprobs=prompt_logprobs if self.params.prompt_logprobs is not None else None,
             failure=self._failure,
+            finished=self.ended,
         )
 
 

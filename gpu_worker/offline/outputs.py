@@ -1,11 +1,20 @@
-"""What LLM returns: plain values by the names that vLLM has for them."""
+"""What LLM and its like return: plain values by the names that vLLM has for them."""
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Literal
 
 from octavo.request.errors import Failure
 
-FinishText = Literal["stop", "length", "error"]
+FinishText = Literal["stop", "length", "error", "abort"]
+
+
+class RequestOutputKind(IntEnum):
+    """What each output of a request that is followed has."""
+
+    CUMULATIVE = 0  # all that there is so far
+    DELTA = 1  # what has come since the output before
+    FINAL_ONLY = 2  # all, once it has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +39,13 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: list[int]
-    finish_reason: FinishText
+    finish_reason: FinishText | None  # None: it goes on
     stop_reason: str | int | None = None  # the stop string or stop token id; None with an end-of-sequence token
     logprobs: list[LogprobsByToken] | None = None  # one per token, if asked for
     cumulative_logprob: float | None = None  # the branch's score if branches are ranked, else the sum of logprobs
 
     def finished(self) -> bool:
-        """True: an LLM returns outputs that have ended."""
-        return True
+        return self.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,7 @@ class BeamSearchSequence:
     text: str
     cum_logprob: float  # the sum of `logprobs` of the chosen tokens
     logprobs: list[LogprobsByToken] = field(repr=False)
-    finish_reason: FinishText = "length"
+    finish_reason: FinishText | None = "length"
     stop_reason: str | int | None = None
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, make_dataclass
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from gpu_worker.offline.absent import BEAM_ARGUMENTS, PARAMS_ARGUMENTS, refusing
+from gpu_worker.offline.outputs import RequestOutputKind
 from gpu_worker.offline.structured import StructuredOutputsParams
 from octavo.request import limits, sampling_validation
 from octavo.request.errors import InvalidArgument, Unimplemented
@@ -24,6 +25,7 @@ class OfflineArguments(SamplingArguments, total=False):
     bad_words: str | Sequence[str] | None
     structured_outputs: StructuredOutputsParams | None
     use_beam_search: bool
+    output_kind: RequestOutputKind
 
 
 _FLAGS = {  # of vLLM, and their defaults
@@ -35,6 +37,7 @@ _OWN = {
     **_FLAGS,
     "truncate_prompt_tokens": None,  # keeps the last tokens of the prompt; -1: as many as fit the context
     "structured_outputs": None,  # vLLM's form of `constraint`
+    "output_kind": RequestOutputKind.CUMULATIVE,  # of LLMEngine and AsyncLLM; an LLM returns whole answers
     "bad_words": None,  # texts that no output contains, with or without a space before them
 }
 # The order of vLLM, for those who give values without their names.
@@ -65,6 +68,8 @@ class _CheckedParams:
         for name in (*_FLAGS, "include_stop"):
             if type(getattr(self, name)) is not bool:
                 raise InvalidArgument(name, "must be true or false")
+        if self.output_kind not in list(RequestOutputKind):
+            raise InvalidArgument("output_kind", "must be RequestOutputKind.CUMULATIVE, DELTA or FINAL_ONLY")
         truncated = self.truncate_prompt_tokens
         if truncated is not None and not (type(truncated) is int and (truncated >= 1 or truncated == -1)):
             raise InvalidArgument("truncate_prompt_tokens", "must be a whole number from 1 on, or -1 for what fits")

@@ -98,6 +98,7 @@ def load_runner(
         dtype=DTYPES[dtype],
         ops=ops,
         quantization=quantization,
+        kv_dtype=kv_cache_dtype,
         context_tokens=context_tokens,
         cache_dir=cache,
         packed_cache=_packed_cache(packed_cache, packed_cache_bytes, cache),

@@ -76,6 +76,12 @@ class Freezer:
         ]
         return FrozenSequence(seq_id, epoch, ends)
 
+    def slow_down(self, seq_id: SequenceId, epoch: int, *, leaves: bool) -> None:
+        """Says whether the sequence has no drafts, since it leaves. Does nothing if it is not here any more."""
+        sequence = self._workload.sequences.get(seq_id)
+        if sequence is not None and sequence.epoch == epoch:
+            sequence.leaves = leaves
+
     def thaw(self, seq_id: SequenceId, epoch: int) -> None:
         """Lets a frozen sequence run on. Does nothing if it is not here any more."""
         sequence = self._workload.sequences.get(seq_id)

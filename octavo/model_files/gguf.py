@@ -7,6 +7,7 @@ file raises MalformedGguf, and never makes the reader allocate more than the fil
 
 import mmap
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from octavo.model_files.gguf_metadata import Cursor, Metadata, ValueType
+from octavo.model_files.gguf_parts import MOST_PARTS, part_paths
 from octavo.request.errors import MalformedGguf
 
 MAGIC = b"GGUF"
@@ -91,48 +93,81 @@ class TensorInfo:
     name: str
     shape: tuple[int, ...]
     type: TensorType
-    offset: int  # from the start of the file
+    offset: int  # from the start of its file
     num_bytes: int
+    part: int = 0  # which of the model's files it is in
 
 
 class GgufFile:
-    """An open GGUF file: `metadata`, `tensors` by name, and the bytes of each tensor."""
+    """An open GGUF file: `metadata`, `tensors` by name, and the bytes of each tensor.
+
+    The first of several parts opens the others, which lie beside it, and has their tensors. `paths` are all the files.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        with self.path.open("rb") as file:
+        self.paths = [self.path]
+        self._maps: list[mmap.mmap] = []
+        self.metadata, self.tensors = self._open(self.path)
+        self.num_parts = self.metadata.integer("split.count", 1)
+        if self.num_parts > 1 and self.metadata.integer("split.no", 0) == 0:
+            self._open_others()
+
+    def _open(self, path: Path) -> tuple[Metadata, dict[str, TensorInfo]]:
+        with path.open("rb") as file:
             if (num_bytes := file.seek(0, 2)) < 24:
-                raise MalformedGguf(f"{self.path.name}: {num_bytes} bytes are too few for a GGUF header")
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        cursor = Cursor(self._map, self.path.name)
-        self.version = _read_version(cursor)
+                raise MalformedGguf(f"{path.name}: {num_bytes} bytes are too few for a GGUF header")
+            self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        cursor = Cursor(self._maps[-1], path.name)
+        _check_version(cursor)
         num_tensors, num_values = cursor.u64(), cursor.u64()
-        self.metadata = _read_metadata(cursor, num_values)
+        metadata = _read_metadata(cursor, num_values)
         header_end = cursor.pos
-        self.alignment = self.metadata.integer("general.alignment", DEFAULT_ALIGNMENT)
-        if not 1 <= self.alignment <= 1 << 20 or self.alignment & (self.alignment - 1):
-            raise cursor.fail(f"general.alignment: {self.alignment} is not a power of two")
+        alignment = metadata.integer("general.alignment", DEFAULT_ALIGNMENT)
+        if not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+            raise cursor.fail(f"general.alignment: {alignment} is not a power of two")
         cursor.pos = header_end
-        self.tensors = _read_tensors(cursor, num_tensors, self.alignment)
+        return metadata, _read_tensors(cursor, num_tensors, alignment, len(self._maps) - 1)
+
+    def _open_others(self) -> None:
+        """Opens the second and later parts. MalformedGguf if one is missing or belongs to another model."""
+        name, count = self.path.name, self.num_parts
+        self.paths = part_paths(self.path, count) if count <= MOST_PARTS else []
+        if not self.paths:
+            raise MalformedGguf(f"{name} is the first of {count} parts, but is not named …-00001-of-{count:05}.gguf")
+        for number, path in enumerate(self.paths[1:], start=1):
+            try:
+                metadata, tensors = self._open(path)
+            except FileNotFoundError:
+                raise MalformedGguf(f"{name} is the first of {count} parts, and {path.name} is not beside it") from None
+            if (metadata.integer("split.no", -1), metadata.integer("split.count", -1)) != (number, count):
+                raise MalformedGguf(f"{path.name} says that it is another part than {number + 1} of {count}")
+            if twice := sorted(self.tensors.keys() & tensors.keys()):
+                raise MalformedGguf(f"{path.name}: tensor {twice[0]!r} is in another part, too")
+            self.tensors |= tensors
+        expected = self.metadata.integer("split.tensors.count", len(self.tensors))
+        if expected != len(self.tensors):
+            raise MalformedGguf(
+                f"{name}: its {count} parts have {len(self.tensors)} tensors, and {expected} were split"
+            )
 
     def tensor_bytes(self, name: str) -> memoryview:
         """A read-only view of the tensor's bytes; it stays valid after close()."""
         info = self.tensors[name]
-        return memoryview(self._map)[info.offset : info.offset + info.num_bytes]
+        return memoryview(self._maps[info.part])[info.offset : info.offset + info.num_bytes]
 
     def release(self, name: str) -> None:
         """Takes the tensor's pages out of this process; a later read gets them again."""
         info, page = self.tensors[name], mmap.PAGESIZE
         begin, end = info.offset // page * page, -(-(info.offset + info.num_bytes) // page) * page
         if hasattr(mmap, "MADV_DONTNEED") and info.num_bytes:
-            self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+            self._maps[info.part].madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
     def close(self) -> None:
-        """Unmaps the file, as soon as no view of it is left."""
-        try:
-            self._map.close()
-        except BufferError:
-            pass  # a view is still in use: the file is unmapped with the last one
+        """Unmaps the files, as soon as no view of them is left."""
+        for each in self._maps:
+            with suppress(BufferError):  # a view is still in use: the file is unmapped with the last one
+                each.close()
 
     def __enter__(self) -> Self:
         return self
@@ -141,7 +176,7 @@ class GgufFile:
         self.close()
 
 
-def _read_version(cursor: Cursor) -> int:
+def _check_version(cursor: Cursor) -> None:
     start = cursor.advance(4)
     if cursor.data[start : start + 4] != MAGIC:
         raise cursor.fail("this is not a GGUF file")
@@ -150,7 +185,6 @@ def _read_version(cursor: Cursor) -> int:
         raise cursor.fail("big-endian GGUF files are not supported")
     if version not in (2, 3):
         raise cursor.fail(f"GGUF version {version} is not supported (2 and 3 are)")
-    return version
 
 
 def _read_metadata(cursor: Cursor, num_values: int) -> Metadata:
@@ -167,7 +201,7 @@ def _read_metadata(cursor: Cursor, num_values: int) -> Metadata:
     return Metadata(cursor, spans)
 
 
-def _read_tensors(cursor: Cursor, num_tensors: int, alignment: int) -> dict[str, TensorInfo]:
+def _read_tensors(cursor: Cursor, num_tensors: int, alignment: int, part: int) -> dict[str, TensorInfo]:
     if num_tensors * 32 > cursor.end - cursor.pos:
         raise cursor.fail(f"{num_tensors} tensors do not fit the file")
     relative = [_read_tensor(cursor) for _ in range(num_tensors)]
@@ -181,7 +215,7 @@ def _read_tensors(cursor: Cursor, num_tensors: int, alignment: int) -> dict[str,
             raise cursor.fail(f"tensor {info.name!r} is not aligned to {alignment} bytes")
         if offset + info.num_bytes > cursor.end:
             raise cursor.fail(f"tensor {info.name!r} ends at byte {offset + info.num_bytes}, after the file's end")
-        tensors[info.name] = TensorInfo(info.name, info.shape, info.type, offset, info.num_bytes)
+        tensors[info.name] = TensorInfo(info.name, info.shape, info.type, offset, info.num_bytes, part)
     _check_apart(tensors.values(), cursor)
     return tensors
 

@@ -6,10 +6,17 @@ The command line asks it without loading torch.
 from octavo.model_files.gguf import GgufFile, TensorType
 from octavo.model_files.gguf_metadata import Metadata
 
-# Architectures whose query and key rows llama.cpp interleaves: its rotary embedding pairs neighbours there, ours pairs
-# halves.
-INTERLEAVED = ("llama", "smollm3")
-ARCHITECTURES = (*INTERLEAVED, "qwen2", "qwen3", "gemma2", "phi3")
+# Architectures whose rotary embedding pairs neighbouring rows of queries and keys, while ours pairs halves: llama.cpp's
+# converter interleaves the rows, and ERNIE has them so already. With its rows in our order, ERNIE is a Llama.
+INTERLEAVED = ("llama", "smollm3", "ernie4_5")
+OWN = (*INTERLEAVED, "qwen2", "qwen3", "gemma2", "phi3")  # those that octavo's own decoders run
+# Those that are decoded, and run by the code of Transformers.
+THROUGH_TRANSFORMERS = (
+    *("command-r", "cohere2", "exaone4", "gemma", "gemma3", "glm4", "gpt-oss", "granite", "granitemoe"),
+    *("olmo2", "qwen2moe", "qwen3moe", "stablelm", "starcoder2"),
+)
+ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
+WITH_EXPERTS = ("llama", "gpt-oss", "granitemoe", "qwen2moe", "qwen3moe")
 
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 DECODED = (
@@ -29,18 +36,24 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
 
 def find_obstacle(file: GgufFile) -> str:
     """Why the file cannot be served; empty if nothing in its header is against it. MalformedGguf if it is broken."""
+    if (part := file.metadata.integer("split.no", 0)) and file.num_parts > 1:
+        return f"this is part {part + 1} of the {file.num_parts} of a model: give the first, whose name has 00001 in it"
     name = file.metadata.string("general.architecture")
     if name not in ARCHITECTURES:
         return f"GGUF files of architecture {name!r} are not read ({', '.join(ARCHITECTURES)} are)"
-    if file.metadata.integer("split.count", 1) > 1:
-        return "this is one of several parts of a model; join them with llama-gguf-split --merge"
-    if experts := file.metadata.integer(f"{name}.expert_count", 0):
-        return f"the model has {experts} experts: GGUF files of mixtures of experts are not read"
+    if (experts := file.metadata.integer(f"{name}.expert_count", 0)) and name not in WITH_EXPERTS:
+        return f"the model has {experts} experts, which are read of {', '.join(WITH_EXPERTS)} alone"
     for tensor in file.tensors.values():
         if tensor.type not in DECODED:
             known = ", ".join(kind.name for kind in DECODED)
             return f"tensor {tensor.name!r} is of type {tensor.type.name}, which is not read ({known} are)"
     return ""
+
+
+def runs_through_transformers(file: GgufFile) -> bool:
+    """Whether a file without an obstacle is run by the code of Transformers, and not by a decoder of octavo's."""
+    name = file.metadata.string("general.architecture")
+    return name in THROUGH_TRANSFORMERS or file.metadata.integer(f"{name}.expert_count", 0) > 0
 
 
 def end_token_ids(metadata: Metadata) -> tuple[int, ...]:

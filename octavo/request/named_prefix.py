@@ -23,6 +23,7 @@ class NamedPrefix:
     text: str
     tokens: tuple[int, ...]
     workers: int = 0  # on how many it stays; 0: on all
+    served_as: str = ""  # the name of the model, which another model may have later
 
     @property
     def key(self) -> str:

@@ -45,8 +45,8 @@ class WorkerSettings(ListenerSettings):
     dtype: str = option("auto", "data type of weights and cache", choices=("auto", "float32", "bfloat16", "float16"))
     quantization: str = option(
         "auto",
-        "weights on a CPU; auto: a GGUF file's own bits (types without a kernel in 8); none: the same, with inputs in "
-        "float32; q8, q4: rounded to 8 or 4 bits",
+        "weights on a CPU; auto: own bits of GGUF files (types without a kernel in 8) and 4- and 8-bit safetensors; "
+        "none: the same, with inputs in float32; q8, q4: rounded to 8 or 4 bits",
         choices=("auto", "none", "q8", "q4"),
     )
     threads: int = option(0, "CPU threads of the model; 0: one per core", low=0, high=1024)

@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, normalizers
 
+from octavo.model_files.gguf_parts import first_parts
 from octavo.request.errors import InvalidArgument, Mismatch, NotFound, ServingError
 from octavo.text import byte_tokenizer
 from octavo.text.byte_tokenizer import AbsentTokenizer, ByteTokenizer
@@ -33,7 +34,7 @@ def load_tokenizer(path: str | Path) -> "Tokenizer":
     path = Path(path)
     if path.is_dir() and (path / "tokenizer.json").is_file():
         return _made_of(path, read_folder)
-    ggufs = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
+    ggufs = first_parts(sorted(path.glob("*.gguf"))) if path.is_dir() else [path]
     if len(ggufs) == 1 and ggufs[0].is_file():
         return _made_of(ggufs[0], read_gguf)
     raise NotFound(f"tokenizer: {path} is neither a GGUF file nor a folder with tokenizer.json or one GGUF file")

@@ -47,12 +47,13 @@ def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 _WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 PRE_TOKENIZERS = {  # by the name that tokenizer.ggml.pre has
-    **dict.fromkeys(("default", "gpt-2", "gpt2", "mpt", "olmo"), lambda: _WORDS),
+    **dict.fromkeys(("default", "gpt-2", "gpt2", "mpt", "olmo", "exaone4", "granite-docling"), lambda: _WORDS),
     **dict.fromkeys(
         ("smollm", "starcoder", "refact", "command-r", "codeshell"),
         lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _WORDS]),
     ),
-    **dict.fromkeys((*_LLAMA3_NAMES, "dbrx"), lambda: _split(_LLAMA3)),  # dbrx: Phi-4
+    # dbrx: Phi-4 and OLMo 2
+    **dict.fromkeys((*_LLAMA3_NAMES, "dbrx", "glm4", "chatglm-bpe"), lambda: _split(_LLAMA3)),
     "gpt-4o": lambda: _split(_GPT4O),  # Phi-4-mini
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), lambda: _split(_QWEN2)),
 }

@@ -20,6 +20,7 @@ from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Assigner
 from router.placing.migrator import Migrator
 from router.prefixes.prefix_keeper import PrefixKeeper
+from router.prefixes.prefix_maker import PrefixMaker
 from router.streaming.request_preparer import RequestPreparer
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     migrator: Migrator
     cluster: ClusterWatch
     keeper: PrefixKeeper
+    maker: PrefixMaker
 
     def serve_on(self, server: "grpc.aio.Server") -> None:
         admin_pb2_grpc.add_AdminServicer_to_server(self, server)
@@ -119,13 +121,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         model = self._model_of(request)
         if source is None:
             raise InvalidArgument("begins", "send system or text")
-        text: str = getattr(request, source)
-        tokens = await self.preparer.beginning(model, text, is_system=source == "system")
-        if not model.block_size <= len(tokens) < model.context_tokens:
-            text = f"its prompts have {len(tokens)} tokens in common, which must fill a block of {model.block_size}"
-            raise InvalidArgument(source, f"{text} and leave room in a context of {model.context_tokens}")
-        prefix = NamedPrefix(
-            name, model.fingerprint, request.tenant, source == "system", text, tuple(tokens), request.workers
+        prefix = await self.maker.make(
+            *(model, request.tenant, name, getattr(request, source)),
+            is_system=source == "system",
+            workers=request.workers,
         )
         await self.keeper.prefixes.add(prefix)
         return admin_pb2.AddPrefixResponse(prefix=self._shown(prefix))
@@ -150,7 +149,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         served = self.preparer.models.find_by_fingerprint(prefix.model)
         return admin_pb2.NamedPrefix(
             name=prefix.name,
-            model=served.name if served else prefix.model,
+            model=served.name if served else prefix.served_as or prefix.model,
             tenant=prefix.tenant,
             is_system=prefix.is_system,
             num_tokens=len(prefix.tokens),

@@ -43,6 +43,13 @@ class NamedPrefixes:
             raise TooManyPrefixes(f"there are {MAX_PREFIXES} prefixes: remove one")
         await self.refresh()
 
+    async def replace(self, old: NamedPrefix, new: NamedPrefix) -> None:
+        """The new one stands in the old one's place, unless there is one of its model. Raises StoreUnavailable."""
+        if new.key not in self._known:
+            await self._store.put_prefix(new.key, new.pack(), MAX_PREFIXES + 1)  # the old one makes room
+        await self._store.drop_prefix(old.key)
+        await self.refresh()
+
     async def remove(self, model: str, tenant: str, name: str) -> None:
         """Raises NotFound, StoreUnavailable."""
         if not await self._store.drop_prefix(key_of(model, tenant, name)):

@@ -46,7 +46,7 @@ MAX_INBOX_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """The parts of the router that the opener and each session need. `router.program` builds one."""
+    """The parts of the router that the opener and each session need. `router.router` builds one."""
 
     store: Store
     router_id: Incarnation

@@ -44,7 +44,7 @@ async def serve_router(port: int, incarnation: Incarnation, endpoint: str) -> No
     from octavo.settings.router import RouterSettings
     from octavo.store.calls import Member
     from octavo.store.memory import MemoryState, MemoryStore
-    from router.program import Router
+    from router.router import Router
 
     store = MemoryStore(MemoryState())
     info = json.dumps({"worker_id": "scripted", "endpoint": endpoint, "lease_ms": LEASE_MS}).encode()

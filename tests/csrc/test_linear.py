@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 SUPERBLOCKS = {"q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}  # of 256 columns
-DIGITS = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1"} | SUPERBLOCKS  # packed, with inputs in two digits
+# Packed, with inputs in two digits. GGUF has no zeros: q4_zeros has its numbers as Q4_1 has them.
+DIGITS = {"q8": "Q8_0", "q4": "Q4_0", "q4_mins": "Q4_1", "q4_zeros": "Q4_1"} | SUPERBLOCKS
 PACKED = (*DIGITS, "halves")
 fuzz = settings(max_examples=draws(8, 50), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
@@ -35,10 +36,24 @@ def make(kernels, format_: str, rows: int, cols: int, exact: bool = False):
     kind = gguf.GGMLQuantizationType[DIGITS[format_]]
     seed = int(torch.randint(2**31, ()))
     raw = random_rows(kind.name, rows, cols, seed) if format_ in SUPERBLOCKS else quantize_gguf(values.numpy(), kind)
+    decoded = torch.from_numpy(dequantize(raw, kind).reshape(rows, cols).copy()).double()
+    if format_ == "q4_zeros":
+        raw, decoded = with_zeros(raw, decoded)
     data = torch.empty(kernels.packed_bytes(format_, rows, cols), dtype=torch.uint8)
     kernels.repack(data, torch.from_numpy(raw.copy()), format_, rows, cols)
-    decoded = torch.from_numpy(dequantize(raw, kind).reshape(rows, cols).copy()).double()
     return data, kernels.Weight(data, format_, rows, cols, exact), decoded
+
+
+def with_zeros(raw: np.ndarray, decoded: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
+    """Blocks of Q4_1 with whole zeros in place of their minimums, and what they mean then."""
+    blocks = raw.reshape(len(raw), -1, 20).copy()
+    scales, minimums = np.split(blocks[:, :, :4].copy().view(np.float16).astype(np.float64), 2, axis=2)
+    zeros = np.random.default_rng(len(raw)).integers(0, 16, minimums.shape)
+    blocks[:, :, 2:4] = zeros.astype(np.float16).view(np.uint8)
+    values = decoded.numpy().reshape(*blocks.shape[:2], 32)
+    numbers = np.rint((values - minimums) / np.where(scales == 0, 1, scales))
+    meant = ((numbers - zeros) * scales).reshape(decoded.shape)
+    return blocks.reshape(len(raw), -1), torch.from_numpy(meant)
 
 
 def seen(x: torch.Tensor, format_: str, exact: bool = False) -> torch.Tensor:

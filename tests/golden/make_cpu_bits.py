@@ -37,10 +37,10 @@ def linears(extension: ModuleType) -> dict[str, Tensor]:
     weights = numbers(48, 96, seed=7)
     for name, dtype in PLAIN.items():
         found[f"linear {name}"] = linear(extension, x, extension.Weight(weights.to(dtype), name, 48, 96))
-    for name in ("q8", "q4", "q4_mins"):
+    for name in ("q8", "q4", "q4_mins", "q4_zeros"):
         data = torch.zeros(extension.packed_bytes(name, 48, 96), dtype=torch.uint8)
-        if name == "q4_mins":
-            extension.repack(data, q4_1(48, 3), name, 48, 96)
+        if name in ("q4_mins", "q4_zeros"):
+            extension.repack(data, q4_1(48, 3, zeros=name == "q4_zeros"), name, 48, 96)
         else:
             extension.quantize(data, weights, name)
         for exact in (False, True):
@@ -59,9 +59,12 @@ def linears(extension: ModuleType) -> dict[str, Tensor]:
     return found
 
 
-def q4_1(num_rows: int, num_blocks: int) -> Tensor:
-    """Rows of blocks as GGUF's Q4_1 has them: a scale, a minimum, 32 numbers of 4 bits."""
-    head = numbers(num_rows, num_blocks, 2, seed=9).half().view(torch.uint8)
+def q4_1(num_rows: int, num_blocks: int, zeros: bool = False) -> Tensor:
+    """Rows of blocks as GGUF's Q4_1 has them: a scale, a minimum or a whole zero, 32 numbers of 4 bits."""
+    heads = numbers(num_rows, num_blocks, 2, seed=9)
+    if zeros:
+        heads[:, :, 1] = ((heads[:, :, 1] + 2) * 3.75).round()
+    head = heads.half().view(torch.uint8)
     digits = ((numbers(num_rows, num_blocks, 16, seed=11) + 2) * 64).to(torch.uint8)
     return torch.cat((head, digits), dim=2).view(num_rows, -1)
 

@@ -69,6 +69,8 @@ def run(stage: Stage, end: float, rehearse: bool) -> Result:
     if stage.tool and not rehearse and sanitizer is None:
         return Result(stage, "not here", 0, "there is no compute-sanitizer")
     environment = os.environ | {"GPU_CHECK_DEADLINE": str(began + 0.8 * budget), "PYTHONUNBUFFERED": "1"}
+    path = [str(ROOT), *(str(ROOT / "tests" / each) for each in ("support", "csrc/simt_cases"))]
+    environment["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])])
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "report.md"
         command = [sys.executable, str(HERE / stage.script), "--out", str(out)]

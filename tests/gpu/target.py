@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "csrc" / "simt_cases")]
 sys.dont_write_bytecode = True
 
 import torch  # noqa: E402

@@ -31,7 +31,7 @@ from octavo.wire.channel import open_channel
 from router.fleet import worker_link, worker_pool, worker_streams
 from router.fleet.model_registry import WorkerFacts
 from router.placing import dispatcher
-from router.program import Router
+from router.router import Router
 
 SECRET = b"s" * 32
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
@@ -215,7 +215,7 @@ class World:
         return await asyncio.to_thread(ask)
 
     def admin_endpoint(self, router: int = 0) -> str:
-        return json.loads(self.routers[router]._member.info)["admin_endpoint"]
+        return json.loads(self.routers[router].lease.member.info)["admin_endpoint"]
 
     def admin(self, router: int = 0) -> admin_pb2_grpc.AdminStub:
         return admin_pb2_grpc.AdminStub(self.open(self.admin_endpoint(router)))

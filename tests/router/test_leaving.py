@@ -104,7 +104,7 @@ async def anext_until(stream, holds) -> None:
 
 async def test_a_cut_off_router_sends_clients_on(world, oracle, monkeypatch):
     """Its workers go on and send it tokens. But its lease has ended, so its requests would be cancelled in the end."""
-    monkeypatch.setattr("router.program.CUT_OFF_S", 0.5)
+    monkeypatch.setattr("router.router_lease.CUT_OFF_S", 0.5)
     store = CutOffStore(world.state)
     await world.worker(FakeRunner(step_s=0.02))
     cut, other = [

@@ -47,14 +47,15 @@ def write_gguf(
     kinds: Kinds = "F32",
     extra: dict[str, NDArray[Any]] | None = None,
     describe_tokens: Callable[[gguf.GGUFWriter], None] | None = None,
+    in_part: int = 0,
 ) -> dict[str, Tensor]:
-    """Writes `path`; returns what its tensors mean, as the checkpoint has them.
+    """Writes `path`, or files of `in_part` tensors; returns what the tensors mean, as the checkpoint has them.
 
     Tokens 2 and 5 end an answer, unless `describe_tokens` writes something else of the tokenizer.
     A matrix of a type that the gguf package cannot make gets random blocks of that type.
     """
     config = json.loads((directory / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, config["model_type"])
+    writer = gguf.GGUFWriter(path, config["model_type"], split_max_tensors=in_part)
     _add_sizes(writer, config)
     (describe_tokens or _add_ends)(writer)
     values = load_file(directory / "model.safetensors")

@@ -7,6 +7,8 @@
 //   kQ8: 8 pieces, byte = number + 128; value = scale * number
 //   kQ4: 4 pieces, low nibbles are columns 4j …, high nibbles columns 16 + 4j …; value = scale * (nibble - 8)
 //   kQ4Mins: the same; value = scale * nibble + minimum
+//   kQ4Zeros: the same; value = scale * (nibble - zero), and minus the zero lies where kQ4Mins has its minimum, because
+//         a product of scale and zero has up to 15 bits, and float16 has 11
 //   kBf16Pairs: 16 pieces, bytes 4r … 4r + 3 of a piece are two neighbouring columns of row r in bfloat16; no scales
 //
 // kQ4K, kQ5K and kQ6K take 256 columns together, a superblock of eight blocks: the low nibbles of all blocks as kQ4 has
@@ -18,7 +20,8 @@
 //   kQ6K: two pieces of higher bits: bits 2i and 2i + 1 of byte 4r + j of piece h are bits 4 and 5 of row r's column
 //         16h + 4i + j; 16 scales for columns 0 … 15 and 16 for the others, signed bytes;
 //         value = step * scale * (number - 32)
-// All but kBf16Pairs are GGUF's Q8_0, Q4_0, Q4_1, Q4_K, Q5_K and Q6_K in another order: repacking loses nothing.
+// All but kBf16Pairs and kQ4Zeros are GGUF's Q8_0, Q4_0, Q4_1, Q4_K, Q5_K and Q6_K in another order: repacking loses
+// nothing.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +30,7 @@
 
 namespace octavo {
 
-enum class Format : std::uint8_t { kF32, kF16, kBF16, kQ8, kQ4, kQ4Mins, kBf16Pairs, kQ4K, kQ5K, kQ6K };
+enum class Format : std::uint8_t { kF32, kF16, kBF16, kQ8, kQ4, kQ4Mins, kBf16Pairs, kQ4Zeros, kQ4K, kQ5K, kQ6K };
 
 // What a product rounds its inputs to: nothing, 15 bits of the largest of 32 neighbours, or bfloat16.
 enum class Rounding : std::uint8_t { kNone, kDigits, kBf16 };
@@ -58,7 +61,7 @@ const char* name_of(Format format);
 // How many columns are packed together: a matrix has a multiple of them.
 static constexpr std::int64_t columns_of(Format format) { return format >= Format::kQ4K ? kSuperblock : kBlock; }
 static constexpr bool has_minimums(Format format) {
-    return format == Format::kQ4Mins || format == Format::kQ4K || format == Format::kQ5K;
+    return format == Format::kQ4Mins || format == Format::kQ4Zeros || format == Format::kQ4K || format == Format::kQ5K;
 }
 // Bytes of a packed block's numbers (low nibbles), of the bits above nibbles, of a block with all that belongs to it
 // (an eighth of a superblock), and of a whole packed matrix.
@@ -89,7 +92,8 @@ TensorRef memory_of(const Weight& weight);
 Weight make_weight(const TensorRef& data, Format format, std::int64_t rows, std::int64_t cols, bool exact);
 
 // GGUF blocks, row after row, into `packed`: Q8_0 into kQ8, Q4_0 into kQ4, Q4_1 into kQ4Mins, Q4_K into kQ4K, Q5_K into
-// kQ5K, Q6_K into kQ6K. Nothing is rounded.
+// kQ5K, Q6_K into kQ6K; and blocks like Q4_1, with the zero (float16) in place of the minimum, into kQ4Zeros. Nothing
+// is rounded.
 void repack(const TensorRef& packed, const TensorRef& gguf, Format format, std::int64_t rows, std::int64_t cols);
 
 // Puts `values` bfloat16 [rows, cols] in the order of kBf16Pairs.

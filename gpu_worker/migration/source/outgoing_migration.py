@@ -252,13 +252,16 @@ class OutgoingMigration:
     async def _exchange(self, connection: TargetConnection, number: int) -> int:
         """Returns the epoch at which the target is the owner."""
         held = await self._prepare(connection, number)
-        sender = TicketSender(self._worker.blocks, connection, held, lambda: self._log.gone, self.progress)
+        blocks = self._worker.blocks
+        sender = TicketSender(blocks, connection, held, lambda: self._log.gone, self.progress)
+        blocks.slow_down(self._seq_id, self.epoch, leaves=True)
         try:
             await self._copy(connection, held, sender)
             with sender.before_stop():
                 return await self._hand_over(connection, held, sender)
         except BaseException:
             self._worker.connections.abort_ticket(connection.target, held.ticket)
+            blocks.slow_down(self._seq_id, self.epoch, leaves=False)
             raise
         finally:
             sender.close()

@@ -2,59 +2,28 @@
 
 A matrix `X.weight` in fp8 belongs to `X.weight_scale_inv` (quant_method fp8) or `X.weight_scale` (compressed-tensors):
 one number for the matrix, one for each row, or one for each tile of weight_block_size. Both names mean the factor that
-fp8 numbers are multiplied with. Scales of inputs and of the cache are left out: octavo does not round those.
+fp8 numbers are multiplied with. Scales of inputs are left out: octavo does not round those. `kv_scales` reads those of
+the cache.
 """
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpu_worker.models.checkpoint.weights import SafetensorsSource, WeightSource
+from gpu_worker.models.checkpoint.weights import WeightSource
 from octavo.request.errors import BadModel
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 SCALES = ("weight_scale_inv", "weight_scale")
 UNUSED_SCALES = ("input_scale", "activation_scale", "k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale")
-REMEDY = "use a checkpoint that is not quantized, or a GGUF file"
-# Of gpt-oss: its GGUF files are not read either.
-MXFP4_REMEDY = (
-    "write them in bfloat16 first: AutoModelForCausalLM.from_pretrained(MODEL, "
-    "quantization_config=Mxfp4Config(dequantize=True)).save_pretrained(DIR), both of the package transformers"
-)
 
 
-def find_obstacle(config: Mapping[str, Any]) -> str:
-    """Why the quantization that config.json tells of cannot be read; empty if this module reads it."""
-    content = config["quantization_config"]
-    if not isinstance(content, Mapping):
-        return f"quantization_config is no object; {REMEDY}"
-    method = content.get("quant_method")
-    if method == "fp8":
-        return ""
-    if method == "mxfp4":
-        return f"weights quantized by {method!r} (quantization_config) are not read; {MXFP4_REMEDY}"
-    if method != "compressed-tensors":
-        return f"weights quantized by {method!r} (quantization_config) are not read; {REMEDY}"
-    groups = content.get("config_groups")
-    weights = [group.get("weights") for group in groups.values()] if isinstance(groups, Mapping) else []
-    if not weights or not all(_is_fp8(part) for part in weights):
-        return f"compressed-tensors in the format {content.get('format')!r} is not read, only 8-bit float is; {REMEDY}"
-    return ""
-
-
-def _is_fp8(weights: object) -> bool:
-    return isinstance(weights, Mapping) and weights.get("type") == "float" and weights.get("num_bits") == 8
-
-
-def open_source(directory: Path, config: Mapping[str, Any]) -> WeightSource:
-    """The tensors of a directory. Those in fp8 are multiplied with their scales."""
-    source = SafetensorsSource(directory)
-    quantization = config.get("quantization_config")
-    return source if quantization is None else Fp8Source(source, _tile(quantization))
+def open_fp8(source: WeightSource, quantization: Mapping[str, Any]) -> "Fp8Source":
+    """The source with its tensors in fp8 multiplied with their scales."""
+    return Fp8Source(source, _tile(quantization))
 
 
 class Fp8Source:

@@ -13,14 +13,24 @@ from gguf.quants import dequantize as decode
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpu_worker.models.checkpoint.weights import FLOATS
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
 from octavo.model_files.gguf_metadata import Metadata
+from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
 from octavo.model_files.gguf_support import INTERLEAVED, end_token_ids, find_obstacle
 from octavo.request.errors import BadModel
 
 # The package makes several arrays on the way to its result. Those of a piece stay in the processor's cache: of a whole
 # tensor, decoding takes twice as long (docs/decisions/gpu_worker.md).
 PIECE_VALUES = 1 << 16
+KERNELS = {  # GGUF's types whose bits are kept, and what the extension calls them
+    TensorType.Q8_0: "q8",
+    TensorType.Q4_0: "q4",
+    TensorType.Q4_1: "q4_mins",
+    TensorType.Q4_K: "q4_k",
+    TensorType.Q5_K: "q5_k",
+    TensorType.Q6_K: "q6_k",
+}
 
 
 def dequantize(data: memoryview, kind: TensorType, num_values: int) -> NDArray[np.float32]:
@@ -88,8 +98,9 @@ class GgufSource:
         self._file.release(self._info(name).name)
         return tensor
 
-    def kind(self, name: str) -> TensorType:
-        return self._info(name).type
+    def block_format(self, name: str) -> str:
+        kind = self._info(name).type
+        return FLOATS if kind in FLOAT_TYPES else KERNELS.get(kind, "")
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._info(name).shape)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from octavo.model_files.gguf_parts import first_parts, model_name
 from octavo.request.errors import NotFound
 from octavo.settings.common import DEMO_MODEL
 
@@ -13,7 +14,7 @@ HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt",
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A GGUF file, or a directory with config.json and safetensors."""
+    """A GGUF file (the first, if there are several parts), or a directory with config.json and safetensors."""
 
     name: str  # what requests call it
     path: Path
@@ -27,7 +28,7 @@ def locate(model: str) -> ModelFiles:
     if path.is_file():
         if path.suffix != ".gguf":
             raise NotFound(f"model {model!r} is a file, but not a .gguf file")
-        return ModelFiles(path.stem, path.resolve())
+        return ModelFiles(model_name(path), path.resolve())
     if path.is_dir():
         return _in_directory(path.resolve())
     if model.count("/") == 1 and not model.startswith((".", "/", "~")):
@@ -38,10 +39,12 @@ def locate(model: str) -> ModelFiles:
 def _in_directory(path: Path) -> ModelFiles:
     if (path / "config.json").exists():
         return ModelFiles(path.name, path)
-    files = sorted(path.glob("*.gguf"))
+    files = first_parts(sorted(path.glob("*.gguf")))
     if len(files) == 1:
-        return ModelFiles(files[0].stem, files[0])
-    raise NotFound(f"directory {path.name!r} has neither a config.json nor exactly one .gguf file ({len(files)} found)")
+        return ModelFiles(model_name(files[0]), files[0])
+    raise NotFound(
+        f"directory {path.name!r} has neither a config.json nor exactly one .gguf model ({len(files)} found)"
+    )
 
 
 def _from_hub(name: str) -> Path:

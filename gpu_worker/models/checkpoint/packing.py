@@ -1,6 +1,6 @@
 """Makes the matrices that the extension's kernels multiply with: as stored, or packed in 8 or 4 bits.
 
-| scheme | from a GGUF file | from safetensors |
+| scheme | from a GGUF file, or from codes of 4 or 8 bits in safetensors (code_source) | from other safetensors |
 |---|---|---|
 | auto | the file's own bits, inputs rounded to 15 bits | as `none` |
 | none | the file's own bits, inputs in float32: the results of dequantized weights | as stored, inputs in float32 |
@@ -20,26 +20,15 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from gpu_worker.models.checkpoint.gguf_tensors import GgufSource
 from gpu_worker.models.checkpoint.packed_weights import FORMATS, NativeMatrix, is_exact
 from gpu_worker.models.checkpoint.weight_memory import WeightMemory
-from gpu_worker.models.checkpoint.weights import CheckpointReader, WeightSource
-from octavo.model_files.gguf import TensorType
-from octavo.model_files.gguf_support import FLOATS
+from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, CheckpointReader, WeightSource
 
 SCHEMES = ("auto", "none", "q8", "q4")
 PACKING = 2  # rises when the same checkpoint is packed to other bytes
 BLOCK = 32
 GROUP_ROWS = 16
 PIECE_VALUES = 2 << 20  # so many are converted at once: they stay in the caches, and no tensor is copied whole
-KERNELS = {  # GGUF's types whose bits are kept, and what the extension calls them
-    TensorType.Q8_0: "q8",
-    TensorType.Q4_0: "q4",
-    TensorType.Q4_1: "q4_mins",
-    TensorType.Q4_K: "q4_k",
-    TensorType.Q5_K: "q5_k",
-    TensorType.Q6_K: "q6_k",
-}
 OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 
 
@@ -67,14 +56,13 @@ class MatrixPacker:
         if self._scheme in ("q8", "q4") and blocked:
             format_ = "q8" if names[0] in OUTER else self._scheme
             return self._round(names, shapes, format_)
-        if isinstance(self._source, GgufSource) and blocked:
-            kinds = {self._source.kind(name) for name in names}
+        if isinstance(self._source, BlockSource) and blocked:
+            formats = {self._source.block_format(name) for name in names}
             if self._scheme == "none" and self._dtype == torch.bfloat16:
                 return self._plain(names, shapes)
-            own = {KERNELS.get(kind) for kind in kinds}
-            if len(own) == 1 and (kept := own.pop()):
-                return self._repack(self._source, names, shapes, kept)
-            if self._scheme == "auto" and not kinds & set(FLOATS):
+            if len(formats) == 1 and not formats & {FLOATS, ""}:
+                return self._repack(self._source, names, shapes, formats.pop())
+            if self._scheme == "auto" and FLOATS not in formats:
                 return self._round(names, shapes, "q8")
         return self._plain(names, shapes)
 
@@ -84,12 +72,13 @@ class MatrixPacker:
         All matrices of a stack round their inputs alike: so one tensor in floats makes a single one, except by `none`.
         """
         halves = self._scheme == "none" and self._dtype == torch.bfloat16
-        if not isinstance(self._source, GgufSource) or self._scheme in ("q8", "q4") or halves:
+        if not isinstance(self._source, BlockSource) or self._scheme in ("q8", "q4") or halves:
             return [names]
-        kinds = {name: self._source.kind(name) for name in names}
-        if self._scheme == "auto" and set(kinds.values()) & set(FLOATS):
+        formats = {name: self._source.block_format(name) for name in names}
+        if self._scheme == "auto" and FLOATS in formats.values():
             return [names]
-        return [list(some) for _, some in groupby(names, lambda name: KERNELS.get(kinds[name]))]
+        kept = {name: "" if found == FLOATS else found for name, found in formats.items()}
+        return [list(some) for _, some in groupby(names, kept.__getitem__)]
 
     def _plain(self, names: list[str], shapes: list[tuple[int, ...]]) -> NativeMatrix:
         """A plain matrix: in 16 bits if the tensors are stored so, which loses nothing and takes half the bytes."""
@@ -120,7 +109,7 @@ class MatrixPacker:
         return self._matrix(data, format_, rows, columns)
 
     def _repack(
-        self, source: GgufSource, names: list[str], shapes: list[tuple[int, ...]], format_: str
+        self, source: BlockSource, names: list[str], shapes: list[tuple[int, ...]], format_: str
     ) -> NativeMatrix:
         rows, columns = sum(rows for rows, _ in shapes), shapes[0][1]
         parts = []

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,6 +13,7 @@ from octavo.model_files.pickled_weights import conversion, find_pickle
 from octavo.request.errors import BadModel
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # what a number in a checkpoint means by itself
+FLOATS = "floats"  # what BlockSource.block_format says of a tensor that is, or becomes, floats
 ProgressCallback = Callable[[int, int], None]  # (tensors read, tensors in all)
 
 
@@ -23,6 +24,21 @@ class WeightSource(Protocol):
 
     def get(self, name: str) -> Tensor:
         """The tensor; BadModel if there is none of this name."""
+        ...
+
+
+@runtime_checkable
+class BlockSource(WeightSource, Protocol):
+    """A source that has some tensors as blocks of GGUF, too, which kernels multiply as they are."""
+
+    def block_format(self, name: str) -> str:
+        """What the extension calls the format of the tensor's blocks; FLOATS: it has none; empty: it has no kernel."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def blocks(self, name: str) -> Tensor:
+        """The blocks of a tensor of two dimensions: uint8 [rows, bytes of a row], in new memory."""
         ...
 
 
@@ -51,8 +67,12 @@ class SafetensorsSource:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that SafetensorsSource reads, sorted. BadModel if there is none."""
-    return sorted({directory / file for _, file in _shards(directory)})
+    """The files that SafetensorsSource reads, sorted. BadModel if there is none, or one that is named is missing."""
+    files = sorted({directory / file for _, file in _shards(directory)})
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise BadModel(f"{directory.name} lacks {missing[0]!r}, which its index names: copy the model again")
+    return files
 
 
 def _shards(directory: Path) -> Iterator[tuple[str, str]]:
@@ -123,6 +143,10 @@ class CheckpointReader:
     def differs(self, name: str, other: str) -> bool:
         """Whether the checkpoint has the tensor `name`, and it is not equal to the tensor `other`."""
         return name in self._names and not torch.equal(self._source.get(name), self._source.get(other))
+
+    def is_zero_bias(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros, which adds nothing."""
+        return name.endswith(".bias") and not bool(self._source.get(name).any())
 
     def check_shape(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
         """BadModel unless the tensor's shape `found` is `shape`."""

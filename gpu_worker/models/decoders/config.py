@@ -7,6 +7,7 @@ from typing import Any
 from gpu_worker.models.decoders import rope
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import BlockSparsePattern
+from octavo.model_files.quantization import LLAMA_LIKE as LLAMA_LIKE
 from octavo.request.errors import BadModel
 
 # More than any model has. What a configuration says is used before the tensors could contradict it.
@@ -17,7 +18,6 @@ MOST = {
     "head_dim": 1 << 16,
     "context_tokens": 1 << 24,
 }
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3")
 ALWAYS_WINDOWED = ("mistral", "phi3", "gemma2")  # a window in the configuration counts without a switch
 
 
@@ -64,6 +64,12 @@ class LlamaConfig:
     @property
     def attention_scale(self) -> float:
         return float((self.query_scalar or self.head_dim) ** -0.5)
+
+    @property
+    def qkv_rows(self) -> list[int]:
+        """How many rows a matrix of queries, keys and values has of each."""
+        keys = self.num_kv_heads * self.head_dim
+        return [self.num_heads * self.head_dim, keys, keys]
 
     def limited_to(self, context_tokens: int | None) -> "LlamaConfig":
         """This model, for sequences of at most so many tokens; None: as many as it was made for."""

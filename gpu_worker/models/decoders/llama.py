@@ -62,7 +62,10 @@ def collect(
         tensors |= {f"{layer}.{name}": tensor for name, tensor in found.items()}
     if not config.tied or checkpoint.differs("lm_head.weight", "model.embed_tokens.weight"):
         tensors["head"] = matrix(["lm_head.weight"], [(vocab, hidden)])
-    checkpoint.check_all_read(lambda name: name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight")
+    checkpoint.check_all_read(
+        # Quantizers write biases of zeros that the model does not have.
+        lambda name: name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight" or checkpoint.is_zero_bias(name)
+    )
     return tensors
 
 
@@ -79,10 +82,9 @@ def _layer(
 ) -> dict[str, Tensor | M]:
     prefix = f"model.layers.{layer}."
     hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     parts = {
-        "qkv": ([f"self_attn.{x}_proj" for x in "qkv"], [queries, keys, keys], hidden),
-        "out": (["self_attn.o_proj"], [hidden], queries),
+        "qkv": ([f"self_attn.{x}_proj" for x in "qkv"], config.qkv_rows, hidden),
+        "out": (["self_attn.o_proj"], [hidden], config.qkv_rows[0]),
         "gate_up": (["mlp.gate_proj", "mlp.up_proj"], [inner, inner], hidden),
         "down": (["mlp.down_proj"], [hidden], inner),
     }

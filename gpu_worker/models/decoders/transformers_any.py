@@ -9,7 +9,6 @@ with those of the model's own attention.
 import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,72 +17,24 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import logging as transformers_logging
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from gpu_worker.models.decoders.decoder import common_window
+from gpu_worker.models.decoders.transformers_checks import (
+    check_weights,
+    check_windows,
+    divide_frequencies,
+    find_context,
+)
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
 from gpu_worker.ops.kv_format import KvShape
 from octavo.request.errors import BadModel
 
 log = logging.getLogger(__name__)
-
-
-def check_weights(name: str, weights: Mapping[str, Any]) -> None:
-    """Raises BadModel unless each weight came from the checkpoint and each tensor of the checkpoint went into the
-    model.
-
-    Transformers fills a weight that is missing with random numbers. It does not count a weight that is tied to another
-    one as missing, nor a buffer that it has given up as unexpected.
-    """
-    mismatched = [
-        f"{key} is {list(stored)} and should be {list(made)}" for key, stored, made in weights["mismatched_keys"]
-    ]
-    for what, found in (
-        ("the checkpoint lacks", weights["missing_keys"]),
-        ("of another shape than config.json says", mismatched),
-        ("the model has no place for", weights["unexpected_keys"]),
-        ("not loaded", weights["error_msgs"]),
-    ):
-        if found:
-            listed = sorted(map(str, found))
-            some = f"{', '.join(listed[:5])}{' …' if len(listed) > 5 else ''}"
-            raise BadModel(f"{name}: {len(listed)} weights {what}: {some}")
-
-
-def find_context(name: str, config: Any) -> int:
-    """The context of the configuration, or of the model before it was stretched by `longrope`.
-
-    Such a model turns all positions otherwise as soon as one of them lies past the original context. The sequences of
-    a step would change each other, and keys in the cache would be wrong.
-    """
-    context = int(config.max_position_embeddings)
-    parameters = getattr(config, "rope_parameters", None) or {}
-    for kind in (parameters, *parameters.values()):  # of all layers, or by kind of layer
-        if isinstance(kind, Mapping) and kind.get("rope_type") == "longrope":
-            original = int(kind["original_max_position_embeddings"])
-            log.warning("%s: longrope is not supported past the original context of %d tokens", name, original)
-            context = min(context, original)
-    return context
-
-
-def check_windows(name: str, config: Any, windows: Mapping[int, int], masked: AbstractSet[int]) -> None:
-    """Raises BadModel unless attention is told of every window that a mask would have, because masks are not used.
-
-    `windows` has the windows that attention is told of, by layer (0: none), and `masked` those of masks.
-    """
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
-    strange = set(kinds) - {"full_attention", "sliding_attention"}
-    if strange:
-        raise BadModel(f"{name}: layers of kind {', '.join(sorted(strange))} cannot be paged")
-    for layer, kind in enumerate(kinds):
-        if kind == "sliding_attention" and not windows[layer]:
-            raise BadModel(f"{name}: layer {layer} is windowed, but its attention is not told so")
-    untold = {window for window in masked if window < config.max_position_embeddings} - set(windows.values())
-    if untold:
-        raise BadModel(f"{name}: masks have windows of {sorted(untold)} tokens, but attention is not told so")
 
 
 IMPLEMENTATION = "octavo_paged"
@@ -201,13 +152,51 @@ class TransformersDecoder:
         except (ValueError, OSError, ImportError, NotImplementedError, RuntimeError) as error:
             first_line = str(error).partition("\n")[0]  # more would be a list of everything that Transformers knows
             raise BadModel(f"{directory.name}: {first_line}") from error
-        check_weights(directory.name, weights)
+        return cls._verified(directory.name, model, weights, ops, device)
+
+    @classmethod
+    def of_tensors(
+        cls,
+        name: str,
+        config: Mapping[str, Any],
+        tensors: dict[str, Tensor],
+        dtype: torch.dtype,
+        ops: Ops,
+        device: torch.device,
+        rope_factors: Tensor | None,
+    ) -> "TransformersDecoder":
+        """Makes the model of a configuration and of all its tensors in `dtype`, whose memory it uses, and verifies.
+
+        `rope_factors` divide the frequencies of its rotary positions. BadModel says why it cannot run.
+        """
+        try:
+            settings = AutoConfig.for_model(**config)
+            model, weights = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)].from_pretrained(
+                None,
+                config=settings,
+                state_dict=tensors,
+                output_loading_info=True,
+                dtype=dtype,
+                attn_implementation=IMPLEMENTATION,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+            )
+        except (KeyError, ValueError, OSError, RuntimeError) as error:
+            raise BadModel(f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+        if rope_factors is not None:
+            divide_frequencies(name, model, rope_factors)
+        return cls._verified(name, model, weights, ops, device)
+
+    @classmethod
+    def _verified(
+        cls, name: str, model: nn.Module, weights: Mapping[str, Any], ops: Ops, device: torch.device
+    ) -> "TransformersDecoder":
+        check_weights(name, weights)
         try:
             decoder = cls(model.eval().to(device), ops, device)
             decoder.verify()
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             reason = f"its own code failed on a short prompt ({type(error).__name__}: {error})"
-            raise BadModel(f"{directory.name}: {reason}") from error
+            raise BadModel(f"{name}: {reason}") from error
         return decoder
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:

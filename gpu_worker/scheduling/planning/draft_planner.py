@@ -39,7 +39,7 @@ class DraftPlanner:
         room = min(config.max_batch_sequences - plan.num_branches, config.max_batch_tokens - plan.num_tokens)
         if room <= 0 or work.turn is not None:
             return
-        decodes = plan.chunks[: plan.num_decodes]
+        decodes = [chunk for chunk in plan.chunks[: plan.num_decodes] if not chunk.branch.sequence.leaves]
         self._num_rows, self._num_expected = plan.num_tokens, float(plan.num_tokens)
         if not self._looks_up or self._rows_are_dear:
             decodes = [chunk for chunk in decodes if chunk.branch.sequence.grammar is not None]

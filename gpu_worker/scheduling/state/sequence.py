@@ -222,6 +222,9 @@ class Sequence:
     last_shed: float = float("-inf")  # when one of its branches last gave its blocks to an earlier branch
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache when it began; None: it has not started
     prompt_scores: list[TokenScore] = field(default_factory=list)
+    leaves: bool = (
+        False  # another worker is sent its blocks: it makes one token a step, so that the last ones get there
+    )
 
     @property
     def finished(self) -> bool:

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from octavo.cli.doctor import CheckReport
 from octavo.model_files.gguf import GgufFile
-from octavo.model_files.gguf_support import find_obstacle
+from octavo.model_files.gguf_parts import first_parts
+from octavo.model_files.gguf_support import find_obstacle, runs_through_transformers
 from octavo.model_files.pickled_weights import conversion, find_pickle
+from octavo.model_files.quantization import describe
+from octavo.model_files.quantization import find_obstacle as find_quantization_obstacle
 from octavo.request.errors import MalformedGguf
 from octavo.settings.common import DEMO_MODEL
 
@@ -94,7 +97,7 @@ def _path_of(name: str) -> Path:
 
 
 def _folder(path: Path) -> CheckReport:
-    ggufs, config = sorted(path.glob("*.gguf")), path / "config.json"
+    ggufs, config = first_parts(sorted(path.glob("*.gguf"))), path / "config.json"
     if len(ggufs) == 1 and not config.exists():
         return _gguf_file(ggufs[0])
     weights = sorted(path.glob("*.safetensors"))
@@ -105,7 +108,16 @@ def _folder(path: Path) -> CheckReport:
     if not config.exists() or not weights:
         return _bad(f"{path} holds no model", "it needs config.json and *.safetensors, or one .gguf file")
     faults = (_config_fault(config), *map(_weights_fault, weights))
-    return next(filter(None, faults), CheckReport("model", "ok", f"{path}"))
+    return next(filter(None, faults), None) or _sound_folder(path, config)
+
+
+def _sound_folder(path: Path, config: Path) -> CheckReport:
+    """The report of a folder whose files are whole: whether and how its number format is read."""
+    values = json.loads(config.read_bytes())
+    if obstacle := find_quantization_obstacle(values):
+        return _bad(f"{path}: {obstacle}", ANOTHER)
+    how = describe(values)
+    return CheckReport("model", "ok", f"{path}, {how}" if how else f"{path}")
 
 
 def _config_fault(config: Path) -> CheckReport | None:
@@ -138,11 +150,14 @@ def _gguf_file(path: Path) -> CheckReport:
     try:
         with GgufFile(path) as opened:
             obstacle = find_obstacle(opened)
+            size = sum(part.stat().st_size for part in opened.paths) / 2**20
+            parts = f" in {len(opened.paths)} files" if len(opened.paths) > 1 else ""
+            how = "" if obstacle or not runs_through_transformers(opened) else ", decoded to the model's dtype"
     except MalformedGguf as error:
         return _bad(f"{path}: {error}", f"copy it again, or {ANOTHER}")
     if obstacle:
         return _bad(f"{path}: {obstacle}", ANOTHER)
-    return CheckReport("model", "ok", f"{path}, {path.stat().st_size / 2**20:.0f} MiB")
+    return CheckReport("model", "ok", f"{path}, {size:.0f} MiB{parts}{how}")
 
 
 def _bad(detail: str, fix: str) -> CheckReport:

@@ -77,6 +77,7 @@ MUTANTS = of_places(
                 "block % kBlocks / 2 * kGroupRows * 4 + place",
             ),
             "wrong nibble order": ("k % 4 * 8 + 4 * high", "k % 4 * 8 + 4 * (1 - high)"),
+            "a zero that is not scaled": ("R::mul(R::halves(at.scales(block)), minimum)", "R::sub(minimum, R::zero())"),
             "rows past the last written": (
                 "for (std::int64_t i = 0; i < count; ++i) {",
                 "for (std::int64_t i = 0; i < 8; ++i) {",
@@ -94,6 +95,7 @@ MUTANTS = of_places(
         },
         ("cpu/weight.cpp", ("cpu/weight.cpp",), LINEAR): {
             "minimum with the wrong sign": ("from[3] ^ 0x80U", "from[3] ^ 0x00U"),
+            "zero with the wrong sign": ("Format::kQ4Zeros ? 0x80U : 0", "Format::kQ4Zeros ? 0x00U : 0"),
             "bits above nibbles in the wrong order": ("bits(first, 4, 3) << 2 * i", "bits(first, 4, 3) << (6 - 2 * i)"),
             "repacked into the wrong row": ("numbers + place * 4}", "numbers + (kGroupRows - 1 - place) * 4}"),
         },

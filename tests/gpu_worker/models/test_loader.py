@@ -35,6 +35,15 @@ def change(directory: Path, **fields) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
+def test_a_shard_that_is_not_there_is_named(copied, load):
+    weights = load_file(copied / "model.safetensors")
+    (copied / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(weights, "a.safetensors")})
+    )
+    with pytest.raises(BadModel, match=r"lacks 'a\.safetensors', which its index names"):
+        load(copied)
+
+
 def test_shards_are_one_model(copied, tiny, load, greedy):
     weights = load_file(copied / "model.safetensors")
     names = sorted(weights)
@@ -216,7 +225,7 @@ def test_a_model_that_is_not_there_is_said_so(name, reason):
 
 
 def test_directories_and_files_that_hold_no_model(tmp_path):
-    with pytest.raises(NotFound, match=r"neither a config\.json nor exactly one \.gguf"):
+    with pytest.raises(NotFound, match=r"neither a config\.json nor exactly one \.gguf model"):
         locate(str(tmp_path))
     (tmp_path / "model.bin").write_bytes(b"x")
     with pytest.raises(NotFound, match=r"not a \.gguf file"):

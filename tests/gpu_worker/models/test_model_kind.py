@@ -25,11 +25,13 @@ REFUSED = [
     ("deepseek_v3", "XForCausalLM", {"kv_lora_rank": 512}, r"multi-head latent attention \(MLA, kv_lora_rank 512\)"),
     ("mamba", "MambaForCausalLM", {}, "mamba keeps a recurrent state"),
     ("any", "AnyForCausalLM", {"layer_types": ["full_attention", "mamba"]}, r"tokens \(layers of kind mamba"),
-    ("llama", "LlamaForCausalLM", quantized(quant_method="gptq"), "weights quantized by 'gptq'"),
+    ("llama", "LlamaForCausalLM", quantized(quant_method="bitsandbytes"), "weights quantized by 'bitsandbytes'"),
+    ("llama", "LlamaForCausalLM", quantized(quant_method="gptq", bits=3), "bits is 3, and 4 and 8 are read"),
     ("gpt_oss", "XForCausalLM", quantized(quant_method="mxfp4"), "'mxfp4' .* write them in bfloat16 first"),
     ("llama", "LlamaForCausalLM", {"quantization_config": "fp8"}, "is no object"),
-    ("llama", "XForCausalLM", quantized(quant_method="compressed-tensors", format="pack-quantized"), "pack-quantized"),
+    ("llama", "XForCausalLM", quantized(quant_method="compressed-tensors"), "config_groups does not say"),
     ("opt", "OPTForCausalLM", quantized(quant_method="fp8"), "opt is none"),
+    ("llama", "LlamaForCausalLM", quantized(quant_method="awq") | {"hidden_act": "relu"}, "this llama has an"),
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from code_checkpoints import FORMS, write_codes
 from effort import draws
 from gguf_models import write_gguf
 from hypothesis import given, settings
@@ -17,11 +18,11 @@ from hypothesis import strategies as st
 
 from gpu_worker.models import packed_cache
 from gpu_worker.models.checkpoint import packed_file
-from gpu_worker.models.checkpoint.fp8_source import open_source
 from gpu_worker.models.checkpoint.gguf_tensors import GgufSource, read_config
 from gpu_worker.models.checkpoint.packed_file import PackedFileWriter, Place
 from gpu_worker.models.checkpoint.packed_weights import NativeMatrix, PackedWeights
 from gpu_worker.models.checkpoint.packing import SCHEMES
+from gpu_worker.models.checkpoint.quantized import open_source
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.native_llama import LlamaPacking
 from gpu_worker.models.packed_cache import PackedCache, content_key
@@ -91,13 +92,15 @@ class Counted:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("model", ["qwen2", "llama-wide", "phi3-wide", "Q4_0", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("model", ["qwen2", "llama-wide", "phi3-wide", "Q4_0", "Q8_0", "Q4_1", "AWQ"])
 def test_weights_from_a_file_have_the_bits_of_those_in_memory(
     tiny, tmp_path, monkeypatch, every_isa, model, scheme, dtype
 ) -> None:
     monkeypatch.setattr(packed_file, "CHUNK_BYTES", 1 << 14)
     path = tiny(model if model.islower() else "llama-wide").directory
-    if not model.islower():
+    if model == "AWQ":
+        write_codes(path, path := tmp_path / "codes", FORMS["awq"])
+    elif not model.islower():
         write_gguf(path, path := tmp_path / "model.gguf", model)
     expected = bits(packing_of(path, scheme, dtype).in_memory())
     for isa in every_isa:

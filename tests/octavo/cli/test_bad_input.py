@@ -34,6 +34,10 @@ MODELS = {  # folders of a model, by file
     "no-text": {"config.json": b"\xff\xfe\x00", "model.safetensors": SAFETENSORS},
     "a-list": {"config.json": b"[]", "model.safetensors": SAFETENSORS},
     "pickled": {"config.json": LLAMA, "pytorch_model.bin": b""},
+    "quantized": {
+        "config.json": b'{"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes"}}',
+        "model.safetensors": SAFETENSORS,
+    },
     "cut": {"config.json": LLAMA, "model.safetensors": SAFETENSORS[:9]},
     "lfs": {"config.json": LLAMA, "model.safetensors": b"version https://git-lfs.github.com/spec/v1\n"},
     "weights": {"config.json": LLAMA, "model.safetensors": None},  # a folder where a file should be
@@ -118,6 +122,7 @@ BAD = [
     ([*UP, "--model=cut"], 1, "cut short"),
     ([*UP, "--model=pickled"], 1, "pytorch_model.bin, a pickle, which may contain code: convert it once"),
     ([*UP, "--model=lfs"], 1, "git lfs pull"),
+    ([*UP, "--model=quantized"], 1, "quantized by 'bitsandbytes' (quantization_config) are not read; use a checkpoint"),
     ([*UP, "--model=weights"], 1, "make it readable"),
     ([*UP, "--model=a-file"], 1, "is no GGUF file"),
     ([*UP, "--model=tokenizer"], 1, "tokenizer.json cannot be read"),
@@ -147,10 +152,10 @@ def test_doctor_says_the_same_words(folder, capsys):
 
 def test_an_unreadable_gguf_file_starts_no_worker(tmp_path, capsys):
     path, word = tmp_path / "model.gguf", lambda text: len(text).to_bytes(8, "little") + text
-    value = word(b"general.architecture") + (8).to_bytes(4, "little") + word(b"gemma3")
+    value = word(b"general.architecture") + (8).to_bytes(4, "little") + word(b"plamo2")
     path.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(8) + (1).to_bytes(8, "little") + value)
     assert main(["up", f"--model={path}", "--grpc-port=0", f"--state-dir={tmp_path / 'state'}"]) == 1
-    assert "architecture 'gemma3' are not read (llama, " in capsys.readouterr().err
+    assert "architecture 'plamo2' are not read (llama, " in capsys.readouterr().err
     assert not (tmp_path / "state").exists()
 
 

@@ -128,7 +128,7 @@ async def test_both_say_what_the_call_says(world, monkeypatch):
     monkeypatch.setattr(cluster_watch, "DEFAULT_MS", 60_000)  # one view for all
     await world.start(workers=2)
     [router] = world.routers
-    async with open_channel(json.loads(router._member.info)["admin_endpoint"]) as channel:
+    async with open_channel(json.loads(router.lease.member.info)["admin_endpoint"]) as channel:
         call = admin_pb2_grpc.AdminStub(channel).WatchCluster(admin_pb2.WatchClusterRequest())
         told = message_values(await call.read())
         call.cancel()

@@ -108,3 +108,21 @@ async def test_bad_prefixes_are_refused_by_name(world):
     assert begins_texts.value.field == "prefix"
     with pytest.raises(NotFound):
         await client.complete("x", replace(GREEDY), prefix="none")
+
+
+async def test_a_prefix_is_one_of_the_model_that_has_the_name_of_its_own_now(world):
+    old = await world.worker(FakeRunner(step_s=0.001, model="words"))
+    await world.router()
+    await world.ready()
+    admin = world.admin()
+    await admin.AddPrefix(admin_pb2.AddPrefixRequest(name="sea", text=TEXT, workers=2))
+    await until_warm(world, admin, "sea", 1)
+    before = one(world)
+    await world.kill(old)
+    await world.worker(FakeRunner(step_s=0.001, model="words", vocab_size=900))
+    await world.until(lambda: one(world).model != before.model, timeout_s=30)
+    assert replace(one(world), model=before.model) == before
+    await until_warm(world, admin, "sea", 1)
+    assert (await world.client().complete("Who?", GREEDY, prefix="sea")).usage.prompt_tokens == len(TEXT) + 4
+    await admin.RemovePrefix(admin_pb2.RemovePrefixRequest(name="sea"))
+    assert not await prefixes_of(admin)

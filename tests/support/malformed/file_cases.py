@@ -16,6 +16,7 @@ GPT_SIZES = {
     "n_head": 4,
     "tie_word_embeddings": True,
 }
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 FP8 = {"quant_method": "fp8", "weight_block_size": [32, 32]}
 
 
@@ -36,8 +37,8 @@ def write_cases(directory: Path) -> list[FileCase]:
     """Writes the seeds into a new folder."""
     directory.mkdir()
 
-    def of_file(name: str, kinds: Callable[[str], str], *, sentencepiece: bool) -> FileCase:
-        path = write_gguf_model(directory / f"{name}.gguf", kinds, sentencepiece=sentencepiece)
+    def of_file(name: str, kinds: Callable[[str], str], *, sentencepiece: bool, arch: str = "llama") -> FileCase:
+        path = write_gguf_model(directory / f"{name}.gguf", kinds, sentencepiece=sentencepiece, arch=arch)
         return FileCase(name, path, path)
 
     def of_folder(name: str, file: str, *, shards: bool = False, **changes: object) -> FileCase:
@@ -49,7 +50,10 @@ def write_cases(directory: Path) -> list[FileCase]:
     return [
         of_file("gguf-bytes", lambda name: "Q8_0" if "embed" in name else "Q4_0", sentencepiece=False),
         of_file("gguf-pieces", lambda name: "F16" if "mlp" in name else "Q5_1", sentencepiece=True),
+        of_file("gguf-granite", lambda name: "Q8_0" if "mlp" in name else "F16", sentencepiece=False, arch="granite"),
         of_folder("safetensors", "model.safetensors"),
+        of_folder("awq", "model.safetensors", quantization_config=AWQ),
+        of_folder("config-awq", "config.json", quantization_config=AWQ),
         of_folder("shard", "a.safetensors", shards=True),
         of_folder("shard-index", "model.safetensors.index.json", shards=True),
         of_folder("config", "config.json"),

@@ -46,7 +46,7 @@ def write_folder(folder: Path, *, shards: bool = False, **changes: Any) -> Path:
     arrays = {"gpt2": _gpt_tensors, "phi3": _phi_tensors}.get(kind, _tensors)()
     tensors = {name: torch.from_numpy(values) for name, values in arrays}
     if "quantization_config" in changes:
-        tensors = _in_fp8(tensors)
+        tensors = (_in_awq if changes["quantization_config"]["quant_method"] == "awq" else _in_fp8)(tensors)
     if shards:
         names = sorted(tensors)
         parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
@@ -62,9 +62,11 @@ def write_folder(folder: Path, *, shards: bool = False, **changes: Any) -> Path:
     return folder
 
 
-def write_gguf_model(path: Path, kinds: Callable[[str], str], *, sentencepiece: bool) -> Path:
+def write_gguf_model(path: Path, kinds: Callable[[str], str], *, sentencepiece: bool, arch: str = "llama") -> Path:
     """A GGUF file of the same sizes; `kinds` says the type of each matrix."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, arch)
+    if arch == "granite":
+        writer.add_logit_scale(2.0)
     writer.add_name("seed")
     writer.add_block_count(LAYERS)
     writer.add_context_length(128)
@@ -137,6 +139,20 @@ def _phi_tensors() -> Iterator[tuple[str, NDArray[np.float32]]]:
         parts = [found.pop(f"{mlp}{part}_proj.weight") for part in ("gate", "up")]
         found[f"{mlp}gate_up_proj.weight"] = np.concatenate(parts)
     yield from found.items()
+
+
+def _in_awq(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The matrices of layers as random codes, in groups of 32 columns."""
+    found = {}
+    for name, values in tensors.items():
+        if "_proj" not in name:
+            found[name] = values
+            continue
+        stem, (rows, columns) = name.removesuffix("weight"), values.shape
+        found[f"{stem}qweight"] = torch.randint(-(2**31), 2**31, (columns, rows // 8)).to(torch.int32)
+        found[f"{stem}qzeros"] = torch.randint(-(2**31), 2**31, (columns // 32, rows // 8)).to(torch.int32)
+        found[f"{stem}scales"] = torch.rand(columns // 32, rows).half() / 50
+    return found
 
 
 def _in_fp8(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

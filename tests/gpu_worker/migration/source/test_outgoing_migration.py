@@ -167,6 +167,25 @@ async def test_bad_calls_are_refused_by_name():
         await call
 
 
+async def test_nothing_is_guessed_while_blocks_are_sent_so_that_they_catch_up():
+    async with worker_pair(speculation="recent") as pair:
+        workload, leaves = pair.a.worker.workload, []
+        params = greedy(600)
+
+        async def note() -> None:
+            leaves.append(workload.sequences[follower.seq_id].leaves)
+
+        follower = await pair.run(params)
+        for name in ("source.checked", "source.extended", "source.frozen"):
+            failpoints.arm(name, note)
+        failpoints.arm("target.verified", "error")
+        assert (await pair.a.migrate(follower.seq_id))[-1].outcome == STAYED
+        assert leaves[0] is False and leaves[-1] is True
+        await until(lambda: not workload.sequences[follower.seq_id].leaves)
+        failpoints.disarm_all()
+        await pair.check_end(follower, params)
+
+
 # What goes wrong
 
 

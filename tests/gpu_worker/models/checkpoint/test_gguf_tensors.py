@@ -106,10 +106,10 @@ def empty_file(path: Path, arch: str, **numbers: int) -> Path:
 
 
 def test_other_architectures_are_refused_by_name(load, tmp_path):
-    with pytest.raises(BadModel, match=rf"'gemma3' are not read \({', '.join(ARCHITECTURES)} are\)"):
-        load(empty_file(tmp_path / "model.gguf", "gemma3"))
+    with pytest.raises(BadModel, match=rf"'plamo' are not read \({', '.join(ARCHITECTURES)} are\)"):
+        load(empty_file(tmp_path / "model.gguf", "plamo"))
     with pytest.raises(BadModel, match="has 8 experts"):
-        load(empty_file(tmp_path / "experts.gguf", "llama", expert_count=8))
+        load(empty_file(tmp_path / "experts.gguf", "qwen2", expert_count=8))
 
 
 def test_half_of_the_factors_of_long_positions_is_refused(tiny, load, tmp_path):
@@ -251,6 +251,23 @@ def test_a_model_says_the_same_from_a_gguf_file(name, tiny, load, greedy, tmp_pa
     assert greedy(runner, PROMPTS, 24) == greedy(load(directory), PROMPTS, 24)
     assert runner.info.eos_token_ids == (2, 5)
     assert runner.info.tokenizer == str(path)
+
+
+def test_a_model_in_several_files_says_the_same(tiny, load, all_logits, tmp_path):
+    """A directory with the files is the model, too."""
+    directory = tiny("llama-wide").directory
+    write_gguf(directory, tmp_path / "whole.gguf", "Q8_0")
+    (tmp_path / "parts").mkdir()
+    write_gguf(directory, tmp_path / "parts/model.gguf", "Q8_0", in_part=8)
+    files = sorted((tmp_path / "parts").iterdir())
+    assert len(files) == 3
+    expected = load(tmp_path / "whole.gguf")
+    for path in (files[0], tmp_path / "parts"):
+        runner = load(path)
+        assert torch.equal(all_logits(runner, PROMPT), all_logits(expected, PROMPT))
+        assert runner.info.model == "model"
+    with pytest.raises(BadModel, match="this is part 2 of the 3 of a model: give the first"):
+        load(files[1])
 
 
 def test_rope_factors_divide_frequencies(tiny, load, greedy, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from scheduler_bench import FAILURE, Bench
 
 from gpu_worker.drafting.drafts import LOOKUP, Drafts
+from gpu_worker.scheduling.freezer import Freezer
 from gpu_worker.scheduling.state.sequence import Branch
 from octavo.request import hashing
 from octavo.request.sampling import SamplingParams
@@ -71,6 +72,19 @@ def test_a_suspect_has_no_drafts() -> None:
         plan, _ = made.step()
         drafts.append(plan.num_drafts)
     assert drafts[:1] == [0] and drafts[-1] > 0
+
+
+def test_a_sequence_that_leaves_has_no_drafts_until_it_stays() -> None:
+    made = bench()
+    freezer = Freezer(made.workload)
+    made.admit("a", 3, LONG)
+    made.step()
+    for leaves in (False, True, False):
+        freezer.slow_down("a", 1, leaves=leaves)
+        assert made.step()[0].num_drafted == (not leaves)
+    freezer.slow_down("a", 2, leaves=True)  # another epoch
+    freezer.slow_down("gone", 1, leaves=True)
+    assert made.step()[0].num_drafted == 1
 
 
 def test_outputs_guess_for_the_same_tenant_and_never_for_another() -> None:

@@ -143,10 +143,10 @@ async def test_a_second_sigterm_or_ctrl_c_ends_the_only_worker_at_once(start, se
     worker = start(server.url, "--step-delay-ms", "50", *patient)
     await until(worker.serving)
     async with running(worker, server) as record:
-        for number in signals:
+        for left, number in reversed(list(enumerate(reversed(signals)))):
             before = sum((await record()).num_tokens)
             worker.process.send_signal(number)
-            if number != signals[-1]:
+            if left:  # two signals that nobody has waited for between them may be one
                 await until(worker.listening)
 
                 async def goes_on(before=before) -> bool:
@@ -154,11 +154,11 @@ async def test_a_second_sigterm_or_ctrl_c_ends_the_only_worker_at_once(start, se
 
                 await until(goes_on)
         assert await worker.exit_code(40) == 0, worker.log.read_text()
-        left = await record()
+        last = await record()
     if "sequences wait until it is told" in worker.log.read_text():  # the store took longer than a person waits
-        assert left.crashes == 0
+        assert last.crashes == 0
     else:
-        assert (left.state, left.epoch, left.crashes) == (SequenceState.QUEUED, 2, 0)
+        assert (last.state, last.epoch, last.crashes) == (SequenceState.QUEUED, 2, 0)
 
 
 @pytest.fixture

@@ -1,0 +1,96 @@
+"""The settings of one architecture in a GGUF file, and whether all of them were understood.
+
+A setting that the reader does not know may change what the model computes. So each one that is asked for is noted, and
+`refuse_unknown` refuses a file that has others.
+"""
+
+from typing import Any
+
+from octavo.model_files.gguf import GgufFile
+from octavo.request.errors import BadModel
+
+# Settings that no computation depends on, or that stand in the tensors' shapes as well.
+HARMLESS = ("vocab_size", "feed_forward_length", "expert_shared_count", "expert_feed_forward_length")
+MOST_CONTEXT = 1 << 24
+HARMLESS_ENDS = ("expert_shared_feed_forward_length", "rope.scaling.finetuned", "tensor_data_layout")
+
+
+class GgufHeader:
+    """The file's settings by their names without the architecture, with the shapes of its tensors."""
+
+    def __init__(self, file: GgufFile, arch: str) -> None:
+        self.name = file.path.name
+        self.file = file
+        self.arch = arch
+        self._asked: set[str] = set()
+        self.layers = self.integer("block_count")
+        self.hidden = self.integer("embedding_length")
+        self.heads = self.integer("attention.head_count")
+        if not 1 <= self.layers <= len(file.tensors) or not 1 <= self.heads <= self.hidden:
+            raise BadModel(f"{self.name}: {self.heads} heads, {self.layers} layers in {len(file.tensors)} tensors")
+        self.kv_heads = self.integer("attention.head_count_kv", self.heads)
+        self.head_dim = self.integer("attention.key_length", self.hidden // self.heads)
+        self.context = self.integer("context_length")
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        """BadModel unless the sizes are those of the tensors: no memory is taken for what the file only claims."""
+        if not 1 <= self.context <= MOST_CONTEXT:
+            raise BadModel(f"{self.name}: {self.arch}.context_length is {self.context}")
+        expected = {
+            "token_embd.weight": (None, self.hidden),
+            "blk.0.attn_q.weight": (self.heads * self.head_dim, self.hidden),
+            "blk.0.attn_k.weight": (self.kv_heads * self.head_dim, self.hidden),
+        }
+        for tensor, (rows, columns) in expected.items():
+            found = self.shape(tensor)
+            if len(found) != 2 or found[0] != (rows or found[0]) or found[1] != columns:
+                raise BadModel(
+                    f"{self.name}: tensor {tensor!r} is {found}, the header says {rows or 'any'} x {columns}"
+                )
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        return self.file.metadata.integer(self._full(key), default)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        return self.file.metadata.number(self._full(key), default)
+
+    def text(self, key: str, default: str) -> str:
+        return self.file.metadata.string(self._full(key), default)
+
+    def get(self, key: str) -> Any:
+        """The value as the file has it; None if it has none."""
+        return self.file.metadata.get(self._full(key))
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """BadModel if the file has no such tensor."""
+        if tensor not in self.file.tensors:
+            raise BadModel(f"{self.name} has no tensor {tensor!r}")
+        return tuple(self.file.tensors[tensor].shape)
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.file.tensors
+
+    def layer_types(self, window: int, period: int) -> list[str]:
+        """What each layer sees: by the file's pattern if it has one, or all keys in the last layer of each period."""
+        pattern = self.get("attention.sliding_window_pattern")
+        if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0:
+            period = pattern
+        elif pattern is not None and (not isinstance(pattern, list) or len(pattern) < self.layers):
+            raise BadModel(f"{self.name}: {self._full('attention.sliding_window_pattern')} is {pattern!r}")
+        windowed = [bool(each) for each in pattern] if isinstance(pattern, list) else None
+        kinds = windowed or [(layer + 1) % period != 0 for layer in range(self.layers)]
+        return ["sliding_attention" if window and kind else "full_attention" for kind in kinds[: self.layers]]
+
+    def refuse_unknown(self) -> None:
+        """BadModel if the file has a setting of this architecture that was not asked for, and is not harmless."""
+        prefix = f"{self.arch}."
+        keys = [key.removeprefix(prefix) for key in self.file.metadata if key.startswith(prefix)]
+        unknown = [key for key in keys if key not in self._asked and key not in HARMLESS + HARMLESS_ENDS]
+        if unknown:
+            listed = ", ".join(prefix + key for key in sorted(unknown)[:5])
+            raise BadModel(f"{self.name} has settings that octavo does not know, so it might compute other: {listed}")
+
+    def _full(self, key: str) -> str:
+        self._asked.add(key)
+        return f"{self.arch}.{key}"

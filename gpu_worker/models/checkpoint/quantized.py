@@ -1,0 +1,31 @@
+"""Opens a directory of safetensors, whether its matrices are floats, fp8 or codes of 4 or 8 bits.
+
+octavo.model_files.quantization says which of them are read.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpu_worker.models.checkpoint.code_layouts import AwqLayout, CodeLayout, CompressedLayout, GptqLayout
+from gpu_worker.models.checkpoint.code_source import CodeSource
+from gpu_worker.models.checkpoint.fp8_source import open_fp8
+from gpu_worker.models.checkpoint.weights import SafetensorsSource, WeightSource
+from octavo.model_files.quantization import has_integers
+
+LAYOUTS: Mapping[str, Callable[[Mapping[str, Any]], CodeLayout]] = {
+    "awq": AwqLayout,
+    "gptq": GptqLayout,
+    "compressed-tensors": CompressedLayout,
+}
+
+
+def open_source(directory: Path, config: Mapping[str, Any]) -> WeightSource:
+    """The tensors of a directory by their usual names. `config` is its config.json, which has no obstacle."""
+    source = SafetensorsSource(directory)
+    quantization = config.get("quantization_config")
+    if quantization is None:
+        return source
+    if has_integers(quantization):
+        return CodeSource(source, LAYOUTS[quantization["quant_method"]](quantization))
+    return open_fp8(source, quantization)

@@ -1,0 +1,172 @@
+"""Which quantized safetensors checkpoints octavo reads, as far as `quantization_config` of config.json tells.
+
+The command line asks it without loading torch. Every answer names the field, so that nobody has to guess which of the
+many settings of these formats is the one that octavo does not read.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+REMEDY = "use a checkpoint that is not quantized, or a GGUF file"
+# Of gpt-oss: its published files are in MXFP4 alone.
+MXFP4_REMEDY = (
+    "write them in bfloat16 first: AutoModelForCausalLM.from_pretrained(MODEL, "
+    "quantization_config=Mxfp4Config(dequantize=True)).save_pretrained(DIR), both of the package transformers"
+)
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3")  # model types whose quantized files are read
+GPTQ_FORMATS = ("gptq", "gptq_v2")  # where zero points are stored minus one, and where they are stored as they are
+INTEGER_FORMATS = ("pack-quantized", "int-quantized")
+STRATEGIES = ("tensor", "channel", "group")
+
+
+def find_obstacle(config: Mapping[str, Any]) -> str:
+    """Why the quantization that config.json tells of cannot be read; empty if octavo reads it, or if there is none."""
+    content = config.get("quantization_config")
+    if content is None:
+        return ""
+    if not isinstance(content, Mapping):
+        return f"quantization_config is no object; {REMEDY}"
+    method = content.get("quant_method")
+    obstacles = {"fp8": lambda _: "", "awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed}
+    if method == "mxfp4":
+        return f"weights quantized by {method!r} (quantization_config) are not read; {MXFP4_REMEDY}"
+    if not isinstance(method, str) or method not in obstacles:
+        return f"weights quantized by {method!r} (quantization_config) are not read; {REMEDY}"
+    obstacle = obstacles[method](content)
+    if obstacle:
+        return f"quantization_config of {method}: {obstacle}; {REMEDY}"
+    return "" if config.get("model_type") in LLAMA_LIKE else _only_llama(config)
+
+
+def describe(config: Mapping[str, Any]) -> str:
+    """How a quantized checkpoint without an obstacle runs, for people; empty if it is not quantized."""
+    content = config.get("quantization_config")
+    if content is None:
+        return ""
+    method = str(content["quant_method"])
+    if not has_integers(content):
+        return f"{method} in 8-bit floats: decoded to the model's dtype"
+    bits = sorted(_bits(content))
+    what = f"{method} in {' and '.join(map(str, bits))} bits"
+    if is_reordered(content):
+        return f"{what}, in the order of activations: decoded to the model's dtype"
+    return f"{what}: on a CPU {_kept(content, bits)}, on a GPU decoded to the model's dtype"
+
+
+def has_integers(content: Mapping[str, Any]) -> bool:
+    """Whether the weights are whole numbers with scales. `content` is a quantization_config without an obstacle."""
+    groups = _groups(content)
+    return content["quant_method"] in ("awq", "gptq") or any(each["weights"].get("type") == "int" for each in groups)
+
+
+def is_reordered(content: Mapping[str, Any]) -> bool:
+    """Whether columns that share a scale may lie apart (act-order)."""
+    orders = (each["weights"].get("actorder") for each in _groups(content))
+    return bool(content.get("desc_act")) or any(str(order).lower() in ("group", "true") for order in orders)
+
+
+def _kept(content: Mapping[str, Any], bits: Sequence[int]) -> str:
+    """How the extension keeps codes: it has zero points for those of 4 bits alone."""
+    decoded = 8 in bits and (content.get("sym") is False or not _is_symmetric(content))
+    kept = [str(each) for each in bits if each == 4 or not decoded]
+    parts = [f"kept in {' and '.join(kept)} bits"] if kept else []
+    return " and ".join([*parts, "decoded to the model's dtype (8 bits)"] if decoded else parts)
+
+
+def _is_symmetric(content: Mapping[str, Any]) -> bool:
+    return all(each["weights"].get("symmetric", True) for each in _groups(content))
+
+
+def _bits(content: Mapping[str, Any]) -> set[int]:
+    return {each["weights"]["num_bits"] for each in _groups(content)} or {content.get("bits", 4)}
+
+
+def _only_llama(config: Mapping[str, Any]) -> str:
+    return (
+        f"quantized weights are read for Llama-like models ({', '.join(LLAMA_LIKE)}); "
+        f"{config.get('model_type')} is none, so use a checkpoint that is not quantized"
+    )
+
+
+def _awq(content: Mapping[str, Any]) -> str:
+    version = str(content.get("version") or content.get("format") or "gemm").lower()
+    if content.get("bits", 4) != 4:
+        return f"bits is {content['bits']!r}, and 4 are read"
+    if version != "gemm" or content.get("backend") == "llm-awq":
+        return f"version is {version!r} (backend {content.get('backend')!r}), and only 'gemm' of AutoAWQ is read"
+    if content.get("zero_point", True) is not True:
+        return "zero_point is not true, and no such file says what its zeros are"
+    return _group_size(content)
+
+
+def _gptq(content: Mapping[str, Any]) -> str:
+    kind = str(content.get("checkpoint_format") or content.get("format") or "gptq").lower()
+    if content.get("bits", 4) not in (4, 8):
+        return f"bits is {content['bits']!r}, and 4 and 8 are read"
+    if kind not in GPTQ_FORMATS or content.get("is_marlin_format"):
+        shown = "marlin (is_marlin_format)" if content.get("is_marlin_format") else kind
+        return f"checkpoint_format is {shown!r}, and {' and '.join(GPTQ_FORMATS)} are read"
+    if content.get("pack_dtype", "int32") not in ("int32", "torch.int32"):
+        return f"pack_dtype is {content['pack_dtype']!r}, and only int32 is read"
+    dynamic = content.get("dynamic") or {}
+    if not isinstance(dynamic, Mapping) or any(not str(name).startswith("-:") for name in dynamic):
+        return "dynamic gives some modules settings of their own, which are not read (modules left out are)"
+    return _group_size(content)
+
+
+def _group_size(content: Mapping[str, Any]) -> str:
+    size = content.get("group_size", 128)
+    return "" if type(size) is int and (size == -1 or size >= 1) else f"group_size is {size!r}, no number of columns"
+
+
+def _compressed(content: Mapping[str, Any]) -> str:
+    """Why a checkpoint of compressed-tensors is not read. Formats of groups may differ, kinds of numbers may not."""
+    groups = content.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups or not all(map(_is_spelled_out, groups.values())):
+        return "config_groups does not say of each group how its weights are stored"
+    kinds = [(each["weights"].get("type"), each["weights"].get("num_bits")) for each in groups.values()]
+    sparse = content.get("sparsity_config")
+    if sparse and (not isinstance(sparse, Mapping) or sparse.get("format", "dense") != "dense"):
+        return f"sparsity_config: {sparse!r} leaves out weights, which is not read"
+    if content.get("transform_config"):
+        return "transform_config turns inputs, which octavo does not do"
+    if all(kind == ("float", 8) for kind in kinds):
+        return ""
+    if not all(kind in (("int", 4), ("int", 8)) for kind in kinds):
+        listed = ", ".join(sorted({f"{bits} bits of {kind}" for kind, bits in kinds}))
+        return f"config_groups has {listed}; read are 4 or 8 bits of int, or 8 bits of float"
+    if content.get("kv_cache_scheme") is not None:
+        return "kv_cache_scheme quantizes keys and values, which only --kv-cache-dtype does here"
+    if content.get("quantization_status", "compressed") != "compressed":
+        return f"quantization_status is {content['quantization_status']!r}, and only 'compressed' is read"
+    return next(filter(None, (_group_obstacle(name, each, content) for name, each in groups.items())), "")
+
+
+def _is_spelled_out(group: object) -> bool:
+    return isinstance(group, Mapping) and isinstance(group.get("weights"), Mapping)
+
+
+def _group_obstacle(name: str, group: Mapping[str, Any], content: Mapping[str, Any]) -> str:
+    stored = group.get("format") or content.get("format")
+    weights, inputs = group["weights"], group.get("input_activations")
+    if stored not in INTEGER_FORMATS:
+        return f"format is {stored!r}, and {' and '.join(INTEGER_FORMATS)} are read"
+    if weights.get("strategy") not in STRATEGIES:
+        return f"{name}.weights.strategy is {weights.get('strategy')!r}, and {', '.join(STRATEGIES)} are read"
+    size = weights.get("group_size")
+    if weights["strategy"] == "group" and (type(size) is not int or size < 1):
+        return f"{name}.weights.group_size is {size!r}, no number of columns"
+    if weights.get("dynamic"):
+        return f"{name}.weights.dynamic is set, but weights in a file have scales"
+    if inputs is not None and not (isinstance(inputs, Mapping) and inputs.get("dynamic") is True):
+        return (
+            f"{name}.input_activations has static scales (dynamic is not true), which octavo does not round inputs by"
+        )
+    if group.get("output_activations") is not None:
+        return f"{name}.output_activations is set, and octavo does not round outputs"
+    return ""
+
+
+def _groups(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The groups of modules of compressed-tensors; none if another method wrote the file."""
+    return list(content["config_groups"].values()) if content.get("quant_method") == "compressed-tensors" else []

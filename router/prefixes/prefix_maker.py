@@ -1,0 +1,70 @@
+"""Makes named prefixes of texts, and makes them anew for a model that has taken the name of another one."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from octavo.request.errors import InvalidArgument
+from octavo.request.named_prefix import NamedPrefix
+from router.fleet.model_registry import ModelRegistry, ServedModel
+from router.fleet.worker_pool import WorkerPool
+from router.prefixes.named_prefixes import NamedPrefixes
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 3.0
+
+
+class Beginning(Protocol):
+    async def __call__(self, model: ServedModel, text: str, *, is_system: bool) -> list[int]:
+        """The tokens with which all prompts begin that have this system message, or this text."""
+        ...
+
+
+@dataclass(eq=False)
+class PrefixMaker:
+    """Lives on the router's event loop."""
+
+    prefixes: NamedPrefixes
+    models: ModelRegistry
+    pool: WorkerPool
+    beginning: Beginning
+    _impossible: set[tuple[str, str]] = field(default_factory=set)  # keys, and fingerprints that they are not for
+
+    async def make(
+        self, model: ServedModel, tenant: str, name: str, text: str, *, is_system: bool, workers: int
+    ) -> NamedPrefix:
+        """Raises InvalidArgument if the tokens fill no block, or the model's context."""
+        tokens = await self.beginning(model, text, is_system=is_system)
+        if not model.block_size <= len(tokens) < model.context_tokens:
+            what = f"its prompts have {len(tokens)} tokens in common, which must fill a block of {model.block_size}"
+            which = "system" if is_system else "text"
+            raise InvalidArgument(which, f"{what} and leave room in a context of {model.context_tokens}")
+        return NamedPrefix(name, model.fingerprint, tenant, is_system, text, tuple(tokens), workers, model.name)
+
+    async def follow_models(self) -> None:
+        """Gives prefixes of a model that no worker has any more to the model that is served by its name now.
+
+        One round, with the pause before the next. All routers see the same workers, so they do the same, and twice is
+        as good as once.
+        """
+        living = {link.facts.fingerprint for link in self.pool.links.values() if link.facts and not link.lost}
+        by_name = {model.name: model for model in self.models.list_models() if model.fingerprint in living}
+        for old in self.prefixes.all():
+            model = by_name.get(old.served_as)
+            if model is None or not model.tokenizer.has_text or old.model in living:
+                continue
+            if (old.key, model.fingerprint) in self._impossible:
+                continue
+            try:
+                new = await self.make(
+                    model, old.tenant, old.name, old.text, is_system=old.is_system, workers=old.workers
+                )
+            except InvalidArgument as error:
+                self._impossible.add((old.key, model.fingerprint))
+                log.warning("prefix %s cannot be one of the %s that is served now: %s", old.name, model.name, error)
+                continue
+            await self.prefixes.replace(old, new)
+            log.info("prefix %s is one of the %s that is served now: %d tokens", new.name, model.name, len(new.tokens))
+        await asyncio.sleep(ROUND_S)

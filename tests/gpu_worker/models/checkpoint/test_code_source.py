@@ -1,0 +1,225 @@
+"""Checkpoints in 4- and 8-bit codes (AWQ, GPTQ, compressed-tensors) compute what their numbers mean."""
+
+import json
+import logging
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from code_checkpoints import FORMS, Form, write_codes
+from effort import some
+from gguf.quants import dequantize
+from gguf_models import write_values
+from hypothesis import given
+from hypothesis import strategies as st
+from instruction_sets import OPS
+from safetensors.torch import load_file, save_file
+
+from gpu_worker import LLM, SamplingParams
+from gpu_worker.models.checkpoint.codes import Meaning, unpack
+from gpu_worker.models.checkpoint.quantized import open_source
+from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource
+from gpu_worker.ops import native
+from octavo.request.errors import BadModel
+
+PROMPT = [(7 * i + 3) % 128 for i in range(50)]
+PROMPTS = [[5, 4, 3, 2, 1], [77]]
+KEPT = {  # in which blocks each form stays
+    **dict.fromkeys(("gptq", "gptq-rows", "packed", "packed-bf16"), "q4"),
+    **dict.fromkeys(("awq", "awq-rows", "gptq-asymmetric", "gptq-v2"), "q4_zeros"),
+    **dict.fromkeys(("packed-asymmetric", "packed-early", "packed-rows"), "q4_zeros"),
+    **dict.fromkeys(("gptq-8", "packed-8", "int8"), "q8"),
+    **dict.fromkeys(("gptq-8-asymmetric", "gptq-act-order", "gptq-groups-of-16"), FLOATS),
+    **dict.fromkeys(("packed-f32", "packed-act-order", "int8-asymmetric"), FLOATS),
+}
+MATRIX = "model.layers.1.mlp.down_proj.weight"
+
+
+def opened(directory: Path) -> BlockSource:
+    source = open_source(directory, json.loads((directory / "config.json").read_text()))
+    assert isinstance(source, BlockSource)
+    return source
+
+
+def decoded(blocks: torch.Tensor, kept: str) -> torch.Tensor:
+    """What blocks mean: to the package gguf, which knows nothing of where they came from. It has no zeros: so these are
+    taken off afterwards, in float64."""
+    if kept != "q4_zeros":
+        kind = gguf.GGMLQuantizationType.Q4_0 if kept == "q4" else gguf.GGMLQuantizationType.Q8_0
+        return torch.from_numpy(dequantize(blocks.numpy(), kind))
+    parts = blocks.view(len(blocks), -1, 20)
+    scales, zeros = parts[:, :, :4].contiguous().view(torch.float16).double().split(1, dim=2)
+    plain = torch.cat((torch.ones_like(scales).half().view(torch.uint8), parts[:, :, 4:]), dim=2)
+    numbers = dequantize(plain.view(len(blocks), -1).numpy(), gguf.GGMLQuantizationType.Q4_0) + 8
+    values = (torch.from_numpy(numbers).double().view(len(blocks), -1, 32) - zeros) * scales
+    return values.view(len(blocks), -1).float()
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_values_and_blocks_are_exactly_what_the_file_means(name, tiny, tmp_path):
+    meant = write_codes(tiny("llama-wide").directory, tmp_path / "codes", FORMS[name])
+    source = opened(tmp_path / "codes")
+    assert source.names() - meant.keys() == {
+        f"{stem}.bias" for stem in (x.removesuffix(".weight") for x in meant) if "proj" in stem and "gptq" in name
+    }
+    for tensor, values in meant.items():
+        assert torch.equal(source.get(tensor), values), tensor
+        assert source.shape(tensor) == tuple(values.shape)
+        kept = source.block_format(tensor)
+        assert kept == (KEPT[name] if "proj" in tensor else FLOATS), tensor
+        if kept != FLOATS:
+            assert torch.equal(decoded(source.blocks(tensor), kept), values), tensor
+
+
+@pytest.mark.parametrize("on_ops", OPS, indirect=True)
+@pytest.mark.parametrize("name", some(FORMS, {"awq", "gptq-act-order", "packed", "int8"}))
+def test_a_model_in_codes_is_the_model_of_their_values(name, on_ops, tiny, load, all_logits, greedy, tmp_path):
+    """To the bit where values are decoded; products with blocks add up in another order."""
+    source = tiny("llama-wide").directory
+    meant = write_codes(source, tmp_path / "codes", FORMS[name])
+    plain = load(write_values(source, tmp_path / "plain", meant), quantization="none")
+    runner = load(tmp_path / "codes", quantization="none")
+    kept = KEPT[name] != FLOATS and "native" in runner.info.numerics
+    assert difference(all_logits(runner, PROMPT), all_logits(plain, PROMPT)) <= (1e-4 if kept else 0.0)
+    outputs = greedy(runner, PROMPTS, 24)
+    assert outputs == greedy(plain, PROMPTS, 24)
+    assert outputs != greedy(load(source, quantization="none"), PROMPTS, 24), "or else rounding changes nothing here"
+
+
+@pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+@pytest.mark.parametrize(("name", "kept"), [("gptq", "q4"), ("packed-bf16", "q4"), ("awq", "q4_zeros"), ("int8", "q8")])
+def test_codes_stay_in_as_many_bits_with_inputs_rounded(name, kept, tiny, load, all_logits, tmp_path):
+    source = tiny("llama-wide").directory
+    meant = write_codes(source, tmp_path / "codes", FORMS[name])
+    exact = load(write_values(source, tmp_path / "plain", meant))
+    automatic, none = load(tmp_path / "codes"), load(tmp_path / "codes", quantization="none")
+    assert f"/f32+{kept}/in=15-bits+float32/" in automatic.info.numerics
+    assert f"/f32+{kept}/in=float32/" in none.info.numerics
+    assert automatic.info.fingerprint != none.info.fingerprint
+    error = difference(all_logits(automatic, PROMPT), all_logits(exact, PROMPT))
+    assert 0 < error < 5e-3
+
+
+def test_act_order_is_decoded_and_the_log_says_so(tiny, load, caplog, tmp_path):
+    """Also where desc_act is set but columns lie in order: then codes stay."""
+    source = tiny("llama-wide").directory
+    write_codes(source, tmp_path / "codes", FORMS["gptq-act-order"])
+    with caplog.at_level(logging.INFO):
+        assert opened(tmp_path / "codes").block_format(MATRIX) == FLOATS
+    assert "down_proj.weight and others are decoded" in caplog.text
+    assert "columns of one scale lie apart" in caplog.text
+    ordered = Form("gptq", symmetric=True, settings={"desc_act": True})
+    write_codes(source, tmp_path / "ordered", ordered)
+    assert opened(tmp_path / "ordered").block_format(MATRIX) == "q4"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    some(
+        [(m, f) for m in ("llama-biases", "qwen2", "qwen3", "mistral", "smollm3", "phi3", "phi3-wide") for f in FORMS],
+        {("qwen2", "gptq-v2"), ("qwen3", "awq"), ("phi3-wide", "packed"), ("llama-biases", "int8")},
+    ),
+)
+def test_every_llama_like_model_is_read_in_codes(model, name, tiny, load, greedy, tmp_path):
+    form = FORMS[name]
+    if model != "phi3-wide" and form.group > 32:
+        form = Form(**{**form.__dict__, "group": 32})
+    meant = write_codes(tiny(model).directory, tmp_path / "codes", form)
+    plain = write_values(tiny(model).directory, tmp_path / "plain", meant)
+    expected = greedy(load(plain, quantization="none"), PROMPTS, 16)
+    assert greedy(load(tmp_path / "codes", quantization="none"), PROMPTS, 16) == expected
+
+
+def test_modules_that_are_left_out_stay_floats(tiny, load, greedy, tmp_path):
+    source = tiny("llama-wide").directory
+    settings = {"modules_to_not_convert": ["v_proj"]}
+    meant = write_codes(source, tmp_path / "codes", Form("awq", settings=settings), left_out="v_proj")
+    plain = write_values(source, tmp_path / "plain", meant)
+    expected = greedy(load(plain, quantization="none"), PROMPTS, 16)
+    assert greedy(load(tmp_path / "codes", quantization="none"), PROMPTS, 16) == expected
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "packed"])
+def test_text_is_generated_by_an_engine(name, tiny, tmp_path):
+    """The whole way: LLM, its scheduler and blocks."""
+    source = tiny("llama-wide").directory
+    meant = write_codes(source, tmp_path / "codes", FORMS[name])
+    write_values(source, tmp_path / "plain", meant)
+    settings = {"kv_cache_bytes": "1MiB", "swap_bytes": "1MiB", "block_size": 8, "threads": 1, "device": "cpu"}
+    answers = []
+    for folder in ("codes", "plain"):
+        with LLM(str(tmp_path / folder), quantization="none", max_batch_tokens=12, **settings) as llm:
+            found = llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=24), use_tqdm=False)
+            answers.append([list(answer.outputs[0].token_ids) for answer in found])
+    assert answers[0] == answers[1]
+
+
+# What is refused
+
+
+def rewritten(directory: Path, **tensors: torch.Tensor | None) -> Path:
+    """The directory with tensors of the last matrix replaced or, where they are None, taken away."""
+    stored = load_file(directory / "model.safetensors")
+    for part, tensor in tensors.items():
+        stored.pop(f"{MATRIX.removesuffix('.weight')}.{part}", None)
+        if tensor is not None:
+            stored[f"{MATRIX.removesuffix('.weight')}.{part}"] = tensor
+    save_file(stored, directory / "model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "message"),
+    [
+        ("awq", {"qzeros": None}, r"codes of 'model\.layers\.1\.mlp\.down_proj', but no tensor '.*\.qzeros'"),
+        ("awq", {"scales": torch.ones(3, 256).half()}, "3 groups of scales for 256 columns in groups of 64"),
+        ("awq", {"qweight": torch.zeros(256, 16, dtype=torch.int32)}, r"codes of '.*' are \(128, 256\), for scales of"),
+        ("awq", {"qweight": torch.zeros(256, 32)}, r"qweight' is \(256, 32\) torch\.float32: no words"),
+        ("awq", {"qzeros": torch.zeros(2, 32, dtype=torch.int32)}, r"the scales and zeros of '.*' are \(256, 4\)"),
+        ("gptq", {"g_idx": torch.full((256,), 2, dtype=torch.int32)}, "in groups beyond the 2 that have scales"),
+        ("gptq", {"g_idx": torch.zeros(8, dtype=torch.int32)}, r"g_idx' is \(8,\), for 256 columns"),
+        ("gptq", {"qzeros": torch.full((2, 32), -1, dtype=torch.int32)}, "zero point of 0 .* as gptq_v2"),
+        ("gptq-act-order", {"g_idx": None}, r"desc_act is true, but the checkpoint has no tensor '.*\.g_idx'"),
+        ("gptq", {"bias": torch.ones(256)}, r"1 tensors of the checkpoint have no place .*down_proj\.bias"),
+        ("packed", {"weight_shape": None}, r"has no tensor '.*down_proj\.weight_shape'"),
+        ("packed", {"weight_shape": torch.tensor([256, 99])}, r"no codes of a \[256, 99\]"),
+        ("packed-asymmetric", {"weight_zero_point": None}, "symmetric is false, but .* no tensor '.*_zero_point'"),
+        ("packed-asymmetric", {"weight_zero_point": torch.ones(3)}, r"_zero_point' is \(3,\) torch\.float32"),
+        ("packed", {"weight_scale": torch.ones(256, 3)}, "3 groups of scales for 256 columns"),
+        ("int8", {"weight": torch.zeros(256, 256)}, r"is \(256, 256\) torch\.float32: no matrix of int8"),
+    ],
+)  # fmt: skip
+def test_a_file_whose_parts_do_not_fit_is_refused_by_name(name, tensors, message, tiny, load, tmp_path):
+    write_codes(tiny("llama-wide").directory, tmp_path / "codes", FORMS[name])
+    with pytest.raises(BadModel, match=message):
+        load(rewritten(tmp_path / "codes", **tensors))
+
+
+# The arithmetic of codes
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([4, 8]))
+def test_numbers_come_out_of_a_word_from_its_lowest_bits_on(word, bits):
+    stored = torch.tensor([[word - (1 << 32) if word >> 31 else word]], dtype=torch.int32)
+    expected = [word >> bits * place & (1 << bits) - 1 for place in range(32 // bits)]
+    assert [int(number) for number in unpack(stored, bits)] == expected
+
+
+@given(
+    st.integers(0, 255),
+    st.integers(0, 255),
+    st.floats(2**-14, 100, width=16),
+    st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
+)
+def test_a_value_is_rounded_once(code, zero, scale, dtype):
+    """(code - zero) * scale has at most 20 bits: float32 holds it, and the model's dtype rounds that."""
+    meaning = Meaning(
+        8, torch.tensor([[scale]]).half(), torch.tensor([[zero]], dtype=torch.int16), torch.zeros(1).long()
+    )
+    found = meaning.values(torch.tensor([[code]], dtype=torch.uint8)).to(dtype)
+    assert torch.equal(found, torch.tensor([[(code - zero) * scale]], dtype=torch.float64).to(dtype))

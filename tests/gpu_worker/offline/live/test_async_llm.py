@@ -1,0 +1,173 @@
+"""Readers on event loops, a thread for the steps: outputs as of LLM.generate, and nothing is left of who leaves."""
+
+import asyncio
+import threading
+from contextlib import aclosing
+
+import pytest
+from waiting import until
+
+from gpu_worker import LLM, AsyncEngineArgs, AsyncLLM, AsyncLLMEngine, RequestOutputKind, SamplingParams
+from gpu_worker.offline.live.mailbox import Mailbox
+from gpu_worker.scheduling.state.load import Load
+from gpu_worker.steps.runner import StepOutput
+from gpu_worker.steps.step_input import StepInput
+from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.request.errors import InvalidArgument, RunnerFailed, TooLarge
+
+LONG = SamplingParams(max_tokens=100_000, temperature=0.0)
+
+
+def fake(**sizes) -> FakeRunner:
+    return FakeRunner(**{"vocab_size": 128, "generate_eos": False, **sizes})
+
+
+def params_of(number: int, kind: RequestOutputKind) -> SamplingParams:
+    return SamplingParams(seed=number, max_tokens=5 + number, temperature=0.9, logprobs=1, output_kind=kind)
+
+
+def num_running(llm: AsyncLLM) -> int:
+    return Load.of(llm.llm.engine.workload).num_sequences
+
+
+async def read(llm: AsyncLLM, number: int, kind: RequestOutputKind, *, slow: bool) -> list[int]:
+    tokens: list[int] = []
+    async for output in llm.generate([number, 1], params_of(number, kind), request_id=str(number)):
+        (only,) = output.outputs
+        tokens = tokens + only.token_ids if kind is RequestOutputKind.DELTA else only.token_ids
+        assert only.logprobs is not None and len(only.logprobs) == len(only.token_ids) > 0
+        await asyncio.sleep(0.01 if slow else 0)
+    assert output.finished and only.finish_reason == "length"
+    return tokens
+
+
+async def test_many_readers_slow_and_quick_get_what_generate_gives():
+    kinds = list(RequestOutputKind)
+    plain = LLM(runner=fake())
+    async with AsyncLLM(runner=fake(), max_batch_sequences=8) as llm:
+        found = await asyncio.gather(*(read(llm, i, kinds[i % 3], slow=i % 2 == 0) for i in range(30)))
+        for i, tokens in enumerate(found):
+            (want,) = plain.generate([[i, 1]], params_of(i, kinds[0]), use_tqdm=False)
+            assert tokens == want.outputs[0].token_ids
+        await until(lambda: not num_running(llm))
+
+
+async def test_who_leaves_takes_the_request_along():
+    async with AsyncLLM(runner=fake(step_s=0.001, context_tokens=200_000, num_blocks=20_000)) as llm:
+        async with aclosing(llm.generate([1], LONG, request_id="breaks")) as outputs:
+            async for _ in outputs:
+                break
+
+        async def endless() -> None:
+            async for _ in llm.generate([2], LONG, request_id="cancelled"):
+                pass
+
+        reader = asyncio.create_task(endless())
+        await until(lambda: num_running(llm) == 1)
+        reader.cancel()
+        await until(lambda: num_running(llm) == 0)
+        assert [o async for o in llm.generate([2], SamplingParams(max_tokens=1), request_id="cancelled")]
+
+
+async def test_an_abort_is_the_last_output_of_its_reader():
+    llm = AsyncLLMEngine.from_engine_args(
+        AsyncEngineArgs(runner=fake(step_s=0.001, context_tokens=200_000, num_blocks=20_000), enable_log_requests=False)
+    )
+    reasons = []
+
+    async def follow(name: str) -> None:
+        async for output in llm.generate([len(name)], LONG, request_id=name):
+            reason = output.outputs[0].finish_reason
+        reasons.append(reason)
+
+    readers = [asyncio.create_task(follow(name)) for name in ("a", "bb")]
+    await until(lambda: num_running(llm) == 2)
+    await llm.abort("a")
+    await llm.abort(["bb", "gone"])
+    await asyncio.gather(*readers)
+    assert reasons == ["abort", "abort"] and not num_running(llm)
+    llm.shutdown()
+
+
+async def test_bad_requests_are_refused_before_they_begin():
+    async with AsyncLLM(runner=fake(num_blocks=8, context_tokens=1000, step_s=0.01)) as llm:
+        for error, request_id, prompt in (
+            (InvalidArgument, "", [1]),
+            (InvalidArgument, "a", []),
+            (TooLarge, "a", [1] * 900),
+        ):
+            with pytest.raises(error):
+                await anext(llm.generate(prompt, SamplingParams(max_tokens=2), request_id=request_id))
+        mailbox = await llm.add_request("a", [1], SamplingParams(max_tokens=100))
+        with pytest.raises(InvalidArgument, match="has not ended"):
+            await llm.add_request("a", [1])
+        while not (await mailbox.get()).finished:
+            pass
+
+
+class BrokenRunner(FakeRunner):
+    def run(self, step: StepInput) -> StepOutput:
+        if self.breaks.is_set():
+            raise RuntimeError("the device is gone")
+        return super().run(step)
+
+    def check_device(self) -> None:
+        raise RuntimeError("the device is gone")
+
+
+async def test_every_reader_learns_that_the_engine_has_ended():
+    runner = BrokenRunner(vocab_size=128, generate_eos=False, step_s=0.001, context_tokens=200_000, num_blocks=20_000)
+    runner.breaks = threading.Event()
+    llm = AsyncLLM(runner=runner)
+    streams = [llm.generate([i + 1], LONG, request_id=str(i)) for i in range(3)]
+    for stream in streams:
+        await anext(stream)
+    await llm.check_health()
+    runner.breaks.set()
+    for stream in streams:
+        with pytest.raises(RunnerFailed, match="the device is gone"):
+            while True:
+                await anext(stream)
+    assert llm.errored and not llm.is_running
+    with pytest.raises(RunnerFailed):
+        await llm.check_health()
+    with pytest.raises(RunnerFailed):
+        await anext(llm.generate([1], LONG, request_id="late"))
+    llm.shutdown()
+
+
+async def test_a_shutdown_ends_readers_and_may_be_repeated():
+    llm = AsyncLLM(runner=fake(step_s=0.001, context_tokens=200_000, num_blocks=20_000))
+    stream = llm.generate([1], LONG, request_id="a")
+    await anext(stream)
+    await asyncio.to_thread(llm.shutdown)
+    with pytest.raises(RunnerFailed, match="shut down"):
+        while True:
+            await anext(stream)
+    llm.shutdown()
+    assert not llm.is_running and not llm.errored
+
+
+def test_loops_of_two_threads_share_an_engine_and_a_closed_one_harms_nobody():
+    llm = AsyncLLM(runner=fake(step_s=0.001, context_tokens=200_000, num_blocks=20_000))
+    begun: list[Mailbox] = []
+
+    async def begin() -> None:
+        begun.append(await llm.add_request("nobody reads", [1], LONG))
+
+    asyncio.run(begin())  # its loop is closed now
+
+    async def follow() -> int:
+        return len([o async for o in llm.generate([2], SamplingParams(max_tokens=20), request_id="b")])
+
+    found: list[int] = []
+    other = threading.Thread(target=lambda: found.append(asyncio.run(follow())))
+    other.start()
+    other.join(60)
+    assert found[0] > 0
+
+    async def all_gone() -> None:
+        await until(lambda: not num_running(llm))
+
+    asyncio.run(all_gone())
+    llm.shutdown()

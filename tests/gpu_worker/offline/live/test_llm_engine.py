@@ -1,0 +1,151 @@
+"""Requests that come and go while others run have the outputs of LLM.generate."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from gpu_worker import LLM, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
+from gpu_worker.scheduling.state.load import Load
+from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.request.errors import InvalidArgument, TooLarge, Unimplemented
+
+CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
+
+
+def fake(**sizes) -> FakeRunner:
+    return FakeRunner(**{"vocab_size": 128, "generate_eos": False, **sizes})
+
+
+def with_queue_of(most: int, engine: LLMEngine) -> LLMEngine:
+    """The scheduler's queue takes so many: the others wait outside."""
+    offline = engine.llm.engine
+    offline._config = replace(offline._config, max_waiting=most)
+    offline.start_anew()
+    return engine
+
+
+def expected(prompt, params):
+    (output,) = LLM(runner=fake()).generate([prompt], params, use_tqdm=False)
+    return [(each.text, each.token_ids, each.finish_reason, each.logprobs) for each in output.outputs]
+
+
+def finish(engine: LLMEngine) -> dict[str, list]:
+    """The outputs of each request, in the order of the steps."""
+    found: dict[str, list] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            found.setdefault(output.request_id, []).append(output)
+    return found
+
+
+def check_idle(engine: LLMEngine) -> None:
+    engine.llm.engine.scheduler.check_state()
+    load = Load.of(engine.llm.engine.workload)
+    assert load.num_sequences == load.num_used_blocks == load.num_waiting == 0
+
+
+def random_params(rng: random.Random) -> SamplingParams:
+    return SamplingParams(
+        n=rng.choice([1, 1, 3]),
+        temperature=rng.choice([0.0, 0.9]),
+        seed=rng.randrange(1000),
+        max_tokens=rng.randrange(1, 20),
+        logprobs=rng.choice([None, 2]),
+        stop=rng.choice([None, ["a"], ["b", "c"]]),
+        output_kind=rng.choice([CUMULATIVE, DELTA, FINAL_ONLY]),
+    )
+
+
+def whole(outputs, kind) -> list:
+    """What the outputs of one request say together."""
+    if kind is not DELTA:
+        return [(each.text, each.token_ids, each.finish_reason, each.logprobs) for each in outputs[-1].outputs]
+    said: dict[int, list] = {}
+    for output in outputs:
+        for each in output.outputs:
+            before = said.setdefault(each.index, ["", [], None, None])
+            logprobs = None if each.logprobs is None else [*(before[3] or []), *each.logprobs]
+            said[each.index] = [before[0] + each.text, before[1] + each.token_ids, each.finish_reason, logprobs]
+    return [tuple(said[index]) for index in sorted(said)]
+
+
+def test_outputs_of_every_kind_say_what_generate_says_whenever_requests_come():
+    rng = random.Random(4)
+    engine = with_queue_of(4, LLMEngine(runner=fake(), max_batch_sequences=4))
+    asked, found = {}, {}
+    while len(asked) < 40 or engine.has_unfinished_requests():
+        if len(asked) < 40 and rng.random() < 0.6:
+            prompt = [rng.randrange(100) for _ in range(rng.randrange(1, 30))]
+            name, params = f"r{len(asked)}", random_params(rng)
+            asked[name] = prompt, params
+            assert engine.add_request(name, prompt, params) == name
+        for output in engine.step():
+            found.setdefault(output.request_id, []).append(output)
+    for name, (prompt, params) in asked.items():
+        outputs, kind = found[name], params.output_kind
+        assert whole(outputs, kind) == expected(prompt, params), (name, params)
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+        assert kind is not FINAL_ONLY or len(outputs) == 1
+        assert kind is DELTA or all(a.outputs != b.outputs for a, b in itertools.pairwise(outputs))
+    check_idle(engine)
+
+
+@pytest.mark.parametrize("choice", [{"best_of": 3}, {"best_of": 3, "use_beam_search": True, "temperature": 0.0}])
+def test_what_is_chosen_at_the_end_comes_at_the_end(choice):
+    params = SamplingParams(n=2, seed=3, max_tokens=7, **choice)
+    engine = LLMEngine(runner=fake())
+    for kind in RequestOutputKind:
+        params.output_kind = kind
+        engine.add_request("a", [1, 2, 3], params)
+        (output,) = finish(engine)["a"]
+        assert whole([output], CUMULATIVE) == expected([1, 2, 3], params)
+    check_idle(engine)
+
+
+def test_an_aborted_request_leaves_nothing():
+    engine = with_queue_of(1, LLMEngine(runner=fake(), max_batch_sequences=1))
+    for name in "abcd":
+        engine.add_request(name, [1, 2], SamplingParams(max_tokens=30))
+    engine.step()
+    engine.abort_request(["a", "c", "gone"])  # one that runs, one that waits outside
+    engine.abort_request("d")
+    assert engine.get_num_unfinished_requests() == 1
+    assert set(finish(engine)) == {"b"}
+    check_idle(engine)
+
+
+def test_bad_requests_are_refused_by_name_and_the_others_go_on():
+    made = LLMEngine.from_engine_args(EngineArgs(runner=fake(num_blocks=8, context_tokens=1000)))
+    engine = with_queue_of(1, made)
+    engine.add_request("a", [1, 2], SamplingParams(max_tokens=4))
+    for field, request_id, prompt, params, more in (
+        ("request_id", "a", [1], None, {}),
+        ("request_id", "", [1], None, {}),
+        ("prompt", "b", ["x", "y"], None, {}),
+        ("sampling_params.temperature", "b", [1], SamplingParams(), {}),
+        ("priority", "b", [1], None, {"priority": 2}),
+    ):
+        if field.endswith("temperature"):
+            params.temperature = -1.0
+        with pytest.raises(InvalidArgument) as refused:
+            engine.add_request(request_id, prompt, params, **more)
+        assert refused.value.field == field
+    with pytest.raises(Unimplemented):
+        engine.add_request("b", [1], lora_request="x")
+    engine.add_request("waits outside", [1] * 900, SamplingParams(max_tokens=1))
+    found = finish(engine)
+    assert found["a"][-1].outputs[0].finish_reason == "length"
+    assert found["waits outside"][-1].outputs[0].finish_reason == "error"
+    assert "900" in found["waits outside"][-1].failure.message
+    with pytest.raises(TooLarge):
+        engine.add_request("b", [1] * 900, SamplingParams(max_tokens=1))
+    assert not engine.has_unfinished_requests() and engine.step() == []
+    check_idle(engine)
+
+
+def test_output_kinds_are_vllms_numbers_and_nothing_else():
+    assert [int(kind) for kind in RequestOutputKind] == [0, 1, 2]
+    with pytest.raises(InvalidArgument, match="output_kind"):
+        SamplingParams(output_kind=3)

@@ -1,0 +1,236 @@
+"""Writes GGUF files of tiny models as llama.cpp's converter does, for the architectures that run through Transformers.
+
+Names come from the table of the package gguf, which the converter itself reads. What its classes do to tensors beyond
+renaming them stands here, by the names that `save_pretrained` gives them, and nothing of the reader is used.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf_models import finish
+from safetensors.torch import load_file
+from torch import Tensor
+
+ARCHITECTURES = {  # by model_type
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "ernie4_5": "ernie4_5",
+    "exaone4": "exaone4",
+    "gemma": "gemma",
+    "gemma3_text": "gemma3",
+    "glm4": "glm4",
+    "gpt_oss": "gpt-oss",
+    "granite": "granite",
+    "granitemoe": "granitemoe",
+    "granitemoeshared": "granitemoe",
+    "mixtral": "llama",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "stablelm": "stablelm",
+    "starcoder2": "starcoder2",
+}
+TURNED_AS_LLAMA = ("llama", "granite", "granitemoe")
+Named = Iterator[tuple[str, Tensor]]
+
+
+def convert(
+    directory: Path,
+    path: Path,
+    change: Callable[[str, Tensor], Tensor | None] | None = None,
+    more: dict[str, Any] | None = None,
+    extra: dict[str, Tensor] | None = None,
+    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    in_part: int = 0,
+) -> None:
+    """Writes the checkpoint of a directory to `path`.
+
+    `change` sees each tensor by its name in the file, and may leave it out. `more` are settings of the architecture
+    beside or instead of those of the converter; None leaves one out. `extra` are further tensors. Matrices are of
+    `kind`. A file has `in_part` tensors, if not all. The vocabulary is one of letters, of which words of two are made.
+    """
+    config = json.loads((directory / "config.json").read_text())
+    arch = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=in_part)
+    for key, value in (settings_of(config, arch) | (more or {})).items():
+        _add(writer, f"{arch}.{key}", value)
+    _add_vocabulary(writer, config["vocab_size"])
+    for name, tensor in (extra or {}).items():
+        writer.add_tensor(name, tensor.numpy())
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    table = gguf.get_tensor_name_map(kinds[arch], config["num_hidden_layers"])
+    for name, tensor in modified(load_file(directory / "model.safetensors"), config, arch):
+        stored = name if name.startswith(("blk.", "rope_")) else table.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored, f"the package gguf has no name for {name}"
+        found = change(stored, tensor.float()) if change else tensor.float()
+        if found is not None:
+            array = np.ascontiguousarray(found.squeeze().numpy())
+            own = kind if array.ndim > 1 and "norm" not in stored else gguf.GGMLQuantizationType.F32
+            writer.add_tensor(stored, gguf.quants.quantize(array, own), raw_dtype=own)
+    finish(writer)
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+    letters = [chr(ord("a") + i) for i in range(26)]
+    words = [a + b for a in letters for b in letters][: size - 26]
+    writer.add_eos_token_id(2)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*letters, *words])
+    writer.add_token_types([gguf.TokenType.NORMAL] * size)
+    writer.add_token_merges([f"{word[0]} {word[1]}" for word in words])
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif value is not None:
+        writer.add_array(key, value)
+
+
+def settings_of(config: dict[str, Any], arch: str) -> dict[str, Any]:
+    """The settings that the converter writes, without the architecture before them."""
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    rope = config["rope_parameters"]
+    far, near = rope.get("full_attention", rope), rope.get("sliding_attention", {})
+    found: dict[str, Any] = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "rope.freq_base": float(far["rope_theta"]),
+        "rope.freq_base_swa": float(near["rope_theta"]) if near else None,
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
+        "attention.layer_norm_epsilon": config.get("layer_norm_eps", config.get("norm_epsilon")),
+        "expert_count": config.get("num_local_experts"),
+        "expert_used_count": config.get("num_experts_per_tok"),
+        "logit_scale": config.get("logit_scale", config.get("logits_scaling")),
+    }
+    if config.get("head_dim") and arch not in ("granite", "granitemoe"):
+        found |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    if far["rope_type"] in ("linear", "yarn"):
+        found |= {"rope.scaling.type": far["rope_type"], "rope.scaling.factor": float(far["factor"])}
+    if far["rope_type"] == "yarn":
+        found["rope.scaling.original_context_length"] = far["original_max_position_embeddings"]
+        for key in ("beta_fast", "beta_slow"):
+            found[f"rope.scaling.yarn_{key}"] = float(far[key]) if far.get(key) is not None else None
+    return found | _own_settings(config, arch, head_dim)
+
+
+def _own_settings(config: dict[str, Any], arch: str, head_dim: int) -> dict[str, Any]:
+    """What the class of each architecture adds."""
+    windowed = [kind == "sliding_attention" for kind in config.get("layer_types") or []]
+    window = config.get("sliding_window")
+    partial = config["rope_parameters"].get("partial_rotary_factor", 1.0)
+    turned = {"rope.dimension_count": int(head_dim * partial)}
+    scales = {
+        "attention.scale": config.get("attention_multiplier"),
+        "embedding_scale": config.get("embedding_multiplier"),
+        "residual_scale": config.get("residual_multiplier"),
+    }
+    own: dict[str, dict[str, Any]] = {
+        "llama": {**turned, "vocab_size": config["vocab_size"]},
+        "gemma3": {
+            "attention.sliding_window": window,
+            "final_logit_softcapping": config.get("final_logit_softcapping"),
+        },
+        "qwen2moe": {
+            "expert_count": config.get("num_experts"),
+            "expert_feed_forward_length": config.get("moe_intermediate_size"),
+            "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+        },
+        "qwen3moe": {"expert_feed_forward_length": config.get("moe_intermediate_size")},
+        "olmo2": {"attention.sliding_window": window, "attention.sliding_window_pattern": windowed} if window else {},
+        "granite": {**turned, **scales},
+        "granitemoe": {
+            **turned,
+            **scales,
+            "expert_shared_feed_forward_length": config.get("shared_intermediate_size"),
+        },
+        "glm4": turned,
+        "stablelm": {**turned, "use_parallel_residual": config.get("use_parallel_residual")},
+        "command-r": {"rope.scaling.type": "none"},
+        "cohere2": {**turned, "attention.sliding_window": window, "rope.scaling.type": "none"},
+        "exaone4": {"attention.sliding_window": window, "attention.sliding_window_pattern": windowed} if window else {},
+        "gpt-oss": {
+            "attention.sliding_window": window,
+            "expert_feed_forward_length": config["intermediate_size"],
+        },
+    }
+    return own.get(arch, {})
+
+
+def interleaved(rows: Tensor, num_heads: int) -> Tensor:
+    """Rows i and i + half of a head become neighbours."""
+    size = len(rows) // num_heads
+    order = [h * size + part * (size // 2) + i for h in range(num_heads) for i in range(size // 2) for part in (0, 1)]
+    return rows[order]
+
+
+def modified(tensors: dict[str, Tensor], config: dict[str, Any], arch: str) -> Named:
+    """The tensors as the class of the architecture hands them to the table of names."""
+    for name, tensor in _gathered(tensors, config, arch):
+        if arch in TURNED_AS_LLAMA and ".q_proj." in name:
+            yield name, interleaved(tensor, config["num_attention_heads"])
+        elif arch in TURNED_AS_LLAMA and ".k_proj." in name:
+            yield name, interleaved(tensor, config["num_key_value_heads"])
+        elif arch in ("gemma", "gemma3") and name.endswith("norm.weight"):
+            yield name, tensor + 1
+        else:
+            yield name, tensor
+
+
+def _gathered(tensors: dict[str, Tensor], config: dict[str, Any], arch: str) -> Named:
+    """The tensors, with experts and the norms of heads gathered, and merged matrices taken apart."""
+    stacks: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if arch == "gpt-oss" and (".mlp.experts." in name or name.endswith("sinks")):
+            yield from _of_gpt_oss(name, tensor)
+        elif arch == "granitemoe" and name.endswith("input_linear.weight"):
+            half, shared = tensor.shape[-2] // 2, "shared_mlp" in name
+            for part, piece in zip(("gate", "up"), tensor.split(half, dim=-2), strict=True):
+                yield f"blk.{name.split('.')[2]}.ffn_{part}_{'shexp' if shared else 'exps'}.weight", piece
+        elif (arch in ("gemma", "command-r", "cohere2") and name == "lm_head.weight") or name.endswith("inv_freq"):
+            continue
+        elif ".experts." in name or ".norms." in name:
+            before, _, after = name.partition(".experts." if ".experts." in name else ".norms.")
+            number, _, part = after.partition(".")
+            place = f"{before}.experts.{part}" if ".experts." in name else f"{before}.{part}"
+            stacks.setdefault(place, {})[int(number)] = tensor
+        else:
+            yield name, tensor
+    for place, found in stacks.items():
+        merged = place.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
+        mixtral = config["model_type"] == "mixtral"
+        yield merged if mixtral else place, torch.stack([found[number] for number in sorted(found)])
+
+
+def _of_gpt_oss(name: str, tensor: Tensor) -> Named:
+    if name.endswith("sinks"):
+        yield f"{name}.weight", tensor
+    elif name.endswith("down_proj_bias"):
+        yield name.replace("down_proj_bias", "down_proj.bias"), tensor
+    elif name.endswith("down_proj"):
+        yield f"{name}.weight", tensor.transpose(-1, -2)
+    elif name.endswith("gate_up_proj_bias"):
+        yield name.replace("gate_up_proj_bias", "gate_proj.bias"), tensor[..., ::2]
+        yield name.replace("gate_up_proj_bias", "up_proj.bias"), tensor[..., 1::2]
+    else:
+        turned = tensor.transpose(-1, -2)
+        yield name.replace("gate_up_proj", "gate_proj.weight"), turned[:, ::2, :]
+        yield name.replace("gate_up_proj", "up_proj.weight"), turned[:, 1::2, :]
