@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 # A buddy is behind by the time between two rounds, and by the block that is being filled. A round costs the same
 # whatever is new in it, so many histories, whose blocks fill all the time, share longer ones.
 ROUND_S = 0.1
-ROUND_PER_HISTORY_S = 0.1
-LONGEST_ROUND_S = 0.5
+ROUND_PER_HISTORY_S = 0.25  # beside the first one
+LONGEST_ROUND_S = 1.0
 REFRESH_S = 2.0  # how often a buddy is told that nothing is new
 CANDIDATES_S = 2.0  # how often it is asked who may be a buddy
 AVOID_S = 10.0  # how long a worker that had no room, or did not answer, is not chosen
@@ -78,7 +78,7 @@ class StandbyOwner:
                 log.info("no standbys in this round: %s", error.message)
             except Exception:  # a standby is worth no sequence of this worker
                 log.exception("no standbys in this round")
-            round_s = min(LONGEST_ROUND_S, max(ROUND_S, ROUND_PER_HISTORY_S * self.sequences.num_histories))
+            round_s = min(LONGEST_ROUND_S, max(ROUND_S, ROUND_PER_HISTORY_S * (self.sequences.num_histories - 1)))
             await asyncio.sleep(max(round_s / 2, round_s - (time.monotonic() - began)))
 
     async def go_round(self) -> None:
