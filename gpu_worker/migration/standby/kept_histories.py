@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gpu_worker.migration.calls.standby_calls import HistoryState, NamedHistory
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
 
-KEEP_S = 60.0  # how long an owner's histories are kept after its last call: longer than it takes to recover them
+KEEP_S = 20.0  # how long an owner's histories are kept after its last call: longer than it takes to recover them
 
 BranchKey = tuple[SequenceId, int]
 

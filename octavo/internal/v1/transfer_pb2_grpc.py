@@ -166,7 +166,7 @@ class TransferServicer(object):
         that, and any router may place one that has lost its owner on any worker.
 
         Each call of an owner names all of its histories here: those that it does not name again have ended. All of them end
-        when no call has come for a minute. Idempotent.
+        when no call has come for 20 s. Idempotent.
 
         * INVALID_ARGUMENT: no owner, a bad id, hashes that are none, or too many of them.
         * FAILED_PRECONDITION: another layout or model, or this worker keeps no standbys.

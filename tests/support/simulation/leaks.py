@@ -44,7 +44,7 @@ def living_workers(cluster: Cluster) -> set[str]:
 
 
 def check_standbys(name: str, worker: Any, living: set[str], expect_none: Callable[[str, object], None]) -> None:
-    """What an owner that has died has named stays for a minute; what a living one runs no more is kept no longer."""
+    """What an owner that has died has named stays for a while; what a living one runs no more is kept no longer."""
     expect_none(f"{name}: histories with a buddy", worker.standby_owner.sequences.num_histories)
     histories = worker.standby_buddy.histories
     expect_none(f"{name}: histories kept in vain", living & set(histories.owners))

@@ -69,7 +69,7 @@ def test_a_history_beyond_the_bound_is_refused_whole_and_the_others_stay() -> No
     table.check_uses()
 
 
-def test_histories_outlive_their_owner_for_a_minute() -> None:
+def test_histories_outlive_their_owner_for_a_while() -> None:
     table = Numbered(100)
     table.call(A, [named("s", 1)], 0.0)
     table.call(B, [named("t", 2)], 30.0)
