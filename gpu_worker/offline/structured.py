@@ -13,7 +13,7 @@ from octavo.text.closed_schemas import closed_if_object
 class StructuredOutputsParams:
     """The form of outputs: one of its fields. `grammar` is a Lark grammar. JSON comes on one line."""
 
-    json: str | dict[str, Any] | None = None
+    json: str | dict[str, Any] | type | None = None  # a class is one of Pydantic's models
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
@@ -36,6 +36,8 @@ class StructuredOutputsParams:
                 return Constraint.choice(texts)
             case "json", (str() | dict()):
                 return Constraint(Shape.JSON_SCHEMA, _as_text(closed_if_object(value)))
+            case "json", type() if hasattr(value, "model_json_schema"):
+                return Constraint(Shape.JSON_SCHEMA, _as_text(closed_if_object(value.model_json_schema())))
             case "structural_tag", (str() | dict()):
                 return Constraint(Shape.STRUCTURAL_TAG, _as_text(value))
             case (("regex" | "grammar"), str()):

@@ -40,7 +40,7 @@ class CommandParser(argparse.ArgumentParser):
             if name.lower() in _SWITCH_WORDS:
                 hint = "; a switch takes no value: --NAME turns it on, --no-NAME off"
             elif not hint and not name.startswith("-"):
-                hint = "; a text with spaces needs quotes"
+                hint = "; it takes no text here" if " " in name else "; a text with spaces needs quotes"
             self.error(f"no such argument: {unknown[0]}{hint}")
 
 

@@ -11,7 +11,7 @@ from octavo.v1 import inference_pb2
 from router.http.common_fields import SCORES, AskedAnswer, read_common, read_max_tokens
 from router.http.field_reader import FieldReader, checked_text
 from router.http.reasoning_fields import read_reasoning
-from router.tools.asked_tools import AskedTools, read_choice
+from router.tools.asked_tools import NO_ARGUMENTS, AskedTools, read_choice
 
 ID_PREFIX = "chatcmpl-"
 # OpenAI has no default but the model's largest output. The queue counts what a request may come to: a context of 128 Ki
@@ -66,7 +66,7 @@ def _add_chat(fields: FieldReader, chat: inference_pb2.Chat) -> AskedTools | Non
     is_parallel = fields.take_flag("parallel_tool_calls", default=True)
     if tools is not None:
         checks.run(_add_each, chat.tools, _add_tool, "tools", tools, MAX_LISTED)
-    schemas = {tool.name: tool.parameters_json for tool in chat.tools}
+    schemas = {tool.name: tool.parameters_json or NO_ARGUMENTS for tool in chat.tools}
     asked = checks.run(read_choice, choice, schemas, is_parallel, strict_names(tools))
     checks.raise_found()
     if asked is None:

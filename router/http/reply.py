@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from starlette.types import Send
 
-from octavo.request.errors import Code, InvalidArgument, MessageTooLarge, NotFound, ServingError
+from octavo.request.errors import Code, InvalidArgument, MessageTooLarge, NotFound, NoWorkers, ServingError
 from router.http.unknown_fields import ignored_header
 
 # OpenAI's SDKs retry 408, 409, 429 and every status from 500 on, so no error that a retry cannot help has one of these
@@ -57,6 +57,9 @@ EVENT_STREAM = [
 ]
 
 
+NO_WORKERS_MS = 3000
+
+
 def status_of(error: ServingError) -> int:
     if isinstance(error, MessageTooLarge):
         return 413
@@ -67,8 +70,10 @@ def headers_of(error: ServingError) -> list[tuple[bytes, bytes]]:
     """The headers that say when to come back: in whole seconds for HTTP, in milliseconds for OpenAI's SDKs."""
     if not error.retry_after_ms:
         return []
-    seconds = max(1, math.ceil(error.retry_after_ms / 1000))
-    return [(b"retry-after", b"%d" % seconds), (b"retry-after-ms", b"%d" % error.retry_after_ms)]
+    # OpenAI's clients try twice more and no oftener, so the first worker has to be met by then.
+    pause_ms = max(error.retry_after_ms, NO_WORKERS_MS) if isinstance(error, NoWorkers) else error.retry_after_ms
+    seconds = max(1, math.ceil(pause_ms / 1000))
+    return [(b"retry-after", b"%d" % seconds), (b"retry-after-ms", b"%d" % pause_ms)]
 
 
 def content_of(error: ServingError) -> dict[str, Any]:

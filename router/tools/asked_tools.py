@@ -9,6 +9,8 @@ from octavo.request.errors import InvalidArgument
 from octavo.text.tokenizer import AnyTokenizer
 from router.tools.formats import BY_NAME, DEFAULT, ToolFormat, format_of
 
+NO_ARGUMENTS = '{"type":"object","properties":{},"additionalProperties":false}'  # of a tool without parameters
+
 
 @dataclass(frozen=True, slots=True)
 class AskedTools:

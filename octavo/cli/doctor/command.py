@@ -5,7 +5,7 @@ import asyncio
 from dataclasses import asdict
 
 from octavo.cli import output
-from octavo.cli.doctor import CheckReport, machine_checks, model_checks, native_checks, store_check
+from octavo.cli.doctor import CheckReport, machine_checks, model_checks, model_size, native_checks, store_check
 from octavo.local import state
 from octavo.settings.command_parser import USAGE
 from octavo.settings.loading import add_common_arguments, from_args
@@ -53,6 +53,7 @@ async def _all_checks(up: UpSettings) -> list[CheckReport]:
         await store_check.store(up.store),
         model_checks.model(up.model),
         model_checks.tokenizer(up.model),
+        model_size.size(up.model),
         machine_checks.cpu(),
         *native_checks.all_checks(),
         machine_checks.gpu(up.device),

@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 from octavo.cli.doctor import CheckReport
+from octavo.cli.doctor.model_size import find_demo
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_parts import first_parts
 from octavo.model_files.gguf_support import find_obstacle, runs_through_transformers
@@ -63,7 +64,7 @@ def model(name: str) -> CheckReport:
 
 def tokenizer(name: str) -> CheckReport:
     """Loads the tokenizer in a process of its own, where it is in a file that routers read themselves."""
-    path = _path_of(name)
+    path = find_demo() if name == DEMO_MODEL else _path_of(name)
     try:
         own = path.is_file() or (path / "tokenizer.json").is_file() or any(path.glob("*.gguf"))
     except OSError as error:

@@ -7,6 +7,7 @@ from octavo.request.errors import InvalidArgument
 from octavo.v1 import inference_pb2
 from router.http.common_fields import AskedAnswer, read_common
 from router.http.field_reader import FieldReader
+from router.tools.asked_tools import NO_ARGUMENTS
 
 ONE_OUTPUT: dict[str, list[object]] = {
     "n": [1],
@@ -66,7 +67,7 @@ class ChatWriter:
 
     def schemas(self) -> dict[str, str]:
         """The schemas of the tools' arguments, as JSON, by the tools' names."""
-        return {tool.name: tool.parameters_json for tool in self._chat.tools}
+        return {tool.name: tool.parameters_json or NO_ARGUMENTS for tool in self._chat.tools}
 
     def drop_tools(self) -> None:
         """The model may call none: it hears of none."""

@@ -129,7 +129,19 @@ def test_structured_outputs_are_a_constraint(given, constraint):
         OfflineParams(constraint=constraint, structured_outputs=StructuredOutputsParams(**given))
 
 
-@pytest.mark.parametrize("given", [{}, {"json": 3}, {"choice": "ab"}, {"regex": "a", "json_object": True}], ids=str)
+def test_a_class_of_pydantic_stands_for_its_schema():
+    class Person:
+        @classmethod
+        def model_json_schema(cls) -> dict:
+            return {"type": "object", "properties": {"name": {"type": "string"}}}
+
+    schema = StructuredOutputsParams(json=Person.model_json_schema())
+    assert StructuredOutputsParams(json=Person).to_constraint() == schema.to_constraint()
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"json": 3}, {"json": int}, {"choice": "ab"}, {"regex": "a", "json_object": True}], ids=str
+)
 def test_structured_outputs_have_one_form_of_the_right_type(given):
     with pytest.raises(InvalidArgument, match=r"^structured_outputs"):
         StructuredOutputsParams(**given)

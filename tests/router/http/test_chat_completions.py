@@ -187,6 +187,13 @@ def test_forms_of_outputs_become_constraints(body, shape, value):
     assert (list(found.texts) if shape == "choice" else found) == value
 
 
+def test_a_tool_without_parameters_is_called_without_arguments():
+    asked = read_chat(
+        {"messages": HI, "tools": [{"type": "function", "function": {"name": "now"}}], "tool_choice": "required"}
+    )
+    assert asked.tools.schemas["now"] == {"type": "object", "properties": {}, "additionalProperties": False}
+
+
 def test_a_body_becomes_the_request_that_grpc_takes():
     asked = read_chat(
         {

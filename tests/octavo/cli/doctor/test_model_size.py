@@ -1,0 +1,76 @@
+"""What `octavo doctor` says of a model's size, from files whose numbers are known."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from octavo.cli.doctor import model_size
+
+CONFIG = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
+CONFIG |= {"hidden_size": 512, "num_hidden_layers": 10}
+
+
+def write_folder(path: Path, config: dict, shapes: dict[str, list[int]]) -> str:
+    """A folder whose safetensors file has a header alone."""
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, shape in shapes.items():
+        num_bytes = 2 * shape[0] * shape[1]
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + num_bytes]}
+        end += num_bytes
+    text = json.dumps(header).encode()
+    (path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    (path / "config.json").write_text(json.dumps(config))
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def _as_fast(monkeypatch):
+    monkeypatch.setattr(model_size, "read_rate", lambda: 10e9)
+
+
+def test_a_folder_may_be_kept_in_several_ways(tmp_path):
+    report = model_size.size(write_folder(tmp_path, CONFIG, {"a": [32768, 1024], "b": [32768, 1024]}))
+    assert report.result == "ok"
+    for said in (
+        "67 million numbers",
+        "256 MiB, 128 MiB with --dtype bfloat16, 68 MiB with --quantization q8, 36 MiB with --quantization q4",
+        "keys and values 10 KiB a token",
+        "about 37.3, 74.5, 140, 265 tokens/s",
+    ):
+        assert said in report.detail
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "unsaid"),
+    [
+        ({"model_type": "opt"}, "128 MiB with --dtype bfloat16;", "q4"),
+        ({"num_local_experts": 8}, "depends on how many experts", "tokens/s"),
+    ],
+)
+def test_nothing_is_said_that_does_not_hold(tmp_path, change, said, unsaid):
+    report = model_size.size(write_folder(tmp_path, CONFIG | change, {"a": [65536, 1024]}))
+    assert said in report.detail and unsaid not in report.detail
+
+
+def test_a_model_that_is_too_large_in_every_way_is_bad(tmp_path, monkeypatch):
+    name = write_folder(tmp_path, CONFIG, {"a": [65536, 1024]})
+    monkeypatch.setattr(model_size, "available_bytes", lambda: 30 << 20)
+    report = model_size.size(name)
+    assert (report.result, report.fix) == ("bad", "use a smaller model, or a file with fewer bits")
+    monkeypatch.setattr(model_size, "available_bytes", lambda: 40 << 20)
+    assert model_size.size(name).result == "ok"
+
+
+def test_a_gguf_file_is_kept_as_it_is():
+    report = model_size.size("smollm2")
+    assert "135 million numbers; weights take 92 MiB; keys and values 45 KiB a token" in report.detail
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"\xff" * 8, (1 << 62).to_bytes(8, "little")])
+def test_files_that_are_broken_are_no_error_here(tmp_path, content):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes(content)
+    (tmp_path / "x.gguf").write_bytes(content)
+    for name in (tmp_path, tmp_path / "x.gguf", tmp_path / "none", "owner/name", "~nobody/x"):
+        assert model_size.size(str(name)).result == "note"
