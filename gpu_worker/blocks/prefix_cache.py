@@ -4,7 +4,8 @@ A block is *known* once it is full and its hash is registered; the content of a 
 table has it, other tables can share it. When no table has it, it is *idle*: it can still be shared, and it is evicted
 when a free block is needed. Blocks are evicted in the order in which they became idle. A table gives its last block
 back first, so the deepest blocks of a prefix go before those that more prompts have in common. A hash may be *kept*:
-its block is evicted only where no other block is idle.
+its block is evicted only where no other block is idle. A hash of a *standby*, the history of a sequence that another
+worker runs, comes between: its block is evicted after those that nobody asked to keep, and before the kept ones.
 
 A block may have a copy in the host pool (`HostTier` makes it), which stays when the device block is evicted. Routers
 are told where a prefix can be hit: on the device if it is there, else in the host pool.
@@ -35,9 +36,12 @@ class PrefixCache:
         self.digest = 0  # XOR of the first 8 bytes (little endian) of all hashes held, on the device or on the host
         self._blocks: dict[BlockHash, BlockId] = {}
         self._hashes: dict[BlockId, BlockHash] = {}
-        self._idle: OrderedDict[BlockId, None] = OrderedDict()  # without those of kept hashes
+        self._idle: OrderedDict[BlockId, None] = OrderedDict()  # without those of standbys and kept hashes
+        self._idle_standby: OrderedDict[BlockId, None] = OrderedDict()  # without those of kept hashes
         self._idle_kept: OrderedDict[BlockId, None] = OrderedDict()
         self.kept: frozenset[BlockHash] = frozenset()
+        self.standby: set[BlockHash] = set()
+        self.num_standby_lost = 0  # how often a block of `standby` has left device and host pool
         self.on_host: OrderedDict[BlockHash, HostBlockId] = OrderedDict()  # the least recently used first
         self._events: list[CacheChange] = []
 
@@ -46,7 +50,12 @@ class PrefixCache:
 
     @property
     def num_idle(self) -> int:
-        return len(self._idle) + len(self._idle_kept)
+        return len(self._idle) + self.num_idle_wanted
+
+    @property
+    def num_idle_wanted(self) -> int:
+        """Idle blocks that somebody asked to keep: of kept hashes, or of standbys."""
+        return len(self._idle_standby) + len(self._idle_kept)
 
     def find(self, block_hash: BlockHash) -> BlockId | None:
         """The known block with this hash."""
@@ -65,20 +74,30 @@ class PrefixCache:
         return sum(block_hash in self._blocks for block_hash in self.kept)
 
     def is_idle(self, block: BlockId) -> bool:
-        return block in self._idle or block in self._idle_kept
+        return block in self._idle or block in self._idle_standby or block in self._idle_kept
 
     def keep(self, hashes: Iterable[BlockHash]) -> None:
         """Keeps these hashes from now on, and no others."""
         self.kept = frozenset(hashes)
         ended = [block for block in self._idle_kept if self._hashes[block] not in self.kept]
-        begun = [block for block in self._idle if self._hashes[block] in self.kept]
+        others = chain(self._idle, self._idle_standby)
+        begun = [block for block in others if self._hashes[block] in self.kept]
         for block in reversed(ended):  # they have been idle for longest, and keep their order
-            del self._idle_kept[block]
-            self._idle[block] = None
-            self._idle.move_to_end(block, last=False)
+            self._move_idle(block, last=False)
         for block in begun:
-            del self._idle[block]
-            self._idle_kept[block] = None
+            self._move_idle(block)
+
+    def stand_by(self, begun: Sequence[BlockHash], ended: Sequence[BlockHash]) -> None:
+        """Adds hashes to those of standbys, and removes others. Both are in the order of their prefixes.
+
+        Blocks of those that have ended are the next to be evicted, the deepest first.
+        """
+        self.standby.difference_update(ended)
+        self.standby.update(begun)
+        for block_hash in ended:
+            self._move_hash(block_hash, last=False)
+        for block_hash in reversed(begun):
+            self._move_hash(block_hash)
 
     def insert(self, block_hash: BlockHash, block: BlockId) -> bool:
         """Registers a full block that a table has. False: its content is known already, or the cache is not enabled."""
@@ -95,25 +114,29 @@ class PrefixCache:
         """Makes a known block idle when no table has it any more. False: the block is not known, so it may be freed."""
         if block not in self._hashes:
             return False
-        (self._idle_kept if self._hashes[block] in self.kept else self._idle)[block] = None
+        self._idle_of(self._hashes[block])[block] = None
         return True
 
     def revive(self, block: BlockId) -> None:
         """Ends the idle time of a block, because a table has it again."""
-        del (self._idle if block in self._idle else self._idle_kept)[block]
+        for idle in (self._idle, self._idle_standby):
+            if block in idle:
+                del idle[block]
+                return
+        del self._idle_kept[block]
 
     def evict(self) -> BlockId:
         """Forgets the content of the block that has been idle longest, and returns that block for other content.
 
-        Kept ones come last.
+        Those of standbys come after the others, and kept ones last.
         """
-        block, _ = (self._idle or self._idle_kept).popitem(last=False)
+        block, _ = (self._idle or self._idle_standby or self._idle_kept).popitem(last=False)
         self._forget(block)
         return block
 
     def next_evicted(self, count: int) -> list[tuple[BlockHash, BlockId]]:
         """The first `count` blocks that would be evicted now, in that order."""
-        return [(self._hashes[block], block) for block in islice(chain(self._idle, self._idle_kept), count)]
+        return [(self._hashes[block], block) for block in self._in_order(count)]
 
     def hottest(self, refs: Sequence[int], limit: int) -> list[BlockHash]:
         """Known blocks, each before those that continue it: used ones, the most shared first; then the last idle ones.
@@ -121,7 +144,7 @@ class PrefixCache:
         `refs` says how many tables have each block.
         """
         used = sorted((block for block in self._hashes if refs[block]), key=lambda block: -refs[block])
-        last_idle = chain(reversed(self._idle_kept), reversed(self._idle))
+        last_idle = chain(reversed(self._idle_kept), reversed(self._idle), reversed(self._idle_standby))
         return [self._hashes[block] for block in islice(chain(used, last_idle), limit)]
 
     # Copies in the host pool
@@ -143,8 +166,7 @@ class PrefixCache:
         """Forgets a copy in the host pool, and returns its host block for other content."""
         host = self.on_host.pop(block_hash)
         if block_hash not in self._blocks:
-            self._toggle(block_hash)
-            self._events.append((REMOVED, block_hash))
+            self._lose(block_hash)
         return host
 
     # What routers are told
@@ -167,15 +189,18 @@ class PrefixCache:
         digest = 0
         for block_hash in self._blocks.keys() | self.on_host.keys():
             digest ^= int.from_bytes(block_hash[:8], "little")
-        idle = {**self._idle, **self._idle_kept}
+        idle = {**self._idle, **self._idle_standby, **self._idle_kept}
         problems = [
             ("a hash and its block disagree", any(self._hashes.get(b) != h for h, b in self._blocks.items())),
             ("blocks and hashes differ in number", len(self._blocks) != len(self._hashes)),
             ("the digest is wrong", digest != self.digest),
             ("an idle block is in use or unknown", any(refs[b] or b not in self._hashes for b in idle)),
             ("a known block is neither idle nor used", any(not refs[b] and b not in idle for b in self._hashes)),
-            ("an idle block is kept in the wrong order", any(self._hashes[b] in self.kept for b in self._idle)),
-            ("a block is kept in vain", any(self._hashes[b] not in self.kept for b in self._idle_kept)),
+            ("an idle block is in two orders", len(idle) != self.num_idle),
+            (
+                "an idle block is kept in the wrong order",
+                any(b not in self._idle_of(self._hashes[b]) for b in idle),
+            ),
         ]
         raise_first(problems)
 
@@ -186,8 +211,35 @@ class PrefixCache:
             self.on_host.move_to_end(block_hash)
             self._events.append((DEMOTED, block_hash))
         else:
-            self._toggle(block_hash)
-            self._events.append((REMOVED, block_hash))
+            self._lose(block_hash)
+
+    def _lose(self, block_hash: BlockHash) -> None:
+        """The block is neither on the device nor in the host pool any more."""
+        self._toggle(block_hash)
+        self._events.append((REMOVED, block_hash))
+        self.num_standby_lost += block_hash in self.standby
+
+    def _idle_of(self, block_hash: BlockHash) -> OrderedDict[BlockId, None]:
+        """Among which blocks the block of this hash is while it is idle."""
+        if block_hash in self.kept:
+            return self._idle_kept
+        return self._idle_standby if block_hash in self.standby else self._idle
+
+    def _in_order(self, count: int) -> Iterable[BlockId]:
+        """The first `count` idle blocks in the order of eviction."""
+        return islice(chain(self._idle, self._idle_standby, self._idle_kept), count)
+
+    def _move_hash(self, block_hash: BlockHash, *, last: bool = True) -> None:
+        block = self._blocks.get(block_hash)
+        if block is not None and self.is_idle(block):
+            self._move_idle(block, last=last)
+
+    def _move_idle(self, block: BlockId, *, last: bool = True) -> None:
+        """Moves an idle block to the end, or to the beginning, of the order that is right for its hash now."""
+        self.revive(block)
+        idle = self._idle_of(self._hashes[block])
+        idle[block] = None
+        idle.move_to_end(block, last=last)
 
     def _toggle(self, block_hash: BlockHash) -> None:
         """Adds a hash to the digest, or removes it."""

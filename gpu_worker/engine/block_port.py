@@ -6,7 +6,7 @@ It lives on the event loop. All that is obtained here is given back if its calle
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from typing import TypeVar
@@ -15,6 +15,7 @@ from gpu_worker.engine.command_port import CommandPort, log_failure
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, PinnedBlocks, WantedBlock
 from gpu_worker.scheduling.freezer import Freezer, FrozenSequence, PromptProgress
 from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.standby_blocks import HistoryKey, StandbyBlocks
 from gpu_worker.scheduling.state.sequence import FINISHED, Sequence
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import RunnerInfo
@@ -36,6 +37,7 @@ class BlockPort:
         self._workload = workload
         self._exchange = BlockExchange(workload)
         self._freezer = Freezer(workload)
+        self._standby = StandbyBlocks(workload)
 
     # Sequences that leave
 
@@ -111,10 +113,12 @@ class BlockPort:
             for branch, hashes in zip(going, before, strict=True)
         ]
 
-    async def hold_import(self, hashes_per_branch: Seq[Seq[BlockHash]], *, with_tails: bool = False) -> BlockImport:
+    async def hold_import(
+        self, hashes_per_branch: Seq[Seq[BlockHash]], *, with_tails: bool = False, to_keep: bool = False
+    ) -> BlockImport:
         """Holds the blocks of a sequence that comes: `branch_hashes` has the argument. Raises OutOfBlocks, CannotMove.
 
-        `with_tails` asks for a block for the tail of each of these branches, too.
+        `with_tails` asks for a block for the tail of each of these branches, too. With `to_keep` no sequence comes.
 
         Its blocks stay until `release_import`, which is to be called once the sequence was admitted, or will not be.
         """
@@ -122,7 +126,9 @@ class BlockPort:
         def release(held: BlockImport) -> None:
             self._post(self._exchange.release, held).add_done_callback(log_failure)
 
-        held = self._port.post_block(lambda _: self._exchange.hold(hashes_per_branch, with_tails=with_tails))
+        held = self._port.post_block(
+            lambda _: self._exchange.hold(hashes_per_branch, with_tails=with_tails, to_keep=to_keep)
+        )
         return await obtain(held, release)
 
     async def extend_import(self, held: BlockImport, hashes_per_branch: Seq[Seq[BlockHash]]) -> list[WantedBlock]:
@@ -139,6 +145,25 @@ class BlockPort:
     async def release_import(self, held: BlockImport) -> None:
         """Ends the import. Nobody may write to its blocks any more. May be called again."""
         await self._give_back(self._exchange.release, held)
+
+    # Standbys
+
+    async def histories(self, min_tokens: int, known: Mapping[HistoryKey, int]) -> dict[HistoryKey, list[BlockHash]]:
+        """The further hashes of the histories here that other workers are to have: `StandbyBlocks.histories`."""
+        return await self._ask(self._standby.histories, min_tokens, known)
+
+    async def stand_by(self, begun: Seq[BlockHash], ended: Seq[BlockHash]) -> None:
+        """Keeps the blocks of further hashes, and no longer those of others."""
+        await self._ask(self._standby.keep, begun, ended)
+
+    @property
+    def num_standby_lost(self) -> int:
+        """How often a block that is to be kept for a standby has left device and host pool."""
+        return self._workload.tables.cache.num_standby_lost
+
+    async def num_known(self, histories: Seq[Seq[BlockHash]]) -> list[int]:
+        """How many leading blocks of each history are here, on the device or in the host pool."""
+        return await self._ask(self._standby.num_known, histories)
 
     def _post(self, function: Callable[..., T], *arguments: object) -> "Future[T]":
         return self._port.post_block(lambda _: function(*arguments))

@@ -129,6 +129,7 @@ class WorkerWatch:
     def __init__(self, port: CommandPort, scheduler: Scheduler, workload: Workload, times: StepTimes) -> None:
         """After construction the workload is read in commands and in `refresh` only."""
         self.draining = False  # new sequences are refused
+        self.num_standby_sequences = 0  # of which other workers keep blocks; who names these blocks sets it
         self.watchers = CacheWatchers()
         self._port = port
         self._scheduler = scheduler

@@ -3,6 +3,13 @@
 from typing import TYPE_CHECKING
 
 from gpu_worker.migration.blocks.frames import SECRET_BYTES
+from gpu_worker.migration.calls.standby_calls import (
+    MOST_HISTORIES,
+    MOST_NAMED,
+    HistoryState,
+    NamedHistory,
+    StandbyRequest,
+)
 from gpu_worker.migration.calls.transfer_calls import (
     HASH_BYTES,
     BranchEnd,
@@ -11,6 +18,7 @@ from gpu_worker.migration.calls.transfer_calls import (
     wanted_to_wire,
 )
 from gpu_worker.migration.prefix.block_supplier import MOST_WANTED, BlockSupplier
+from gpu_worker.migration.standby.standby_buddy import StandbyBuddy
 from gpu_worker.migration.target.migration_target import MigrationTarget
 from gpu_worker.scheduling.block_exchange import WantedBlock
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc
@@ -33,10 +41,15 @@ class TransferService(transfer_pb2_grpc.TransferServicer):
     def __init__(self) -> None:
         self._served: MigrationTarget | None = None
         self._supplier: BlockSupplier | None = None
+        self._buddy: StandbyBuddy | None = None
 
-    def serve_target(self, target: MigrationTarget, supplier: BlockSupplier | None = None) -> None:
-        """Lets this target answer calls from now on. Without a supplier, blocks come here and none is fetched."""
-        self._served, self._supplier = target, supplier
+    def serve_target(
+        self, target: MigrationTarget, supplier: BlockSupplier | None = None, buddy: StandbyBuddy | None = None
+    ) -> None:
+        """Lets this target answer calls from now on. Without a supplier, blocks come here and none is fetched; without
+        a buddy no standby is kept here.
+        """
+        self._served, self._supplier, self._buddy = target, supplier, buddy
 
     @property
     def _target(self) -> MigrationTarget:
@@ -76,6 +89,13 @@ class TransferService(transfer_pb2_grpc.TransferServicer):
         supplier = self._required_supplier()
         hashes = await supplier.list_hot(request.model_fingerprint, request.kv_layout, request.numerics, request.limit)
         return transfer_pb2.ListHotResponse(hashes=b"".join(hashes))
+
+    async def Standby(self, request: transfer_pb2.StandbyRequest, context: "Context") -> transfer_pb2.StandbyResponse:
+        if self._served is None:
+            raise loading()
+        if self._buddy is None:
+            raise CannotMove("this worker keeps no standbys: --standby is off here", cause="runner")
+        return states_to_wire(await self._buddy.note_histories(standby_from_wire(request)))
 
     def _required_supplier(self) -> BlockSupplier:
         if self._served is None:
@@ -129,6 +149,7 @@ def fetch_from_wire(message: transfer_pb2.FetchRequest) -> FetchRequest:
         message.port,
         wanted,
         message.numerics,
+        message.standby,
     )
 
 
@@ -140,4 +161,45 @@ def end_from_wire(message: transfer_pb2.BranchEnd) -> BranchEnd:
         tuple(map(score_from_wire, message.logprobs)),
         message.num_computed,
         tuple(map(score_from_wire, message.prompt_logprobs)),
+    )
+
+
+def standby_from_wire(message: transfer_pb2.StandbyRequest) -> StandbyRequest:
+    """The request. Raises InvalidArgument if it names no owner, too much, a branch twice, or hashes that are none."""
+    if not message.owner:
+        raise InvalidArgument("owner", "is empty: name the incarnation of the worker that runs the sequences")
+    if len(message.histories) > MOST_HISTORIES:
+        raise InvalidArgument("histories", f"{len(message.histories)} are too many; at most {MOST_HISTORIES}")
+    if sum(len(each.hashes) for each in message.histories) > MOST_NAMED * HASH_BYTES:
+        raise InvalidArgument("histories", f"they name too many blocks; at most {MOST_NAMED} in a call")
+    histories = [_history_from_wire(f"histories[{index}]", each) for index, each in enumerate(message.histories)]
+    if len({(each.seq_id, each.branch) for each in histories}) != len(histories):
+        raise InvalidArgument("histories", "one branch is named twice: name each once")
+    return StandbyRequest(
+        Incarnation(message.owner),
+        message.model_fingerprint,
+        message.kv_layout,
+        message.numerics,
+        histories,
+        message.number,
+    )
+
+
+def _history_from_wire(field: str, message: transfer_pb2.NamedHistory) -> NamedHistory:
+    if message.branch >= limits.MAX_N:
+        raise InvalidArgument(f"{field}.branch", f"{message.branch}: a sequence has at most {limits.MAX_N} branches")
+    if len(message.hashes) % HASH_BYTES:
+        raise InvalidArgument(f"{field}.hashes", f"{len(message.hashes)} bytes: a hash has {HASH_BYTES}")
+    seq_id = validation.validate_sequence_id(f"{field}.seq_id", message.seq_id)
+    starts = range(0, len(message.hashes), HASH_BYTES)
+    hashes = [BlockHash(message.hashes[start : start + HASH_BYTES]) for start in starts]
+    return NamedHistory(seq_id, message.branch, message.first, hashes)
+
+
+def states_to_wire(states: list[HistoryState]) -> transfer_pb2.StandbyResponse:
+    return transfer_pb2.StandbyResponse(
+        states=[
+            transfer_pb2.HistoryState(num_named=each.num_named, num_held=each.num_held, refused=each.refused)
+            for each in states
+        ]
     )

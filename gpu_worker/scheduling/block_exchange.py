@@ -49,6 +49,7 @@ class BlockImport:
     sealed: set[int] = field(default_factory=set)  # indexes of wanted blocks that have arrived
     tails: dict[int, Reservation] = field(default_factory=dict)  # by index: a block each for the tail of a branch
     num_rows: int = 0
+    num_left: int = 0  # available blocks that it leaves to others, beside those that they need now
     released: bool = False
     _blocks: list[BlockId] = field(default_factory=list)  # by index
     _hashes: dict[int, BlockHash] = field(default_factory=dict)  # of the wanted ones, by index
@@ -122,15 +123,19 @@ class BlockExchange:
         num_known = len(self._cache.match(hashes))
         return len(hashes) - num_known - len(self._cache.match_on_host(hashes[num_known:]))
 
-    def hold(self, hashes_per_branch: SequenceOf[SequenceOf[BlockHash]], *, with_tails: bool = False) -> BlockImport:
+    def hold(
+        self, hashes_per_branch: SequenceOf[SequenceOf[BlockHash]], *, with_tails: bool = False, to_keep: bool = False
+    ) -> BlockImport:
         """Holds the blocks of a sequence with these hashes, in a list for each branch that goes on.
 
-        `with_tails` asks for one more block for each of these branches, `BlockImport.tails`. All or nothing. Raises
-        OutOfBlocks if there is no room for them beside what runs, or CannotMove.
+        `with_tails` asks for one more block for each of these branches, `BlockImport.tails`. With `to_keep` no sequence
+        is about to run on them, so they need no rows, and blocks that others asked to keep are left alone. All or
+        nothing. Raises OutOfBlocks if there is no room for them beside what runs, or CannotMove.
         """
         if not self._cache.enabled:
             raise CannotMove("this worker has no prefix cache, so it takes no blocks from others", cause="no_cache")
-        held = BlockImport(self._tables.device.reserve(0), num_rows=len(hashes_per_branch))
+        num_rows, num_left = (0, self._cache.num_idle_wanted) if to_keep else (len(hashes_per_branch), 0)
+        held = BlockImport(self._tables.device.reserve(0), num_rows=num_rows, num_left=num_left)
         try:
             self.extend(held, hashes_per_branch)  # it leaves a block for the next tokens of each branch
             if with_tails:
@@ -164,7 +169,8 @@ class BlockExchange:
         lacking = [block_hash for block_hash in fresh if self._cache.find(block_hash) is None]
         if not self._room.has_rows_for(held.num_rows):
             raise OutOfBlocks(f"the batch has no room for {held.num_rows} more branches")
-        spare = self._room.spare() + held.num_rows - len(held.tails)  # a block for the next tokens of each branch
+        spare = self._room.spare() + held.num_left
+        spare += held.num_rows - len(held.tails)  # a block for the next tokens of each branch
         if not device.has_room_for(len(lacking), known, spare=spare):
             raise OutOfBlocks(
                 f"{len(lacking)} blocks needed, and {spare} for what runs here; {device.num_available} are available"

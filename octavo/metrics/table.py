@@ -203,6 +203,18 @@ octavo_migration_bytes_total worker
     Bytes of blocks that migrations have sent from this worker.
 octavo_migration_stall_seconds worker <STALL>
     For how long sequences that moved from this worker were stopped.
+octavo_standby_sequences worker
+    Sequences here of which another worker, their buddy, keeps blocks in case that this one dies.
+octavo_standby_tokens worker state
+    Tokens of long sequences here, in full blocks, by state: held (their buddies have them), behind (not yet).
+octavo_standby_failed_total worker
+    Calls to buddies that were refused or not answered.
+octavo_standby_kept_blocks worker
+    Blocks that are to be kept here for sequences of other workers.
+octavo_standby_refused_total worker
+    Histories of other workers' sequences for which there was no room here.
+octavo_standby_fetched_tokens_total worker
+    Tokens whose blocks were fetched for sequences of other workers.
 octavo_drains_total worker
     Drains that have begun, the one at the end of the process included.
 octavo_released_total worker

@@ -167,8 +167,8 @@ class Admission:
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk
     deadline_in_ms: int = 0  # 0: none
     suspect: bool = False  # it may have killed its owners: it runs in its trial only
-    prefix_owner: Incarnation | None = None  # a worker whose prefix cache has more of the prompt than this one's
-    prefix_owner_tokens: int = 0  # leading tokens of the prompt that it has
+    prefix_owner: Incarnation | None = None  # a worker whose prefix cache has more of the sequence than this one's
+    prefix_owner_tokens: int = 0  # leading tokens that it has, of prompt and output
 
 
 class AdmissionOutcome(Enum):

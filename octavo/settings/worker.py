@@ -152,6 +152,12 @@ class WorkerSettings(ListenerSettings):
     warm_up_ms: int = option(
         10_000, "how long it may fetch the prefixes that other workers use, before it serves; 0: not at all", low=0
     )
+    standby: bool = option(
+        False,
+        "another worker gets the blocks of long sequences while they run here, and goes on from them if this one dies;"
+        " it keeps such blocks for others, too",
+    )
+    standby_tokens: int = option(1024, "prompt and output from which a sequence is long", low=1)
     metric_aliases: str = shared("metric_aliases")
     traces_endpoint: str = shared("traces_endpoint")
     traces_share: float = shared("traces_share")

@@ -94,7 +94,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., device: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., internal_revision: _Optional[int] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., load_age_ms: _Optional[int] = ..., available: bool = ..., reason: _Optional[str] = ..., pid: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., numerics: _Optional[str] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_swapped", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_prefill_tokens", "step_ms", "num_steps", "draining", "num_sequences", "prefill_tokens_per_s", "num_free_host_blocks", "num_preempted_swap", "num_preempted_recompute", "step_plan_s", "step_run_s", "step_commit_s", "num_step_tokens", "prefix_asked_tokens", "prefix_hit_tokens", "num_demoted_blocks", "num_decodes", "drafts")
+    __slots__ = ("num_running", "num_waiting", "num_swapped", "num_free_blocks", "num_cached_blocks", "num_used_blocks", "num_prefill_tokens", "step_ms", "num_steps", "draining", "num_sequences", "prefill_tokens_per_s", "num_free_host_blocks", "num_preempted_swap", "num_preempted_recompute", "step_plan_s", "step_run_s", "step_commit_s", "num_step_tokens", "prefix_asked_tokens", "prefix_hit_tokens", "num_demoted_blocks", "num_decodes", "drafts", "num_standby_sequences", "num_standby_blocks")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_SWAPPED_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,8 @@ class WorkerLoad(_message.Message):
     NUM_DEMOTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODES_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STANDBY_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_STANDBY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_swapped: int
@@ -143,7 +145,9 @@ class WorkerLoad(_message.Message):
     num_demoted_blocks: int
     num_decodes: int
     drafts: _containers.RepeatedCompositeFieldContainer[DraftCounts]
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., num_steps: _Optional[int] = ..., draining: bool = ..., num_sequences: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., num_free_host_blocks: _Optional[int] = ..., num_preempted_swap: _Optional[int] = ..., num_preempted_recompute: _Optional[int] = ..., step_plan_s: _Optional[float] = ..., step_run_s: _Optional[float] = ..., step_commit_s: _Optional[float] = ..., num_step_tokens: _Optional[int] = ..., prefix_asked_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., num_demoted_blocks: _Optional[int] = ..., num_decodes: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftCounts, _Mapping]]] = ...) -> None: ...
+    num_standby_sequences: int
+    num_standby_blocks: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., num_steps: _Optional[int] = ..., draining: bool = ..., num_sequences: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., num_free_host_blocks: _Optional[int] = ..., num_preempted_swap: _Optional[int] = ..., num_preempted_recompute: _Optional[int] = ..., step_plan_s: _Optional[float] = ..., step_run_s: _Optional[float] = ..., step_commit_s: _Optional[float] = ..., num_step_tokens: _Optional[int] = ..., prefix_asked_tokens: _Optional[int] = ..., prefix_hit_tokens: _Optional[int] = ..., num_demoted_blocks: _Optional[int] = ..., num_decodes: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftCounts, _Mapping]]] = ..., num_standby_sequences: _Optional[int] = ..., num_standby_blocks: _Optional[int] = ...) -> None: ...
 
 class DraftCounts(_message.Message):
     __slots__ = ("drafter", "num_drafts", "num_accepted_drafts")

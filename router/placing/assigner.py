@@ -82,6 +82,11 @@ class AssignmentAttempt:
         return self.record.crashes > 0 and self.recovers
 
     @property
+    def num_shared(self) -> int:
+        """Tokens that all branches begin with: the prompt, and of a single branch also its output."""
+        return len(self.tokens) if self.record.num_branches == 1 else self.record.prompt_len
+
+    @property
     def tokens(self) -> list[int]:
         """Prompt and first branch: what placement expects a worker to compute, an estimate where there are branches."""
         return [*self.snapshot.prompt, *(self.snapshot.outputs[0] if self.snapshot.outputs else ())]
@@ -321,7 +326,7 @@ class Assigner:
             attempt.num_to_compute = len(tokens) - on_device
         if decision.worker is not None:  # one that has just refused the sequence may have its prefix all the same
             views = self.pool.views(model)
-            attempt.hint = find_prefix_owner(decision.worker, attempt.record.prompt_len, decision.hits, views)
+            attempt.hint = find_prefix_owner(decision.worker, attempt.num_shared, decision.hits, views)
         return link
 
     def _class_to_keep(self, attempt: AssignmentAttempt, model: ServedModel) -> str:

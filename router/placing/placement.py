@@ -215,21 +215,22 @@ class PrefixHint(NamedTuple):
     """A worker that has more of a prompt than the one that is to run it."""
 
     owner: Incarnation
-    num_tokens: int  # leading tokens of the prompt on its device
+    num_tokens: int  # leading tokens of prompt and output on its device
 
 
 def find_prefix_owner(
-    chosen: WorkerView, num_prompt: int, hits: Mapping[Incarnation, HitCounts], workers: Iterable[WorkerView]
+    chosen: WorkerView, num_tokens: int, hits: Mapping[Incarnation, HitCounts], workers: Iterable[WorkerView]
 ) -> PrefixHint | None:
-    """The worker of the same class with the most of the prompt on its device; of equal ones the least busy.
+    """The worker of the same class with the most of these tokens on its device; of equal ones the least busy.
 
-    It may drain: its blocks are the ones that will be gone.
+    They are a prompt, and of a sequence that has lost its owner the output, too, which a standby may have. The worker
+    may drain: its blocks are the ones that will be gone.
 
     None if the chosen worker lacks fewer than MIN_BLOCKS of these blocks, on its device and in its host pool together.
     Whether a copy is faster than computing is for the chosen worker to say, which has measured both.
     """
     size = chosen.block_size
-    usable = (num_prompt - 1) // size * size  # the last token is computed in any case
+    usable = (num_tokens - 1) // size * size  # the last token is computed in any case
 
     def offered(view: WorkerView) -> int:
         return min(hits.get(view.incarnation, NO_HITS)[0], usable)

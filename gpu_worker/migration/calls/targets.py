@@ -1,6 +1,7 @@
 """Which other workers may take a sequence, by what they say of themselves in the store."""
 
 import json
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from octavo.request.record import WorkerRole
 from octavo.store.base import Store
 from octavo.store.calls import Member
 from octavo.wire.endpoint import Endpoint, parse_endpoint
+
+FOUND_S = 10.0  # how long a worker that was found is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +31,22 @@ class TargetPool:
         self._store = store
         self._own = own
         self._fingerprint, self._layout, self._numerics = fingerprint, layout, numerics
+        self._found: dict[Incarnation, tuple[TargetWorker, float]] = {}  # and when
         self._turns: dict[Incarnation, int] = {}  # when each was chosen last, counted in choices
         self._num_choices = 0
 
     async def find(self, incarnation: Incarnation) -> TargetWorker:
-        """The worker of this incarnation, whatever it serves: it says itself what it cannot take. Raises NotFound."""
+        """The worker of this incarnation, whatever it serves: it says itself what it cannot take. Raises NotFound.
+
+        It is called at one address for its life, so the store is not asked again for a while.
+        """
+        now = time.monotonic()
+        self._found = {each: found for each, found in self._found.items() if now - found[1] < FOUND_S}
+        if incarnation in self._found:
+            return self._found[incarnation][0]
         for member in await self._store.members("worker"):
             if member.id == incarnation and (target := target_of(member)):
+                self._found[incarnation] = target, now
                 return target
         text = f"target: the store knows no live worker of the incarnation {incarnation}"
         raise NotFound(text, resource="worker", name=incarnation)

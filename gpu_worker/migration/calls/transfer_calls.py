@@ -11,6 +11,7 @@ from typing import TypeVar
 import grpc
 
 from gpu_worker.migration.blocks.frames import SECRET_BYTES
+from gpu_worker.migration.calls.standby_calls import HistoryState, StandbyRequest
 from gpu_worker.scheduling.block_exchange import WantedBlock
 from gpu_worker.steps.runner import RunnerInfo
 from octavo.internal.v1 import transfer_pb2, transfer_pb2_grpc
@@ -25,6 +26,7 @@ HASH_BYTES = 16
 PREPARE_S = 2.0  # the target reads the record, and its engine ends a step before it reserves
 EXTEND_S = 2.0
 ABORT_S = 1.0
+STANDBY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class FetchRequest:
     port: int
     wanted: list[WantedBlock]  # in the order of their prefix
     numerics: str = ""  # its class of numerics
+    standby: bool = False  # no sequence waits for the blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,7 @@ class TransferClient:
             port=request.port,
             wanted=map(wanted_to_wire, request.wanted),
             numerics=request.numerics,
+            standby=request.standby,
         )
         with in_time("Fetch"):
             answer = await self._stub.Fetch(message, timeout=timeout_s)
@@ -180,6 +184,14 @@ class TransferClient:
         if len(hashes) % HASH_BYTES:
             raise Mismatch("the other worker lists hashes that are none: it runs another version")
         return [BlockHash(hashes[start : start + HASH_BYTES]) for start in range(0, len(hashes), HASH_BYTES)][:limit]
+
+    async def standby(self, request: StandbyRequest) -> list[HistoryState]:
+        """Names all histories that the other worker is to keep. Returns what it has of each, in order."""
+        with in_time("Standby"):
+            answer = await self._stub.Standby(standby_to_wire(request), timeout=STANDBY_S)
+        if len(answer.states) != len(request.histories):
+            raise Mismatch("the buddy has not answered for each history: it runs another version")
+        return [HistoryState(each.num_named, each.num_held, each.refused) for each in answer.states]
 
     async def abort(self, ticket: int) -> None:
         """Ends a ticket."""
@@ -227,3 +239,19 @@ def wanted_from_wire(messages: Iterable[transfer_pb2.WantedBlock]) -> list[Wante
     if any(len(each.block_hash) != HASH_BYTES for each in wanted) or len({w.index for w in wanted}) != len(wanted):
         raise Mismatch("the target wants blocks by hashes that are none: it runs another version")
     return wanted
+
+
+def standby_to_wire(request: StandbyRequest) -> transfer_pb2.StandbyRequest:
+    return transfer_pb2.StandbyRequest(
+        owner=request.owner,
+        model_fingerprint=request.fingerprint,
+        kv_layout=request.layout,
+        numerics=request.numerics,
+        histories=[
+            transfer_pb2.NamedHistory(
+                seq_id=each.seq_id, branch=each.branch, first=each.first, hashes=b"".join(each.hashes)
+            )
+            for each in request.histories
+        ],
+        number=request.number,
+    )

@@ -29,11 +29,13 @@ class BlockSupplier:
         self._connections = connections
         self._sending: dict[FetchKey, asyncio.Task[int]] = {}
         self._num_callers: Counter[FetchKey] = Counter()  # that wait for each of these
+        self._standbys: set[FetchKey] = set()  # of `_sending`
+        self._standby_turn = asyncio.Lock()  # fetches for standbys are answered one at a time
         self._closed = False
 
     async def send_blocks(self, request: FetchRequest) -> int:
         """Sends the blocks that are here. Returns how many leading blocks the asking worker has got. A repeated call,
-        while the first is answered, gets the same answer.
+        while the first is answered, gets the same answer. A call for a standby waits for its turn among those.
 
         Raises Mismatch, NotFound, TooManyMoves, TransferFailed, or Draining.
         """
@@ -42,11 +44,7 @@ class BlockSupplier:
         key = (request.target, request.ticket, request.secret)
         sending = self._sending.get(key)
         if sending is None:
-            if len(self._sending) >= MOST_SENDS:
-                text = f"this worker sends blocks for {len(self._sending)} calls, of {MOST_SENDS} at once"
-                raise TooManyMoves(text, retry_after_ms=RETRY_MS)
-            self._sending[key] = sending = asyncio.create_task(self._send(request))
-            sending.add_done_callback(lambda _: self._sending.pop(key))
+            self._sending[key] = sending = self._begin(key, request)
         self._num_callers[key] += 1
         try:
             return await shared(sending)
@@ -59,6 +57,24 @@ class BlockSupplier:
                 del self._num_callers[key]
                 sending.cancel()  # nobody waits for it any more
 
+    def _begin(self, key: FetchKey, request: FetchRequest) -> asyncio.Task[int]:
+        """Begins to answer a call. Those for standbys are few, one from each buddy, and take no place of the others."""
+        if request.standby:
+            sending = asyncio.create_task(self._send_in_turn(request))
+            self._standbys.add(key)
+        else:
+            num_sends = len(self._sending) - len(self._standbys)
+            if num_sends >= MOST_SENDS:
+                text = f"this worker sends blocks for {num_sends} calls, of {MOST_SENDS} at once"
+                raise TooManyMoves(text, retry_after_ms=RETRY_MS)
+            sending = asyncio.create_task(self._send(request))
+        sending.add_done_callback(lambda _: self._forget(key))
+        return sending
+
+    def _forget(self, key: FetchKey) -> None:
+        del self._sending[key]
+        self._standbys.discard(key)
+
     async def list_hot(self, fingerprint: str, layout: str, numerics: str, limit: int) -> list[BlockHash]:
         """The blocks that are worth most, each before those that continue it. Raises Mismatch or Draining."""
         self._refuse_closed()
@@ -69,6 +85,10 @@ class BlockSupplier:
         """Refuses further calls, and ends those under way."""
         self._closed = True
         await end_tasks(list(self._sending.values()))
+
+    async def _send_in_turn(self, request: FetchRequest) -> int:
+        async with self._standby_turn:
+            return await self._send(request)
 
     async def _send(self, request: FetchRequest) -> int:
         target = await self._targets.find(request.target)

@@ -45,7 +45,8 @@ class PrefixFetcher:
     ) -> None:
         self.targets = targets
         self.connections = connections
-        self.num_fetched = 0  # blocks
+        self.num_fetched = 0  # blocks of prompts
+        self.num_standby_fetched = 0  # blocks of standbys
         self._incarnation = incarnation
         self._blocks = blocks
         self._memory = memory
@@ -74,11 +75,14 @@ class PrefixFetcher:
             log.info("blocks of worker %s have not all come: %s", owner, str(error) or "not in time")
             return 0
 
-    async def fetch_from(self, owner: Incarnation, hashes: Sequence[BlockHash], allowed_s: float) -> int:
+    async def fetch_from(
+        self, owner: Incarnation, hashes: Sequence[BlockHash], allowed_s: float, *, standby: bool = False
+    ) -> int:
         """Fetches as `fetch` does. Raises ServingError, TimeoutError or OSError; blocks that have come until then stay.
 
         A caller that waits for blocks which are on their way already makes no further fetch. Raises TooManyMoves for
-        one fetch more than MOST_FETCHES: several may have been allowed before the first of them began.
+        one fetch more than MOST_FETCHES: several may have been allowed before the first of them began. Blocks of a
+        `standby` take no room that somebody needs or keeps.
         """
         if self._closed:
             raise Draining("this worker ends")
@@ -91,7 +95,7 @@ class PrefixFetcher:
             try:
                 over = asyncio.Event()
                 self._coming.update((each, over) for each in hashes)
-                return await self._fetch_lacking(owner, hashes, allowed_s, over)
+                return await self._fetch_lacking(owner, hashes, allowed_s, over, standby)
             finally:
                 self._num_fetches -= 1
 
@@ -102,27 +106,27 @@ class PrefixFetcher:
             await asyncio.wait(self._tasks)
 
     async def _fetch_lacking(
-        self, owner: Incarnation, hashes: Sequence[BlockHash], allowed_s: float, over: asyncio.Event
+        self, owner: Incarnation, hashes: Sequence[BlockHash], allowed_s: float, over: asyncio.Event, standby: bool
     ) -> int:
         blocks = IncomingBlocks(secrets.randbits(64), self._blocks, self._memory, self._listener, TTL_S, note_loss)
         try:
             target = await self.targets.find(owner)
-            held = await blocks.hold([hashes])
+            held = await blocks.hold([hashes], to_keep=standby)
             if not held.wanted:
                 return 0
             blocks.open_ticket()
             async with self.connections.connect(target) as connection:
-                await self._ask(connection, blocks, held, allowed_s)
+                await self._ask(connection, blocks, held, allowed_s, standby)
             return len(held.sealed)
         finally:
-            ending = asyncio.create_task(self._end(blocks, hashes, over))
+            ending = asyncio.create_task(self._end(blocks, hashes, over, standby))
             self._tasks.add(ending)
             ending.add_done_callback(self._tasks.discard)
 
     async def _ask(
-        self, connection: TargetConnection, blocks: IncomingBlocks, held: BlockImport, allowed_s: float
+        self, connection: TargetConnection, blocks: IncomingBlocks, held: BlockImport, allowed_s: float, standby: bool
     ) -> None:
-        """Has the other worker send the blocks, and measures how fast they come."""
+        """Has the other worker send the blocks, and measures how fast they come, unless it sends them last of all."""
         owner, info, began = connection.target.incarnation, self._blocks.info, time.monotonic()
         request = FetchRequest(
             self._incarnation,
@@ -133,6 +137,7 @@ class PrefixFetcher:
             self._listener.port,
             held.wanted,
             info.numerics,
+            standby,
         )
         says_nothing = False  # of the link
         try:
@@ -144,18 +149,23 @@ class PrefixFetcher:
             says_nothing = True
             raise
         finally:
-            if not (says_nothing or self._closed):
+            if not (says_nothing or standby or self._closed):
                 num_bytes, seconds = len(held.sealed) * self._memory.bytes_per_block, time.monotonic() - began
                 self._speeds.note_fetch(owner, num_bytes, seconds)
                 log.debug("%d blocks of worker %s came in %.0f ms", len(held.sealed), owner, 1000 * seconds)
 
-    async def _end(self, blocks: IncomingBlocks, hashes: Sequence[BlockHash], over: asyncio.Event) -> None:
+    async def _end(
+        self, blocks: IncomingBlocks, hashes: Sequence[BlockHash], over: asyncio.Event, standby: bool
+    ) -> None:
         """Lets go of the blocks that a fetch holds. The sequence that waits for the fetch does not wait for this."""
         try:
             await blocks.end()
         finally:
-            if blocks.held is not None:
-                self.num_fetched += len(blocks.held.sealed)
+            num_come = len(blocks.held.sealed) if blocks.held is not None else 0
+            if standby:
+                self.num_standby_fetched += num_come
+            else:
+                self.num_fetched += num_come
             for each in hashes:
                 self._coming.pop(each, None)
             over.set()
@@ -163,7 +173,7 @@ class PrefixFetcher:
 
 def note_loss(error: TransferFailed) -> None:
     """The other worker, which sends, hears of the loss as well, and its answer ends the fetch."""
-    log.info("blocks of another worker do not come any more: %s", error.message)
+    log.debug("blocks of another worker do not come any more: %s", error.message)
 
 
 async def warm_up(fetcher: PrefixFetcher, info: RunnerInfo, num_blocks: int, allowed_s: float) -> int:

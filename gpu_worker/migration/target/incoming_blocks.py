@@ -54,12 +54,14 @@ class IncomingBlocks:
         """Whether blocks can come in."""
         return self._ticket is not None and not self._ticket.has_ended
 
-    async def hold(self, hashes_per_branch: Sequence[Sequence[BlockHash]], tails_of: Sequence[int] = ()) -> BlockImport:
+    async def hold(
+        self, hashes_per_branch: Sequence[Sequence[BlockHash]], tails_of: Sequence[int] = (), *, to_keep: bool = False
+    ) -> BlockImport:
         """Holds the blocks of these hashes, and one for the tail of each of the branches `tails_of`, which are all.
 
-        Raises OutOfBlocks or CannotMove.
+        With `to_keep` no sequence is about to run on them. Raises OutOfBlocks or CannotMove.
         """
-        self.held = await self._blocks.hold_import(hashes_per_branch, with_tails=bool(tails_of))
+        self.held = await self._blocks.hold_import(hashes_per_branch, with_tails=bool(tails_of), to_keep=to_keep)
         self.tail_indexes = dict(zip(tails_of, self.held.tails, strict=True))
         return self.held
 

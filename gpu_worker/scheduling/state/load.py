@@ -29,6 +29,7 @@ class Load:
     num_used_blocks: int
     num_free_host_blocks: int  # those of demoted blocks, too: a swapped-out sequence gets them
     num_demoted_blocks: int  # blocks of the host pool with prefixes that the device has evicted
+    num_standby_blocks: int  # blocks that are to be kept for sequences of other workers
     num_prefill_tokens: int
     num_preempted_swap: int
     num_preempted_recompute: int
@@ -51,6 +52,7 @@ class Load:
             num_used_blocks=blocks.num_used,
             num_free_host_blocks=workload.tables.tier.num_room,
             num_demoted_blocks=workload.tables.tier.num_demoted,
+            num_standby_blocks=len(workload.tables.cache.standby),
             num_prefill_tokens=sum(branch.prefill_end - branch.num_computed for branch in to_compute),
             num_preempted_swap=workload.num_preempted_swap,
             num_preempted_recompute=workload.num_preempted_recompute,

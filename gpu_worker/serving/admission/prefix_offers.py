@@ -1,4 +1,4 @@
-"""Blocks of a prompt that another worker is said to have: which of them are worth a wait, and the wait."""
+"""Blocks of a sequence that another worker is said to have: which of them are worth a wait, and the wait."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class OfferedPrefix(NamedTuple):
-    """Leading blocks of a prompt that another worker is said to have."""
+    """Leading blocks of a sequence that another worker is said to have."""
 
     owner: Incarnation
     hashes: list[BlockHash]
@@ -46,12 +46,17 @@ class PrefixOffers:
             await fetcher.close()
 
     def find(self, sequence: Sequence, admission: Admission) -> OfferedPrefix | None:
-        """What another worker is said to have of the prompt, if the sequence can use it."""
+        """What another worker is said to have of prompt and output, if the sequence can use it.
+
+        Of the output it can, if it has one branch, and if no token of it is to be scored again.
+        """
         owner, params = admission.prefix_owner, admission.sampling
         if not (self._fetcher and owner) or admission.suspect or sequence.carried or params.prompt_logprobs is not None:
             return None
-        num_tokens = min(admission.prefix_owner_tokens, len(sequence.prompt) - 1)
-        hashes = hashing.block_hashes(sequence.root, sequence.prompt[:num_tokens], self._info.block_size)
+        scored = params.logprobs is not None or params.ranked
+        tokens = sequence.prompt if scored or len(sequence.branches) > 1 else sequence.branches[0].tokens
+        num_tokens = min(admission.prefix_owner_tokens, len(tokens) - 1)
+        hashes = hashing.block_hashes(sequence.root, tokens[:num_tokens], self._info.block_size)
         return OfferedPrefix(owner, hashes)
 
     def worth_waiting(self, offer: OfferedPrefix) -> float:

@@ -120,4 +120,5 @@ def load_to_wire(watch: WorkerWatch, publisher: StepPublisher) -> admin_pb2.Work
         num_step_tokens=times.num_tokens,
         prefix_asked_tokens=publisher.num_prompt_tokens,
         prefix_hit_tokens=publisher.num_hit_tokens,
+        num_standby_sequences=watch.num_standby_sequences,
     )

@@ -29,6 +29,8 @@ from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher, warm_up
 from gpu_worker.migration.source.migration_progress import MigrationTally
 from gpu_worker.migration.source.migration_registry import MigrationRegistry
 from gpu_worker.migration.source.outgoing_migration import SourceWorker
+from gpu_worker.migration.standby.standby_buddy import StandbyBuddy
+from gpu_worker.migration.standby.standby_owner import StandbyOwner
 from gpu_worker.migration.target.migration_target import MigrationTarget
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.scheduler_config import StepBudget
@@ -124,6 +126,13 @@ class Worker:
         if memory is not None and block_listener is not None and self.connections is not None and settings.prefix_fetch:
             self.supplier = BlockSupplier(blocks, targets, self.connections)
             self.fetcher = PrefixFetcher(incarnation, blocks, memory, block_listener, targets, self.connections)
+        self.standby_owner: StandbyOwner | None = None
+        self.standby_buddy: StandbyBuddy | None = None
+        if self.fetcher is not None and self.connections is not None and settings.standby:
+            self.standby_owner = StandbyOwner(
+                incarnation, blocks, targets, self.connections, self.watch, settings.standby_tokens
+            )
+            self.standby_buddy = StandbyBuddy(blocks, self.watch, self.fetcher, info.bytes_per_block)
         announcer = OwnershipAnnouncer(journal, incarnation) if journal is not None else None
         self.trials = TrialQueue(port, self.publisher, announcer)
         self.offers = PrefixOffers(port, self.workload, times, self.fetcher)
@@ -154,7 +163,15 @@ class Worker:
         self.reconciler = Reconciler(store, incarnation, self.publisher.logs.keys, self.admissions.runs)
         tally = self.migrations.tally if self.migrations is not None else MigrationTally()
         self.metrics = WorkerMetrics(
-            self.watch, self.workload, self.publisher, self.journal_writer, self.drain, tally, self.fetcher
+            self.watch,
+            self.workload,
+            self.publisher,
+            self.journal_writer,
+            self.drain,
+            tally,
+            self.fetcher,
+            self.standby_owner,
+            self.standby_buddy,
         )
         exporter = listener.web_app.exporter
         exporter.add_source(self.metrics.values)
@@ -194,9 +211,14 @@ class Worker:
             run_for_ever("the watch over progress", self.monitor.run()),
             run_for_ever("the release of what outgrows this worker", self._outgrown.run()),
         ]
+        if self.standby_owner is not None and self.standby_buddy is not None:
+            self._watching += [
+                run_for_ever("the standbys of sequences here", self.standby_owner.run()),
+                run_for_ever("the standbys for other workers", self.standby_buddy.run()),
+            ]
         self.engine.start()
         self.listener.service.serve(self._served)
-        self.listener.transfer.serve_target(self.target, self.supplier)
+        self.listener.transfer.serve_target(self.target, self.supplier, self.standby_buddy)
 
     async def leave(self, urgent: asyncio.Event) -> None:
         """Refuses new sequences at once, and gives away those that are here while `stop` still has time, or until

@@ -9,6 +9,8 @@ from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher
 from gpu_worker.migration.source.migration_progress import MigrationTally
+from gpu_worker.migration.standby.standby_buddy import StandbyBuddy
+from gpu_worker.migration.standby.standby_owner import StandbyOwner
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.serving.leaving.drain import WorkerDrain
 from octavo.metrics.aliases import ModelLoad, alias_values
@@ -26,6 +28,8 @@ class WorkerMetrics:
     _drain: WorkerDrain
     _tally: MigrationTally
     _fetcher: PrefixFetcher | None
+    _standby_owner: StandbyOwner | None = None
+    _standby_buddy: StandbyBuddy | None = None
 
     def values(self) -> Iterator[MetricValue]:
         """All values of now. It reads numbers alone, so the engine does not wait for it."""
@@ -33,6 +37,7 @@ class WorkerMetrics:
         yield from self._steps()
         yield from self._blocks()
         yield from self._prefixes()
+        yield from self._standbys()
         journal, drain = self._journal_writer, self._drain
         yield MetricValue("octavo_journal_seconds", journal.append_times)
         yield MetricValue("octavo_journal_tokens_total", journal.num_tokens)
@@ -100,3 +105,17 @@ class WorkerMetrics:
         yield MetricValue("octavo_prefix_kept_blocks", self._workload.tables.cache.num_kept)
         yield MetricValue("octavo_prefix_promoted_tokens_total", self._workload.tables.tier.num_promoted * block_size)
         yield MetricValue("octavo_prefix_fetched_tokens_total", num_fetched * block_size)
+
+    def _standbys(self) -> Iterator[MetricValue]:
+        """Numbers of both sides: of the sequences here, and of what is kept for others."""
+        owner, buddy, size = self._standby_owner, self._standby_buddy, self._workload.info.block_size
+        sequences = owner.sequences if owner is not None else None
+        num_sealed, num_held = (sequences.num_sealed_blocks, sequences.num_held_blocks) if sequences else (0, 0)
+        yield MetricValue("octavo_standby_sequences", self._watch.num_standby_sequences)
+        yield MetricValue("octavo_standby_tokens", size * num_held, ("held",))
+        yield MetricValue("octavo_standby_tokens", size * (num_sealed - num_held), ("behind",))
+        yield MetricValue("octavo_standby_failed_total", owner.num_failed if owner is not None else 0)
+        yield MetricValue("octavo_standby_kept_blocks", self._watch.load.num_standby_blocks)
+        yield MetricValue("octavo_standby_refused_total", buddy.num_refused if buddy is not None else 0)
+        num_fetched = self._fetcher.num_standby_fetched if self._fetcher is not None else 0
+        yield MetricValue("octavo_standby_fetched_tokens_total", size * num_fetched)

@@ -170,7 +170,18 @@ def _worker(status: admin_pb2.WorkerStatus) -> dict[str, Any]:
         "role": ROLES.get(status.role, ""),
         **{name: getattr(load, name) for name in ("num_sequences", "num_running", "num_waiting")},
         "blocks": {**blocks, "total": status.num_blocks},
+        "standby": {"sequences": load.num_standby_sequences, "kept_blocks": load.num_standby_blocks},
     }
+
+
+def _standbys(status: dict[str, Any]) -> str:
+    """Which workers have standbys, or keep them for others. Empty if none does."""
+    rows = [
+        [row["worker_id"], row["standby"]["sequences"], row["standby"]["kept_blocks"]]
+        for row in status["workers"]
+        if any(row["standby"].values())
+    ]
+    return output.table(["worker", "sequences with a standby", "blocks kept for others"], rows) if rows else ""
 
 
 def _text(status: dict[str, Any]) -> str:
@@ -192,6 +203,7 @@ def _text(status: dict[str, Any]) -> str:
     ]
     header = ["worker", "pid", "endpoint", "incarnation", "role", "sequences", "free", "used", "cached", "available"]
     parts.append(output.table(header, workers))
+    parts.append(_standbys(status))
     if store:
         row = [store["url"], store["pid"] or "-", _yes(store["serving"], store["trouble"])]
         parts.append(output.table(["store", "pid", "serving"], [row]))

@@ -106,7 +106,7 @@ class AbortResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("target", "model_fingerprint", "kv_layout", "ticket", "secret", "port", "wanted", "numerics")
+    __slots__ = ("target", "model_fingerprint", "kv_layout", "ticket", "secret", "port", "wanted", "numerics", "standby")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class FetchRequest(_message.Message):
     PORT_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
     target: str
     model_fingerprint: str
     kv_layout: str
@@ -123,7 +124,8 @@ class FetchRequest(_message.Message):
     port: int
     wanted: _containers.RepeatedCompositeFieldContainer[WantedBlock]
     numerics: str
-    def __init__(self, target: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_layout: _Optional[str] = ..., ticket: _Optional[int] = ..., secret: _Optional[bytes] = ..., port: _Optional[int] = ..., wanted: _Optional[_Iterable[_Union[WantedBlock, _Mapping]]] = ..., numerics: _Optional[str] = ...) -> None: ...
+    standby: bool
+    def __init__(self, target: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_layout: _Optional[str] = ..., ticket: _Optional[int] = ..., secret: _Optional[bytes] = ..., port: _Optional[int] = ..., wanted: _Optional[_Iterable[_Union[WantedBlock, _Mapping]]] = ..., numerics: _Optional[str] = ..., standby: bool = ...) -> None: ...
 
 class FetchResponse(_message.Message):
     __slots__ = ("num_blocks",)
@@ -148,3 +150,47 @@ class ListHotResponse(_message.Message):
     HASHES_FIELD_NUMBER: _ClassVar[int]
     hashes: bytes
     def __init__(self, hashes: _Optional[bytes] = ...) -> None: ...
+
+class StandbyRequest(_message.Message):
+    __slots__ = ("owner", "model_fingerprint", "kv_layout", "numerics", "histories", "number")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    HISTORIES_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    model_fingerprint: str
+    kv_layout: str
+    numerics: str
+    histories: _containers.RepeatedCompositeFieldContainer[NamedHistory]
+    number: int
+    def __init__(self, owner: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_layout: _Optional[str] = ..., numerics: _Optional[str] = ..., histories: _Optional[_Iterable[_Union[NamedHistory, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
+
+class NamedHistory(_message.Message):
+    __slots__ = ("seq_id", "branch", "first", "hashes")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    branch: int
+    first: int
+    hashes: bytes
+    def __init__(self, seq_id: _Optional[str] = ..., branch: _Optional[int] = ..., first: _Optional[int] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+
+class StandbyResponse(_message.Message):
+    __slots__ = ("states",)
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    states: _containers.RepeatedCompositeFieldContainer[HistoryState]
+    def __init__(self, states: _Optional[_Iterable[_Union[HistoryState, _Mapping]]] = ...) -> None: ...
+
+class HistoryState(_message.Message):
+    __slots__ = ("num_named", "num_held", "refused")
+    NUM_NAMED_FIELD_NUMBER: _ClassVar[int]
+    NUM_HELD_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    num_named: int
+    num_held: int
+    refused: bool
+    def __init__(self, num_named: _Optional[int] = ..., num_held: _Optional[int] = ..., refused: bool = ...) -> None: ...

@@ -69,6 +69,11 @@ class TransferStub(object):
                 request_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.ListHotRequest.SerializeToString,
                 response_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.ListHotResponse.FromString,
                 _registered_method=True)
+        self.Standby = channel.unary_unary(
+                '/octavo.internal.v1.Transfer/Standby',
+                request_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.StandbyRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.StandbyResponse.FromString,
+                _registered_method=True)
 
 
 class TransferServicer(object):
@@ -155,6 +160,22 @@ class TransferServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Standby(self, request, context):
+        """Names the histories of running sequences that this worker, their buddy, is to have in its prefix cache, in case that
+        the caller dies. It fetches the blocks that it lacks by and by, and evicts them late. It never runs a sequence for
+        that, and any router may place one that has lost its owner on any worker.
+
+        Each call of an owner names all of its histories here: those that it does not name again have ended. All of them end
+        when no call has come for 20 s. Idempotent.
+
+        * INVALID_ARGUMENT: no owner, a bad id, hashes that are none, or too many of them.
+        * FAILED_PRECONDITION: another layout or model, or this worker keeps no standbys.
+        * UNAVAILABLE: this worker drains, or the model is still loading.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TransferServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -187,6 +208,11 @@ def add_TransferServicer_to_server(servicer, server):
                     servicer.ListHot,
                     request_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.ListHotRequest.FromString,
                     response_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.ListHotResponse.SerializeToString,
+            ),
+            'Standby': grpc.unary_unary_rpc_method_handler(
+                    servicer.Standby,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.StandbyRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_transfer__pb2.StandbyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -356,6 +382,33 @@ class Transfer(object):
             '/octavo.internal.v1.Transfer/ListHot',
             octavo_dot_internal_dot_v1_dot_transfer__pb2.ListHotRequest.SerializeToString,
             octavo_dot_internal_dot_v1_dot_transfer__pb2.ListHotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Standby(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.v1.Transfer/Standby',
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.StandbyRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_transfer__pb2.StandbyResponse.FromString,
             options,
             channel_credentials,
             insecure,

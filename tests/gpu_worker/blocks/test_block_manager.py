@@ -176,6 +176,10 @@ class Tables:
             self.demote(rng.randint(1, 4), done=rng.random() < 0.9)
         if rng.random() < 0.02:
             self.cache.keep(rng.sample(sorted(self.events), rng.randint(0, len(self.events) // 2)))
+        if rng.random() < 0.02:
+            begun = rng.sample(sorted(self.events), rng.randint(0, len(self.events) // 2))
+            ended = rng.sample(sorted(self.cache.standby), rng.randint(0, len(self.cache.standby)))
+            self.cache.stand_by(begun, [each for each in ended if each not in begun])
         if self.pins and rng.random() < 0.3:
             self.end_pin(rng)
         elif self.reservations and rng.random() < 0.3:
@@ -274,6 +278,45 @@ def test_what_is_kept_is_evicted_last() -> None:
     assert blocks.cache.num_kept == 2
     assert [blocks.take_block() for _ in range(4)] == [fourth, third, second, first]
     assert blocks.cache.num_kept == 0
+
+
+def sealed_table(blocks: BlockManager, tokens: list[int]) -> tuple[list, list]:
+    """A table of known blocks with these tokens, and their hashes."""
+    table: list = []
+    blocks.grow_table(table, len(tokens))
+    hashes = block_hashes(ROOT, tokens, SIZE)
+    for block_hash, block in zip(hashes, table, strict=True):
+        blocks.seal_block(block_hash, block)
+    return table, hashes
+
+
+def test_standbys_are_evicted_after_what_nobody_keeps_and_before_what_is_kept() -> None:
+    blocks = BlockManager(6, SIZE)
+    standby, hashes = sealed_table(blocks, [1, 1, 1, 1])
+    plain, _ = sealed_table(blocks, [2, 1, 1, 1])
+    kept, kept_hashes = sealed_table(blocks, [2, 2, 1, 1])
+    blocks.cache.keep(kept_hashes)
+    blocks.cache.stand_by(hashes, [])
+    due = [*reversed(plain), *reversed(standby), *reversed(kept)]
+    for table in (standby, kept, plain):
+        blocks.release(table)
+    assert blocks.cache.num_idle_wanted == 4
+    assert [blocks.take_block() for _ in range(6)] == due
+    assert blocks.cache.num_standby_lost == 2
+
+
+def test_a_standby_that_has_ended_is_evicted_first_and_one_that_begins_late_is_kept() -> None:
+    blocks = BlockManager(6, SIZE)
+    ended, ended_hashes = sealed_table(blocks, [1, 1, 1, 1])
+    begun, begun_hashes = sealed_table(blocks, [2, 1, 1, 1])
+    plain, _ = sealed_table(blocks, [2, 2, 1, 1])
+    blocks.cache.stand_by(ended_hashes, [])
+    due = [*reversed(ended), *reversed(plain), *reversed(begun)]
+    for table in (begun, plain, ended):
+        blocks.release(table)
+    blocks.cache.stand_by(begun_hashes, ended_hashes)
+    assert [blocks.take_block() for _ in range(6)] == due
+    assert blocks.cache.num_standby_lost == 2
 
 
 def test_room_counts_shared_blocks_that_nobody_uses() -> None:

@@ -12,7 +12,16 @@ from octavo.request.errors import BadModel, OutOfBlocks, StoreUnavailable, TooLa
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.request.sampling import FinishReason
-from octavo.store.calls import AppendItem, Finish, Member, QueueLimits, TakeReason, TakeRequest, WorkerLimits
+from octavo.store.calls import (
+    AppendItem,
+    AppendStatus,
+    Finish,
+    Member,
+    QueueLimits,
+    TakeReason,
+    TakeRequest,
+    WorkerLimits,
+)
 from octavo.store.memory import MemoryState, MemoryStore
 from octavo.store.memory.state import Trial
 from octavo.wire.internal import admission_from_wire
@@ -133,13 +142,13 @@ class Scene:
 async def make_scene(hello):
     made: list[Scene] = []
 
-    async def make(*answers: AdmissionAnswer | LinkError, prompt: tuple[int, ...] = (1, 2)) -> Scene:
+    async def make(*answers: AdmissionAnswer | LinkError, prompt: tuple[int, ...] = (1, 2), **changes) -> Scene:
         store, models = MemoryStore(MemoryState()), ModelRegistry()
         await models.add_worker(hello("a"))
         await store.heartbeat(Member("router", Incarnation("router"), b""), 60_000)
         for name in NAMES:
             await store.heartbeat(Member("worker", Incarnation(name), b""), 300)
-        await store.accept(accepted_sequence(prompt), QueueLimits())
+        await store.accept(accepted_sequence(prompt, **changes), QueueLimits())
         assert len(await store.pop("weights", 1, 60_000)) == 1
         made.append(Scene(store, models, answers))
         return made[-1]
@@ -158,6 +167,38 @@ async def test_workers_hear_where_the_prefix_is(make_scene, monkeypatch):
     (first,), (second,) = (link.admissions for link in scene.links[:2])
     assert (first.prefix_owner, first.prefix_owner_tokens) == (None, 0), "it has the most of it itself"
     assert (second.prefix_owner, second.prefix_owner_tokens) == ("a", 5 * size), "also if that one had no room"
+
+
+async def lose_owner(scene: Scene, num_output: int) -> None:
+    """The sequence has run on worker a, which has died."""
+    request = TakeRequest(scene.seq_id, 0, Incarnation("a"), "first", TakeReason.QUEUED)
+    assert (await scene.store.take_ownership(request)).epoch == 1
+    item = AppendItem(scene.seq_id, 1, 0, 0, tuple(range(num_output)))
+    (reply,) = await scene.store.append_batch(Incarnation("a"), [item])
+    assert reply.status is AppendStatus.OK
+    await scene.store.leave(Member("worker", Incarnation("a"), b""))
+
+
+@pytest.mark.parametrize("buddy", ["b", "c", "d"])
+async def test_a_sequence_without_owner_goes_to_the_worker_that_has_its_blocks(make_scene, monkeypatch, buddy):
+    """That is its buddy, where it had one: routers know nothing else of buddies than their blocks."""
+    scene = await make_scene(LATER, ADMITTED, ADMITTED, ADMITTED, prompt=tuple(range(200)), max_tokens=400)
+    await lose_owner(scene, 300)
+    size = view(Incarnation("a")).block_size
+    monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: {Incarnation(buddy): (28 * size, 0)})
+    await scene.assigner.assign_sequence(scene.seq_id, 1, TakeReason.LEASE)
+    record = (await scene.store.read(scene.seq_id)).record
+    assert (record.owner, record.epoch) == (buddy, 2)
+
+
+async def test_a_worker_in_place_of_the_buddy_hears_where_prompt_and_output_are(make_scene, monkeypatch):
+    scene = await make_scene(LATER, LATER, ADMITTED, prompt=tuple(range(200)), max_tokens=400)
+    await lose_owner(scene, 300)
+    size = view(Incarnation("a")).block_size
+    monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: {Incarnation("b"): (28 * size, 0)})
+    await scene.assigner.assign_sequence(scene.seq_id, 1, TakeReason.LEASE)
+    (admission,) = scene.links[2].admissions
+    assert (admission.prefix_owner, admission.prefix_owner_tokens) == ("b", 28 * size), "b had no room"
 
 
 @pytest.mark.parametrize("refusal", [LATER, NEVER, LinkError("broken")], ids=["later", "never", "broken"])

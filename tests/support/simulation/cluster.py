@@ -54,6 +54,9 @@ class Cluster:
             ),  # 1: tokens gather before they are journalled, and 32: never here
             "stream_interval": self.rng.choice([1, 1, 3]),
         }
+        chance = self.network.rng("standbys")
+        self.worker_settings |= {"standby": chance.random() < 0.5, "standby_tokens": chance.choice([16, 48])}
+        self.fetchers: list[Any] = []  # of all workers that have ever run, where they fetch
         self._install()
 
     def _install(self) -> None:
@@ -77,6 +80,8 @@ class Cluster:
         def make(*args: Any, **kwargs: Any) -> Any:
             host = HOST.get()
             host.program = program(*args, **kwargs)
+            if fetcher := getattr(host.program, "fetcher", None):
+                self.fetchers.append(fetcher)
             return host.program
 
         return make

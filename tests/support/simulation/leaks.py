@@ -33,7 +33,24 @@ def leaks(cluster: Cluster) -> list[str]:
             expect_none(f"{name}: background tasks", router._background._tasks)
         else:
             check_worker(name, host.program, expect_none)
+            if host.program.standby_buddy is not None:
+                check_standbys(name, host.program, living_workers(cluster), expect_none)
     return found
+
+
+def living_workers(cluster: Cluster) -> set[str]:
+    hosts = (cluster.hosts[name] for name in cluster.worker_names)
+    return {host.program.listener.incarnation for host in hosts if host.alive and host.program is not None}
+
+
+def check_standbys(name: str, worker: Any, living: set[str], expect_none: Callable[[str, object], None]) -> None:
+    """What an owner that has died has named stays for a while; what a living one runs no more is kept no longer."""
+    expect_none(f"{name}: histories with a buddy", worker.standby_owner.sequences.num_histories)
+    histories = worker.standby_buddy.histories
+    expect_none(f"{name}: histories kept in vain", living & set(histories.owners))
+    histories.check_uses()
+    if not histories.owners:
+        expect_none(f"{name}: blocks kept in vain", worker.workload.tables.cache.standby)
 
 
 def check_worker(name: str, worker: Any, expect_none: Callable[[str, object], None]) -> None:

@@ -50,6 +50,7 @@ class Outcome:
     settled_s: float = 0.0  # from the end of the last fault to that of the last stream
     refused: int = 0  # appends that the store refused, because their writer was the owner no more
     inside_json: dict[str, int] = field(default_factory=dict)  # changes of owner in the midst of JSON
+    standby_blocks: int = 0  # that buddies have fetched
     lines: list[str] = field(default_factory=list)
 
     def report(self) -> str:
@@ -106,6 +107,7 @@ class Simulation:
             settled_s=self.settled_s,
             refused=self.cluster.store.monitor.num_refused,
             inside_json=dict(self.cluster.store.monitor.inside_json),
+            standby_blocks=sum(fetcher.num_standby_fetched for fetcher in self.cluster.fetchers),
             lines=self.log.lines,
         )
 

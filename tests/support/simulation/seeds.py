@@ -48,6 +48,7 @@ class Summary:
         self.num_streams = 0
         self.num_runs = 0
         self.num_refused = 0
+        self.num_standby_blocks = 0
         self.inside_json: Counter[str] = Counter()
         self.longest_s = (0.0, 0)
 
@@ -55,6 +56,7 @@ class Summary:
         self.num_runs += 1
         self.num_streams += outcome.streams
         self.num_refused += outcome.refused
+        self.num_standby_blocks += outcome.standby_blocks
         self.inside_json.update(outcome.inside_json)
         self.longest_s = max(self.longest_s, (outcome.settled_s, outcome.seed))
         self.faults.update(outcome.faults)
@@ -67,7 +69,8 @@ class Summary:
         if self.num_runs < ENOUGH_RUNS or self.inside_json:  # those have faults of few kinds
             return []
         kinds = [kind for kind in EVERY_KIND if not self.faults[kind]]
-        return kinds if self.num_refused else [*kinds, "refused append"]
+        seen = {"refused append": self.num_refused, "block of a standby": self.num_standby_blocks}
+        return [*kinds, *(what for what, number in seen.items() if not number)]
 
     @property
     def is_bad(self) -> bool:
@@ -78,6 +81,7 @@ class Summary:
         longest_s, seed = self.longest_s
         lines.append(f"the last stream ended at most {longest_s:.1f} s after the last fault (seed {seed})")
         lines.append(f"{self.num_refused:7} appends refused")
+        lines.append(f"{self.num_standby_blocks:7} blocks of standbys fetched")
         lines += [f"{count:7} {kind}" for kind, count in sorted(self.faults.items())]
         lines += [f"{count:7} inside JSON: {kind}" for kind, count in sorted(self.inside_json.items())]
         lines += [f"no {kind} has happened" for kind in self.missing]

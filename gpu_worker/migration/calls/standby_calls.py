@@ -1,0 +1,39 @@
+"""The call Standby as plain values."""
+
+from dataclasses import dataclass
+
+from octavo.request.ids import BlockHash, Incarnation, SequenceId
+
+MOST_HISTORIES = 1024  # of one call
+MOST_NAMED = 65_536  # hashes of one call
+
+
+@dataclass(frozen=True, slots=True)
+class NamedHistory:
+    """What one branch of a sequence has sealed since its buddy was told last."""
+
+    seq_id: SequenceId
+    branch: int
+    first: int  # how many leading blocks earlier calls have named
+    hashes: list[BlockHash]  # of the next ones
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyRequest:
+    """All histories that an owner wants kept by one buddy."""
+
+    owner: Incarnation
+    fingerprint: str  # of the owner's model
+    layout: str  # of a block there
+    numerics: str  # its class of numerics
+    histories: list[NamedHistory]
+    number: int = 0  # rises with each call: one that comes after a later one changes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryState:
+    """What a buddy has of one history."""
+
+    num_named: int  # leading blocks that it knows by their hashes
+    num_held: int  # leading blocks in its prefix cache
+    refused: bool = False  # it has no room, and keeps nothing of the history

@@ -1,0 +1,154 @@
+"""The owner of running sequences: names to other workers, their buddies, which blocks to have in case that it dies.
+
+    engine ─▶ histories of long sequences ─▶ a buddy for each ─▶ Standby, once a round ─▶ the buddy fetches
+
+No call holds a sequence up, and no failure is one of the sequence: it has another buddy then, or none for a while.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from gpu_worker.engine.block_port import BlockPort
+from gpu_worker.engine.worker_watch import WorkerWatch
+from gpu_worker.migration.calls.connection_pool import ConnectionPool
+from gpu_worker.migration.calls.standby_calls import MOST_HISTORIES, StandbyRequest
+from gpu_worker.migration.calls.targets import TargetPool, TargetWorker
+from gpu_worker.migration.standby.covered_sequences import CoveredSequences, note_state
+from gpu_worker.migration.standby.kept_histories import KEEP_S
+from octavo.request.errors import ServingError
+from octavo.request.ids import Incarnation
+
+log = logging.getLogger(__name__)
+
+# A buddy is behind by the time between two rounds, and by the block that is being filled. A round costs the same
+# whatever is new in it, so many histories, whose blocks fill all the time, share longer ones.
+ROUND_S = 0.1
+ROUND_PER_HISTORY_S = 0.25  # beside the first one
+LONGEST_ROUND_S = 1.0
+REFRESH_S = 2.0  # how often a buddy is told that nothing is new
+CANDIDATES_S = 2.0  # how often it is asked who may be a buddy
+AVOID_S = 10.0  # how long a worker that had no room, or did not answer, is not chosen
+MOST_NAMED = 16_384  # hashes of one call
+
+
+@dataclass(slots=True, eq=False)
+class ToldBuddy:
+    """A worker that was asked to keep something."""
+
+    buddy: TargetWorker
+    called_at: float = float("-inf")
+    answered_at: float = field(default_factory=lambda: time.monotonic())  # or when it was first asked
+
+
+class StandbyOwner:
+    """Lives on the event loop. What it knows is in memory alone."""
+
+    def __init__(
+        self,
+        incarnation: Incarnation,
+        blocks: BlockPort,
+        targets: TargetPool,
+        connections: ConnectionPool,
+        watch: WorkerWatch,
+        min_tokens: int,
+    ) -> None:
+        self.sequences = CoveredSequences()
+        self.num_failed = 0  # calls that were refused or not answered
+        self._incarnation = incarnation
+        self._blocks = blocks
+        self._targets = targets
+        self._connections = connections
+        self._min_tokens = min_tokens
+        self._watch = watch
+        self._candidates: dict[Incarnation, TargetWorker] = {}
+        self._candidates_at = float("-inf")
+        self._avoided: dict[Incarnation, float] = {}  # until when
+        self._num_calls = 0
+        self._told: dict[Incarnation, ToldBuddy] = {}  # workers that may keep something for this one
+
+    async def run(self) -> None:
+        """Goes round for as long as the worker lives."""
+        while True:
+            began = time.monotonic()
+            try:
+                await self.go_round()
+            except ServingError as error:
+                log.info("no standbys in this round: %s", error.message)
+            except Exception:  # a standby is worth no sequence of this worker
+                log.exception("no standbys in this round")
+            round_s = min(LONGEST_ROUND_S, max(ROUND_S, ROUND_PER_HISTORY_S * (self.sequences.num_histories - 1)))
+            await asyncio.sleep(max(round_s / 2, round_s - (time.monotonic() - began)))
+
+    async def go_round(self) -> None:
+        """Names to each buddy what it is to have now."""
+        draining, known = self._watch.draining, self.sequences.known()
+        found = {} if draining else await self._blocks.histories(self._min_tokens, known)
+        self.sequences.update(found)
+        self._watch.num_standby_sequences = self.sequences.num_covered
+        if found:
+            await self._choose_buddies()
+        by_buddy = self.sequences.num_blocks_by_buddy()
+        for each in by_buddy:
+            if each not in self._told and each in self._candidates:
+                self._told[each] = ToldBuddy(self._candidates[each])
+        await asyncio.gather(*(self._tell(told) for told in list(self._told.values()) if self._has_news(told)))
+
+    def _has_news(self, told: "ToldBuddy") -> bool:
+        """Whether a buddy is to be called in this round."""
+        return self.sequences.has_news(told.buddy.incarnation) or time.monotonic() - told.called_at > REFRESH_S
+
+    async def _choose_buddies(self) -> None:
+        """Each sequence without a buddy gets the worker that has fewest blocks of this one."""
+        now = time.monotonic()
+        if now - self._candidates_at > CANDIDATES_S:
+            self._candidates_at = now
+            self._candidates = {each.incarnation: each for each in await self._targets.candidates()}
+        self._avoided = {each: until for each, until in self._avoided.items() if until > now}
+        by_buddy = self.sequences.num_blocks_by_buddy()
+        self.sequences.leave([each for each in by_buddy if each not in self._candidates])
+        choice = [each for each in self._candidates.values() if each.incarnation not in self._avoided]
+        for sequence in self.sequences.without_buddy() if choice else ():
+            buddy = min(choice, key=lambda each: (each.for_prompts, by_buddy[each.incarnation])).incarnation
+            by_buddy[buddy] += sequence.num_blocks
+            sequence.choose(buddy)
+
+    async def _tell(self, told: "ToldBuddy") -> None:
+        """One call. A buddy that does not answer, or has no room, is none for a while.
+
+        It is told that it need keep nothing, until it has answered that, or has forgotten it by itself.
+        """
+        buddy, told.called_at = told.buddy, time.monotonic()
+        named = self.sequences.named(buddy.incarnation, MOST_NAMED)[:MOST_HISTORIES]
+        info = self._blocks.info
+        self._num_calls += 1
+        histories = [each for each, _, _ in named]
+        request = StandbyRequest(
+            self._incarnation, info.fingerprint, info.layout, info.numerics, histories, self._num_calls
+        )
+        try:
+            async with self._connections.connect(buddy) as connection:
+                states = await connection.client.standby(request)
+        except ServingError as error:
+            if named:
+                log.info("worker %s is no buddy: %s", buddy.incarnation, error.message)
+                self.num_failed += 1
+                self._avoid(buddy.incarnation)
+                self.sequences.leave([buddy.incarnation])
+            if time.monotonic() - told.answered_at > KEEP_S:
+                self._told.pop(buddy.incarnation, None)
+            return
+        told.answered_at = time.monotonic()
+        if not named:
+            self._told.pop(buddy.incarnation, None)
+        for (_, branch, sequence), state in zip(named, states, strict=True):
+            if sequence.buddy != buddy.incarnation:
+                continue  # another branch of it was refused
+            note_state(branch, state)
+            if state.refused:
+                self._avoid(buddy.incarnation)
+                sequence.choose(None)
+
+    def _avoid(self, worker: Incarnation) -> None:
+        self._avoided[worker] = time.monotonic() + AVOID_S

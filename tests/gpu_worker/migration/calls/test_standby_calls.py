@@ -1,0 +1,40 @@
+"""Standby on the wire: it comes as it was sent, and what cannot be right is refused by its field."""
+
+import pytest
+
+from gpu_worker.migration.calls.standby_calls import MOST_HISTORIES, MOST_NAMED, NamedHistory, StandbyRequest
+from gpu_worker.migration.calls.transfer_calls import standby_to_wire
+from gpu_worker.migration.transfer_service import standby_from_wire
+from octavo.internal.v1 import transfer_pb2
+from octavo.request.errors import InvalidArgument
+from octavo.request.ids import BlockHash, Incarnation, SequenceId
+
+SEQ = SequenceId(f"{7:032x}")
+
+
+def test_a_request_comes_as_it_was_sent() -> None:
+    histories = [NamedHistory(SEQ, 0, 3, [BlockHash(bytes(16)), BlockHash(b"x" * 16)]), NamedHistory(SEQ, 1, 0, [])]
+    request = StandbyRequest(Incarnation("a"), "weights", "layout", "class", histories, 9)
+    assert standby_from_wire(standby_to_wire(request)) == request
+
+
+def history(**changes: object) -> transfer_pb2.NamedHistory:
+    return transfer_pb2.NamedHistory(**{"seq_id": SEQ, "hashes": bytes(16), **changes})
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("owner", {"owner": ""}),
+        ("histories", {"histories": [history(), history()]}),
+        ("histories", {"histories": [history(seq_id=f"{n:032x}") for n in range(MOST_HISTORIES + 1)]}),
+        ("histories", {"histories": [history(hashes=bytes(16 * (MOST_NAMED + 1)))]}),
+        ("histories[0].seq_id", {"histories": [history(seq_id="no id")]}),
+        ("histories[1].hashes", {"histories": [history(), history(branch=1, hashes=bytes(15))]}),
+        ("histories[0].branch", {"histories": [history(branch=1 << 20)]}),
+    ],
+)
+def test_what_cannot_be_right_is_refused_by_its_field(field: str, changes: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        standby_from_wire(transfer_pb2.StandbyRequest(**{"owner": "a", "histories": [history()], **changes}))
+    assert refused.value.metadata["field"] == field

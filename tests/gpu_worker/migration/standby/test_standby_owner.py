@@ -1,0 +1,177 @@
+"""Sealed blocks of a sequence are at its buddy while it runs, which goes on from them after the owner's death."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from waiting import until
+from worker_pair import Follower, PairedWorker, WorkerPair, greedy, worker_pair
+
+from gpu_worker.migration.standby import standby_buddy, standby_owner
+from octavo.internal.v1 import worker_pb2
+from octavo.process import failpoints
+from octavo.request.ids import Incarnation
+from octavo.store.calls import TakeReason, TakeRequest
+from octavo.wire.internal import admission_to_wire
+
+SIZE = 4
+LONG = greedy(400)
+PROMPT = tuple(range(1, 102))
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby_owner, "LONGEST_ROUND_S", 0.05)
+    monkeypatch.setattr(standby_owner, "CANDIDATES_S", 0.1)
+    monkeypatch.setattr(standby_owner, "AVOID_S", 0.3)
+    monkeypatch.setattr(standby_buddy, "RETRY_S", 0.1)
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[WorkerPair]:
+    async with worker_pair(standby=True, standby_tokens=16, step_s=0.01) as made:
+        yield made
+
+
+def num_kept(worker: PairedWorker) -> int:
+    """Blocks that are here for standbys."""
+    cache = worker.worker.workload.tables.cache
+    return sum(cache.find(each) is not None for each in list(cache.standby))
+
+
+async def test_sealed_blocks_are_at_the_buddy_while_the_sequence_runs(pair: WorkerPair) -> None:
+    follower = await pair.run(LONG, prompt=PROMPT)
+    await until(lambda: num_kept(pair.b) >= 30)
+    num_tokens = (await pair.record(follower.seq_id)).num_tokens[0]
+    assert num_tokens < 400, "it still runs"
+    assert num_kept(pair.b) <= (len(PROMPT) + num_tokens) // SIZE + 1
+    assert pair.a.worker.standby_owner.sequences.num_covered == 1
+    assert not pair.b.runner.num_steps, "the buddy runs nothing"
+    await pair.check_end(follower, LONG, prompt=PROMPT)
+    await until(lambda: not pair.b.worker.standby_buddy.histories.num_blocks)
+    assert not pair.b.worker.workload.tables.cache.standby, "the keep ends with the sequence"
+    for worker in (pair.a, pair.b):
+        await worker.has_let_go()
+
+
+async def take(pair: WorkerPair, follower: Follower, worker: PairedWorker, hint: tuple[str, int] = ("", 0)) -> None:
+    """What a router does when the owner is lost."""
+    epoch = 1
+    seq_id = follower.seq_id
+    request = TakeRequest(seq_id, epoch, worker.incarnation, f"again{epoch}", TakeReason.REFUSED)
+    taken = await pair.store.take_ownership(request)
+    snapshot = await pair.store.read(seq_id, prompt=True, from_indexes=[0] * len(follower.items))
+    admission = admission_to_wire(snapshot, epoch=taken.epoch, suspect=False, age_ms=0)
+    admission.prefix_owner, admission.prefix_owner_tokens = hint
+    answer = await worker.stub.Schedule(worker_pb2.ScheduleRequest(admissions=[admission]))
+    assert answer.results[0].outcome == worker_pb2.ADMISSION_OUTCOME_ADMITTED, answer
+    pair.tasks[-1].cancel()
+    await follower.done.wait()
+    follower.done.clear()
+    pair.tasks.append(asyncio.create_task(follower.follow(worker.incarnation)))
+
+
+@pytest.mark.parametrize("num_branches", [1, 3])
+async def test_the_buddy_computes_little_again_and_the_tokens_are_the_same(pair: WorkerPair, num_branches: int) -> None:
+    params = greedy(200, n=num_branches, best_of=num_branches, temperature=0.8)
+    follower = await pair.run(params, prompt=PROMPT, num_tokens=40)
+    sequences = pair.a.worker.standby_owner.sequences
+    await until(lambda: sequences.num_sealed_blocks - sequences.num_held_blocks <= 2 * num_branches)
+    await take(pair, follower, pair.b)
+    await pair.check_end(follower, params, prompt=PROMPT)
+    assert pair.b.runner.num_prefill <= 12 * SIZE * num_branches
+    assert (await pair.record(follower.seq_id)).epoch == 2
+
+
+async def test_a_worker_in_place_of_the_buddy_gets_prompt_and_output_from_it(pair: WorkerPair) -> None:
+    params = greedy(300)
+    third = await pair.add("c")
+    follower = await pair.run(params, prompt=PROMPT, num_tokens=60)
+    sequences = pair.a.worker.standby_owner.sequences
+    await until(lambda: sequences.num_held_blocks * SIZE > len(PROMPT) + 40)
+    num_held = sequences.num_held_blocks
+    await take(pair, follower, third, (pair.b.incarnation, num_held * SIZE))
+    await pair.check_end(follower, params, prompt=PROMPT)
+    assert third.worker.fetcher.num_fetched == num_held
+
+
+async def test_a_short_sequence_has_none(pair: WorkerPair) -> None:
+    short = await pair.run(greedy(8), prompt=PROMPT[:3], num_tokens=8)
+    await pair.check_end(short, greedy(8), prompt=PROMPT[:3])
+    assert not pair.b.worker.standby_buddy.histories.num_blocks
+    assert not pair.a.worker.standby_owner.sequences.num_sealed_blocks
+
+
+async def test_another_worker_is_the_buddy_where_the_first_has_no_room(pair: WorkerPair) -> None:
+    pair.b.worker.standby_buddy.histories._most_blocks = 3
+    third = await pair.add("c", standby=True, standby_tokens=16)
+    followers = [await pair.run(LONG, prompt=(number, *PROMPT)) for number in range(200, 203)]
+    await until(lambda: num_kept(third) >= 75)
+    assert num_kept(pair.b) <= 3
+    assert pair.b.worker.standby_buddy.num_refused
+    for number, follower in enumerate(followers, 200):
+        await pair.check_end(follower, LONG, prompt=(number, *PROMPT))
+
+
+async def test_a_worker_without_the_setting_is_no_buddy_and_disturbs_nothing() -> None:
+    async with worker_pair(standby_tokens=16) as pair:
+        owner = await pair.add("owner", standby=True, standby_tokens=16, step_s=0.01)
+        follower = await pair.run(LONG, prompt=PROMPT, on=owner, num_tokens=40)
+        await until(lambda: owner.worker.standby_owner.num_failed > 0)
+        await pair.check_end(follower, LONG, prompt=PROMPT)
+        assert not owner.worker.standby_owner.sequences.num_covered
+
+
+async def test_a_buddy_that_drains_or_dies_is_replaced(pair: WorkerPair) -> None:
+    params = greedy(800)
+    follower = await pair.run(params, prompt=PROMPT)
+    await until(lambda: num_kept(pair.b) >= 25)
+    third = await pair.add("c", standby=True, standby_tokens=16)
+    pair.b.worker.drain.begin(60.0)
+    await until(lambda: num_kept(third) >= 25)
+    sequences = pair.a.worker.standby_owner.sequences
+    assert sequences.num_blocks_by_buddy().keys() == {Incarnation(third.incarnation)}
+    await pair.check_end(follower, params, prompt=PROMPT)
+
+
+async def test_blocks_that_run_short_at_the_buddy_go_to_its_own_sequences_and_come_again() -> None:
+    async with worker_pair(standby=True, standby_tokens=16, step_s=0.01, num_blocks=96) as pair:
+        follower = await pair.run(greedy(250), prompt=PROMPT[:40])
+        await until(lambda: num_kept(pair.b) >= 12)
+        own = greedy(100)
+        mine = [await pair.run(own, prompt=(number, *PROMPT[:90]), on=pair.b) for number in range(300, 303)]
+        for number, each in enumerate(mine, 300):
+            await pair.check_end(each, own, prompt=(number, *PROMPT[:90]))
+        await pair.check_end(follower, greedy(250), prompt=PROMPT[:40])
+        pair.b.worker.standby_buddy.histories.check_uses()
+        for worker in (pair.a, pair.b):
+            await worker.has_let_go()
+
+
+@pytest.mark.parametrize("place", ["source.pinned", "source.opened", "source.sent", "target.seal"])
+async def test_a_fetch_that_fails_is_made_again_and_disturbs_nothing(pair: WorkerPair, place: str) -> None:
+    armed = failpoints.arm(place, "error")
+    follower = await pair.run(LONG, prompt=PROMPT)
+    await armed.reached.wait()
+    failpoints.disarm_all()
+    await until(lambda: num_kept(pair.b) >= 30)
+    await pair.check_end(follower, LONG, prompt=PROMPT)
+    for worker in (pair.a, pair.b):
+        await worker.has_let_go()
+
+
+async def test_the_blocks_outlive_their_owner(pair: WorkerPair) -> None:
+    owner = await pair.add("owner", standby=True, standby_tokens=16, step_s=0.01)
+    follower = await pair.run(LONG, prompt=PROMPT, on=owner)
+    await until(lambda: max(num_kept(pair.a), num_kept(pair.b)) >= 30)
+    buddy = max(pair.a, pair.b, key=num_kept)
+    owner.worker.standby_owner.sequences.update({})
+    owner.worker.standby_owner._watch.draining = True  # it says nothing more, as if it had died
+    owner.worker.standby_owner._told.clear()
+    await asyncio.sleep(0.3)
+    assert num_kept(buddy) >= 30
+    await take(pair, follower, buddy)
+    await pair.check_end(follower, LONG, prompt=PROMPT)
+    assert buddy.runner.num_prefill <= 16 * SIZE
+    change = buddy.worker.standby_buddy.histories.expire(float("inf"))
+    assert change.ended and not buddy.worker.standby_buddy.histories.num_blocks
