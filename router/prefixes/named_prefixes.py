@@ -45,9 +45,9 @@ class NamedPrefixes:
 
     async def replace(self, old: NamedPrefix, new: NamedPrefix) -> None:
         """The new one stands in the old one's place, unless there is one of its model. Raises StoreUnavailable."""
-        if new.key not in self._known:
-            if not await self._store.put_prefix(new.key, new.pack(), MAX_PREFIXES + 1):  # the old one makes room
-                return
+        is_there = new.key in self._known
+        if not is_there and not await self._store.put_prefix(new.key, new.pack(), MAX_PREFIXES + 1):
+            return  # a name too many, also once the old one is gone
         await self._store.drop_prefix(old.key)
         await self.refresh()
 

@@ -96,7 +96,8 @@ def _speed(found: ModelSize) -> Iterator[str]:
         return
     rate = read_rate()
     speeds = ", ".join(f"{rate / each:.3g}" for _, each in found.kept_bytes)
-    yield f"one stream on this CPU has about {speeds} tokens/s (a core moves {rate / 1e9:.0f} GB/s now; all may move more)"
+    moved = f"a core moves {rate / 1e9:.0f} GB/s now; all may move more"
+    yield f"one stream on this CPU has about {speeds} tokens/s ({moved})"
 
 
 def read_rate() -> float:
