@@ -15,11 +15,10 @@ from octavo.request.ids import RequestId, sequence_id
 from octavo.request.record import Record, SequenceState
 from router.streaming.request_preparer import TENANT
 from simulation.cluster import GRACE_MS, Cluster
-from simulation.engine import FREE, MAX_TOKEN, POISON
+from simulation.engine import ABANDONED_TOKENS, FREE, MAX_TOKEN, POISON
 from simulation.loop import Host
 
 LEAVING = ("leave", "give up")
-ABANDONED_TOKENS = 900  # more than a request can get between the last client's leaving and its cancellation
 SHARED_TOKENS = 320  # takes longer than the grace time
 # Faults after which a client may wait for longer than the grace time before its keepalive tells it.
 SILENT = {"router paused", "partition one way", "partition both ways"}
