@@ -9,6 +9,9 @@ from gpu_worker.migration.calls.standby_calls import HistoryState, NamedHistory
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
 
 KEEP_S = 20.0  # how long an owner's histories are kept after its last call: longer than it takes to recover them
+# After so long they make room for those of owners that live: a dead owner's sequences run elsewhere by then, and have
+# their blocks there.
+SILENT_S = 6.0
 
 BranchKey = tuple[SequenceId, int]
 
@@ -32,7 +35,7 @@ class OwnerHistories:
     """Those of one owner."""
 
     histories: dict[BranchKey, KeptHistory] = field(default_factory=dict)
-    until: float = 0.0
+    called_at: float = 0.0
     number: int = -1  # of its last call
 
 
@@ -81,14 +84,14 @@ class KeptHistories:
             nothing = KeptHistory()
             found = [table.histories.get((each.seq_id, each.branch), nothing) for each in named]
             return KeepChange([], []), [each.state for each in found]
-        table.until, table.number = now + KEEP_S, number
+        table.called_at, table.number = now, number
         before, table.histories = table.histories, {}
         change = KeepChange([], [])
         states = []
         for each in named:
             key = each.seq_id, each.branch
             kept = table.histories[key] = before.pop(key) if key in before else KeptHistory()
-            self._extend(kept, each, change)
+            self._extend(kept, each, change, now)
             states.append(kept.state)
         self._end(before.values(), change)
         return change, states
@@ -96,8 +99,7 @@ class KeptHistories:
     def expire(self, now: float) -> KeepChange:
         """Ends the histories of owners that have not called for KEEP_S."""
         change = KeepChange([], [])
-        for owner in [owner for owner, table in self._owners.items() if table.until <= now]:
-            self._end(self._owners.pop(owner).histories.values(), change)
+        self._end_silent(now - KEEP_S, change)
         return change
 
     def refuse(self, histories: Iterable[KeptHistory]) -> KeepChange:
@@ -136,18 +138,29 @@ class KeptHistories:
         if counted != self._uses or len(self._uses) > self._most_blocks:
             raise AssertionError("the uses of blocks are counted wrongly, or there are too many blocks")
 
-    def _extend(self, kept: KeptHistory, named: NamedHistory, change: KeepChange) -> None:
+    def _extend(self, kept: KeptHistory, named: NamedHistory, change: KeepChange, now: float) -> None:
         num_known = len(kept.hashes)
         if kept.refused or named.first > num_known:
             return  # the answer says where the next call is to begin
         further = named.hashes[num_known - named.first :]
-        fresh = [each for each in further if each not in self._uses]
+        fresh = self._fresh(further)
+        if len(self._uses) + len(fresh) > self._most_blocks:
+            self._end_silent(now - SILENT_S, change)
+            fresh = self._fresh(further)
         if len(self._uses) + len(fresh) > self._most_blocks:
             self._refuse(kept, change)
             return
         kept.hashes += further
         self._uses.update(further)
         change.begun.extend(fresh)
+
+    def _fresh(self, hashes: Iterable[BlockHash]) -> list[BlockHash]:
+        return [each for each in hashes if each not in self._uses]
+
+    def _end_silent(self, since: float, change: KeepChange) -> None:
+        """Ends the histories of owners that have not called since then."""
+        for owner in [owner for owner, table in self._owners.items() if table.called_at <= since]:
+            self._end(self._owners.pop(owner).histories.values(), change)
 
     def _refuse(self, kept: KeptHistory, change: KeepChange) -> None:
         self._end([kept], change)

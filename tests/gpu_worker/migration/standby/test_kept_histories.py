@@ -5,7 +5,7 @@ import random
 import pytest
 
 from gpu_worker.migration.calls.standby_calls import HistoryState, NamedHistory
-from gpu_worker.migration.standby.kept_histories import KEEP_S, KeepChange, KeptHistories
+from gpu_worker.migration.standby.kept_histories import KEEP_S, SILENT_S, KeepChange, KeptHistories
 from octavo.request.ids import BlockHash, Incarnation, SequenceId
 
 A, B = Incarnation("a"), Incarnation("b")
@@ -76,6 +76,20 @@ def test_histories_outlive_their_owner_for_a_while() -> None:
     assert table.expire(KEEP_S - 1) == KeepChange([], [])
     assert table.expire(KEEP_S + 1).ended == hashes(1)
     assert table.owners == [B]
+
+
+def test_an_owner_that_is_silent_makes_room_for_those_that_live() -> None:
+    table = Numbered(4)
+    table.call(A, [named("s", 1, 2, 3)], 0.0)
+    _, states = table.call(B, [named("t", 1, 5, 6)], SILENT_S - 1)
+    assert states == [HistoryState(0, 0, refused=True)]
+    table.call(B, [], SILENT_S - 0.5)
+    change, states = table.call(B, [named("t", 1, 5, 6)], SILENT_S + 1)
+    assert states == [HistoryState(3, 0)]
+    assert (sorted(change.ended), change.begun) == (hashes(1, 2, 3), hashes(1, 5, 6))
+    table.check_uses()
+    _, states = table.call(A, [named("s", 7, first=3)], SILENT_S + 2)
+    assert states == [HistoryState(0, 0)], "it is told to begin anew"
 
 
 def test_those_that_lack_least_are_fetched_first() -> None:
