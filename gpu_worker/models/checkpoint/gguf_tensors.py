@@ -13,6 +13,7 @@ from gguf.quants import dequantize as decode
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpu_worker.models.checkpoint.gguf_recipes import LLAMA
 from gpu_worker.models.checkpoint.weights import FLOATS
 from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
 from octavo.model_files.gguf_metadata import Metadata
@@ -55,20 +56,7 @@ _OUTER = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_INNER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+_INNER = LLAMA | {"attn_qkv": "self_attn.qkv_proj"}
 _INNER_OF = {
     "gemma2": _INNER
     | {

@@ -312,7 +312,10 @@ def test_a_tensor_without_a_place_or_of_another_shape_is_refused(made, load, tmp
     convert(made("olmo2").directory, tmp_path / "more.gguf", extra={"blk.0.ffn_gate_inp.weight": torch.ones(4, 32)})
     with pytest.raises(BadModel, match=r"1 tensors of more\.gguf have no place in the model: blk\.0\.ffn_gate_inp"):
         load(tmp_path / "more.gguf")
-    shorter = lambda stored, x: x[:-2] if "blk.1.attn_k." in stored else x  # noqa: E731
+
+    def shorter(stored, x):
+        return x[:-2] if "blk.1.attn_k." in stored else x
+
     convert(made("olmo2").directory, tmp_path / "less.gguf", shorter)
     with pytest.raises(BadModel, match=r"k_proj\.weight is \[14, 32\] and should be \[16, 32\]"):
         load(tmp_path / "less.gguf")
