@@ -6,15 +6,17 @@ function that is called with them fails. Other servers read schemas in this way,
 
 import copy
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 _HOLD_ONE = ("items", "additionalProperties")
-_HOLD_SEVERAL = ("anyOf", "oneOf", "prefixItems")
+_HOLD_SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems")
 _HOLD_NAMED = ("properties", "$defs", "definitions")
 # What a schema says of further properties itself, or what says something of the same object in another place.
 _SAYS_MORE = {"additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties"}
+_NAMED = re.compile(r"\"[^\"]+\"|'[^']+'|(?<=: )[^\s\[\"']+$|^oneOf\b")  # in a complaint about a schema
 _COMBINES = {"anyOf", "oneOf", "$ref", "if", "dependentSchemas"}
 
 
@@ -35,12 +37,22 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
         made = copy.deepcopy(dict(schema))
     except RecursionError:
         return dict(schema)  # those who keep schemas refuse it for that
-    parts = list(_parts(made))
+    parts = [part for _, part in _parts(made)]
     if not any("allOf" in part or ("properties" in part and _COMBINES & part.keys()) for part in parts):
         for part in parts:
             if _names_all(part):
                 part["additionalProperties"] = False
     return made
+
+
+def place_of(schema: Any, complaint: str) -> str:
+    """The path of a part that has what the complaint names: a keyword, or the value of one. Empty: none is found."""
+    named = {text.strip("\"'") for text in _NAMED.findall(complaint)}
+    for path, part in _parts(schema):
+        for key, value in part.items():
+            if key in named or (isinstance(value, str) and value.removeprefix("#") in named):
+                return path
+    return ""
 
 
 def _names_all(part: dict[str, Any]) -> bool:
@@ -50,14 +62,18 @@ def _names_all(part: dict[str, Any]) -> bool:
     return all(isinstance(name, str) and name in properties for name in required)
 
 
-def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The schema and those inside it."""
-    found: list[Any] = [schema]
+def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schema and those inside it, with their paths."""
+    found: list[tuple[str, Any]] = [("", schema)]
     while found:
-        part = found.pop()
+        path, part = found.pop()
         if isinstance(part, dict):
-            yield part
-            found += (part[key] for key in _HOLD_ONE if key in part)
+            yield path, part
+            before = f"{path}." if path else ""
+            found += ((f"{before}{key}", part[key]) for key in _HOLD_ONE if key in part)
             for key in (*_HOLD_SEVERAL, *_HOLD_NAMED):
                 inner = part.get(key)
-                found += inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+                named = (
+                    inner.items() if isinstance(inner, dict) else enumerate(inner) if isinstance(inner, list) else ()
+                )
+                found += ((f"{before}{key}.{name}", each) for name, each in named)

@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, get_ve
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import Constraint, Shape
 from octavo.request.sampling_validation import parsed_json
+from octavo.text.closed_schemas import place_of
 
 # One space where JSON may have any white space: a small model that may write more can write nothing else for ever.
 _JSON_OPTIONS: Any = {"whitespace_pattern": "[ ]?", "lenient": False}
@@ -28,7 +29,7 @@ _LIMITS = LLParserLimits(
 _TRIED_BYTES = 48  # of an output, by which `check_grammar` finds out what becomes too complex soon
 
 _WORDS = {
-    "Unimplemented keys:": "these keywords are not supported:",
+    "Unimplemented keys:": "these keywords are not supported, leave them out:",
     "Enable 'coerce_one_of' option to approximate oneOf with anyOf": "Use anyOf",
 }
 
@@ -72,7 +73,10 @@ def check_grammar(constraint: Constraint) -> None:
     """Refuses what cannot be kept. It may take a tenth of a second, and holds no lock of Python's meanwhile."""
     found = LLMatcher.validate_grammar(grammar_of(constraint), None, limits=limits())
     if found and not found.startswith("WARNING"):
-        raise InvalidArgument(f"constraint.{constraint.shape}", _in_short(found))
+        what = _in_short(found)
+        if constraint.shape is Shape.JSON_SCHEMA and (place := place_of(json.loads(constraint.text), what)):
+            what = f"{what}, in {place}"
+        raise InvalidArgument(f"constraint.{constraint.shape}", what)
     if complaint := _tried(constraint):
         raise InvalidArgument(f"constraint.{constraint.shape}", f"is too complex, simplify it: {complaint}")
 

@@ -17,6 +17,7 @@ from octavo.wire.public import constraint_from_wire, failure_from_wire
 from router.background_tasks import BackgroundTasks
 from router.http.answer_format import AnswerFormat, ShownPrompt
 from router.http.common_fields import AskedAnswer
+from router.http.constraint_fields import form_named
 from router.http.json_body import BodyReader, header_of, parse_object
 from router.http.reply import Reply
 from router.http.unknown_fields import REFUSE
@@ -118,7 +119,7 @@ class AnswerService:
                 if sampling.HasField("thinking_budget"):
                     what = "is not allowed where a call must come or a tool is strict: leave out one of them"
                     raise InvalidArgument("thinking_budget", what)
-                sampling.constraint.lark = grammar
+                sampling.constraint.lark, asked.form_path = grammar, asked.form_path or "tools"
 
     @asynccontextmanager
     async def open(self, asked: AskedAnswer, remaining_s: float | None) -> AsyncIterator[Session]:
@@ -132,11 +133,20 @@ class AnswerService:
                 division.note_prompt(model.tokenizer, prompt)
             return write_notes(division)
 
-        opening = self.opener.open_new(asked.request, remaining_s, whole_answer=not asked.stream, notes=notes)
-        async with opening as session:
+        async with self.open_undivided(asked, remaining_s, whole_answer=not asked.stream, notes=notes) as session:
             if division is not None and not prompts:  # it was accepted before, and its model has no worker now
                 division.begins_inside = read_notes(await session.read_notes()).begins_inside
             yield session
+
+    @asynccontextmanager
+    async def open_undivided(
+        self, asked: AskedAnswer, remaining_s: float | None, **options: Any
+    ) -> AsyncIterator[Session]:
+        """A session of a request. What is refused is named as the body has it."""
+        with form_named(asked.form_path):
+            async with self.opener.open_new(asked.request, remaining_s, **options) as session:
+                session.progress.called = asked.called
+                yield session
 
     def note_left(self, asked: AskedAnswer) -> None:
         """The client of a new request has left. Only a client that has named it, or keeps it, can come back to it."""
@@ -182,7 +192,6 @@ class NewAnswer:
             await self.service.divide(asked)
         try:
             async with self.service.open(asked, remaining_s) as session:
-                session.progress.called = asked.called
                 prompt = await self.service.shown_prompt(asked, session)
                 await send_answer(session, self.form(asked, session.model, prompt), asked.stream, reply)
         except asyncio.CancelledError:

@@ -50,6 +50,7 @@ class AskedAnswer:
     tools: AskedTools | None = None  # what the model may call
     shows_reasoning: bool = True
     division: Division | None = None  # what is looked for in the outputs; None: they are content and nothing else
+    form_path: str = ""  # the field of the body that has the form of the outputs
     called: str = ""  # what the client calls the request in its logs
     chosen_id: bool = False  # the client has named the request, and so may come back to it
 
@@ -73,7 +74,7 @@ def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> 
     asked.tokens_by_id = fields.take_flag("return_tokens_as_token_ids")
     asked.chosen_id = request.HasField("request_id")
     _read_prompt_fields(fields, request, asked)
-    read_constraint(fields, sampling)
+    asked.form_path = read_constraint(fields, sampling)
     options = fields.take_object("stream_options")
     if options is not None:
         if not asked.stream:

@@ -65,7 +65,7 @@ def read_message(body: dict[str, Any], *, counts_only: bool = False) -> AskedMes
     if read_max_tokens(fields, sampling, "max_tokens") is None and not counts_only:
         fields.refuse("max_tokens", "is missing; say how many tokens the answer may have")
     _read_thinking(fields, asked)
-    _read_output(fields, request)
+    _read_output(fields, asked.answer)
     fields.take_ignored(IGNORED)
     fields.refuse_rest()
     checks.raise_found()
@@ -200,7 +200,7 @@ def _read_thinking(fields: FieldReader, asked: AskedMessage) -> None:
     thinking.refuse_rest()
 
 
-def _read_output(fields: FieldReader, request: inference_pb2.GenerateRequest) -> None:
+def _read_output(fields: FieldReader, answer: AskedAnswer) -> None:
     """Takes the form of the output, which Anthropic's API has in `output_config.format`."""
     config = fields.take_object("output_config")
     form = fields.take_object("output_format") if config is None else config.take_object("format")
@@ -209,12 +209,13 @@ def _read_output(fields: FieldReader, request: inference_pb2.GenerateRequest) ->
         config.refuse_rest()
     if form is None:
         return
-    if request.sampling.HasField("constraint"):
+    sampling, path = answer.request.sampling, f"output_{'format' if config is None else 'config.format'}.schema"
+    if sampling.HasField("constraint"):
         form.refuse("type", "is not allowed beside structured_outputs or response_format: leave out one of them")
     form.take_harmless("type", ["json_schema"], "must be json_schema")
     schema = form.take_any("schema")
     if isinstance(schema, dict):
-        request.sampling.constraint.json_schema = schema_text("output_config.format.schema", schema)
+        sampling.constraint.json_schema, answer.form_path = schema_text(path, schema), path
     else:
         form.refuse("schema", "must be an object")
     form.refuse_rest()

@@ -50,7 +50,6 @@ class MessageEndpoint:
         await service.divide(answer)
         try:
             async with service.open(answer, remaining_s) as session:
-                session.progress.called = answer.called
                 await send_message(session, MessageFormat(asked, session), answer.stream, reply)
         except asyncio.CancelledError:
             service.note_left(answer)

@@ -17,6 +17,7 @@ from octavo.wire.public import failure_from_wire
 from router.http.answer_format import AnswerFormat
 from router.http.answers import NewAnswer
 from router.http.common_fields import AskedAnswer
+from router.http.constraint_fields import form_named
 from router.http.reply import Reply
 from router.streaming.inference_service import whole_answer
 from router.streaming.session import Session
@@ -34,7 +35,8 @@ class SeveralAnswers(NewAnswer):
             return
         parts = [asked, *(part_of(asked, i, prompt) for i, prompt in enumerate(asked.more_prompts, 1))]
         for part in parts:  # an error of the last one comes before the first one runs
-            await self.service.preparer.prepare(part.request)
+            with form_named(part.form_path):
+                await self.service.preparer.prepare(part.request)
         try:
             await self._answer_all(parts, remaining_s, reply)
         except asyncio.CancelledError:
@@ -62,9 +64,8 @@ class SeveralAnswers(NewAnswer):
     ) -> tuple[Session, AnswerFormat]:
         """The session for one of the prompts, and the form of its part of the answer."""
         part = parts[place]
-        opening = self.service.opener.open_new(part.request, remaining_s, whole_answer=not part.stream)
+        opening = self.service.open_undivided(part, remaining_s, whole_answer=not part.stream)
         session = await stack.enter_async_context(opening)
-        session.progress.called = part.called
         form = self.form(parts[0], session.model, await self.service.shown_prompt(part, session))
         form.first_choice = place * (part.request.sampling.n or 1)
         return session, form

@@ -65,15 +65,14 @@ class CreateEndpoint:
             return await run_aside(size, notes.to_bytes)
 
         try:
-            opening = service.opener.open_new(
-                answer.request,
+            opening = service.open_undivided(
+                answer,
                 remaining_s,
                 whole_answer=not (answer.stream or asked.background),
                 notes=written,
                 retain_ms=1000 * service.responses_retain_s if asked.stored else 0,
             )
             async with opening as session:
-                session.progress.called = answer.called
                 if answer.chosen_id:  # it may be a repeated call, of a response that is there already
                     kept = await self._stored.notes(answer.request.request_id)
                 else:

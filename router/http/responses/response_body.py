@@ -67,7 +67,7 @@ def read_response(body: dict[str, Any], name: str = "") -> AskedResponse:
     limit = read_max_tokens(fields, request.sampling, "max_output_tokens")
     if limit is None:
         request.sampling.max_tokens = DEFAULT_MAX_TOKENS
-    shown["text"] = {"format": _read_format(fields, request)}
+    shown["text"] = {"format": _read_format(fields, asked.answer)}
     shown["reasoning"] = {"effort": _read_effort(fields, request), "summary": None}
     fields.refuse_rest()
     checks.raise_found()
@@ -148,7 +148,7 @@ def _add_tool(writer: ChatWriter, tool: Any, path: str) -> dict[str, Any]:
     return {"type": kind, **shown}
 
 
-def _read_format(fields: FieldReader, request: inference_pb2.GenerateRequest) -> dict[str, Any]:
+def _read_format(fields: FieldReader, answer: AskedAnswer) -> dict[str, Any]:
     """Takes the form of the output into the constraint; what the response shows of it."""
     text = fields.take_object("text")
     form = text.take_object("format") if text is not None else None
@@ -159,17 +159,18 @@ def _read_format(fields: FieldReader, request: inference_pb2.GenerateRequest) ->
     if form is None or kind == "text":
         return {"type": "text"}
     shown: dict[str, Any] = {"type": kind}
-    if request.sampling.HasField("constraint"):
+    constraint, had_one = answer.request.sampling.constraint, answer.request.sampling.HasField("constraint")
+    answer.form_path = answer.form_path or "text.format"
+    if had_one:
         form.refuse("type", "is not allowed beside structured_outputs or response_format: leave out one of them")
-    constraint = request.sampling.constraint
     if kind == "json_object":
         constraint.json_object = True
     elif kind == "json_schema":
-        schema = form.take_any("schema")
+        schema, path = form.take_any("schema"), "text.format.schema"
         shown |= {"name": form.take_text("name"), "schema": schema, "strict": form.take_flag("strict")}
         form.take_ignored(["description"])
         if isinstance(schema, dict):
-            constraint.json_schema = form.checks.run(schema_text, "text.format.schema", schema) or ""
+            constraint.json_schema, answer.form_path = form.checks.run(schema_text, path, schema) or "", path
         else:
             form.refuse("schema", "must be an object")
     else:
