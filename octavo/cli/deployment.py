@@ -9,8 +9,9 @@ from octavo.net.security.roles import PeerRole
 from octavo.process.command_error import CommandError
 from octavo.request.errors import InvalidArgument
 from octavo.settings.common import ClientSettings
-from octavo.settings.loading import from_args
+from octavo.settings.loading import from_args, one_setting
 from octavo.settings.setting_sources import add_arguments as add_setting_arguments
+from octavo.settings.up import UpSettings
 from octavo.wire.endpoint import parse_cells, parse_targets
 from octavo.wire.tls import ClientCredentials, TlsError, TlsFiles
 
@@ -23,7 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_state_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--state-dir", metavar="DIR", help="the state directory of `octavo up` [~/.local/state/octavo]")
+    text = "the state directory of `octavo up` [where it would be here: by OCTAVO_UP_STATE_DIR, or the config file]"
+    parser.add_argument("--state-dir", metavar="DIR", help=text)
+
+
+def state_directory(args: argparse.Namespace) -> Path:
+    """The directory that --state-dir names, or the one that `octavo up` would use here. Raises CommandError."""
+    return state.directory_of(one_setting(UpSettings, "state_dir", args.state_dir))
 
 
 def add_credentials(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +59,7 @@ def endpoints(args: argparse.Namespace) -> tuple[tuple[str, ...], ...]:
 
 def running(args: argparse.Namespace, other_flag: str) -> state.ClusterState:
     """The `octavo up` on the state directory. Raises CommandError, which names the flag that does without one."""
-    directory = state.directory_of(args.state_dir)
+    directory = state_directory(args)
     found = state.read(directory)
     if found is None:
         text = f"no `octavo up` runs on {directory}: start one, or say where with --state-dir"
@@ -69,7 +76,7 @@ def credentials(args: argparse.Namespace, role: PeerRole) -> ClientCredentials:
     key = _api_key(given.api_key_file) if given.api_key_file else ""
     files: tuple[str, ...] = (given.tls_cert, given.tls_key, given.tls_ca)
     if not any(files) and not (getattr(args, "endpoint", None) or getattr(args, "admin_endpoint", None)):
-        current = state.read(state.directory_of(args.state_dir))
+        current = state.read(state_directory(args))
         if current is not None and current.tls:
             files = certificate_files(Path(current.tls), role)
     try:

@@ -243,6 +243,7 @@ def _banner(current: state.ClusterState, has_text: bool, wanted: ClusterSettings
     curl = security_flags(wanted, "--cacert", "--cert", "--key")
     grpcurl = security_flags(wanted, "-cacert", "-cert", "-key") or "-plaintext"
     watched = [*(router.web for router in current.routers), *(worker.web for worker in current.workers)]
+    status = f"octavo status --state-dir {wanted.state_dir}" if wanted.up.state_dir else "octavo status"
     prompt = f"'{SAMPLE_PROMPT}'" if has_text else f"--json --token-ids {','.join(map(str, SAMPLE_IDS))}"
     return "\n".join(
         [
@@ -252,6 +253,7 @@ def _banner(current: state.ClusterState, has_text: bool, wanted: ClusterSettings
             f"  http        {', '.join(f'{router.http}/v1' for router in current.routers)}",
             f"  admin       {', '.join(router.admin_endpoint for router in current.routers)}",
             f"  workers     {workers}",
+            f"  status      {status}",
             f"  page        {', '.join(f'{router.web}/' for router in current.routers)}",
             f"  metrics     {', '.join(f'{web}/metrics' for web in watched)}",
             "",

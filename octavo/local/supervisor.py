@@ -130,10 +130,10 @@ class Supervisor:
         self._say(f"{process.name}: ready after {time.monotonic() - began:.1f} s (pid {process.pid})")
 
     async def _keep(self, supervised: SupervisedProcess) -> None:
-        process, delay_s = supervised.process, 0.0
+        process, delay_s, told = supervised.process, 0.0, False
         while True:
             began = time.monotonic()
-            code = await process.wait()
+            code = await self._wait(supervised, told)
             # A process that ended in order did so because it was told to: an error that it has logged is not why.
             reason = ": ".join(filter(None, [self._how(code), self._last_error(process) if code else ""]))
             self._note_exit(process, reason)
@@ -141,11 +141,27 @@ class Supervisor:
                 self._say(f"{process.name}: ended ({reason})")
                 return
             delay_s = _next_delay_s(0.0 if time.monotonic() - began > STABLE_S else delay_s)
-            while not await self._start_again(process, reason, delay_s):
+            told = self._tell_exit(process, reason, delay_s)
+            while not await self._start_again(process, delay_s):
                 reason, delay_s = self.exits_of(process.name).last_reason, _next_delay_s(delay_s)
+                told = self._tell_exit(process, reason, delay_s)
+            if told:
+                self._say(f"{process.name}: started again (pid {process.pid})")
 
-    async def _start_again(self, process: RestartableProcess, reason: str, delay_s: float) -> bool:
-        told = self._tell_exit(process, reason, delay_s)
+    async def _wait(self, supervised: SupervisedProcess, told: bool) -> int:
+        """How the process ends. If its last end was told, it is told, too, when it serves again."""
+        began, ended = time.monotonic(), asyncio.ensure_future(supervised.process.wait())
+        try:
+            while told and not ended.done():
+                if await supervised.ready():
+                    self._say(f"{supervised.process.name}: ready again after {time.monotonic() - began:.1f} s")
+                    break
+                await asyncio.wait([ended], timeout=POLL_S)
+            return await ended
+        finally:
+            ended.cancel()
+
+    async def _start_again(self, process: RestartableProcess, delay_s: float) -> bool:
         await asyncio.sleep(delay_s)
         try:
             await self._begin(process)
@@ -155,8 +171,6 @@ class Supervisor:
             self._note_exit(process, f"it cannot start: {_reason(error)}")
             return False
         self._changed()
-        if told:
-            self._say(f"{process.name}: started again (pid {process.pid})")
         return True
 
     def _how(self, code: int) -> str:

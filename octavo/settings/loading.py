@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from octavo.settings.command_parser import USAGE, CommandParser
 from octavo.settings.exposure import require_protected
@@ -90,6 +90,17 @@ def from_args(
         print("\n\n".join(describe(each, values) for each, values in tables.items()))
         sys.exit(0)
     return loaded
+
+
+def one_setting(cls: type[Settings], name: str, given: str | None, environ: Mapping[str, str] | None = None) -> Any:
+    """A setting of a program that is not this one: from its flag, if that was given, or as the program would find it.
+
+    Raises SettingsError.
+    """
+    variables, flags = dict(os.environ if environ is None else environ), argparse.Namespace(**{name: given})
+    file = config_file(flags, variables)
+    variables.pop(CONFIG_VARIABLE, None)
+    return getattr(load(cls, flags, variables, file), name)
 
 
 def _refuse_decided(name: str, found: SettingValue, flag: str) -> None:

@@ -23,6 +23,7 @@ from octavo.wire.tls import ClientCredentials
 
 STORE_TIMEOUT_S = 10.0  # all tries together
 STORE_TRY_S = 3.0
+STARTS_S = 60.0  # a worker that ended so lately is taken to be loading its model
 NO_ANSWER = "no answer within"
 INFERENCE = "octavo.v1.Inference"
 ROLES = {number: name.removeprefix("WORKER_ROLE_").lower() for name, number in admin_pb2.WorkerRole.items() if number}
@@ -154,9 +155,17 @@ def _workers(state: ClusterState | None, answers: list[admin_pb2.ListWorkersResp
         if row := rows.get(written.worker_id):
             row |= {"pid": row["pid"] or written.pid, "exits": asdict(written.exits)}
         else:
-            reason = "no router knows it now: it starts, hangs, or has ended; see its log"
+            reason = _unknown_reason(written.exits)
             rows[written.worker_id] = {**_worker(admin_pb2.WorkerStatus(reason=reason)), **asdict(written)}
     return [rows[name] for name in sorted(rows)]
+
+
+def _unknown_reason(exits: ExitHistory) -> str:
+    """Why no router knows a worker that `octavo up` keeps alive."""
+    ended_s = time.time() - exits.last_at
+    if exits.count and ended_s < STARTS_S:
+        return f"it ended {max(0.0, ended_s):.0f} s ago, and is starting again"
+    return "no router knows it now: it starts, hangs, or has ended; see its log"
 
 
 def _worker(status: admin_pb2.WorkerStatus) -> dict[str, Any]:

@@ -131,6 +131,20 @@ def test_status_joins_the_file_with_the_answers(endpoint, capsys, tmp_path):
     assert not re.search(r"^worker-1 +0", text, re.M), "it has and keeps none"
 
 
+def test_status_finds_the_directory_as_up_would(endpoint, capsys, tmp_path, monkeypatch):
+    written = example(endpoint, tmp_path)
+    written.workers[1].exits = state.ExitHistory().another("signal 9")
+    config = tmp_path / "octavo.toml"
+    config.write_text(f"[up]\nstate_dir = '{tmp_path}'\n")
+    with state.locked(tmp_path):
+        state.write(tmp_path, written)
+        for variable, value in (("OCTAVO_UP_STATE_DIR", tmp_path), ("OCTAVO_CONFIG", config)):
+            with monkeypatch.context() as patched:
+                patched.setenv(variable, str(value))
+                assert main(["status"]) == 0
+            assert re.search(r"worker-1 .* it ended \d+ s ago, and is starting again", capsys.readouterr().out)
+
+
 def test_status_names_a_silent_router_and_its_log(endpoint, capsys, tmp_path):
     written = example(endpoint, tmp_path)
     written.routers.append(state.RouterState("router-1", 13, "127.0.0.1:1", "127.0.0.1:1"))

@@ -87,6 +87,7 @@ async def test_a_killed_child_is_started_again(supervised, tmp_path):
         os.kill(child.pid, signal.SIGKILL)
         await until(lambda: child.pid not in (None, pids[-1]), "a new process")
         pids.append(child.pid)
+    await until(lambda: any("ready again after" in text for text in supervised.said), "the word that it is ready")
     before = len(supervised.changes)
     await supervised.stop(5)
     assert not any(map(alive, pids))
