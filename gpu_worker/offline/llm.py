@@ -67,6 +67,7 @@ class ChatCallOptions(CallOptions, total=False):
 
     chat_template: None
     chat_template_content_format: str
+    tool_choice: str
 
 
 class LLM:

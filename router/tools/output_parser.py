@@ -51,12 +51,15 @@ class OutputParser:
                 return parts
 
     def finish(self, *, was_cut: bool = False) -> list[Part]:
-        """The rest. Of formats that are read when they are whole, a call that was cut is none."""
+        """The rest. What was cut between a mark and the name of a call is no call, and no content either."""
         section, self._section = self._section, None
         rest, self._held = self._with_blank(self._held), ""
         if section is None:
             return self._text(rest)
-        return self._parts_of(section, section.finish(was_cut=was_cut))
+        found = section.finish(was_cut=was_cut)
+        if was_cut and self._before.strip():
+            self._before = section.content = ""
+        return self._parts_of(section, found)
 
     def _take_text(self) -> list[Part]:
         """Takes content, or reasoning, up to a mark or to what may become one."""

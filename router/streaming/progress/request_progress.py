@@ -17,6 +17,7 @@ from router.streaming.progress.request_tally import DETACHED, LEFT, LOST, Reques
 log = logging.getLogger(__name__)
 
 CLASSES = {1: "system", 2: "interactive", 3: "default", 4: "bulk"}  # of requests, by their priority
+SAID = {LEFT: "is left by this client", DETACHED: "goes on without this stream"}  # of ends that are none
 AttributeValue = str | int | float | tuple[str, ...]
 
 
@@ -158,7 +159,7 @@ class RequestProgress:
             is_error = reason in (LOST, "error")
             self.span.end(facts, error=is_error, standard=self._standard_attributes(reason if is_error else ""))
         with telemetry.about(**facts):
-            log.info("request %s", "goes on without this stream" if reason in (LEFT, DETACHED) else "has ended")
+            log.info("request %s", SAID.get(reason, "has ended"))
 
     def _standard_attributes(self, error: str) -> dict[str, AttributeValue]:
         """What OpenTelemetry's conventions for generative AI ask of a span, for tools that know no names of octavo's.

@@ -216,9 +216,10 @@ def test_a_call_that_was_cut_has_the_arguments_that_came():
     text = "<tool_call>" + one(ROME)
     assert parsed("hermes", [text]) == parsed("hermes", [text], was_cut=True) == calls(ROME)
     assert parsed("hermes", [text[:-4]], was_cut=True) == [FunctionCall("weather", js(ROME)[:-3])]
-    assert parsed("hermes", [text[:-30]], was_cut=True) == [Content(text[:-30])]
-    half = WRITTEN["glm"][:40]
-    assert parsed("glm", [half], was_cut=True) == [Content(half)]
+    assert parsed("hermes", ["Hm. ", text, "<tool_call>\n{"], was_cut=True) == [Content("Hm."), *calls(ROME)]
+    assert parsed("hermes", [text[:-30]], was_cut=True) == []
+    assert parsed("hermes", [text[:-30]]) == [Content(text[:-30])], "the model has ended it so itself"
+    assert parsed("glm", ["Hm." + WRITTEN["glm"][:40]], was_cut=True) == [Content("Hm.")]
 
 
 ANALYSIS = "<|channel|>analysis<|message|>Hm, <|not.<|end|>"
