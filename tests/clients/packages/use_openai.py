@@ -1,6 +1,10 @@
 """OpenAI's own package for Python: chats, streams, parsed models, tools, completions, responses, vectors."""
 
 import json
+import re
+import runpy
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Literal
 
 import openai
@@ -46,6 +50,20 @@ def stream():
         texts += [choice.delta.content or "" for choice in chunk.choices]
         usage = chunk.usage or usage
     return "".join(texts), usage.completion_tokens
+
+
+@case
+def agent_of_the_docs():
+    """The program of docs/agents.md, as it stands there but for the address."""
+    page = (Path(__file__).parents[3] / "docs" / "agents.md").read_text(encoding="utf-8")
+    program = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    program = re.sub(r"http://[\d.:]+/v1", BASE, program).replace("max_tokens=200", "max_tokens=200, temperature=0")
+    with NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(program)
+        file.flush()
+        made = runpy.run_path(file.name)
+    called = [message["content"] for message in made["messages"] if message["role"] == "tool"]
+    return called, made["final"].choices[0].message.parsed.model_dump()
 
 
 @case
