@@ -1,8 +1,10 @@
 """OpenAI's own package for Python: chats, streams, parsed models, tools, completions, responses, vectors."""
 
+import io
 import json
 import re
 import runpy
+from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Literal
@@ -58,7 +60,7 @@ def agent_of_the_docs():
     page = (Path(__file__).parents[3] / "docs" / "agents.md").read_text(encoding="utf-8")
     program = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
     program = re.sub(r"http://[\d.:]+/v1", BASE, program).replace("max_tokens=200", "max_tokens=200, temperature=0")
-    with NamedTemporaryFile("w", suffix=".py") as file:
+    with NamedTemporaryFile("w", suffix=".py") as file, redirect_stdout(io.StringIO()):
         file.write(program)
         file.flush()
         made = runpy.run_path(file.name)
