@@ -20,7 +20,7 @@ class TokenCounter:
 def load_counter(path: str) -> TokenCounter:
     """The counter of `--tokenizer`. Raises CommandError if the files or the packages for them are missing."""
     try:
-        from octavo.text.tokenizer import load_tokenizer
+        from octavo.text.tokenizers.tokenizer import load_tokenizer
     except ImportError:
         raise CommandError("--tokenizer needs the package tokenizers: pip install 'octavo[bench]'") from None
     try:

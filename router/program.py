@@ -14,7 +14,7 @@ from octavo.settings.router import RouterSettings
 from octavo.store import open_store
 from octavo.store.base import Store
 from octavo.store.store_tally import StoreTally
-from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from octavo.wire.tls import TlsError
 from router.loop_watchdog import HANG_LEASES, LoopWatchdog
 from router.router import Router

@@ -27,7 +27,7 @@ from octavo.settings.router import RouterSettings, parse_aliases, parse_origins
 from octavo.store.base import Store
 from octavo.store.calls import Member, QueueLimits
 from octavo.store.store_tally import StoreTally
-from octavo.text.tokenizer import Tokenizer
+from octavo.text.tokenizers.tokenizer import Tokenizer
 from octavo.wire.endpoint import parse_listener
 from router.admin.admin_service import AdminService
 from router.admin.cluster_watch import ClusterWatch

@@ -10,7 +10,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from gpu_worker.models.model_kind import ENCODERS, OWN_DECODERS, RECURRENT, THROUGH_TRANSFORMERS
 from octavo.model_files.gguf import REMOVED_TYPES, TensorType
 from octavo.model_files.gguf_support import ARCHITECTURES, DECODED
-from octavo.text.tokenizer_gguf import PRE_TOKENIZERS
+from octavo.text.tokenizers.gguf_vocabulary import PRE_TOKENIZERS
 
 ROOT = Path(__file__).resolve().parent.parent
 # A list is the rest of the line that its title is on, or what comes up to the next empty line.

@@ -28,11 +28,11 @@ WIRE_MODULES = {
     "router/http": (
         "answer_format",
         "answers",
-        "chat_completions",
-        "common_fields",
-        "completions",
-        "constraint_fields",
-        "reasoning_fields",
+        "bodies/chat_body",
+        "bodies/common_fields",
+        "bodies/completion_body",
+        "bodies/constraint_fields",
+        "bodies/reasoning_fields",
         "requests",
         "chats/chat_writer",
         "messages/message_body",
@@ -289,7 +289,10 @@ def test_commands_of_clients_load_without_extras() -> None:
     absent = {name for name, names in owners if declared.isdisjoint(each.lower().replace("_", "-") for each in names)}
     loaded_by("octavo_bench", absent - set(PACKAGES))
     loaded = loaded_by("octavo.cli.commands", absent - set(PACKAGES))
-    assert {f"octavo.cli.{command}" for command in ("generate", "chat", "operators.status", "operators.show")} <= loaded
+    assert {
+        f"octavo.cli.{command}"
+        for command in ("requests.generate", "requests.chat", "operators.status", "operators.show")
+    } <= loaded
 
 
 def test_a_router_loads_neither_torch_nor_numpy() -> None:

@@ -14,7 +14,7 @@ from gpu_worker.steps.runner import RunnerInfo
 from octavo.request.errors import InvalidArgument, Mismatch, NoTokenizer
 from octavo.request.sampling import Constraint
 from octavo.text import grammar
-from octavo.text.tokenizer import AnyTokenizer, open_tokenizer
+from octavo.text.tokenizers.tokenizer import AnyTokenizer, open_tokenizer
 
 CACHE_BYTES = 64 << 20
 # What a grammar takes, with one matcher: 130 KB where it is small, and 33 to 102 bytes for each byte of a large schema.

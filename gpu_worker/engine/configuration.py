@@ -8,7 +8,7 @@ from gpu_worker.steps.runner import Runner, RunnerInfo
 from octavo.request.errors import InvalidArgument
 from octavo.settings.options import AUTO
 from octavo.settings.worker import WorkerSettings
-from octavo.text.tokenizer import Tokenizer, open_tokenizer
+from octavo.text.tokenizers.tokenizer import Tokenizer, open_tokenizer
 
 BATCH_TOKENS = 2048
 DRAFT_CACHE_BYTES = 256 << 20  # for the blocks of a draft model

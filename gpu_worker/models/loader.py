@@ -12,14 +12,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models import generation_config
-from gpu_worker.models.checkpoint import gguf_transformers
 from gpu_worker.models.checkpoint.bare_names import PrefixedSource, is_bare
-from gpu_worker.models.checkpoint.gguf_families import read_family
-from gpu_worker.models.checkpoint.gguf_header import GgufHeader
-from gpu_worker.models.checkpoint.gguf_tensors import GgufSource, architecture, read_config
 from gpu_worker.models.checkpoint.kv_scales import KvScaledSource, digest_of, read_scales
 from gpu_worker.models.checkpoint.locate import locate
-from gpu_worker.models.checkpoint.packing import PACKING, SCHEMES
 from gpu_worker.models.checkpoint.quantized import open_source
 from gpu_worker.models.checkpoint.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
 from gpu_worker.models.converted_weights import converted
@@ -29,8 +24,13 @@ from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
 from gpu_worker.models.decoders.native_llama import LlamaPacking, NativeLlamaDecoder
 from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint
+from gpu_worker.models.gguf import through_transformers
+from gpu_worker.models.gguf.families import read_family
+from gpu_worker.models.gguf.header import GgufHeader
+from gpu_worker.models.gguf.tensors import GgufSource, architecture, read_config
 from gpu_worker.models.model_kind import THROUGH_TRANSFORMERS, refuse_unservable
-from gpu_worker.models.packed_cache import PackedCache, content_key
+from gpu_worker.models.packed.packed_cache import PackedCache, content_key
+from gpu_worker.models.packed.packing import PACKING, SCHEMES
 from gpu_worker.models.pooling_files import read_pooling
 from gpu_worker.models.tokenizer_conversion import find_tokenizer
 from gpu_worker.ops import Ops
@@ -169,11 +169,11 @@ def _load_gguf_through_transformers(
 ) -> LoadedModel:
     how.native(None)
     family = read_family(GgufHeader(file, architecture(file)))
-    prepare = partial(gguf_transformers.prepare, file, family, dtype, how.progress)
+    prepare = partial(through_transformers.prepare, file, family, dtype, how.progress)
     tensors = converted(file, dtype, how.cache_dir, prepare)
     from gpu_worker.models.decoders.transformers_any import TransformersDecoder
 
-    factors = gguf_transformers.rope_factors(file)
+    factors = through_transformers.rope_factors(file)
     decoder = TransformersDecoder.of_tensors(path.name, family.config, tensors, dtype, how.ops, how.device, factors)
     return LoadedModel(
         name=name,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.request.errors import BadModel, ServingError
-from octavo.text.tokenizer import load_tokenizer
+from octavo.text.tokenizers.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ CACHE_VERSION = 1  # rises when conversion makes other files of the same ones
 
 
 def find_tokenizer(name: str, directory: Path, cache_dir: Path | None) -> str:
-    """The path of the model's tokenizer, which octavo.text.tokenizer reads. Empty if it has none; the log says why."""
+    """The path of the tokenizer that octavo.text.tokenizers reads. Empty if the model has none; the log says why."""
     if (directory / "tokenizer.json").exists():
         return str(directory)
     try:

@@ -33,8 +33,8 @@ from gpu_worker.offline.prompts import PromptArgument, read_prompts
 from gpu_worker.offline.request_builder import ParamsArgument, RequestBuilder
 from gpu_worker.steps.runner import Runner
 from octavo.request.errors import InvalidArgument, NotFound, Unimplemented
-from octavo.text import byte_tokenizer
-from octavo.text.tokenizer import open_tokenizer
+from octavo.text.tokenizers import byte_tokenizer
+from octavo.text.tokenizers.tokenizer import open_tokenizer
 
 
 def load_transformers_tokenizer(path: str) -> Any:

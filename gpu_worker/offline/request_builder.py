@@ -16,12 +16,12 @@ from octavo.request import limits, sampling_validation, validation
 from octavo.request.chat_messages import ChatTurn
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import SamplingParams
-from octavo.text.byte_tokenizer import NO_TEXT, no_tokenizer
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.grammar import check_grammar
 from octavo.text.stop import TextStream
 from octavo.text.thinking import with_thinking_marks
-from octavo.text.tokenizer import AnyTokenizer
+from octavo.text.tokenizers.byte_tokenizer import NO_TEXT, no_tokenizer
+from octavo.text.tokenizers.tokenizer import AnyTokenizer
 
 AnyParams = OfflineParams | SamplingParams
 DEFAULT_CHAT = ChatOptions()

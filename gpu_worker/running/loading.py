@@ -13,7 +13,7 @@ from gpu_worker.models.checkpoint.weights import ProgressCallback
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.loader import LoadedModel, load_model
 from gpu_worker.models.numerics import class_of
-from gpu_worker.models.packed_cache import PackedCache
+from gpu_worker.models.packed.packed_cache import PackedCache
 from gpu_worker.ops import Ops, choose_ops, kv_format, native
 from gpu_worker.ops.kv_format import KvShape
 from gpu_worker.running.graphs import CudaGraphCapturer, StepGraphs, capture_graphs

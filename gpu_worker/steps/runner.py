@@ -57,7 +57,7 @@ class RunnerInfo:
     bytes_per_block: int
     # How many tokens a query sees at most, its own included, in whatever layer. 0: in some layer it sees all.
     window: int = 0
-    tokenizer: str  # what octavo.text.tokenizer.open_tokenizer takes: a path, or empty if there is none
+    tokenizer: str  # what octavo.text.tokenizers.tokenizer.open_tokenizer takes: a path, or empty if there is none
     # What the model recommends, by field of SamplingParams.
     sampling_defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     pooling: ModelPooling = field(default_factory=ModelPooling)  # what it can be asked of its hidden states

@@ -21,7 +21,7 @@ from gpu_worker.steps.seats import Seat, Seats
 from gpu_worker.steps.step_input import KnownTokens, StepInput
 from octavo.pooling.params import ModelPooling, PoolKind
 from octavo.request.sampling import SamplingParams, TokenScore
-from octavo.text import byte_tokenizer
+from octavo.text.tokenizers import byte_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0)
 MASK = 2**64 - 1

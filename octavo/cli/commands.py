@@ -10,10 +10,11 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from types import ModuleType
 
-from octavo.cli import access, chat, completion, generate, output, programs, up, vectors
+from octavo.cli import access, completion, output, programs, up
 from octavo.cli.doctor import command as doctor
 from octavo.cli.operators import drain, migrate, prefix, show, status
 from octavo.cli.output import print_error
+from octavo.cli.requests import chat, generate, vectors
 from octavo.cli.top import command as top
 from octavo.process.command_error import CommandError
 from octavo.request.errors import InvalidArgument, ServingError, closest

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import SamplingParams
-from octavo.text.tokenizer import AnyTokenizer
+from octavo.text.tokenizers.tokenizer import AnyTokenizer
 
 MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 

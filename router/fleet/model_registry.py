@@ -12,7 +12,7 @@ from octavo.request.record import Record, WorkerRole
 from octavo.request.sampling import SamplingParams
 from octavo.store.calls import WorkerLimits
 from octavo.text.stop import TextStream
-from octavo.text.tokenizer import AnyTokenizer, Tokenizer, open_tokenizer
+from octavo.text.tokenizers.tokenizer import AnyTokenizer, Tokenizer, open_tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from octavo.request.errors import Unreachable
 from octavo.v1 import inference_pb2, types_pb2
 from router.fleet.model_registry import ServedModel
-from router.http.common_fields import AskedAnswer
+from router.http.bodies.common_fields import AskedAnswer
 from router.http.prompts.output_scores import CompletionScores, lacks_scores, shown_chat_scores
 from router.http.prompts.prompt_scores import shown_prompt_scores
 from router.tools.harmony import HarmonyCounter

@@ -16,11 +16,11 @@ from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import constraint_from_wire, failure_from_wire
 from router.background_tasks import BackgroundTasks
 from router.http.answer_format import AnswerFormat, ShownPrompt
-from router.http.common_fields import AskedAnswer
-from router.http.constraint_fields import form_named
-from router.http.json_body import BodyReader, header_of, parse_object
+from router.http.bodies.common_fields import AskedAnswer
+from router.http.bodies.constraint_fields import form_named
+from router.http.bodies.json_body import BodyReader, header_of, parse_object
+from router.http.bodies.unknown_fields import REFUSE
 from router.http.reply import Reply
-from router.http.unknown_fields import REFUSE
 from router.streaming.inference_service import InferenceService, whole_answer
 from router.streaming.prompts.chat_threads import run_aside
 from router.streaming.request_preparer import RequestPreparer

@@ -17,9 +17,9 @@ from octavo.request.errors import PermissionDenied, ServingError, Unauthenticate
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.http.answer_format import ChatFormat, CompletionFormat
 from router.http.answers import AnswerService, NewAnswer
-from router.http.chat_completions import read_chat
-from router.http.completions import read_completion
-from router.http.json_body import header_of
+from router.http.bodies.chat_body import read_chat
+from router.http.bodies.completion_body import read_completion
+from router.http.bodies.json_body import header_of
 from router.http.messages.message_endpoint import MessageEndpoint
 from router.http.messages.message_reply import MessageReply
 from router.http.paths.other_paths import instead_of

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 from starlette.types import Send
 
 from octavo.request.errors import Code, InvalidArgument, MessageTooLarge, NotFound, NoWorkers, ServingError
-from router.http.unknown_fields import ignored_header
+from router.http.bodies.unknown_fields import ignored_header
 
 # OpenAI's SDKs retry 408, 409, 429 and every status from 500 on, so no error that a retry cannot help has one of these
 # but a conflict, which they meet only if they choose request ids.

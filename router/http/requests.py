@@ -17,8 +17,8 @@ from octavo.request.errors import InvalidArgument
 from octavo.v1 import inference_pb2
 from router.http.answer_format import ChatFormat, CompletionFormat
 from router.http.answers import AnswerService, send_answer
-from router.http.chat_completions import ID_PREFIX as CHAT_PREFIX
-from router.http.common_fields import AskedAnswer
+from router.http.bodies.chat_body import ID_PREFIX as CHAT_PREFIX
+from router.http.bodies.common_fields import AskedAnswer
 from router.http.reply import Reply
 from router.streaming.inference_service import InferenceService
 from router.streaming.session import Session

@@ -15,17 +15,17 @@ from octavo.request.errors import InvalidArgument, NoWorkers, ViolationCollector
 from octavo.request.ids import Incarnation, RequestId, new_request_id, sequence_id
 from octavo.request.record import NewSequence
 from octavo.request.sampling import PARAMETERS, SamplingParams
-from octavo.text.byte_tokenizer import no_tokenizer
 from octavo.text.thinking import with_thinking_marks
-from octavo.text.tokenizer import AnyTokenizer
+from octavo.text.tokenizers.byte_tokenizer import no_tokenizer
+from octavo.text.tokenizers.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_bytes, sampling_from_wire, with_recommended
 from octavo.wire.requests import ChatPrompt, chat_from_wire, request_hash
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.prefixes.named_prefixes import NamedPrefixes
-from router.streaming.grammar_checks import GrammarChecks
 from router.streaming.prompts.bad_words import check_words, without_words
 from router.streaming.prompts.chat_threads import ChatThreads, run_aside
+from router.streaming.prompts.grammar_checks import GrammarChecks
 from router.streaming.prompts.prefixed import with_prefix
 from router.streaming.prompts.prompt_ends import check_truncation, truncated, with_beginning
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.request.errors import InvalidArgument
-from octavo.text.tokenizer import AnyTokenizer
+from octavo.text.tokenizers.tokenizer import AnyTokenizer
 from router.tools.formats import BY_NAME, DEFAULT, ToolFormat, format_of
 
 NO_ARGUMENTS = '{"type":"object","properties":{},"additionalProperties":false}'  # of a tool without parameters

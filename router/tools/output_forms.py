@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.text.tokenizer import AnyTokenizer
+from octavo.text.tokenizers.tokenizer import AnyTokenizer
 from router.tools import reasoning
 from router.tools.asked_tools import AskedTools, tool_format
 from router.tools.formats import ToolFormat

@@ -13,7 +13,7 @@ from gguf_models import random_rows
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_worker.models.checkpoint.weight_memory import HugePageAllocator
+from gpu_worker.models.packed.weight_memory import HugePageAllocator
 
 PERIOD = 256
 ROWS, INNER = 49152, 1280  # as the largest matrix of a small model; 4-bit forms of it are as large as the last cache

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from gpu_worker.models.checkpoint.locate import demo_file
-from octavo.text.tokenizer_gguf import read_gguf
+from octavo.text.tokenizers.gguf_vocabulary import read_gguf
 
 COMMON = {"hidden_act": "silu", "tie_word_embeddings": True, "dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
 QWEN2 = COMMON | {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.models.checkpoint.weight_memory import HugePageAllocator
+from gpu_worker.models.packed.weight_memory import HugePageAllocator
 
 Side = Callable[[], float]  # does it once; the seconds that took
 PAUSE_S = 0.01  # between turns: the threads of OpenMP spin for 5 ms when their work is done

@@ -32,7 +32,7 @@ from gpu_worker.scheduling.state.workload import Workload
 from octavo.request.ids import SequenceId
 from octavo.request.record import Admission
 from octavo.request.sampling import Constraint, SamplingParams, Shape
-from octavo.text.tokenizer import open_tokenizer
+from octavo.text.tokenizers.tokenizer import open_tokenizer
 
 TEXT = (
     "The lighthouse stood at the end of a long pier. Every evening the keeper climbed a hundred and twelve steps, lit "

@@ -23,9 +23,9 @@ from octavo.request.sampling import FinishReason, SamplingParams, rank
 from octavo.settings.router import RouterSettings
 from octavo.settings.worker import WorkerSettings
 from octavo.store.memory import MemoryState, MemoryStore
-from octavo.text import byte_tokenizer
-from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
+from octavo.text.tokenizers import byte_tokenizer
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from octavo.v1 import admin_pb2_grpc, inference_pb2_grpc
 from octavo.wire.channel import open_channel
 from router.fleet import worker_link, worker_pool, worker_streams

@@ -23,7 +23,7 @@ from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
 from gpu_worker.scheduling.state.step import StepItems, StepPlan
 from octavo.request.sampling import SamplingParams, TokenScore
-from octavo.text.tokenizer import open_tokenizer
+from octavo.text.tokenizers.tokenizer import open_tokenizer
 
 FAULTS = ("kill", "migration", "swap", "prefix hit", "odd pieces")
 ROOT = Path(__file__).parents[2]

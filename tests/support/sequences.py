@@ -8,8 +8,8 @@ from octavo.request.ids import SequenceId
 from octavo.request.record import Admission
 from octavo.request.sampling import SamplingParams
 from octavo.request.step_item import StepItem
-from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 
 
 def new_sequence(

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.models.checkpoint.packed_file import PackedFileWriter, Place
-from gpu_worker.models.checkpoint.packed_weights import NativeMatrix, PackedWeights
-from gpu_worker.models.checkpoint.packing import MatrixPacker
-from gpu_worker.models.checkpoint.weight_memory import HugePageAllocator, ScratchMemory, WeightMemory
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import common_window
 from gpu_worker.models.decoders.llama import FIRST_SOURCES, collect, layers_of
+from gpu_worker.models.packed.packed_file import PackedFileWriter, Place
+from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights
+from gpu_worker.models.packed.packing import MatrixPacker
+from gpu_worker.models.packed.weight_memory import HugePageAllocator, ScratchMemory, WeightMemory
 from gpu_worker.ops import TokenBatch
 
 MAX_HEAD_DIM = 256

@@ -26,7 +26,7 @@ from octavo.pooling.params import PoolingParams, logits_of
 from octavo.pooling.vectors import cosine, likelihood
 from octavo.request import validation
 from octavo.request.errors import Failure, InvalidArgument, ServingError, TooLarge
-from octavo.text.tokenizer import AnyTokenizer
+from octavo.text.tokenizers.tokenizer import AnyTokenizer
 
 
 @dataclass(slots=True, eq=False)

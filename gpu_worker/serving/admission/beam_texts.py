@@ -7,7 +7,7 @@ from gpu_worker.steps.runner import RunnerInfo
 from octavo.request.errors import Mismatch, NoTokenizer, ServingError
 from octavo.request.sampling import SamplingParams
 from octavo.text.stop import TextStream
-from octavo.text.tokenizer import AnyTokenizer, open_tokenizer
+from octavo.text.tokenizers.tokenizer import AnyTokenizer, open_tokenizer
 
 
 class BeamTexts:

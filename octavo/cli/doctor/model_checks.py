@@ -25,7 +25,7 @@ TOKENIZER_TIMEOUT_S = 60
 TOKENIZER_PROBE = """
 import sys
 try:
-    from octavo.text.tokenizer import load_tokenizer
+    from octavo.text.tokenizers.tokenizer import load_tokenizer
     tokenizer = load_tokenizer(sys.argv[1])
 except Exception as error:
     print(" ".join(str(error).split()) or type(error).__name__)

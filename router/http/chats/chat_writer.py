@@ -5,8 +5,8 @@ from typing import Any
 
 from octavo.request.errors import InvalidArgument
 from octavo.v1 import inference_pb2
-from router.http.common_fields import AskedAnswer, read_common
-from router.http.field_reader import FieldReader
+from router.http.bodies.common_fields import AskedAnswer, read_common
+from router.http.bodies.field_reader import FieldReader
 from router.tools.asked_tools import NO_ARGUMENTS
 
 ONE_OUTPUT: dict[str, list[object]] = {

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from octavo.request.sampling import FinishReason
 from octavo.text.stop import TextStream
-from octavo.text.tokenizer import AnyTokenizer
+from octavo.text.tokenizers.tokenizer import AnyTokenizer
 from router.tools.harmony import HarmonyParser
 from router.tools.output_forms import Division
 from router.tools.output_parser import OutputParser, parser_for

@@ -6,7 +6,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.request.ids import new_request_id
 from router.http.answers import AnswerService, called, chosen_id, remaining_s, send_stream
-from router.http.json_body import parse_object
+from router.http.bodies.json_body import parse_object
 from router.http.messages.message_body import AskedMessage, read_message
 from router.http.messages.message_format import MessageFormat
 from router.http.messages.message_reply import MessageReply

@@ -16,8 +16,8 @@ from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import failure_from_wire
 from router.http.answer_format import AnswerFormat
 from router.http.answers import NewAnswer
-from router.http.common_fields import AskedAnswer
-from router.http.constraint_fields import form_named
+from router.http.bodies.common_fields import AskedAnswer
+from router.http.bodies.constraint_fields import form_named
 from router.http.reply import Reply
 from router.streaming.inference_service import whole_answer
 from router.streaming.session import Session

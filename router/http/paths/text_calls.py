@@ -11,13 +11,13 @@ from starlette.types import Receive, Scope, Send
 from octavo.request.errors import InvalidArgument
 from octavo.v1 import inference_pb2
 from router.http.answers import AnswerService, called
-from router.http.chat_completions import read_chat
-from router.http.completions import MAX_PROMPT_IDS, read_completion
-from router.http.field_reader import FieldReader, checked_ids
-from router.http.json_body import parse_object
+from router.http.bodies.chat_body import read_chat
+from router.http.bodies.completion_body import MAX_PROMPT_IDS, read_completion
+from router.http.bodies.field_reader import FieldReader, checked_ids
+from router.http.bodies.json_body import parse_object
+from router.http.bodies.unknown_fields import ClientBody
 from router.http.prompts.prompt_scores import shown_token
 from router.http.reply import Reply
-from router.http.unknown_fields import ClientBody
 from router.streaming.prompts.chat_threads import run_aside
 
 NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")

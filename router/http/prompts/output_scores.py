@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.text.tokenizer import AnyTokenizer
+from octavo.text.tokenizers.tokenizer import AnyTokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from router.http.prompts.prompt_scores import shown_logprob, shown_token
 

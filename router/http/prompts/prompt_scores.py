@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.text.tokenizer import AnyTokenizer
+from octavo.text.tokenizers.tokenizer import AnyTokenizer
 from octavo.v1 import types_pb2
 
 LEAST = -9999.0  # for minus infinity, which JSON does not have

@@ -11,8 +11,8 @@ from octavo.request.ids import new_request_id
 from octavo.v1 import inference_pb2
 from octavo.wire.public import failure_from_wire
 from router.http.answers import AnswerService, called, chosen_id, remaining_s
+from router.http.bodies.json_body import parse_object
 from router.http.chats.chat_writer import ChatWriter
-from router.http.json_body import parse_object
 from router.http.responses.input_items import Item, write_items
 from router.http.responses.response_body import ID_PREFIX, AskedResponse, read_response
 from router.http.responses.response_events import NO_EVENTS, ResponseEvents

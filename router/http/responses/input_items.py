@@ -6,8 +6,8 @@ from typing import Any
 
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument
+from router.http.bodies.field_reader import FieldReader, checked_text
 from router.http.chats.chat_writer import ChatWriter
-from router.http.field_reader import FieldReader, checked_text
 
 Item = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 from octavo.pooling.params import MAX_CALL_TOKENS, POOLINGS
 from octavo.request.errors import InvalidArgument
 from octavo.request.limits import NumberRange
-from router.http.field_reader import FieldReader, checked_ids, checked_text
+from router.http.bodies.field_reader import FieldReader, checked_ids, checked_text
 from router.http.vectors.vector_endpoint import Content
 from router.pooling.pooling_calls import PoolingCalls, PromptInput
 

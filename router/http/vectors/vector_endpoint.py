@@ -9,10 +9,10 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.request.ids import new_request_id
 from router.http.answers import remaining_s
-from router.http.field_reader import FieldReader
-from router.http.json_body import BodyReader, parse_object
+from router.http.bodies.field_reader import FieldReader
+from router.http.bodies.json_body import BodyReader, parse_object
+from router.http.bodies.unknown_fields import REFUSE
 from router.http.reply import Reply
-from router.http.unknown_fields import REFUSE
 from router.pooling.pooling_calls import PoolingCalls, aside
 
 Content = Callable[[], dict[str, Any]]  # makes the answer, of which much may take long

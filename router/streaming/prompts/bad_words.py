@@ -6,7 +6,7 @@ from dataclasses import replace
 from octavo.request import limits, sampling_validation
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import PARAMETERS, SamplingParams
-from octavo.text.byte_tokenizer import no_tokenizer
+from octavo.text.tokenizers.byte_tokenizer import no_tokenizer
 from router.fleet.model_registry import ServedModel
 
 FIELD = "bad_words"

@@ -13,7 +13,7 @@ from malformed.seed_models import write_folder
 
 from gpu_worker.running.loading import load_runner
 from octavo.request.errors import BadModel, Mismatch
-from octavo.text.tokenizer import load_tokenizer
+from octavo.text.tokenizers.tokenizer import load_tokenizer
 
 COUNT = 100_000 if is_night() else draws(112, 5600)
 FIRST = int(os.environ.get("OCTAVO_TEST_SEED", "0"))

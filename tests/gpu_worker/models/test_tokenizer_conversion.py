@@ -11,7 +11,7 @@ import tokenizers
 import transformers
 
 from gpu_worker.models.tokenizer_conversion import find_tokenizer
-from octavo.text.tokenizer import load_tokenizer
+from octavo.text.tokenizers.tokenizer import load_tokenizer
 
 CORPUS = [
     "Once upon a time there was a small house at the edge of a forest.",

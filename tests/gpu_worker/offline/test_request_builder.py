@@ -11,7 +11,7 @@ from gpu_worker.offline.request_builder import RequestBuilder
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import SamplingParams
-from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 

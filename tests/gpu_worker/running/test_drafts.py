@@ -20,7 +20,7 @@ from gpu_worker.testing.fake_runner import FakeRunner
 from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.request.errors import Failure
 from octavo.request.sampling import FinishReason, SamplingParams, TokenScore
-from octavo.text import byte_tokenizer
+from octavo.text.tokenizers import byte_tokenizer
 
 torch.set_num_threads(1)
 VOCAB = 128  # bytes

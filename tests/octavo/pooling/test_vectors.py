@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from octavo.pooling import judges, vectors
 from octavo.pooling.vectors import cosine, cosines, likelihood
 from octavo.request.errors import InvalidArgument
-from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 
 numbers = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=20)
 

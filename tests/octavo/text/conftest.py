@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="session")

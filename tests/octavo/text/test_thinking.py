@@ -5,9 +5,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import SamplingParams
-from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.thinking import with_thinking_marks
-from octavo.text.tokenizer import load_tokenizer
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
+from octavo.text.tokenizers.tokenizer import load_tokenizer
 
 BUDGET = SamplingParams(thinking_budget=7)
 

@@ -19,7 +19,7 @@ from gguf_vocabularies import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 BLANKS = (*(" " * count for count in (1, 2, 3, 5, 9)), "\n", "\n\n", "\n\n\n\n", "\t")
 WORDS = [

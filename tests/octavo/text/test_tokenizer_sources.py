@@ -12,7 +12,7 @@ from malformed.seed_models import write_folder
 
 from octavo.request.errors import InvalidArgument, Mismatch
 from octavo.text.detokenizer import byte_alphabet
-from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.slow  # imports transformers, as the reference
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 
 
 @dataclass

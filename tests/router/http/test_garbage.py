@@ -11,9 +11,9 @@ from parameter_values import beyond, inside
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import PARAMETERS
 from octavo.wire.public import sampling_from_wire
-from router.http.chat_completions import read_chat
-from router.http.completions import read_completion
-from router.http.json_body import parse_object
+from router.http.bodies.chat_body import read_chat
+from router.http.bodies.completion_body import read_completion
+from router.http.bodies.json_body import parse_object
 
 NAMES = [row.http for row in PARAMETERS.values() if row.http]
 NAMES += ["model", "prompt", "messages", "max_tokens", "max_completion_tokens", "best_of", "logprobs", "top_logprobs"]

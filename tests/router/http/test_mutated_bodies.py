@@ -7,7 +7,7 @@ import random
 import pytest
 from effort import draws, patience
 
-from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 
 SEED = 20
 HI = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}, {"role": "user", "content": "So"}]

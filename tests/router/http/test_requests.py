@@ -7,7 +7,7 @@ import pytest
 
 from octavo.request.record import SequenceState
 from octavo.request.sampling import SamplingParams
-from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 
 PROMPT = list(range(3, 40))
 LONG = {"prompt": PROMPT, "temperature": 0, "max_tokens": 400, "stream": True}

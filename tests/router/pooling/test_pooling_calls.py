@@ -15,7 +15,7 @@ from octavo.request.errors import Draining, InvalidArgument
 from octavo.request.limits import NO_QUOTA
 from octavo.request.validation import validate_text
 from octavo.store.calls import QueueLimits
-from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from octavo.wire.pooling import PromptVector, floats_to_bytes
 from router.pooling import pooling_calls
 from router.pooling.pooling_calls import AskedScores, PoolingCalls

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from octavo.request.errors import HistoryLost
 from octavo.request.hashing import extend_chain, prompt_chain
 from octavo.request.sampling import FinishReason
-from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from router.streaming.branch_reader import BranchPiece, BranchReader
 from router.streaming.resume_tokens import StreamPlace
 

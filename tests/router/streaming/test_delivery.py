@@ -11,8 +11,8 @@ from octavo.request.ids import SequenceId
 from octavo.request.record import SequenceState, Snapshot, first_record
 from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.request.step_item import StepItem, WaitingItems
-from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from router.streaming.branch_reader import BranchPiece
 from router.streaming.delivery import Delivery, StoppedBranch
 from router.streaming.resume_tokens import StreamStart

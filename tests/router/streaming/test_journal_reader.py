@@ -8,8 +8,8 @@ from accepted import accepted_sequence
 from octavo.request.errors import HistoryLost, NotFound, StoreUnavailable
 from octavo.request.record import Record, SequenceState, Snapshot, first_record
 from octavo.request.sampling import FinishReason, SamplingParams
-from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from router.streaming import journal_reader
 from router.streaming.delivery import Delivery
 from router.streaming.journal_reader import JournalReader

@@ -3,7 +3,7 @@
 import pytest
 
 from octavo.settings import router as settings
-from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from router.tools import formats, reasoning
 from router.tools.asked_tools import AskedTools
 from router.tools.output_forms import OutputForms

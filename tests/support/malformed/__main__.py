@@ -27,7 +27,7 @@ from gpu_worker.models.decoders import transformers_any
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
 from octavo.request.errors import Code, ServingError
-from octavo.text.tokenizer import open_tokenizer
+from octavo.text.tokenizers.tokenizer import open_tokenizer
 
 MEMORY = 768 << 20  # beside what the process has when it begins; the seeds need a hundredth of that
 CPU_S = 20.0

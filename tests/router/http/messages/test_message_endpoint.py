@@ -7,8 +7,8 @@ import pytest
 
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import FinishReason, SamplingParams
-from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from octavo.v1 import types_pb2
 from router.http.messages.message_body import read_message
 from router.http.messages.message_format import MessageFormat, input_of

@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import pytest
 
-from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 
 HI = [{"role": "user", "content": "Hi"}]
 

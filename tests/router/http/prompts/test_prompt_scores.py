@@ -3,7 +3,7 @@
 import math
 
 from octavo.request.sampling import TokenScore
-from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from octavo.wire.public import score_to_wire
 from router.http.prompts.prompt_scores import shown_prompt_scores
 

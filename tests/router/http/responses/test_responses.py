@@ -9,8 +9,8 @@ import pytest
 from octavo.request.errors import InvalidArgument
 from octavo.request.record import SequenceState
 from octavo.request.sampling import FinishReason, SamplingParams
-from octavo.text.byte_tokenizer import ByteTokenizer
 from octavo.text.stop import TextStream
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from octavo.v1 import inference_pb2
 from router.http.chats.chat_writer import ChatWriter
 from router.http.responses.response_body import read_response

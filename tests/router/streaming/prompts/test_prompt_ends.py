@@ -4,7 +4,7 @@ import pytest
 
 from octavo.request.errors import InvalidArgument
 from octavo.request.ids import Incarnation
-from octavo.text.byte_tokenizer import ByteTokenizer
+from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from octavo.v1 import inference_pb2, types_pb2
 from router.fleet.model_registry import ModelRegistry
 from router.streaming.request_preparer import RequestPreparer

@@ -1,0 +1,302 @@
+"""How GGUF files of further architectures become models of Transformers: their configurations, and their recipes.
+
+Where a file is silent, a setting is what llama.cpp takes it for, or what all published models of that family have.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from gpu_worker.models.gguf.header import GgufHeader
+from gpu_worker.models.gguf.positions import rope_parameters
+from gpu_worker.models.gguf.recipes import (
+    LLAMA,
+    NORMED_OUTPUTS,
+    Family,
+    Join,
+    Recipe,
+    columns_in_turn,
+    expert_recipes,
+    gemma_norms,
+    in_turn,
+    named_recipes,
+    row_of,
+    turned_as_llama,
+)
+from octavo.request.errors import BadModel
+
+GEMMA3_27B_LAYERS = 62  # the only Gemma 3 whose scores are not divided by the root of a head's size
+EXAONE4_32B_LAYERS = 64  # the only EXAONE 4 with windows, which its early files do not name
+STARCODER2_WINDOW = 4096  # of all StarCoder 2 that were published, and of none of their files
+
+
+def read_family(header: GgufHeader) -> Family:
+    """BadModel if the file has a setting or a tensor that is not understood, or lacks one."""
+    read = FAMILIES[header.arch]
+    if header.get("attention.causal") is False:
+        raise BadModel(f"{header.name}: {header.arch}.attention.causal is false: it predicts no next token")
+    if header.integer("attention.value_length", header.head_dim) != header.head_dim:
+        raise BadModel(f"{header.name}: keys and values have different sizes ({header.arch}.attention.value_length)")
+    family = read(header)
+    header.refuse_unknown()
+    return family
+
+
+def _common(header: GgufHeader, model_type: str, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "vocab_size": header.shape("token_embd.weight")[0],
+        "hidden_size": header.hidden,
+        "num_hidden_layers": header.layers,
+        "num_attention_heads": header.heads,
+        "num_key_value_heads": header.kv_heads,
+        "head_dim": header.head_dim,
+        "max_position_embeddings": header.context,
+        "rope_parameters": rope_parameters(header),
+        "tie_word_embeddings": not header.has("output.weight"),
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+        **more,
+    }
+
+
+def _rms(header: GgufHeader) -> dict[str, Any]:
+    return {"rms_norm_eps": header.number("attention.layer_norm_rms_epsilon")}
+
+
+def _inner_size(header: GgufHeader, part: str = "ffn_down") -> int:
+    return header.shape(f"blk.0.{part}.weight")[-1]
+
+
+def _experts(header: GgufHeader) -> dict[str, Any]:
+    count, used = header.integer("expert_count"), header.integer("expert_used_count")
+    stored = header.shape("blk.0.ffn_down_exps.weight")[0]
+    if count != stored or not 1 <= used <= count:
+        raise BadModel(f"{header.name}: {used} of {count} experts, and tensors of {stored}")
+    return {"num_local_experts": count, "num_experts_per_tok": used}
+
+
+# The architectures
+
+
+def _gemma(header: GgufHeader) -> Family:
+    config = _common(header, "gemma", **_rms(header), intermediate_size=_inner_size(header))
+    return Family(config, named_recipes(header, LLAMA, gemma_norms(LLAMA)))
+
+
+def _gemma3(header: GgufHeader) -> Family:
+    window = header.integer("attention.sliding_window", 0)
+    size = header.hidden // header.heads if header.layers == GEMMA3_27B_LAYERS else header.head_dim
+    near = {"rope_type": "default", "rope_theta": header.number("rope.freq_base_swa", 10000.0)}
+    config = _common(header, "gemma3_text", **_rms(header), intermediate_size=_inner_size(header)) | {
+        "query_pre_attn_scalar": size,
+        "sliding_window": window or header.context,
+        "layer_types": header.layer_types(window, 6),
+        "rope_parameters": {"full_attention": rope_parameters(header), "sliding_attention": near},
+        "final_logit_softcapping": header.number("final_logit_softcapping", 0.0) or None,
+        "attn_logit_softcapping": None,
+    }
+    inner = LLAMA | NORMED_OUTPUTS | {"ffn_norm": "pre_feedforward_layernorm"}
+    return Family(config, named_recipes(header, inner, gemma_norms(inner)))
+
+
+def _qwen2moe(header: GgufHeader) -> Family:
+    shared = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
+    inner = LLAMA | {"ffn_gate_inp": "mlp.gate", "ffn_gate_inp_shexp": "mlp.shared_expert_gate"} | shared
+    config = _common(header, "qwen2_moe", **_rms(header), **_experts(header)) | {
+        "intermediate_size": _inner_size(header, "ffn_down_shexp"),
+        "moe_intermediate_size": _inner_size(header, "ffn_down_exps"),
+        "shared_expert_intermediate_size": _inner_size(header, "ffn_down_shexp"),
+        "num_experts": header.integer("expert_count"),
+        "norm_topk_prob": False,
+        "qkv_bias": header.has("blk.0.attn_q.bias"),
+    }
+    joins: dict[str, Join] = {"ffn_gate_inp_shexp": lambda parts: parts[0].reshape(1, -1)}
+    return Family(config, named_recipes(header, inner, joins) | expert_recipes(header, "mlp"))
+
+
+def _qwen3moe(header: GgufHeader) -> Family:
+    config = _common(header, "qwen3_moe", **_rms(header), **_experts(header)) | {
+        "intermediate_size": _inner_size(header, "ffn_down_exps"),
+        "moe_intermediate_size": _inner_size(header, "ffn_down_exps"),
+        "num_experts": header.integer("expert_count"),
+        "norm_topk_prob": True,
+    }
+    return Family(config, named_recipes(header, LLAMA | {"ffn_gate_inp": "mlp.gate"}) | expert_recipes(header, "mlp"))
+
+
+def _mixtral(header: GgufHeader) -> Family:
+    """Files of `llama` with experts."""
+    config = _common(header, "mixtral", **_rms(header), **_experts(header)) | {
+        "intermediate_size": _inner_size(header, "ffn_down_exps"),
+        "sliding_window": None,
+    }
+    inner = LLAMA | {"ffn_gate_inp": "mlp.gate"}
+    return Family(config, named_recipes(header, inner, turned_as_llama(header)) | expert_recipes(header, "mlp"))
+
+
+def _olmo2(header: GgufHeader) -> Family:
+    """OLMo 2, and OLMo 3, which has windows."""
+    window = header.integer("attention.sliding_window", 0)
+    config = _common(header, "olmo3" if window else "olmo2", **_rms(header), intermediate_size=_inner_size(header))
+    if window:
+        near = {
+            "rope_type": "default",
+            "rope_theta": header.number("rope.freq_base_swa", config["rope_parameters"]["rope_theta"]),
+        }
+        config |= {"sliding_window": window, "layer_types": header.layer_types(window, 4)}
+        config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": near}
+    return Family(config, named_recipes(header, {**LLAMA, **NORMED_OUTPUTS}))
+
+
+def _granite_scales(header: GgufHeader) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": header.number("embedding_scale", 1.0) or 1.0,
+        "residual_multiplier": header.number("residual_scale", 1.0) or 1.0,
+        "attention_multiplier": header.number("attention.scale", 0.0) or header.head_dim**-0.5,
+        "logits_scaling": header.number("logit_scale"),
+    }
+
+
+def _granite(header: GgufHeader) -> Family:
+    config = _common(header, "granite", **_rms(header), **_granite_scales(header)) | {
+        "intermediate_size": _inner_size(header),
+        "attention_bias": header.has("blk.0.attn_q.bias"),
+        "mlp_bias": header.has("blk.0.ffn_down.bias"),
+    }
+    return Family(config, named_recipes(header, LLAMA, turned_as_llama(header)))
+
+
+def _granitemoe(header: GgufHeader) -> Family:
+    config = _common(header, "granitemoe", **_rms(header), **_granite_scales(header), **_experts(header)) | {
+        "intermediate_size": _inner_size(header, "ffn_down_exps")
+    }
+    recipes = named_recipes(
+        header, LLAMA | {"ffn_gate_inp": "block_sparse_moe.router"}, turned_as_llama(header)
+    ) | expert_recipes(header, "block_sparse_moe")
+    if header.has("blk.0.ffn_gate_shexp.weight"):
+        config |= {"model_type": "granitemoeshared", "shared_intermediate_size": _inner_size(header, "ffn_down_shexp")}
+        for layer in range(header.layers):
+            to, at = f"model.layers.{layer}.shared_mlp", f"blk.{layer}.ffn_"
+            both = (f"{at}gate_shexp.weight", f"{at}up_shexp.weight")
+            recipes[f"{to}.input_linear.weight"] = Recipe(both, lambda parts: torch.cat(tuple(parts)))
+            recipes[f"{to}.output_linear.weight"] = Recipe((f"{at}down_shexp.weight",))
+    return Family(config, recipes)
+
+
+def _glm4(header: GgufHeader) -> Family:
+    config = _common(header, "glm4", **_rms(header), intermediate_size=_inner_size(header)) | {
+        "attention_bias": header.has("blk.0.attn_q.bias")
+    }
+    if header.integer("nextn_predict_layers", 0):
+        raise BadModel(f"{header.name} has layers that predict further tokens (nextn_predict_layers)")
+    inner = LLAMA | {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+    }
+    return Family(config, named_recipes(header, inner))
+
+
+def _starcoder2(header: GgufHeader) -> Family:
+    """Files do not name the window. It bounds the context: within it, a sequence is the same with and without one."""
+    config = _common(header, "starcoder2", intermediate_size=_inner_size(header)) | {
+        "max_position_embeddings": min(header.context, STARCODER2_WINDOW),
+        "norm_epsilon": header.number("attention.layer_norm_epsilon"),
+        "sliding_window": None,
+        "use_bias": header.has("blk.0.attn_q.bias"),
+    }
+    return Family(config, named_recipes(header, LLAMA | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}))
+
+
+def _stablelm(header: GgufHeader) -> Family:
+    header.get("use_parallel_residual")  # early files say so of models that are not; llama.cpp looks for the norm
+    normed = header.has("blk.0.attn_q_norm.weight")
+    config = _common(header, "stablelm", intermediate_size=_inner_size(header)) | {
+        "layer_norm_eps": header.number("attention.layer_norm_epsilon"),
+        "use_parallel_residual": not header.has("blk.0.ffn_norm.weight"),
+        "use_qkv_bias": header.has("blk.0.attn_q.bias"),
+        "qk_layernorm": normed,
+    }
+    inner = {stored: stem for stored, stem in LLAMA.items() if stored not in ("attn_q_norm", "attn_k_norm")}
+    recipes = named_recipes(header, inner)
+    for layer in range(header.layers if normed else 0):
+        for part, count in (("q", header.heads), ("k", header.kv_heads)):
+            for head in range(count):
+                name = f"model.layers.{layer}.self_attn.{part}_layernorm.norms.{head}.weight"
+                recipes[name] = Recipe((f"blk.{layer}.attn_{part}_norm.weight",), row_of(head, count))
+    return Family(config, recipes)
+
+
+def _cohere(header: GgufHeader) -> Family:
+    config = _common(header, "cohere", intermediate_size=_inner_size(header)) | {
+        "layer_norm_eps": header.number("attention.layer_norm_epsilon"),
+        "logit_scale": header.number("logit_scale"),
+        "use_qk_norm": header.has("blk.0.attn_q_norm.weight"),
+    }
+    return Family(config, named_recipes(header, LLAMA))
+
+
+def _cohere2(header: GgufHeader) -> Family:
+    window = header.integer("attention.sliding_window")
+    config = _common(header, "cohere2", intermediate_size=_inner_size(header)) | {
+        "layer_norm_eps": header.number("attention.layer_norm_epsilon"),
+        "logit_scale": header.number("logit_scale"),
+        "sliding_window": window,
+        "layer_types": header.layer_types(window, 4),
+    }
+    return Family(config, named_recipes(header, LLAMA))
+
+
+def _exaone4(header: GgufHeader) -> Family:
+    window = header.integer("attention.sliding_window", 4096 if header.layers == EXAONE4_32B_LAYERS else 0)
+    if header.integer("nextn_predict_layers", 0):
+        raise BadModel(f"{header.name} has layers that predict further tokens (nextn_predict_layers)")
+    config = _common(header, "exaone4", **_rms(header), intermediate_size=_inner_size(header)) | {
+        "sliding_window": window or None,
+        "sliding_window_pattern": 4 if window else None,
+        "layer_types": header.layer_types(window, 4),
+    }
+    return Family(config, named_recipes(header, LLAMA | NORMED_OUTPUTS))
+
+
+def _gpt_oss(header: GgufHeader) -> Family:
+    window = header.integer("attention.sliding_window")
+    config = _common(header, "gpt_oss", **_rms(header), **_experts(header)) | {
+        "intermediate_size": _inner_size(header, "ffn_down_exps"),
+        "sliding_window": window,
+        "layer_types": header.layer_types(window, 2),
+        "attention_bias": header.has("blk.0.attn_q.bias"),
+    }
+    inner = LLAMA | {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"}
+    recipes = named_recipes(header, inner)
+    for layer in range(header.layers):
+        to, at = f"model.layers.{layer}", f"blk.{layer}."
+        recipes[f"{to}.self_attn.sinks"] = Recipe((f"{at}attn_sinks.weight",))
+        gates, ups = f"{at}ffn_gate_exps", f"{at}ffn_up_exps"
+        recipes[f"{to}.mlp.experts.gate_up_proj"] = Recipe((f"{gates}.weight", f"{ups}.weight"), columns_in_turn)
+        recipes[f"{to}.mlp.experts.gate_up_proj_bias"] = Recipe((f"{gates}.bias", f"{ups}.bias"), in_turn)
+        recipes[f"{to}.mlp.experts.down_proj"] = Recipe(
+            (f"{at}ffn_down_exps.weight",), lambda parts: parts[0].transpose(1, 2).contiguous()
+        )
+        recipes[f"{to}.mlp.experts.down_proj_bias"] = Recipe((f"{at}ffn_down_exps.bias",))
+    return Family(config, recipes)
+
+
+FAMILIES: Mapping[str, Callable[[GgufHeader], Family]] = {
+    "llama": _mixtral,
+    "gemma": _gemma,
+    "gemma3": _gemma3,
+    "qwen2moe": _qwen2moe,
+    "qwen3moe": _qwen3moe,
+    "olmo2": _olmo2,
+    "granite": _granite,
+    "granitemoe": _granitemoe,
+    "glm4": _glm4,
+    "starcoder2": _starcoder2,
+    "stablelm": _stablelm,
+    "command-r": _cohere,
+    "cohere2": _cohere2,
+    "exaone4": _exaone4,
+    "gpt-oss": _gpt_oss,
+}

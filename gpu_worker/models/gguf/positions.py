@@ -1,0 +1,34 @@
+"""The rotary positions of a GGUF file as Transformers' `rope_parameters`."""
+
+from typing import Any
+
+from gpu_worker.models.gguf.header import GgufHeader
+from octavo.request.errors import BadModel
+
+PARTIAL = ("glm4", "stablelm")  # whose models in Transformers can turn a part of each head
+OPTIONAL = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
+
+
+def rope_parameters(header: GgufHeader) -> dict[str, Any]:
+    """BadModel if positions are turned in a way that Transformers has not, or octavo does not know."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": header.number("rope.freq_base", 10000.0)}
+    turned = header.integer("rope.dimension_count", header.head_dim)
+    if header.arch in PARTIAL and 0 < turned <= header.head_dim:
+        rope["partial_rotary_factor"] = turned / header.head_dim
+    elif turned != header.head_dim:
+        raise BadModel(f"{header.name}: {header.arch} turns {turned} of {header.head_dim} dimensions of a head")
+    kind = header.text("rope.scaling.type", "none")
+    factor = header.number("rope.scaling.factor", 1.0)
+    original = header.integer("rope.scaling.original_context_length", header.context)
+    if kind == "none":
+        return rope
+    if kind == "linear":
+        return rope | {"rope_type": "linear", "factor": factor}
+    if kind != "yarn" or header.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
+        raise BadModel(f"{header.name}: {header.arch}.rope.scaling.type {kind!r} is not read (none, linear, yarn are)")
+    rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    for key, name in OPTIONAL.items():
+        if header.get(f"rope.scaling.{key}") is not None:
+            rope[name] = header.number(f"rope.scaling.{key}")
+    # gpt-oss does not round the bounds between dimensions that are scaled and those that are not; files do not say so.
+    return rope | ({"truncate": False} if header.arch == "gpt-oss" else {})

@@ -1,0 +1,121 @@
+"""How tensors of a model of Transformers are made of those of a GGUF file.
+
+llama.cpp's converter renames tensors, and changes some: it interleaves the rows of queries and keys for models that it
+turns as Llama, adds the 1 to the norms of Gemma, and splits or stacks matrices. A `Recipe` undoes that. The names are
+those that a model of Transformers has in memory, where the experts of a layer are one tensor.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models.gguf.header import GgufHeader
+from octavo.request.errors import BadModel
+
+Join = Callable[[Sequence[Tensor]], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a tensor of the model is made of tensors of the file."""
+
+    of: tuple[str, ...]
+    join: Join = lambda parts: parts[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`config` is that of Transformers, with its model_type; `recipes` are by the names of the model's tensors."""
+
+    config: Mapping[str, Any]
+    recipes: Mapping[str, Recipe]
+
+
+LLAMA = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+NORMED_OUTPUTS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+
+
+def named_recipes(
+    header: GgufHeader, inner: Mapping[str, str], joins: Mapping[str, Join] | None = None
+) -> dict[str, Recipe]:
+    """Recipes for the tensors that the file has, by a table of names; `joins` changes some, by their name there."""
+    outer = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+    names = {stem: (stored, stored) for stored, stem in outer.items()}
+    for layer in range(header.layers):
+        names |= {f"model.layers.{layer}.{stem}": (f"blk.{layer}.{stored}", stored) for stored, stem in inner.items()}
+    found = {}
+    for stem, (full, stored) in names.items():
+        for end in ("weight", "bias"):
+            if header.has(f"{full}.{end}"):
+                found[f"{stem}.{end}"] = Recipe((f"{full}.{end}",), (joins or {}).get(stored, lambda parts: parts[0]))
+    return found
+
+
+def expert_recipes(header: GgufHeader, place: str) -> dict[str, Recipe]:
+    """The experts of all layers, as Transformers has them in memory: gate and up in one tensor."""
+    found = {}
+    for layer in range(header.layers):
+        to, at = f"model.layers.{layer}.{place}.experts", f"blk.{layer}.ffn_"
+        both = (f"{at}gate_exps.weight", f"{at}up_exps.weight")
+        found[f"{to}.gate_up_proj"] = Recipe(both, lambda parts: torch.cat(tuple(parts), dim=1))
+        found[f"{to}.down_proj"] = Recipe((f"{at}down_exps.weight",))
+    return found
+
+
+def halves(num_heads: int) -> Join:
+    """Undoes llama.cpp's interleaving: row 2i of a head becomes row i, row 2i + 1 row i + half."""
+
+    def undo(parts: Sequence[Tensor]) -> Tensor:
+        rows = parts[0]
+        if num_heads < 1 or len(rows) % (2 * num_heads):
+            raise BadModel(f"{len(rows)} rows are not {num_heads} heads of pairs")
+        paired = rows.view(num_heads, len(rows) // num_heads // 2, 2, *rows.shape[1:])
+        return paired.transpose(1, 2).reshape(rows.shape)
+
+    return undo
+
+
+def turned_as_llama(header: GgufHeader) -> dict[str, Join]:
+    return {"attn_q": halves(header.heads), "attn_k": halves(header.kv_heads)}
+
+
+def _without_one(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] - 1
+
+
+def gemma_norms(inner: Mapping[str, str]) -> dict[str, Join]:
+    return dict.fromkeys([*(stored for stored in inner if "norm" in stored), "output_norm"], _without_one)
+
+
+def row_of(head: int, count: int) -> Join:
+    def pick(parts: Sequence[Tensor]) -> Tensor:
+        if parts[0].dim() != 2 or len(parts[0]) != count:
+            raise BadModel(f"the norms of {count} heads are {tuple(parts[0].shape)}")
+        return parts[0][head].clone()
+
+    return pick
+
+
+def in_turn(parts: Sequence[Tensor]) -> Tensor:
+    """gpt-oss has gate and up in turn: [experts, 2 x inner] of two [experts, inner]."""
+    return torch.stack(tuple(parts), dim=-1).flatten(-2)
+
+
+def columns_in_turn(parts: Sequence[Tensor]) -> Tensor:
+    """[experts, hidden, 2 x inner] of two [experts, inner, hidden]."""
+    return in_turn([part.transpose(1, 2) for part in parts])

@@ -1,0 +1,220 @@
+"""Reads a GGUF file as a Transformers checkpoint: metadata as config.json, dequantized tensors by their usual names.
+
+One thing is not as in Transformers: the norms of Gemma 2 are stored as they multiply, with the 1 that is added to them.
+"""
+
+import re
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize as decode
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpu_worker.models.checkpoint.weights import FLOATS
+from gpu_worker.models.gguf.recipes import LLAMA
+from octavo.model_files.gguf import GgufFile, TensorInfo, TensorType
+from octavo.model_files.gguf_metadata import Metadata
+from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
+from octavo.model_files.gguf_support import INTERLEAVED, end_token_ids, find_obstacle
+from octavo.request.errors import BadModel
+
+# The package makes several arrays on the way to its result. Those of a piece stay in the processor's cache: of a whole
+# tensor, decoding takes twice as long (docs/decisions/gpu_worker.md).
+PIECE_VALUES = 1 << 16
+KERNELS = {  # GGUF's types whose bits are kept, and what the extension calls them
+    TensorType.Q8_0: "q8",
+    TensorType.Q4_0: "q4",
+    TensorType.Q4_1: "q4_mins",
+    TensorType.Q4_K: "q4_k",
+    TensorType.Q5_K: "q5_k",
+    TensorType.Q6_K: "q6_k",
+}
+
+
+def dequantize(data: memoryview, kind: TensorType, num_values: int) -> NDArray[np.float32]:
+    """The values of a tensor whose type is one of gguf_support.DECODED, in order, in new memory."""
+    stored = np.frombuffer(data, dtype=np.uint8)
+    values = np.empty(num_values, dtype=np.float32)
+    block, block_bytes = kind.block, kind.num_bytes
+    for start in range(0, num_values, PIECE_VALUES):
+        end = min(start + PIECE_VALUES, num_values)
+        piece = stored[start // block * block_bytes : end // block * block_bytes]
+        with np.errstate(all="ignore"):  # scales that are no numbers make weights that are none
+            values[start:end] = decode(piece, GGMLQuantizationType(kind))
+    return values
+
+
+ROPE_FACTORS = "rope_freqs.weight"
+ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+GEMMA2_27B_LAYERS = 46  # the only Gemma 2 whose scores are not divided by the root of a head's size
+
+_OUTER = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_INNER = LLAMA | {"attn_qkv": "self_attn.qkv_proj"}
+_INNER_OF = {
+    "gemma2": _INNER
+    | {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    "phi3": _INNER | {"ffn_up": "mlp.gate_up_proj"},
+}
+_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+class GgufSource:
+    """A WeightSource over an open GGUF file that octavo serves. Tensors it does not know keep their names."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self._arch = architecture(file)
+        known = set(file.tensors) - {ROPE_FACTORS, ROPE_LONG, ROPE_SHORT}
+        self._stored = {usual_name(name, self._arch): name for name in known}
+
+    def names(self) -> set[str]:
+        return set(self._stored)
+
+    def get(self, name: str) -> Tensor:
+        tensor = self._ordered(name, read_tensor(self._file, self._info(name).name))
+        self._file.release(self._info(name).name)
+        return tensor
+
+    def block_format(self, name: str) -> str:
+        kind = self._info(name).type
+        return FLOATS if kind in FLOAT_TYPES else KERNELS.get(kind, "")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._info(name).shape)
+
+    def blocks(self, name: str) -> Tensor:
+        """The stored bytes of a tensor of two dimensions: uint8 [rows, bytes of a row], in new memory."""
+        info = self._info(name)
+        data = torch.frombuffer(bytearray(self._file.tensor_bytes(info.name)), dtype=torch.uint8)
+        self._file.release(info.name)
+        return self._ordered(name, data.view(info.shape[0], -1))
+
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self._stored:
+            raise BadModel(f"{self._file.path.name} has no tensor {name!r}")
+        return self._file.tensors[self._stored[name]]
+
+    def _ordered(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor with its rows in the order that our decoders use."""
+        heads = {"q_proj": "attention.head_count", "k_proj": "attention.head_count_kv"}
+        for part, key in heads.items():
+            if self._arch in INTERLEAVED and f".{part}." in name:
+                return _halves(tensor, self._file.metadata.integer(f"{self._arch}.{key}"))
+        return tensor
+
+
+def read_tensor(file: GgufFile, name: str) -> Tensor:
+    """A tensor in float32, in new memory."""
+    info = file.tensors[name]
+    num_values = torch.Size(info.shape).numel()
+    return torch.from_numpy(dequantize(file.tensor_bytes(name), info.type, num_values)).view(info.shape)
+
+
+def usual_name(name: str, arch: str) -> str:
+    """The name of a GGUF tensor in a Transformers checkpoint of that architecture."""
+    match = _BLOCK.fullmatch(name)
+    inner = _INNER_OF.get(arch, _INNER)
+    if match and match[2] in inner:
+        return f"model.layers.{match[1]}.{inner[match[2]]}.{match[3]}"
+    return _OUTER.get(name, name)
+
+
+def architecture(file: GgufFile) -> str:
+    """The file's architecture, one of gguf_support.ARCHITECTURES. BadModel says why the file cannot be read."""
+    if obstacle := find_obstacle(file):
+        raise BadModel(f"{file.path.name}: {obstacle}")
+    return file.metadata.string("general.architecture")
+
+
+def read_config(file: GgufFile) -> dict[str, Any]:
+    arch, data = architecture(file), file.metadata
+    if "token_embd.weight" not in file.tensors:
+        raise BadModel(f"{file.path.name} has no token_embd.weight")
+    num_heads = data.integer(f"{arch}.attention.head_count")
+    hidden = data.integer(f"{arch}.embedding_length")
+    num_layers = data.integer(f"{arch}.block_count")
+    if num_heads < 1 or not 1 <= num_layers <= len(file.tensors):
+        raise BadModel(f"{file.path.name}: {num_heads} heads, {num_layers} layers in {len(file.tensors)} tensors")
+    head_dim = data.integer(f"{arch}.attention.key_length", hidden // num_heads)
+    return {
+        "model_type": arch,
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": data.integer(f"{arch}.feed_forward_length"),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": data.integer(f"{arch}.attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": data.integer(f"{arch}.context_length"),
+        "rms_norm_eps": data.number(f"{arch}.attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(file, arch, head_dim),
+        "no_rope_layers": [(layer + 1) % 4 for layer in range(num_layers)] if arch == "smollm3" else None,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "eos_token_id": sorted(end_token_ids(data)),
+        **(_gemma2(data, num_layers, head_dim) if arch == "gemma2" else {}),
+        **({"sliding_window": data.integer("phi3.attention.sliding_window", 0)} if arch == "phi3" else {}),
+    }
+
+
+def _gemma2(data: Metadata, num_layers: int, head_dim: int) -> dict[str, Any]:
+    """The settings that only Gemma 2 has. A file may leave them out; then they are those of the published models."""
+    size = data.integer("gemma2.embedding_length") // data.integer("gemma2.attention.head_count")
+    return {
+        "query_pre_attn_scalar": size if num_layers == GEMMA2_27B_LAYERS else head_dim,
+        "attn_logit_softcapping": data.number("gemma2.attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": data.number("gemma2.final_logit_softcapping", 30.0),
+        "sliding_window": data.integer("gemma2.attention.sliding_window", 4096),
+        "layer_types": [("sliding_attention", "full_attention")[layer % 2] for layer in range(num_layers)],
+    }
+
+
+def _rope(file: GgufFile, arch: str, head_dim: int) -> dict[str, Any]:
+    data, prefix = file.metadata, f"{arch}.rope."
+    rope: dict[str, Any] = {
+        "rope_theta": data.number(f"{prefix}freq_base", 10000.0),
+        "partial_rotary_factor": data.integer(f"{prefix}dimension_count", head_dim) / head_dim,
+    }
+    if ROPE_FACTORS in file.tensors:
+        factors = read_tensor(file, ROPE_FACTORS).flatten().tolist()
+        return rope | {"rope_type": "factors", "factors": tuple(factors)}
+    context = data.integer(f"{arch}.context_length")
+    original = data.integer(f"{prefix}scaling.original_context_length", context)
+    if (ROPE_LONG in file.tensors) != (ROPE_SHORT in file.tensors):
+        raise BadModel(f"{file.path.name} has only one of {ROPE_LONG} and {ROPE_SHORT}")
+    if ROPE_LONG in file.tensors:
+        return rope | {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": original,
+            "attention_factor": data.number(f"{prefix}scaling.attn_factor", 0.0) or None,
+            "long_factor": read_tensor(file, ROPE_LONG).flatten().tolist(),
+            "short_factor": read_tensor(file, ROPE_SHORT).flatten().tolist(),
+        }
+    kind = data.string(f"{prefix}scaling.type", "none")
+    if kind == "none":
+        return rope
+    if kind not in ("linear", "yarn"):
+        raise BadModel(f"{file.path.name}: {prefix}scaling.type {kind!r} is not supported (none, linear and yarn are)")
+    return rope | {
+        "rope_type": kind,
+        "factor": data.number(f"{prefix}scaling.factor", 1.0),
+        "original_max_position_embeddings": original,
+    }
+
+
+def _halves(tensor: Tensor, num_heads: int) -> Tensor:
+    """Undoes the interleaving: row 2i of a head becomes row i, row 2i + 1 row i + half."""
+    if num_heads < 1 or tensor.shape[0] % (2 * num_heads):
+        raise BadModel(f"{tensor.shape[0]} rows are not {num_heads} heads of pairs")
+    paired = tensor.view(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
+    return paired.transpose(1, 2).reshape(tensor.shape)

@@ -1,0 +1,146 @@
+"""Makes the matrices that the extension's kernels multiply with: as stored, or packed in 8 or 4 bits.
+
+| scheme | from a GGUF file, or from codes of 4 or 8 bits in safetensors (code_source) | from other safetensors |
+|---|---|---|
+| auto | the file's own bits, inputs rounded to 15 bits | as `none` |
+| none | the file's own bits, inputs in float32: the results of dequantized weights | as stored, inputs in float32 |
+| none, in bfloat16 | weights and inputs in bfloat16 | weights and inputs in bfloat16 |
+| q8, q4 | rounded again | rounded |
+
+Matrices in bfloat16 are packed, so that instructions that multiply it have their operands beside each other. Rounding
+to q8 and q4 is that of GGUF's Q8_0 and Q4_0. The embedding, which is also the output projection of many models, keeps
+8 bits. GGUF formats without a kernel (such as Q5_0) are rounded to 8 bits by `auto`, and become float32 by `none`.
+A stack whose tensors are of several types, as K mixtures have, becomes several matrices.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models.checkpoint.weights import FLOATS, BlockSource, CheckpointReader, WeightSource
+from gpu_worker.models.packed.packed_weights import FORMATS, NativeMatrix, is_exact
+from gpu_worker.models.packed.weight_memory import WeightMemory
+
+SCHEMES = ("auto", "none", "q8", "q4")
+PACKING = 3  # rises when the same checkpoint is packed to other bytes
+BLOCK = 32
+GROUP_ROWS = 16
+PIECE_VALUES = 2 << 20  # so many are converted at once: they stay in the caches, and no tensor is copied whole
+OUTER = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+class MatrixPacker:
+    """Packs on all threads of the extension, a piece at a time, into `memory`."""
+
+    def __init__(
+        self,
+        extension: ModuleType,
+        source: WeightSource,
+        checkpoint: CheckpointReader,
+        scheme: str,
+        dtype: torch.dtype,
+        memory: WeightMemory,
+    ) -> None:
+        self._extension = extension
+        self._source = source
+        self._checkpoint = checkpoint
+        self._scheme = scheme
+        self._dtype = dtype
+        self._memory = memory
+
+    def stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> NativeMatrix:
+        blocked = all(columns % BLOCK == 0 for _, columns in shapes)
+        if self._scheme in ("q8", "q4") and blocked:
+            format_ = "q8" if names[0] in OUTER else self._scheme
+            return self._round(names, shapes, format_)
+        if isinstance(self._source, BlockSource) and blocked:
+            formats = {self._source.block_format(name) for name in names}
+            if self._scheme == "none" and self._dtype == torch.bfloat16:
+                return self._plain(names, shapes)
+            if len(formats) == 1 and not formats & {FLOATS, ""}:
+                return self._repack(self._source, names, shapes, formats.pop())
+            if self._scheme == "auto" and FLOATS not in formats:
+                return self._round(names, shapes, "q8")
+        return self._plain(names, shapes)
+
+    def split(self, names: list[str]) -> list[list[str]]:
+        """The tensors of a stack by those that `stack` makes one matrix of: neighbours of one type, if it is kept.
+
+        All matrices of a stack round their inputs alike: so one tensor in floats makes a single one, except by `none`.
+        """
+        halves = self._scheme == "none" and self._dtype == torch.bfloat16
+        if not isinstance(self._source, BlockSource) or self._scheme in ("q8", "q4") or halves:
+            return [names]
+        formats = {name: self._source.block_format(name) for name in names}
+        if self._scheme == "auto" and FLOATS in formats.values():
+            return [names]
+        kept = {name: "" if found == FLOATS else found for name, found in formats.items()}
+        return [list(some) for _, some in groupby(names, kept.__getitem__)]
+
+    def _plain(self, names: list[str], shapes: list[tuple[int, ...]]) -> NativeMatrix:
+        """A plain matrix: in 16 bits if the tensors are stored so, which loses nothing and takes half the bytes."""
+        parts = [self._checkpoint.read_stored(name, shape) for name, shape in zip(names, shapes, strict=True)]
+        stored = {part.dtype for part in parts}
+        dtype = parts[0].dtype if len(stored) == 1 and parts[0].dtype in FORMATS else torch.float32
+        if self._dtype != torch.float32 and dtype == torch.float32:
+            dtype = self._dtype
+        rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        if dtype == self._dtype == torch.bfloat16 and columns % BLOCK == 0:
+            data = self._packed("halves", rows, columns)
+            for place, values in self._pieces(parts, data, torch.bfloat16):
+                self._extension.pack(place, values)
+            return self._matrix(data, "halves", rows, columns)
+        if len(parts) == 1 and parts[0].dtype == dtype:
+            data = parts[0].contiguous()
+        else:
+            data = self._memory.allocate(rows * columns * dtype.itemsize).view(dtype).view(rows, columns)
+            torch.cat([part.to(dtype) for part in parts], out=data)
+        return self._matrix(data, FORMATS[dtype], rows, columns)
+
+    def _round(self, names: list[str], shapes: list[tuple[int, ...]], format_: str) -> NativeMatrix:
+        parts = [self._checkpoint.read_stored(name, shape) for name, shape in zip(names, shapes, strict=True)]
+        rows, columns = sum(rows for rows, _ in shapes), shapes[0][1]
+        data = self._packed(format_, rows, columns)
+        for place, values in self._pieces(parts, data, torch.float32):
+            self._extension.quantize(place, values, format_)
+        return self._matrix(data, format_, rows, columns)
+
+    def _repack(
+        self, source: BlockSource, names: list[str], shapes: list[tuple[int, ...]], format_: str
+    ) -> NativeMatrix:
+        rows, columns = sum(rows for rows, _ in shapes), shapes[0][1]
+        parts = []
+        for name, shape in zip(names, shapes, strict=True):
+            self._checkpoint.check_shape(name, source.shape(name), shape)
+            parts.append(source.blocks(name))
+            self._checkpoint.mark_read(name)
+        data = self._packed(format_, rows, columns)
+        for place, blocks in self._pieces(parts, data, torch.uint8):
+            self._extension.repack(place, blocks, format_, len(blocks), columns)
+        return self._matrix(data, format_, rows, columns)
+
+    def _packed(self, format_: str, rows: int, columns: int) -> Tensor:
+        return self._memory.allocate(self._extension.packed_bytes(format_, rows, columns))
+
+    def _matrix(self, data: Tensor, format_: str, rows: int, columns: int) -> NativeMatrix:
+        weight = self._extension.Weight(data, format_, rows, columns, exact=is_exact(format_, self._scheme))
+        return NativeMatrix(data, weight)
+
+    def _pieces(self, parts: Sequence[Tensor], packed: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows of the parts in order, a few groups at a time, and where in `packed` they go."""
+        starts = [0, *accumulate(len(part) for part in parts)]
+        num_rows = starts.pop()
+        group_bytes = len(packed) // -(-num_rows // GROUP_ROWS)
+        step = max(1, PIECE_VALUES // parts[0].shape[1] // GROUP_ROWS) * GROUP_ROWS
+        for first in range(0, num_rows, step):
+            end = min(first + step, num_rows)
+            found = [
+                part[max(0, first - start) : end - start].to(dtype)
+                for start, part in zip(starts, parts, strict=True)
+                if start < end and first < start + len(part)
+            ]
+            rows = found[0] if len(found) == 1 else torch.cat(found)
+            yield packed[first // GROUP_ROWS * group_bytes : -(-end // GROUP_ROWS) * group_bytes], rows

@@ -1,0 +1,284 @@
+"""GGUF weights: number formats, and whole models through a GGUF file and back."""
+
+import json
+import re
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from effort import diagonal, some
+from gguf.quants import dequantize as theirs
+from gguf_models import finish, write_gguf, write_values
+from instruction_sets import OPS
+from safetensors.torch import load_file
+
+from gpu_worker.models.gguf.tensors import PIECE_VALUES, ROPE_FACTORS, ROPE_LONG, dequantize, read_config
+from gpu_worker.ops import native
+from octavo.model_files.gguf import GgufFile, TensorType
+from octavo.model_files.gguf_support import ARCHITECTURES, DECODED, FLOATS
+from octavo.request.errors import BadModel, InvalidArgument
+
+PACKED = [kind.name for kind in DECODED if kind not in FLOATS]
+OWN_KERNELS = ("F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+REFUSED = [kind.name for kind in TensorType if kind not in DECODED]
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", *PACKED])
+def test_pieces_of_every_format_are_decoded_like_the_whole(name):
+    """Random bytes, more than one piece of them, and a piece that is not full."""
+    kind = TensorType[name]
+    size, num_bytes = kind.block, kind.num_bytes
+    num_values = PIECE_VALUES + 7 * 256
+    data = np.random.default_rng(5).integers(0, 256, num_values // size * num_bytes, dtype=np.uint8)
+    with np.errstate(all="ignore"):  # scales that are no numbers are among them
+        expected = theirs(data, gguf.GGMLQuantizationType[name]).reshape(-1)
+        values = dequantize(memoryview(data.tobytes()), kind, num_values)
+    assert values.dtype == np.float32 and values.flags.writeable
+    np.testing.assert_array_equal(values, expected)
+    assert np.isfinite(values).mean() > 0.9
+
+
+PROMPTS = [[(i * 5 + 3) % 128 for i in range(length)] for length in (30, 2)]
+
+
+PROMPT = [(7 * i + 3) % 128 for i in range(50)]
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+# Architectures
+
+STORED = [
+    *("llama", "llama-biases", "qwen3", "smollm3"),
+    *("gemma2-untied", "gemma2-tied", "phi3", "phi3-tied", "phi3-longrope"),
+]
+
+
+@pytest.mark.parametrize(("name", "on_ops"), diagonal(STORED, OPS), indirect=["on_ops"])
+@pytest.mark.usefixtures("on_ops")
+def test_a_gguf_file_says_what_transformers_says(name, tiny, load, all_logits, greedy, tmp_path):
+    """The model that was stored, not read again: nothing of it may be lost on the way into the file and back."""
+    model, path = tiny(name), tmp_path / "model.gguf"
+    write_gguf(model.directory, path)
+    runner = load(path, quantization="none")
+    assert difference(all_logits(runner, PROMPT), model.logits(PROMPT)) < 1e-4
+    for prompt, output in zip(PROMPTS, greedy(runner, PROMPTS, 48), strict=True):
+        assert output == model.greedily(prompt, output)
+        assert len(set(output)) > 4 or name == "gemma2-tied", "a model that repeats itself tests little"
+
+
+def test_gemma2_without_a_word_about_itself_is_the_published_one(tmp_path):
+    """llama.cpp knows these numbers where a file is silent; the 27B model divides scores by another root."""
+    found = {}
+    for layers in (2, 46):
+        path = tmp_path / f"{layers}.gguf"
+        writer = gguf.GGUFWriter(path, "gemma2")
+        writer.add_block_count(layers)
+        writer.add_context_length(8192)
+        writer.add_embedding_length(64)
+        writer.add_feed_forward_length(64)
+        writer.add_head_count(4)
+        writer.add_key_length(32)
+        writer.add_layer_norm_rms_eps(1e-6)
+        for name in ("token_embd", *(f"blk.{layer}.attn_q" for layer in range(layers))):
+            writer.add_tensor(f"{name}.weight", np.zeros((8, 64), np.float32))
+        finish(writer)
+        with GgufFile(path) as file:
+            found[layers] = read_config(file)
+    assert (found[2]["attn_logit_softcapping"], found[2]["final_logit_softcapping"]) == (50.0, 30.0)
+    assert found[2]["sliding_window"] == 4096
+    assert found[2]["layer_types"] == ["sliding_attention", "full_attention"]
+    assert (found[2]["query_pre_attn_scalar"], found[46]["query_pre_attn_scalar"]) == (32, 16)
+
+
+def empty_file(path: Path, arch: str, **numbers: int) -> Path:
+    writer = gguf.GGUFWriter(path, arch)
+    for name, number in numbers.items():
+        writer.add_uint32(f"{arch}.{name}", number)
+    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+    finish(writer)
+    return path
+
+
+def test_other_architectures_are_refused_by_name(load, tmp_path):
+    with pytest.raises(BadModel, match=rf"'plamo' are not read \({', '.join(ARCHITECTURES)} are\)"):
+        load(empty_file(tmp_path / "model.gguf", "plamo"))
+    with pytest.raises(BadModel, match="has 8 experts"):
+        load(empty_file(tmp_path / "experts.gguf", "qwen2", expert_count=8))
+
+
+def test_half_of_the_factors_of_long_positions_is_refused(tiny, load, tmp_path):
+    write_gguf(tiny("phi3").directory, tmp_path / "model.gguf", extra={ROPE_LONG: np.ones(4, np.float32)})
+    with pytest.raises(BadModel, match="has only one of"):
+        load(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "dropped"),
+    [
+        ("llama", "model.layers.1.mlp.up_proj.weight"),
+        ("qwen2", "model.layers.2.self_attn.k_proj.bias"),
+        ("qwen3", "model.layers.3.self_attn.q_norm.weight"),
+    ],
+)
+def test_a_file_that_lacks_a_tensor_is_refused_by_name(name, dropped, tiny, load, tmp_path):
+    """Of parts that the file need not have, those of the first layer tell what the others have."""
+    weights = load_file(tiny(name).directory / "model.safetensors")
+    del weights[dropped]
+    write_gguf(write_values(tiny(name).directory, tmp_path / "less", weights), tmp_path / "model.gguf")
+    with pytest.raises(BadModel, match=rf"no tensor '{re.escape(dropped)}'"):
+        load(tmp_path / "model.gguf")
+
+
+# Types of tensors
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_file_with_another_type_is_refused_by_name(name, load, tmp_path):
+    """At once, with the names of those that are read."""
+    kind = gguf.GGMLQuantizationType[name]
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+    writer.add_tensor("blk.0.attn_q.weight", np.zeros((8, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), raw_dtype=kind)
+    finish(writer)
+    with pytest.raises(
+        BadModel, match=rf"model\.gguf: tensor 'blk\.0\.attn_q\.weight' is of type {name}, which is not read \(F32, .*"
+    ):
+        load(tmp_path / "model.gguf")
+
+
+@pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+@pytest.mark.parametrize("kind", some(["F16", "BF16", *PACKED], {*OWN_KERNELS, "IQ4_NL"}))
+def test_a_file_of_each_type_in_each_scheme(kind, tiny, load, all_logits, greedy, tmp_path):
+    """`none` computes what Transformers does of the same numbers; the other schemes round as they round those."""
+    path = tmp_path / "model.gguf"
+    values = write_gguf(tiny("llama-wide").directory, path, kind)
+    plain = write_values(tiny("llama-wide").directory, tmp_path / "plain", values)
+    exact = load(path, quantization="none")
+    model = transformers.AutoModelForCausalLM.from_pretrained(plain).eval()
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT]), use_cache=False).logits[0]
+    assert difference(all_logits(exact, PROMPT), expected) < 1e-4
+    (prompt,), (output,) = PROMPTS[:1], greedy(exact, PROMPTS[:1], 24)
+    with torch.inference_mode():
+        rows = model(torch.tensor([prompt + output]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    assert output == rows.argmax(-1).tolist()
+    for scheme in ("q8", "q4"):
+        rounded = all_logits(load(plain, quantization=scheme), PROMPT)
+        assert torch.equal(all_logits(load(path, quantization=scheme), PROMPT), rounded)
+    automatic = all_logits(load(path, quantization="auto"), PROMPT)
+    if kind in OWN_KERNELS:
+        assert difference(automatic, expected) < 0.05
+    else:  # there is no kernel for this type: 8 bits
+        assert torch.equal(automatic, all_logits(load(plain, quantization="q8"), PROMPT))
+
+
+MIXED = {  # as K mixtures do, and further: no two matrices that lie side by side are of one type
+    "q_proj": "Q4_K",
+    "k_proj": "Q6_K",
+    "v_proj": "Q5_0",
+    "o_proj": "Q3_K",
+    "qkv_proj": "Q4_K",
+    "gate_proj": "IQ4_NL",
+    "up_proj": "Q8_0",
+    "gate_up_proj": "IQ4_XS",
+    "down_proj": "Q2_K",
+    "embed_tokens": "Q5_K",
+    "lm_head": "BF16",
+}
+
+
+@pytest.mark.parametrize("quantization", ["auto", "none", "q8", "q4"])
+@pytest.mark.parametrize("name", ["llama-wide", "phi3-wide"])
+def test_a_file_may_mix_types(name, quantization, tiny, load, all_logits, tmp_path):
+    path = tmp_path / "model.gguf"
+    values = write_gguf(tiny(name).directory, path, lambda tensor: MIXED[tensor.split(".")[-2]])
+    plain = write_values(tiny(name).directory, tmp_path / "plain", values)
+    if native.load() is None and quantization in ("q8", "q4"):
+        pytest.skip("the extension was not built")
+    found = all_logits(load(path, quantization=quantization), PROMPT)
+    expected = all_logits(load(plain, quantization="none" if quantization == "auto" else quantization), PROMPT)
+    assert difference(found, expected) < (0.05 if quantization == "auto" else 1e-5)
+
+
+def q4_k_m(tensor: str) -> str:
+    """The types of llama.cpp's Q4_K_M: half of the layers have values and the way down in more bits."""
+    *before, part, _ = tensor.split(".")
+    if part in ("embed_tokens", "lm_head"):
+        return "Q6_K"
+    return "Q6_K" if part in ("v_proj", "down_proj") and int(before[2]) % 2 else "Q4_K"
+
+
+@pytest.mark.skipif(native.load() is None, reason="the extension was not built")
+def test_a_k_mixture_runs_on_its_own_bits(tiny, load, all_logits, tmp_path):
+    """Also where matrices that lie side by side are of two types: nothing is rounded but inputs."""
+    path = tmp_path / "model.gguf"
+    values = write_gguf(tiny("llama-wide").directory, path, q4_k_m)
+    plain = write_values(tiny("llama-wide").directory, tmp_path / "plain", values)
+    expected = all_logits(load(plain, quantization="none"), PROMPT)
+    for scheme, inputs, error in (("none", "float32", 1e-5), ("auto", "15-bits", 5e-3)):
+        runner = load(path, quantization=scheme)
+        assert f"/q4_k+q6_k/in={inputs}/" in runner.info.numerics
+        assert difference(all_logits(runner, PROMPT), expected) < error
+
+
+def test_a_scheme_that_gemma2_does_not_have_is_refused(tiny, load, tmp_path):
+    write_gguf(tiny("gemma2-tied").directory, tmp_path / "model.gguf")
+    with pytest.raises(InvalidArgument, match="q8 needs native ops"):
+        load(tmp_path / "model.gguf", quantization="q8")
+
+
+# Whole models, once more
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-biases", "qwen2", "qwen3", "smollm3"])
+def test_a_model_says_the_same_from_a_gguf_file(name, tiny, load, greedy, tmp_path):
+    directory, path = tiny(name).directory, tmp_path / "model.gguf"
+    write_gguf(directory, path)
+    if name == "qwen2":  # GGUF has no windows for it
+        config = json.loads((directory / "config.json").read_text())
+        plain = tmp_path / "plain"
+        plain.mkdir()
+        (plain / "config.json").write_text(json.dumps(config | {"use_sliding_window": False, "layer_types": None}))
+        (plain / "model.safetensors").symlink_to(directory / "model.safetensors")
+        directory = plain
+    runner = load(path)
+    assert greedy(runner, PROMPTS, 24) == greedy(load(directory), PROMPTS, 24)
+    assert runner.info.eos_token_ids == (2, 5)
+    assert runner.info.tokenizer == str(path)
+
+
+def test_a_model_in_several_files_says_the_same(tiny, load, all_logits, tmp_path):
+    """A directory with the files is the model, too."""
+    directory = tiny("llama-wide").directory
+    write_gguf(directory, tmp_path / "whole.gguf", "Q8_0")
+    (tmp_path / "parts").mkdir()
+    write_gguf(directory, tmp_path / "parts/model.gguf", "Q8_0", in_part=8)
+    files = sorted((tmp_path / "parts").iterdir())
+    assert len(files) == 3
+    expected = load(tmp_path / "whole.gguf")
+    for path in (files[0], tmp_path / "parts"):
+        runner = load(path)
+        assert torch.equal(all_logits(runner, PROMPT), all_logits(expected, PROMPT))
+        assert runner.info.model == "model"
+    with pytest.raises(BadModel, match="this is part 2 of the 3 of a model: give the first"):
+        load(files[1])
+
+
+def test_rope_factors_divide_frequencies(tiny, load, greedy, tmp_path):
+    """llama.cpp stores Llama 3's scaling so. Factors of 2 everywhere are linear scaling by 2."""
+    path = tmp_path / "model.gguf"
+    write_gguf(tiny("llama").directory, path, extra={ROPE_FACTORS: np.full(4, 2.0, np.float32)})
+    config = json.loads((tiny("llama").directory / "config.json").read_text())
+    config["rope_parameters"] = config["rope_parameters"] | {"rope_type": "linear", "factor": 2.0}
+    (tmp_path / "linear").mkdir()
+    (tmp_path / "linear/config.json").write_text(json.dumps(config))
+    (tmp_path / "linear/model.safetensors").symlink_to(tiny("llama").directory / "model.safetensors")
+    expected = greedy(load(tmp_path / "linear"), PROMPTS, 24)
+    assert greedy(load(path, quantization="none"), PROMPTS, 24) == expected
+    assert greedy(load(tiny("llama").directory), PROMPTS, 24) != expected, "the factors change nothing here"

@@ -1,0 +1,255 @@
+"""Packed weights in a file: the bits of what was packed, or packed anew; within the bound of the folder."""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from code_checkpoints import FORMS, write_codes
+from effort import draws
+from gguf_models import write_gguf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_worker.models.checkpoint.quantized import open_source
+from gpu_worker.models.decoders.config import LlamaConfig
+from gpu_worker.models.decoders.native_llama import LlamaPacking
+from gpu_worker.models.gguf.tensors import GgufSource, read_config
+from gpu_worker.models.packed import packed_cache, packed_file
+from gpu_worker.models.packed.packed_cache import PackedCache, content_key
+from gpu_worker.models.packed.packed_file import PackedFileWriter, Place
+from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights
+from gpu_worker.models.packed.packing import SCHEMES
+from gpu_worker.ops import native
+from octavo.model_files.gguf import GgufFile
+from octavo.model_files.json_file import read_json
+
+EXTENSION = native.load()
+pytestmark = pytest.mark.skipif(EXTENSION is None, reason="the extension was not built")
+KEY = {"of": "this test"}
+ROOM = 1 << 30
+
+
+@pytest.fixture
+def every_isa() -> Iterator[list[str]]:
+    assert EXTENSION is not None
+    chosen = EXTENSION.isa()
+    yield EXTENSION.isas()
+    EXTENSION.select_isa(chosen)
+
+
+def packing_of(path: Path, scheme: str = "q4", dtype: torch.dtype = torch.float32) -> LlamaPacking:
+    assert EXTENSION is not None
+    if path.is_file():
+        file = GgufFile(path)
+        config, source = LlamaConfig.from_dict(read_config(file)), GgufSource(file)
+    else:
+        content = read_json(path / "config.json")
+        config, source = LlamaConfig.from_dict(content), open_source(path, content)
+    return LlamaPacking(source, config, dtype, scheme, EXTENSION, lambda done, total: None)
+
+
+def get(cache: PackedCache, packing: LlamaPacking, key: dict[str, Any] = KEY) -> PackedWeights | None:
+    return cache.get("tiny", key, packing.scheme, packing.extension, packing.into)
+
+
+def bits(packed: PackedWeights | None) -> dict[str, tuple[Any, ...]]:
+    """All that a decoder is given."""
+    assert packed is not None
+    found: dict[str, tuple[Any, ...]] = {"all": (packed.describe(), packed.arithmetic())}
+    for name, tensor in packed.tensors.items():
+        data = tensor.data if isinstance(tensor, NativeMatrix) else tensor
+        kind: tuple[Any, ...] = (tuple(data.shape), data.dtype)
+        if isinstance(tensor, NativeMatrix):
+            weight = tensor.weight
+            kind = (weight.format, weight.rows, weight.cols, weight.exact)
+        found[name] = (*kind, bytes(data.contiguous().view(-1).view(torch.uint8).numpy()))
+    return found
+
+
+class Counted:
+    """A packing that counts how often it was written to a file."""
+
+    def __init__(self, packing: LlamaPacking, before: Callable[[], object] = lambda: None) -> None:
+        self.packing = packing
+        self.times = 0
+        self._before = before
+
+    def get(self, cache: PackedCache) -> PackedWeights | None:
+        return cache.get("tiny", KEY, self.packing.scheme, self.packing.extension, self._write)
+
+    def _write(self, file: PackedFileWriter) -> dict[str, Place]:
+        self.times += 1
+        self._before()
+        return self.packing.into(file)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("model", ["qwen2", "llama-wide", "phi3-wide", "Q4_0", "Q8_0", "Q4_1", "AWQ"])
+def test_weights_from_a_file_have_the_bits_of_those_in_memory(
+    tiny, tmp_path, monkeypatch, every_isa, model, scheme, dtype
+) -> None:
+    monkeypatch.setattr(packed_file, "CHUNK_BYTES", 1 << 14)
+    path = tiny(model if model.islower() else "llama-wide").directory
+    if model == "AWQ":
+        write_codes(path, path := tmp_path / "codes", FORMS["awq"])
+    elif not model.islower():
+        write_gguf(path, path := tmp_path / "model.gguf", model)
+    expected = bits(packing_of(path, scheme, dtype).in_memory())
+    for isa in every_isa:
+        native.load().select_isa(isa)
+        assert bits(packing_of(path, scheme, dtype).in_memory()) == expected
+    cache = PackedCache(tmp_path / "packed", ROOM)
+    assert bits(get(cache, packing_of(path, scheme, dtype))) == expected
+    for huge in (0, ROOM):  # copied, or mapped
+        monkeypatch.setattr(packed_file, "_huge_bytes", lambda address, huge=huge: huge)
+        found = cache.get("tiny", KEY, scheme, EXTENSION, lambda file: pytest.fail("packed anew"))
+        assert bits(found) == expected
+
+
+@settings(deadline=None, max_examples=draws(60, 2000))
+@given(data=st.data())
+def test_damage_anywhere_is_noticed(tiny, tmp_path_factory, data) -> None:
+    packing = packing_of(tiny("llama").directory)
+    cache = PackedCache(tmp_path_factory.mktemp("cache"), ROOM)
+    expected = bits(get(cache, packing))
+    path = cache.path("tiny", KEY)
+    whole = path.read_bytes()
+    kind = data.draw(st.sampled_from(["flip", "cut", "longer", "zeros", "swap"]))
+    place = data.draw(st.integers(0, len(whole) - 1))
+    if kind == "flip":
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << data.draw(st.integers(0, 7))
+    elif kind == "cut":
+        damaged = bytearray(whole[:place])
+    elif kind == "longer":
+        damaged = bytearray(whole + data.draw(st.binary(min_size=1, max_size=100)))
+    elif kind == "zeros":
+        damaged = bytearray(whole)
+        damaged[place : place + 4096] = bytes(len(damaged[place : place + 4096]))
+    else:
+        damaged = bytearray(whole[place:] + whole[:place])
+    path.write_bytes(damaged)
+    counted = Counted(packing)
+    assert bits(counted.get(cache)) == expected
+    assert counted.times == (damaged != whole)
+    assert path.read_bytes() == whole
+
+
+def test_chunks_that_changed_places_are_noticed(tiny, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(packed_file, "CHUNK_BYTES", 1 << 10)
+    cache, counted = PackedCache(tmp_path, ROOM), Counted(packing_of(tiny("llama").directory))
+    counted.get(cache)
+    whole = (path := cache.path("tiny", KEY)).read_bytes()
+    path.write_bytes(whole[1024:2048] + whole[:1024] + whole[2048:])
+    counted.get(cache)
+    assert counted.times == 2
+
+
+FOREIGN: dict[str, Callable[[Path], object]] = {
+    "others may write": lambda path: path.chmod(0o602),
+    "a group may write": lambda path: path.chmod(0o660),
+    "link": lambda path: path.symlink_to(path.rename(path.with_name("elsewhere"))),
+    "folder": lambda path: (path.unlink(), path.mkdir()),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "another model's": lambda path: path.write_bytes(path.with_name("other").read_bytes()),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_file_that_somebody_else_may_have_made_is_not_used(tiny, tmp_path, kind) -> None:
+    cache, packing = PackedCache(tmp_path, ROOM), packing_of(tiny("llama").directory)
+    expected = bits(get(cache, packing))
+    get(cache, packing_of(tiny("qwen2").directory), {"of": "another"})
+    cache.path("tiny", {"of": "another"}).rename(tmp_path / "other")
+    FOREIGN[kind](cache.path("tiny", KEY))
+    counted = Counted(packing)
+    found = counted.get(cache)
+    assert counted.times == 1
+    assert found is None or bits(found) == expected
+
+
+def test_a_file_of_another_user_is_not_used(tiny, tmp_path, monkeypatch) -> None:
+    cache, counted = PackedCache(tmp_path, ROOM), Counted(packing_of(tiny("llama").directory))
+    counted.get(cache)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    counted.get(cache)
+    assert counted.times == 2
+
+
+def test_of_two_that_start_at_once_one_packs(tiny, tmp_path) -> None:
+    cache, counted = PackedCache(tmp_path, ROOM), Counted(packing_of(tiny("llama").directory), lambda: time.sleep(0.3))
+    found: list[PackedWeights | None] = []
+    threads = [threading.Thread(target=lambda: found.append(counted.get(cache))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counted.times == 1
+    expected = bits(counted.packing.in_memory())
+    assert [bits(each) for each in found] == [expected] * 3
+
+
+def test_who_waited_too_long_packs_for_itself(tiny, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(packed_cache, "LONGEST_WAIT_S", 0.1)
+    cache, counted = PackedCache(tmp_path, ROOM), Counted(packing_of(tiny("llama").directory))
+    with cache._turn():
+        assert counted.get(cache) is None
+
+
+def test_what_a_killed_process_left_is_in_nobodys_way(tiny, tmp_path) -> None:
+    cache, packing = PackedCache(tmp_path, ROOM), packing_of(tiny("llama").directory)
+    part = cache.path("tiny", KEY).with_suffix(".part")
+    part.write_bytes(b"half")
+    assert bits(get(cache, packing)) == bits(packing.in_memory())
+    assert not part.exists()
+
+
+@pytest.mark.parametrize("failing", ["write", "fsync", "replace", "mkdir"])
+def test_a_disk_that_fails_leaves_nothing(tiny, tmp_path, monkeypatch, failing) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    cache, packing = PackedCache(tmp_path / "cache", ROOM), packing_of(tiny("llama").directory)
+    monkeypatch.setattr(*(Path, "mkdir") if failing == "mkdir" else (os, failing), fail)
+    assert get(cache, packing) is None
+    assert not list(tmp_path.glob("cache/tiny*"))
+
+
+@settings(deadline=None, max_examples=draws(20, 200))
+@given(keys=st.lists(st.integers(0, 5), min_size=1, max_size=12), fit=st.integers(0, 3))
+def test_the_folder_stays_within_its_bound(tiny, tmp_path_factory, keys, fit) -> None:
+    packing, folder = packing_of(tiny("llama").directory), tmp_path_factory.mktemp("cache")
+    get(PackedCache(folder, ROOM), packing, {"n": -1})
+    (sample,) = folder.glob("*.packed")
+    size = sample.stat().st_size
+    sample.unlink()
+    cache, used = PackedCache(folder, size * fit + size // 2), []
+    for now, key in enumerate(keys):
+        assert (get(cache, packing, {"n": key}) is None) == (fit == 0)
+        used = [*(each for each in used if each != key), key][-fit:] if fit else []
+        for place in used[-1:]:
+            os.utime(cache.path("tiny", {"n": place}), (now, now))
+        assert set(folder.glob("tiny*")) == {cache.path("tiny", {"n": each}) for each in used}
+
+
+def test_the_content_key_changes_with_the_weights_and_what_decides(tmp_path) -> None:
+    weights, config = tmp_path / "w", tmp_path / "config.json"
+    weights.write_bytes(b"0123")
+    config.write_text("{}")
+    seen = [content_key([weights], [config])]
+    config.write_text("{ }")
+    seen.append(content_key([weights], [config]))
+    stat = weights.stat()
+    weights.write_bytes(b"0124")
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    seen.append(content_key([weights], [config]))
+    os.utime(weights, ns=(0, 0))
+    seen.append(content_key([weights], [config]))
+    assert all(seen.count(each) == 1 for each in seen)
