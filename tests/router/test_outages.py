@@ -58,14 +58,14 @@ class Slow(MemoryStore):
 
 async def test_a_client_keeps_a_request_it_cannot_attach_to(world):
     """Each of its calls renews the grace, once the store answers; when there are no more calls, the grace is over."""
-    await world.start(step_s=0.02, router={"store": Slow(world.state), "grace_ms": 500})
+    await world.start(step_s=0.02, router={"store": Slow(world.state), "grace_ms": 1000})
     client, params = world.client(), replace(GREEDY, max_tokens=2000)
     async with client.generate(PROMPT, params, request_id="mine") as stream:
         await anext(stream)
     record = world.entry("mine").record
     await world.until(lambda: record.detached_since_ms)
     stub = world.stub()
-    until = time.monotonic() + 2.0
+    until = time.monotonic() + 3.0
     while time.monotonic() < until:
         with pytest.raises(grpc.aio.AioRpcError):
             await stub.Attach(inference_pb2.AttachRequest(request_id="mine")).read()
