@@ -210,13 +210,14 @@ def call_of(world, request_id: str, max_tokens: int):
     return aiter(world.stub().Generate(request))
 
 
-async def test_a_draining_router_lets_its_streams_end(world):
+async def test_a_draining_router_lets_its_streams_end(world, monkeypatch):
+    monkeypatch.setattr("router.router.TELLING_S", patience(0.6))  # afterwards it takes no connection
     await world.worker(FakeRunner(step_s=0.01))
     router = await world.router(drain_ms=20_000)
     await world.ready()
-    stream = call_of(world, "going", 60)
+    stream = call_of(world, "going", 150)
     await anext(stream)
-    complete = asyncio.create_task(AsyncClient([router.endpoint]).complete(PROMPT, replace(GREEDY, max_tokens=50)))
+    complete = asyncio.create_task(AsyncClient([router.endpoint]).complete(PROMPT, replace(GREEDY, max_tokens=140)))
     await world.until(lambda: len(world.entries) == 2)
     leaving = asyncio.create_task(router.leave(asyncio.Event()))
     await asyncio.sleep(0)
@@ -226,7 +227,7 @@ async def test_a_draining_router_lets_its_streams_end(world):
     assert isinstance(statuses.error_from(raised.value), Draining)
     events = [event async for event in stream]
     assert events[-1].HasField("finished")
-    assert len((await complete).outputs[0].token_ids) == 50
+    assert len((await complete).outputs[0].token_ids) == 140
     async with asyncio.timeout(patience(5)):
         await leaving
     assert {entry.record.request_id for entry in world.entries} >= {"going"}

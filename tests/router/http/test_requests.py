@@ -68,7 +68,7 @@ async def test_clients_of_whole_answers_may_leave(world, connect):
 
 @pytest.mark.parametrize("kept", [{"request_id": "mine"}, {"on_disconnect": "keep"}])
 async def test_a_named_or_kept_request_goes_on(world, connect, call, text, kept):
-    await world.start()
+    await world.start(router={"grace_ms": 30_000})
     connection, request_id, _ = await begin(connect, world, {**LONG, **kept})
     await connection.close()
     answer = await call("GET", f"/v1/requests/{request_id}")
@@ -78,7 +78,7 @@ async def test_a_named_or_kept_request_goes_on(world, connect, call, text, kept)
 
 @pytest.mark.parametrize("by_token", [True, False])
 async def test_another_router_goes_on_where_a_stream_broke(world, connect, call, text, by_token):
-    await world.start(routers=2)
+    await world.start(routers=2, router={"grace_ms": 30_000})
     connection, request_id, body = await begin(connect, world)
     while len(text_of(body)) < 20:
         body += await connection.chunk()
