@@ -88,7 +88,7 @@ class Forgetful(MemoryStore):
 
 async def test_a_request_lost_on_its_way_is_accepted_again(world, oracle):
     store = Forgetful(world.state)
-    await world.start(router={"store": store})
+    await world.start(router={"store": store, "lease_ms": 10_000})  # after a late renewal it attaches what runs, too
     for _ in range(2):
         completion = await world.client().complete([*PROMPT, 0], GREEDY, request_id="again")
         assert oracle.returned(completion) == oracle.outputs([*PROMPT, 0], GREEDY)
