@@ -1,6 +1,7 @@
 """`python -m gpu_worker` as others see it: ports, signals, exit codes."""
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -114,7 +115,8 @@ async def test_a_worker_process_from_no_store_to_the_end(start, tmp_path):
 
 async def are_members(store: Store, *workers: Process) -> bool:
     """Whether these and no others have a lease."""
-    return {each.endpoint for each in await store.members("worker")} == {each.endpoint for each in workers}
+    members = [json.loads(each.info)["endpoint"] for each in await store.members("worker")]
+    return sorted(members) == sorted(each.endpoint for each in workers)
 
 
 @asynccontextmanager
