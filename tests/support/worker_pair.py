@@ -116,10 +116,10 @@ class PairedWorker:
         await asyncio.wrap_future(self.worker.engine.port.post(lambda scheduler: scheduler.check_state()))
 
 
-def set_step_s(step_s: float, *workers: PairedWorker) -> None:
-    """How long steps take from now on. With SLOW_S a sequence moves before its end on a busy machine, too."""
+def set_pace(*workers: PairedWorker, slow: bool) -> None:
+    """How long steps take from now on. With slow ones a sequence moves before its end on a busy machine, too."""
     for worker in workers:
-        worker.runner.step_s = step_s
+        worker.runner.step_s = SLOW_S if slow else QUICK_S
 
 
 class Follower:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from waiting import until
-from worker_pair import SLOW_S, WorkerPair, greedy, set_step_s, worker_pair
+from worker_pair import SLOW_S, WorkerPair, greedy, set_pace, worker_pair
 
 from gpu_worker.serving.leaving import drain as drain_module
 from octavo.internal.v1 import worker_pb2
@@ -31,7 +31,7 @@ async def test_everything_moves_and_nothing_is_computed_again():
     async with worker_pair() as pair:
         runs = [greedy(600), greedy(600, temperature=0.9, seed=3), greedy(300, temperature=0.9, n=2, best_of=2)]
         followers = [await pair.run(params, prompt=(number, *range(30))) for number, params in enumerate(runs)]
-        set_step_s(SLOW_S, pair.a)
+        set_pace(pair.a, slow=True)
         last = await drained(pair)
         assert (last.num_left, last.num_migrated, last.num_released) == (0, 3, 0)
         for number, (follower, params) in enumerate(zip(followers, runs, strict=True)):
@@ -61,7 +61,7 @@ async def test_what_cannot_move_is_released_meanwhile():
     async with worker_pair() as pair:
         beams = await pair.run(greedy(400, beam_width=2, n=2, best_of=0), num_tokens=0)
         moving = await pair.run(greedy(600))
-        set_step_s(SLOW_S, pair.a)
+        set_pace(pair.a, slow=True)
         last = await drained(pair)
         assert (last.num_left, last.num_migrated, last.num_released) == (0, 1, 1)
         record = await pair.record(beams.seq_id)
@@ -122,7 +122,7 @@ async def test_a_worker_that_leaves_moves_what_it_has():
     """What its process does on SIGTERM. The worker is not waited for when it is empty."""
     async with worker_pair() as pair:
         follower = await pair.run(greedy(600))
-        set_step_s(SLOW_S, pair.a)
+        set_pace(pair.a, slow=True)
         began = time.monotonic()
         await pair.a.worker.leave(asyncio.Event())
         assert time.monotonic() - began < 10
