@@ -116,8 +116,8 @@ async def test_a_client_back_during_its_detach_stays_attached(parts):
     await until(lambda: parts.store.calls)
     parts.sessions.add(FakeSession(A))
     parts.store.answering.set()
-    await until(lambda: parts.store.calls[-1] == "attach")
-    assert parts.store.attached == {A}
+    await until(lambda: parts.store.calls[-1] == "attach" and not len(parts.outbox))
+    await until(lambda: parts.store.attached == {A})
 
 
 async def test_nothing_is_told_during_an_attach(parts):
@@ -153,8 +153,7 @@ async def test_a_grace_is_renewed_once_the_store_answers(parts):
     await until(lambda: parts.store.calls)
     parts.store.down = False
     await until(lambda: parts.store.calls[-2:] == ["attach", "detach"])
-    await until(lambda: not len(parts.outbox))
-    assert not parts.store.attached
+    await until(lambda: not len(parts.outbox) and not parts.store.attached)
 
 
 async def test_a_grace_is_renewed_under_no_client(parts):

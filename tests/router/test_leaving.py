@@ -48,7 +48,7 @@ async def test_a_stream_closed_anywhere_leaves_nothing(world):
     await asyncio.gather(*(one(i) for i in range(60)))
     await world.until(lambda: not any(len(router.sessions) for router in world.routers))
     await world.until(lambda: all(entry.record.state.ended for entry in world.entries))
-    world.check_nothing_left()
+    await world.until_nothing_left()
 
 
 async def test_a_late_stop_string_is_recorded(world, oracle):

@@ -79,7 +79,8 @@ async def test_gateways_find_the_names_that_they_know(world):
         await world.router(metric_aliases=aliases)
     await world.ready()
     client = world.client(0)
-    tasks = [asyncio.create_task(client.complete([*PROMPT, i], replace(GREEDY, max_tokens=60))) for i in range(12)]
+    long = replace(GREEDY, max_tokens=2000)  # none has ended when the last one has come
+    tasks = [asyncio.create_task(client.complete([*PROMPT, i], long)) for i in range(12)]
     await world.until(lambda: sum(world.routers[0].metrics.progress.stream_states().values()) == 12)
     named = "{model_name=fake}"
     found = await of_router(world)
@@ -93,4 +94,4 @@ async def test_gateways_find_the_names_that_they_know(world):
     assert told[f"vllm:cache_config_info{{block_size=16,num_gpu_blocks={blocks[0]}}}"] == 1
     for other in (await of_router(world, 1), await of_worker(world, 1)):
         assert not [name for name in other if name.startswith("vllm:")]
-    await asyncio.gather(*tasks)
+    await world.abandon(tasks)

@@ -45,8 +45,7 @@ async def test_outputs_are_those_of_the_runner(world, oracle, params):
         assert completion.usage.output_tokens == sum(len(tokens) for tokens, _, _ in expected)
         status = await client.get(completion.request_id)
         assert status.usage.output_tokens == completion.usage.output_tokens
-    await world.until(lambda: not any(len(router.sessions) for router in world.routers))
-    world.check_nothing_left()
+    await world.until_nothing_left()
 
 
 async def test_every_token_has_its_log_probability(world):
@@ -81,7 +80,7 @@ async def test_cached_prefixes_attract_and_are_reported(world):
 
 
 async def test_one_request_joined_by_many_runs_once(world, oracle):
-    await world.start(workers=2, routers=2)
+    await world.start(workers=2, routers=2, lease_ms=5000)
     params = replace(GREEDY, max_tokens=80)
     calls = [world.client(i % 2).complete(PROMPT, params, request_id="same") for i in range(5)]
     for completion in await asyncio.gather(*calls):
@@ -145,21 +144,22 @@ async def test_cancel_ends_what_waits_and_what_runs(world):
 
 async def test_the_deadline_ends_what_waits_and_what_runs(world):
     """The request ends before the client's own deadline, and what was generated is delivered."""
-    await world.start()
-    client = world.client()
-    running = [event async for event in client.generate(PROMPT, replace(GREEDY, max_tokens=8000), deadline_s=0.4)]
+    await world.start(step_s=0.005)
+    client, deadline_s = world.client(), patience(0.8)
+    long = replace(GREEDY, max_tokens=8000)  # 40 seconds
+    running = [event async for event in client.generate(PROMPT, long, deadline_s=deadline_s)]
     assert running[-1].finish_reason is FinishReason.DEADLINE
-    assert len(running) > 5
-    world.routers[0].dispatcher._room_left = lambda: 0  # nothing is placed any more
-    waiting = [event async for event in client.generate(PROMPT, GREEDY, deadline_s=0.4)]
+    assert sum(len(event.token_ids) for event in running) > 5
+    world.routers[0].dispatcher._room_left = lambda model: 0  # nothing is placed any more
+    waiting = [event async for event in client.generate(PROMPT, GREEDY, deadline_s=deadline_s)]
     assert [event.finish_reason for event in waiting] == [FinishReason.DEADLINE]
 
 
 async def test_a_retry_gets_the_first_answer(world):
     """Also when the client gave the first attempt up. The request keeps the deadline of the first."""
-    await world.start(routers=2)
+    await world.start(routers=2, step_s=0.005)
     first, second = world.stub(0), world.stub(1)
-    given_up = first.Complete(request("retried", max_tokens=8000), timeout=0.5)
+    given_up = first.Complete(request("retried", max_tokens=8000), timeout=patience(0.8))
     await world.until(lambda: len(world.routers[0].sessions) == 1)
     given_up.cancel()
     answer = await second.Complete(request("retried", max_tokens=8000))
@@ -171,7 +171,7 @@ async def test_a_retry_gets_the_first_answer(world):
 async def test_a_router_says_that_it_has_accepted(world):
     """Before the first event, for which nothing runs here."""
     await world.start()
-    world.routers[0].dispatcher._room_left = lambda: 0
+    world.routers[0].dispatcher._room_left = lambda model: 0
     stub = world.stub()
     call = stub.Generate(request("early"))
     async with asyncio.timeout(patience(10)):

@@ -96,7 +96,7 @@ async def test_no_method_of_inference_answers_without_a_key(guarded: Any, keys: 
 async def test_a_request_of_another_tenant_is_not_found(guarded: Any, keys: Keys) -> None:
     """As if it had never been: also by its resume token, and although both tenants may use one request id."""
     acme, bolt = (client_of(guarded, keys.of[tenant]) for tenant in ("acme", "bolt"))
-    stream = acme.generate(PROMPT, max_tokens=400, temperature=0.0, request_id="one")
+    stream = acme.generate(PROMPT, request_id="one", **LONG)  # it runs until it is cancelled
     await anext(stream)
     entry = guarded.entry("one")
     assert entry.record.tenant == "acme"
@@ -121,9 +121,12 @@ async def test_a_request_of_another_tenant_is_not_found(guarded: Any, keys: Keys
 
 
 async def test_operators_name_the_tenant(guarded: Any, keys: Keys) -> None:
-    acme = client_of(guarded, keys.of["acme"])
+    acme, index = client_of(guarded, keys.of["acme"]), guarded.routers[0].pool.kv_index
+    for runner in guarded.runners:
+        runner.step_s = 0.01
     going = asyncio.create_task(acme.complete(PROMPT, max_tokens=400, temperature=0.0, request_id="moves"))
     await guarded.until(lambda: any(len(e.journals[0]) > 20 for e in guarded.entries))
+    await guarded.until(lambda: index.num_blocks["device"])
     async with open_channel(guarded.admin_endpoint()) as channel:
         admin = admin_pb2_grpc.AdminStub(channel)
         [listed] = (await admin.ListSequences(admin_pb2.ListSequencesRequest())).sequences
@@ -136,6 +139,8 @@ async def test_operators_name_the_tenant(guarded: Any, keys: Keys) -> None:
             request = admin_pb2.ExplainPlacementRequest(hypothetical=hypothetical, tenant=tenant)
             found = (await admin.ExplainPlacement(request)).candidates
             assert any(each.device_hit_tokens for each in found) == hits  # the router's KV index
+    for runner in guarded.runners:
+        runner.step_s = 0.0
     await going
 
 

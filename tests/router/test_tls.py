@@ -36,7 +36,7 @@ async def secured(world: Any, shared: Certificates) -> Any:
 
 async def start(world: Any, certificates: Certificates) -> None:
     for _ in range(2):
-        await world.worker(WitnessRunner(step_s=0.002), warm_up_ms=0, **certificates.settings("worker"))
+        await world.worker(WitnessRunner(step_s=0.005), warm_up_ms=0, **certificates.settings("worker"))
     await world.router(**certificates.settings("router"))
     await world.ready()
 
@@ -106,11 +106,11 @@ async def test_every_method_lets_in_its_roles_alone(secured: Any, shared: Certif
 
 async def test_requests_migrations_and_operators_work_over_tls(secured: Any, shared: Certificates) -> None:
     client = caller_of(secured, shared.caller("client"))
+    with pytest.raises(PermissionDenied):
+        await caller_of(secured, shared.caller("worker")).models()
     plain = await client.complete(list(range(3, 60)), max_tokens=50, temperature=0.0)
     task = asyncio.create_task(client.complete(list(range(3, 60)), max_tokens=400, temperature=0.0, request_id="moves"))
     await secured.until(lambda: any(len(e.journals[0]) > 20 for e in secured.entries if e.record.request_id == "moves"))
-    with pytest.raises(PermissionDenied):
-        await caller_of(secured, shared.caller("worker")).models()
     async with open_channel(secured.admin_endpoint(), credentials=shared.caller("operator")) as channel:
         moved = await admin_pb2_grpc.AdminStub(channel).Migrate(admin_pb2.MigrateRequest(request_id="moves"))
     assert moved.num_sent_blocks > 0, "no block went over the connection for blocks"
@@ -150,6 +150,8 @@ async def test_files_are_replaced_while_streams_go_on(world: Any, tmp_path: Path
     async with open_channel(world.admin_endpoint(), credentials=new.caller("operator")) as channel:
         moved = await admin_pb2_grpc.AdminStub(channel).Migrate(admin_pb2.MigrateRequest(request_id="going"))
     assert moved.num_sent_blocks > 0  # between workers, over a connection made now
+    for runner in world.runners:
+        runner.step_s = 0.0  # it need not go on for long
     await world.worker(WitnessRunner(), warm_up_ms=0, **certificates.settings("worker"))
     await world.ready()  # the router meets a worker that has only the new ones
     answer = await going

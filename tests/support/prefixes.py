@@ -18,10 +18,17 @@ async def compute(pair: WorkerPair, worker: PairedWorker, prompt: tuple[int, ...
     before = worker.runner.num_prefill
     follower = await pair.run(PARAMS, prompt=prompt, on=worker, hint=(owner, len(PREFIX) if owner else 0))
     await pair.check_end(follower, PARAMS, prompt=prompt)
+    await fetches_nothing(worker)
     return len(prompt) - (worker.runner.num_prefill - before)
+
+
+async def fetches_nothing(worker: PairedWorker) -> None:
+    """Waits until what has come was counted: the sequence that waits for blocks does not wait for that."""
+    fetcher = worker.worker.fetcher
+    await until(lambda: fetcher is None or not fetcher._coming)
 
 
 async def lets_go(pair: WorkerPair) -> None:
     for worker in pair.workers.values():
         await worker.has_let_go()
-        await until(lambda worker=worker: not worker.worker.fetcher._coming)
+        await fetches_nothing(worker)

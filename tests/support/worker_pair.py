@@ -30,6 +30,7 @@ from octavo.wire.internal import admission_to_wire, item_from_wire
 
 PROMPT = tuple(range(1, 40))
 PATIENCE_S = 30.0
+QUICK_S, SLOW_S = 0.002, 0.02  # of steps; slow ones are long against what a move takes
 
 
 class CountingRunner(WitnessRunner):
@@ -51,7 +52,7 @@ class PairedWorker:
     runner_kind: type[CountingRunner] = CountingRunner
 
     def __init__(
-        self, name: str, store: MemoryStore, *, step_s: float = 0.002, warms_up: bool = False, **settings: Any
+        self, name: str, store: MemoryStore, *, step_s: float = QUICK_S, warms_up: bool = False, **settings: Any
     ) -> None:
         sizes = {"block_size": 4, "num_blocks": 512, "num_host_blocks": 8, "context_tokens": 1024}
         sizes.update({key: settings.pop(key) for key in list(settings) if key in sizes})
@@ -113,6 +114,12 @@ class PairedWorker:
         device = self.worker.workload.tables.device
         await until(lambda: not (device.num_reserved or self.worker.target.num_tickets), seconds)
         await asyncio.wrap_future(self.worker.engine.port.post(lambda scheduler: scheduler.check_state()))
+
+
+def set_pace(*workers: PairedWorker, slow: bool) -> None:
+    """How long steps take from now on. With slow ones a sequence moves before its end on a busy machine, too."""
+    for worker in workers:
+        worker.runner.step_s = SLOW_S if slow else QUICK_S
 
 
 class Follower:

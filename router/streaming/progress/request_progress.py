@@ -103,11 +103,14 @@ class RequestProgress:
     def note_owner(self, epoch: int, *, moved: bool) -> None:
         """A worker owns the sequence at this epoch; `moved`: it has it by a migration. The news may come twice."""
         self._epochs[epoch] = moved or self._epochs.get(epoch, False)
+        self._note_placed(time.monotonic())
+
+    def _note_placed(self, now: float) -> None:
         self.waiting_since = None
         if self.placed_at is None:
-            self.placed_at = time.monotonic()
+            self.placed_at = now
             if self.arrived_at is not None:
-                self._tally.queued.observe(self.placed_at - self.arrived_at)
+                self._tally.queued.observe(now - self.arrived_at)
 
     def note_record(self, record: Record) -> None:
         """The record was read."""
@@ -130,6 +133,7 @@ class RequestProgress:
             self.first_token_at, self._prefill_ms = now, prefill_ms
             self._first_worker = self.worker
             if self.arrived_at is not None:
+                self._note_placed(now)  # by a worker whose answer to that is slower than its first token
                 self._tally.first_token.observe(now - self.arrived_at)
             self._gaps.observe(0.0, num_new - 1)
         else:

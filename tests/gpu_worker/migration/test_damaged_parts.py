@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from cache_audit import audit_cache
+from waiting import until
 from worker_pair import PROMPT, Follower, PairedWorker, WorkerPair, greedy, worker_pair
 
 from gpu_worker.migration.blocks.frame_socket import FrameSocket
@@ -49,6 +50,10 @@ class TailDamage:
         monkeypatch.setattr(FrameSocket, "send_frame", send_frame)
 
 
+async def num_journalled(pair: WorkerPair, follower: Follower) -> int:
+    return min((await pair.record(follower.seq_id)).num_tokens)
+
+
 @pytest.mark.parametrize(("times", "moves"), [(1, True), (3, True), (1000, False)])
 @pytest.mark.parametrize("num_branches", [1, 3])
 async def test_a_damaged_tail_is_sent_again_or_the_sequence_stays(
@@ -66,11 +71,17 @@ async def test_a_damaged_tail_is_sent_again_or_the_sequence_stays(
         damage = TailDamage(monkeypatch, is_tail, times)
         follower = await pair.run(params)
         engine = pair.a.worker.engine
-        engine.control.pause()
-        while min((await pair.record(follower.seq_id)).num_tokens) % 4 != 3:  # two tokens in the last block
-            engine.control.grant_steps(1)
-            await pair.a.worker.journal_writer.wait_until_flushed()
-            await asyncio.sleep(0.005)
+        await asyncio.wrap_future(engine.control.pause())
+        await pair.a.worker.journal_writer.wait_until_flushed()
+        num_tokens = await num_journalled(pair, follower)
+        num_steps = (3 - num_tokens) % 4  # two tokens in the last block
+        if num_steps:
+            engine.control.grant_steps(num_steps)
+
+        async def has_stopped_there() -> bool:
+            return await num_journalled(pair, follower) == num_tokens + num_steps
+
+        await until(has_stopped_there)
         calling = asyncio.create_task(pair.a.migrate(follower.seq_id))
         last = (await calling)[-1]
         assert places

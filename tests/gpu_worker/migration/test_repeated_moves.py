@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from worker_pair import Follower, WorkerPair, greedy, worker_pair
+from worker_pair import Follower, WorkerPair, greedy, set_pace, worker_pair
 
 from octavo.internal.v1 import worker_pb2
 from octavo.request.sampling import TokenScore
@@ -29,11 +29,13 @@ async def test_scores_and_tokens_are_the_same_after_ten_moves_back_and_forth(int
         undisturbed = await pair.run(params)
         await undisturbed.done.wait()
         follower = await pair.run(params)
+        set_pace(pair.a, pair.b, slow=True)
         num_moves = 0
         for _ in range(10):
             num_moves += await move_on(pair, follower.seq_id)
             await asyncio.sleep(0.03)
         assert num_moves == 10
+        set_pace(pair.a, pair.b, slow=False)
         record = await pair.check_end(follower, params)
         assert record.epoch == 11
         for branch in range(2):

@@ -11,7 +11,7 @@ import pytest
 from connected_bench import ConnectedBench
 from late_copier import LateCopier, StagedWitness, check_buffers
 from tiny_llama import PROMPTS, Form, tiny_llama
-from worker_pair import PATIENCE_S, CountingRunner, Follower, PairedWorker, WorkerPair, greedy, worker_pair
+from worker_pair import PATIENCE_S, CountingRunner, Follower, PairedWorker, WorkerPair, greedy, set_pace, worker_pair
 
 from gpu_worker.ops.reference import ReferenceOps
 from gpu_worker.running.memory.staged_blocks import StagingSize
@@ -61,6 +61,7 @@ async def moved(
 )
 async def test_a_sequence_that_moves_has_the_tokens_that_it_has_without_a_move(pair: WorkerPair, params) -> None:
     follower = await pair.run(params)
+    set_pace(pair.a, slow=True)
     assert (await moved(pair.a, follower, pair.b)).epoch == 2
     await pair.check_end(follower, params)
     assert follower.owners == [pair.a.incarnation, pair.b.incarnation]
@@ -77,11 +78,13 @@ async def test_sequences_cross_and_come_back(pair: WorkerPair) -> None:
         await pair.run(param, prompt=prompt, on=worker)
         for param, prompt, worker in zip(params, prompts, workers, strict=True)
     ]
+    set_pace(pair.a, pair.b, slow=True)
     for epoch in (1, 2):
         targets = workers[1:] + workers[:1]
         pairs = zip(workers, followers, targets, strict=True)
         await asyncio.gather(*(moved(worker, each, target, epoch) for worker, each, target in pairs))
         workers = targets
+    set_pace(pair.a, pair.b, slow=False)
     for follower, param, prompt in zip(followers, params, prompts, strict=True):
         await pair.check_end(follower, param, prompt=prompt)
 
@@ -90,6 +93,7 @@ async def test_sequences_cross_and_come_back(pair: WorkerPair) -> None:
 async def test_a_copy_that_is_not_begun_leaves_the_sequence_where_it_is(pair: WorkerPair, at_source: bool) -> None:
     params = greedy(200)
     follower = await pair.run(params)
+    set_pace(pair.a, slow=True)
     broken: LateCopier = (pair.a if at_source else pair.b).runner.copier
     broken.fail_begin = True
     assert (await pair.a.migrate(follower.seq_id, target=pair.b.incarnation))[-1].outcome == STAYED

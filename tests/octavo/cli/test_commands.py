@@ -150,9 +150,9 @@ def test_status_names_a_silent_router_and_its_log(endpoint, capsys, tmp_path):
     written.routers.append(state.RouterState("router-1", 13, "127.0.0.1:1", "127.0.0.1:1"))
     with state.locked(tmp_path):
         state.write(tmp_path, written)
-        assert main(["status", "--timeout", "0.5", "--state-dir", str(tmp_path)]) == 0
+        assert main(["status", "--timeout", "1.5", "--state-dir", str(tmp_path)]) == 0  # time for the one that answers
     log = tmp_path / "logs" / "router-1.log"
-    said = f"127.0.0.1:1: no answer within 0.5 s: router-1 (pid 13) starts or hangs; see {log}"
+    said = f"127.0.0.1:1: no answer within 1.5 s: router-1 (pid 13) starts or hangs; see {log}"
     assert capsys.readouterr().err.splitlines()[-1].endswith(said)
     assert main(["status", "--admin-endpoint", endpoint, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["workers"][0]["worker_id"] == "worker-0"

@@ -32,7 +32,7 @@ def test_a_closed_connection_may_mean_tls(capsys):
         listener.settimeout(0.05)
         closing.submit(close, listener)
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert main([*QUESTIONS[0], f"--endpoint={endpoint}", "--timeout=0.4"]) == 1
+        assert main([*QUESTIONS[0], f"--endpoint={endpoint}", "--timeout=1.5"]) == 1  # time for one connection
         closed.set()
     assert "give --tls-ca if routers use TLS, correct --endpoint" in capsys.readouterr().err
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from effort import patience
 
 from octavo.local.supervisor import StartError, SupervisedProcess, Supervisor
 from octavo.process.child_process import ChildProcess, tail
@@ -45,7 +46,7 @@ STUBBORN = (
 
 
 async def until(condition, what, timeout_s=10.0):
-    end = time.monotonic() + timeout_s
+    end = time.monotonic() + patience(timeout_s)
     while not condition():
         assert time.monotonic() < end, f"waited in vain for {what}"
         await asyncio.sleep(0.01)

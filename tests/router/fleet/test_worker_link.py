@@ -75,6 +75,13 @@ async def silent() -> AsyncIterator[tuple[Silent, WorkerLink]]:
         yield servicer, link
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """What waits for an answer that comes, or for the end of the link, waits on a busy machine as well."""
+    for name in ("SCHEDULE_S", "CANCEL_S", "PROBE_S"):
+        monkeypatch.setattr(worker_link, name, 30.0)
+
+
 async def test_waiting_for_a_removed_worker_ends(silent):
     """The caller gets a LinkError, and is not cancelled together with the call."""
     servicer, link = silent

@@ -138,6 +138,4 @@ async def test_no_mutated_body_is_an_error_of_the_server(world, connect, monkeyp
         if answer.headers.get("connection") == "close":
             connection = await connect()
     assert {200, 400} <= statuses
-    # An answer may be there before the worker's reply to the assignment.
-    await world.until(lambda: not any(router.assigner._in_progress for router in world.routers))
-    world.check_nothing_left()
+    await world.until_nothing_left()

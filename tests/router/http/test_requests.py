@@ -45,12 +45,14 @@ def text(oracle):
 
 
 async def test_a_leaving_client_ends_its_request_soon(world, connect):
-    await world.start()
+    """Its grace period would run to the end."""
+    await world.start(router={"grace_ms": 60_000})
     connection, request_id, _ = await begin(connect, world, {**LONG, "max_tokens": 5000, "ignore_eos": True})
     num_at_once = len(world.entry(request_id).journals[0])
     await connection.close()
-    await world.until(lambda: world.entry(request_id).record.state is SequenceState.CANCELLED)
-    assert len(world.entry(request_id).journals[0]) < num_at_once + 500  # of 5000; a grace period would run to the end
+    await world.until(lambda: world.entry(request_id).record.state.ended, 60.0)
+    assert world.entry(request_id).record.state is SequenceState.CANCELLED
+    assert len(world.entry(request_id).journals[0]) < num_at_once + 2500
     await world.until(lambda: not world.routers[0]._opener.num_sessions)
 
 
@@ -66,7 +68,7 @@ async def test_clients_of_whole_answers_may_leave(world, connect):
 
 @pytest.mark.parametrize("kept", [{"request_id": "mine"}, {"on_disconnect": "keep"}])
 async def test_a_named_or_kept_request_goes_on(world, connect, call, text, kept):
-    await world.start()
+    await world.start(router={"grace_ms": 30_000})
     connection, request_id, _ = await begin(connect, world, {**LONG, **kept})
     await connection.close()
     answer = await call("GET", f"/v1/requests/{request_id}")
@@ -76,7 +78,7 @@ async def test_a_named_or_kept_request_goes_on(world, connect, call, text, kept)
 
 @pytest.mark.parametrize("by_token", [True, False])
 async def test_another_router_goes_on_where_a_stream_broke(world, connect, call, text, by_token):
-    await world.start(routers=2)
+    await world.start(routers=2, router={"grace_ms": 30_000})
     connection, request_id, body = await begin(connect, world)
     while len(text_of(body)) < 20:
         body += await connection.chunk()
@@ -97,7 +99,7 @@ async def test_another_router_goes_on_where_a_stream_broke(world, connect, call,
 
 
 async def test_an_ending_router_tells_its_streams(world, connect, call, text):
-    await world.start(routers=2)
+    await world.start(routers=2, step_s=0.003)
     connection, request_id, body = await begin(connect, world)
     await world.stop_router(world.routers[0])
     while piece := await connection.chunk():

@@ -29,9 +29,9 @@ class Uneven:
 
     async def begin(self, *rebalance):
         for _ in range(3):
-            await self.world.worker(FakeRunner(step_s=0.01))
+            await self.world.worker(FakeRunner(step_s=0.01), lease_ms=10_000)
         for wanted in rebalance:
-            await self.world.router(rebalance=wanted)
+            await self.world.router(rebalance=wanted, lease_ms=10_000)  # none is the next one by a late renewal
         await self.world.ready()
         self.busy = self.world.workers[0].listener.incarnation
         for router in self.world.routers:

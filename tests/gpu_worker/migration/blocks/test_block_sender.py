@@ -50,9 +50,11 @@ def test_two_tickets_travel_side_by_side() -> None:
     with target_of(theirs) as target:
         tickets = {7: list(range(20)), 8: list(range(39, 19, -1))}
         given_out = {number: target.give_ticket(number, blocks) for number, blocks in tickets.items()}
-        with closing(sender_to(target.listener.port, mine)) as sender:
+        limiter = RateLimiter(0.0)
+        with closing(BlockSender("127.0.0.1", target.listener.port, mine, limiter, part_bytes=1024)) as sender:
             open_all(sender, *tickets)
             sent = [sender.send_blocks(number, outgoing(blocks)) for number, blocks in tickets.items()]
+            limiter.bytes_per_s = None  # now that both wait
             for arrived in sent:
                 arrived.result(PATIENCE_S)
             for number, blocks in tickets.items():

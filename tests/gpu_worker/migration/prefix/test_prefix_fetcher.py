@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from prefixes import NUM_BLOCKS, PARAMS, PREFIX, PROMPT, SIZE, compute, lets_go
+from prefixes import NUM_BLOCKS, PARAMS, PREFIX, PROMPT, SIZE, compute, fetches_nothing, lets_go
 from worker_pair import PairedWorker, WorkerPair, worker_pair
 
 from gpu_worker.migration.calls.transfer_calls import FetchRequest
@@ -43,6 +43,7 @@ async def test_no_block_of_another_salt_is_fetched(pair: WorkerPair) -> None:
         follower = await pair.run(PARAMS, prompt=PROMPT, on=b, hint=(pair.a.incarnation, len(PREFIX)), salt=salt)
         async with asyncio.timeout(60):
             await follower.done.wait()
+        await fetches_nothing(b)
         assert b.worker.fetcher.num_fetched == NUM_BLOCKS
         assert b.runner.num_prefill - before == num_computed
     await lets_go(pair)
@@ -209,6 +210,7 @@ async def test_the_blocks_of_several_workers_come_and_half_of_the_device_stays_f
         for number, prompt in enumerate(prompts):
             await compute(pair, (pair.a, pair.b)[number % 2], prompt)
         new = await join(pair, num_blocks=44)
+        await fetches_nothing(new)
         assert 0 < new.worker.fetcher.num_fetched <= 22
         assert [await compute(pair, new, prompt) for prompt in prompts[2:]] == [36, 36], "what each of them ran last"
         await lets_go(pair)

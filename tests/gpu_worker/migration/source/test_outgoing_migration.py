@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from waiting import until
-from worker_pair import PROMPT, CountingRunner, Follower, PairedWorker, WorkerPair, greedy, worker_pair
+from worker_pair import PROMPT, CountingRunner, Follower, PairedWorker, WorkerPair, greedy, set_pace, worker_pair
 
 from octavo.internal.v1 import worker_pb2
 from octavo.process import failpoints
@@ -34,6 +34,7 @@ ENDED = worker_pb2.MIGRATION_OUTCOME_ENDED
 async def test_it_has_the_tokens_that_it_has_without_a_move(params):
     async with worker_pair() as pair:
         follower = await pair.run(params)
+        set_pace(pair.a, slow=True)
         last = (await pair.a.migrate(follower.seq_id, target=pair.b.incarnation))[-1]
         assert (last.outcome, last.epoch, last.target) == (MOVED, 2, pair.b.incarnation)
         assert last.num_sent_blocks >= len(PROMPT) // 4
@@ -58,9 +59,8 @@ async def test_a_prefix_that_the_target_has_does_not_travel():
         assert moved.num_sent_blocks >= 49
         engine.control.pause()
         running = asyncio.create_task(pair.run(greedy(60), prompt=(*prompt[:-1], 999), num_tokens=1))
-        await until(
-            lambda: set(pair.a.worker.publisher.logs) - {first.seq_id}
-        )  # a step of nothing would use up a grant
+        # A step of nothing would use up a grant.
+        await until(lambda: set(pair.a.worker.publisher.logs) - {first.seq_id})
         engine.control.grant_steps(3)  # three tokens: the block after the prompt's is not full
         second = await running
         nothing = (await pair.a.migrate(second.seq_id))[-1]
@@ -109,9 +109,9 @@ async def prompt_scores(pair: WorkerPair, worker: PairedWorker, follower: Follow
 async def test_a_target_without_room_is_passed_over():
     """The next one is asked under a new number."""
     async with worker_pair() as pair:
-        follower = await pair.run(greedy(400))
         small = await pair.add("c", num_blocks=8)
         big = await pair.add("d")
+        follower = await pair.run(greedy(400))
         targets = pair.a.worker.migrations.targets
         for worker in (big, pair.b):
             targets.note_choice(await targets.find(worker.incarnation))
@@ -125,6 +125,7 @@ async def test_a_target_without_room_is_passed_over():
 async def test_calls_for_one_sequence_share_a_migration():
     async with worker_pair() as pair:
         follower = await pair.run(greedy(400))
+        set_pace(pair.a, pair.b, slow=True)
         armed = failpoints.arm("source.sent", "hang")
         calls = [asyncio.create_task(pair.a.migrate(follower.seq_id)) for _ in range(3)]
         await armed.reached.wait()
@@ -139,6 +140,7 @@ async def test_calls_for_one_sequence_share_a_migration():
         assert (back.outcome, back.epoch, back.target) == (MOVED, 3, pair.a.incarnation)
         again = (await pair.a.migrate(follower.seq_id, epoch=3))[-1]
         assert (again.outcome, again.epoch) == (MOVED, 4)
+        set_pace(pair.a, pair.b, slow=False)
         record = await pair.check_end(follower, greedy(400))
         assert (record.epoch, record.crashes, record.owner) == (4, 0, pair.b.incarnation)
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from waiting import until
-from worker_pair import Follower, WorkerPair, greedy, worker_pair
+from worker_pair import Follower, WorkerPair, greedy, set_pace, worker_pair
 
 from gpu_worker.migration.source import prompt_sender
 from octavo.internal.v1 import worker_pb2
@@ -54,7 +54,8 @@ class Scene:
     async def sent(self, follower, count, seconds=5.0):
         await until(lambda: self.progress(follower).num_sent_blocks >= count, seconds)
 
-    def run_on(self):
+    def run_on(self, slow=False):
+        set_pace(self.pair.a, slow=slow)
         self.pair.a.worker.engine.control.grant_steps(0)
 
 
@@ -87,7 +88,7 @@ async def test_the_blocks_are_there_before_the_first_token_and_the_tokens_are_th
     assert set((await scene.pair.record(follower.seq_id)).num_tokens) == {0}
     sent_before = scene.progress(follower).num_sent_blocks
     assert sent_before >= NUM_BLOCKS - 2 * STEP_BLOCKS
-    scene.run_on()
+    scene.run_on(slow=True)
     moved = await scene.moves[0]
     assert (moved.outcome, moved.epoch) == (MOVED, 2)
     assert moved.rounds <= prompt_sender.MOST_PARTS + 4
@@ -103,13 +104,13 @@ async def test_the_blocks_are_there_before_the_first_token_and_the_tokens_are_th
 
 async def test_a_prompt_that_is_cached_on_both_moves_without_a_block(scene):
     first = await scene.admit(greedy(40))
-    scene.run_on()
+    scene.run_on(slow=True)
     assert (await scene.moves[0]).num_sent_blocks >= NUM_BLOCKS
-    second = await scene.admit(greedy(400))  # enough of them to move before its end
+    second = await scene.admit(greedy(60))
     moved = await scene.moves[1]
     assert moved.outcome == MOVED
     assert moved.num_sent_blocks <= moved.num_blocks - NUM_BLOCKS  # of its output
-    for follower, params in ((first, greedy(40)), (second, greedy(400))):
+    for follower, params in ((first, greedy(40)), (second, greedy(60))):
         await scene.pair.check_end(follower, params, prompt=PROMPT)
 
 
@@ -119,12 +120,15 @@ async def test_a_prompt_that_is_cached_on_both_moves_without_a_block(scene):
 @pytest.mark.parametrize("step", ["target.seal", "target.extended", "target.finish", "target.prepare"])
 async def test_after_a_failure_of_the_target_the_sequence_runs_on_at_the_source(scene, step, monkeypatch):
     monkeypatch.setattr(prompt_sender, "REFRESH_S", 0.02)
-    failpoints.arm(step, "error")
+    armed = failpoints.arm(step, "error")
     follower = await scene.admit(greedy(40))
     await scene.step(5)
-    scene.run_on()
+    if step != "target.finish":
+        await armed.reached.wait()  # while the prompt stands still, its ticket is refreshed, too
+    scene.run_on(slow=True)
     stayed = await scene.moves[0]
     assert stayed.outcome == STAYED
+    scene.run_on()
     record = await scene.pair.check_end(follower, greedy(40), prompt=PROMPT)
     assert (record.owner, record.epoch) == (scene.pair.a.incarnation, 1)
     await scene.pair.a.has_let_go()
@@ -177,7 +181,7 @@ async def test_a_drain_moves_what_has_begun_and_releases_what_waits():
         assert scene.registry._under_way[second.seq_id].awaits_start
         pair.a.worker.drain.begin(30.0)
         assert (await scene.moves[1]).outcome in (STAYED, ENDED)
-        scene.run_on()
+        scene.run_on(slow=True)
         assert (await scene.moves[0]).outcome == MOVED
         assert (await pair.check_end(first, greedy(40), prompt=PROMPT)).epoch == 2
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from waiting import until
-from worker_pair import WorkerPair, greedy, worker_pair
+from worker_pair import SLOW_S, WorkerPair, greedy, set_pace, worker_pair
 
 from gpu_worker.serving.leaving import drain as drain_module
 from octavo.internal.v1 import worker_pb2
@@ -31,6 +31,7 @@ async def test_everything_moves_and_nothing_is_computed_again():
     async with worker_pair() as pair:
         runs = [greedy(600), greedy(600, temperature=0.9, seed=3), greedy(300, temperature=0.9, n=2, best_of=2)]
         followers = [await pair.run(params, prompt=(number, *range(30))) for number, params in enumerate(runs)]
+        set_pace(pair.a, slow=True)
         last = await drained(pair)
         assert (last.num_left, last.num_migrated, last.num_released) == (0, 3, 0)
         for number, (follower, params) in enumerate(zip(followers, runs, strict=True)):
@@ -41,9 +42,9 @@ async def test_everything_moves_and_nothing_is_computed_again():
 
 
 async def test_four_move_at_once_and_the_shortest_first():
-    async with worker_pair(num_blocks=2048) as pair:
+    async with worker_pair(num_blocks=2048, step_s=SLOW_S) as pair:  # no output is longer than the prompts differ
         sizes = [300, 100, 400, 200, 600, 500]
-        followers = {size: await pair.run(greedy(600), prompt=tuple(range(size))) for size in sizes}
+        followers = {size: await pair.run(greedy(400), prompt=tuple(range(size)), num_tokens=1) for size in sizes}
         by_id = {follower.seq_id: size for size, follower in followers.items()}
         armed = failpoints.arm("source.checked", "hang")
         moves = pair.a.worker.migrations
@@ -60,6 +61,7 @@ async def test_what_cannot_move_is_released_meanwhile():
     async with worker_pair() as pair:
         beams = await pair.run(greedy(400, beam_width=2, n=2, best_of=0), num_tokens=0)
         moving = await pair.run(greedy(600))
+        set_pace(pair.a, slow=True)
         last = await drained(pair)
         assert (last.num_left, last.num_migrated, last.num_released) == (0, 1, 1)
         record = await pair.record(beams.seq_id)
@@ -103,8 +105,10 @@ async def test_a_move_under_way_when_the_time_is_over_leaves_one_owner():
     async with worker_pair() as pair:
         follower = await pair.run(greedy(900))
         armed = failpoints.arm("source.sent", "hang")
-        last = await drained(pair, 400)
-        assert armed.reached.is_set()
+        draining = asyncio.create_task(drained(pair))
+        await armed.reached.wait()
+        pair.a.worker.drain.begin(0.2)  # a later call moves the end of the time forward
+        last = await draining
         assert (last.num_left, last.num_released) == (0, 1)
         failpoints.disarm_all()
         record = await pair.record(follower.seq_id)
@@ -118,6 +122,7 @@ async def test_a_worker_that_leaves_moves_what_it_has():
     """What its process does on SIGTERM. The worker is not waited for when it is empty."""
     async with worker_pair() as pair:
         follower = await pair.run(greedy(600))
+        set_pace(pair.a, slow=True)
         began = time.monotonic()
         await pair.a.worker.leave(asyncio.Event())
         assert time.monotonic() - began < 10

@@ -1,6 +1,7 @@
 """`python -m gpu_worker` as others see it: ports, signals, exit codes."""
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from octavo.request.ids import SequenceId
 from octavo.request.record import Record, SequenceState
 from octavo.request.sampling import SamplingParams
 from octavo.store import open_store
+from octavo.store.base import Store
 from octavo.store.calls import QueueLimits, TakeReason, TakeRequest
 from octavo.wire.public import sampling_to_wire
 
@@ -91,7 +93,7 @@ async def test_a_worker_process_from_no_store_to_the_end(start, tmp_path):
     await store.open()
     await until(worker.serving)
     await until(hanging.serving)
-    assert len(await store.members("worker")) == 2
+    await until(lambda: are_members(store, worker, hanging))
     for each in (worker, hanging):
         async with grpc.aio.insecure_channel(each.endpoint) as channel:
             call = worker_pb2_grpc.WorkerStub(channel).Step()
@@ -102,13 +104,19 @@ async def test_a_worker_process_from_no_store_to_the_end(start, tmp_path):
             await call.write(worker_pb2.StepRequest(grant=worker_pb2.Grant(steps=0)))
             await asyncio.sleep(0.1)
     worker.process.send_signal(signal.SIGTERM)
+    await until(hanging.listening)  # not serving any more, by its own clock: its lease ends moments later
     assert await worker.exit_code() == 0, worker.log.read_text()
-    await until(hanging.listening)  # not serving any more
-    assert await store.members("worker") == []
+    await until(lambda: are_members(store))
     assert await hanging.exit_code() == HANG_STATUS
     assert "gives up" in hanging.log.read_text()
     await store.close()
     await server.stop()
+
+
+async def are_members(store: Store, *workers: Process) -> bool:
+    """Whether these and no others have a lease."""
+    members = [json.loads(each.info)["endpoint"] for each in await store.members("worker")]
+    return sorted(members) == sorted(each.endpoint for each in workers)
 
 
 @asynccontextmanager
@@ -180,4 +188,4 @@ async def test_a_worker_that_slept_while_another_got_its_id_ends_and_says_why(st
     sleeper.process.send_signal(signal.SIGCONT)
     assert await sleeper.exit_code() == 1
     assert f"worker_id pod-0: the worker at {other.endpoint} (" in sleeper.log.read_text()
-    assert await other.serving()
+    await until(other.serving)

@@ -44,7 +44,7 @@ async def test_one_that_is_wrong_refuses_all(world, call):
     context = world.routers[0].models.list_models()[0].context_tokens
     answer = await call("POST", PATH, {**BODY, "prompt": ["x", [1] * context, "y"]})
     assert (answer.status, answer.error["param"]) == (400, "prompt")
-    world.check_nothing_left()
+    await world.until_nothing_left()
 
 
 async def test_each_goes_on_by_itself_and_a_name_finds_all(world, call):
@@ -74,7 +74,7 @@ async def test_a_client_that_leaves_cancels_all(world, connect):
     states = {SequenceState.CANCELLED}
     await world.until(lambda: {e.record.state for e in world.entries} == states and len(world.entries) == len(PROMPTS))
     await world.until(lambda: not world.routers[0]._opener.num_sessions)
-    world.check_nothing_left()
+    await world.until_nothing_left()
 
 
 @pytest.mark.parametrize("stream", [False, True])

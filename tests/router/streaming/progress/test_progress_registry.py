@@ -14,7 +14,7 @@ async def timeline(client, request_id):
 
 
 async def test_take_overs_and_returning_clients_are_told(world):
-    await world.start(workers=2, routers=2, step_s=0.01)
+    await world.start(workers=2, routers=2, step_s=0.01, router={"grace_ms": 30_000}, lease_ms=2000)
     long = replace(GREEDY, max_tokens=150)
     stream = world.client(0).generate(PROMPT, long, request_id="moves")
     seen = await anext(stream)

@@ -4,14 +4,19 @@ import asyncio
 import io
 import json
 import logging
+import time
 from dataclasses import replace
 
 import pytest
+from accepted import accepted_sequence
 
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.process import telemetry
 from octavo.request.errors import InvalidArgument, RunnerFailed
+from octavo.request.record import first_record
 from octavo.request.sampling import SamplingParams
+from router.streaming.progress.request_progress import RequestProgress
+from router.streaming.progress.request_tally import RequestTally
 
 CANARY = "xyzzy-plugh-9081726354"
 PROMPT = list(range(3, 40))
@@ -61,6 +66,21 @@ async def test_a_request_has_one_line_at_its_end(world, logged):
     assert second["cached_tokens"] == again.usage.cached_tokens > 0
     assert 0 <= first["queued_ms"] <= first["first_token_ms"] <= first["total_ms"]
     assert (first["worker"], first["moves"], first["retries"], first["attached"]) == ("worker-0", 0, 0, 0)
+
+
+@pytest.mark.parametrize("owner_is_known", [True, False])
+def test_a_request_with_a_token_waits_no_more(logged, owner_is_known):
+    """The token may be here before the worker's answer that it has the sequence, and so may the end."""
+    stream, tally = logged(), RequestTally()
+    progress = RequestProgress(first_record(accepted_sequence()), "m", tally, arrived_at=time.monotonic())
+    progress.note_tokens(1)
+    assert progress.waiting_since is None
+    if owner_is_known:
+        progress.note_owner(1, moved=False)
+    progress.note_end("length")
+    (line,) = ends(stream)
+    assert 0 <= line["queued_ms"] <= line["first_token_ms"]
+    assert sum(tally.of_model("m").queued.counts) == 1
 
 
 @pytest.mark.parametrize("form", telemetry.FORMATS)
