@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 from functools import cache
@@ -324,6 +325,12 @@ def test_the_floors_are_those_of_the_stubs() -> None:
     assert {f"grpcio>={version}" for version in grpc} <= set(dependencies)
     assert {f"protobuf>={version},<8" for version in protobuf} <= set(dependencies)
     assert len(grpc) == len(protobuf) == 1
+
+
+def test_a_folder_has_at_most_twelve_modules() -> None:
+    folders = Counter(Path(name).parent for name, _ in sources() if not name.endswith("__.py"))
+    assert max(folders.values()) > 6
+    assert not {str(folder): count for folder, count in folders.items() if count > 12}
 
 
 def test_tests_are_not_packages() -> None:
