@@ -184,7 +184,7 @@ async def test_large_bodies_are_refused_unread(world, connect):
 
 async def test_a_full_queue_is_429_with_delay(world, call, connect):
     await world.start(router={"max_queued_requests": 1})
-    world.routers[0].dispatcher._room_left = lambda: 0
+    world.routers[0].dispatcher._room_left = lambda model: 0
     (await connect()).send("POST", PATH, GREEDY)
     await world.until(lambda: len(world.state.queue) == 1)
     answer = await call("POST", PATH, GREEDY)

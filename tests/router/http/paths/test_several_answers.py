@@ -80,7 +80,7 @@ async def test_a_client_that_leaves_cancels_all(world, connect):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_queue_that_holds_some_of_them_holds_none(world, call, stream):
     await world.start(router={"max_queued_requests": 2})
-    world.routers[0].dispatcher._room_left = lambda: 0
+    world.routers[0].dispatcher._room_left = lambda model: 0
     answer = await call("POST", PATH, {**BODY, "prompt": PROMPTS, "stream": stream})
     assert (answer.status, answer.error["code"]) == (429, "queue_full")
     await world.until(lambda: [e.record.state for e in world.entries] == [SequenceState.CANCELLED] * 2)
