@@ -121,6 +121,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         model = self._model_of(request)
         if source is None:
             raise InvalidArgument("begins", "send system or text")
+        self.preparer.authorizer.require_tenant(request.tenant)
         prefix = await self.maker.make(
             *(model, request.tenant, name, getattr(request, source)),
             is_system=source == "system",

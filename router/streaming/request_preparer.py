@@ -63,7 +63,7 @@ class RequestPreparer:
         """
         self.models = models
         self._router_id = router_id
-        self._authorizer = authorizer or Authorizer()
+        self.authorizer = authorizer or Authorizer()
         self._chat_threads = ChatThreads()
         self._grammars = GrammarChecks()
         self._prefixes = prefixes
@@ -83,7 +83,7 @@ class RequestPreparer:
         except InvalidArgument as error:
             raise error.inside("sampling") from None
         request_id = RequestId(request.request_id) if request.HasField("request_id") else new_request_id()
-        tenant, source = self._authorizer.current_tenant(), cast("str", request.WhichOneof("input"))
+        tenant, source = self.authorizer.current_tenant(), cast("str", request.WhichOneof("input"))
         token_ids = await self.read_prompt(request, model)
         context = model.context_tokens
         validation.validate_prompt(token_ids, vocab_size=model.vocab_size, context_tokens=context, field=source)
@@ -126,7 +126,7 @@ class RequestPreparer:
     ) -> list[int]:
         """Tokenizes the prompt, unless the client has sent tokens. A named prefix comes first."""
         if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("prefix"):
-            return await self._read_with_prefix(request, model, self._authorizer.current_tenant())
+            return await self._read_with_prefix(request, model, self.authorizer.current_tenant())
         match checked_input(request, model):
             case str() as text:
                 token_ids = await run_aside(len(text), lambda: model.tokenizer.encode(text))

@@ -165,6 +165,11 @@ class ApiKeys:
         said = self._current().quotas.get(tenant, {})
         return TenantQuota(*(said.get(name, limit) for name, limit in zip(_LIMITS, default, strict=True)))
 
+    @property
+    def tenants(self) -> set[str]:
+        """Those that have a key, be it one that has expired."""
+        return {key.tenant for key in self._current().all_keys()}
+
     def values(self) -> Iterator[MetricValue]:
         """A source of metric values."""
         states = Counter(key.state for key in self._current().all_keys())

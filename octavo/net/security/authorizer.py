@@ -13,7 +13,7 @@ from octavo.metrics.value import MetricValue
 from octavo.net.security.api_keys import STATES, ApiKey, ApiKeys, key_id, time_text
 from octavo.net.security.roles import PeerRole, roles_allowed, roles_of_context, roles_of_peer
 from octavo.net.security.trail import AccessReason, AccessTrail, Caller, ListenerKind, is_admin_call
-from octavo.request.errors import PermissionDenied, Unauthenticated
+from octavo.request.errors import InvalidArgument, PermissionDenied, Unauthenticated, closest
 from octavo.request.limits import TenantQuota
 from octavo.wire.channel import KEY_HEADER
 
@@ -117,6 +117,17 @@ class Authorizer:
         """The limits of the tenant whose call the running task serves. Raises Unauthenticated."""
         tenant = self.current_tenant()
         return default if self._keys is None else self._keys.quota_of(tenant, default)
+
+    def require_tenant(self, tenant: str) -> None:
+        """Raises InvalidArgument unless requests of this tenant can come."""
+        if self._keys is None:
+            if tenant != ONE_TENANT:
+                raise InvalidArgument("tenant", "there are no API keys here, so requests have no tenant; leave it out")
+            return
+        tenants = self._keys.tenants
+        if tenant not in tenants:
+            known = f"no API key is of this tenant{closest(tenant, tenants)}"
+            raise InvalidArgument("tenant", known if tenant else "requests here have tenants; say whose it is for")
 
     def values(self) -> Iterator[MetricValue]:
         """A source of metric values: the keys, none of them where there is no file of keys."""

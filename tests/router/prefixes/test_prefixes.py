@@ -92,6 +92,7 @@ async def test_bad_prefixes_are_refused_by_name(world):
         ("text", {"text": "short"}),
         ("text", {"text": "long" * 5000}),
         ("chat", {"system": TEXT}),
+        ("tenant", {"tenant": "nobody"}),
     ):
         request = admin_pb2.AddPrefixRequest(name="sea", text=TEXT)
         request.MergeFrom(admin_pb2.AddPrefixRequest(**bad)) if bad != {"name": ""} else request.ClearField("name")
