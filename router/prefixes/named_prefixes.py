@@ -74,7 +74,9 @@ class NamedPrefixes:
 
 
 def begins_with(tokens: Sequence[int], beginning: Sequence[int]) -> bool:
-    return len(tokens) >= len(beginning) and tokens[0] == beginning[0] and tuple(tokens[: len(beginning)]) == beginning
+    """Looks at the last token first: all chats of a model begin alike."""
+    size = len(beginning)
+    return len(tokens) >= size and tokens[size - 1] == beginning[-1] and tuple(tokens[:size]) == beginning
 
 
 def _missing(name: str) -> NotFound:

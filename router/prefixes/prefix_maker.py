@@ -1,8 +1,12 @@
-"""Makes named prefixes of texts, and makes them anew for a model that has taken the name of another one."""
+"""Makes named prefixes of texts, and makes them anew: for a model that has taken the name of another one, and every day
+where the chat template writes the date.
+"""
 
 import asyncio
+import datetime
 import json
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +19,7 @@ from router.prefixes.named_prefixes import NamedPrefixes
 log = logging.getLogger(__name__)
 
 ROUND_S = 3.0
+DATES = "strftime_now"  # what a template calls that writes the date
 
 
 class Beginning(Protocol):
@@ -31,6 +36,7 @@ class PrefixMaker:
     models: ModelRegistry
     store: Store
     beginning: Beginning
+    _made_on: dict[str, datetime.date] = field(default_factory=dict)  # by key: those in which the date stands
     _impossible: set[tuple[str, str]] = field(default_factory=set)  # keys, and fingerprints that they are not for
 
     async def make(
@@ -57,7 +63,10 @@ class PrefixMaker:
         by_name = {model.name: model for model in self.models.list_models() if model.fingerprint in living}
         for old in self.prefixes.all():
             model = by_name.get(old.served_as)
-            if model is None or not model.tokenizer.has_text or old.model in living:
+            if model is None or not model.tokenizer.has_text:
+                continue
+            if old.model in living:
+                await self._follow_date(old, model)
                 continue
             if (old.key, model.fingerprint) in self._impossible:
                 continue
@@ -71,6 +80,19 @@ class PrefixMaker:
                 continue
             await self.prefixes.replace(old, new)
             log.info("prefix %s is one of the %s that is served now: %d tokens", new.name, model.name, len(new.tokens))
+
+    async def _follow_date(self, old: NamedPrefix, model: ServedModel) -> None:
+        """Makes a prefix anew, once a day, whose template writes the date: yesterday's begins no prompt any more."""
+        today = datetime.date.today()
+        is_dated = old.is_system and DATES in model.tokenizer.chat_template
+        if not is_dated or old.model != model.fingerprint or self._made_on.get(old.key) == today:
+            return
+        self._made_on[old.key] = today
+        with suppress(InvalidArgument):  # the tokens in common have become too few
+            new = await self.make(model, old.tenant, old.name, old.text, is_system=True, workers=old.workers)
+            if new.tokens != old.tokens:
+                await self.prefixes.add(new)
+                log.info("prefix %s has the date of today: %d tokens", new.name, len(new.tokens))
 
     async def _living(self) -> set[str]:
         """The fingerprints of all workers in the store, met here or not; empty if one of them has not said its own."""
