@@ -15,6 +15,7 @@ from gpu_worker.models import generation_config
 from gpu_worker.models.checkpoint.bare_names import PrefixedSource, is_bare
 from gpu_worker.models.checkpoint.kv_scales import KvScaledSource, digest_of, read_scales
 from gpu_worker.models.checkpoint.locate import locate
+from gpu_worker.models.checkpoint.mxfp4 import read_mxfp4
 from gpu_worker.models.checkpoint.quantized import open_source
 from gpu_worker.models.checkpoint.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
 from gpu_worker.models.converted_weights import converted
@@ -38,7 +39,7 @@ from gpu_worker.ops.native import CPU_BITS
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_support import end_token_ids, runs_through_transformers
-from octavo.model_files.quantization import has_integers
+from octavo.model_files.quantization import has_integers, is_mxfp4
 from octavo.pooling.params import ModelPooling
 from octavo.process.telemetry import stack_of
 from octavo.request.errors import BadModel, InvalidArgument, ServingError
@@ -251,6 +252,10 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
         TransformersDecoder,  # seconds of imports that others do not need
     )
 
+    if is_mxfp4(content):
+        tensors = read_mxfp4(SafetensorsSource(path), dtype, how.progress)
+        plain = {key: value for key, value in content.items() if key != "quantization_config"}
+        return TransformersDecoder.of_tensors(path.name, plain, tensors, dtype, how.ops, how.device, None)
     return TransformersDecoder.load(path, dtype, how.ops, how.device)
 
 

@@ -56,7 +56,8 @@ def _reason(config: Mapping[str, Any]) -> str:
         return f"{kind} keeps a recurrent state between tokens ({recurrent}), which blocks do not hold"
     if config.get("quantization_config") is None:
         return ""
-    return quantization.find_obstacle(config) or ("" if is_llama_like(config) else _only_llama(kind))
+    is_read = is_llama_like(config) or quantization.is_mxfp4(config)
+    return quantization.find_obstacle(config) or ("" if is_read else _only_llama(kind))
 
 
 def _recurrent_layers(kind: str, config: Mapping[str, Any]) -> str:

@@ -8,11 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 REMEDY = "use a checkpoint that is not quantized, or a GGUF file"
-# Of gpt-oss: its published files are in MXFP4 alone.
-MXFP4_REMEDY = (
-    "write them in bfloat16 first: AutoModelForCausalLM.from_pretrained(MODEL, "
-    "quantization_config=Mxfp4Config(dequantize=True)).save_pretrained(DIR), both of the package transformers"
-)
+MXFP4 = "mxfp4"  # how gpt-oss is published; no other model is read in it
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3")  # model types whose quantized files are read
 GPTQ_FORMATS = ("gptq", "gptq_v2")  # where zero points are stored minus one, and where they are stored as they are
 INTEGER_FORMATS = ("pack-quantized", "int-quantized")
@@ -28,8 +24,8 @@ def find_obstacle(config: Mapping[str, Any]) -> str:
         return f"quantization_config is no object; {REMEDY}"
     method = content.get("quant_method")
     obstacles = {"fp8": lambda _: "", "awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed}
-    if method == "mxfp4":
-        return f"weights quantized by {method!r} (quantization_config) are not read; {MXFP4_REMEDY}"
+    if is_mxfp4(config):
+        return ""
     if not isinstance(method, str) or method not in obstacles:
         return f"weights quantized by {method!r} (quantization_config) are not read; {REMEDY}"
     obstacle = obstacles[method](content)
@@ -38,12 +34,21 @@ def find_obstacle(config: Mapping[str, Any]) -> str:
     return "" if config.get("model_type") in LLAMA_LIKE else _only_llama(config)
 
 
+def is_mxfp4(config: Mapping[str, Any]) -> bool:
+    """Whether this is gpt-oss as it is published."""
+    content = config.get("quantization_config")
+    is_said = isinstance(content, Mapping) and content.get("quant_method") == MXFP4
+    return is_said and config.get("model_type") == "gpt_oss"
+
+
 def describe(config: Mapping[str, Any]) -> str:
     """How a quantized checkpoint without an obstacle runs, for people; empty if it is not quantized."""
     content = config.get("quantization_config")
     if content is None:
         return ""
     method = str(content["quant_method"])
+    if method == MXFP4:
+        return f"{method} of the experts: decoded to the model's dtype"
     if not has_integers(content):
         return f"{method} in 8-bit floats: decoded to the model's dtype"
     bits = sorted(_bits(content))

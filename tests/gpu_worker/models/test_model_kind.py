@@ -27,7 +27,7 @@ REFUSED = [
     ("any", "AnyForCausalLM", {"layer_types": ["full_attention", "mamba"]}, r"tokens \(layers of kind mamba"),
     ("llama", "LlamaForCausalLM", quantized(quant_method="bitsandbytes"), "weights quantized by 'bitsandbytes'"),
     ("llama", "LlamaForCausalLM", quantized(quant_method="gptq", bits=3), "bits is 3, and 4 and 8 are read"),
-    ("gpt_oss", "XForCausalLM", quantized(quant_method="mxfp4"), "'mxfp4' .* write them in bfloat16 first"),
+    ("qwen3_moe", "XForCausalLM", quantized(quant_method="mxfp4"), "weights quantized by 'mxfp4'"),
     ("llama", "LlamaForCausalLM", {"quantization_config": "fp8"}, "is no object"),
     ("llama", "XForCausalLM", quantized(quant_method="compressed-tensors"), "config_groups does not say"),
     ("opt", "OPTForCausalLM", quantized(quant_method="fp8"), "opt is none"),
