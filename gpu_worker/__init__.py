@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gpu_worker.offline.live.new_requests import EngineArgs
     from gpu_worker.offline.live.new_requests import EngineArgs as AsyncEngineArgs
     from gpu_worker.offline.llm import LLM
+    from gpu_worker.offline.lora_request import LoRARequest
     from gpu_worker.offline.outputs import (
         BeamSearchOutput,
         CompletionOutput,
@@ -44,6 +45,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "EngineArgs",
     "LLMEngine",
+    "LoRARequest",
     "Logprob",
     "PoolingParams",
     "RequestOutput",
@@ -67,6 +69,7 @@ _HOMES = {
     "EmbeddingRequestOutput": ("pooling.outputs", "EmbeddingRequestOutput"),
     "EngineArgs": ("live.new_requests", "EngineArgs"),
     "LLMEngine": ("live.llm_engine", "LLMEngine"),
+    "LoRARequest": ("lora_request", "LoRARequest"),
     "Logprob": ("outputs", "Logprob"),
     "PoolingParams": ("pooling.outputs", "OfflinePoolingParams"),
     "ScoringRequestOutput": ("pooling.outputs", "ScoringRequestOutput"),

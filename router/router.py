@@ -37,10 +37,12 @@ from router.dashboard.dashboard import dashboard_routes
 from router.fleet.limits_registry import LimitsRegistry
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.model_watch import ModelWatch
+from router.fleet.named_adapters import NamedAdapters
 from router.fleet.worker_pool import WorkerPool
 from router.health_monitor import INFERENCE, HealthMonitor
 from router.http.answers import AnswerService
 from router.http.app import OpenAiApp
+from router.http.paths.adapters import AdapterEndpoint
 from router.placing.assigner import Assigner
 from router.placing.dispatcher import Dispatcher
 from router.placing.migrator import Migrator
@@ -134,12 +136,14 @@ class Router:
             self.migrator.note_owner,
         )
         self.prefixes = NamedPrefixes(store)
+        self.adapters = NamedAdapters(store, self.models)
         self.prefix_keeper = PrefixKeeper(self.prefixes, self.pool, self._background)
         preparer = RequestPreparer(
             self.models,
             incarnation,
             self.authorizer,
             prefixes=self.prefixes,
+            adapters=self.adapters,
             wait_for_workers=settings.wait_for_workers,
         )
         self.prefix_maker = PrefixMaker(self.prefixes, self.models, store, preparer.beginning)
@@ -177,6 +181,7 @@ class Router:
         self.admin = AdminService(
             *(store, incarnation, self.pool, self.assigner, preparer, self.migrator, self.cluster, self.prefix_keeper),
             self.prefix_maker,
+            self.adapters,
         )
         self._tracer = tracer
         if tracer is not None:
@@ -239,7 +244,14 @@ class Router:
             if settings.admin_listen
             else ""
         )
-        openai = OpenAiApp(self._answers, self.inference, self.models, self.authorizer, self._public_health.is_serving)
+        openai = OpenAiApp(
+            self._answers,
+            self.inference,
+            AdapterEndpoint(self.adapters, self._answers.bodies, settings.adapter_folder),
+            self.models,
+            self.authorizer,
+            self._public_health.is_serving,
+        )
         open_to_all = self._tls is None and not settings.api_keys
         app = WebGate(
             openai,
@@ -291,6 +303,7 @@ class Router:
             repeat_forever("discovery", self.pool.discover_workers),
             repeat_forever("limits", self.limits.keep),
             repeat_forever("prefixes", self.prefix_keeper.keep),
+            repeat_forever("adapters", self.adapters.keep),
             repeat_forever("prefixes of earlier models", self.prefix_maker.follow_models),
             repeat_forever("lease", self.lease.keep),
             repeat_forever("generation", self.lease.follow_generation),

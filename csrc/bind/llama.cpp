@@ -100,6 +100,54 @@ struct Kv {
     std::vector<KvCache> layers;
 };
 
+struct Adapter {
+    py::tuple owners;  // of the memory
+    Lora lora;
+};
+
+// (a, ((b, first), ...)): tuples, because their weights stay as long as they do.
+LoraStack stack_of(py::handle given) {
+    LoraStack stack;
+    require(py::isinstance<py::tuple>(given) && py::len(given) == 2, "layers", "have no pair of a and parts");
+    const auto pair = py::reinterpret_borrow<py::tuple>(given);
+    require(py::isinstance<Weight>(pair[0]) && py::isinstance<py::tuple>(pair[1]), "layers", "have no weight a");
+    stack.a = pair[0].cast<Weight>();
+    for (const py::handle part : pair[1]) {
+        require(py::isinstance<py::tuple>(part) && py::len(part) == 2, "layers", "have a part that is no pair");
+        const auto [b, first] = part.cast<std::pair<Weight, std::int64_t>>();
+        stack.parts.push_back({b, first});
+    }
+    return stack;
+}
+
+LoraLayer lora_layer_of(py::handle dict) {
+    LoraLayer layer;
+    require(py::isinstance<py::dict>(dict), "layers", "are no dicts");
+    for (const auto& [name, stack] : py::reinterpret_borrow<py::dict>(dict)) {
+        const auto which = name.cast<std::string>();
+        LoraStack* place = which == "qkv"       ? &layer.qkv
+                           : which == "out"     ? &layer.out
+                           : which == "gate_up" ? &layer.gate_up
+                           : which == "down"    ? &layer.down
+                                                : nullptr;
+        require(place != nullptr, "layers", "have a stack of another name");
+        *place = stack_of(stack);
+    }
+    return layer;
+}
+
+// ((adapter, count), ...)
+std::vector<LoraGroup> groups_of(const py::tuple& given) {
+    std::vector<LoraGroup> groups;
+    for (const py::handle pair : given) {
+        require(py::isinstance<py::tuple>(pair) && py::len(pair) == 2, "loras", "have no pair of adapter and count");
+        const auto both = py::reinterpret_borrow<py::tuple>(pair);
+        require(py::isinstance<Adapter>(both[0]), "loras", "have what is no adapter");
+        groups.push_back({&both[0].cast<const Adapter&>().lora, both[1].cast<std::int64_t>()});
+    }
+    return groups;
+}
+
 struct Model {
     py::tuple owners;  // of the memory
     Llama llama;
@@ -128,6 +176,15 @@ void bind_llama(py::module_& module) {
                  return kv;
              }),
              "layers"_a);
+    py::class_<Adapter>(module, "Lora", "A low-rank adapter; refers to the memory of its tensors, and keeps it.")
+        .def(py::init([](float scale, const py::list& layers) {
+                 Adapter adapter{values_of(layers), {scale, {}}};
+                 for (const py::handle layer : layers) {
+                     adapter.lora.layers.push_back(lora_layer_of(layer));
+                 }
+                 return adapter;
+             }),
+             "scale"_a, "layers"_a);
     py::class_<Model>(module, "Llama", "A decoder; refers to the memory of its tensors, and keeps it.")
         .def(py::init([](const py::dict& sizes, const Weight& embedding, const Weight& head, const TensorRef& norm,
                          const TensorRef& cos, const TensorRef& sin, const py::list& layers) {
@@ -144,13 +201,18 @@ void bind_llama(py::module_& module) {
             "forward",
             [](Model& model, const TensorRef& hidden, const TensorRef& token_ids, const TensorRef& positions,
                const TensorRef& slots, const TensorRef& cu_q, const TensorRef& seq_lens, const TensorRef& block_tables,
-               const TensorRef& rows, const Kv& kv) {
-                const LlamaStep step{token_ids, positions, slots, {cu_q, seq_lens, block_tables}, rows};
+               const TensorRef& rows, const Kv& kv, const TensorRef& lora_rows, const py::tuple& loras) {
+                const LlamaStep step{token_ids, positions, slots,           {cu_q, seq_lens, block_tables},
+                                     rows,      lora_rows, groups_of(loras)};
+                const py::gil_scoped_release free;
                 const std::lock_guard<std::mutex> lock(model.mutex);
                 model.llama.forward(hidden, step, kv.layers);
             },
             "hidden"_a, "token_ids"_a, "positions"_a, "slots"_a, "cu_q"_a, "seq_lens"_a, "block_tables"_a, "rows"_a,
-            "kv"_a, py::call_guard<py::gil_scoped_release>())
+            "kv"_a, "lora_rows"_a = py::none(), "loras"_a = py::tuple())
+        .def(
+            "check_lora", [](const Model& model, const Adapter& adapter) { model.llama.check_lora(adapter.lora); },
+            "lora"_a)
         .def(
             "logits",
             [](const Model& model, const TensorRef& out, const TensorRef& hidden) { model.llama.logits(out, hidden); },

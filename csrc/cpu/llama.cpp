@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "lora.h"
 #include "rope.h"
 
 namespace octavo {
@@ -75,7 +76,7 @@ void expect_ids(const TensorRef& ids, const char* name, std::int64_t low, std::i
 }  // namespace
 
 struct Llama::Workspace {
-    Buffer<float> x, normed, qkv, attended, gate_up, inner;
+    Buffer<float> x, normed, qkv, attended, gate_up, inner, low;
     Buffer<InputBlock> digits;
     Buffer<Bf16Block> bf16;
     std::map<std::int64_t, AttentionPlan> plans;  // by window
@@ -95,6 +96,8 @@ class Llama::Run {
         attended_ = space.attended.take(0);
         gate_up_ = space.gate_up.take(0);
         inner_ = space.inner.take(0);
+        low_ = space.low.take(0);
+        low_rows_ = lora_low_rows(step);
         inputs_ = {space.digits.take(0), space.bf16.take(0)};
     }
 
@@ -106,14 +109,18 @@ class Llama::Run {
             const LlamaLayer& layer = m_.layers_[index];
             norm(layer.input_norm, layer.qkv);
             product(layer.qkv, normed_, layer.qkv_bias, qkv_, false);
+            adapt(index, &LoraLayer::qkv, normed_, s_.hidden, qkv_, (s_.heads + 2 * s_.kv_heads) * s_.head_dim);
             place(layer, kv_[index]);
             attend(layer, kv_[index]);
             round(layer.out, attended_);
             product(layer.out, attended_, layer.out_bias, x_, true);
+            adapt(index, &LoraLayer::out, attended_, s_.heads * s_.head_dim, x_, s_.hidden);
             norm(layer.mlp_norm, layer.gate_up);
             product(layer.gate_up, normed_, layer.gate_up_bias, gate_up_, false);
+            adapt(index, &LoraLayer::gate_up, normed_, s_.hidden, gate_up_, 2 * s_.inner);
             activate(layer.down);
             product(layer.down, inner_, layer.down_bias, x_, true);
+            adapt(index, &LoraLayer::down, inner_, s_.inner, x_, s_.hidden);
         }
         each(step_.rows.shape[0], [&](std::int64_t i) {
             const float* from = x_ + step_.rows.as<std::int64_t>()[i] * s_.hidden;
@@ -160,6 +167,10 @@ class Llama::Run {
                 {part, x, part.cols, inputs_.digits, inputs_.bf16, num_tokens_, y + first, rows, added, accumulate});
             first += part.rows;
         }
+    }
+
+    void adapt(std::size_t layer, LoraStackOf stack, const float* x, std::int64_t cols, float* y, std::int64_t rows) {
+        add_lora(thread_, threads_, step_, {layer, stack, x, cols, y, rows, low_, low_rows_});
     }
 
     // Norms and turns queries and keys where they are, and puts keys and values into their slots.
@@ -223,7 +234,8 @@ class Llama::Run {
     const int threads_;
     const Kernels& k_;
     std::int64_t num_tokens_;
-    float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_;
+    float *x_, *normed_, *qkv_, *attended_, *gate_up_, *inner_, *low_;
+    std::int64_t low_rows_;
     Inputs inputs_;
 };
 
@@ -270,6 +282,17 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
 
 Llama::~Llama() = default;
 
+void Llama::check_lora(const Lora& lora) const {
+    const std::int64_t queries = sizes_.heads * sizes_.head_dim, keys = sizes_.kv_heads * sizes_.head_dim;
+    require(lora.layers.size() == layers_.size(), "lora", "has another number of layers");
+    for (const LoraLayer& layer : lora.layers) {
+        check_lora_stack(layer.qkv, "qkv", queries + 2 * keys, sizes_.hidden);
+        check_lora_stack(layer.out, "out", sizes_.hidden, queries);
+        check_lora_stack(layer.gate_up, "gate_up", 2 * sizes_.inner, sizes_.hidden);
+        check_lora_stack(layer.down, "down", sizes_.hidden, sizes_.inner);
+    }
+}
+
 void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const {
     const std::int64_t num_tokens = step.token_ids.shape[0];
     require(kv.size() == layers_.size(), "kv", "has another number of layers");
@@ -288,6 +311,10 @@ void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vec
     expect_ids(step.positions, "positions", 0, cos_.shape[0]);
     expect_ids(step.slots, "slots", -1, kv.empty() ? 0 : kv[0].num_blocks * kv[0].block_size);
     expect_ids(step.rows, "rows", 0, num_tokens);
+    check_lora_rows(step, num_tokens);
+    for (const LoraGroup& group : step.loras) {
+        check_lora(*group.lora);
+    }
     if (!kv.empty()) {
         check_batch(step.batch, num_tokens, kv[0].num_blocks, kv[0].block_size);
     }
@@ -316,6 +343,7 @@ void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::v
     space_->attended.take(n * queries);
     space_->gate_up.take(n * 2 * s.inner);
     space_->inner.take(n * s.inner);
+    space_->low.take(step.loras.empty() ? 0 : step.lora_rows.shape[0] * lora_low_rows(step));
     space_->digits.take(num_blocks(n, widest));
     space_->bf16.take(num_blocks(n, widest));
     for (auto& [window, plan] : space_->plans) {

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from typing import TypeVar
 
+from gpu_worker.engine.adapter_loader import AdapterLoader
 from gpu_worker.engine.command_port import CommandPort, log_failure
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, PinnedBlocks, WantedBlock
 from gpu_worker.scheduling.freezer import Freezer, FrozenSequence, PromptProgress
@@ -21,7 +22,7 @@ from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import RunnerInfo
 from octavo.process.loop import shared
 from octavo.request import hashing, validation
-from octavo.request.errors import Draining
+from octavo.request.errors import CannotMove, Draining, ServingError, Unimplemented
 from octavo.request.ids import BlockHash, SequenceId
 from octavo.request.record import Admission
 
@@ -31,10 +32,12 @@ T = TypeVar("T")
 class BlockPort:
     """The blocks of this worker, and the sequences that leave or come with theirs."""
 
-    def __init__(self, port: CommandPort, workload: Workload) -> None:
+    def __init__(self, port: CommandPort, workload: Workload, adapters: AdapterLoader | None = None) -> None:
+        """Without `adapters` no sequence with one can come."""
         self.info = workload.info
         self._port = port
         self._workload = workload
+        self._adapters = adapters
         self._exchange = BlockExchange(workload)
         self._freezer = Freezer(workload)
         self._standby = StandbyBlocks(workload)
@@ -97,7 +100,17 @@ class BlockPort:
         """Ends the pins soon, and waits for nothing."""
         self._post(self._exchange.unpin, pinned).add_done_callback(log_failure)
 
-    # Blocks that come
+    # Sequences and blocks that come
+
+    async def bring_adapter(self, admission: Admission) -> None:
+        """Brings the adapter of a sequence that is to come into memory. Raises CannotMove if it cannot run here now."""
+        try:
+            if admission.lora and self._adapters is None:
+                raise Unimplemented("no adapter runs on this worker")
+            if self._adapters is not None:
+                await self._adapters.bring(admission.lora, admission.lora_source)
+        except ServingError as error:
+            raise CannotMove(f"its adapter is not there: {error.message}", cause="adapter") from error
 
     def branch_hashes(self, admission: Admission, known: Seq[Seq[BlockHash]] = ()) -> list[list[BlockHash]]:
         """The hashes of the blocks that the owner of a sequence has computed, of each branch that goes on.
@@ -199,5 +212,5 @@ def checked_sequence(admission: Admission, info: RunnerInfo) -> Sequence:
         context_tokens=info.context_tokens,
         eos_token_ids=info.eos_token_ids,
     )
-    root = hashing.root_key(info.fingerprint, info.layout, salt=admission.salt, numerics=info.numerics)
+    root = hashing.root_key(info.fingerprint, info.layout, admission.lora, admission.salt, info.numerics)
     return Sequence.from_admission(admission, root=root, now=time.monotonic())

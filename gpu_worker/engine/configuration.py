@@ -48,6 +48,7 @@ def build_runner(settings: WorkerSettings) -> Runner:
         kv_cache_dtype=settings.kv_cache_dtype,
         kv_cache_bytes=settings.kv_cache_bytes or None,
         swap_bytes=None if settings.swap_bytes == AUTO else settings.swap_bytes,
+        adapter_bytes=settings.adapter_bytes,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         max_batch_tokens=batch_tokens(settings),
         max_batch_sequences=settings.max_batch_sequences,

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -130,6 +130,7 @@ class WorkerWatch:
         """After construction the workload is read in commands and in `refresh` only."""
         self.draining = False  # new sequences are refused
         self.num_standby_sequences = 0  # of which other workers keep blocks; who names these blocks sets it
+        self.adapters: Callable[[], Seq[str]] = tuple  # the digests of those in memory; who keeps them sets it
         self.watchers = CacheWatchers()
         self._port = port
         self._scheduler = scheduler

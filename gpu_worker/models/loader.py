@@ -109,6 +109,8 @@ def load_model(
         log.info("where it happened:\n%s", stack_of(error))
         what = f"{found.name}: its files are broken or contradict each other ({type(error).__name__}: {error})"
         raise BadModel(f"{shortened(what)}: copy them again from where the model came from") from error
+    if how.kv_scales:
+        loaded.decoder.load_lora = None  # keys and values of an adapter would have to be scaled, too
     seconds = time.monotonic() - started
     log.info("model %s (%s, %s) loaded in %.1f s", found.name, loaded.decoder.name, loaded.dtype, seconds)
     return loaded

@@ -43,7 +43,9 @@ LLM_ARGUMENTS = _TABLES["LLM"]
 PARAMS_ARGUMENTS = _TABLES["SamplingParams"]
 BEAM_ARGUMENTS = _TABLES["BeamSearchParams"]
 CALL_ARGUMENTS = _TABLES["call"]
+POOLING_ARGUMENTS = CALL_ARGUMENTS | _TABLES["pooling"]
 CHAT_ARGUMENTS = CALL_ARGUMENTS | _TABLES["chat"]
+LORA_ARGUMENTS = _TABLES["LoRARequest"]
 PROMPT_KEYS = _TABLES["prompt"]
 METHODS = {name: method.remedy for name, method in _TABLES["methods"].items()}
 

@@ -20,9 +20,17 @@ from tqdm import tqdm
 
 from gpu_worker.engine.configuration import build_draft_model, build_runner, scheduler_config
 from gpu_worker.models.checkpoint.locate import locate
-from gpu_worker.offline.absent import CALL_ARGUMENTS, CHAT_ARGUMENTS, METHODS, is_generating, refuse_absent
+from gpu_worker.offline.absent import (
+    CALL_ARGUMENTS,
+    CHAT_ARGUMENTS,
+    METHODS,
+    POOLING_ARGUMENTS,
+    is_generating,
+    refuse_absent,
+)
 from gpu_worker.offline.conversations import ChatOptions, Conversations
 from gpu_worker.offline.llm_options import LLMOptions, worker_settings
+from gpu_worker.offline.lora_request import LoraArgument, read_refs
 from gpu_worker.offline.offline_engine import InterruptGuard, OfflineEngine
 from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
@@ -57,9 +65,14 @@ def load_transformers_tokenizer(path: str) -> Any:
 class CallOptions(TypedDict, total=False):
     """Arguments of vLLM's methods that octavo does not have: only None passes."""
 
-    lora_request: None
     prompt_adapter_request: None
     guided_options_request: None
+
+
+class PoolingCallOptions(CallOptions, total=False):
+    """Arguments of vLLM's `embed` and `score` that octavo does not have: only None passes."""
+
+    lora_request: None
 
 
 class ChatCallOptions(CallOptions, total=False):
@@ -100,7 +113,7 @@ class LLM:
         self._transformers_tokenizer: Any = None
         self._draft_model = build_draft_model(self._settings, self.info)
         config = scheduler_config(self._settings, self.info)
-        self.engine = OfflineEngine(config, self.runner, self._draft_model)
+        self.engine = OfflineEngine(config, self.runner, self._draft_model, self._settings.adapter_bytes)
         seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self.builder = RequestBuilder(self.info, self.tokenizer, seeds)
         self._embedder = Embedder(self.engine, self.info, self.tokenizer)
@@ -132,19 +145,21 @@ class LLM:
         use_tqdm: bool = True,
         *,
         priority: Sequence[int] | None = None,
+        lora_request: LoraArgument = None,
         **absent: Unpack[CallOptions],
     ) -> list[RequestOutput]:
         """The outputs of one prompt or many, in the order of the prompts.
 
         A prompt is a text, a list of token ids, {"prompt": …} or {"prompt_token_ids": […]}. Token ids may also come as
         `prompt_token_ids`, and `prompts` are then their texts. `sampling_params` is one
-        value for all prompts, or one for each. `priority` has a number for each prompt, lower first; it needs
-        LLM(scheduling_policy="priority"). Raises InvalidArgument or TooLarge, which name the prompt, before any step
-        has run. After Ctrl-C nothing of the call is left in the engine.
+        value for all prompts, or one for each; so is `lora_request`, the adapter. `priority` has a number for each
+        prompt, lower first; it needs LLM(scheduling_policy="priority"). Raises InvalidArgument or TooLarge, which name
+        the prompt, before any step has run. After Ctrl-C nothing of the call is left in the engine.
         """
         refuse_absent("generate()", absent, (), CALL_ARGUMENTS)
         requests = self.builder.from_prompts(read_prompts(prompts, prompt_token_ids), sampling_params)
         self.prioritize(requests, priority)
+        self.adapt(requests, lora_request)
         return self._complete(requests, use_tqdm)
 
     def chat(
@@ -157,6 +172,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoraArgument = None,
         **absent: Unpack[ChatCallOptions],
     ) -> list[RequestOutput]:
         """The assistant's outputs for one conversation or many, each a list of {"role": …, "content": …}.
@@ -168,7 +184,9 @@ class LLM:
         """
         refuse_absent("chat()", absent, (), CHAT_ARGUMENTS)
         options = ChatOptions.of_call(add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
-        return self._complete(self.builder.from_conversations(messages, sampling_params, options), use_tqdm)
+        requests = self.builder.from_conversations(messages, sampling_params, options)
+        self.adapt(requests, lora_request)
+        return self._complete(requests, use_tqdm)
 
     def beam_search(
         self,
@@ -176,6 +194,7 @@ class LLM:
         params: BeamSearchParams,
         *,
         use_tqdm: bool = False,
+        lora_request: LoraArgument = None,
         **absent: Unpack[CallOptions],
     ) -> list[BeamSearchOutput]:
         """The `beam_width` best sequences of each prompt, in the order of the prompts. Raises as `generate` does."""
@@ -183,6 +202,7 @@ class LLM:
         if not isinstance(params, BeamSearchParams):
             raise InvalidArgument("params", "must be BeamSearchParams(beam_width=…, max_tokens=…)")
         requests = self.builder.from_prompts(read_prompts(prompts), params.to_params())
+        self.adapt(requests, lora_request)
         return [self._beams(output) for output in self._complete(requests, use_tqdm)]
 
     def embed(
@@ -191,13 +211,13 @@ class LLM:
         *,
         pooling_params: OfflinePoolingParams | None = None,
         use_tqdm: bool = True,
-        **absent: Unpack[CallOptions],
+        **absent: Unpack[PoolingCallOptions],
     ) -> list[EmbeddingRequestOutput]:
         """A vector for each prompt, in their order: its last token's hidden state, unless the model's files or
         `pooling_params` say otherwise. A text gets the end token that its model puts after texts. Raises as `generate`
         does.
         """
-        refuse_absent("embed()", absent, (), CALL_ARGUMENTS)
+        refuse_absent("embed()", absent, (), POOLING_ARGUMENTS)
         asked = pooling_params or OfflinePoolingParams()
         if not isinstance(asked, OfflinePoolingParams):
             raise InvalidArgument("pooling_params", "must be PoolingParams(dimensions=…, normalize=…, pooling=…)")
@@ -212,14 +232,14 @@ class LLM:
         method: str = "",
         instruction: str = "",
         use_tqdm: bool = True,
-        **absent: Unpack[CallOptions],
+        **absent: Unpack[PoolingCallOptions],
     ) -> list[ScoringRequestOutput]:
         """A score for each pair of texts; one text of `data_1` is compared with each of `data_2`.
 
         The score is the cosine of their vectors ("cosine"), or, of a model that judges documents ("qwen3"), how likely
         it says that the second answers the first. `method` empty: what the model is for.
         """
-        refuse_absent("score()", absent, (), CALL_ARGUMENTS)
+        refuse_absent("score()", absent, (), POOLING_ARGUMENTS)
         left, right = _texts("data_1", data_1), _texts("data_2", data_2)
         with self._running(use_tqdm) as (bar, guard):
             return self._embedder.score(left, right, method, instruction, bar, guard)
@@ -257,6 +277,12 @@ class LLM:
             )
         for request, value in zip(requests, priority, strict=True):
             request.priority = value
+
+    def adapt(self, requests: Sequence[OfflineRequest], given: LoraArgument) -> None:
+        """Gives each request its adapter. Raises InvalidArgument, NotFound or BadModel."""
+        if given is not None:
+            for request, ref in zip(requests, read_refs(given, len(requests)), strict=True):
+                request.adapter = ref
 
     def _beams(self, output: RequestOutput) -> BeamSearchOutput:
         sequences = []

@@ -29,6 +29,7 @@ class LLMOptions(TypedDict, total=False):
     gpu_memory_utilization: float
     swap_bytes: int | str
     watermark: float
+    adapter_bytes: int | str
     context_tokens: int
     max_batch_tokens: int
     max_batch_sequences: int

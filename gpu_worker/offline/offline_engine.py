@@ -13,6 +13,7 @@ from tqdm import tqdm
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.constraints.grammars import Grammars
 from gpu_worker.drafting.draft_model import DraftModel
+from gpu_worker.engine.adapter_shelf import AdapterShelf
 from gpu_worker.engine.command_port import CommandPort, LoopControl
 from gpu_worker.engine.engine import BLOCKED_ROUND_S, Engine
 from gpu_worker.engine.step_times import StepTimes
@@ -24,7 +25,7 @@ from gpu_worker.scheduling.state.step import StepItems
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import Runner
 from octavo.request import hashing
-from octavo.request.errors import TooLarge
+from octavo.request.errors import OutOfBlocks, TooLarge
 from octavo.request.ids import SequenceId
 from octavo.request.record import Admission, AdmissionAnswer
 
@@ -92,13 +93,21 @@ Admitted = tuple[OfflineRequest, ScheduledSequence]
 class OfflineEngine:
     """Runs requests to their ends, one list of them at a time."""
 
-    def __init__(self, config: SchedulerConfig, runner: Runner, draft_model: DraftModel | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        runner: Runner,
+        draft_model: DraftModel | None = None,
+        adapter_bytes: int = 0,
+    ) -> None:
+        """`adapter_bytes`: how much memory low-rank adapters may take."""
         self._config = config
         self._runner = runner
         self._info = runner.info
         self._draft_model = draft_model
         self._num_sequences = 0
         self._grammars = Grammars(self._info)
+        self._shelf = AdapterShelf(runner.adapters, adapter_bytes, lambda: self.workload.adapters_in_use())
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -136,7 +145,11 @@ class OfflineEngine:
         return result
 
     def admit(self, request: OfflineRequest) -> ScheduledSequence:
-        """Gives a request to the scheduler, whose queue must have room. Raises TooLarge if it can never run here."""
+        """Gives a request to the scheduler, whose queue must have room. Raises TooLarge if it can never run here.
+
+        Raises OutOfBlocks while the adapters of other requests leave no room for its own, and NotFound or BadModel if
+        that one is not there any more.
+        """
         sequence = self._new_sequence(request)
         _expect_admitted(request, self.scheduler.admit(sequence))
         return sequence
@@ -174,8 +187,11 @@ class OfflineEngine:
     ) -> None:
         """Admits as many requests as the scheduler's queue takes. The rest waits outside, where it costs nothing."""
         while waiting and self.has_room:
+            try:
+                sequence = self.admit(waiting[0])
+            except OutOfBlocks:
+                return  # until others have ended, whose adapters are in use
             request = waiting.popleft()
-            sequence = self.admit(request)
             admitted[sequence.seq_id] = (request, sequence)
 
     def _new_sequence(self, request: OfflineRequest) -> ScheduledSequence:
@@ -187,9 +203,11 @@ class OfflineEngine:
             sampling=request.params,
             priority=request.priority,
         )
-        info = self._info
-        root = hashing.root_key(info.fingerprint, info.layout, salt=request.salt, numerics=info.numerics)
+        info, (digest, source) = self._info, request.adapter
+        root = hashing.root_key(info.fingerprint, info.layout, digest, request.salt, info.numerics)
         sequence = ScheduledSequence.from_admission(admission, root=root, now=time.monotonic())
+        if digest:
+            sequence.adapter = self._shelf.find(digest) or self._shelf.put(self._shelf.read(source, digest))
         sequence.beam_text = request.new_beam_text()
         if request.params.constraint is not None:
             sequence.grammar = self._grammars.compile(request.params.constraint)

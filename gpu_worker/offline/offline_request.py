@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from gpu_worker.offline.lora_request import AdapterRef
 from gpu_worker.offline.outputs import CompletionOutput, FinishText, Logprob, LogprobsByToken, RequestOutput
 from octavo.request.errors import Failure
 from octavo.request.sampling import FinishReason, SamplingParams, TokenScore, rank
@@ -96,6 +97,7 @@ class OfflineRequest:
         self.params = params
         self.salt = salt
         self.priority = 0  # lower first
+        self.adapter = AdapterRef()
         self._prompt = prompt
         self._decode = decode
         self._new_stream = new_stream

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from gpu_worker.ops.lora import LoraRows
 
 ALIGNMENT = 16  # bytes; each array begins at a multiple of it
 
@@ -127,6 +130,7 @@ class TokenBatch:
     # Of a batch that is used again with other q_lens: their sum is at most this. Tokens past those of the last sequence
     # then belong to none. 0: q_lens stay what they are.
     room: int = 0
+    loras: "LoraRows | None" = None  # which tokens run with low-rank adapters; None: none
     # Values that ops work out once per step and use in every layer. No other code reads them.
     scratch: dict[Any, Any] = field(default_factory=dict)
 

@@ -48,6 +48,7 @@ def load_runner(
     kv_cache_dtype: str = "auto",
     kv_cache_bytes: int | None = None,
     swap_bytes: int | None = None,
+    adapter_bytes: int = 0,
     max_batch_tokens: int = 2048,
     max_batch_sequences: int = 64,
     gpu_memory_utilization: float = 0.9,
@@ -68,7 +69,8 @@ def load_runner(
     `model` is `smollm2`, a .gguf file, a directory, or owner/name on the hub; `name` is what requests call it.
     `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None means what the largest step leaves of the share
     `gpu_memory_utilization` of a GPU's memory, and up to 1 GiB on a CPU. `swap_bytes` None means a tenth of the
-    available host memory, up to 4 GiB. `kv_cache_dtype` is auto (the model's) or one of kv_format.DTYPES.
+    available host memory, up to 4 GiB. `adapter_bytes` is what a GPU's blocks leave free for low-rank adapters.
+    `kv_cache_dtype` is auto (the model's) or one of kv_format.DTYPES.
     models/checkpoint/packing.py explains `quantization`. `cuda_graphs` is auto (steps of decodes, where device, ops and
     decoder allow it), mixed (other steps of few tokens as well) or off.
     `isa` is auto (the best that the machine has) or the instruction set of native ops on a CPU, for the whole process.
@@ -129,6 +131,7 @@ def load_runner(
         trial = trial_runner(loaded, shape, ops, where, context)
         steps = worst_steps(max_batch_tokens, max_batch_sequences, context, block_size, decoder.vocab_size)
         kv_cache_bytes = measured_block_bytes(CudaMemory(where), gpu_memory_utilization, trial, steps, capture)
+        kv_cache_bytes -= adapter_bytes if decoder.load_lora is not None else 0
         trial.close()
     num_blocks = kv_cache_bytes // shape.bytes_per_block
     if num_blocks < 1:

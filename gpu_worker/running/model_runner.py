@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.ops import make_batch
+from gpu_worker.running.adapter_bank import AdapterBank
 from gpu_worker.running.graphs import StepGraphs
 from gpu_worker.running.memory.arena import KvArena, StepMark
 from gpu_worker.running.memory.block_mover import BlockMover
@@ -61,7 +62,8 @@ class ModelRunner:
         self._decoder = decoder
         self._arena = arena
         self._block_mover = BlockMover(arena)
-        self._seats = Seats()
+        self.adapters = AdapterBank(decoder.load_lora, device) if decoder.load_lora is not None else None
+        self._seats = Seats(with_adapters=self.adapters is not None)
         self._sampler = sampler
         self._device = device
         self.graphs = graphs  # in the order in which a step tries them
@@ -105,13 +107,16 @@ class ModelRunner:
             return output
         wanted = _wanted_rows(step)
         tables = [seat.table for seat in seats]
-        replays = (graphs.run(step, tables, wanted.rows) for graphs in self.graphs)
+        loras = self.adapters.rows_of(seats, step.lengths) if self.adapters is not None else None
+        graphs = self.graphs if loras is None else ()  # a graph has no adapter in it
+        replays = (each.run(step, tables, wanted.rows) for each in graphs)
         logits = next((logits for logits in replays if logits is not None), None)
         if logits is None:
             batch = make_batch(
                 *(step.tokens, step.positions, step.slots, step.lengths.tolist(), step.ends.tolist()),
                 *(tables, self._device, wanted.rows),
             )
+            batch.loras = loras
             hidden = self._decoder.forward(batch, self._arena.layers, batch.rows)
             if wanted.sampled:
                 logits = self._decoder.logits(hidden[: wanted.num_sampled])

@@ -93,7 +93,9 @@ class StepInputs:
         sequence = branch.sequence
         if branch.told_tokens != start:
             known = longs(branch.tokens[:start])
-            step.opened.append(OpenedSeat(branch.seat, sequence.params, branch.num_prompt, known, sequence.root))
+            step.opened.append(
+                OpenedSeat(branch.seat, sequence.params, branch.num_prompt, known, sequence.root, sequence.adapter)
+            )
             branch.told_blocks = 0
         first = branch.told_blocks
         step.tables.append(TableChange(branch.seat, first, ints(branch.blocks[first:])))

@@ -132,6 +132,33 @@ class BlocksInPlace:
         """Does nothing: the memory stays."""
 
 
+class ReadAdapter(Protocol):
+    """A low-rank adapter in memory, which no step can name yet."""
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+class AdapterMemory(Protocol):
+    """A runner's low-rank adapters, each under a number that step inputs name. A number is never given twice."""
+
+    def read(self, source: str, digest: str = "") -> ReadAdapter:
+        """Reads the adapter in a folder. Any thread may call it. Raises NotFound, or BadModel for one that cannot run
+        here, and for one that has another digest than the one given: other bytes are there now."""
+        ...
+
+    def add(self, adapter: ReadAdapter) -> int:
+        """The number under which steps run with it from here on: 1 or more. Only between two steps."""
+        ...
+
+    def drop(self, number: int) -> None:
+        """Forgets an adapter that no step names any more. Only between two steps."""
+        ...
+
+
 class Runner(Protocol):
     """Runs steps, and sees nothing of sequences but the inputs of its steps.
 
@@ -144,6 +171,11 @@ class Runner(Protocol):
     @property
     def block_memory(self) -> BlockMemory:
         """The bytes of the blocks on the device."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterMemory | None:
+        """None: no adapter runs with this model here."""
         ...
 
     def run(self, step: StepInput) -> StepOutput: ...

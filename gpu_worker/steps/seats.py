@@ -20,6 +20,7 @@ class Seat:
     num_prompt: int
     index: int = 0  # of the branch, which its draws depend on
     root: bytes = b""
+    adapter: int = 0  # which low-rank adapter it runs with; 0: none
     mask: bytes | None = None  # the tokens that may come next; None: all
     table: "array[int]" = field(default_factory=ints)  # int32: its blocks
     drafts: list[int] = field(default_factory=list)
@@ -49,21 +50,24 @@ class Seat:
 
 
 class Seats:
-    def __init__(self) -> None:
+    def __init__(self, *, with_adapters: bool = False) -> None:
+        self._with_adapters = with_adapters
         self._seats: dict[int, Seat] = {}
         self._drafted: dict[int, Seat] = {}  # those with drafts of which the next chunk will say what became
 
     def update(self, step: StepInput) -> None:
         """Takes in what an input says is new. It comes before all that the runner does for the step."""
-        if any(opened.adapter for opened in step.opened):
-            raise ValueError("no runner has adapters")
+        if not self._with_adapters and any(opened.adapter for opened in step.opened):
+            raise ValueError("this runner has no adapters")
         seats = self._seats
         if self._drafted:
             self._settle_drafts(step)
         for number in step.left:
             seats.pop(number, None)
         for opened in step.opened:
-            seats[opened.seat] = Seat(opened.params, opened.tokens.tolist(), opened.num_prompt, root=opened.root)
+            seat = Seat(opened.params, opened.tokens.tolist(), opened.num_prompt, root=opened.root)
+            seat.adapter = opened.adapter
+            seats[opened.seat] = seat
         for change in step.tables:
             seats[change.seat].table[change.first :] = change.blocks
         tokens, num_decodes = step.tokens, step.num_decodes
@@ -106,6 +110,9 @@ class Seats:
             seat.index, seat.mask, before = branch, step.masks.get(place), number
             found.append(seat)
         return found
+
+    def find(self, number: int) -> Seat:
+        return self._seats[number]
 
     def of_chunks(self, step: StepInput) -> list[Seat]:
         return [self._seats[number] for number in step.seats]

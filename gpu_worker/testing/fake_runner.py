@@ -19,6 +19,7 @@ from gpu_worker.steps.pooling import PooledChunk, added
 from gpu_worker.steps.runner import NOTHING_LEFT, BlocksInPlace, RunnerInfo, StepOutput
 from gpu_worker.steps.seats import Seat, Seats
 from gpu_worker.steps.step_input import KnownTokens, StepInput
+from gpu_worker.testing.pretended_adapters import PretendedAdapters
 from octavo.pooling.params import ModelPooling, PoolKind
 from octavo.request.sampling import SamplingParams, TokenScore
 from octavo.text.tokenizers import byte_tokenizer
@@ -75,10 +76,13 @@ def new_runner_info(
 class RunnerWithoutModel:
     """What FakeRunner and WitnessRunner have in common. `step_s` is how long a step takes at least."""
 
-    def __init__(self, info: RunnerInfo, generate_eos: bool, step_s: float) -> None:
+    def __init__(
+        self, info: RunnerInfo, generate_eos: bool, step_s: float, adapters: PretendedAdapters | None = None
+    ) -> None:
         self.info = info
         self.step_s = step_s
-        self.seats = Seats()
+        self.adapters = adapters
+        self.seats = Seats(with_adapters=adapters is not None)
         self._choose = Chooser(info, generate_eos=generate_eos)
 
     def _begin(self, step: StepInput) -> list[Seat]:
@@ -86,6 +90,10 @@ class RunnerWithoutModel:
         if self.step_s and step.seats:
             time.sleep(self.step_s)
         self.seats.update(step)
+        if self.adapters is not None:
+            for opened in step.opened:
+                seat = self.seats.find(opened.seat)
+                seat.root = self.adapters.root_with(opened.root, opened.adapter)
         return self.seats.of_chunks(step)
 
     def _score(self, known: KnownTokens, seat: Seat, state: Callable[[int], int]) -> list[TokenScore]:

@@ -19,6 +19,7 @@ from gpu_worker.steps.runner import BlockMemory, BlocksInPlace, RunnerInfo, Step
 from gpu_worker.steps.seats import Seat
 from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import GREEDY, Chooser, RunnerSizes, RunnerWithoutModel, new_runner_info
+from gpu_worker.testing.pretended_adapters import PretendedAdapters
 from octavo.request.sampling import SamplingParams
 
 Words = NDArray[np.uint64]
@@ -35,7 +36,7 @@ class WitnessRunner(RunnerWithoutModel):
 
     def __init__(self, *, generate_eos: bool = False, step_s: float = 0.0, **sizes: Unpack[RunnerSizes]) -> None:
         info = new_runner_info("witness", "uint64", len(LAYERS) * 16, generate_eos, **sizes)
-        super().__init__(info, generate_eos, step_s)
+        super().__init__(info, generate_eos, step_s, PretendedAdapters())
         self.mismatches = 0
         self.first_mismatch = ""
         self._arena: Words = unwritten_blocks(self.info.num_blocks, self.info.block_size)

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from octavo.cli import access, completion, output, programs, up
 from octavo.cli.doctor import command as doctor
-from octavo.cli.operators import drain, migrate, prefix, show, status
+from octavo.cli.operators import adapter, drain, migrate, prefix, show, status
 from octavo.cli.output import print_error
 from octavo.cli.requests import chat, generate, vectors
 from octavo.cli.top import command as top
@@ -35,6 +35,7 @@ COMMANDS = (
     drain,
     migrate,
     prefix,
+    adapter,
     BENCH,
     doctor,
     access,

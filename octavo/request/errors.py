@@ -151,7 +151,7 @@ class NotFound(ServingError, code=Code.NOT_FOUND):
 
     @property
     def resource(self) -> str:
-        """The kind of thing that was not found: "model", "request", "sequence", "worker" or "service"."""
+        """The kind of thing that was not found: "model", "adapter", "request", "sequence", "worker" or "service"."""
         return self.metadata.get("resource", "")
 
 
@@ -197,6 +197,10 @@ class TooManyStreams(ServingError, code=Code.RESOURCE_EXHAUSTED, retryable=True)
 
 class TooManyPrefixes(ServingError, code=Code.RESOURCE_EXHAUSTED):
     """The store has as many named prefixes as it may. Remove one."""
+
+
+class TooManyAdapters(ServingError, code=Code.RESOURCE_EXHAUSTED):
+    """The store has as many named adapters as it may. Remove one."""
 
 
 class MessageTooLarge(ServingError, code=Code.RESOURCE_EXHAUSTED):

@@ -52,6 +52,8 @@ class NewSequence:
     deadline_in_ms: int  # 0: none
     keep_on_disconnect: bool  # whether the sequence goes on when no client is attached
     router: Incarnation  # the router that the client is attached to
+    lora: str = ""  # the digest of the low-rank adapter that it runs with; empty: none
+    lora_source: str = ""  # the folder of that adapter
     notes: bytes = b""  # what the endpoint that took the request needs to show the answer again; nobody else reads it
     retain_ms: int = 0  # how long the record is kept after the sequence's end; 0: as long as the store keeps any
 
@@ -122,6 +124,8 @@ class Record:
     failure: str = ""  # JSON of octavo.request.errors.Failure; empty: none
     cached_tokens: int = 0  # of the prompt, that the owner which wrote the first token had found in its prefix cache
     retain_ms: int = 0  # how long the record is kept after the end; 0: as long as the store keeps any
+    lora: str = ""  # the digest of the low-rank adapter that it runs with; empty: none
+    lora_source: str = ""  # the folder of that adapter
     timeline: tuple[TimelineEntry, ...] = ()
 
 
@@ -166,6 +170,8 @@ class Admission:
     salt: str = ""
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk
     deadline_in_ms: int = 0  # 0: none
+    lora: str = ""  # the digest of its low-rank adapter; empty: none
+    lora_source: str = ""  # the folder from which a worker reads it that does not have it
     suspect: bool = False  # it may have killed its owners: it runs in its trial only
     prefix_owner: Incarnation | None = None  # a worker whose prefix cache has more of the sequence than this one's
     prefix_owner_tokens: int = 0  # leading tokens that it has, of prompt and output

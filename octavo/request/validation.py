@@ -107,6 +107,14 @@ def validate_sequence_id(field: str, seq_id: object) -> SequenceId:
     return SequenceId(seq_id)
 
 
+def validate_adapter(digest: object, source: object) -> None:
+    """Checks which low-rank adapter a sequence runs with, and where it is read; both empty: none."""
+    if not (type(digest) is str and (not digest or _SEQUENCE_ID.fullmatch(digest))):
+        raise InvalidArgument("lora", "must be 32 hex digits, or empty")
+    if not (type(source) is str and bool(source) == bool(digest) and len(source) <= limits.MAX_ADAPTER_SOURCE):
+        raise InvalidArgument("lora_source", f"must be a path of at most {limits.MAX_ADAPTER_SOURCE} characters")
+
+
 # Admissions
 
 
@@ -120,6 +128,7 @@ def validate_admission(
     check_number("deadline_in_ms", admission.deadline_in_ms, NumberRange(0, limits.MAX_DEADLINE_MS, integer=True))
     salt, params = admission.salt, admission.sampling
     validate_salt("salt", salt)
+    validate_adapter(admission.lora, admission.lora_source)
     validate_sampling(params, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
     for field in ("max_tokens", "seed"):
         if getattr(params, field) is None:

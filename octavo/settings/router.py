@@ -106,6 +106,9 @@ class RouterSettings(ListenerSettings):
         "fields of a body there that nobody knows: refuse the request, or warn in a header of the answer",
         choices=("refuse", "warn"),
     )
+    adapter_folder: str = option(
+        "", "folder below which clients of that API may name adapters (/v1/load_lora_adapter); empty: they may not"
+    )
     web_listen: str = web_listen("127.0.0.1:52051")
     tls_cert: str = shared("tls_cert")
     tls_key: str = shared("tls_key")

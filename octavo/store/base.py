@@ -188,6 +188,18 @@ class Store(Protocol):
         """All that were put and not dropped, by their keys."""
         ...
 
+    async def put_adapter(self, key: str, value: bytes, most: int) -> bool:
+        """Keeps an adapter that an operator has named, until it is dropped. False: there are `most` others already."""
+        ...
+
+    async def drop_adapter(self, key: str) -> bool:
+        """Whether it was there."""
+        ...
+
+    async def adapters(self) -> dict[str, bytes]:
+        """All that were put and not dropped, by their keys."""
+        ...
+
     async def secret(self, name: str) -> bytes:
         """32 random bytes under this name, which all processes on this store share. The first call makes them."""
         ...

@@ -69,8 +69,9 @@ def fixed_fields(new: NewSequence, quota: TenantQuota) -> list[str | bytes | int
     """The fields of the record that `accept` writes, as field, value, field, value; with a quota, the tenant's."""
     written = new.fixed_fields()
     del written["seq_id"], written["num_branches"]
-    if not new.retain_ms:
-        del written["retain_ms"]
+    for name in ("retain_ms", "lora", "lora_source"):
+        if not written[name]:
+            del written[name]
     written |= {
         "prompt_len": len(new.prompt),
         "keep_on_disconnect": int(new.keep_on_disconnect),

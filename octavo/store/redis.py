@@ -31,7 +31,7 @@ class RedisStore:
         self._call = self.server.call
         self._tails: dict[Incarnation, WorkerTail] = {}
         self._members: dict[str, tuple[bytes, list[calls.Member]]] = {}  # by kind: the version that was read last
-        self._prefixes: tuple[bytes, dict[str, bytes]] = (b"", {})  # the version that was read last
+        self._named: dict[str, tuple[bytes, dict[str, bytes]]] = {}  # by kind: the version that was read last
 
     @property
     def generation(self) -> int:
@@ -205,11 +205,23 @@ class RedisStore:
         return bool((await self._call("drop_prefix", key))[1])
 
     async def prefixes(self) -> dict[str, bytes]:
-        version, known = self._prefixes
-        reply = await self._call("prefixes", version)
+        return await self._all_named("prefixes")
+
+    async def put_adapter(self, key: str, value: bytes, most: int) -> bool:
+        return bool((await self._call("put_adapter", key, value, most))[0] == b"OK")
+
+    async def drop_adapter(self, key: str) -> bool:
+        return bool((await self._call("drop_adapter", key))[1])
+
+    async def adapters(self) -> dict[str, bytes]:
+        return await self._all_named("adapters")
+
+    async def _all_named(self, kind: str) -> dict[str, bytes]:
+        version, known = self._named.get(kind, (b"", {}))
+        reply = await self._call(kind, version)
         if reply[1] != version:
             known = {key.decode(): value for key, value in codec.pairs(reply[2:])}
-            self._prefixes = reply[1], known
+            self._named[kind] = reply[1], known
         return dict(known)
 
     async def tenant_depths(self, limit: int) -> calls.QueueDepths:

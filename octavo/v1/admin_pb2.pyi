@@ -466,3 +466,57 @@ class NamedPrefix(_message.Message):
     full_on: _containers.RepeatedScalarFieldContainer[str]
     num_requests: int
     def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., is_system: bool = ..., num_tokens: _Optional[int] = ..., workers: _Optional[int] = ..., warm_on: _Optional[_Iterable[str]] = ..., full_on: _Optional[_Iterable[str]] = ..., num_requests: _Optional[int] = ...) -> None: ...
+
+class AddAdapterRequest(_message.Message):
+    __slots__ = ("name", "source", "model")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    source: str
+    model: str
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+
+class AddAdapterResponse(_message.Message):
+    __slots__ = ("adapter",)
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    adapter: Adapter
+    def __init__(self, adapter: _Optional[_Union[Adapter, _Mapping]] = ...) -> None: ...
+
+class RemoveAdapterRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RemoveAdapterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListAdaptersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListAdaptersResponse(_message.Message):
+    __slots__ = ("adapters",)
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "model", "digest", "source", "rank", "num_bytes", "loaded_on")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOADED_ON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model: str
+    digest: str
+    source: str
+    rank: int
+    num_bytes: int
+    loaded_on: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., rank: _Optional[int] = ..., num_bytes: _Optional[int] = ..., loaded_on: _Optional[_Iterable[str]] = ...) -> None: ...

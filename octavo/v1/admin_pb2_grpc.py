@@ -75,6 +75,21 @@ class AdminStub(object):
                 request_serializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesResponse.FromString,
                 _registered_method=True)
+        self.AddAdapter = channel.unary_unary(
+                '/octavo.v1.Admin/AddAdapter',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.AddAdapterRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.AddAdapterResponse.FromString,
+                _registered_method=True)
+        self.RemoveAdapter = channel.unary_unary(
+                '/octavo.v1.Admin/RemoveAdapter',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.RemoveAdapterRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.RemoveAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/octavo.v1.Admin/ListAdapters',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
         self.WatchCluster = channel.unary_stream(
                 '/octavo.v1.Admin/WatchCluster',
                 request_serializer=octavo_dot_v1_dot_admin__pb2.WatchClusterRequest.SerializeToString,
@@ -179,6 +194,40 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddAdapter(self, request, context):
+        """Reads a low-rank adapter from a folder of this router's machine, as PEFT writes it, and has requests find it by its
+        name. Workers read it from the same path when the first request wants it. A name that is there gets the new adapter;
+        requests that were accepted before go on with the old one.
+
+        * INVALID_ARGUMENT: a name that cannot be one, or that a model has.
+        * NOT_FOUND: there is no such model, or no adapter in that folder.
+        * FAILED_PRECONDITION: octavo does not compute such an adapter; the message names the setting or the tensor.
+        * RESOURCE_EXHAUSTED: as many adapters are there as may be. Remove one.
+        * UNAVAILABLE: the store does not answer, or no worker has been met yet. Retry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveAdapter(self, request, context):
+        """Forgets the name of an adapter. Requests that were accepted before go on with it.
+
+        * NOT_FOUND: there is no adapter of that name.
+        * UNAVAILABLE: the store does not answer. Retry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """Lists the adapters, and which workers have them in memory as far as this router knows. Changes nothing.
+
+        * UNAVAILABLE: the store does not answer. Retry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchCluster(self, request, context):
         """Streams the state of the cluster, for live views: the page of the router, and `octavo top`. Changes nothing.
 
@@ -233,6 +282,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListPrefixes,
                     request_deserializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_admin__pb2.ListPrefixesResponse.SerializeToString,
+            ),
+            'AddAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddAdapter,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.AddAdapterRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.AddAdapterResponse.SerializeToString,
+            ),
+            'RemoveAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveAdapter,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.RemoveAdapterRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.RemoveAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.ListAdaptersResponse.SerializeToString,
             ),
             'WatchCluster': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchCluster,
@@ -457,6 +521,87 @@ class Admin(object):
             '/octavo.v1.Admin/ListPrefixes',
             octavo_dot_v1_dot_admin__pb2.ListPrefixesRequest.SerializeToString,
             octavo_dot_v1_dot_admin__pb2.ListPrefixesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Admin/AddAdapter',
+            octavo_dot_v1_dot_admin__pb2.AddAdapterRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.AddAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Admin/RemoveAdapter',
+            octavo_dot_v1_dot_admin__pb2.RemoveAdapterRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.RemoveAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Admin/ListAdapters',
+            octavo_dot_v1_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -109,7 +109,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., template_kwargs_json: _Optional[str] = ..., continue_final_message: bool = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "raw_text", "token_ids", "chat", "sampling", "priority", "on_disconnect", "truncate_prompt_tokens", "add_special_tokens", "bad_words", "prefix", "keep_prompt_start")
+    __slots__ = ("request_id", "model", "text", "raw_text", "token_ids", "chat", "sampling", "priority", "on_disconnect", "truncate_prompt_tokens", "add_special_tokens", "bad_words", "prefix", "lora", "keep_prompt_start")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class GenerateRequest(_message.Message):
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
+    LORA_FIELD_NUMBER: _ClassVar[int]
     KEEP_PROMPT_START_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
@@ -137,8 +138,9 @@ class GenerateRequest(_message.Message):
     add_special_tokens: bool
     bad_words: _containers.RepeatedScalarFieldContainer[str]
     prefix: str
+    lora: str
     keep_prompt_start: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., raw_text: _Optional[bytes] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: bool = ..., bad_words: _Optional[_Iterable[str]] = ..., prefix: _Optional[str] = ..., keep_prompt_start: bool = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., raw_text: _Optional[bytes] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: bool = ..., bad_words: _Optional[_Iterable[str]] = ..., prefix: _Optional[str] = ..., lora: _Optional[str] = ..., keep_prompt_start: bool = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("request_id", "branch", "first_index", "token_ids", "text", "logprobs", "prompt_logprobs", "resume_token", "finish_reason", "finished", "first_prompt_position")

@@ -9,8 +9,8 @@ from octavo.v1 import types_pb2
 from octavo.wire import public
 
 # Grows by one with each change that a router or worker of the revision before cannot follow: of protos/octavo/internal,
-# and of the sampling parameters, which such a worker would ignore.
-INTERNAL_REVISION = 5
+# of sampling parameters and of what else a request asks for, which such a worker would ignore.
+INTERNAL_REVISION = 6
 
 ROLES = {
     WorkerRole.BOTH: worker_pb2.WORKER_ROLE_UNSPECIFIED,
@@ -114,6 +114,8 @@ def admission_to_wire(
         alone=suspect,
         prefix_owner=owner,
         prefix_owner_tokens=num_tokens,
+        lora=record.lora,
+        lora_source=record.lora_source,
     )
 
 
@@ -129,6 +131,8 @@ def admission_from_wire(message: worker_pb2.Admission) -> Admission:
         salt=message.salt,
         priority=message.priority,
         deadline_in_ms=message.deadline_in_ms,
+        lora=message.lora,
+        lora_source=message.lora_source,
         suspect=message.alone,
         prefix_owner=Incarnation(message.prefix_owner) if message.prefix_owner else None,
         prefix_owner_tokens=message.prefix_owner_tokens,
@@ -148,6 +152,8 @@ def admission_of_record(snapshot: Snapshot, *, epoch: int, age_ms: int) -> Admis
         salt=record.salt,
         priority=record.priority,
         deadline_in_ms=_deadline_in_ms(snapshot, age_ms),
+        lora=record.lora,
+        lora_source=record.lora_source,
     )
 
 

@@ -2,19 +2,21 @@
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from octavo.net.security.authorizer import acting_for
 from octavo.request import limits, validation
 from octavo.request.errors import InvalidArgument, NotFound
 from octavo.request.ids import Incarnation, sequence_id
+from octavo.request.named_adapter import NamedAdapter
 from octavo.request.named_prefix import NamedPrefix, validate_prefix_name
 from octavo.store.base import Store
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from router.admin.cluster_watch import ClusterWatch
 from router.admin.messages import decision_to_wire, sequence_to_wire, shared_fields, worker_to_wire
 from router.fleet.model_registry import ServedModel
+from router.fleet.named_adapters import NamedAdapters
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Assigner
@@ -45,6 +47,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     cluster: ClusterWatch
     keeper: PrefixKeeper
     maker: PrefixMaker
+    adapters: NamedAdapters
 
     def serve_on(self, server: "grpc.aio.Server") -> None:
         admin_pb2_grpc.add_AdminServicer_to_server(self, server)
@@ -92,7 +95,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 except InvalidArgument as error:
                     raise error.inside("hypothetical") from None
                 new = prepared.new
-                decision = self.assigner.decide_placement(prepared.model, list(new.prompt), new.salt, set())
+                decision = self.assigner.decide_placement(
+                    prepared.model, list(new.prompt), new.salt, set(), lora=new.lora
+                )
             case _:
                 raise InvalidArgument("what", "send a request_id or a hypothetical request")
         return decision_to_wire(decision)
@@ -142,6 +147,29 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.ListPrefixesResponse:
         await self.keeper.prefixes.refresh()
         return admin_pb2.ListPrefixesResponse(prefixes=map(self._shown, self.keeper.prefixes.all()))
+
+    async def AddAdapter(
+        self, request: admin_pb2.AddAdapterRequest, context: "Context"
+    ) -> admin_pb2.AddAdapterResponse:
+        model = request.model if request.HasField("model") else None
+        adapter = await self.adapters.add(request.name, request.source, model)
+        return admin_pb2.AddAdapterResponse(adapter=self._shown_adapter(adapter))
+
+    async def RemoveAdapter(
+        self, request: admin_pb2.RemoveAdapterRequest, context: "Context"
+    ) -> admin_pb2.RemoveAdapterResponse:
+        await self.adapters.remove(request.name)
+        return admin_pb2.RemoveAdapterResponse()
+
+    async def ListAdapters(
+        self, request: admin_pb2.ListAdaptersRequest, context: "Context"
+    ) -> admin_pb2.ListAdaptersResponse:
+        await self.adapters.refresh()
+        return admin_pb2.ListAdaptersResponse(adapters=map(self._shown_adapter, self.adapters.all()))
+
+    def _shown_adapter(self, adapter: NamedAdapter) -> admin_pb2.Adapter:
+        there = [link.worker_id for link in self.pool.links.values() if adapter.digest in link.view().adapters]
+        return admin_pb2.Adapter(**asdict(adapter), loaded_on=sorted(there))
 
     def _model_of(self, request: admin_pb2.AddPrefixRequest | admin_pb2.RemovePrefixRequest) -> ServedModel:
         return self.preparer.models.find_by_name(request.model if request.HasField("model") else None)

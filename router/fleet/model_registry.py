@@ -130,6 +130,10 @@ class ModelRegistry:
                 )
         return ""
 
+    def has_name(self, name: str) -> bool:
+        """Whether a model or an alias has this name."""
+        return name in self._models or name in self._aliases
+
     def has(self, name: str) -> bool:
         """Whether the model of that name is known here."""
         return name in self._models

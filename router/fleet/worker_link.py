@@ -261,6 +261,7 @@ class WorkerLink:
             role=self.role,
             draining=self.load.draining and not (self.lost or self._silence()),
             numerics=self.numerics,
+            adapters=self._watch.adapters,
             stays=not (self.lost or self.unusable_reason or self._silence()),
         )
 

@@ -144,11 +144,13 @@ class WorkerPool:
             if link.facts
         ]
 
-    def find_hits(self, model: ServedModel, tokens: Sequence[int], salt: str) -> dict[Incarnation, HitCounts]:
+    def find_hits(
+        self, model: ServedModel, tokens: Sequence[int], salt: str, lora: str = ""
+    ) -> dict[Incarnation, HitCounts]:
         """How many leading ones of these tokens each worker has cached: by the hashes of its own class of numerics."""
         hits: dict[Incarnation, HitCounts] = {}
         for numerics in sorted({view.numerics for view in self.views(model)}):
-            root = hashing.root_key(model.fingerprint, model.layout, salt=salt, numerics=numerics)
+            root = hashing.root_key(model.fingerprint, model.layout, lora, salt, numerics)
             hashes = hashing.block_hashes(root, tokens, model.block_size)
             hits |= self.kv_index.find_hits(hashes, model.block_size)
         return hits

@@ -92,6 +92,7 @@ class WatchStream:
     incarnation: Incarnation
     index: KvIndex
     on_load: Callable[[admin_pb2.WorkerLoad], None]
+    adapters: frozenset[str] = frozenset()  # the digests of those that the worker has, as it said last
 
     async def read_reports(self) -> None:
         """Opens the stream and reads it. Returns when the worker ended the stream; raises when the stream broke.
@@ -102,6 +103,7 @@ class WatchStream:
             call = self.stub.Watch(worker_pb2.WatchRequest(interval_ms=WATCH_MS))
             try:
                 while (message := await call.read()) is not grpc.aio.EOF:
+                    self.adapters = frozenset(message.adapters)
                     self.on_load(message.load)
                     if not self._update_index(message):
                         break

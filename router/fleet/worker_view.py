@@ -37,6 +37,7 @@ class WorkerView:
     role: WorkerRole = WorkerRole.BOTH
     draining: bool = False  # it is not available for this reason alone: it still gives its blocks to other workers
     numerics: str = ""  # its class of numerics: workers of equal classes compute equal bits
+    adapters: frozenset[str] = frozenset()  # the digests of the adapters that it has in memory
     stays: bool = True  # it has said lately that it is there, and does not leave: it may be available soon
     # These follow from the fields above. They are computed once per view, because many placements read one view.
     num_coming: int = field(init=False)  # sequences on their way into the worker's batch

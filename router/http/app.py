@@ -14,7 +14,9 @@ from starlette.types import Receive, Scope, Send
 from octavo.net.http_server import error_body
 from octavo.net.security.authorizer import Authorizer
 from octavo.request.errors import PermissionDenied, ServingError, Unauthenticated
+from octavo.v1 import inference_pb2
 from router.fleet.model_registry import ModelRegistry, ServedModel
+from router.fleet.named_adapters import NamedAdapters
 from router.http.answer_format import ChatFormat, CompletionFormat
 from router.http.answers import AnswerService, NewAnswer
 from router.http.bodies.chat_body import read_chat
@@ -22,6 +24,7 @@ from router.http.bodies.completion_body import read_completion
 from router.http.bodies.json_body import header_of
 from router.http.messages.message_endpoint import MessageEndpoint
 from router.http.messages.message_reply import MessageReply
+from router.http.paths.adapters import AdapterEndpoint
 from router.http.paths.other_paths import instead_of
 from router.http.paths.several_answers import SeveralAnswers
 from router.http.paths.text_calls import TextCall, TokenizerInfoEndpoint, VersionEndpoint, detokenize, tokenize
@@ -41,8 +44,9 @@ SCORE_PATHS = ("/score", "/v1/score")
 class ModelEndpoint:
     """The endpoint of the list and of each model."""
 
-    def __init__(self, models: ModelRegistry) -> None:
+    def __init__(self, models: ModelRegistry, adapters: NamedAdapters) -> None:
         self._models = models
+        self._adapters = adapters
         self._created = int(time.time())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,22 +55,29 @@ class ModelEndpoint:
             if name is None:
                 await reply.send_object({"object": "list", "data": self._shown_all()})
             else:
-                await reply.send_object(self._shown(self._models.find_by_name(name), name))
+                asked = inference_pb2.TokenizeRequest(model=name)
+                await self._adapters.look_up(asked)
+                await reply.send_object(self._shown(self._adapters.model_of(asked), name))
         except ServingError as error:
             await reply.send_error(error)
 
     def _shown_all(self) -> list[dict[str, Any]]:
         models = self._models.list_models()
-        return [self._shown(model, name) for model in models for name in (model.name, *self._models.aliases_of(model))]
+        shown = [self._shown(model, name) for model in models for name in (model.name, *self._models.aliases_of(model))]
+        by_name = {model.name: model for model in models}
+        there = [adapter for adapter in self._adapters.all() if adapter.model in by_name]
+        return shown + [self._shown(by_name[adapter.model], adapter.name) for adapter in there]
 
     def _shown(self, model: ServedModel, name: str) -> dict[str, Any]:
-        """A model as OpenAI shows one, and the most tokens of prompt and output together."""
+        """A model as OpenAI shows one, and the most tokens of prompt and output together; an adapter as vLLM does."""
+        adapter = self._adapters.find(name) if name != model.name else None
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "octavo",
             "root": model.name,
+            **({"parent": adapter.model} if adapter else {}),
             "max_model_len": model.context_tokens,
         }
 
@@ -78,13 +89,14 @@ class OpenAiApp:
         self,
         service: AnswerService,
         inference: InferenceService,
+        adapters: AdapterEndpoint,
         models: ModelRegistry,
         authorizer: Authorizer,
         is_serving: Callable[[], bool],
     ) -> None:
         self._authorizer = authorizer
         self._is_serving = is_serving
-        listed = ModelEndpoint(models)
+        listed = ModelEndpoint(models, adapters.adapters)
         vectors = partial(VectorEndpoint, inference.pooling, service.bodies, unknown_fields=service.unknown_fields)
         self._router = Router(
             [
@@ -98,6 +110,7 @@ class OpenAiApp:
                     for what, method in (("cancel", "POST"), ("input_items", "GET"))
                 ),
                 Route("/v1/responses/{response_id}", StoredEndpoint(service), methods=["GET", "DELETE"]),
+                *(Route(f"/v1/{what}_lora_adapter", adapters, methods=["POST"]) for what in ("load", "unload")),
                 Route("/v1/models", listed, methods=["GET"]),
                 Route("/v1/models/{name:path}", listed, methods=["GET"]),
                 Route("/v1/requests/{request_id:path}", RequestEndpoint(service, inference), methods=["GET", "DELETE"]),

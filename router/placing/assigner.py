@@ -162,13 +162,22 @@ class Assigner:
                 self._in_progress.pop(seq_id, None)
 
     def decide_placement(
-        self, model: ServedModel, tokens: list[int], salt: str, excluded: set[Incarnation], numerics: str = ""
+        self,
+        model: ServedModel,
+        tokens: list[int],
+        salt: str,
+        excluded: set[Incarnation],
+        numerics: str = "",
+        lora: str = "",
     ) -> PlacementDecision:
-        """Which worker a sequence with these tokens would be assigned to now: one of this class, if one is named."""
-        hits = self.pool.find_hits(model, tokens, salt)
+        """Which worker a sequence with these tokens would be assigned to now: one of this class, if one is named.
+
+        `lora` is the digest of its adapter.
+        """
+        hits = self.pool.find_hits(model, tokens, salt, lora)
         views = [view for view in self.pool.views(model) if view.incarnation not in excluded]
         views = [view for view in views if not numerics or view.numerics == numerics]
-        return choose_worker(len(tokens), hits, views)
+        return choose_worker(len(tokens), hits, views, lora=lora)
 
     async def _assign(self, attempt: AssignmentAttempt) -> None:
         """Asks one worker after another."""
@@ -316,7 +325,7 @@ class Assigner:
         if model is None:
             return None
         excluded, numerics = attempt.excluded | {*attempt.occupied}, self._class_to_keep(attempt, model)
-        decision = self.decide_placement(model, tokens, record.salt, excluded, numerics)
+        decision = self.decide_placement(model, tokens, record.salt, excluded, numerics, record.lora)
         if attempt.suspected:
             decision = replace(decision, worker=quietest_worker(decision))
         remember(self.decisions, record.seq_id, decision)

@@ -26,6 +26,8 @@ SLOW_RATIO = 2.0  # how much slower than the fastest worker a worker must be bef
 KEPT_SHARE = 1 / 16  # of all places in batches may be kept for tenants that had less than their share
 FREE_SHARE = 0.02  # of a worker's blocks that must be free or evictable before it gets another sequence
 
+ADAPTER_TOKENS = 128.0  # what it costs a sequence that the worker has to read its adapter first
+
 MIN_BLOCKS = 4  # of a prefix; fewer are computed at once: a fetch takes a call, and a step of two workers
 NO_HITS: HitCounts = (0, 0)
 
@@ -63,6 +65,7 @@ class PlacementDecision:
     worker: WorkerView | None  # None: no worker can take the prompt
     held_tokens: int  # tokens that the worker gets to hold: more than `num_tokens` where a sequence has branches
     token_cost: float  # of a token that the worker has not cached: 1 if it is computed
+    lora: str = ""  # the digest of its adapter
     avoided: WorkerRole | None = None  # workers of this role were not considered: there is another one
 
     @cached_property
@@ -81,20 +84,22 @@ def choose_worker(
     held_tokens: int = 0,
     token_cost: float = 1.0,
     avoided: WorkerRole = WorkerRole.DECODE,
+    lora: str = "",
 ) -> PlacementDecision:
     """Picks the eligible worker of the lowest cost. Of equal ones: the one with the fewest recent picks, then by name.
 
     `hits` says how many leading prompt tokens each worker has cached. `held_tokens` says how many tokens the worker
     gets to hold, if they are not `num_tokens`, and `token_cost` what one of them costs that the worker has not cached.
-    A worker of the role `avoided` is picked only if no other worker can be.
+    A worker of the role `avoided` is picked only if no other worker can be. `lora` is the digest of the adapter that
+    the sequence runs with.
     """
     slow, held = slow_speed(workers), held_tokens or num_tokens
     best, reserve = None, False
     for reserve in (False, True):
         among = [view for view in workers if (view.role is avoided) is reserve]
-        if best := _cheapest(among, num_tokens, held, hits, slow, token_cost):
+        if best := _cheapest(among, num_tokens, held, hits, slow, token_cost, lora):
             break
-    return PlacementDecision(num_tokens, hits, workers, best, held, token_cost, None if reserve else avoided)
+    return PlacementDecision(num_tokens, hits, workers, best, held, token_cost, lora, None if reserve else avoided)
 
 
 def _cheapest(
@@ -104,6 +109,7 @@ def _cheapest(
     hits: Mapping[Incarnation, HitCounts],
     slow: float,
     token_cost: float,
+    lora: str,
 ) -> WorkerView | None:
     best: WorkerView | None = None
     lowest = inf
@@ -113,7 +119,7 @@ def _cheapest(
         if view.load_cost > lowest:
             continue  # this load alone is more than the total cost of the best worker so far
         on_device, in_host = hits.get(view.incarnation, NO_HITS)
-        total = sum(_costs(view, held, on_device, in_host, slow, token_cost))
+        total = sum(_costs(view, held, on_device, in_host, slow, token_cost, lora))
         if total < lowest or (total == lowest and best is not None and _order(view) < _order(best)):
             best, lowest = view, total
     return best
@@ -176,12 +182,14 @@ def slowness(view: WorkerView, slow: float) -> float:
 
 
 def _costs(
-    view: WorkerView, num_tokens: int, on_device: int, in_host: int, slow: float, token_cost: float
+    view: WorkerView, num_tokens: int, on_device: int, in_host: int, slow: float, token_cost: float, lora: str
 ) -> tuple[float, float, float]:
     """The costs of prefill, load and pressure. A worker slower than `slow` pays the first two in proportion."""
     prefill = token_cost * (num_tokens - on_device - HOST_CREDIT * in_host)
     if prefill < 1.0:
         prefill = 1.0  # one token is always computed
+    if lora and lora not in view.adapters:
+        prefill += ADAPTER_TOKENS
     load = view.load_cost
     if 0.0 < view.prefill_tokens_per_s < slow:
         factor = slowness(view, slow)
@@ -204,7 +212,7 @@ def _pressure(view: WorkerView, num_needed: int, num_hit: int) -> float:
 
 def _candidate(decision: PlacementDecision, view: WorkerView, slow: float) -> PlacementCandidate:
     on_device, in_host = decision.hits.get(view.incarnation, NO_HITS)
-    costs = _costs(view, decision.held_tokens, on_device, in_host, slow, decision.token_cost)
+    costs = _costs(view, decision.held_tokens, on_device, in_host, slow, decision.token_cost, decision.lora)
     reason = _misfit(view, decision.num_tokens) if view.available else view.reason_unavailable or "unavailable"
     if not reason and view.role is decision.avoided:
         reason = f"is for {'outputs' if view.role is WorkerRole.DECODE else 'prompts'}, and there is another worker"

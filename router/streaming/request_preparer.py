@@ -22,6 +22,7 @@ from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_bytes, sampling_from_wire, with_recommended
 from octavo.wire.requests import ChatPrompt, chat_from_wire, request_hash
 from router.fleet.model_registry import ModelRegistry, ServedModel
+from router.fleet.named_adapters import NamedAdapters
 from router.prefixes.named_prefixes import NamedPrefixes
 from router.streaming.prompts.bad_words import check_words, without_words
 from router.streaming.prompts.chat_threads import ChatThreads, run_aside
@@ -55,6 +56,7 @@ class RequestPreparer:
         authorizer: Authorizer | None = None,
         *,
         prefixes: NamedPrefixes | None = None,
+        adapters: NamedAdapters | None = None,
         wait_for_workers: bool = False,
     ) -> None:
         """The authorizer says whose request it is. Without one, all are of one tenant.
@@ -67,11 +69,14 @@ class RequestPreparer:
         self._chat_threads = ChatThreads()
         self._grammars = GrammarChecks()
         self._prefixes = prefixes
+        self._adapters = adapters
         self._wait_for_workers = wait_for_workers
 
     async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> PreparedRequest:
         """The sequence that the request asks for. A `deadline_in_ms` of 0 means that there is no deadline."""
-        model = self.find_model(request)
+        if self._adapters is not None:
+            await self._adapters.look_up(request)
+        model, adapter = self.find_model(request), self._adapters and self._adapters.of_request(request)
         if not model.workers and not self._wait_for_workers:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
         asked, params = check_request(request, model)
@@ -111,6 +116,8 @@ class RequestPreparer:
             deadline_in_ms=deadline_in_ms,
             keep_on_disconnect=request.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP,
             router=self._router_id,
+            lora=adapter.digest if adapter else "",
+            lora_source=adapter.source if adapter else "",
         )
         return PreparedRequest(new, model, params, source)
 
@@ -118,7 +125,9 @@ class RequestPreparer:
         self,
         request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest",
     ) -> ServedModel:
-        """The model that the request names, or the only one."""
+        """The model that the request names, or the only one. The name of an adapter means the adapter's model."""
+        if self._adapters is not None:
+            return self._adapters.model_of(request)
         return self.models.find_by_name(request.model if request.HasField("model") else None)
 
     async def read_prompt(

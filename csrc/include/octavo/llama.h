@@ -34,10 +34,40 @@ struct LlamaLayer {
     bool rotated = true;
 };
 
+// What an adapter adds to a stack's products of x: y[first + row] += sum over k of b[row, k] * (scale * a[k] . x).
+struct LoraPart {
+    Weight b;  // plain [rows, rank], of the stack's rows from `first` on
+    std::int64_t first = 0;
+};
+
+// The parts have the rows of `a`, one part after the other. Without parts nothing is added.
+struct LoraStack {
+    Weight a;  // plain [sum of ranks, columns of the stack]
+    std::vector<LoraPart> parts;
+};
+
+struct LoraLayer {
+    LoraStack qkv, out, gate_up, down;
+};
+
+// A low-rank adapter. It refers to the memory of its tensors, which must outlive it.
+struct Lora {
+    float scale = 1;
+    std::vector<LoraLayer> layers;
+};
+
+// So many of a step's `lora_rows` run with this adapter.
+struct LoraGroup {
+    const Lora* lora;
+    std::int64_t count;
+};
+
 struct LlamaStep {
     TensorRef token_ids, positions, slots;  // i64 [t]
     BatchRef batch;
-    TensorRef rows;  // i64 [r]: tokens whose hidden state is wanted
+    TensorRef rows;       // i64 [r]: tokens whose hidden state is wanted
+    TensorRef lora_rows;  // i64 [m]: tokens that run with an adapter, by `loras`; each once
+    std::vector<LoraGroup> loras;
 };
 
 // Only one thread may use it at a time. It refers to the memory of its tensors, which must outlive it.
@@ -50,6 +80,9 @@ class Llama {
 
     // kv: one cache per layer. hidden f32 [r, hidden]: normed hidden states, which `logits` takes.
     void forward(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvCache>& kv);
+
+    // ArgumentError unless the adapter's matrices have the shapes of this model's.
+    void check_lora(const Lora& lora) const;
 
     // out f32 [r, vocab] of hidden f32 [r, hidden].
     void logits(const TensorRef& out, const TensorRef& hidden) const;

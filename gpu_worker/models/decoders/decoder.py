@@ -7,6 +7,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpu_worker.ops import TokenBatch
+from gpu_worker.ops.lora import Lora
+from octavo.model_files.lora_files import LoraFiles
+
+LoadLora = Callable[[LoraFiles], Lora]  # raises BadModel
 
 
 class Decoder(Protocol):
@@ -24,6 +28,8 @@ class Decoder(Protocol):
     # the device, so that a step can be captured as a CUDA graph.
     capturable: bool
     batch_invariant: bool  # whether a sequence's results do not depend on the batch, provided that the ops' do not
+
+    load_lora: LoadLora | None  # makes an adapter that batches may name; None: no adapter runs with this decoder
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         """Runs all tokens of the batch and writes their keys and values into `kv`, which has one tensor per layer.

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
-from gpu_worker.models.decoders.decoder import ElementFunction, common_window, gelu, gelu_tanh, silu
+from gpu_worker.models.decoders.decoder import ElementFunction, LoadLora, common_window, gelu, gelu_tanh, silu
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 
@@ -204,6 +204,7 @@ class GptDecoder:
     name = "gpt"
     capturable = True
     batch_invariant = True
+    load_lora: LoadLora | None = None
 
     def __init__(self, config: GptConfig, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:
         self.config = config

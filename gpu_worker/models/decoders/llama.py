@@ -16,8 +16,10 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
-from gpu_worker.models.decoders.decoder import common_window, gelu_tanh
+from gpu_worker.models.decoders.decoder import LoadLora, common_window, gelu_tanh
+from gpu_worker.models.decoders.lora_weights import load, placed
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
+from gpu_worker.ops.lora import add_lora
 
 FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is made of
     "qkv": "self_attn.q_proj",
@@ -157,6 +159,7 @@ class LlamaDecoder:
             for window, sparse in set(layers)
         }
         self._options = [kinds[kind] for kind in layers]
+        self.load_lora: LoadLora | None = lambda files: placed(load(files, config), self._norm.dtype, device)
         # Transformers rounds the scale to the model's dtype before it multiplies.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self._norm.dtype).item()
 
@@ -170,7 +173,7 @@ class LlamaDecoder:
         for index, layer in enumerate(self._layers):
             attended = self._attend(index, normed, kv[index], batch, cos, sin)
             normed, x = ops.add_rms_norm(attended, x, layer["mlp_norm"], eps)
-            out = self._mlp(layer, normed)
+            out = self._mlp(index, normed, batch)
             if index + 1 < len(self._layers):
                 normed, x = ops.add_rms_norm(out, x, self._layers[index + 1]["input_norm"], eps)
         return ops.add_rms_norm(out[rows], x[rows], self._norm, eps)[0]
@@ -185,7 +188,7 @@ class LlamaDecoder:
 
     def _attend(self, index: int, x: Tensor, kv: Tensor, batch: TokenBatch, cos: Tensor, sin: Tensor) -> Tensor:
         layer, config, ops = self._layers[index], self.config, self._ops
-        heads = ops.linear(x, layer["qkv"], layer.get("qkv_bias")).view(x.shape[0], -1, config.head_dim)
+        heads = self._product(index, "qkv", x, batch).view(x.shape[0], -1, config.head_dim)
         queries, keys, values = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         if "q_norm" in layer:
             queries = ops.rms_norm(queries, layer["q_norm"], config.norm_eps)
@@ -195,14 +198,19 @@ class LlamaDecoder:
         else:
             ops.cache_write(kv, keys, values, batch)
         attended = ops.paged_attention(queries, kv, batch, self._options[index])
-        out = ops.linear(attended.reshape(x.shape[0], -1), layer["out"], layer.get("out_bias"))
+        out = self._product(index, "out", attended.reshape(x.shape[0], -1), batch)
         return ops.rms_norm(out, layer["attended_norm"], config.norm_eps) if "attended_norm" in layer else out
 
-    def _mlp(self, layer: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        both = self._ops.linear(x, layer["gate_up"], layer.get("gate_up_bias"))
+    def _mlp(self, index: int, x: Tensor, batch: TokenBatch) -> Tensor:
+        layer, both = self._layers[index], self._product(index, "gate_up", x, batch)
         inner = self._ops.silu_and_mul(both) if self.config.activation == "silu" else _gelu_and_mul(both)
-        out = self._ops.linear(inner, layer["down"], layer.get("down_bias"))
+        out = self._product(index, "down", inner, batch)
         return self._ops.rms_norm(out, layer["output_norm"], self.config.norm_eps) if "output_norm" in layer else out
+
+    def _product(self, index: int, name: str, x: Tensor, batch: TokenBatch) -> Tensor:
+        layer = self._layers[index]
+        y = self._ops.linear(x, layer[name], layer.get(f"{name}_bias"))
+        return add_lora(self._ops.linear, batch.loras, index, name, x, y)
 
 
 def _gelu_and_mul(x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -13,13 +13,17 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
-from gpu_worker.models.decoders.decoder import common_window
+from gpu_worker.models.decoders.decoder import LoadLora, common_window
 from gpu_worker.models.decoders.llama import FIRST_SOURCES, collect, layers_of
+from gpu_worker.models.decoders.lora_weights import load
 from gpu_worker.models.packed.packed_file import PackedFileWriter, Place
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights
 from gpu_worker.models.packed.packing import MatrixPacker
 from gpu_worker.models.packed.weight_memory import HugePageAllocator, ScratchMemory, WeightMemory
 from gpu_worker.ops import TokenBatch
+from gpu_worker.ops.lora import Lora
+from gpu_worker.ops.native_cpu import FLOATS
+from octavo.model_files.lora_files import LoraFiles
 
 MAX_HEAD_DIM = 256
 
@@ -100,12 +104,16 @@ class NativeLlamaDecoder:
             layers=[self._layer(*each) for each in enumerate(layers_of(arguments, config.num_layers))],
         )
         self._kv: tuple[Sequence[Tensor], Any] | None = None
+        self.load_lora: LoadLora | None = self._load_lora
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         hidden = torch.empty((rows.shape[0], self.config.hidden_size))
+        loras = batch.loras
+        groups = () if loras is None else tuple((lora.native, count) for lora, count in loras.groups)
         self._llama.forward(
             *(hidden, batch.token_ids, batch.positions, batch.slots),
             *(batch.cu_q, batch.seq_lens, batch.block_tables, rows, self._layers(kv)),
+            *(None if loras is None else loras.rows, groups),
         )
         return hidden
 
@@ -116,6 +124,23 @@ class NativeLlamaDecoder:
         logits = torch.empty((hidden.shape[0], self.vocab_size))
         self._llama.logits(logits, hidden)
         return logits
+
+    def _load_lora(self, files: LoraFiles) -> Lora:
+        lora = load(files, self.config)
+
+        def weight(matrix: Tensor) -> Any:
+            return self._extension.Weight(matrix, FLOATS[matrix.dtype], *matrix.shape)
+
+        layers = [
+            {
+                name: (weight(stack.a), tuple((weight(part.b), part.first) for part in stack.parts))
+                for name, stack in layer.items()
+            }
+            for layer in lora.layers
+        ]
+        native = self._extension.Lora(lora.scale, layers)
+        self._llama.check_lora(native)
+        return replace(lora, native=native)
 
     def _layer(self, layer: int, tensors: dict[str, Any]) -> dict[str, Any]:
         sparse = self.config.sparse[layer]

@@ -23,7 +23,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from gpu_worker.models.decoders.decoder import common_window
+from gpu_worker.models.decoders.decoder import LoadLora, common_window
 from gpu_worker.models.decoders.transformers_checks import (
     check_weights,
     check_windows,
@@ -111,6 +111,7 @@ class TransformersDecoder:
 
     capturable = False  # the model's code may look at numbers, or remember them, where a graph would not
     batch_invariant = False  # the model's matrix products are rounded by their shape
+    load_lora: LoadLora | None = None
 
     def __init__(self, model: nn.Module, ops: Ops, device: torch.device) -> None:
         self._model = model

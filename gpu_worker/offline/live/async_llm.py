@@ -15,6 +15,7 @@ from gpu_worker.offline.live.engine_thread import EngineThread
 from gpu_worker.offline.live.mailbox import Mailbox
 from gpu_worker.offline.live.new_requests import EngineArgs, NewRequests
 from gpu_worker.offline.llm import LLM
+from gpu_worker.offline.lora_request import LoRARequest
 from gpu_worker.offline.outputs import RequestOutput
 from gpu_worker.offline.params import OfflineParams
 from gpu_worker.offline.prompts import PromptArgument
@@ -52,6 +53,7 @@ class AsyncLLM:
         request_id: str = "",
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
         **absent: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of a request as steps bring them, by `output_kind` of its parameters.
@@ -59,7 +61,9 @@ class AsyncLLM:
         A reader that is slower than the engine gets several steps' worth at once. If it leaves, the request is aborted.
         Raises InvalidArgument or TooLarge before the first output, and RunnerFailed if the engine has ended.
         """
-        mailbox = await self.add_request(request_id, prompt, sampling_params, priority=priority, **absent)
+        mailbox = await self.add_request(
+            request_id, prompt, sampling_params, priority=priority, lora_request=lora_request, **absent
+        )
         try:
             while True:
                 output = await mailbox.get()
@@ -77,10 +81,11 @@ class AsyncLLM:
         params: AnyParams | None = None,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
         **absent: Any,
     ) -> Mailbox:
         """Begins a request, whose outputs `get` of what this returns brings, one after the other."""
-        request, kind = self._new.make(request_id, prompt, params, priority, absent)
+        request, kind = self._new.make(request_id, prompt, params, priority, lora_request, absent)
         mailbox = Mailbox(asyncio.get_running_loop(), kind)
         adding = asyncio.wrap_future(self._thread.add(request_id, request, mailbox))
         try:

@@ -8,7 +8,7 @@ from gpu_worker.offline.offline_engine import OfflineEngine
 from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.outputs import RequestOutput, RequestOutputKind
 from gpu_worker.scheduling.state.sequence import Sequence
-from octavo.request.errors import InvalidArgument, TooLarge
+from octavo.request.errors import BadModel, InvalidArgument, NotFound, OutOfBlocks, TooLarge
 from octavo.request.ids import SequenceId
 from octavo.request.sampling import FinishReason
 from octavo.request.step_item import StepItem
@@ -53,9 +53,7 @@ class LiveRequests:
         if request_id in self._live:
             raise InvalidArgument("request_id", f"{request_id[:64]!r} is that of a request that has not ended")
         live = LiveRequest(request_id, request, kind)
-        if self._engine.has_room and not self._waiting:
-            self._admit(live)
-        else:
+        if not (self._engine.has_room and not self._waiting and self._admit(live)):
             self._num_waited += 1
             heappush(self._waiting, (request.priority, self._num_waited, live))
         self._live[request_id] = live
@@ -85,20 +83,27 @@ class LiveRequests:
         elif stopped and live.sequence is not None:
             self._engine.scheduler.end_branch(live.sequence, item.branch)
 
-    def _admit(self, live: LiveRequest) -> None:
-        live.sequence = self._engine.admit(live.request)
+    def _admit(self, live: LiveRequest) -> bool:
+        """False: adapters that are in use leave no room for its own now."""
+        try:
+            live.sequence = self._engine.admit(live.request)
+        except OutOfBlocks:
+            return False
         self._admitted[live.sequence.seq_id] = live
+        return True
 
     def _admit_waiting(self) -> dict[str, LiveRequest]:
         """Admits those that have waited for room. Returns those that can never run here: they have ended."""
         ended = {}
         while self._waiting and self._engine.has_room:
-            _, _, live = heappop(self._waiting)
+            _, _, live = first = heappop(self._waiting)
             if self._live.get(live.request_id) is not live:
                 continue  # aborted; another request may have its id now
             try:
-                self._admit(live)
-            except TooLarge as error:
+                if not self._admit(live):
+                    heappush(self._waiting, first)
+                    break
+            except (TooLarge, NotFound, BadModel) as error:  # of the request, or of its adapter
                 live.request.end(FinishReason.ERROR, error.failure())
                 self._forget(live)
                 ended[live.request_id] = live

@@ -14,6 +14,7 @@ from typing import Any, Self
 from gpu_worker.offline.live.live_requests import LiveRequests
 from gpu_worker.offline.live.new_requests import EngineArgs, NewRequests
 from gpu_worker.offline.llm import LLM
+from gpu_worker.offline.lora_request import LoRARequest
 from gpu_worker.offline.outputs import RequestOutput
 from gpu_worker.offline.prompts import PromptArgument
 from gpu_worker.offline.request_builder import AnyParams
@@ -45,10 +46,11 @@ class LLMEngine:
         params: AnyParams | None = None,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
         **absent: Any,
     ) -> str:
         """The id of the request, whose outputs `step` brings. Raises InvalidArgument or TooLarge."""
-        request, kind = self._new.make(request_id, prompt, params, priority, absent)
+        request, kind = self._new.make(request_id, prompt, params, priority, lora_request, absent)
         self._live.add(request_id, request, kind)
         return request_id
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from gpu_worker.offline.absent import CALL_ARGUMENTS, refuse_absent
 from gpu_worker.offline.llm import LLM
+from gpu_worker.offline.lora_request import LoRARequest
 from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.outputs import RequestOutputKind
 from gpu_worker.offline.params import OfflineParams
@@ -38,6 +39,7 @@ class NewRequests:
         prompt: PromptArgument,
         params: AnyParams | None,
         priority: int,
+        lora_request: LoRARequest | None,
         absent: Mapping[str, object],
     ) -> tuple[OfflineRequest, RequestOutputKind]:
         """A request, and what its outputs have. Raises InvalidArgument, and Unimplemented for what octavo lacks."""
@@ -49,5 +51,6 @@ class NewRequests:
             raise InvalidArgument("prompt", f"{len(prompts)} prompts: a request has one")
         (request,) = self._llm.builder.from_prompts(prompts, params)
         self._llm.prioritize([request], [priority])
+        self._llm.adapt([request], lora_request)
         kind = params.output_kind if isinstance(params, OfflineParams) else RequestOutputKind.CUMULATIVE
         return request, RequestOutputKind(kind)

@@ -204,12 +204,13 @@ class Sequence:
     epoch: int
     prompt: list[int]
     params: SamplingParams  # validated, the seed concrete, max_tokens concrete
-    root: bytes  # key of its block hashes: model, layout, numerics, tenant salt
+    root: bytes  # key of its block hashes: model, layout, adapter, numerics, tenant salt
     priority: int = 3  # 1 system, 2 interactive, 3 default, 4 bulk: lower first
     deadline: float | None = None  # of the worker's monotonic clock
     carried: CarriedScores | None = None  # it has moved here: its tokens have these scores
     beam_text: TextStream | None = None  # new, for beams with stop strings, which are found in it
     grammar: Grammar | None = None  # of its constraint
+    adapter: int = 0  # the runner's number of its low-rank adapter; 0: none
     pooling: Pooling | None = None  # it has no output: it ends with a vector of its prompt
     branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
     last_preempted: float = float("-inf")

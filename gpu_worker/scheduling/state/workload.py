@@ -111,6 +111,10 @@ class Workload:
             raise stale_epoch(sequence, epoch)
         return sequence
 
+    def adapters_in_use(self) -> set[int]:
+        """The numbers of the adapters of sequences that are here, whether they run or wait."""
+        return {sequence.adapter for sequence in self.sequences.values()}
+
     # Sequences come and go
 
     def add(self, sequence: Sequence) -> None:

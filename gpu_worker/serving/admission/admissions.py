@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from gpu_worker.constraints.grammars import Grammars
+from gpu_worker.engine.adapter_loader import AdapterLoader
+from gpu_worker.engine.adapter_shelf import AdapterShelf
 from gpu_worker.engine.block_port import checked_sequence
 from gpu_worker.engine.command_port import CommandPort
 from gpu_worker.journal.step_publisher import StepPublisher
@@ -18,7 +20,7 @@ from gpu_worker.serving.admission.prefix_offers import OfferedPrefix, PrefixOffe
 from gpu_worker.serving.admission.trial_queue import OwnershipAnnouncer, TrialQueue
 from octavo.process.loop import shared
 from octavo.request import hashing
-from octavo.request.errors import InvalidArgument, ServingError, StaleEpoch
+from octavo.request.errors import InvalidArgument, Loading, OutOfBlocks, ServingError, StaleEpoch
 from octavo.request.ids import SequenceId
 from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome
 
@@ -36,14 +38,16 @@ class Admissions:
         trials: TrialQueue,
         offers: PrefixOffers,
         announcer: OwnershipAnnouncer | None = None,
+        adapters: AdapterLoader | None = None,
     ) -> None:
-        """Without an `announcer` no store knows of this worker."""
+        """Without an `announcer` no store knows of this worker. Without `adapters` none runs here."""
         self._port = port
         self._workload = workload
         self._publisher = publisher
         self._trials = trials
         self._offers = offers
         self._announcer = announcer
+        self._adapters = adapters or AdapterLoader(AdapterShelf(None, 0, set), port)
         self._beam_texts = BeamTexts(workload.info)
         self._grammars = Grammars(workload.info)
         self._loop = asyncio.get_running_loop()
@@ -104,8 +108,11 @@ class Admissions:
         try:
             sequence = checked_sequence(admission, self._workload.info)
             sequence.grammar = await self._grammars.compiled(sequence.params.constraint)
+            await self._adapters.bring(admission.lora, admission.lora_source)
         except InvalidArgument as error:
             return AdmissionAnswer(AdmissionOutcome.REJECTED, error.failure())
+        except (Loading, OutOfBlocks) as error:
+            return AdmissionAnswer(AdmissionOutcome.LATER, error.failure())
         except ServingError as error:
             return AdmissionAnswer(AdmissionOutcome.NEVER, error.failure())
         if carried is not None and carried.fit(admission):
@@ -130,6 +137,14 @@ class Admissions:
         """
         outputs = admission.outputs or [[] for _ in range(sequence.params.num_branches)]
         chain = hashing.prompt_chain(sequence.prompt)
+        evicted = AdmissionAnswer(
+            AdmissionOutcome.LATER, OutOfBlocks("its adapter has left for others: place elsewhere").failure()
+        )
+
+        def find_adapter() -> bool:
+            sequence.adapter = self._adapters.shelf.find(admission.lora)
+            return bool(sequence.adapter) or not admission.lora
+
         publisher, offers, soon = self._publisher, self._offers, self._loop.call_soon_threadsafe
 
         def open_log() -> None:
@@ -141,7 +156,7 @@ class Admissions:
             allowed_s = offers.worth_waiting(offer) if offer else 0.0
             if allowed_s:
                 sequence.holds.add(Hold.AWAITS_PREFIX)
-            answer = scheduler.admit(sequence)
+            answer = scheduler.admit(sequence) if find_adapter() else evicted
             if answer.admitted:
                 soon(open_log)
                 if offer and allowed_s:

@@ -97,6 +97,7 @@ def watch_to_wire(
         snapshot=None if batch.snapshot is None else worker_pb2.KvSnapshot(**batch.snapshot._asdict()),
         events=[event_to_wire(event) for event in batch.events],
         load=load_to_wire(watch, publisher),
+        adapters=watch.adapters(),
     )
 
 

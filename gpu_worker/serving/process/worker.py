@@ -10,6 +10,8 @@ from functools import partial
 
 from gpu_worker.blocks.cost_model import CostModel
 from gpu_worker.drafting.draft_model import DraftModel
+from gpu_worker.engine.adapter_loader import AdapterLoader
+from gpu_worker.engine.adapter_shelf import AdapterShelf
 from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.engine.command_port import CommandPort, LoopControl
 from gpu_worker.engine.configuration import scheduler_config
@@ -94,8 +96,11 @@ class Worker:
         self.scheduler = Scheduler(self.workload, costs, budget, draft_model=draft_model)
         times = StepTimes(costs, budget, info.bytes_per_block)
         port = CommandPort(self.scheduler)
-        control, blocks = LoopControl(port), BlockPort(port, self.workload)
+        self.shelf = AdapterShelf(runner.adapters, settings.adapter_bytes, self.workload.adapters_in_use)
+        adapters = AdapterLoader(self.shelf, port)
+        control, blocks = LoopControl(port), BlockPort(port, self.workload, adapters)
         self.watch = WorkerWatch(port, self.scheduler, self.workload, times)
+        self.watch.adapters = lambda: self.shelf.digests
 
         # Tokens on their way out
         sequence_tracer = SequenceTracer(tracer, listener.worker_id) if tracer is not None else None
@@ -137,7 +142,7 @@ class Worker:
         self.trials = TrialQueue(port, self.publisher, announcer)
         self.offers = PrefixOffers(port, self.workload, times, self.fetcher)
         self.vectors = VectorCalls(port, info)
-        self.admissions = Admissions(port, self.workload, self.publisher, self.trials, self.offers, announcer)
+        self.admissions = Admissions(port, self.workload, self.publisher, self.trials, self.offers, announcer, adapters)
         self.target = MigrationTarget(
             store, incarnation, blocks, self.admissions.admit, self.watch, memory, block_listener
         )

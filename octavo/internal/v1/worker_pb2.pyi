@@ -191,7 +191,7 @@ class PooledVector(_message.Message):
     def __init__(self, index: _Optional[int] = ..., values: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("seq_id", "epoch", "prompt", "outputs", "finished_branches", "sampling", "salt", "priority", "deadline_in_ms", "alone", "prefix_owner", "prefix_owner_tokens")
+    __slots__ = ("seq_id", "epoch", "prompt", "outputs", "finished_branches", "sampling", "salt", "priority", "deadline_in_ms", "alone", "prefix_owner", "prefix_owner_tokens", "lora", "lora_source")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +204,8 @@ class Admission(_message.Message):
     ALONE_FIELD_NUMBER: _ClassVar[int]
     PREFIX_OWNER_FIELD_NUMBER: _ClassVar[int]
     PREFIX_OWNER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LORA_FIELD_NUMBER: _ClassVar[int]
+    LORA_SOURCE_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
     prompt: _types_pb2.TokenIds
@@ -216,7 +218,9 @@ class Admission(_message.Message):
     alone: bool
     prefix_owner: str
     prefix_owner_tokens: int
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[_types_pb2.TokenIds, _Mapping]]] = ..., finished_branches: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_in_ms: _Optional[int] = ..., alone: bool = ..., prefix_owner: _Optional[str] = ..., prefix_owner_tokens: _Optional[int] = ...) -> None: ...
+    lora: str
+    lora_source: str
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[_types_pb2.TokenIds, _Mapping]]] = ..., finished_branches: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_in_ms: _Optional[int] = ..., alone: bool = ..., prefix_owner: _Optional[str] = ..., prefix_owner_tokens: _Optional[int] = ..., lora: _Optional[str] = ..., lora_source: _Optional[str] = ...) -> None: ...
 
 class ScheduleRequest(_message.Message):
     __slots__ = ("router_id", "admissions")
@@ -445,20 +449,22 @@ class WatchRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("incarnation", "event_seq", "load", "snapshot", "events", "digest")
+    __slots__ = ("incarnation", "event_seq", "load", "snapshot", "events", "digest", "adapters")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EVENT_SEQ_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     event_seq: int
     load: _admin_pb2.WorkerLoad
     snapshot: KvSnapshot
     events: _containers.RepeatedCompositeFieldContainer[KvEvent]
     digest: int
-    def __init__(self, incarnation: _Optional[str] = ..., event_seq: _Optional[int] = ..., load: _Optional[_Union[_admin_pb2.WorkerLoad, _Mapping]] = ..., snapshot: _Optional[_Union[KvSnapshot, _Mapping]] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., digest: _Optional[int] = ...) -> None: ...
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, incarnation: _Optional[str] = ..., event_seq: _Optional[int] = ..., load: _Optional[_Union[_admin_pb2.WorkerLoad, _Mapping]] = ..., snapshot: _Optional[_Union[KvSnapshot, _Mapping]] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., digest: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KvSnapshot(_message.Message):
     __slots__ = ("device_hashes", "host_hashes")

@@ -45,6 +45,7 @@ _TABLE: dict[str, dict[tuple[str, ...], frozenset[PeerRole]]] = {
     "octavo.v1.Admin": {
         ("ListWorkers", "ListSequences", "ExplainPlacement", "WatchCluster", "Migrate", "DrainWorker"): _OPERATOR,
         ("AddPrefix", "RemovePrefix", "ListPrefixes"): _OPERATOR,
+        ("AddAdapter", "RemoveAdapter", "ListAdapters"): _OPERATOR,
     },
     "octavo.internal.v1.Worker": {
         ("Hello", "Watch"): _ROUTER | _OPERATOR,

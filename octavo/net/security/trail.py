@@ -27,8 +27,9 @@ MAX_TEXT = 200  # characters of what a peer says of itself
 NAMED_FIELDS = ("worker_id", "request_id", "tenant", "seq_id", "operation", "undo", "grace_ms")
 ADMIN, WORKER = "/octavo.v1.Admin/", "/octavo.internal.v1.Worker/"
 MIGRATE = f"{WORKER}Migrate"
+CHANGING = ("Migrate", "DrainWorker", "AddPrefix", "RemovePrefix", "AddAdapter", "RemoveAdapter")
 CHANGES = (
-    *(f"{ADMIN}{each}" for each in ("Migrate", "DrainWorker", "AddPrefix", "RemovePrefix")),
+    *(f"{ADMIN}{each}" for each in CHANGING),
     f"{WORKER}Drain",
     f"{WORKER}Swap",
     MIGRATE,

@@ -122,39 +122,47 @@ define('descriptions', function(store)
   return reply
 end, true)
 
--- Prefixes that operators have named: whole texts, so that a caller is told them only when they have changed.
-local function prefix_keys(store) return store.prefix .. 'prefixes', store.prefix .. 'changes:prefix' end
+-- Prefixes and adapters that operators have named: a caller is told all of a kind, and only when they have changed.
+local named = { prefixes = 'changes:prefix', adapters = 'changes:adapter' }
 
--- KEYS: generation.  a: key, value, how many there may be.  Reply: {'OK'}; or {'FULL'}, and nothing was written
-define('put_prefix', function(store, keys, key, value, most)
-  local prefixes, changes = prefix_keys(store)
-  local is_new = not redis.call('HGET', prefixes, key)
-  if is_new and #redis.call('HGETALL', prefixes) >= 2 * tonumber(most) then return { 'FULL' } end
-  redis.call('HSET', prefixes, key, value)
-  redis.call('INCR', changes)
+function named.put(store, kind, key, value, most)
+  local all = store.prefix .. kind
+  local is_new = not redis.call('HGET', all, key)
+  if is_new and #redis.call('HGETALL', all) >= 2 * tonumber(most) then return { 'FULL' } end
+  redis.call('HSET', all, key, value)
+  redis.call('INCR', store.prefix .. named[kind])
   return { 'OK' }
-end, true)
+end
 
--- KEYS: generation.  a: key.  Reply: {'OK', 1 if it was there}
-define('drop_prefix', function(store, keys, key)
-  local prefixes, changes = prefix_keys(store)
-  local dropped = redis.call('HDEL', prefixes, key)
-  if dropped == 1 then redis.call('INCR', changes) end
+function named.drop(store, kind, key)
+  local dropped = redis.call('HDEL', store.prefix .. kind, key)
+  if dropped == 1 then redis.call('INCR', store.prefix .. named[kind]) end
   return { 'OK', dropped }
-end, true)
+end
 
 -- Each reading keeps them for a month more.
--- KEYS: generation.  a: the version that the caller knows.
--- Reply: {'OK', version}; if it is another one, followed by key, value, key, value, ...
-define('prefixes', function(store, keys, known)
-  local prefixes, changes = prefix_keys(store)
-  redis.call('PEXPIRE', prefixes, GENERATION_MS)
+function named.all(store, kind, known)
+  local all, changes = store.prefix .. kind, store.prefix .. named[kind]
+  redis.call('PEXPIRE', all, GENERATION_MS)
   redis.call('PEXPIRE', changes, GENERATION_MS)
   local reply = { 'OK', store.generation .. ':' .. (redis.call('GET', changes) or '0') }
   if reply[2] == known then return reply end
-  for _, text in ipairs(redis.call('HGETALL', prefixes)) do reply[#reply + 1] = text end
+  for _, text in ipairs(redis.call('HGETALL', all)) do reply[#reply + 1] = text end
   return reply
-end, true)
+end
+
+-- KEYS: generation.  a: key, value, how many there may be.  Reply: {'OK'}; or {'FULL'}, and nothing was written
+define('put_prefix', function(store, keys, ...) return named.put(store, 'prefixes', ...) end, true)
+define('put_adapter', function(store, keys, ...) return named.put(store, 'adapters', ...) end, true)
+
+-- KEYS: generation.  a: key.  Reply: {'OK', 1 if it was there}
+define('drop_prefix', function(store, keys, ...) return named.drop(store, 'prefixes', ...) end, true)
+define('drop_adapter', function(store, keys, ...) return named.drop(store, 'adapters', ...) end, true)
+
+-- KEYS: generation.  a: the version that the caller knows.
+-- Reply: {'OK', version}; if it is another one, followed by key, value, key, value, ...
+define('prefixes', function(store, keys, ...) return named.all(store, 'prefixes', ...) end, true)
+define('adapters', function(store, keys, ...) return named.all(store, 'adapters', ...) end, true)
 
 -- For people who watch: it reads the accounts of all models with a queue. Their tenants are bounded by what may wait.
 -- KEYS: generation.  a: how many tenants.

@@ -92,6 +92,7 @@ class MemoryState:
         self.secrets: dict[str, bytes] = {}
         self.descriptions: dict[str, bytes] = {}  # of models, by their names
         self.prefixes: dict[str, bytes] = {}  # that operators have named, by their keys
+        self.adapters: dict[str, bytes] = {}  # the same
         self.subscribers: dict[asyncio.Queue[calls.Notice], Incarnation] = {}
         self._entries: dict[SequenceId, StoredSequence] = {}
         self._forgotten: dict[SequenceId, int] = {}  # dropped before their time, and until when their ids stay taken

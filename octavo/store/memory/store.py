@@ -285,17 +285,22 @@ class MemoryStore:
         return dict(self._enter().descriptions)
 
     async def put_prefix(self, key: str, value: bytes, most: int) -> bool:
-        prefixes = self._enter().prefixes
-        if key not in prefixes and len(prefixes) >= most:
-            return False
-        prefixes[key] = value
-        return True
+        return _put_named(self._enter().prefixes, key, value, most)
 
     async def drop_prefix(self, key: str) -> bool:
         return self._enter().prefixes.pop(key, None) is not None
 
     async def prefixes(self) -> dict[str, bytes]:
         return dict(self._enter().prefixes)
+
+    async def put_adapter(self, key: str, value: bytes, most: int) -> bool:
+        return _put_named(self._enter().adapters, key, value, most)
+
+    async def drop_adapter(self, key: str) -> bool:
+        return self._enter().adapters.pop(key, None) is not None
+
+    async def adapters(self) -> dict[str, bytes]:
+        return dict(self._enter().adapters)
 
     async def tenant_depths(self, limit: int) -> calls.QueueDepths:
         return self._enter().depths(limit)
@@ -316,3 +321,10 @@ class MemoryStore:
 def _snapshot(state: MemoryState, stored: StoredSequence, prompt: bool, from_indexes: Sequence[int]) -> Snapshot:
     outputs = tuple(tuple(journal[first:]) for journal, first in zip(stored.journals, from_indexes, strict=False))
     return Snapshot(stored.snapshot(), stored.prompt if prompt else (), outputs, state.now_ms())
+
+
+def _put_named(named: dict[str, bytes], key: str, value: bytes, most: int) -> bool:
+    if key not in named and len(named) >= most:
+        return False
+    named[key] = value
+    return True

@@ -20,7 +20,7 @@ INSTEAD = {
     "/apply-template": "use /tokenize with messages, then /detokenize",
     "/props": "use /v1/models",
     "/slots": BY_HAND,
-    "/lora-adapters": "octavo serves no adapters; merge one into the weights",
+    "/lora-adapters": "use /v1/models, where adapters stand beside models, and an adapter's name as model",
     # vLLM
     "/invocations": f"{CHATS}, or /v1/completions",
     "/ping": "use /health",
@@ -28,7 +28,6 @@ INSTEAD = {
     "/metrics": "metrics are on --web-listen",
     "/pooling": VECTORS,
     "/classify": GENERATES,
-    "/v1/load_lora_adapter": "octavo serves no adapters; merge one into the weights",
     "/v1/tokenize": "use /tokenize",
     "/v1/detokenize": "use /detokenize",
     # SGLang, TGI, Ollama

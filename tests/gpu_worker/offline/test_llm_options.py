@@ -91,7 +91,7 @@ def test_an_argument_that_asks_for_nothing_octavo_lacks_is_accepted():
     ("name", "value", "remedy"),
     [
         ("tensor_parallel_size", 2, "an LLM runs its model on one device"),
-        ("enable_lora", True, "LoRA and prompt adapters are not served; merge"),
+        ("max_loras", 4, "adapters have as much memory as adapter_bytes says"),
         ("cpu_offload_gb", 10, "weights stay on the device; use quantization="),
         ("disable_log_stats", False, "an LLM logs no statistics"),
     ],

@@ -344,7 +344,7 @@ def test_priorities(model):
 
 def test_what_is_not_there_says_so_by_its_name(llm, model):
     from gpu_worker import LLM
-    from octavo.request.errors import NotFound, Unimplemented
+    from octavo.request.errors import InvalidArgument, NotFound, Unimplemented
 
     with pytest.raises(NotFound, match=r"^tokenizer 'nowhere': "):
         LLM(model=model, tokenizer="nowhere")
@@ -360,7 +360,7 @@ def test_what_is_not_there_says_so_by_its_name(llm, model):
         LLM(model=model, max_num_scheduled_tokens=64)
     with pytest.raises(TypeError, match=r"^LLM has no option 'frobnication_config'$"):
         LLM(model=model, frobnication_config={})
-    with pytest.raises(Unimplemented, match=r"^lora_request=<object>: LoRA"):
+    with pytest.raises(InvalidArgument, match=r"^lora_request: must be LoRARequest"):
         llm.generate("x", lora_request=object())
     with pytest.raises(Unimplemented, match=r"^chat_template='x': the model's own"):
         llm.chat([{"role": "user", "content": "Hi"}], chat_template="x")

@@ -91,5 +91,5 @@ def test_parameters_keep_all_but_their_texts(params):
 
 def test_adapters_are_refused():
     opened = [OpenedSeat(0, SamplingParams(), 1, longs(), adapter=1)]
-    with pytest.raises(ValueError, match="no runner has adapters"):
+    with pytest.raises(ValueError, match="this runner has no adapters"):
         Seats().update(StepInput(1, opened=opened))

@@ -157,7 +157,7 @@ def test_bad_requests_are_refused_by_name_and_the_others_go_on():
             engine.add_request(request_id, prompt, params, **more)
         assert refused.value.field == field
     with pytest.raises(Unimplemented):
-        engine.add_request("b", [1], lora_request="x")
+        engine.add_request("b", [1], prompt_adapter_request="x")
     engine.add_request("waits outside", [1] * 900, SamplingParams(max_tokens=1))
     found = finish(engine)
     assert found["a"][-1].outputs[0].finish_reason == "length"

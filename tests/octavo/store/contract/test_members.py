@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from octavo.request.ids import Incarnation
 from octavo.request.record import SequenceState
 from octavo.store.calls import Member, NameHolder, Notice, QueueLimits, WorkerLimits
@@ -46,15 +48,18 @@ async def test_limits_of_workers_are_remembered_for_a_while(bench: Any) -> None:
     assert await bench.store.note_limits([large], 5000) == [large]
 
 
-async def test_named_prefixes_stay_until_they_are_dropped(bench: Any) -> None:
-    store = bench.store
-    assert await store.prefixes() == {} and not await store.drop_prefix("a")
-    assert await store.put_prefix("a", b"\xff1", 2) and await store.put_prefix("b", b"", 2)
-    assert not await store.put_prefix("c", b"3", 2)
-    assert await store.put_prefix("a", b"2", 2)  # another text of a known name
-    assert await store.prefixes() == await store.prefixes() == {"a": b"2", "b": b""}
-    assert await store.drop_prefix("a")
-    assert await store.prefixes() == {"b": b""}
+@pytest.mark.parametrize("kind", ["prefix", "adapter"])
+async def test_what_has_a_name_stays_until_it_is_dropped(bench: Any, kind: str) -> None:
+    put, drop = (getattr(bench.store, f"{what}_{kind}") for what in ("put", "drop"))
+    both = bench.store.prefixes, bench.store.adapters
+    listed, others = both if kind == "prefix" else reversed(both)
+    assert await listed() == {} and not await drop("a")
+    assert await put("a", b"\xff1", 2) and await put("b", b"", 2)
+    assert not await put("c", b"3", 2)
+    assert await put("a", b"2", 2)  # another value of a known name
+    assert await listed() == await listed() == {"a": b"2", "b": b""}
+    assert await drop("a")
+    assert await listed() == {"b": b""} and await others() == {}
 
 
 def named(worker: Incarnation, endpoint: str, name: str = "worker-0") -> Member:

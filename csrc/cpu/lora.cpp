@@ -1,0 +1,166 @@
+#include "lora.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels.h"
+
+namespace octavo {
+namespace {
+
+constexpr std::int64_t kShares = 2;  // of the work for each thread, at least, so that one that is late holds up nobody
+constexpr std::int64_t kTogether = 8;  // rows of a matrix that are computed together
+
+// Rows [first, first + count) of a matrix.
+Weight rows_of(const Weight& weight, std::int64_t first, std::int64_t count) {
+    Weight some = weight;
+    const std::int64_t bytes = weight.format == Format::kF32 ? 4 : 2;
+    some.data = static_cast<const char*>(weight.data) + first * weight.stride * bytes;
+    some.rows = count;
+    return some;
+}
+
+// The rows of share `share` of `shares`, of `rows`.
+struct Share {
+    std::int64_t first, end;
+
+    Share(std::int64_t rows, std::int64_t share, std::int64_t shares) {
+        const std::int64_t groups = (rows + kTogether - 1) / kTogether, each = (groups + shares - 1) / shares;
+        first = std::min(rows, share * each * kTogether);
+        end = std::min(rows, first + each * kTogether);
+    }
+};
+
+// Calls run(first, count) for each run of tokens that follow each other, with its place among the group's rows.
+template <typename Run>
+void each_run(const std::int64_t* rows, std::int64_t count, const Run& run) {
+    for (std::int64_t first = 0; first < count;) {
+        std::int64_t end = first + 1;
+        while (end < count && rows[end] == rows[end - 1] + 1) {
+            ++end;
+        }
+        run(first, end - first);
+        first = end;
+    }
+}
+
+// y [columns, ..] = or += weight . x, for all rows of the weight.
+void multiply(PoolThread& thread, const Weight& weight, const float* x, std::int64_t x_stride, std::int64_t columns,
+              float* y, std::int64_t y_stride, bool accumulate) {
+    const LinearJob job{weight, x, x_stride, nullptr, nullptr, columns, y, y_stride, nullptr, accumulate};
+    kernels().linear(job, 0, weight.rows, thread.scratch(kernels().linear_scratch(job)));
+}
+
+void shrink(PoolThread& thread, const LoraJob& job, const LoraStack& stack, float scale, const std::int64_t* rows,
+            std::int64_t count, float* low, const Share& share) {
+    const Weight a = rows_of(stack.a, share.first, share.end - share.first);
+    each_run(rows, count, [&](std::int64_t first, std::int64_t columns) {
+        float* to = low + first * job.low_rows + share.first;
+        multiply(thread, a, job.x + rows[first] * job.cols, job.cols, columns, to, job.low_rows, false);
+        for (std::int64_t c = 0; c < columns; ++c) {
+            for (std::int64_t k = 0; k < a.rows; ++k) {
+                to[c * job.low_rows + k] *= scale;
+            }
+        }
+    });
+}
+
+void expand(PoolThread& thread, const LoraJob& job, const LoraStack& stack, const std::int64_t* rows,
+            std::int64_t count, const float* low, const Share& share) {
+    std::int64_t begin = 0;  // of the part's numbers among the low ones
+    for (const LoraPart& part : stack.parts) {
+        const std::int64_t first = std::max(share.first - part.first, std::int64_t{0});
+        const std::int64_t end = std::min(share.end - part.first, part.b.rows);
+        if (first < end) {
+            const Weight b = rows_of(part.b, first, end - first);
+            each_run(rows, count, [&](std::int64_t place, std::int64_t columns) {
+                float* to = job.y + rows[place] * job.rows + part.first + first;
+                multiply(thread, b, low + place * job.low_rows + begin, job.low_rows, columns, to, job.rows, true);
+            });
+        }
+        begin += part.b.cols;
+    }
+}
+
+}  // namespace
+
+std::int64_t lora_low_rows(const LlamaStep& step) {
+    std::int64_t most = 0;
+    for (const LoraGroup& group : step.loras) {
+        for (const LoraLayer& layer : group.lora->layers) {
+            for (const LoraStack* stack : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down}) {
+                most = std::max(most, stack->parts.empty() ? 0 : stack->a.rows);
+            }
+        }
+    }
+    return most;
+}
+
+void check_lora_rows(const LlamaStep& step, std::int64_t num_tokens) {
+    std::int64_t total = 0;
+    for (const LoraGroup& group : step.loras) {
+        require(group.count > 0, "loras", "has a group without rows");
+        total += group.count;
+    }
+    if (total == 0) {
+        return;
+    }
+    expect(step.lora_rows, "lora_rows", {total}, DType::kI64);
+    std::vector<bool> seen(static_cast<std::size_t>(num_tokens));
+    for (std::int64_t i = 0; i < total; ++i) {
+        const std::int64_t row = step.lora_rows.as<std::int64_t>()[i];
+        require(row >= 0 && row < num_tokens, "lora_rows", "is out of range");
+        require(!seen[static_cast<std::size_t>(row)], "lora_rows", "names a token twice");
+        seen[static_cast<std::size_t>(row)] = true;
+    }
+}
+
+void check_lora_stack(const LoraStack& stack, const char* name, std::int64_t rows, std::int64_t cols) {
+    std::int64_t ranks = 0, end = 0;
+    for (const LoraPart& part : stack.parts) {
+        require(part.b.data != nullptr && !part.b.packed(), name, "has a part that is not plain");
+        require(part.first >= end && part.b.rows <= rows - part.first, name, "has parts in other places");
+        end = part.first + part.b.rows;
+        ranks += part.b.cols;
+    }
+    if (!stack.parts.empty()) {
+        require(stack.a.data != nullptr && !stack.a.packed(), name, "has a matrix that is not plain");
+        require(stack.a.rows == ranks && stack.a.cols == cols, name, "has another shape");
+    }
+}
+
+void add_lora(PoolThread& thread, int threads, const LlamaStep& step, const LoraJob& job) {
+    const auto groups = static_cast<std::int64_t>(step.loras.size());
+    if (groups == 0) {
+        return;
+    }
+    const std::int64_t shares = (kShares * threads + groups - 1) / groups;
+    std::vector<std::int64_t> firsts;  // of each group's rows
+    std::int64_t total = 0;
+    for (const LoraGroup& group : step.loras) {
+        firsts.push_back(total);
+        total += group.count;
+    }
+    const auto each_share = [&](bool to_low) {
+        thread.each(groups * shares, [&](std::int64_t i) {
+            const auto index = static_cast<std::size_t>(i / shares);
+            const auto& [lora, count] = step.loras[index];
+            const LoraStack& stack = lora->layers[job.layer].*job.stack;
+            const Share share(to_low ? stack.a.rows : job.rows, i % shares, shares);
+            if (stack.parts.empty() || share.first == share.end) {
+                return;
+            }
+            const std::int64_t* rows = step.lora_rows.as<std::int64_t>() + firsts[index];
+            float* low = job.low + firsts[index] * job.low_rows;
+            if (to_low) {
+                shrink(thread, job, stack, lora->scale, rows, count, low, share);
+            } else {
+                expand(thread, job, stack, rows, count, low, share);
+            }
+        });
+    };
+    each_share(true);
+    each_share(false);
+}
+
+}  // namespace octavo

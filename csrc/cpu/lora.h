@@ -1,0 +1,36 @@
+// What adapters add to the products of a step, within a run of the pool: every thread calls `add_lora`, in the same
+// order.
+#pragma once
+
+#include "octavo/llama.h"
+#include "octavo/pool.h"
+
+namespace octavo {
+
+using LoraStackOf = LoraStack LoraLayer::*;
+
+// A product of the step, to which adapters add. Both matrices have a row for each token.
+struct LoraJob {
+    std::size_t layer;
+    LoraStackOf stack;
+    const float* x;
+    std::int64_t cols;  // of x
+    float* y;
+    std::int64_t rows;  // of the stack: columns of y
+    float* low;         // room for `low_rows` floats for each of the step's lora_rows
+    std::int64_t low_rows;
+};
+
+// The most rows that any of the step's adapters has in a matrix `a`.
+std::int64_t lora_low_rows(const LlamaStep& step);
+
+// ArgumentError unless the step's lora_rows and loras fit each other and a step of `num_tokens`.
+void check_lora_rows(const LlamaStep& step, std::int64_t num_tokens);
+
+// ArgumentError unless the stack adds to y [.., rows] of x [.., cols].
+void check_lora_stack(const LoraStack& stack, const char* name, std::int64_t rows, std::int64_t cols);
+
+// Adds what the step's adapters make of x. The order of each sum depends on the row alone.
+void add_lora(PoolThread& thread, int threads, const LlamaStep& step, const LoraJob& job);
+
+}  // namespace octavo

@@ -1,0 +1,82 @@
+"""Which low-rank adapters a worker has in memory, within a bound of bytes.
+
+An adapter stays while a sequence here runs with it, or waits; of the others the one that was used longest ago goes
+first. Which are in use is asked when room is wanted, so nobody has to give one back.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+
+from gpu_worker.steps.runner import AdapterMemory, ReadAdapter
+from octavo.request.errors import OutOfBlocks, TooLarge, Unimplemented
+
+
+class AdapterShelf:
+    """Only between two steps, except for `read` and `digests`."""
+
+    def __init__(self, memory: AdapterMemory | None, max_bytes: int, in_use: Callable[[], Collection[int]]) -> None:
+        """Without a `memory` no adapter runs here. `in_use` has the numbers of those that stay."""
+        self._memory = memory
+        self._in_use = in_use
+        self._max_bytes = max_bytes if memory is not None else 0
+        self._there: OrderedDict[str, tuple[int, int]] = OrderedDict()  # by digest: number and bytes; the latest last
+        self.digests: tuple[str, ...] = ()  # of what is there; replaced, never changed
+        self.num_bytes = 0
+        self.num_loaded = 0
+        self.num_evicted = 0
+
+    def read(self, source: str, digest: str = "") -> ReadAdapter:
+        """Reads an adapter, which takes its time. Any thread may call it.
+
+        Raises NotFound, BadModel, TooLarge for one that never fits, and Unimplemented where no adapter runs.
+        """
+        if self._memory is None:
+            raise Unimplemented("the model runs here by a decoder that takes no adapters: those of Llama's family do")
+        if not self._max_bytes:
+            raise Unimplemented("this worker has no memory for adapters: give it some with --adapter-bytes")
+        adapter = self._memory.read(source, digest)
+        if adapter.num_bytes > self._max_bytes:
+            what = f"an adapter of {adapter.num_bytes} bytes does not fit {self._max_bytes}"
+            raise TooLarge(f"{source}: {what}: give more with --adapter-bytes")
+        return adapter
+
+    def find(self, digest: str) -> int:
+        """The number under which steps run with it; 0: it is not there. For an empty digest, too."""
+        if digest not in self._there:
+            return 0
+        self._there.move_to_end(digest)
+        return self._there[digest][0]
+
+    def put(self, adapter: ReadAdapter) -> int:
+        """Makes room for an adapter and keeps it. The same one again changes nothing.
+
+        Raises OutOfBlocks if what is in use leaves no room.
+        """
+        if self._memory is None:
+            raise Unimplemented("no adapter runs here")
+        if number := self.find(adapter.digest):
+            return number
+        self._make_room(self._memory, adapter.num_bytes)
+        number = self._memory.add(adapter)
+        self._there[adapter.digest] = number, adapter.num_bytes
+        self.num_bytes += adapter.num_bytes
+        self.num_loaded += 1
+        self.digests = tuple(self._there)
+        return number
+
+    def _make_room(self, memory: AdapterMemory, num_bytes: int) -> None:
+        used = self._in_use()
+        idle = [(digest, *kept) for digest, kept in self._there.items() if kept[0] not in used]
+        missing = self.num_bytes + num_bytes - self._max_bytes
+        if missing > sum(size for _, _, size in idle):
+            kept = f"{self.num_bytes} of {self._max_bytes} bytes for adapters are in use"
+            raise OutOfBlocks(f"{kept}, and this one wants {num_bytes}: place the sequence elsewhere")
+        for digest, number, size in idle:
+            if missing <= 0:
+                break
+            memory.drop(number)
+            del self._there[digest]
+            self.num_bytes -= size
+            self.num_evicted += 1
+            missing -= size
+        self.digests = tuple(self._there)

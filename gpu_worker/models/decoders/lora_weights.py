@@ -1,0 +1,79 @@
+"""From the files of a low-rank adapter to its matrices, for one model."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.models.decoders.config import LlamaConfig
+from gpu_worker.ops.lora import Lora, LoraPart, LoraStack
+from octavo.model_files.lora_files import LoraFiles, LoraMatrix, StoredTensor
+from octavo.request.errors import BadModel
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_STACKS = {  # the modules of each stack, in the order of its rows
+    "qkv": ("q_proj", "k_proj", "v_proj", "qkv_proj"),
+    "out": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj", "gate_up_proj"),
+    "down": ("down_proj",),
+}
+
+
+def load(files: LoraFiles, config: LlamaConfig) -> Lora:
+    """Reads the adapter for this model. Raises BadModel if it is not one for it."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys, values = config.qkv_rows
+    shapes = {  # outputs, inputs, and the stack's row at which the outputs begin
+        "q_proj": (queries, hidden, 0),
+        "k_proj": (keys, hidden, queries),
+        "v_proj": (values, hidden, queries + keys),
+        "qkv_proj": (queries + keys + values, hidden, 0),
+        "o_proj": (hidden, queries, 0),
+        "gate_proj": (inner, hidden, 0),
+        "up_proj": (inner, hidden, inner),
+        "gate_up_proj": (2 * inner, hidden, 0),
+        "down_proj": (hidden, inner, 0),
+    }
+    layers: list[dict[str, LoraStack]] = []
+    for layer, module, _ in files.tensors:
+        if layer >= config.num_layers:
+            raise BadModel(f"{files.path}: it has layer {layer}, and the model {config.num_layers} layers")
+        fused = {"qkv_proj": "q_proj k_proj v_proj", "gate_up_proj": "gate_proj up_proj"}.get(module, "").split()
+        if any((layer, each, "A") in files.tensors for each in fused):
+            raise BadModel(f"{files.path}: layer {layer} has {module} and parts of it")
+    for layer in range(config.num_layers):
+        found: dict[str, LoraStack] = {}
+        for stack, modules in _STACKS.items():
+            there = [module for module in modules if LoraMatrix(layer, module, "A") in files.tensors]
+            a, parts = [], []
+            for module in there:
+                rows, columns, first = shapes[module]
+                down, up = (files.tensors[LoraMatrix(layer, module, side)] for side in "AB")
+                if (down.shape[1], up.shape[0]) != (columns, rows):
+                    what = f"{module} of layer {layer} is for {down.shape[1]} inputs and {up.shape[0]} outputs"
+                    raise BadModel(f"{files.path}: {what}, and the model's has {columns} and {rows}")
+                a.append(_tensor(files, down))
+                parts.append(LoraPart(_tensor(files, up), first))
+            if parts:
+                found[stack] = LoraStack(torch.cat(a), tuple(parts))
+        layers.append(found)
+    return Lora(files.digest, files.rank, files.scale, layers, files.num_bytes)
+
+
+def _tensor(files: LoraFiles, stored: StoredTensor) -> Tensor:
+    """A copy, so that the content of the whole file need not stay."""
+    numbers = np.frombuffer(files.content, np.uint8, stored.num_bytes, stored.start)
+    return torch.from_numpy(numbers.copy()).view(_DTYPES[stored.dtype]).view(stored.shape)
+
+
+def placed(lora: Lora, dtype: torch.dtype, device: torch.device) -> Lora:
+    """The adapter for a decoder in torch."""
+
+    def moved(stack: LoraStack) -> LoraStack:
+        parts = tuple(LoraPart(part.b.to(device, dtype), part.first) for part in stack.parts)
+        return LoraStack(stack.a.to(device, dtype), parts)
+
+    layers = [{name: moved(stack) for name, stack in layer.items()} for layer in lora.layers]
+    num_numbers = sum(
+        stack.a.numel() + sum(part.b.numel() for part in stack.parts) for layer in layers for stack in layer.values()
+    )
+    return Lora(lora.digest, lora.rank, lora.scale, layers, num_numbers * dtype.itemsize)

@@ -1,0 +1,87 @@
+"""`octavo adapter`: names low-rank adapters, which requests then ask for as they ask for a model.
+
+    octavo adapter add poems /srv/adapters/poems    the folder that PEFT wrote, which all routers and workers can read
+    octavo adapter list                             which there are, and which workers have them in memory
+    octavo adapter remove poems
+
+A name that is there gets the new adapter; requests that were accepted before go on with the old one, as long as a
+worker has it.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from octavo.cli import connection, output
+from octavo.v1 import admin_pb2, admin_pb2_grpc
+
+COLUMNS = ("NAME", "MODEL", "RANK", "BYTES", "DIGEST", "LOADED ON", "FOLDER")
+FIELDS = ("name", "model", "digest", "source", "rank", "num_bytes")
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("adapter", help="name low-rank adapters", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    add = actions.add_parser("add", help="name an adapter, or give a name another one")
+    add.add_argument("name", metavar="NAME", help="letters, digits, dots, dashes and underscores")
+    add.add_argument("path", metavar="PATH", help="its folder, which the router and all workers can read")
+    add.add_argument("--model", metavar="MODEL", help="a name in `octavo status` [the only model]")
+    remove = actions.add_parser("remove", help="forget a name; requests that run go on")
+    remove.add_argument("name", metavar="NAME")
+    listing = actions.add_parser("list", help="show all, and where they are in memory")
+    for each, run in ((add, run_add), (remove, run_remove), (listing, run_list)):
+        connection.add_admin_arguments(each, run)
+
+
+def run_add(args: argparse.Namespace) -> int:
+    source = str(Path(args.path).expanduser().absolute())
+    request = admin_pb2.AddAdapterRequest(name=args.name, source=source, model=args.model)
+
+    async def add(admin: admin_pb2_grpc.AdminStub) -> admin_pb2.AddAdapterResponse:
+        added: admin_pb2.AddAdapterResponse = await admin.AddAdapter(request)
+        return added
+
+    adapter = connection.ask_routers(args, add).adapter
+    if args.json:
+        output.print_json(_fields(adapter))
+    else:
+        what = f"rank {adapter.rank}, {adapter.num_bytes} bytes, digest {adapter.digest}"
+        print(f"{adapter.name}: an adapter of {adapter.model}, {what}")
+    return 0
+
+
+def run_remove(args: argparse.Namespace) -> int:
+    request = admin_pb2.RemoveAdapterRequest(name=args.name)
+
+    async def remove(admin: admin_pb2_grpc.AdminStub) -> None:
+        await admin.RemoveAdapter(request)
+
+    connection.ask_routers(args, remove)
+    print(f"{args.name} is forgotten") if not args.json else output.print_json({"name": args.name})
+    return 0
+
+
+def run_list(args: argparse.Namespace) -> int:
+    async def ask(admin: admin_pb2_grpc.AdminStub) -> admin_pb2.ListAdaptersResponse:
+        listed: admin_pb2.ListAdaptersResponse = await admin.ListAdapters(admin_pb2.ListAdaptersRequest())
+        return listed
+
+    adapters = [_fields(each) for each in connection.ask_routers(args, ask).adapters]
+    if args.json:
+        output.print_json(adapters)
+    elif adapters:
+        print(output.table(COLUMNS, [_row(each) for each in adapters]))
+    else:
+        print("no adapter has a name: octavo adapter add NAME PATH")
+    return 0
+
+
+def _fields(adapter: admin_pb2.Adapter) -> dict[str, Any]:
+    return {**{name: getattr(adapter, name) for name in FIELDS}, "loaded_on": list(adapter.loaded_on)}
+
+
+def _row(adapter: dict[str, Any]) -> list[object]:
+    where = ", ".join(adapter["loaded_on"]) or "-"
+    plain = [adapter[name] for name in ("name", "model", "rank", "num_bytes", "digest")]
+    return [*plain, where, adapter["source"]]

@@ -1,0 +1,60 @@
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter, in vLLM's shapes, for adapters below one folder."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from octavo.request.errors import InvalidArgument, PermissionDenied
+from router.fleet.named_adapters import NamedAdapters
+from router.http.field_reader import FieldReader
+from router.http.json_body import BodyReader, parse_object
+from router.http.reply import Reply
+
+
+def _below(folder: str, path: str) -> str:
+    """The folder of an adapter that a client names. Raises InvalidArgument for one that is elsewhere."""
+    root = Path(folder).expanduser().resolve()
+    source = (root / path).resolve()
+    if not path or not source.is_relative_to(root) or source == root:
+        raise InvalidArgument("lora_path", f"must be a folder below {root}")
+    return str(source)
+
+
+@dataclass(eq=False)
+class AdapterEndpoint:
+    """Both paths. Whoever may call this router's HTTP may then name adapters, so a folder has to be given for it."""
+
+    adapters: NamedAdapters
+    bodies: BodyReader
+    folder: str  # empty: nobody may
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with Reply(send):
+            if not self.folder:
+                what = "adapters are added with octavo adapter, or here by a router with --adapter-folder"
+                raise PermissionDenied(f"{scope['path']}: {what}")
+            fields = FieldReader(parse_object(await self.bodies.read(scope, receive)))
+            name = fields.take_text("lora_name") or ""
+            done = await (self._load if scope["path"].startswith("/v1/load") else self._unload)(name, fields)
+            await PlainTextResponse(f"Success: LoRA adapter '{name}' {done} successfully.")(scope, receive, send)
+
+    async def _load(self, name: str, fields: FieldReader) -> str:
+        path, replaces = fields.take_text("lora_path") or "", fields.take_flag("load_inplace")
+        fields.take_ignored(["base_model_name"])
+        fields.refuse_rest()
+        fields.checks.raise_found()
+        await self.adapters.refresh()
+        if self.adapters.find(name) is not None and not replaces:
+            raise InvalidArgument("lora_name", f"{name} is there: to replace it, send load_inplace: true")
+        await self.adapters.add(name, await asyncio.to_thread(_below, self.folder, path))
+        return "added"
+
+    async def _unload(self, name: str, fields: FieldReader) -> str:
+        fields.take_ignored(["lora_int_id"])
+        fields.refuse_rest()
+        fields.checks.raise_found()
+        await self.adapters.remove(name)
+        return "removed"

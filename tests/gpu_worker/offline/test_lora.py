@@ -1,0 +1,156 @@
+"""LLM with low-rank adapters: tokens are those of PEFT, bits are the row's alone, and names mean nothing."""
+
+import shutil
+
+import pytest
+import torch
+import transformers
+from loras import ATTENTION, adapted, greedy, write_lora
+
+from gpu_worker import LLM, LoRARequest, SamplingParams
+from gpu_worker.ops import native
+from octavo.request.errors import BadModel, InvalidArgument, NotFound, TooLarge, Unimplemented
+
+TOKENS = 100
+FORMS = [  # rank, alpha, modules, type, further settings
+    {"rank": 4, "alpha": 8},
+    {"rank": 1, "alpha": 1},
+    {"rank": 7, "alpha": 3.5, "size": 0.4},
+    {"rank": 16, "alpha": 16, "use_rslora": True},
+    {"rank": 64, "alpha": 32, "size": 0.15},
+    {"rank": 8, "alpha": 16, "modules": ATTENTION},
+    {"rank": 8, "alpha": 16, "modules": ("q_proj", "v_proj")},
+    {"rank": 8, "alpha": 16, "modules": ("gate_proj", "down_proj")},
+    {"rank": 8, "alpha": 16, "dtype": torch.bfloat16},
+    {"rank": 8, "alpha": 16, "dtype": torch.float16, "modules": ("k_proj", "o_proj", "up_proj")},
+]
+
+
+@pytest.fixture(scope="module")
+def loras(folder, tmp_path_factory):
+    """The folders of ten adapters for the tiny model."""
+    where = tmp_path_factory.mktemp("loras")
+    return [write_lora(where / f"a{i}", folder[1], seed=i, **form) for i, form in enumerate(FORMS)]
+
+
+@pytest.fixture(scope="module", params=["native", "torch"])
+def llm(request, folder):
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(native, "load", lambda: None)
+        elif native.load() is None:
+            pytest.skip("no extension")
+        llm = LLM(str(folder[0]), kv_cache_bytes="8MiB", swap_bytes=0, dtype="float32")
+    with llm:
+        yield llm
+
+
+def prompts(count):
+    return [[(7 * i + 3 * j) % 256 for j in range(5 + 11 * i % 40)] for i in range(count)]
+
+
+def params(**more):
+    return SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, **more)
+
+
+def ask(llm, prompt, lora, **more):
+    return llm.generate([prompt], params(**more), lora_request=lora, use_tqdm=False)[0].outputs[0]
+
+
+def requests(loras):
+    return [LoRARequest(f"n{i}", i + 1, str(path)) for i, path in enumerate(loras)]
+
+
+def test_ten_adapters_in_one_batch_give_the_tokens_of_the_model_with_each(llm, folder, loras):
+    given = prompts(len(loras) + 1)
+    outputs = llm.generate(given, params(), lora_request=[*requests(loras), None], use_tqdm=False)
+    for prompt, path, output in zip(given, loras, outputs, strict=False):
+        with adapted(folder[1], path) as model:
+            assert output.outputs[0].token_ids == greedy(model, prompt, TOKENS), path.name
+    assert outputs[-1].outputs[0].token_ids == greedy(folder[1], given[-1], TOKENS)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_the_tokens_are_those_of_peft(llm, folder, loras):
+    peft = pytest.importorskip("peft")
+    given = prompts(len(loras))
+    outputs = llm.generate(given, params(), lora_request=requests(loras), use_tqdm=False)
+    for prompt, path, output in zip(given, loras, outputs, strict=True):
+        base = transformers.AutoModelForCausalLM.from_pretrained(folder[0], dtype=torch.float32)
+        model = peft.PeftModel.from_pretrained(base, path).eval()
+        assert output.outputs[0].token_ids == greedy(model, prompt, TOKENS), path.name
+
+
+@pytest.mark.parametrize("quantization", ["none", "q8"])
+def test_bits_are_those_of_the_row_alone(folder, loras, quantization):
+    if native.load() is None:
+        pytest.skip("torch rounds by shape")
+    scored = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=3)
+    given, asked = prompts(11), [*requests(loras), None]
+    options = {"kv_cache_bytes": "8MiB", "swap_bytes": 0, "prefix_caching": False, "quantization": quantization}
+    with LLM(str(folder[0]), **options) as llm:
+        alone = [
+            llm.generate([p], scored, lora_request=r, use_tqdm=False)[0].outputs[0]
+            for p, r in zip(given, asked, strict=True)
+        ]
+        together = llm.generate(given, scored, lora_request=asked, use_tqdm=False)
+    with LLM(str(folder[0]), max_batch_tokens=16, **options) as llm:  # prompts in pieces
+        pieces = llm.generate(given, scored, lora_request=asked, use_tqdm=False)
+    for one, two, three in zip(alone, together, pieces, strict=True):
+        assert one.logprobs == two.outputs[0].logprobs == three.outputs[0].logprobs
+
+
+def test_a_prefix_is_shared_by_what_the_files_hold_and_not_by_a_name(llm, folder, loras, tmp_path):
+    prompt, place = prompts(5)[4] * 2, tmp_path / "adapter"
+    shutil.copytree(loras[0], place)
+    lora = LoRARequest("one", 1, str(place))
+    first = ask(llm, prompt, lora)
+    same = llm.generate([prompt], params(), lora_request=LoRARequest("other", 2, str(loras[0])), use_tqdm=False)[0]
+    assert same.num_cached_tokens > 0
+    assert same.outputs[0].token_ids == first.token_ids
+    shutil.rmtree(place)
+    shutil.copytree(loras[1], place)
+    replaced = llm.generate([prompt], params(), lora_request=lora, use_tqdm=False)[0]
+    with adapted(folder[1], loras[1]) as model:
+        assert replaced.outputs[0].token_ids == greedy(model, prompt, TOKENS)
+    assert ask(llm, prompt, None).token_ids == greedy(folder[1], prompt, TOKENS)
+
+
+def test_adapters_take_turns_where_memory_holds_one(folder, loras):
+    with LLM(str(folder[0]), kv_cache_bytes="8MiB", swap_bytes=0, adapter_bytes="64KiB") as llm:
+        with pytest.raises(TooLarge, match="does not fit 65536: give more with --adapter-bytes"):
+            ask(llm, [1, 2], requests(loras)[4])
+        few = [requests(loras)[i] for i in (0, 1, 2, 5, 6, 0, 2)]
+        outputs = llm.generate(prompts(7), params(), lora_request=few, use_tqdm=False)
+        for prompt, lora, output in zip(prompts(7), few, outputs, strict=True):
+            assert ask(llm, prompt, lora).token_ids == output.outputs[0].token_ids
+
+
+def test_forks_swaps_beams_and_drafts_keep_their_adapter(folder, loras):
+    lora, prompt = requests(loras)[0], prompts(3)[2]
+    with LLM(str(folder[0]), kv_cache_bytes="8MiB", swap_bytes=0, speculation="off") as llm:
+        plain = ask(llm, prompt, lora)
+        drawn = SamplingParams(n=3, seed=5, max_tokens=20, ignore_eos=True)
+        (forked,) = llm.generate([prompt], drawn, lora_request=lora, use_tqdm=False)
+    with LLM(str(folder[0]), kv_cache_bytes="8MiB", swap_bytes=0, speculation="recent") as llm:
+        assert [ask(llm, prompt, lora).token_ids for _ in range(3)] == [plain.token_ids] * 3
+        (again,) = llm.generate([prompt], drawn, lora_request=lora, use_tqdm=False)
+        assert [each.token_ids for each in again.outputs] == [each.token_ids for each in forked.outputs]
+
+
+def test_what_is_wrong_is_said_before_a_step(llm, folder, loras, tmp_path):
+    with pytest.raises(NotFound, match=r"no adapter_config\.json there"):
+        ask(llm, [1], LoRARequest("x", 1, str(tmp_path)))
+    with pytest.raises(InvalidArgument, match="lora_request: 1 for 2 prompts"):
+        llm.generate([[1], [2]], lora_request=[None], use_tqdm=False)
+    with pytest.raises(InvalidArgument, match=r"must be LoRARequest\(name, id, path\)"):
+        llm.generate([[1]], lora_request="x", use_tqdm=False)
+    with pytest.raises(Unimplemented, match="lora_request=<LoRARequest>: vectors and scores"):
+        llm.embed([[1]], lora_request=requests(loras)[0], use_tqdm=False)
+    config = transformers.LlamaConfig(**{**folder[1].config.to_dict(), "num_hidden_layers": 3, "hidden_size": 64})
+    other = write_lora(tmp_path / "other", transformers.LlamaForCausalLM(config), seed=1)
+    with pytest.raises(BadModel, match="it has layer 2, and the model 2 layers"):
+        ask(llm, [1], LoRARequest("x", 1, str(other)))
+    with LLM(str(folder[0]), kv_cache_bytes="8MiB", swap_bytes=0, adapter_bytes=0) as none:
+        with pytest.raises(Unimplemented, match="no memory for adapters"):
+            ask(none, [1], requests(loras)[0])

@@ -1,0 +1,141 @@
+"""Adapters on disk: one digest for what counts, and a name for each thing that is refused."""
+
+import json
+import struct
+
+import pytest
+import torch
+from loras import write_files
+from safetensors.torch import load_file, save_file
+
+from octavo.model_files.lora_files import CONFIG, WEIGHTS, LoraMatrix, read_lora
+from octavo.request.errors import BadModel, NotFound, ServingError
+
+LAYER = "base_model.model.model.layers.1.self_attn.q_proj.lora_"
+
+
+def tensors(rank=2):
+    return {f"{LAYER}A.weight": torch.ones(rank, 3), f"{LAYER}B.weight": torch.full((4, rank), 2.0)}
+
+
+@pytest.fixture
+def lora(tmp_path):
+    return write_files(tmp_path / "a", tensors(), {"r": 2, "lora_alpha": 8, "target_modules": ["q_proj"]})
+
+
+def reconfigure(folder, **changes):
+    content = json.loads((folder / CONFIG).read_text()) | changes
+    (folder / CONFIG).write_text(json.dumps(content))
+
+
+def test_an_adapter_is_read(lora):
+    found = read_lora(lora)
+    assert (found.rank, found.scale, found.num_bytes) == (2, 4.0, 2 * 3 * 4 + 4 * 2 * 4)
+    a = found.tensors[LoraMatrix(1, "q_proj", "A")]
+    assert struct.unpack_from("<6f", found.content, a.start) == (1.0,) * 6
+    reconfigure(lora, use_rslora=True)
+    assert read_lora(lora).scale == 8 / 2**0.5
+
+
+def test_the_digest_is_that_of_what_counts(lora, tmp_path):
+    first = read_lora(lora).digest
+    reconfigure(lora, lora_dropout=0.5, base_model_name_or_path="elsewhere", target_modules="all-linear")
+    save_file(dict(reversed(tensors().items())), lora / WEIGHTS, metadata={"format": "pt"})
+    assert read_lora(lora.rename(tmp_path / "renamed")).digest == first
+    lora = tmp_path / "renamed"
+    digests = {first}
+    for change in ({"lora_alpha": 9}, {"use_rslora": True}):
+        before = (lora / CONFIG).read_text()
+        reconfigure(lora, **change)
+        digests.add(read_lora(lora).digest)
+        (lora / CONFIG).write_text(before)
+    a, b = f"{LAYER}A.weight", f"{LAYER}B.weight"
+    for changed in (
+        {a: torch.ones(2, 3, dtype=torch.bfloat16)},
+        {a: torch.tensor([[1.0, 1, 1], [1, 1, 1 + 2**-23]])},
+        {b: torch.full((4, 2), 2.0) * torch.tensor([1.0, -1.0])},
+        {a: torch.ones(2, 6)},
+    ):
+        save_file(tensors() | changed, lora / WEIGHTS)
+        digests.add(read_lora(lora).digest)
+    other = {name.replace("layers.1", "layers.0"): tensor for name, tensor in tensors().items()}
+    save_file(other, lora / WEIGHTS)
+    digests.add(read_lora(lora).digest)
+    assert len(digests) == 8
+
+
+def test_another_digest_than_the_one_wanted_is_refused(lora):
+    digest = read_lora(lora).digest
+    assert read_lora(lora, digest).digest == digest
+    with pytest.raises(BadModel, match=f"has the digest {digest} now, and {'0' * 32} is wanted"):
+        read_lora(lora, "0" * 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"peft_type": "IA3"}, "peft_type 'IA3' is not LORA"),
+        ({"use_dora": True}, "use_dora True is not computed here"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\] is not computed here"),
+        ({"bias": "lora_only"}, "bias 'lora_only' is not computed here"),
+        ({"lora_bias": True}, "lora_bias True is not"),
+        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 4}}, "alpha_pattern"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out True"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' changes the weights of the model"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"a_setting_of_tomorrow": 1}, "a_setting_of_tomorrow 1 is not computed here"),
+        ({"r": 0}, "r 0 is not a whole number from 1 to 256"),
+        ({"r": 4}, "is not of rank 4"),
+        ({"lora_alpha": "8"}, "lora_alpha '8' is no number"),
+        ({"lora_alpha": float("nan")}, "lora_alpha nan is no number"),
+    ],
+)
+def test_a_setting_that_is_not_computed_is_refused_by_its_name(lora, change, words):
+    reconfigure(lora, **change)
+    with pytest.raises(BadModel, match=words):
+        read_lora(lora)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("base_model.model.model.embed_tokens.lora_embedding_A", "tensor base_model.model.model.embed_tokens"),
+        ("base_model.model.lm_head.lora_A.weight", "tensor base_model.model.lm_head.lora_A.weight"),
+        (f"{LAYER}magnitude_vector", "magnitude_vector is not computed here"),
+        ("base_model.model.model.layers.1.mlp.experts.0.up_proj.lora_A.weight", "experts"),
+        (
+            "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight",
+            "layer 0 has one of lora_A and lora_B of up_proj",
+        ),
+    ],
+)
+def test_a_tensor_that_is_not_computed_is_refused_by_its_name(lora, name, words):
+    save_file(tensors() | {name: torch.ones(2, 3)}, lora / WEIGHTS)
+    with pytest.raises(BadModel, match=words):
+        read_lora(lora)
+
+
+def test_damaged_files_are_refused_and_crash_nothing(lora, tmp_path):
+    whole = (lora / WEIGHTS).read_bytes()
+    for cut in (*range(16), *range(16, len(whole), 7)):
+        (lora / WEIGHTS).write_bytes(whole[:cut])
+        with pytest.raises(BadModel):
+            read_lora(lora)
+    for place in range(0, len(whole), 3):
+        (lora / WEIGHTS).write_bytes(whole[:place] + bytes([whole[place] ^ 0x15]) + whole[place + 1 :])
+        try:
+            read_lora(lora)
+        except ServingError:
+            pass
+    (lora / WEIGHTS).write_bytes(whole)
+    for text in ("", "[]", "{", "null", '{"peft_type": "LORA"}'):
+        (lora / CONFIG).write_text(text)
+        with pytest.raises(BadModel):
+            read_lora(lora)
+    (lora / CONFIG).unlink()
+    with pytest.raises(NotFound, match=r"no adapter_config\.json there"):
+        read_lora(lora)
+    with pytest.raises(BadModel, match="GGUF"):
+        read_lora(tmp_path / "x.gguf")
+    assert load_file(lora / WEIGHTS)

@@ -1,0 +1,97 @@
+"""Low-rank adapters for tests: folders as PEFT writes them, and models of Transformers with one, unmerged."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def write_lora(
+    folder: Path,
+    model: nn.Module,
+    seed: int,
+    *,
+    rank: int = 4,
+    alpha: float = 8,
+    modules: Sequence[str] = ALL,
+    dtype: torch.dtype = torch.float32,
+    size: float = 0.3,
+    **config: object,
+) -> Path:
+    """A random adapter for these modules of the model. `config` are further settings."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in modules and isinstance(module, nn.Linear):
+            for side, shape in (("A", (rank, module.in_features)), ("B", (module.out_features, rank))):
+                numbers = torch.randn(shape, generator=generator) * size
+                tensors[f"base_model.model.{name}.lora_{side}.weight"] = numbers.to(dtype)
+    return write_files(folder, tensors, {"r": rank, "lora_alpha": alpha, "target_modules": list(modules), **config})
+
+
+def write_files(folder: Path, tensors: dict[str, Tensor], config: dict[str, object]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    plain = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "lora_dropout": 0.1}
+    (folder / "adapter_config.json").write_text(json.dumps(plain | config))
+    return folder
+
+
+@contextmanager
+def adapted(model: nn.Module, folder: Path) -> Iterator[nn.Module]:
+    """The model of Transformers with an adapter, computed beside each module's own output."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    rank, alpha = config["r"], config["lora_alpha"]
+    scale = alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
+    tensors = load_file(folder / "adapter_model.safetensors")
+    hooks = []
+
+    def hook(a: Tensor, b: Tensor) -> object:
+        return lambda module, inputs, output: output + (inputs[0] @ a.float().T @ b.float().T) * scale
+
+    for name, module in model.named_modules():
+        a = tensors.get(f"base_model.model.{name}.lora_A.weight")
+        if a is not None:
+            hooks.append(module.register_forward_hook(hook(a, tensors[f"base_model.model.{name}.lora_B.weight"])))
+    try:
+        yield model
+    finally:
+        for each in hooks:
+            each.remove()
+
+
+@torch.inference_mode()
+def greedy(model: nn.Module, prompt: Sequence[int], count: int) -> list[int]:
+    """The likeliest tokens."""
+    tokens: list[int] = []
+    result = model(torch.tensor([list(prompt)]), use_cache=True)
+    while True:
+        tokens.append(int(result.logits[0, -1].argmax()))
+        if len(tokens) == count:
+            return tokens
+        result = model(torch.tensor([tokens[-1:]]), past_key_values=result.past_key_values, use_cache=True)
+
+
+def save_tiny_model(folder: Path) -> nn.Module:
+    """A small random Llama without a tokenizer, as Transformers saves it, with tokens that are far from each other."""
+    import transformers
+
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ends = {"bos_token_id": None, "eos_token_id": None}
+    config = transformers.LlamaConfig(
+        vocab_size=256, num_key_value_heads=2, max_position_embeddings=4096, **sizes, **ends
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(std=0.3)
+    model.save_pretrained(folder)
+    return model
