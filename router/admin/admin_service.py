@@ -9,14 +9,13 @@ from octavo.net.security.authorizer import acting_for
 from octavo.request import limits, validation
 from octavo.request.errors import InvalidArgument, NotFound
 from octavo.request.ids import Incarnation, sequence_id
-from octavo.request.named_adapter import NamedAdapter
 from octavo.request.named_prefix import NamedPrefix, validate_prefix_name
 from octavo.store.base import Store
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from router.admin.cluster_watch import ClusterWatch
 from router.admin.messages import decision_to_wire, sequence_to_wire, shared_fields, worker_to_wire
 from router.fleet.model_registry import ServedModel
-from router.fleet.named_adapters import NamedAdapters
+from router.fleet.named_adapters import NamedAdapter, NamedAdapters
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.placing.assigner import Assigner

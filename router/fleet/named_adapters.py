@@ -1,21 +1,47 @@
-"""The low-rank adapters that operators have named, as the store has them, and which of them a request asks for."""
+"""The low-rank adapters that operators have named, as the store has them, and which of them a request asks for.
+
+What counts is the digest: a name may get other bytes at any time.
+"""
 
 import asyncio
+import json
 import logging
+import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from octavo.model_files.lora_files import read_lora
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument, NotFound, StoreUnavailable, TooManyAdapters
-from octavo.request.named_adapter import MAX_ADAPTERS, NamedAdapter, validate_adapter_name
 from octavo.store.base import Store
-from octavo.v1 import inference_pb2
 from router.fleet.model_registry import ModelRegistry, ServedModel
 
 log = logging.getLogger(__name__)
 
 ROUND_S = 1.0
-Named = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest
+MAX_ADAPTERS = 1024  # in one store
+MAX_NAME = 64
+_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedAdapter:
+    """It is kept in the store as JSON, by its name."""
+
+    name: str
+    model: str  # the name of the model that it is for
+    digest: str  # of its numbers, and of how they are scaled
+    source: str  # the folder, which every worker can read
+    rank: int
+    num_bytes: int
+
+    def pack(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def parse(cls, packed: bytes) -> "NamedAdapter":
+        """Raises ValueError, TypeError or KeyError if another program has written it."""
+        return cls(**json.loads(packed))
 
 
 class NamedAdapters:
@@ -59,7 +85,8 @@ class NamedAdapters:
 
         Raises InvalidArgument, NotFound, BadModel, NoWorkers, TooManyAdapters or StoreUnavailable.
         """
-        validate_adapter_name("name", name)
+        if not _NAME.fullmatch(name):
+            raise InvalidArgument("name", f"1 to {MAX_NAME} letters, digits, dots, dashes and underscores")
         base = self._models.find_by_name(model)
         if self._models.has_name(name):
             raise InvalidArgument("name", f"{name} is the name of a model: choose another one")
@@ -80,33 +107,29 @@ class NamedAdapters:
             raise _missing("name", name)
         await self.refresh()
 
-    async def look_up(self, request: Named) -> None:
-        """Reads the store once more if the request names what this router does not know: it may be a moment old."""
-        names = {request.model} if request.HasField("model") else set()
-        if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("lora"):
-            names = {request.lora}
-        if any(not self._models.has_name(name) and name not in self._known for name in names):
+    async def look_up(self, model: str | None, lora: str | None = None) -> None:
+        """Reads the store once more if a name is not known here: it may be a moment old. Raises StoreUnavailable."""
+        name = lora if lora is not None else model
+        if name is not None and name not in self._known and not self._models.has_name(name):
             await self.refresh()
 
-    def of_request(self, request: Named) -> NamedAdapter | None:
-        """The adapter that the request asks for, by `lora` or by the name of its model. Raises NotFound."""
-        if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("lora"):
-            if request.lora not in self._known:
-                raise _missing("lora", request.lora)
-            return self._known[request.lora]
-        if request.HasField("model") and not self._models.has_name(request.model):
-            return self._known.get(request.model)
-        return None
+    def asked(self, model: str | None, lora: str | None = None) -> NamedAdapter | None:
+        """The adapter that a request asks for, by `lora` or by the name of its model. Raises NotFound."""
+        if lora is not None:
+            if lora not in self._known:
+                raise _missing("lora", lora)
+            return self._known[lora]
+        return self._known.get(model) if model is not None and not self._models.has_name(model) else None
 
-    def model_of(self, request: Named) -> ServedModel:
-        """The model that the request names, also by an adapter's name, or the only one. Raises what is wrong."""
-        adapter, name = self.of_request(request), request.model if request.HasField("model") else None
+    def model_of(self, model: str | None, lora: str | None = None) -> ServedModel:
+        """The model that a request names, also by an adapter's name, or the only one. Raises what is wrong."""
+        adapter = self.asked(model, lora)
         if adapter is None:
-            return self._models.find_by_name(name)
-        model = self._models.find_by_name(adapter.model)
-        if name not in (None, adapter.name) and self._models.find_by_name(name) is not model:
-            raise InvalidArgument("lora", f"{adapter.name} is an adapter of {adapter.model}, and not of {name}")
-        return model
+            return self._models.find_by_name(model)
+        base = self._models.find_by_name(adapter.model)
+        if model not in (None, adapter.name) and self._models.find_by_name(model) is not base:
+            raise InvalidArgument("lora", f"{adapter.name} is an adapter of {adapter.model}, and not of {model}")
+        return base
 
 
 def _missing(field: str, name: str) -> NotFound:

@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 from octavo.net.http_server import error_body
 from octavo.net.security.authorizer import Authorizer
 from octavo.request.errors import PermissionDenied, ServingError, Unauthenticated
-from octavo.v1 import inference_pb2
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.fleet.named_adapters import NamedAdapters
 from router.http.answer_format import ChatFormat, CompletionFormat
@@ -55,9 +54,8 @@ class ModelEndpoint:
             if name is None:
                 await reply.send_object({"object": "list", "data": self._shown_all()})
             else:
-                asked = inference_pb2.TokenizeRequest(model=name)
-                await self._adapters.look_up(asked)
-                await reply.send_object(self._shown(self._adapters.model_of(asked), name))
+                await self._adapters.look_up(name)
+                await reply.send_object(self._shown(self._adapters.model_of(name), name))
         except ServingError as error:
             await reply.send_error(error)
 

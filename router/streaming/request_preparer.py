@@ -75,8 +75,8 @@ class RequestPreparer:
     async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> PreparedRequest:
         """The sequence that the request asks for. A `deadline_in_ms` of 0 means that there is no deadline."""
         if self._adapters is not None:
-            await self._adapters.look_up(request)
-        model, adapter = self.find_model(request), self._adapters and self._adapters.of_request(request)
+            await self._adapters.look_up(*names_in(request))
+        model, adapter = self.find_model(request), self._adapters and self._adapters.asked(*names_in(request))
         if not model.workers and not self._wait_for_workers:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
         asked, params = check_request(request, model)
@@ -127,7 +127,7 @@ class RequestPreparer:
     ) -> ServedModel:
         """The model that the request names, or the only one. The name of an adapter means the adapter's model."""
         if self._adapters is not None:
-            return self._adapters.model_of(request)
+            return self._adapters.model_of(*names_in(request))
         return self.models.find_by_name(request.model if request.HasField("model") else None)
 
     async def read_prompt(
@@ -197,6 +197,16 @@ class RequestPreparer:
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         ids = list(request.token_ids)
         return await run_aside(len(ids), lambda: model.tokenizer.decode(ids, skip))
+
+
+def names_in(
+    request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest",
+) -> tuple[str | None, str | None]:
+    """The model and the adapter that a request names."""
+    model = request.model if request.HasField("model") else None
+    if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("lora"):
+        return model, request.lora
+    return model, None
 
 
 def check_request(request: inference_pb2.GenerateRequest, model: ServedModel) -> tuple[SamplingParams, SamplingParams]:

@@ -9,8 +9,8 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.request.errors import InvalidArgument, PermissionDenied
 from router.fleet.named_adapters import NamedAdapters
-from router.http.field_reader import FieldReader
-from router.http.json_body import BodyReader, parse_object
+from router.http.bodies.field_reader import FieldReader
+from router.http.bodies.json_body import BodyReader, parse_object
 from router.http.reply import Reply
 
 
