@@ -282,17 +282,6 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
 
 Llama::~Llama() = default;
 
-void Llama::check_lora(const Lora& lora) const {
-    const std::int64_t queries = sizes_.heads * sizes_.head_dim, keys = sizes_.kv_heads * sizes_.head_dim;
-    require(lora.layers.size() == layers_.size(), "lora", "has another number of layers");
-    for (const LoraLayer& layer : lora.layers) {
-        check_lora_stack(layer.qkv, "qkv", queries + 2 * keys, sizes_.hidden);
-        check_lora_stack(layer.out, "out", sizes_.hidden, queries);
-        check_lora_stack(layer.gate_up, "gate_up", 2 * sizes_.inner, sizes_.hidden);
-        check_lora_stack(layer.down, "down", sizes_.hidden, sizes_.inner);
-    }
-}
-
 void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const {
     const std::int64_t num_tokens = step.token_ids.shape[0];
     require(kv.size() == layers_.size(), "kv", "has another number of layers");

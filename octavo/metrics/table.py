@@ -177,6 +177,10 @@ octavo_host_blocks worker state
     Host blocks, by state: free (those of demoted prefixes, too), used.
 octavo_demoted_blocks worker
     Blocks of prefixes with a copy in the host pool.
+octavo_adapter_bytes worker
+    Memory that low-rank adapters take.
+octavo_adapter_loads_total worker
+    Adapters that were read into memory.
 octavo_prefix_asked_tokens_total worker
     Tokens of the prompts of sequences that have brought their first token here.
 octavo_prefix_hit_tokens_total worker

@@ -16,13 +16,25 @@ _STACKS = {  # the modules of each stack, in the order of its rows
     "gate_up": ("gate_proj", "up_proj", "gate_up_proj"),
     "down": ("down_proj",),
 }
+_PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 def load(files: LoraFiles, config: LlamaConfig) -> Lora:
     """Reads the adapter for this model. Raises BadModel if it is not one for it."""
+    _check_places(files, config)
+    shapes = _shapes(config)
+    layers = [
+        {name: stack for name in _STACKS if (stack := _stack(files, layer, name, shapes)) is not None}
+        for layer in range(config.num_layers)
+    ]
+    return Lora(files.digest, files.rank, files.scale, layers, files.num_bytes)
+
+
+def _shapes(config: LlamaConfig) -> dict[str, tuple[int, int, int]]:
+    """Outputs and inputs of each module, and the row of its stack at which the outputs begin."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys, values = config.qkv_rows
-    shapes = {  # outputs, inputs, and the stack's row at which the outputs begin
+    return {
         "q_proj": (queries, hidden, 0),
         "k_proj": (keys, hidden, queries),
         "v_proj": (values, hidden, queries + keys),
@@ -33,30 +45,29 @@ def load(files: LoraFiles, config: LlamaConfig) -> Lora:
         "gate_up_proj": (2 * inner, hidden, 0),
         "down_proj": (hidden, inner, 0),
     }
-    layers: list[dict[str, LoraStack]] = []
+
+
+def _check_places(files: LoraFiles, config: LlamaConfig) -> None:
     for layer, module, _ in files.tensors:
         if layer >= config.num_layers:
             raise BadModel(f"{files.path}: it has layer {layer}, and the model {config.num_layers} layers")
-        fused = {"qkv_proj": "q_proj k_proj v_proj", "gate_up_proj": "gate_proj up_proj"}.get(module, "").split()
-        if any((layer, each, "A") in files.tensors for each in fused):
+        if any(LoraMatrix(layer, part, "A") in files.tensors for part in _PARTS.get(module, ())):
             raise BadModel(f"{files.path}: layer {layer} has {module} and parts of it")
-    for layer in range(config.num_layers):
-        found: dict[str, LoraStack] = {}
-        for stack, modules in _STACKS.items():
-            there = [module for module in modules if LoraMatrix(layer, module, "A") in files.tensors]
-            a, parts = [], []
-            for module in there:
-                rows, columns, first = shapes[module]
-                down, up = (files.tensors[LoraMatrix(layer, module, side)] for side in "AB")
-                if (down.shape[1], up.shape[0]) != (columns, rows):
-                    what = f"{module} of layer {layer} is for {down.shape[1]} inputs and {up.shape[0]} outputs"
-                    raise BadModel(f"{files.path}: {what}, and the model's has {columns} and {rows}")
-                a.append(_tensor(files, down))
-                parts.append(LoraPart(_tensor(files, up), first))
-            if parts:
-                found[stack] = LoraStack(torch.cat(a), tuple(parts))
-        layers.append(found)
-    return Lora(files.digest, files.rank, files.scale, layers, files.num_bytes)
+
+
+def _stack(files: LoraFiles, layer: int, name: str, shapes: dict[str, tuple[int, int, int]]) -> LoraStack | None:
+    """What a layer's stack of matrices gets; None: nothing."""
+    a, parts = [], []
+    for module in _STACKS[name]:
+        if (down := files.tensors.get(LoraMatrix(layer, module, "A"))) is None:
+            continue
+        up, (rows, columns, first) = files.tensors[LoraMatrix(layer, module, "B")], shapes[module]
+        if (down.shape[1], up.shape[0]) != (columns, rows):
+            what = f"{module} of layer {layer} is for {down.shape[1]} inputs and {up.shape[0]} outputs"
+            raise BadModel(f"{files.path}: {what}, and the model's has {columns} and {rows}")
+        a.append(_tensor(files, down))
+        parts.append(LoraPart(_tensor(files, up), first))
+    return LoraStack(torch.cat(a), tuple(parts)) if parts else None
 
 
 def _tensor(files: LoraFiles, stored: StoredTensor) -> Tensor:

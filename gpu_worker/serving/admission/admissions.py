@@ -20,7 +20,7 @@ from gpu_worker.serving.admission.prefix_offers import OfferedPrefix, PrefixOffe
 from gpu_worker.serving.admission.trial_queue import OwnershipAnnouncer, TrialQueue
 from octavo.process.loop import shared
 from octavo.request import hashing
-from octavo.request.errors import InvalidArgument, Loading, OutOfBlocks, ServingError, StaleEpoch
+from octavo.request.errors import Draining, InvalidArgument, Loading, OutOfBlocks, ServingError, StaleEpoch
 from octavo.request.ids import SequenceId
 from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome
 
@@ -111,6 +111,8 @@ class Admissions:
             await self._adapters.bring(admission.lora, admission.lora_source)
         except InvalidArgument as error:
             return AdmissionAnswer(AdmissionOutcome.REJECTED, error.failure())
+        except Draining:
+            raise
         except (Loading, OutOfBlocks) as error:
             return AdmissionAnswer(AdmissionOutcome.LATER, error.failure())
         except ServingError as error:
@@ -128,6 +130,14 @@ class Admissions:
         offer = self._offers.find(sequence, admission)
         return await self._port.ask(self._admission_command(sequence, admission, router_id, offer))
 
+    def _give_adapter(self, sequence: Sequence, digest: str) -> AdmissionAnswer | None:
+        """Within the command that admits: from here on the adapter stays. An answer: it has left for others."""
+        sequence.adapter = self._adapters.shelf.find(digest)
+        if sequence.adapter or not digest:
+            return None
+        left = OutOfBlocks(f"adapter {digest} has left for others: place elsewhere")
+        return AdmissionAnswer(AdmissionOutcome.LATER, left.failure())
+
     def _admission_command(
         self, sequence: Sequence, admission: Admission, router_id: str, offer: OfferedPrefix | None
     ) -> Callable[[Scheduler], AdmissionAnswer]:
@@ -137,14 +147,6 @@ class Admissions:
         """
         outputs = admission.outputs or [[] for _ in range(sequence.params.num_branches)]
         chain = hashing.prompt_chain(sequence.prompt)
-        evicted = AdmissionAnswer(
-            AdmissionOutcome.LATER, OutOfBlocks("its adapter has left for others: place elsewhere").failure()
-        )
-
-        def find_adapter() -> bool:
-            sequence.adapter = self._adapters.shelf.find(admission.lora)
-            return bool(sequence.adapter) or not admission.lora
-
         publisher, offers, soon = self._publisher, self._offers, self._loop.call_soon_threadsafe
 
         def open_log() -> None:
@@ -156,7 +158,7 @@ class Admissions:
             allowed_s = offers.worth_waiting(offer) if offer else 0.0
             if allowed_s:
                 sequence.holds.add(Hold.AWAITS_PREFIX)
-            answer = scheduler.admit(sequence) if find_adapter() else evicted
+            answer = self._give_adapter(sequence, admission.lora) or scheduler.admit(sequence)
             if answer.admitted:
                 soon(open_log)
                 if offer and allowed_s:

@@ -174,6 +174,7 @@ class Worker:
             self.journal_writer,
             self.drain,
             tally,
+            self.shelf,
             self.fetcher,
             self.standby_owner,
             self.standby_buddy,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpu_worker.drafting.drafts import DRAFTERS
+from gpu_worker.engine.adapter_shelf import AdapterShelf
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
@@ -27,6 +28,7 @@ class WorkerMetrics:
     _journal_writer: JournalWriter
     _drain: WorkerDrain
     _tally: MigrationTally
+    _shelf: AdapterShelf
     _fetcher: PrefixFetcher | None
     _standby_owner: StandbyOwner | None = None
     _standby_buddy: StandbyBuddy | None = None
@@ -38,6 +40,8 @@ class WorkerMetrics:
         yield from self._blocks()
         yield from self._prefixes()
         yield from self._standbys()
+        yield MetricValue("octavo_adapter_bytes", self._shelf.num_bytes)
+        yield MetricValue("octavo_adapter_loads_total", self._shelf.num_loaded)
         journal, drain = self._journal_writer, self._drain
         yield MetricValue("octavo_journal_seconds", journal.append_times)
         yield MetricValue("octavo_journal_tokens_total", journal.num_tokens)

@@ -9,7 +9,7 @@ from worker_views import idle_view
 from octavo.request.ids import Incarnation
 from octavo.request.record import WorkerRole
 from router.fleet.worker_view import WorkerView
-from router.placing.placement import HOST_CREDIT, choose_worker, room_left
+from router.placing.placement import ADAPTER_TOKENS, HOST_CREDIT, choose_worker, room_left
 
 BLOCK_SIZE = 16
 IDLE = idle_view("a", incarnation="i-a")
@@ -147,3 +147,16 @@ def test_roles_are_kept_and_refuse_no_sequence(
         could = [v for v in others if v.available and num_tokens < v.prompt_limit]
         assert (decision.worker.role is avoided) == (not could)
         assert all(not c.eligible for c in decision.candidates if could and c.worker.role is avoided)
+
+
+@given(SOME_VIEWS, st.integers(1, 500))
+def test_a_worker_that_has_the_adapter_is_cheaper_by_a_fixed_cost(views: list[WorkerView], num_tokens: int) -> None:
+    with_it = [dataclasses.replace(view, adapters=frozenset({"d"})) for view in views]
+    costs = [
+        [(c.worker_id, c.load_cost, c.pressure_cost) for c in choose_worker(num_tokens, {}, each, lora=lora).candidates]
+        for each, lora in ((views, ""), (with_it, "d"), (with_it, ""))
+    ]
+    assert costs[0] == costs[1] == costs[2]
+    plain = {c.worker_id: c.prefill_cost for c in choose_worker(num_tokens, {}, views).candidates}
+    for found in choose_worker(num_tokens, {}, views, lora="d").candidates:
+        assert found.prefill_cost >= plain[found.worker_id] + ADAPTER_TOKENS

@@ -27,11 +27,11 @@ class Expected:
 class Oracle:
     """Of workers started with --runner `runner` and default settings."""
 
-    def __init__(self, runner: str, salt: str = "") -> None:
-        """`salt` is that of the tenant."""
+    def __init__(self, runner: str, salt: str = "", lora: str = "") -> None:
+        """`salt` is that of the tenant, `lora` the digest of an adapter."""
         self.info = (WitnessRunner() if runner == "witness" else FakeRunner()).info
         self._witness = runner == "witness"
-        self._salt = salt_of(hashing.root_key(self.info.fingerprint, self.info.layout, salt=salt))
+        self._salt = salt_of(hashing.root_key(self.info.fingerprint, self.info.layout, lora, salt) + lora.encode())
         self._chooser = Chooser(self.info)
 
     def outputs(self, prompt: Sequence[int], params: SamplingParams) -> list[Expected]:

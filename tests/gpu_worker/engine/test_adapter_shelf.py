@@ -1,0 +1,130 @@
+"""Which adapters are in memory: within the bound, never without those in use, and read beside the steps, once each."""
+
+import asyncio
+import threading
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_parts import SchedulerParts
+
+from gpu_worker.engine import adapter_loader
+from gpu_worker.engine.adapter_loader import AdapterLoader
+from gpu_worker.engine.adapter_shelf import AdapterShelf
+from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
+from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.request.errors import Loading, NotFound, OutOfBlocks, TooLarge, Unimplemented
+
+
+@dataclass(frozen=True)
+class Read:
+    digest: str
+    num_bytes: int
+
+
+class Memory:
+    """Its adapters are named by their sizes; `gate` lets reads end."""
+
+    def __init__(self):
+        self.there, self.reads, self.last = {}, [], 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def read(self, source, digest=""):
+        self.reads.append(source)
+        assert self.gate.wait(20)
+        if source == "nowhere":
+            raise NotFound("there is nothing")
+        return Read(digest or source, int(source))
+
+    def add(self, adapter):
+        self.last += 1
+        self.there[self.last] = adapter
+        return self.last
+
+    def drop(self, number):
+        del self.there[number]
+
+
+CALLS = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 60), st.sets(st.integers(1, 12))), max_size=25)
+
+
+@given(CALLS)
+def test_the_bound_is_kept_and_what_is_in_use_stays(calls):
+    memory, used = Memory(), set()
+    shelf = AdapterShelf(memory, 100, lambda: used)
+    order = []  # of use, the latest last
+    for digest, size, wanted in calls:
+        used = wanted & memory.there.keys()
+        before = dict(memory.there)
+        try:
+            number = shelf.put(Read(digest, size))
+        except OutOfBlocks:
+            assert memory.there == before
+            assert sum(before[each].num_bytes for each in used) + size > 100
+            continue
+        assert memory.there[number].digest == digest
+        assert shelf.find(digest) == number
+        assert used <= memory.there.keys()
+        order = [each for each in order if each != digest] + [digest]
+        gone = [adapter.digest for each, adapter in before.items() if each not in memory.there]
+        idle = [each.digest for number, each in before.items() if number not in used and each.digest != digest]
+        assert gone == [each for each in order if each in gone]  # the one that was used longest ago goes first
+        assert sorted(gone) == sorted([each for each in order if each in idle][: len(gone)])
+        assert sum(each.num_bytes for each in memory.there.values()) == shelf.num_bytes <= 100
+        assert set(shelf.digests) == {each.digest for each in memory.there.values()}
+
+
+def test_what_never_fits_is_refused_when_it_is_read():
+    shelf = AdapterShelf(Memory(), 100, set)
+    with pytest.raises(TooLarge, match="101 bytes does not fit 100"):
+        shelf.read("101")
+    with pytest.raises(Unimplemented, match="--adapter-bytes"):
+        AdapterShelf(Memory(), 0, set).read("1")
+    with pytest.raises(Unimplemented, match="takes no adapters"):
+        AdapterShelf(None, 100, set).read("1")
+    assert shelf.find("") == shelf.find("x") == 0
+
+
+@pytest.fixture
+def world():
+    runner = FakeRunner()
+    parts = SchedulerParts(SchedulerConfig(max_batch_tokens=64, max_batch_sequences=8), runner.info)
+    engine = parts.engine(runner, lambda _: None)
+    engine.start()
+    memory = Memory()
+    yield memory, AdapterLoader(AdapterShelf(memory, 100, parts.workload.adapters_in_use), parts.port)
+    memory.gate.set()
+    engine.stop()
+
+
+async def test_one_is_read_once_however_many_ask(world):
+    memory, loader = world
+    await asyncio.gather(*(loader.bring(digest, "40") for digest in ("a", "b", "a", "b", "a")))
+    await loader.bring("a", "40")
+    await loader.bring("", "")
+    assert memory.reads == ["40", "40"]
+    assert loader.shelf.digests == ("a", "b")
+
+
+async def test_errors_are_told_and_not_kept(world):
+    memory, loader = world
+    for _ in range(2):
+        with pytest.raises(NotFound):
+            await loader.bring("a", "nowhere")
+    assert memory.reads == ["nowhere"] * 2
+    await loader.bring("a", "10")
+    assert loader.shelf.find("a")
+
+
+async def test_who_waits_long_comes_back_later(world, monkeypatch):
+    memory, loader = world
+    monkeypatch.setattr(adapter_loader, "PATIENCE_S", 0.05)
+    memory.gate.clear()
+    with pytest.raises(Loading, match="adapter a is being read"):
+        await loader.bring("a", "10")
+    memory.gate.set()
+    monkeypatch.setattr(adapter_loader, "PATIENCE_S", 20)
+    await loader.bring("a", "10")
+    assert memory.reads == ["10"]

@@ -1,0 +1,49 @@
+"""The weights of a native decoder with one layer."""
+
+import gc
+import weakref
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SIZES = {"vocab": 16, "hidden": 32, "inner": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "eps": 1e-5, "scale": 0.25}
+BLOCKS, BLOCK_SIZE = 24, 8
+
+
+class Weights:
+    """The weights of a decoder with one layer; only the decoder holds their tensors."""
+
+    def __init__(self, extension: ModuleType) -> None:
+        self.extension = extension
+        self.tensors: list[weakref.ref[Tensor]] = []
+
+    def tensor(self, *shape: int) -> Tensor:
+        tensor = torch.randn(shape) / 4
+        self.tensors.append(weakref.ref(tensor))
+        return tensor
+
+    def matrix(self, rows: int) -> Any:
+        return self.extension.Weight(self.tensor(rows, 32), "f32", rows, 32)
+
+    def stack(self, *rows: int) -> tuple[Any, ...]:
+        return tuple(self.matrix(count) for count in rows)
+
+    def layer(self) -> dict[str, Any]:
+        norms = {"input_norm": self.tensor(32), "mlp_norm": self.tensor(32)}
+        return norms | {
+            "qkv": self.stack(32, 16, 16),
+            "out": self.stack(32),
+            "gate_up": self.stack(64),
+            "down": self.stack(32),
+        }
+
+    def arguments(self) -> dict[str, Any]:
+        norm, cos, sin = self.tensor(32), self.tensor(BLOCKS * BLOCK_SIZE, 16), self.tensor(BLOCKS * BLOCK_SIZE, 16)
+        matrices = {"embedding": self.matrix(16), "head": self.matrix(16)}
+        return {"sizes": SIZES, **matrices, "norm": norm, "cos": cos, "sin": sin, "layers": [self.layer()]}
+
+    def alive(self) -> list[bool]:
+        gc.collect()
+        return [tensor() is not None for tensor in self.tensors]
