@@ -1,6 +1,7 @@
 #include "lora.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "kernels.h"
@@ -9,7 +10,7 @@ namespace octavo {
 namespace {
 
 constexpr std::int64_t kShares = 2;  // of the work for each thread, at least, so that one that is late holds up nobody
-constexpr std::int64_t kTogether = 8;  // rows of a matrix that are computed together
+constexpr std::int64_t kTogether[] = {8, 32};  // rows of a, and columns of y, that are computed together
 
 // Rows [first, first + count) of a matrix.
 Weight rows_of(const Weight& weight, std::int64_t first, std::int64_t count) {
@@ -24,10 +25,10 @@ Weight rows_of(const Weight& weight, std::int64_t first, std::int64_t count) {
 struct Share {
     std::int64_t first, end;
 
-    Share(std::int64_t rows, std::int64_t share, std::int64_t shares) {
-        const std::int64_t groups = (rows + kTogether - 1) / kTogether, each = (groups + shares - 1) / shares;
-        first = std::min(rows, share * each * kTogether);
-        end = std::min(rows, first + each * kTogether);
+    Share(std::int64_t rows, std::int64_t together, std::int64_t share, std::int64_t shares) {
+        const std::int64_t groups = (rows + together - 1) / together, each = (groups + shares - 1) / shares;
+        first = std::min(rows, share * each * together);
+        end = std::min(rows, first + each * together);
     }
 };
 
@@ -44,11 +45,40 @@ void each_run(const std::int64_t* rows, std::int64_t count, const Run& run) {
     }
 }
 
-// y [columns, ..] = or += weight . x, for all rows of the weight.
-void multiply(PoolThread& thread, const Weight& weight, const float* x, std::int64_t x_stride, std::int64_t columns,
-              float* y, std::int64_t y_stride, bool accumulate) {
-    const LinearJob job{weight, x, x_stride, nullptr, nullptr, columns, y, y_stride, nullptr, accumulate};
-    kernels().linear(job, 0, weight.rows, thread.scratch(kernels().linear_scratch(job)));
+inline float number(const float& value) { return value; }
+
+inline float number(const std::uint16_t& bf16) {
+    const std::uint32_t bits = std::uint32_t{bf16} << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+// y[0 .. kCount) += sum over k of low[k] * b[k, 0 .. kCount). Numbers beside each other fill registers, so no sum is
+// taken across one, and each has the order of k, on every machine: products are not fused with sums (CMakeLists.txt).
+template <typename T, int kCount>
+inline void add_sums(const T* b, std::int64_t stride, const float* low, std::int64_t rank, float* y) {
+    float sums[kCount] = {};
+    for (std::int64_t k = 0; k < rank; ++k) {
+        for (int i = 0; i < kCount; ++i) {
+            sums[i] += low[k] * number(b[k * stride + i]);
+        }
+    }
+    for (int i = 0; i < kCount; ++i) {
+        y[i] += sums[i];
+    }
+}
+
+template <typename T>
+void add_products(const Weight& b, std::int64_t first, std::int64_t count, const float* low, float* y) {
+    const T* from = static_cast<const T*>(b.data) + first;
+    std::int64_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+        add_sums<T, 32>(from + i, b.stride, low, b.rows, y + i);
+    }
+    for (; i < count; ++i) {
+        add_sums<T, 1>(from + i, b.stride, low, b.rows, y + i);
+    }
 }
 
 void shrink(PoolThread& thread, const LoraJob& job, const LoraStack& stack, float scale, const std::int64_t* rows,
@@ -56,7 +86,9 @@ void shrink(PoolThread& thread, const LoraJob& job, const LoraStack& stack, floa
     const Weight a = rows_of(stack.a, share.first, share.end - share.first);
     each_run(rows, count, [&](std::int64_t first, std::int64_t columns) {
         float* to = low + first * job.low_rows + share.first;
-        multiply(thread, a, job.x + rows[first] * job.cols, job.cols, columns, to, job.low_rows, false);
+        const LinearJob product{
+            a, job.x + rows[first] * job.cols, job.cols, nullptr, nullptr, columns, to, job.low_rows, nullptr, false};
+        kernels().linear(product, 0, a.rows, thread.scratch(kernels().linear_scratch(product)));
         for (std::int64_t c = 0; c < columns; ++c) {
             for (std::int64_t k = 0; k < a.rows; ++k) {
                 to[c * job.low_rows + k] *= scale;
@@ -65,20 +97,18 @@ void shrink(PoolThread& thread, const LoraJob& job, const LoraStack& stack, floa
     });
 }
 
-void expand(PoolThread& thread, const LoraJob& job, const LoraStack& stack, const std::int64_t* rows,
-            std::int64_t count, const float* low, const Share& share) {
+void expand(const LoraJob& job, const LoraStack& stack, const std::int64_t* rows, std::int64_t count, const float* low,
+            const Share& share) {
     std::int64_t begin = 0;  // of the part's numbers among the low ones
     for (const LoraPart& part : stack.parts) {
         const std::int64_t first = std::max(share.first - part.first, std::int64_t{0});
-        const std::int64_t end = std::min(share.end - part.first, part.b.rows);
-        if (first < end) {
-            const Weight b = rows_of(part.b, first, end - first);
-            each_run(rows, count, [&](std::int64_t place, std::int64_t columns) {
-                float* to = job.y + rows[place] * job.rows + part.first + first;
-                multiply(thread, b, low + place * job.low_rows + begin, job.low_rows, columns, to, job.rows, true);
-            });
+        const std::int64_t end = std::min(share.end - part.first, part.b.cols);
+        const auto add = part.b.format == Format::kF32 ? add_products<float> : add_products<std::uint16_t>;
+        for (std::int64_t i = 0; first < end && i < count; ++i) {
+            float* y = job.y + rows[i] * job.rows + part.first + first;
+            add(part.b, first, end - first, low + i * job.low_rows + begin, y);
         }
-        begin += part.b.cols;
+        begin += part.b.rows;
     }
 }
 
@@ -118,10 +148,11 @@ void check_lora_rows(const LlamaStep& step, std::int64_t num_tokens) {
 void check_lora_stack(const LoraStack& stack, const char* name, std::int64_t rows, std::int64_t cols) {
     std::int64_t ranks = 0, end = 0;
     for (const LoraPart& part : stack.parts) {
-        require(part.b.data != nullptr && !part.b.packed(), name, "has a part that is not plain");
-        require(part.first >= end && part.b.rows <= rows - part.first, name, "has parts in other places");
-        end = part.first + part.b.rows;
-        ranks += part.b.cols;
+        const bool readable = part.b.format == Format::kF32 || part.b.format == Format::kBF16;
+        require(part.b.data != nullptr && readable, name, "has a part that is neither f32 nor bf16");
+        require(part.first >= end && part.b.cols <= rows - part.first, name, "has parts in other places");
+        end = part.first + part.b.cols;
+        ranks += part.b.rows;
     }
     if (!stack.parts.empty()) {
         require(stack.a.data != nullptr && !stack.a.packed(), name, "has a matrix that is not plain");
@@ -146,7 +177,8 @@ void add_lora(PoolThread& thread, int threads, const LlamaStep& step, const Lora
             const auto index = static_cast<std::size_t>(i / shares);
             const auto& [lora, count] = step.loras[index];
             const LoraStack& stack = lora->layers[job.layer].*job.stack;
-            const Share share(to_low ? stack.a.rows : job.rows, i % shares, shares);
+            const std::int64_t all = to_low ? stack.a.rows : job.rows;
+            const Share share(all, kTogether[to_low ? 0 : 1], i % shares, shares);
             if (stack.parts.empty() || share.first == share.end) {
                 return;
             }
@@ -155,7 +187,7 @@ void add_lora(PoolThread& thread, int threads, const LlamaStep& step, const Lora
             if (to_low) {
                 shrink(thread, job, stack, lora->scale, rows, count, low, share);
             } else {
-                expand(thread, job, stack, rows, count, low, share);
+                expand(job, stack, rows, count, low, share);
             }
         });
     };

@@ -31,7 +31,7 @@ def adapter(extension: ModuleType, seed: int, rank: int, stacks: str = "qkv out 
         )
         for name in stacks.split()
     }
-    native = {n: (weight(s.a), tuple((weight(part.b), part.first) for part in s.parts)) for n, s in layer.items()}
+    native = {n: (weight(s.a), tuple((weight(part.b.T.contiguous()), part.first) for part in s.parts)) for n, s in layer.items()}
     return Lora(f"{seed}", rank, 1.5, [layer], 0, extension.Lora(1.5, [native]))
 
 
@@ -115,11 +115,12 @@ def test_what_is_wrong_is_refused_by_its_name(extension: ModuleType, model: Mode
     ):
         with pytest.raises(ValueError, match=words):
             model.run(rows, groups)
-    a, b = (extension.Weight(torch.randn(*shape), "f32", *shape) for shape in ((4, 32), (32, 4)))
+    a, b = (extension.Weight(torch.randn(*shape), "f32", *shape) for shape in ((4, 32), (4, 32)))
     for stack, words in (
         ({"out": (a, ((b, 1),))}, "out"),
         ({"out": (a, ((b, 0), (b, 0)))}, "out"),
-        ({"out": (b, ((b, 0),))}, "out.*another shape"),
+        ({"out": (extension.Weight(torch.randn(5, 32), "f32", 5, 32), ((b, 0),))}, "out.*another shape"),
+        ({"out": (a, ((extension.Weight(torch.randn(4, 32).half(), "f16", 4, 32), 0),))}, "neither f32 nor bf16"),
         ({"qkv": (a, ((b, -1),))}, "qkv"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -133,7 +134,7 @@ def test_what_is_wrong_is_refused_by_its_name(extension: ModuleType, model: Mode
 
 def test_an_adapter_keeps_its_memory(extension: ModuleType) -> None:
     weights = Weights(extension)
-    layers = [{"out": (weights.matrix(4), ((extension.Weight(weights.tensor(32, 4), "f32", 32, 4), 0),))}]
+    layers = [{"out": (weights.matrix(4), ((weights.matrix(4), 0),))}]
     lora = extension.Lora(1.0, layers)
     layers[0].clear()
     assert all(weights.alive())

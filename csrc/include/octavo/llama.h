@@ -34,9 +34,9 @@ struct LlamaLayer {
     bool rotated = true;
 };
 
-// What an adapter adds to a stack's products of x: y[first + row] += sum over k of b[row, k] * (scale * a[k] . x).
+// What an adapter adds to a stack's products of x: y[first + row] += sum over k of b[k, row] * (scale * a[k] . x).
 struct LoraPart {
-    Weight b;  // plain [rows, rank], of the stack's rows from `first` on
+    Weight b;  // f32 or bf16 [rank, rows], of the stack's rows from `first` on
     std::int64_t first = 0;
 };
 

@@ -131,16 +131,19 @@ class NativeLlamaDecoder:
         def weight(matrix: Tensor) -> Any:
             return self._extension.Weight(matrix, FLOATS[matrix.dtype], *matrix.shape)
 
+        def turned(b: Tensor) -> Any:
+            return weight((b.float() if b.dtype == torch.float16 else b).T.contiguous())
+
         layers = [
             {
-                name: (weight(stack.a), tuple((weight(part.b), part.first) for part in stack.parts))
+                name: (weight(stack.a), tuple((turned(part.b), part.first) for part in stack.parts))
                 for name, stack in layer.items()
             }
             for layer in lora.layers
         ]
         native = self._extension.Lora(lora.scale, layers)
         self._llama.check_lora(native)
-        return replace(lora, native=native)
+        return replace(lora, native=native, layers=[])  # whose matrices lie there otherwise
 
     def _layer(self, layer: int, tensors: dict[str, Any]) -> dict[str, Any]:
         sparse = self.config.sparse[layer]
