@@ -20,7 +20,7 @@ from gpu_worker.models.checkpoint.quantized import open_source
 from gpu_worker.models.checkpoint.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
 from gpu_worker.models.converted_weights import converted
 from gpu_worker.models.decoders import gpt, llama, native_llama
-from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like
+from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like, is_mixture
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
 from gpu_worker.models.decoders.native_llama import LlamaPacking, NativeLlamaDecoder
@@ -226,7 +226,7 @@ def _has_codes(content: Mapping[str, Any]) -> bool:
 
 def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
     """One of our decoders if it computes what the configuration says, else the model's own code."""
-    if is_llama_like(content):
+    if is_llama_like(content) or is_mixture(content):
         config = LlamaConfig.from_dict(content).limited_to(how.context_tokens)
         source = open_source(path, content)
         if how.kv_scales:

@@ -42,6 +42,12 @@ class Weights:
             "down": self.stack(32),
         }
 
+    def experts(self) -> dict[str, Any]:
+        """In the place of gate_up and down: three experts, of which each token asks two, and a shared one."""
+        many = {"expert_gate_up": self.stack(64, 64, 64), "expert_down": self.stack(32, 32, 32)}
+        shared = {"shared_gate_up": self.stack(64), "shared_down": self.stack(32), "shared_gate": self.stack(1)}
+        return {**many, **shared, "router": self.stack(3), "top": 2}
+
     def arguments(self) -> dict[str, Any]:
         norm, cos, sin = self.tensor(32), self.tensor(BLOCKS * BLOCK_SIZE, 16), self.tensor(BLOCKS * BLOCK_SIZE, 16)
         matrices = {"embedding": self.matrix(16), "head": self.matrix(16)}
@@ -55,6 +61,7 @@ class Weights:
 def test_what_it_refers_to_lives_as_long_as_it_does(extension: ModuleType) -> None:
     weights = Weights(extension)
     arguments = weights.arguments()
+    arguments["layers"].append(weights.layer() | weights.experts())
     llama = extension.Llama(**arguments)
     arguments["layers"][0].clear()
     arguments["layers"].clear()
@@ -62,6 +69,26 @@ def test_what_it_refers_to_lives_as_long_as_it_does(extension: ModuleType) -> No
     assert all(weights.alive())
     del llama
     assert not any(weights.alive())
+
+
+def test_experts_that_do_not_fit_are_refused_by_name(extension: ModuleType) -> None:
+    weights = Weights(extension)
+    wrong = [
+        ("router", weights.stack(4)),
+        ("router", ()),
+        ("expert_gate_up", weights.stack(64, 64)),
+        ("expert_gate_up", weights.stack(64, 64, 32)),
+        ("expert_down", weights.stack(32, 32, 16)),
+        ("top", 0),
+        ("top", 4),
+        ("shared_gate_up", weights.stack(32)),
+        ("shared_down", weights.stack(32, 32)),
+        ("shared_gate", weights.stack(2)),
+    ]
+    for name, value in wrong:
+        layer = weights.layer() | weights.experts() | {name: value}
+        with pytest.raises(ValueError, match=f"^({name}|router)"):
+            extension.Llama(**weights.arguments() | {"layers": [layer]})
 
 
 @pytest.mark.parametrize("as_cache", [False, True])
@@ -79,7 +106,10 @@ def test_layers_of_an_arena_outlive_the_list_they_came_in(extension: ModuleType,
 
 def test_threads_take_turns(extension: ModuleType) -> None:
     """Two that step the same decoder, in arenas of their own, get what each would alone."""
-    llama = extension.Llama(**Weights(extension).arguments())
+    weights = Weights(extension)
+    arguments = weights.arguments()
+    arguments["layers"][0] |= weights.experts()
+    llama = extension.Llama(**arguments)
 
     def states(tokens: int) -> Iterator[Tensor]:
         kv = extension.Kv([torch.zeros(BLOCKS, 1, 2, BLOCK_SIZE, 16)])

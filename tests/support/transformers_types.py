@@ -27,6 +27,19 @@ ROUTED_EXPERTS = {
 BIG_CODE = {"vocab_size": 128, "n_positions": 128, "n_embd": 32, "n_layer": 3, "n_head": 4}
 NO_ENDS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
 
+NARROW = {**EXPERTS, "moe_intermediate_size": 32}
+MANY = {"num_experts": 24, "num_experts_per_tok": 5, "moe_intermediate_size": 40}
+SHARED = {"shared_expert_intermediate_size": 48}
+# With experts that octavo runs itself.
+MIXTURES: dict[str, tuple[str, dict]] = {
+    "mixtral": ("Mixtral", {**SMALL, **LOCAL_EXPERTS}),
+    "mixtral-windowed": ("Mixtral", {**SMALL, **WINDOWED, **LOCAL_EXPERTS}),
+    "qwen2_moe": ("Qwen2Moe", {**SMALL, **NARROW, **SHARED}),
+    "qwen2_moe-some": ("Qwen2Moe", {**SMALL, **NARROW, **SHARED, "decoder_sparse_step": 2, "norm_topk_prob": True}),
+    "qwen3_moe": ("Qwen3Moe", {**WIDE, **NARROW}),
+    "qwen3_moe-many": ("Qwen3Moe", {**WIDE, **MANY, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+}
+
 # By a name for the test: the class of the configuration (without "Config"), and its fields.
 TYPES: dict[str, tuple[str, dict]] = {
     "afmoe": ("Afmoe", {**WIDE, **WINDOWED, **EXPERTS, "moe_intermediate_size": 32}),
@@ -64,8 +77,6 @@ TYPES: dict[str, tuple[str, dict]] = {
     "jetmoe": ("JetMoe", {**SMALL, "kv_channels": 8, "num_local_experts": 4}),
     "ministral": ("Ministral", {**WIDE, **WINDOWED}),
     "ministral3": ("Ministral3", WIDE),
-    "mixtral": ("Mixtral", {**SMALL, **LOCAL_EXPERTS}),
-    "mixtral-windowed": ("Mixtral", {**SMALL, **WINDOWED, **LOCAL_EXPERTS}),
     "nemotron": ("Nemotron", SMALL),
     "olmo": ("Olmo", {**SMALL, "clip_qkv": 0.5}),
     "olmo2": ("Olmo2", SMALL),
@@ -88,8 +99,6 @@ TYPES: dict[str, tuple[str, dict]] = {
     ),
     "persimmon": ("Persimmon", {**SMALL, "num_key_value_heads": 4}),
     "phimoe": ("Phimoe", {**SMALL, **LOCAL_EXPERTS}),
-    "qwen2_moe": ("Qwen2Moe", {**SMALL, **EXPERTS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}),
-    "qwen3_moe": ("Qwen3Moe", {**WIDE, **EXPERTS, "moe_intermediate_size": 32}),
     "seed_oss": ("SeedOss", WIDE),
     "stablelm": ("StableLm", SMALL),
     "stablelm-parallel": (

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from steps import Piece, step_of
-from transformers_types import SMALL, TYPES
+from transformers_types import MIXTURES, SMALL, TYPES
 
 from gpu_worker.ops import make_batch
 from gpu_worker.running.loading import load_runner
@@ -106,7 +106,7 @@ class Tiny:
     """A random model: in memory for reference, on disk for us."""
 
     def __init__(self, name: str, directory: Path) -> None:
-        kind, options = (CONFIGS | TYPES)[name]
+        kind, options = (CONFIGS | TYPES | MIXTURES)[name]
         torch.manual_seed(len(name))
         self.directory = directory / name
         config = getattr(transformers, f"{kind}Config")(**options)

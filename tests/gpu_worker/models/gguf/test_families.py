@@ -17,7 +17,7 @@ from effort import diagonal
 from gguf_converter import ARCHITECTURES, convert
 from gguf_models import finish
 from instruction_sets import OPS
-from transformers_types import SMALL, TYPES, WIDE
+from transformers_types import MIXTURES, SMALL, TYPES, WIDE
 
 from gpu_worker import LLM, SamplingParams
 from gpu_worker.models.gguf.families import read_family
@@ -43,10 +43,10 @@ MODELS = {  # by a name: the class of the configuration, and its fields
         | {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": NEAR}, "tie_word_embeddings": False},
     ),
     "gemma": ("Gemma", WIDE),
-    "qwen2_moe": TYPES["qwen2_moe"],
-    "qwen3_moe": ("Qwen3Moe", {**TYPES["qwen3_moe"][1], "norm_topk_prob": True}),
-    "qwen3_moe-yarn": ("Qwen3Moe", {**TYPES["qwen3_moe"][1], "norm_topk_prob": True, "rope_parameters": YARN}),
-    "mixtral": TYPES["mixtral"],
+    "qwen2_moe": MIXTURES["qwen2_moe"],
+    "qwen3_moe": ("Qwen3Moe", {**MIXTURES["qwen3_moe"][1], "norm_topk_prob": True}),
+    "qwen3_moe-yarn": ("Qwen3Moe", {**MIXTURES["qwen3_moe"][1], "norm_topk_prob": True, "rope_parameters": YARN}),
+    "mixtral": MIXTURES["mixtral"],
     "olmo2": TYPES["olmo2"],
     "olmo3": TYPES["olmo3"],
     "olmo3-yarn": (
