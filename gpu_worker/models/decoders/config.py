@@ -20,6 +20,7 @@ MOST = {
     "head_dim": 1 << 16,
     "context_tokens": 1 << 24,
 }
+LLAMAS = ("llama", "internlm3", "iquestcoder")  # model types whose code in Transformers is Llama's
 ALWAYS_WINDOWED = ("mistral", "mixtral", "phi3", "gemma2")  # a window in the configuration counts without a switch
 
 
@@ -128,6 +129,7 @@ def is_llama_like(config: Mapping[str, Any]) -> bool:
         config.get("model_type") in LLAMA_LIKE
         and config.get("hidden_act", "silu") in ("silu", "swish")
         and rope.kind(config) in rope.KINDS
+        and not (config["model_type"] == "iquestcoder" and (config.get("clip_qkv") or config.get("use_sliding_window")))
     )
 
 
@@ -161,8 +163,10 @@ def _biased(config: Mapping[str, Any]) -> frozenset[str]:
     family = config.get("model_type")
     if family in ("qwen2", "qwen2_moe"):
         return frozenset({"qkv"} if config.get("qkv_bias", True) else ())
+    if family == "internlm3":  # which also has names of its own
+        config = {"attention_bias": config.get("qkv_bias"), "mlp_bias": config.get("bias"), **config}
     attention = {"qkv", "out"} if family not in ("mistral", "phi3") and config.get("attention_bias") else set()
-    mlp = {"gate_up", "down"} if family in ("llama", "smollm3") and config.get("mlp_bias") else set()
+    mlp = {"gate_up", "down"} if family in (*LLAMAS, "smollm3") and config.get("mlp_bias") else set()
     return frozenset(attention | mlp)
 
 
@@ -184,7 +188,7 @@ def _window(config: Mapping[str, Any], layer: int) -> int:
     """How many keys a query of `layer` sees; 0: all. Each family of models has its own switch for it."""
     window = int(config.get("sliding_window") or 0)
     family = config.get("model_type")
-    if family == "llama" or not config.get("use_sliding_window", family in ALWAYS_WINDOWED):
+    if family in LLAMAS or not config.get("use_sliding_window", family in ALWAYS_WINDOWED):
         return 0
     kinds = config.get("layer_types")
     if family in ("mistral", "mixtral", "phi3"):

@@ -12,7 +12,7 @@ from octavo.request.errors import BadModel
 
 LLAMAS = (
     *("llama", "llama-llama3", "llama-yarn", "llama-linear", "llama-dynamic", "llama-biases", "mistral", "qwen2"),
-    *("qwen3", "smollm3", "phi3", "phi3-tied", "phi3-longrope", *MIXTURES),
+    *("qwen3", "smollm3", "phi3", "phi3-tied", "phi3-longrope", "internlm3", "iquestcoder", *MIXTURES),
 )
 GPTS = (
     *("gpt2", "gpt2-scaled-by-layer", "gpt2-relu", "gptj", "codegen", "gpt-neo", "bloom", "bloom-normed-residual"),
