@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf.constants import MODEL_ARCH_NAMES
@@ -49,8 +50,10 @@ EXPECTED = {
 SERVED = ("llama", "gpt", "transformers")
 BY_CONFIGURATION = ("latent", "own attention", "drafting")  # refused, though the code has no such list
 REFUSED = ("encoders", "encoder-decoders", "modalities", "recurrent", *BY_CONFIGURATION)
-NOT_REFUSED_BY_DEFAULT = {  # or not to be made by default
-    "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}},
+NOT_REFUSED_BY_DEFAULT: dict[str, dict[str, Any]] = {  # or not to be made by default
+    "gemma4_assistant": {
+        "text_config": {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+    },
     "lfm2": {"layer_types": ["full_attention", "conv"], "num_hidden_layers": 2},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"], "num_hidden_layers": 2},
 }

@@ -4,8 +4,9 @@ import json
 import shutil
 
 import pytest
+import torch
 import transformers
-from transformers_types import SMALL, TYPES, WIDE
+from transformers_types import MIXED, SMALL, TOWER, TYPES, WIDE
 
 from gpu_worker import LLM, SamplingParams
 from gpu_worker.models import model_kind
@@ -105,6 +106,26 @@ def test_a_type_that_nobody_has_looked_at_is_refused_by_what_its_code_does(
     monkeypatch.setitem(TYPES, f"{kind}-unknown", (kind, fields))
     with pytest.raises(BadModel, match=reason):
         load(tiny(f"{kind}-unknown").directory)
+
+
+def test_the_text_part_of_a_model_with_images_saved_alone_gives_the_logits_of_the_whole(load, tmp_path, all_logits):
+    """As docs/models.md says to save it."""
+    vision = {**TOWER, "model_type": "siglip_vision_model", "num_hidden_layers": 1, "image_size": 32, "patch_size": 16}
+    torch.manual_seed(0)
+    config = transformers.Gemma3Config(text_config={**WIDE, **MIXED}, vision_config=vision)
+    whole = transformers.AutoModelForImageTextToText.from_config(config).eval()
+    whole.save_pretrained(tmp_path / "whole")
+    with pytest.raises(BadModel, match="use a checkpoint of its text part alone, of model_type gemma3_text"):
+        load(tmp_path / "whole")
+    alone = transformers.AutoModelForCausalLM.from_config(whole.config.get_text_config())
+    alone.model, alone.lm_head = whole.model.language_model, whole.lm_head
+    alone.save_pretrained(tmp_path / "alone")
+    tokens = [(7 * i + 3) % 128 for i in range(50)]
+    with torch.inference_mode():
+        ids = torch.tensor([tokens])
+        expected = whole(input_ids=ids, token_type_ids=torch.zeros_like(ids)).logits[0]
+    logits = all_logits(load(tmp_path / "alone"), tokens)
+    assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-4
 
 
 def test_settings_that_transformers_refuses_are_not_left_out_in_octavos_own_decoder(tiny, load, tmp_path):
