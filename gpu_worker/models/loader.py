@@ -26,6 +26,7 @@ from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
 from gpu_worker.models.decoders.native_llama import LlamaPacking, NativeLlamaDecoder
 from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint
 from gpu_worker.models.gguf import through_transformers
+from gpu_worker.models.gguf.experts import ExpertGgufSource, has_experts
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.tensors import GgufSource, architecture, read_config
@@ -145,8 +146,12 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         architecture(file)
         if runs_through_transformers(file):
             return _load_gguf_through_transformers(name, path, file, dtype, how)
-        content = read_config(file)
-        source = GgufSource(file)
+        source: GgufSource | ExpertGgufSource
+        if has_experts(file):
+            source = ExpertGgufSource(file)
+            content = source.config
+        else:
+            content, source = read_config(file), GgufSource(file)
         config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
         decoder: Decoder
         if how.native(config):
@@ -189,7 +194,7 @@ def _load_gguf_through_transformers(
 
 
 def _dequantized(
-    file: GgufFile, source: GgufSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions"
+    file: GgufFile, source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions"
 ) -> dict[str, Tensor]:
     """The tensors of octavo's own decoder."""
     return converted(file, dtype, how.cache_dir, lambda: llama.prepare(source, config, dtype, how.progress))

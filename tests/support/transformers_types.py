@@ -34,13 +34,14 @@ NO_ENDS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
 
 NARROW = {**EXPERTS, "moe_intermediate_size": 32}
 MANY = {"num_experts": 24, "num_experts_per_tok": 5, "moe_intermediate_size": 40}
-SHARED = {"shared_expert_intermediate_size": 48}
+SHARED = {"shared_expert_intermediate_size": 32}
+WIDER = {"shared_expert_intermediate_size": 48, "decoder_sparse_step": 2, "norm_topk_prob": True}
 # With experts that octavo runs itself.
 MIXTURES: dict[str, tuple[str, dict]] = {
     "mixtral": ("Mixtral", {**SMALL, **LOCAL_EXPERTS}),
     "mixtral-windowed": ("Mixtral", {**SMALL, **WINDOWED, **LOCAL_EXPERTS}),
     "qwen2_moe": ("Qwen2Moe", {**SMALL, **NARROW, **SHARED}),
-    "qwen2_moe-some": ("Qwen2Moe", {**SMALL, **NARROW, **SHARED, "decoder_sparse_step": 2, "norm_topk_prob": True}),
+    "qwen2_moe-some": ("Qwen2Moe", {**SMALL, **NARROW, **WIDER}),
     "qwen3_moe": ("Qwen3Moe", {**WIDE, **NARROW}),
     "qwen3_moe-many": ("Qwen3Moe", {**WIDE, **MANY, "norm_topk_prob": True, "mlp_only_layers": [1]}),
 }

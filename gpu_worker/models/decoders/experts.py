@@ -12,16 +12,14 @@ from torch import Tensor
 
 from octavo.model_files.quantization import MIXTURES
 
-# By model type: where a layer has its router, and what the matrices of an expert are called.
-NAMES = dict.fromkeys(MIXTURES, ("mlp", ("gate_proj", "up_proj", "down_proj")))
-NAMES["mixtral"] = ("block_sparse_moe", ("w1", "w3", "w2"))
+# Where checkpoints have a layer's router and experts, and what the matrices of an expert are called there.
+PLACES = {"mlp": ("gate_proj", "up_proj", "down_proj"), "block_sparse_moe": ("w1", "w3", "w2")}
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """The experts of the layers that have some."""
 
-    family: str
     count: int
     top: int  # how many a token asks
     inner: int
@@ -32,12 +30,11 @@ class ExpertsConfig:
     def from_dict(cls, config: Mapping[str, Any]) -> "ExpertsConfig | None":
         """None for a model without experts."""
         family = str(config.get("model_type"))
-        if family not in NAMES:
+        if family not in MIXTURES:
             return None
         count = int(config.get("num_local_experts") or config.get("num_experts") or 0)
         mixtral = family == "mixtral"
         found = cls(
-            family,
             count,
             int(config["num_experts_per_tok"]),
             int(config["intermediate_size" if mixtral else "moe_intermediate_size"]),
@@ -48,19 +45,16 @@ class ExpertsConfig:
             raise ValueError(f"{found.top} of {found.count} experts of {found.inner} rows")
         return found
 
-    def matrices(self, prefix: str, expert: int) -> tuple[list[str], str]:
-        """The tensors of an expert's gate and up projections, and of its down projection."""
-        place, (gate, up, down) = NAMES[self.family]
-        stem = f"{prefix}{place}.experts.{expert}."
-        return [f"{stem}{gate}.weight", f"{stem}{up}.weight"], f"{stem}{down}.weight"
 
-    def router(self, prefix: str) -> str:
-        return f"{prefix}{NAMES[self.family][0]}.gate.weight"
+def matrices_of(prefix: str, place: str, expert: int) -> tuple[list[str], str]:
+    """The tensors of an expert's gate and up projections, and of its down projection."""
+    gate, up, down = (f"{prefix}{place}.experts.{expert}.{name}.weight" for name in PLACES[place])
+    return [gate, up], down
 
 
 def expert_layers(config: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
     """Which layers have experts."""
-    if config.get("model_type") not in NAMES:
+    if config.get("model_type") not in MIXTURES:
         return (False,) * num_layers
     step, plain = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or []
     return tuple(layer not in plain and (layer + 1) % step == 0 for layer in range(num_layers))

@@ -17,7 +17,7 @@ from torch import Tensor
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import common_window, gelu_tanh
-from gpu_worker.models.decoders.experts import ExpertsConfig, run_experts
+from gpu_worker.models.decoders.experts import PLACES, ExpertsConfig, matrices_of, run_experts
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 
 FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is made of
@@ -127,9 +127,12 @@ def _experts(
 ) -> dict[str, Tensor | M]:
     """The router, in floats, and the matrices of all experts."""
     inner, shared = experts.inner, experts.shared_inner
-    tensors: dict[str, Tensor | M] = {"router": checkpoint.read_tensor(experts.router(prefix), (experts.count, hidden))}
+    place = next((each for each in PLACES if f"{prefix}{each}.gate.weight" in checkpoint), "mlp")
+    tensors: dict[str, Tensor | M] = {
+        "router": checkpoint.read_tensor(f"{prefix}{place}.gate.weight", (experts.count, hidden))
+    }
     for expert in range(experts.count):
-        both, down = experts.matrices(prefix, expert)
+        both, down = matrices_of(prefix, place, expert)
         tensors[f"experts.{expert}.gate_up"] = matrix(both, [(inner, hidden)] * 2)
         tensors[f"experts.{expert}.down"] = matrix([down], [(hidden, inner)])
     if shared:
