@@ -19,7 +19,7 @@ from octavo.request.errors import BadModel
 PARTS = ("gate", "up", "down")
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor lies: all of a stored one, or one of the parts that it is divided into."""
 
     stored: str
@@ -35,7 +35,7 @@ class ExpertGgufSource:
         family = read_family(GgufHeader(file, architecture(file)))
         self.config: dict[str, Any] = {**family.config, "eos_token_id": sorted(end_token_ids(file.metadata))}
         self._file = file
-        self._places = {name: Place(recipe.of[0], recipe.join) for name, recipe in _whole(family.recipes).items()}
+        self._places = {name: TensorPlace(recipe.of[0], recipe.join) for name, recipe in _whole(family.recipes).items()}
         for layer in range(int(family.config["num_hidden_layers"])):
             self._places |= self._experts(layer)
         lacking = {place.stored for place in self._places.values()} - set(file.tensors)
@@ -64,7 +64,7 @@ class ExpertGgufSource:
         data = torch.frombuffer(bytearray(self._bytes(name)), dtype=torch.uint8)
         return self._places[name].join([data.view(self._shape(name)[0], -1)])
 
-    def _experts(self, layer: int) -> Mapping[str, Place]:
+    def _experts(self, layer: int) -> Mapping[str, TensorPlace]:
         """The matrices of a layer's experts, by the names of Qwen's checkpoints."""
         found = {}
         for part in PARTS:
@@ -74,7 +74,7 @@ class ExpertGgufSource:
                 raise BadModel(f"{self._file.path.name}: tensor {stored!r} has not {count} experts")
             for expert in range(count):
                 name = f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight"
-                found[name] = Place(stored, lambda parts: parts[0], expert, count)
+                found[name] = TensorPlace(stored, lambda parts: parts[0], expert, count)
         return found
 
     def _info(self, name: str) -> TensorInfo:
