@@ -77,6 +77,14 @@ async def ask(local_names_only: bool, trail: AccessTrail) -> AsyncIterator[Ask]:
 JSON = "content-type: application/json"
 
 
+async def test_refused_pages_and_names_are_counted(ask: Ask, local_names_only: bool, trail: AccessTrail) -> None:
+    await ask("GET", "origin: http://evil.example")
+    await ask("GET", f"origin: {LISTED}")
+    await ask("GET", name="evil.example")
+    counts = {value.labels: value.value for value in trail.values() if value.value}
+    assert counts == {("http", "origin"): 1} | ({("http", "host"): 1} if local_names_only else {})
+
+
 async def test_a_page_under_another_name_reads_nothing(ask: Ask, local_names_only: bool) -> None:
     """DNS rebinding: for the browser the page's own server answers, so it sends no foreign origin."""
     for lines in [(), ("origin: http://evil.example",)]:
