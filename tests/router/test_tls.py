@@ -186,6 +186,13 @@ async def test_files_are_replaced_while_streams_go_on(world: Any, tmp_path: Path
     assert first.outputs[0].token_ids == again.outputs[0].token_ids
     with pytest.raises(Unreachable):
         await caller_of(world, old.caller("client")).connect(1.0)
+    router = world.routers[0]
+    for endpoint, path in ((router.http_endpoint, "/v1/models"), (router.web_endpoint, "/metrics")):
+        context = new.files("operator").client_context()
+        assert (await world.http(endpoint, path, context=context))[0] == 200
+        context.load_cert_chain(*list(old.settings("operator").values())[:2])  # trusts the new authority all the same
+        with pytest.raises(OSError, match=r"."):
+            await world.http(endpoint, path, context=context)
     async with open_channel(world.admin_endpoint(), credentials=new.caller("operator")) as channel:
         moved = await admin_pb2_grpc.AdminStub(channel).Migrate(admin_pb2.MigrateRequest(request_id="going"))
     assert moved.num_sent_blocks > 0  # between workers, over a connection made now
