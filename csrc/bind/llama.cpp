@@ -91,6 +91,14 @@ LlamaLayer layer_of(py::handle dict) {
     values.take("sparse", sparse);
     layer.sparse = block_sparse(sparse);
     values.take("rotated", layer.rotated);
+    values.take("router", layer.experts.router);
+    values.take("expert_gate_up", layer.experts.gate_up);
+    values.take("expert_down", layer.experts.down);
+    values.take("shared_gate_up", layer.experts.shared_gate_up);
+    values.take("shared_down", layer.experts.shared_down);
+    values.take("shared_gate", layer.experts.shared_gate);
+    values.take("top", layer.experts.top);
+    values.take("shares_sum_to_one", layer.experts.shares_sum_to_one);
     values.end();
     return layer;
 }

@@ -1,45 +1,18 @@
 #include "octavo/llama.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
-#include <new>
 #include <utility>
 
 #include "attention.h"
+#include "buffer.h"
+#include "experts.h"
 #include "linear.h"
 #include "lora.h"
 #include "rope.h"
 
 namespace octavo {
 namespace {
-
-// Memory that grows and never shrinks, 64-byte aligned, not initialized.
-template <typename T>
-class Buffer {
-  public:
-    Buffer() = default;
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-    ~Buffer() { std::free(data_); }
-
-    T* take(std::int64_t count) {
-        if (count > count_) {
-            std::free(data_);
-            const auto bytes = (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
-            data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
-            count_ = data_ ? count : 0;
-            if (data_ == nullptr) {
-                throw std::bad_alloc();
-            }
-        }
-        return data_;
-    }
-
-  private:
-    T* data_ = nullptr;
-    std::int64_t count_ = 0;
-};
 
 constexpr std::int64_t kMostSize = std::int64_t{1} << 30;  // of anything: two of them multiply within 64 bits
 constexpr std::int64_t kClaims = 8;       // of each thread in a phase over rows of activations, at least
@@ -81,6 +54,7 @@ struct Llama::Workspace {
     Buffer<Bf16Block> bf16;
     std::map<std::int64_t, AttentionPlan> plans;  // by window
     std::vector<KvPages> layers;
+    ExpertSpace experts;
 };
 
 // One step in one thread.
@@ -115,6 +89,12 @@ class Llama::Run {
             round(layer.out, attended_);
             product(layer.out, attended_, layer.out_bias, x_, true);
             adapt(index, &LoraLayer::out, attended_, s_.heads * s_.head_dim, x_, s_.hidden);
+            if (!layer.experts.router.empty()) {
+                const Experts& experts = layer.experts;
+                norm(layer.mlp_norm, experts.gate_up);
+                ExpertRun(experts, m_.space_->experts, s_.hidden, num_tokens_, normed_, inputs_, thread_, threads_)(x_);
+                continue;
+            }
             norm(layer.mlp_norm, layer.gate_up);
             product(layer.gate_up, normed_, layer.gate_up_bias, gate_up_, false);
             adapt(index, &LoraLayer::gate_up, normed_, s_.hidden, gate_up_, 2 * s_.inner);
@@ -266,8 +246,11 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
         expect_vector(layer.mlp_norm, "mlp_norm", s.hidden);
         expect_stack(layer.qkv, "qkv", queries + 2 * keys, s.hidden);
         expect_stack(layer.out, "out", s.hidden, queries);
-        expect_stack(layer.gate_up, "gate_up", 2 * s.inner, s.hidden);
-        expect_stack(layer.down, "down", s.hidden, s.inner);
+        check_experts(layer.experts, s.hidden);
+        if (layer.experts.router.empty()) {
+            expect_stack(layer.gate_up, "gate_up", 2 * s.inner, s.hidden);
+            expect_stack(layer.down, "down", s.hidden, s.inner);
+        }
         expect_vector(layer.qkv_bias, "qkv_bias", queries + 2 * keys, true);
         expect_vector(layer.out_bias, "out_bias", s.hidden, true);
         expect_vector(layer.gate_up_bias, "gate_up_bias", 2 * s.inner, true);
@@ -335,6 +318,11 @@ void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::v
     space_->low.take(step.loras.empty() ? 0 : step.lora_rows.shape[0] * lora_low_rows(step));
     space_->digits.take(num_blocks(n, widest));
     space_->bf16.take(num_blocks(n, widest));
+    for (const LlamaLayer& layer : layers_) {
+        if (!layer.experts.router.empty()) {
+            space_->experts.take(layer.experts, s.hidden, n);
+        }
+    }
     for (auto& [window, plan] : space_->plans) {
         plan.build(step.batch, s.kv_heads, s.heads / s.kv_heads, s.head_dim, window);
     }

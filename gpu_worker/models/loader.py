@@ -20,12 +20,13 @@ from gpu_worker.models.checkpoint.quantized import open_source
 from gpu_worker.models.checkpoint.weights import ProgressCallback, SafetensorsSource, WeightSource, weight_files
 from gpu_worker.models.converted_weights import converted
 from gpu_worker.models.decoders import gpt, llama, native_llama
-from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like
+from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like, is_mixture
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
 from gpu_worker.models.decoders.native_llama import LlamaPacking, NativeLlamaDecoder
 from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint
 from gpu_worker.models.gguf import through_transformers
+from gpu_worker.models.gguf.experts import ExpertGgufSource, has_experts
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.tensors import GgufSource, architecture, read_config
@@ -147,8 +148,12 @@ def _load_gguf(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
         architecture(file)
         if runs_through_transformers(file):
             return _load_gguf_through_transformers(name, path, file, dtype, how)
-        content = read_config(file)
-        source = GgufSource(file)
+        source: GgufSource | ExpertGgufSource
+        if has_experts(file):
+            source = ExpertGgufSource(file)
+            content = source.config
+        else:
+            content, source = read_config(file), GgufSource(file)
         config = llama.with_stored_parts(LlamaConfig.from_dict(content).limited_to(how.context_tokens), source.names())
         decoder: Decoder
         if how.native(config):
@@ -191,7 +196,7 @@ def _load_gguf_through_transformers(
 
 
 def _dequantized(
-    file: GgufFile, source: GgufSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions"
+    file: GgufFile, source: WeightSource, config: LlamaConfig, dtype: torch.dtype, how: "_LoadOptions"
 ) -> dict[str, Tensor]:
     """The tensors of octavo's own decoder."""
     return converted(file, dtype, how.cache_dir, lambda: llama.prepare(source, config, dtype, how.progress))
@@ -228,7 +233,7 @@ def _has_codes(content: Mapping[str, Any]) -> bool:
 
 def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dtype, how: "_LoadOptions") -> Decoder:
     """One of our decoders if it computes what the configuration says, else the model's own code."""
-    if is_llama_like(content):
+    if is_llama_like(content) or is_mixture(content):
         config = LlamaConfig.from_dict(content).limited_to(how.context_tokens)
         source = open_source(path, content)
         if how.kv_scales:

@@ -17,13 +17,51 @@ ENCODERS = (
     *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
 
+# Models of an encoder and a decoder, also where a checkpoint has the decoder alone.
+ENCODER_DECODERS = (
+    *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart"),
+    *("prophetnet", "t5", "trocr", "whisper"),
+)
+
+# Models that take or give images or sound beside text.
+MODALITIES = (
+    *("dots3_note", "emu3", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "git", "got_ocr2", "llama4", "mllama"),
+    *("moss_transcribe_diarize", "musicgen", "musicgen_melody", "qwen4_exp"),
+)
+
+PARTS = ("text_config", "vision_config", "audio_config", "audio_encoder_config")  # of configurations of such models
+
 # Models with a state that each token changes. A configuration that lists its layers is read by that list instead.
 RECURRENT = (
-    *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba"),
-    *("mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "recurrent_gemma"),
-    *("rwkv", "xlstm", "zamba", "zamba2"),
+    *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling2_text", "inkling_text", "jamba"),
+    *("kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5"),
+    *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma", "rwkv"),
+    *("xlstm", "zamba", "zamba2", "zaya"),
 )
-RECURRENT_LAYERS = ("conv", "hybrid", "linear_attention", "mamba", "mamba2", "recurrent", "short_conv")
+RECURRENT_LAYERS = (
+    *("conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "mamba2", "recurrent", "short_conv"),
+)
+
+# Models whose attention cannot be replaced, and why. Some others are known by their configuration or by their code.
+OWN_ATTENTION = {
+    **dict.fromkeys(
+        ("cpmant", "gpt_neox_japanese", "openai-gpt", "reformer", "xglm", "xlm", "xlnet"),
+        "its code in Transformers computes attention without the interface by which octavo replaces it",
+    ),
+    **dict.fromkeys(
+        ("gemma4_assistant", "gemma4_unified_assistant"),
+        "it drafts tokens for another model, from that model's keys and values",
+    ),
+    "blt": "its tokens are bytes, which it reads in patches through a mask of its own",
+    "diffllama": "its layers attend twice, and blocks hold the keys and values of one attention",
+    "doge": "its layers have a mask of its own, by which a query chooses keys",
+    "hrm_text": "its layers run several times for a token, each time with other keys and values",
+    "mimo_v2_flash": "its keys and values have different shapes",
+}
+CHOOSING_LAYERS = (  # kinds of layers where a query does not see all keys, or all of a window
+    *("chunked_attention", "compressed_sparse_attention", "deepseek_sparse_attention", "heavily_compressed_attention"),
+    *("indexed_attention", "minimax_m3_sparse", "qwen_sparse_attention"),
+)
 
 
 def refuse_unservable(name: str, config: Mapping[str, Any]) -> None:
@@ -39,14 +77,20 @@ def refuse_unservable(name: str, config: Mapping[str, Any]) -> None:
 def _reason(config: Mapping[str, Any]) -> str:
     """Why the model is refused; empty if it is not."""
     kind = config.get("model_type") or "a model without model_type"
-    if config.get("is_encoder_decoder"):
-        return f"{kind} is an encoder-decoder (is_encoder_decoder); octavo serves decoders"
+    if kind in MODALITIES:
+        return _text_alone(kind, config)
+    if config.get("is_encoder_decoder") or kind in ENCODER_DECODERS:
+        return f"{kind} is an encoder-decoder, or the decoder of one; octavo serves models that are decoders alone"
     if kind in ENCODERS and not config.get("is_decoder"):
         return f"{kind} is an encoder (is_decoder is not set): it fills gaps and predicts no next token"
     classes = config.get("architectures") or []
     ends = (*CAUSAL_CLASSES, "Model") if is_llama_like(config) else CAUSAL_CLASSES  # embedding models have no head
     if classes and not any(str(name).endswith(ends) for name in classes):
+        if any(isinstance(config.get(part), Mapping) for part in PARTS):
+            return _text_alone(kind, config)
         return f"{', '.join(map(str, classes))} predicts no next token; language models have a class …ForCausalLM"
+    if kind in OWN_ATTENTION:
+        return f"{kind}: {OWN_ATTENTION[kind]}"
     if config.get("kv_lora_rank"):
         return (
             f"{kind} has multi-head latent attention (MLA, kv_lora_rank {config['kv_lora_rank']}): "
@@ -54,6 +98,10 @@ def _reason(config: Mapping[str, Any]) -> str:
         )
     if recurrent := _recurrent_layers(kind, config):
         return f"{kind} keeps a recurrent state between tokens ({recurrent}), which blocks do not hold"
+    if choosing := _layers_of(config, CHOOSING_LAYERS):
+        return f"{kind} has layers of kind {choosing}, whose choice of keys paged attention does not make"
+    if shapes := _head_shapes(config):
+        return f"{kind} has keys of several shapes ({shapes}), and blocks have one for all layers"
     if config.get("quantization_config") is None:
         return ""
     is_read = is_llama_like(config) or quantization.is_mxfp4(config)
@@ -62,11 +110,40 @@ def _reason(config: Mapping[str, Any]) -> str:
 
 def _recurrent_layers(kind: str, config: Mapping[str, Any]) -> str:
     """What keeps a recurrent state; empty: nothing that the configuration tells of."""
-    layers = config.get("layer_types") or config.get("layers_block_type") or config.get("block_types")
-    if isinstance(layers, Sequence) and not isinstance(layers, str):
-        found = sorted({str(layer) for layer in layers} & set(RECURRENT_LAYERS))
-        return f"layers of kind {', '.join(found)}" if found else ""
+    if _kinds_of_layers(config):
+        found = _layers_of(config, RECURRENT_LAYERS)
+        return f"layers of kind {found}" if found else ""
     return "all its layers or some" if kind in RECURRENT else ""
+
+
+def _kinds_of_layers(config: Mapping[str, Any]) -> set[str]:
+    """The kinds of layers that the configuration lists; empty: it has no such list."""
+    layers = config.get("layer_types") or config.get("layers_block_type") or config.get("block_types")
+    return {str(layer) for layer in layers} if isinstance(layers, Sequence) and not isinstance(layers, str) else set()
+
+
+def _layers_of(config: Mapping[str, Any], kinds: Sequence[str]) -> str:
+    """Which of these kinds the layers of the configuration have."""
+    return ", ".join(sorted(_kinds_of_layers(config) & set(kinds)))
+
+
+def _head_shapes(config: Mapping[str, Any]) -> str:
+    """The setting by which keys of some layers have another shape; empty if all have the same."""
+    layers = config.get("per_layer_config")
+    others = list(layers.values()) if isinstance(layers, Mapping) else []
+    for name in ("head_dim", "num_key_value_heads"):
+        found = [config.get(name), config.get(f"global_{name}"), *(each[name] for each in others if name in each)]
+        sizes = sorted({int(size) for size in found if size})
+        if len(sizes) > 1:
+            return f"{name} {' and '.join(map(str, sizes))}"
+    return ""
+
+
+def _text_alone(kind: str, config: Mapping[str, Any]) -> str:
+    part = (config.get("text_config") or {}).get("model_type")
+    served = part in OWN_DECODERS or part in THROUGH_TRANSFORMERS
+    remedy = f": use a checkpoint of its text part alone, of model_type {part}" if served else ""
+    return f"{kind} is made for images or sound beside text, and octavo serves models of text{remedy}"
 
 
 def _only_llama(kind: str) -> str:
@@ -76,11 +153,16 @@ def _only_llama(kind: str) -> str:
     )
 
 
-OWN_DECODERS: dict[str, str] = {**dict.fromkeys(LLAMA_LIKE, "llama"), **dict.fromkeys(FAMILIES, "gpt")}
+OWN_DECODERS: dict[str, str] = dict.fromkeys((*LLAMA_LIKE, *quantization.MIXTURES), "llama") | dict.fromkeys(
+    FAMILIES, "gpt"
+)
 THROUGH_TRANSFORMERS = (
-    *("afmoe", "apertus", "arcee", "biogpt", "cohere", "cohere2", "cwm", "ernie4_5", "ernie4_5_moe", "exaone4"),
-    *("flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt_bigcode", "gpt_neox"),
-    *("gpt_oss", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe"),
-    *("jetmoe", "ministral", "ministral3", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt"),
-    *("persimmon", "phi", "phimoe", "qwen2_moe", "qwen3_moe", "seed_oss", "stablelm", "starcoder2", "vaultgemma"),
+    *("afmoe", "apertus", "arcee", "aria_text", "beam", "biogpt", "bitnet", "cohere", "cohere2", "cohere2_moe"),
+    *("cohere_compass_text", "ctrl", "cwm", "dbrx", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe"),
+    *("flex_olmo", "flint", "fuyu", "gemma", "gemma2", "gemma3_text", "gemma3n_text", "glm", "glm4", "glm4_moe"),
+    *("gpt_bigcode", "gpt_neox", "gpt_oss", "granite", "granite_swa", "granitemoe", "granitemoe_swa"),
+    *("granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "jais2", "jetmoe"),
+    *("kolibri1", "laguna", "mellum", "minimax_m2", "ministral", "ministral3", "modernbert-decoder", "moshi"),
+    *("nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi4_multimodal"),
+    *("phimoe", "seed_oss", "solar_open", "stablelm", "starcoder2", "vaultgemma"),
 )

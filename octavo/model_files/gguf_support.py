@@ -9,11 +9,12 @@ from octavo.model_files.gguf_metadata import Metadata
 # Architectures whose rotary embedding pairs neighbouring rows of queries and keys, while ours pairs halves: llama.cpp's
 # converter interleaves the rows, and ERNIE has them so already. With its rows in our order, ERNIE is a Llama.
 INTERLEAVED = ("llama", "smollm3", "ernie4_5")
-OWN = (*INTERLEAVED, "qwen2", "qwen3", "gemma2", "phi3")  # those that octavo's own decoders run
+# Those that octavo's own decoders run.
+OWN = (*INTERLEAVED, "qwen2", "qwen3", "qwen2moe", "qwen3moe", "gemma2", "phi3")
 # Those that are decoded, and run by the code of Transformers.
 THROUGH_TRANSFORMERS = (
     *("command-r", "cohere2", "exaone4", "gemma", "gemma3", "glm4", "gpt-oss", "granite", "granitemoe"),
-    *("olmo2", "qwen2moe", "qwen3moe", "stablelm", "starcoder2"),
+    *("olmo2", "stablelm", "starcoder2"),
 )
 ARCHITECTURES = (*OWN, *THROUGH_TRANSFORMERS)
 WITH_EXPERTS = ("llama", "gpt-oss", "granitemoe", "qwen2moe", "qwen3moe")
@@ -53,7 +54,7 @@ def find_obstacle(file: GgufFile) -> str:
 def runs_through_transformers(file: GgufFile) -> bool:
     """Whether a file without an obstacle is run by the code of Transformers, and not by a decoder of octavo's."""
     name = file.metadata.string("general.architecture")
-    return name in THROUGH_TRANSFORMERS or file.metadata.integer(f"{name}.expert_count", 0) > 0
+    return name in THROUGH_TRANSFORMERS
 
 
 def end_token_ids(metadata: Metadata) -> tuple[int, ...]:

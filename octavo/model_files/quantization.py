@@ -9,7 +9,10 @@ from typing import Any
 
 REMEDY = "use a checkpoint that is not quantized, or a GGUF file"
 MXFP4 = "mxfp4"  # how gpt-oss is published; no other model is read in it
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3")  # model types whose quantized files are read
+LLAMA_LIKE = (  # model types whose quantized files are read
+    *("llama", "internlm3", "iquestcoder", "mistral", "qwen2", "qwen3", "smollm3", "phi3"),
+)
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")  # whose experts the extension multiplies, too
 GPTQ_FORMATS = ("gptq", "gptq_v2")  # where zero points are stored minus one, and where they are stored as they are
 INTEGER_FORMATS = ("pack-quantized", "int-quantized")
 STRATEGIES = ("tensor", "channel", "group")

@@ -13,6 +13,7 @@ from torch import Tensor
 def test_what_it_refers_to_lives_as_long_as_it_does(extension: ModuleType) -> None:
     weights = Weights(extension)
     arguments = weights.arguments()
+    arguments["layers"].append(weights.layer() | weights.experts())
     llama = extension.Llama(**arguments)
     arguments["layers"][0].clear()
     arguments["layers"].clear()
@@ -20,6 +21,26 @@ def test_what_it_refers_to_lives_as_long_as_it_does(extension: ModuleType) -> No
     assert all(weights.alive())
     del llama
     assert not any(weights.alive())
+
+
+def test_experts_that_do_not_fit_are_refused_by_name(extension: ModuleType) -> None:
+    weights = Weights(extension)
+    wrong = [
+        ("router", weights.stack(4)),
+        ("router", ()),
+        ("expert_gate_up", weights.stack(64, 64)),
+        ("expert_gate_up", weights.stack(64, 64, 32)),
+        ("expert_down", weights.stack(32, 32, 16)),
+        ("top", 0),
+        ("top", 4),
+        ("shared_gate_up", weights.stack(32)),
+        ("shared_down", weights.stack(32, 32)),
+        ("shared_gate", weights.stack(2)),
+    ]
+    for name, value in wrong:
+        layer = weights.layer() | weights.experts() | {name: value}
+        with pytest.raises(ValueError, match=f"^({name}|router)"):
+            extension.Llama(**weights.arguments() | {"layers": [layer]})
 
 
 @pytest.mark.parametrize("as_cache", [False, True])
@@ -37,7 +58,10 @@ def test_layers_of_an_arena_outlive_the_list_they_came_in(extension: ModuleType,
 
 def test_threads_take_turns(extension: ModuleType) -> None:
     """Two that step the same decoder, in arenas of their own, get what each would alone."""
-    llama = extension.Llama(**Weights(extension).arguments())
+    weights = Weights(extension)
+    arguments = weights.arguments()
+    arguments["layers"][0] |= weights.experts()
+    llama = extension.Llama(**arguments)
 
     def states(tokens: int) -> Iterator[Tensor]:
         kv = extension.Kv([torch.zeros(BLOCKS, 1, 2, BLOCK_SIZE, 16)])

@@ -1,5 +1,6 @@
 """The wheel that `make wheel` makes, where a user has it: in a bare environment, without compiler and sources."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -84,6 +85,16 @@ def test_up_serves_from_a_wheel(everything: Installed, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_offline_engine_runs_from_a_wheel(everything: Installed) -> None:
     assert everything.run("python", "-I", "-c", OFFLINE, demo_file()).split()[-1] == "8"
+
+
+@pytest.mark.slow
+def test_doctor_gives_advice_that_fits_a_wheel(everything: Installed) -> None:
+    command = [everything.bin / "octavo", "doctor", "--json"]
+    options = {"env": everything.environment, "cwd": everything.home}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert "make extension" not in done.stdout
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert checks["extension"]["result"] == "ok", checks["extension"]
 
 
 @pytest.mark.slow

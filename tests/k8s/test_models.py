@@ -1,11 +1,15 @@
 """Several models in one release, how their files come, and the routes and pools by which gateways reach routers."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 from rendered_chart import by_name, of_kind, pods, programs, settings_of, template, values_of
+
+from octavo.net.security.roles import ALLOWED, PeerRole
 
 TWO = "models[0].name=small,models[1].name=large,models[1].model.path=/models/large,models[1].worker.gpus=1"
 
@@ -147,3 +151,31 @@ def test_a_pool_has_the_routers_and_the_port_of_openais_api():
         {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "trial-octavo"}
     ]
     assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
+
+
+def test_routes_lead_to_ports_that_the_service_has():
+    """And from outside nobody reaches what is not for clients."""
+    options = "httpRoute.enabled=true,httpRoute.parentRefs[0].name=public"
+    objects = by_name(template("--set", options, profile="secure"))
+    ports = {port["name"]: port["port"] for port in objects["Service", "trial-octavo"]["spec"]["ports"]}
+    (http,) = objects["HTTPRoute", "trial-octavo-http"]["spec"]["rules"]
+    assert http["backendRefs"] == [{"name": "trial-octavo", "port": ports["http"]}]
+    (grpc,) = objects["GRPCRoute", "trial-octavo"]["spec"]["rules"]
+    assert grpc["backendRefs"] == [{"name": "trial-octavo", "port": ports["grpc"]}]
+    services = {match["method"]["service"] for match in grpc["matches"]}
+    assert "octavo.v1.Inference" in services
+    for method in (f"/{service}/" for service in services):
+        roles = [allowed for name, allowed in ALLOWED.items() if name.startswith(method)]
+        assert roles and all(PeerRole.CLIENT in allowed for allowed in roles), method
+    assert "parentRefs must name a gateway" in template("--set", "httpRoute.enabled=true", ok=False)
+
+
+def test_on_openshift_no_object_asks_for_an_id():
+    asked = re.compile(r"\b(runAsUser|runAsGroup|fsGroup|supplementalGroups|hostPath|hostNetwork|privileged)\b")
+    assert asked.search(template())
+    assert not asked.search(template(profile="openshift"))
+
+
+def test_further_objects_may_use_the_values():
+    given = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-x"}}]
+    assert ("ConfigMap", "trial-x") in by_name(template("--set-json", f"extraObjects={json.dumps(given)}"))

@@ -5,10 +5,12 @@ import re
 
 import pytest
 import yaml
-from rendered_chart import CHART, ROOT, by_name, of_kind, programs, promtool, settings_of, template
+from rendered_chart import CHART, CLASSES, ROOT, by_name, of_kind, programs, promtool, settings_of, template
 
+from octavo.cli.commands import parser
 from octavo.metrics.table import METRICS, MetricKind
 from octavo.net.security.roles import PeerRole
+from octavo.settings.options import options_of
 
 WATCHING = CHART / "watching"
 ON = [f"--set=watching.{part}.enabled=true" for part in ("monitor", "alerts", "dashboard")]
@@ -71,6 +73,22 @@ def test_each_alert_has_a_section_and_each_section_an_alert():
         assert rule["labels"]["severity"] in ("critical", "warning")
         for part in ("**Meaning.**", "**Check.**", "**Remedy.**"):
             assert sections()[name].count(part) == 1, name
+
+
+OTHERS = {"--previous", "--latency", "--cacert", "--cert", "--key"}  # flags of kubectl, valkey-cli and curl
+
+
+def test_the_runbook_names_what_exists():
+    """Commands, flags, metrics, and panels of the dashboard."""
+    text = (ROOT / "docs/runbook.md").read_text()
+    (found,) = [action.choices for action in parser()._actions if action.dest == "command"]
+    assert set(re.findall(r"(?:`|^)octavo (\w+)", text, flags=re.M)) <= set(found)
+    settings = (option.flag for cls in CLASSES.values() for option in options_of(cls).values())
+    flags = {flag for each in found.values() for action in each._actions for flag in action.option_strings}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= flags | {*settings} | OTHERS
+    assert set(NAME.findall(text)) <= set(SERIES)
+    titles = {panel["title"] for panel in dashboard()["panels"]}
+    assert {" ".join(each.split()) for each in re.findall(r"panels? \*([^*]+)\*", text)} <= titles
 
 
 @pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])

@@ -1,19 +1,24 @@
 """Whatever a worker does, dies, hangs or refuses: no token is lost, doubled or changed, and every request ends."""
 
 import asyncio
+import json
 from dataclasses import replace
 
+import grpc
 import pytest
 from slow_beams import best_outputs
+from web_pages import metrics
 
 from gpu_worker.serving.leaving import releaser
 from gpu_worker.testing.fake_runner import FakeRunner
+from octavo.cli import main
 from octavo.client import AsyncClient, RetryPolicy
 from octavo.request.errors import ServingError, TooManyStreams
 from octavo.request.ids import Incarnation
 from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.store.calls import Member, TakeReason, TakeRequest
 from octavo.store.memory import MemoryStore
+from octavo.v1 import admin_pb2
 from router.streaming import owner_link
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
@@ -152,6 +157,31 @@ async def test_a_request_goes_on_with_another_layout(world, oracle, monkeypatch)
     assert world.entry("s0").record.epoch > 1
 
 
+async def test_another_class_of_numerics_is_told(world, oracle, capsys):
+    """What runs does not move there. What has lost its worker goes on there: Get, `octavo show` and a metric say so."""
+    for numerics in ("cpu/a", "cpu/b"):
+        await world.worker(FakeRunner(step_s=0.02, numerics=numerics))
+    router = await world.router()
+    await world.ready()
+    params = replace(GREEDY, max_tokens=200)
+    tasks = await world.streams(world.client(), 1, params)
+    with pytest.raises(grpc.aio.AioRpcError, match="no other worker of this model that computes the same bits"):
+        await world.admin().Migrate(admin_pb2.MigrateRequest(request_id="s0"))
+    owner = world.entry("s0").record.owner
+    first = next(number for number, each in enumerate(world.workers) if each.listener.incarnation == owner)
+    other = world.runners[1 - first].info.numerics
+    await world.kill(world.workers[first])
+    await oracle.check_completions(tasks, params)
+    status = await world.client().get("s0")
+    assert (status.numerics, status.numerics_changes) == (other, 1)
+    told = await metrics(router.web_endpoint)
+    assert [told[name] for name in told if name.startswith("octavo_numerics_changes_total{")] == [1]
+    assert await asyncio.to_thread(main, ["show", "s0", "--endpoint", router.endpoint]) == 0
+    shown = capsys.readouterr().out
+    assert f"computed as {other}\n" in shown
+    assert "went on in another class of numerics once:" in shown
+
+
 async def test_a_bad_description_disturbs_no_other_member(world):
     await world.router()
     nowhere = b'{"worker_id": "w", "endpoint": "127.0.0.1:99999"}'
@@ -162,15 +192,42 @@ async def test_a_bad_description_disturbs_no_other_member(world):
     await world.client().complete(PROMPT, GREEDY)
 
 
-async def test_a_repeated_request_waits_for_its_model(world, oracle):
+@pytest.mark.parametrize("way", ["Generate", "Complete", "HTTP"])
+async def test_a_repeated_request_waits_for_its_model(world, oracle, way):
+    """Its model has no worker, so a new one would be refused."""
     await world.start(step_s=0.01, router={"grace_ms": 30_000})
-    await world.client().generate(PROMPT, GREEDY, request_id="again").__anext__()
+    router, client, again = world.routers[0], world.client(), {"request_id": "again"}
+    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": GREEDY.max_tokens, "return_token_ids": True, **again}
+
+    async def tokens() -> tuple[int, ...]:
+        if way == "Generate":
+            return await gathered(client.generate(PROMPT, GREEDY, **again))
+        if way == "Complete":
+            return tuple((await client.complete(PROMPT, GREEDY, **again)).outputs[0].token_ids)
+        status, _, found = await world.http(router.http_endpoint, "/v1/completions", body, method="POST")
+        assert status == 200, found
+        return tuple(found["choices"][0]["token_ids"])
+
+    if way == "HTTP":  # its body has other fields than the SDK's
+        host, _, port = router.http_endpoint.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        sent = json.dumps(body)
+        head = "POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"
+        writer.write("\r\n".join([*head, f"Content-Length: {len(sent)}", "", sent]).encode())
+        await world.until(lambda: any(entry.journals[0] for entry in world.entries))
+        writer.close()
+    else:
+        stream = client.generate(PROMPT, GREEDY, **again)
+        await anext(stream)
+        await stream.aclose()
+    await world.until(lambda: not router.sessions.seq_ids())  # the client has left
     await world._stop_worker(world.workers[0])
-    await world.until(lambda: not world.routers[0].models.list_models()[0].workers)
-    answer = asyncio.create_task(world.client().complete(PROMPT, GREEDY, request_id="again"))
-    await world.until(lambda: world.routers[0].sessions.seq_ids())
+    await world.until(lambda: not router.models.list_models()[0].workers)
+    answer = asyncio.create_task(tokens())
+    await world.until(lambda: router.sessions.seq_ids())
     await world.worker()
-    assert oracle.returned(await answer) == oracle.outputs(PROMPT, GREEDY)
+    (expected, *_) = oracle.outputs(PROMPT, GREEDY)[0]
+    assert await answer == expected
 
 
 @pytest.mark.parametrize("method", ["complete", "attach"])

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 from certificates import Certificates
+from cryptography import x509
 from effort import patience
 from google.protobuf import descriptor_pool
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -19,7 +20,7 @@ from octavo.request.errors import PermissionDenied, Unreachable
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 from octavo.wire import tls
 from octavo.wire.channel import open_channel
-from octavo.wire.tls import ClientCredentials
+from octavo.wire.tls import WORKER_NAME, ClientCredentials
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +105,44 @@ async def test_every_method_lets_in_its_roles_alone(secured: Any, shared: Certif
     assert seen == set(ALLOWED)
 
 
+OPERATOR = PeerRole.OPERATOR.uri
+Uri, Text = x509.UniformResourceIdentifier, x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, OPERATOR)])
+NAMES: dict[str, tuple[list[x509.GeneralName], set[PeerRole]]] = {
+    "a common name alone": ([], set()),
+    "a DNS name": ([x509.DNSName(OPERATOR)], set()),
+    "an e-mail address": ([x509.RFC822Name(OPERATOR)], set()),
+    "a directory's name": ([x509.DirectoryName(Text)], set()),
+    "a URI that is cut short": ([Uri(f"{OPERATOR}\0.example")], set()),
+    "a URI in other letters": ([Uri(OPERATOR.upper())], set()),
+    "two URIs": ([Uri(PeerRole.ROUTER.uri), Uri(PeerRole.CLIENT.uri)], {PeerRole.ROUTER, PeerRole.CLIENT}),
+    "a URI and a DNS name": ([Uri(PeerRole.CLIENT.uri), x509.DNSName(OPERATOR)], {PeerRole.CLIENT}),
+}
+
+
+async def test_whole_uris_alone_give_roles(secured: Any, shared: Certificates) -> None:
+    """Over gRPC and HTTP. What the certificate's subject says gives none, either."""
+    router, worker = secured.routers[0], secured.workers[0].listener.endpoint
+    methods = {
+        router.endpoint: "/octavo.v1.Inference/ListModels",
+        secured.admin_endpoint(): "/octavo.v1.Admin/ListWorkers",
+        worker: "/octavo.internal.v1.Worker/Hello",
+    }
+    pages = {
+        (router.http_endpoint, "/v1/models"): {PeerRole.CLIENT, PeerRole.OPERATOR},
+        (router.web_endpoint, "/metrics"): {PeerRole.OPERATOR},
+    }
+    for what, (names, roles) in NAMES.items():
+        files = shared.with_names("named", names, subject=OPERATOR)
+        for endpoint, method in methods.items():
+            credentials = ClientCredentials(files, WORKER_NAME if endpoint == worker else "")
+            async with open_channel(endpoint, credentials=credentials) as channel:
+                denied = await code_of(channel, method, False, False) is grpc.StatusCode.PERMISSION_DENIED
+            assert denied == (not roles & roles_allowed(method)), (what, method)
+        for (endpoint, path), allowed in pages.items():
+            status, _, _ = await secured.http(endpoint, path, context=files.client_context())
+            assert status == (200 if roles & allowed else 403), (what, path)
+
+
 async def test_requests_migrations_and_operators_work_over_tls(secured: Any, shared: Certificates) -> None:
     client = caller_of(secured, shared.caller("client"))
     with pytest.raises(PermissionDenied):
@@ -147,6 +186,13 @@ async def test_files_are_replaced_while_streams_go_on(world: Any, tmp_path: Path
     assert first.outputs[0].token_ids == again.outputs[0].token_ids
     with pytest.raises(Unreachable):
         await caller_of(world, old.caller("client")).connect(1.0)
+    router = world.routers[0]
+    for endpoint, path in ((router.http_endpoint, "/v1/models"), (router.web_endpoint, "/metrics")):
+        context = new.files("operator").client_context()
+        assert (await world.http(endpoint, path, context=context))[0] == 200
+        context.load_cert_chain(*list(old.settings("operator").values())[:2])  # trusts the new authority all the same
+        with pytest.raises(OSError, match=r"."):
+            await world.http(endpoint, path, context=context)
     async with open_channel(world.admin_endpoint(), credentials=new.caller("operator")) as channel:
         moved = await admin_pb2_grpc.AdminStub(channel).Migrate(admin_pb2.MigrateRequest(request_id="going"))
     assert moved.num_sent_blocks > 0  # between workers, over a connection made now

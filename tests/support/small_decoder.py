@@ -39,6 +39,12 @@ class Weights:
             "down": self.stack(32),
         }
 
+    def experts(self) -> dict[str, Any]:
+        """In the place of gate_up and down: three experts, of which each token asks two, and a shared one."""
+        many = {"expert_gate_up": self.stack(64, 64, 64), "expert_down": self.stack(32, 32, 32)}
+        shared = {"shared_gate_up": self.stack(64), "shared_down": self.stack(32), "shared_gate": self.stack(1)}
+        return {**many, **shared, "router": self.stack(3), "top": 2}
+
     def arguments(self) -> dict[str, Any]:
         norm, cos, sin = self.tensor(32), self.tensor(BLOCKS * BLOCK_SIZE, 16), self.tensor(BLOCKS * BLOCK_SIZE, 16)
         matrices = {"embedding": self.matrix(16), "head": self.matrix(16)}

@@ -25,47 +25,110 @@ ROUTED_EXPERTS = {
     "first_k_dense_replace": 1,
 }
 BIG_CODE = {"vocab_size": 128, "n_positions": 128, "n_embd": 32, "n_layer": 3, "n_head": 4}
+MIXED = {**WINDOWED, "layer_types": ["sliding_attention", "full_attention"] * 2}
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+SCALES = {"attention_multiplier": 0.2, "residual_multiplier": 0.5, "embedding_multiplier": 2.0, "logits_scaling": 2.0}
+TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+AUDIO = {"ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32}
 NO_ENDS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+
+NARROW = {**EXPERTS, "moe_intermediate_size": 32}
+MANY = {"num_experts": 24, "num_experts_per_tok": 5, "moe_intermediate_size": 40}
+SHARED = {"shared_expert_intermediate_size": 32}
+WIDER = {"shared_expert_intermediate_size": 48, "decoder_sparse_step": 2, "norm_topk_prob": True}
+# With experts that octavo runs itself.
+MIXTURES: dict[str, tuple[str, dict]] = {
+    "mixtral": ("Mixtral", {**SMALL, **LOCAL_EXPERTS}),
+    "mixtral-windowed": ("Mixtral", {**SMALL, **WINDOWED, **LOCAL_EXPERTS}),
+    "qwen2_moe": ("Qwen2Moe", {**SMALL, **NARROW, **SHARED}),
+    "qwen2_moe-some": ("Qwen2Moe", {**SMALL, **NARROW, **WIDER}),
+    "qwen3_moe": ("Qwen3Moe", {**WIDE, **NARROW}),
+    "qwen3_moe-many": ("Qwen3Moe", {**WIDE, **MANY, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+}
 
 # By a name for the test: the class of the configuration (without "Config"), and its fields.
 TYPES: dict[str, tuple[str, dict]] = {
     "afmoe": ("Afmoe", {**WIDE, **WINDOWED, **EXPERTS, "moe_intermediate_size": 32}),
     "apertus": ("Apertus", SMALL),
     "arcee": ("Arcee", SMALL),
+    "aria_text": ("AriaText", {**SMALL, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),
+    "beam": ("Beam", {**WIDE, **MIXED, **NARROW, "n_group": 2, "topk_group": 1}),
     "biogpt": ("BioGpt", {**SMALL, "pad_token_id": 1, "num_key_value_heads": 4}),
+    "bitnet": ("BitNet", SMALL),
     "cohere": ("Cohere", {**SMALL, "use_qk_norm": True}),
     "cohere2": ("Cohere2", {**WIDE, **WINDOWED}),
+    "cohere2_moe": (
+        "Cohere2Moe",
+        {**WIDE, **WINDOWED, **EXPERTS, "num_shared_experts": 1, "first_k_dense_replace": 1}
+        | {"prefix_dense_intermediate_size": 48},
+    ),
+    "cohere_compass_text": (
+        "CohereCompassText",
+        {**SMALL, **MIXED, "rope_parameters": {"sliding_attention": DEFAULT_ROPE, "full_attention": None}},
+    ),
+    "ctrl": ("CTRL", {**BIG_CODE, **NO_ENDS, "dff": 48, "tie_word_embeddings": False}),
     "cwm": ("Cwm", {**WIDE, **WINDOWED, "bos_token_id": 0}),
+    "dbrx": (
+        "Dbrx",
+        {"vocab_size": 128, "d_model": 32, "n_heads": 4, "n_layers": 3, "max_seq_len": 128, **NO_ENDS}
+        | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 1e4}}
+        | {"ffn_config": {"hidden_size": 32, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}},
+    ),
+    "dots1": ("Dots1", {**SMALL, **ROUTED_EXPERTS, **WINDOWED, "n_shared_experts": 1, "max_window_layers": 2}),
     "ernie4_5": ("Ernie4_5", WIDE),
     "ernie4_5_moe": ("Ernie4_5_Moe", {**SMALL, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}),
     "exaone4": ("Exaone4", {**SMALL, **WINDOWED}),
+    "exaone_moe": ("ExaoneMoe", {**SMALL, **WINDOWED, **NARROW}),
     "flex_olmo": ("FlexOlmo", {**SMALL, **EXPERTS}),
+    "flint": ("Flint", {**WIDE, **MIXED, **NARROW, **SHARED}),
+    "fuyu": ("Fuyu", {"text_config": {**SMALL, "num_key_value_heads": 4, "model_type": "persimmon"}}),
     "gemma": ("Gemma", {**WIDE, "tie_word_embeddings": False}),
+    "gemma3n_text": (
+        "Gemma3nText",
+        {**WIDE, **MIXED, "tie_word_embeddings": False, "vocab_size_per_layer_input": 128, "laurel_rank": 8}
+        | {"hidden_size_per_layer_input": 8, "activation_sparsity_pattern": [0.95, 0.5, 0.0, 0.0]}
+        | {"num_kv_shared_layers": 2},
+    ),
     "glm": ("Glm", WIDE),
     "glm4": ("Glm4", WIDE),
     "glm4_moe": ("Glm4Moe", {**WIDE, **ROUTED_EXPERTS}),
     "gpt_bigcode": ("GPTBigCode", {**BIG_CODE, **NO_ENDS}),
     "gpt_bigcode-many-heads": ("GPTBigCode", {**BIG_CODE, **NO_ENDS, "multi_query": False}),
-    "granite": (
-        "Granite",
-        {
-            **SMALL,
-            "attention_multiplier": 0.2,
-            "residual_multiplier": 0.5,
-            "embedding_multiplier": 2.0,
-            "logits_scaling": 2.0,
-        },
-    ),
+    "granite": ("Granite", {**SMALL, **SCALES}),
+    "granite_swa": ("GraniteSWA", {**SMALL, **SCALES, **WINDOWED, "layer_rope_theta": [1e4, 0, 1e6, 1e4]}),
     "granitemoe": ("GraniteMoe", {**SMALL, **LOCAL_EXPERTS}),
+    "granitemoe_swa": (
+        "GraniteMoeSWA",
+        {**SMALL, **SCALES, **WINDOWED, **LOCAL_EXPERTS, "shared_intermediate_size": 32}
+        | {"layer_rope_theta": [1e4, 0, 1e6, 1e4]},
+    ),
     "granitemoeshared": ("GraniteMoeShared", {**SMALL, **LOCAL_EXPERTS, "shared_intermediate_size": 32}),
     "helium": ("Helium", {**SMALL, "head_dim": 8}),
     "hunyuan_v1_dense": ("HunYuanDenseV1", WIDE),
     "hunyuan_v1_moe": ("HunYuanMoEV1", {**WIDE, "num_experts": 4, "moe_topk": 2}),
+    "hy_v3": ("HYV3", {**WIDE, **NARROW}),
+    "hyperclovax": ("HyperCLOVAX", {**WIDE, **SCALES}),
+    "jais2": ("Jais2", SMALL),
     "jetmoe": ("JetMoe", {**SMALL, "kv_channels": 8, "num_local_experts": 4}),
+    "kolibri1": ("Kolibri1", {**WIDE, **MIXED, **NARROW, **SHARED}),
+    "laguna": ("Laguna", {**WIDE, **MIXED, **NARROW, **SHARED}),
+    "laguna-many-heads": (
+        "Laguna",
+        {**WIDE, **MIXED, **NARROW, **SHARED, "num_attention_heads_per_layer": [4, 8, 4, 8]}
+        | {"gating": "per-dim", "moe_router_logit_softcapping": 2.0},
+    ),
+    "mellum": ("Mellum", {**WIDE, **MIXED, **NARROW, "mlp_layer_types": ["dense", "sparse"] * 2}),
+    "minimax_m2": ("MiniMaxM2", {**WIDE, **LOCAL_EXPERTS, "rotary_dim": 8}),
     "ministral": ("Ministral", {**WIDE, **WINDOWED}),
     "ministral3": ("Ministral3", WIDE),
-    "mixtral": ("Mixtral", {**SMALL, **LOCAL_EXPERTS}),
-    "mixtral-windowed": ("Mixtral", {**SMALL, **WINDOWED, **LOCAL_EXPERTS}),
+    "modernbert-decoder": (
+        "ModernBertDecoder",
+        {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+        | {"num_attention_heads": 4, "max_position_embeddings": 128, "local_attention": 22}
+        | {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": None},
+    ),
+    "moshi": ("Moshi", {**SMALL, "ffn_dim": 64}),
+    "nanochat": ("NanoChat", {**WIDE, "final_logit_softcapping": 3.0}),
     "nemotron": ("Nemotron", SMALL),
     "olmo": ("Olmo", {**SMALL, "clip_qkv": 0.5}),
     "olmo2": ("Olmo2", SMALL),
@@ -87,10 +150,15 @@ TYPES: dict[str, tuple[str, dict]] = {
         },
     ),
     "persimmon": ("Persimmon", {**SMALL, "num_key_value_heads": 4}),
+    "phi4_multimodal": (
+        "Phi4Multimodal",
+        {**SMALL, "original_max_position_embeddings": 128}
+        | {"vision_config": {**TOWER, "image_size": 32, "crop_size": 32, "patch_size": 8, "num_hidden_layers": 1}}
+        | {"audio_config": {**TOWER, **AUDIO, "num_blocks": 1, "input_size": 16, "nemo_conv_channels": 8}},
+    ),
     "phimoe": ("Phimoe", {**SMALL, **LOCAL_EXPERTS}),
-    "qwen2_moe": ("Qwen2Moe", {**SMALL, **EXPERTS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}),
-    "qwen3_moe": ("Qwen3Moe", {**WIDE, **EXPERTS, "moe_intermediate_size": 32}),
     "seed_oss": ("SeedOss", WIDE),
+    "solar_open": ("SolarOpen", {**WIDE, **ROUTED_EXPERTS}),
     "stablelm": ("StableLm", SMALL),
     "stablelm-parallel": (
         "StableLm",

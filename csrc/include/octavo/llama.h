@@ -20,6 +20,15 @@ struct LlamaSizes {
 // Matrices one below the other, of any formats that round their inputs alike.
 using Stack = std::vector<Weight>;
 
+// Many MLPs, of which each token asks a few. A layer whose router is empty has none.
+struct Experts {
+    Stack router;                                    // [experts, hidden]
+    Stack gate_up, down;                             // of each expert: [2 inner, hidden], [hidden, inner]
+    Stack shared_gate_up, shared_down, shared_gate;  // of one that all tokens ask; the last is [1, hidden]
+    std::int64_t top = 0;                            // how many experts a token asks
+    bool shares_sum_to_one = false;                  // those of the asked ones; else those of all
+};
+
 // The tensors of a layer. Vectors are f32; a vector without data is not there.
 struct LlamaLayer {
     TensorRef input_norm, mlp_norm;  // [hidden]
@@ -32,6 +41,7 @@ struct LlamaLayer {
     std::int64_t window = 0;
     BlockSparse sparse;
     bool rotated = true;
+    Experts experts;  // in the place of gate_up and down
 };
 
 // What an adapter adds to a stack's products of x: y[first + row] += sum over k of b[k, row] * (scale * a[k] . x).

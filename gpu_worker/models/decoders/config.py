@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_worker.models.decoders import rope
+from gpu_worker.models.decoders.experts import ExpertsConfig, expert_layers
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import BlockSparsePattern
 from octavo.model_files.quantization import LLAMA_LIKE as LLAMA_LIKE
+from octavo.model_files.quantization import MIXTURES
 from octavo.request.errors import BadModel
 
 # More than any model has. What a configuration says is used before the tensors could contradict it.
@@ -18,7 +20,8 @@ MOST = {
     "head_dim": 1 << 16,
     "context_tokens": 1 << 24,
 }
-ALWAYS_WINDOWED = ("mistral", "phi3", "gemma2")  # a window in the configuration counts without a switch
+LLAMAS = ("llama", "internlm3", "iquestcoder")  # model types whose code in Transformers is Llama's
+ALWAYS_WINDOWED = ("mistral", "mixtral", "phi3", "gemma2")  # a window in the configuration counts without a switch
 
 
 def unreadable(error: Exception) -> BadModel:
@@ -59,6 +62,8 @@ class LlamaConfig:
     attention_cap: float = 0.0  # soft caps of scores and logits, as in AttentionOptions; 0: none
     logit_cap: float = 0.0
     embedding_scale: float = 1.0
+    experts: ExpertsConfig | None = None
+    expert_layers: tuple[bool, ...] = ()  # per layer, of a model with experts
     post_norms: bool = False  # what attention and MLP give is normed before it is added
 
     @property
@@ -112,7 +117,9 @@ class LlamaConfig:
             tied=bool(config.get("tie_word_embeddings", False)),
             **(_gemma2(config) if config.get("model_type") == "gemma2" else {}),
             biased=_biased(config),
-            head_norms=config.get("model_type") == "qwen3",
+            head_norms=config.get("model_type") in ("qwen3", "qwen3_moe"),
+            experts=ExpertsConfig.from_dict(config),
+            expert_layers=expert_layers(config, num_layers),
         )
 
 
@@ -122,6 +129,21 @@ def is_llama_like(config: Mapping[str, Any]) -> bool:
         config.get("model_type") in LLAMA_LIKE
         and config.get("hidden_act", "silu") in ("silu", "swish")
         and rope.kind(config) in rope.KINDS
+        and not (config["model_type"] == "iquestcoder" and (config.get("clip_qkv") or config.get("use_sliding_window")))
+    )
+
+
+def is_mixture(config: Mapping[str, Any]) -> bool:
+    """Whether the extension computes what this configuration of a mixture of experts means."""
+    windowed = (
+        config.get("use_sliding_window") and config.get("model_type") != "mixtral"
+    )  # Transformers masks otherwise
+    return (
+        config.get("model_type") in MIXTURES
+        and config.get("hidden_act", "silu") in ("silu", "swish")
+        and config.get("quantization_config") is None
+        and rope.kind(config) in rope.KINDS
+        and not windowed
     )
 
 
@@ -139,10 +161,12 @@ def _gemma2(config: Mapping[str, Any]) -> dict[str, Any]:
 def _biased(config: Mapping[str, Any]) -> frozenset[str]:
     """The matrices of a layer that have biases. Each family of models has its own rule for it."""
     family = config.get("model_type")
-    if family == "qwen2":
-        return frozenset({"qkv"})
+    if family in ("qwen2", "qwen2_moe"):
+        return frozenset({"qkv"} if config.get("qkv_bias", True) else ())
+    if family == "internlm3":  # which also has names of its own
+        config = {"attention_bias": config.get("qkv_bias"), "mlp_bias": config.get("bias"), **config}
     attention = {"qkv", "out"} if family not in ("mistral", "phi3") and config.get("attention_bias") else set()
-    mlp = {"gate_up", "down"} if family in ("llama", "smollm3") and config.get("mlp_bias") else set()
+    mlp = {"gate_up", "down"} if family in (*LLAMAS, "smollm3") and config.get("mlp_bias") else set()
     return frozenset(attention | mlp)
 
 
@@ -164,10 +188,10 @@ def _window(config: Mapping[str, Any], layer: int) -> int:
     """How many keys a query of `layer` sees; 0: all. Each family of models has its own switch for it."""
     window = int(config.get("sliding_window") or 0)
     family = config.get("model_type")
-    if family == "llama" or not config.get("use_sliding_window", family in ALWAYS_WINDOWED):
+    if family in LLAMAS or not config.get("use_sliding_window", family in ALWAYS_WINDOWED):
         return 0
     kinds = config.get("layer_types")
-    if family in ("mistral", "phi3"):
+    if family in ("mistral", "mixtral", "phi3"):
         return window
     if kinds:
         return window if kinds[layer] == "sliding_attention" else 0

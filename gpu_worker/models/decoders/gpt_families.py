@@ -41,7 +41,7 @@ def read_gpt_config(config: Mapping[str, Any]) -> GptConfig:
 def is_gpt_like(config: Mapping[str, Any]) -> bool:
     """Whether GptDecoder is to run this configuration. Transformers can run a GPT-2 with any activation, too."""
     family = config.get("model_type")
-    if family == "gpt2" and config.get("activation_function", "gelu_new") not in ACTIVATIONS:
+    if family in ("gpt2", "gpt-sw3") and config.get("activation_function", "gelu_new") not in ACTIVATIONS:
         return False
     return family in FAMILIES and not config.get("add_cross_attention") and "quantization_config" not in config
 
@@ -175,6 +175,7 @@ def _mpt(config: Mapping[str, Any]) -> dict[str, Any]:
 
 FAMILIES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "gpt2": _gpt2,
+    "gpt-sw3": _gpt2,
     "gptj": _gptj,
     "codegen": _codegen,
     "gpt_neo": _gpt_neo,

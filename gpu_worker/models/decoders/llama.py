@@ -17,6 +17,7 @@ from torch import Tensor
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import LoadLora, common_window, gelu_tanh
+from gpu_worker.models.decoders.experts import PLACES, ExpertsConfig, matrices_of, run_experts
 from gpu_worker.models.decoders.lora_weights import load, placed
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from gpu_worker.ops.lora import add_lora
@@ -90,9 +91,11 @@ def _layer(
         "gate_up": (["mlp.gate_proj", "mlp.up_proj"], [inner, inner], hidden),
         "down": (["mlp.down_proj"], [hidden], inner),
     }
+    if config.experts is not None and config.expert_layers[layer]:
+        del parts["gate_up"], parts["down"]
     fused = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}  # Phi-3's are one matrix already
     for name, whole in fused.items():
-        if f"{prefix}{whole}.weight" in checkpoint:
+        if name in parts and f"{prefix}{whole}.weight" in checkpoint:
             parts[name] = ([whole], [sum(parts[name][1])], hidden)
     tensors: dict[str, Tensor | M] = {}
     for name, (sources, rows, columns) in parts.items():
@@ -104,6 +107,8 @@ def _layer(
             tensors[f"{name}_bias"] = checkpoint.read_stacked(
                 [f"{prefix}{s}.bias" for s in sources], [(r,) for r in rows]
             )
+    if config.experts is not None and config.expert_layers[layer]:
+        tensors |= _experts(checkpoint, matrix, config.experts, hidden, prefix)
     norms = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
     if config.post_norms:
         norms |= {
@@ -116,6 +121,28 @@ def _layer(
     if config.head_norms:
         for name in ("q_norm", "k_norm"):
             tensors[name] = checkpoint.read_tensor(f"{prefix}self_attn.{name}.weight", (config.head_dim,))
+    return tensors
+
+
+def _experts(
+    checkpoint: CheckpointReader, matrix: StackTensors[M], experts: ExpertsConfig, hidden: int, prefix: str
+) -> dict[str, Tensor | M]:
+    """The router, in floats, and the matrices of all experts."""
+    inner, shared = experts.inner, experts.shared_inner
+    place = next((each for each in PLACES if f"{prefix}{each}.gate.weight" in checkpoint), "mlp")
+    tensors: dict[str, Tensor | M] = {
+        "router": checkpoint.read_tensor(f"{prefix}{place}.gate.weight", (experts.count, hidden))
+    }
+    for expert in range(experts.count):
+        both, down = matrices_of(prefix, place, expert)
+        tensors[f"experts.{expert}.gate_up"] = matrix(both, [(inner, hidden)] * 2)
+        tensors[f"experts.{expert}.down"] = matrix([down], [(hidden, inner)])
+    if shared:
+        stem = f"{prefix}mlp.shared_expert"
+        both = [f"{stem}.{name}_proj.weight" for name in ("gate", "up")]
+        tensors["shared_gate_up"] = matrix(both, [(shared, hidden)] * 2)
+        tensors["shared_down"] = matrix([f"{stem}.down_proj.weight"], [(hidden, shared)])
+        tensors["shared_gate"] = checkpoint.read_tensor(f"{stem}_gate.weight", (1, hidden))
     return tensors
 
 
@@ -133,10 +160,10 @@ class LlamaDecoder:
     """A Decoder of the Llama family, on any device and any ops."""
 
     name = "llama"
-    capturable = True
     batch_invariant = True
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:
+        self.capturable = config.experts is None  # which experts a step runs depends on its numbers
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         self.config = config
         self.vocab_size = config.vocab_size
@@ -202,7 +229,10 @@ class LlamaDecoder:
         return ops.rms_norm(out, layer["attended_norm"], config.norm_eps) if "attended_norm" in layer else out
 
     def _mlp(self, index: int, x: Tensor, batch: TokenBatch) -> Tensor:
-        layer, both = self._layers[index], self._product(index, "gate_up", x, batch)
+        layer = self._layers[index]
+        if self.config.experts is not None and "router" in layer:
+            return run_experts(self.config.experts, layer, x, self._ops.linear, self._gated)
+        both = self._product(index, "gate_up", x, batch)
         inner = self._ops.silu_and_mul(both) if self.config.activation == "silu" else _gelu_and_mul(both)
         out = self._product(index, "down", inner, batch)
         return self._ops.rms_norm(out, layer["output_norm"], self.config.norm_eps) if "output_norm" in layer else out
@@ -211,6 +241,9 @@ class LlamaDecoder:
         layer = self._layers[index]
         y = self._ops.linear(x, layer[name], layer.get(f"{name}_bias"))
         return add_lora(self._ops.linear, batch.loras, index, name, x, y)
+
+    def _gated(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        return self._ops.linear(self._ops.silu_and_mul(self._ops.linear(x, gate_up)), down)
 
 
 def _gelu_and_mul(x: Tensor) -> Tensor:

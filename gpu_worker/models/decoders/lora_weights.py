@@ -16,6 +16,7 @@ _STACKS = {  # the modules of each stack, in the order of its rows
     "gate_up": ("gate_proj", "up_proj", "gate_up_proj"),
     "down": ("down_proj",),
 }
+_MLP = (*_STACKS["gate_up"], *_STACKS["down"])
 _PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -51,6 +52,8 @@ def _check_places(files: LoraFiles, config: LlamaConfig) -> None:
     for layer, module, _ in files.tensors:
         if layer >= config.num_layers:
             raise BadModel(f"{files.path}: it has layer {layer}, and the model {config.num_layers} layers")
+        if module in _MLP and config.experts is not None and config.expert_layers[layer]:
+            raise BadModel(f"{files.path}: it has {module} of layer {layer}, in whose place the model has experts")
         if any(LoraMatrix(layer, part, "A") in files.tensors for part in _PARTS.get(module, ())):
             raise BadModel(f"{files.path}: layer {layer} has {module} and parts of it")
 

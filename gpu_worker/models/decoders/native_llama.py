@@ -151,6 +151,8 @@ class NativeLlamaDecoder:
         others = {}
         for name in sorted(tensors):  # `qkv` before `qkv.1`
             stem = name.partition(".")[0]
+            if stem in ("experts", "router") or stem.startswith("shared_"):
+                continue
             if stem in stacks:
                 stacks[stem].append(tensors[name])
             else:
@@ -158,12 +160,35 @@ class NativeLlamaDecoder:
         return (
             others
             | {name: tuple(parts) for name, parts in stacks.items()}
+            | self._experts(tensors)
             | {
                 "window": self.config.windows[layer],
                 "sparse": () if sparse is None else sparse.extension_arguments,
                 "rotated": self.config.rotated[layer],
             }
         )
+
+    def _experts(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """The experts of a layer, as the extension takes them; none if it has none."""
+        experts = self.config.experts
+        if experts is None or "router" not in tensors:
+            return {}
+
+        def plain(name: str) -> tuple[Any, ...]:
+            matrix = tensors[name]
+            return (self._extension.Weight(matrix, "f32", *matrix.shape),)
+
+        shared = {}
+        if experts.shared_inner:
+            shared = {name: (tensors[name],) for name in ("shared_gate_up", "shared_down")}
+            shared["shared_gate"] = plain("shared_gate")
+        return shared | {
+            "router": plain("router"),
+            "expert_gate_up": tuple(tensors[f"experts.{i}.gate_up"] for i in range(experts.count)),
+            "expert_down": tuple(tensors[f"experts.{i}.down"] for i in range(experts.count)),
+            "top": experts.top,
+            "shares_sum_to_one": experts.shares_sum_to_one,
+        }
 
     def _layers(self, kv: Sequence[Tensor]) -> Any:
         """The extension's handle of the arena. Every step passes the same list of tensors, so the handle is kept."""

@@ -79,6 +79,10 @@ def _attend(
         raise BadModel(f"layer {layer} has a mask of its own, which pages do not know")
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     if not step.kv:  # a probe: only the shapes count
+        if layer in step.shapes:
+            raise BadModel(f"layer {layer} attends more than once for a token, and pages hold one key and value of it")
+        if keys.shape != values.shape:
+            raise BadModel(f"layer {layer} has keys of shape {[*keys.shape[1:]]} and values of {[*values.shape[1:]]}")
         step.shapes[layer] = (keys.shape[1], keys.shape[2])
         step.windows[layer] = sliding_window or 0
         return torch.zeros_like(queries).unsqueeze(0), None
@@ -120,7 +124,7 @@ class TransformersDecoder:
         self._options: dict[Any, AttentionOptions] = {}
         accepted = inspect.signature(model.forward).parameters
         if "position_ids" not in accepted:
-            raise BadModel(f"{type(model).__name__} takes no positions (ALiBi models are not run this way)")
+            raise BadModel(f"{type(model).__name__} takes no positions, and a step has tokens of several sequences")
         self._selects_rows = "logits_to_keep" in accepted
         config = cast("Any", model).config.get_text_config()
         self.name = f"transformers:{config.model_type}"

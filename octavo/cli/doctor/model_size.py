@@ -18,7 +18,7 @@ from octavo.cli.doctor import CheckReport
 from octavo.model_files.gguf import GgufFile, TensorType
 from octavo.model_files.gguf_parts import first_parts
 from octavo.model_files.gguf_support import FLOATS, runs_through_transformers
-from octavo.model_files.quantization import LLAMA_LIKE
+from octavo.model_files.quantization import LLAMA_LIKE, MIXTURES
 from octavo.process.machine import available_bytes
 from octavo.request.errors import MalformedGguf
 from octavo.settings.common import DEMO_MODEL
@@ -156,7 +156,7 @@ def _of_folder(path: Path) -> ModelSize | None:
         sum(each["data_offsets"][1] - each["data_offsets"][0] for each in headers),
         kept_as_stored=False,
         slots=2 * int(config["num_hidden_layers"]) * kv_heads * width,
-        packs=config.get("model_type") in LLAMA_LIKE,
+        packs=config.get("model_type") in (*LLAMA_LIKE, *MIXTURES),
         experts=any(config.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts")),
     )
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from steps import Piece, step_of
-from transformers_types import SMALL, TYPES
+from transformers_types import MIXTURES, SMALL, TYPES
 
 from gpu_worker.ops import make_batch
 from gpu_worker.running.loading import load_runner
@@ -53,6 +53,8 @@ CONFIGS: dict[str, tuple[str, dict]] = {
     "qwen2": ("Qwen2", {**SMALL, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}),
     "qwen3": ("Qwen3", {**SMALL, "head_dim": 16}),
     "smollm3": ("SmolLM3", SMALL),
+    "internlm3": ("InternLM3", {**SMALL, "head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "iquestcoder": ("IQuestCoder", {**SMALL, "head_dim": 16, "sliding_window": 11}),
     "gpt2": ("GPT2", GPT),
     "gpt2-scaled-by-layer": ("GPT2", {**GPT, "scale_attn_by_inverse_layer_idx": True}),
     "gpt2-relu": ("GPT2", {**GPT, "activation_function": "relu"}),
@@ -98,7 +100,6 @@ CONFIGS: dict[str, tuple[str, dict]] = {
     "falcon-sequential": ("Falcon", {**rope(OLD_FALCON, **LINEAR), "activation": "relu"}),
     "mpt": ("Mpt", MPT),
     "mpt-clipped": ("Mpt", {**MPT, "n_heads": 8, "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.25}}),
-    "doge": ("Doge", SMALL),
 }
 
 
@@ -106,7 +107,7 @@ class Tiny:
     """A random model: in memory for reference, on disk for us."""
 
     def __init__(self, name: str, directory: Path) -> None:
-        kind, options = (CONFIGS | TYPES)[name]
+        kind, options = (CONFIGS | TYPES | MIXTURES)[name]
         torch.manual_seed(len(name))
         self.directory = directory / name
         config = getattr(transformers, f"{kind}Config")(**options)

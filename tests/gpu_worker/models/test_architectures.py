@@ -6,12 +6,13 @@ import pytest
 import torch
 from effort import diagonal
 from instruction_sets import OPS
+from transformers_types import MIXTURES
 
 from octavo.request.errors import BadModel
 
 LLAMAS = (
     *("llama", "llama-llama3", "llama-yarn", "llama-linear", "llama-dynamic", "llama-biases", "mistral", "qwen2"),
-    *("qwen3", "smollm3", "phi3", "phi3-tied", "phi3-longrope"),
+    *("qwen3", "smollm3", "phi3", "phi3-tied", "phi3-longrope", "internlm3", "iquestcoder", *MIXTURES),
 )
 GPTS = (
     *("gpt2", "gpt2-scaled-by-layer", "gpt2-relu", "gptj", "codegen", "gpt-neo", "bloom", "bloom-normed-residual"),
@@ -93,4 +94,5 @@ def test_bfloat16_errs_no_more_than_transformers_does(name, tiny, load, all_logi
             truth, theirs = (each(torch.tensor([tokens]), use_cache=False).logits[0].float() for each in (exact, half))
         ours = all_logits(runner, tokens).float()
         errors += torch.stack([(side - truth).square().sum() for side in (ours, theirs)])
-    assert float((errors[0] / errors[1]).sqrt()) < 1.05
+    most = 2.0 if name in MIXTURES else 1.05  # a token that asks another expert makes a jump, on either side
+    assert float((errors[0] / errors[1]).sqrt()) < most

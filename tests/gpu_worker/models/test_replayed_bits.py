@@ -14,7 +14,7 @@ from effort import diagonal
 from gguf_models import write_gguf
 from instruction_sets import ISAS
 from steps import Piece, step_of
-from transformers_types import SMALL, TYPES
+from transformers_types import MIXTURES, SMALL, TYPES
 
 from gpu_worker.ops import make_batch, native
 from gpu_worker.running.model_runner import ModelRunner
@@ -37,6 +37,8 @@ MODELS: dict[str, tuple[str, dict]] = {
     "mistral": ("Mistral", {**LLAMA, "sliding_window": SPLIT - 3, "head_dim": 16}),
     "qwen3": ("Qwen3", {**LLAMA, "head_dim": 16}),
     "gemma2": ("Gemma2", {**LLAMA, **ODD, "head_dim": 16, "sliding_window": 700, "query_pre_attn_scalar": 20}),
+    "experts": ("Qwen2Moe", {**MIXTURES["qwen2_moe-some"][1], "max_position_embeddings": CONTEXT}),
+    "experts-odd": ("Qwen3Moe", {**MIXTURES["qwen3_moe-many"][1], **ODD, "max_position_embeddings": CONTEXT}),
     "gpt2": ("GPT2", {**GPT, **ENDS}),
     "gpt2-silu": ("GPT2", {**GPT, **ENDS, "activation_function": "silu"}),
     "bloom": ("Bloom", {"vocab_size": 131, "hidden_size": 48, "n_layer": 2, "n_head": 6, **ENDS}),
@@ -53,6 +55,10 @@ LISTED = [
     ("llama-sparse", {}),
     ("mistral", {"quantization": "q4"}),
     ("qwen3", {"kv_cache_dtype": "bfloat16"}),
+    ("experts", {}),
+    ("experts", {"quantization": "q4"}),
+    ("experts", {"dtype": "bfloat16"}),
+    ("experts-odd", {}),
     ("gemma2", {}),
     ("gemma2", {"dtype": "bfloat16"}),
     ("gpt2", {}),

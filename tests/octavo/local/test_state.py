@@ -87,6 +87,13 @@ def test_ports_of_clients_are_not_picked(text, tmp_path, monkeypatch):
     assert all(port in ports.RANGE and not first <= port <= last for port in picked)
 
 
+def test_two_that_pick_at_the_same_time_get_different_ports(monkeypatch):
+    """A claim is of this process as of another one: who binds it first."""
+    monkeypatch.setattr(ports.random, "shuffle", lambda blocks: None)  # both want the same
+    with closing(ports.PortPool()) as one, closing(ports.PortPool()) as other:
+        assert not set(islice(one.in_turn(), 300)) & set(islice(other.in_turn(), 300))
+
+
 def test_a_port_comes_again_only_after_the_others():
     with closing(ports.PortPool()) as pool:
         first = set(islice(pool.in_turn(), 100))

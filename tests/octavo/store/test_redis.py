@@ -176,8 +176,25 @@ async def test_open_store_knows_its_schemes(server: EmbeddedStore) -> None:
         open_store("http://localhost")
 
 
+async def test_calls_without_an_answer_are_errors() -> None:
+    """Each function has its series from the start: an alert sees no increase in one that begins with an event."""
+    tally = StoreTally()
+
+    def told() -> dict[str, float]:
+        found = tally.values()
+        return {value.labels[0]: value.value for value in found if value.name == "octavo_store_errors_total"}
+
+    assert told() == dict.fromkeys(library.functions(), 0)
+    assert {"accept", "append_batch", "heartbeat", "take"} <= told().keys()
+    store = open_store("redis://127.0.0.1:1/0", tally=tally)
+    with pytest.raises(StoreUnavailable):
+        await store.queue_depth()
+    await store.close()
+    assert {name for name, number in told().items() if number} == {"depth"}
+    assert not tally.times
+
+
 async def test_calls_that_were_answered_are_timed(server: EmbeddedStore) -> None:
-    """The others count as errors."""
     tally = StoreTally()
     store = open_store(server.url, tally=tally)
     await store.open()

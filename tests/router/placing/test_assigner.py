@@ -158,15 +158,18 @@ async def make_scene(hello):
         await scene.background.close()
 
 
-async def test_workers_hear_where_the_prefix_is(make_scene, monkeypatch):
+@pytest.mark.parametrize("of_one_class", [True, False])
+async def test_workers_hear_where_the_prefix_is(make_scene, monkeypatch, of_one_class):
     scene = await make_scene(LATER, ADMITTED, prompt=tuple(range(200)))
     size = view(Incarnation("a")).block_size
+    scene.links[1].numerics = "" if of_one_class else "cpu/other"
     hits = {Incarnation("a"): (5 * size, 0)}
     monkeypatch.setattr(scene.assigner.pool, "find_hits", lambda *_: hits)
     await scene.assign()
     (first,), (second,) = (link.admissions for link in scene.links[:2])
     assert (first.prefix_owner, first.prefix_owner_tokens) == (None, 0), "it has the most of it itself"
-    assert (second.prefix_owner, second.prefix_owner_tokens) == ("a", 5 * size), "also if that one had no room"
+    offered = ("a", 5 * size) if of_one_class else (None, 0)
+    assert (second.prefix_owner, second.prefix_owner_tokens) == offered, "also if that one had no room"
 
 
 async def lose_owner(scene: Scene, num_output: int) -> None:

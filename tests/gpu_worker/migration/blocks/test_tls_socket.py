@@ -18,6 +18,7 @@ from gpu_worker.migration.blocks.block_sender import BlockSender
 from gpu_worker.migration.blocks.link_share import RateLimiter
 from gpu_worker.migration.blocks.outgoing_ticket import OutgoingBlock
 from octavo.net.security.roles import PeerRole
+from octavo.net.security.trail import AccessTrail, ListenerKind
 from octavo.request.errors import TransferFailed
 from octavo.wire.tls import WORKER_NAME
 
@@ -30,10 +31,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @contextmanager
-def listening(certificates: Certificates, memory: BytesMemory, role: str = "worker") -> Iterator[Target]:
-    target = Target(memory)
+def listening(
+    certificates: Certificates, memory: BytesMemory, role: str = "worker", trail: AccessTrail | None = None
+) -> Iterator[Target]:
+    target, files = Target(memory), certificates.files(role)
     target.listener.close()
-    target.listener = BlockListener("127.0.0.1", tls=certificates.files(role))
+    files.trail = trail
+    target.listener = BlockListener("127.0.0.1", tls=files)
     try:
         yield target
     finally:
@@ -125,6 +129,21 @@ def test_a_worker_of_another_authority_is_refused(certificates: Certificates, tm
     memory, other = BytesMemory(1, 1, 64), Certificates(tmp_path / "tls")
     with listening(certificates, memory) as target, pytest.raises(TransferFailed, match="no TLS with"):
         connect(other, target.listener.port, memory)
+
+
+@pytest.mark.parametrize("reason", ["role", "handshake"])
+def test_who_is_refused_is_counted(certificates: Certificates, tmp_path: Path, reason: str) -> None:
+    trail, memory = AccessTrail(ListenerKind.BLOCKS), BytesMemory(1, 1, 64)
+    caller = certificates if reason == "role" else Certificates(tmp_path / "tls")
+
+    def counts() -> dict[tuple[str, ...], float]:
+        return {value.labels: value.value for value in trail.values() if value.value}
+
+    with listening(certificates, memory, trail=trail) as target:
+        with pytest.raises(TransferFailed):
+            connect(caller, target.listener.port, memory, "router")
+        wait_until(lambda: bool(counts()))
+    assert counts() == {("blocks", reason): 1}
 
 
 def plain_recv(sock: socket.socket) -> bytes:

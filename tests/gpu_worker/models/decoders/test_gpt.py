@@ -33,6 +33,15 @@ def test_through_an_engine_in_pieces_and_together_tokens_are_those_of_transforme
         assert output == model.greedily(prompt, output)
 
 
+def test_gpt_sw3_is_a_gpt2_by_another_name(tiny, load, tmp_path, all_logits):
+    directory = shutil.copytree(tiny("gpt2").directory, tmp_path / "copied")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "model_type": "gpt-sw3"}))
+    ours, gpt2 = load(directory), load(tiny("gpt2").directory)
+    assert torch.equal(all_logits(ours, TOKENS), all_logits(gpt2, TOKENS))
+    assert ours._decoder.name == gpt2._decoder.name
+
+
 def modeling(name):
     """A module of Transformers, which takes seconds to import."""
     return import_module(f"transformers.models.{name}.modeling_{name}")

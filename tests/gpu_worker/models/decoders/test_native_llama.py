@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from transformers_types import MIXTURES
 
 from gpu_worker.ops import make_batch, native
 from gpu_worker.ops.reference import ReferenceOps
@@ -14,7 +15,7 @@ from gpu_worker.running import loading
 from octavo.request.errors import InvalidArgument
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the extension was not built")
-KINDS = ["llama", "llama-biases", "mistral", "qwen2", "qwen3", "smollm3", "llama-dynamic"]
+KINDS = ["llama", "llama-biases", "mistral", "qwen2", "qwen3", "smollm3", "llama-dynamic", *MIXTURES]
 
 
 @pytest.fixture

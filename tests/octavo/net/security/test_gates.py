@@ -30,6 +30,11 @@ def test_other_names_are_not(host: str) -> None:
     assert not is_local_name(host)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8080", "LOCALHOST", "[::1]:52051", "[::1]", "10.0.0.7:80"])
+def test_addresses_and_localhost_are_local(host: str) -> None:
+    assert is_local_name(host)
+
+
 async def app(scope: Any, receive: Any, send: Any) -> None:
     headers = [(b"content-length", b"6"), (b"x-request-id", b"one")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -70,6 +75,14 @@ async def ask(local_names_only: bool, trail: AccessTrail) -> AsyncIterator[Ask]:
 
 
 JSON = "content-type: application/json"
+
+
+async def test_refused_pages_and_names_are_counted(ask: Ask, local_names_only: bool, trail: AccessTrail) -> None:
+    await ask("GET", "origin: http://evil.example")
+    await ask("GET", f"origin: {LISTED}")
+    await ask("GET", name="evil.example")
+    counts = {value.labels: value.value for value in trail.values() if value.value}
+    assert counts == {("http", "origin"): 1} | ({("http", "host"): 1} if local_names_only else {})
 
 
 async def test_a_page_under_another_name_reads_nothing(ask: Ask, local_names_only: bool) -> None:
@@ -133,6 +146,23 @@ async def test_a_body_is_json_or_refused(ask: Ask, lines: tuple[str, ...]) -> No
         assert status == 415
         assert "Content-Type: application/json" in json.loads(body)["error"]["message"]
         assert ("access-control-allow-origin" in headers) == bool(origin)
+
+
+async def test_what_no_foreign_page_sends_is_served(ask: Ask) -> None:
+    """Of programs, of a person at the address bar, and of the listener's own page, which needs no grant."""
+    for lines in [(), ("sec-fetch-site: none",), ("sec-fetch-site: same-origin",), ("origin: http://LOCALHOST:7",)]:
+        for method, more in (("GET", ()), ("POST", ("content-type: Application/vnd.octavo+JSON; charset=utf-8",))):
+            body = "{}" if more else ""
+            status, headers, found = await ask(method, *lines, *more, body=body, name="localhost:7")
+            assert (status, found) == (200, b"secret")
+            assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_a_page_that_does_not_say_its_origin_is_refused(ask: Ask, site: str) -> None:
+    """As for a picture, a script or a link."""
+    assert (await ask("GET", f"sec-fetch-site: {site}"))[0] == 403
+    assert (await ask("GET", f"sec-fetch-site: {site}", f"origin: {LISTED}"))[0] == 200
 
 
 async def test_a_listed_page_is_served(ask: Ask) -> None:

@@ -1,0 +1,269 @@
+#include "experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace octavo {
+namespace {
+
+constexpr std::int64_t kPiece = 512;  // floats of an activation that one thread takes at once; a multiple of kBlock
+
+// exp of a number that is not above 0. That of libraries has other bits on other processors.
+float small_exp(float x) {
+    if (!(x > -80.0F)) {
+        return 0.0F;
+    }
+    constexpr double kLog2 = 0.69314718055994530942;
+    const double number = x, whole = std::floor(number / kLog2 + 0.5), rest = number - whole * kLog2;
+    double sum = 1.0;
+    for (int i = 12; i > 0; --i) {
+        sum = 1.0 + sum * rest / i;
+    }
+    return static_cast<float>(std::ldexp(sum, static_cast<int>(whole)));
+}
+
+float sigmoid(float x) {
+    const float e = small_exp(x < 0 ? x : -x);
+    return x < 0 ? e / (1.0F + e) : 1.0F / (1.0F + e);
+}
+
+// How many columns so many pairs of tokens and experts take at most, each expert's beginning at kInputColumns.
+std::int64_t most_columns(const Experts& experts, std::int64_t num_tokens) {
+    const std::int64_t pairs = num_tokens * experts.top;
+    const std::int64_t asked = std::min<std::int64_t>(pairs, static_cast<std::int64_t>(experts.down.size()));
+    return pairs + asked * (kInputColumns - 1);
+}
+
+// Copies the rounded inputs of a column, `blocks` blocks.
+template <typename Block>
+void copy_column(const Block* from, std::int64_t column, Block* to, std::int64_t new_column, std::int64_t blocks) {
+    const Block* source = from + input_at(column, blocks);
+    Block* target = to + input_at(new_column, blocks);
+    for (std::int64_t i = 0; i < blocks; ++i) {
+        target[i * kInputColumns] = source[i * kInputColumns];
+    }
+}
+
+// One product that all threads share.
+void product(PoolThread& thread, int threads, const Weight& weight, const float* x, const Inputs& inputs,
+             std::int64_t columns, float* y) {
+    run_linear(thread, threads,
+               {weight, x, weight.cols, inputs.digits, inputs.bf16, columns, y, weight.rows, nullptr, false});
+}
+
+void expect_one(const Stack& stack, const char* name, std::int64_t rows, std::int64_t cols) {
+    require(stack.size() == 1 && stack[0].data != nullptr && stack[0].rows == rows && stack[0].cols == cols, name,
+            "has another shape");
+}
+
+}  // namespace
+
+void check_experts(const Experts& e, std::int64_t hidden) {
+    const auto count = static_cast<std::int64_t>(e.down.size());
+    if (e.router.empty()) {
+        require(e.down.empty() && e.gate_up.empty() && e.shared_down.empty(), "router", "is missing");
+        return;
+    }
+    require(count > 0 && count <= kMostExperts && e.top > 0 && e.top <= count, "top", "is no number of experts");
+    expect_one(e.router, "router", count, hidden);
+    require(e.router[0].rounding() == Rounding::kNone, "router", "rounds its inputs");
+    require(e.gate_up.size() == e.down.size(), "expert_gate_up", "has another number of experts");
+    const std::int64_t inner = e.down[0].cols;
+    require(inner > 0, "expert_down", "has another shape");
+    for (std::size_t i = 0; i < e.down.size(); ++i) {
+        expect_one({e.gate_up[i]}, "expert_gate_up", 2 * inner, hidden);
+        expect_one({e.down[i]}, "expert_down", hidden, inner);
+        require(e.gate_up[i].rounding() == e.gate_up[0].rounding() && e.down[i].rounding() == e.down[0].rounding(),
+                "expert_gate_up", "has experts that round their inputs differently");
+    }
+    if (!e.shared_down.empty()) {
+        const std::int64_t shared = e.shared_down[0].cols;
+        require(shared > 0, "shared_down", "has another shape");
+        expect_one(e.shared_gate_up, "shared_gate_up", 2 * shared, hidden);
+        expect_one(e.shared_down, "shared_down", hidden, shared);
+        expect_one(e.shared_gate, "shared_gate", 1, hidden);
+        require(e.shared_gate[0].rounding() == Rounding::kNone, "shared_gate", "rounds its inputs");
+        require(e.shared_gate_up[0].rounding() == e.gate_up[0].rounding(), "shared_gate_up",
+                "rounds its inputs differently than the experts");
+    }
+}
+
+void ExpertSpace::take(const Experts& e, std::int64_t hidden, std::int64_t num_tokens) {
+    const std::int64_t pairs = num_tokens * e.top, found = most_columns(e, num_tokens);
+    const std::int64_t shared_inner = e.shared_down.empty() ? 0 : e.shared_down[0].cols;
+    const std::int64_t inner = e.down[0].cols, widest = std::max({hidden, inner, shared_inner});
+    scores.take(num_tokens * static_cast<std::int64_t>(e.down.size()));
+    shares.take(pairs);
+    chosen.take(pairs);
+    columns.take(pairs);
+    gathered.take(found * hidden);
+    gate_up.take(std::max(found * 2 * inner, num_tokens * 2 * shared_inner));
+    activated.take(std::max(found * inner, num_tokens * shared_inner));
+    out.take(found * hidden);
+    shared.take(e.shared_down.empty() ? 0 : num_tokens * hidden);
+    shared_scores.take(e.shared_down.empty() ? 0 : num_tokens);
+    digits.take(num_blocks(found, widest));
+    bf16.take(num_blocks(found, widest));
+    asked.reserve(std::max(asked.capacity(), e.down.size()));  // within a run nothing may throw
+    next.reserve(std::max(next.capacity(), e.down.size()));
+}
+
+ExpertRun::ExpertRun(const Experts& experts, ExpertSpace& space, std::int64_t hidden, std::int64_t num_tokens,
+                     const float* normed, const Inputs& rounded, PoolThread& thread, int threads)
+    : e_(experts),
+      space_(space),
+      hidden_(hidden),
+      num_tokens_(num_tokens),
+      inner_(experts.down[0].cols),
+      normed_(normed),
+      rounded_(rounded),
+      thread_(thread),
+      threads_(threads),
+      k_(kernels()),
+      scores_(space.scores.take(0)),
+      shares_(space.shares.take(0)),
+      gathered_(space.gathered.take(0)),
+      gate_up_(space.gate_up.take(0)),
+      activated_(space.activated.take(0)),
+      out_(space.out.take(0)),
+      chosen_(space.chosen.take(0)),
+      columns_(space.columns.take(0)),
+      grouped_{space.digits.take(0), space.bf16.take(0)} {}
+
+void ExpertRun::operator()(float* x) {
+    product(thread_, threads_, e_.router[0], normed_, rounded_, num_tokens_, scores_);
+    if (!e_.shared_down.empty()) {
+        run_shared();
+    }
+    thread_.each(num_tokens_, [&](std::int64_t token) { choose(token); });
+    thread_.each(1, [&](std::int64_t) { group(); });
+    thread_.each(num_tokens_ * e_.top, [&](std::int64_t pair) { gather(pair); });
+    multiply(e_.gate_up, gathered_, hidden_, gate_up_);
+    const std::int64_t pieces = (inner_ + kPiece - 1) / kPiece;
+    thread_.each(num_tokens_ * e_.top * pieces, [&](std::int64_t piece) { activate(piece, pieces); });
+    multiply(e_.down, activated_, inner_, out_);
+    thread_.each(num_tokens_, [&](std::int64_t token) { add(token, x + token * hidden_); });
+}
+
+// The experts with the largest scores, the first of equal ones, and their shares: a softmax over all experts.
+void ExpertRun::choose(std::int64_t token) {
+    const auto count = static_cast<std::int64_t>(e_.down.size());
+    float* scores = scores_ + token * count;
+    std::int64_t* chosen = chosen_ + token * e_.top;
+    float* shares = shares_ + token * e_.top;
+    const float largest = *std::max_element(scores, scores + count);
+    double sum = 0.0, shared = 0.0;
+    for (std::int64_t i = 0; i < count; ++i) {
+        scores[i] = small_exp(scores[i] - largest);
+        sum += scores[i];
+    }
+    for (std::int64_t place = 0; place < e_.top; ++place) {
+        std::int64_t best = -1;
+        for (std::int64_t i = 0; i < count; ++i) {
+            if (scores[i] >= 0.0F && (best < 0 || scores[i] > scores[best])) {
+                best = i;
+            }
+        }
+        best = std::max<std::int64_t>(best, 0);
+        chosen[place] = best;
+        shares[place] = scores[best];
+        shared += scores[best];
+        scores[best] = -1.0F;
+    }
+    for (std::int64_t place = 0; place < e_.top; ++place) {
+        shares[place] = static_cast<float>(shares[place] / (e_.shares_sum_to_one ? shared : sum));
+    }
+}
+
+// Gives each pair of a token and an expert its column.
+void ExpertRun::group() {
+    const std::int64_t pairs = num_tokens_ * e_.top;
+    std::vector<std::int64_t>& next = space_.next;
+    next.assign(e_.down.size(), 0);
+    for (std::int64_t i = 0; i < pairs; ++i) {
+        ++next[static_cast<std::size_t>(chosen_[i])];
+    }
+    std::int64_t first = 0;
+    space_.asked.clear();
+    for (std::size_t expert = 0; expert < next.size(); ++expert) {
+        const std::int64_t count = next[expert];
+        if (count > 0) {
+            next[expert] = first;
+            space_.asked.push_back({static_cast<std::int64_t>(expert), first, count});
+            first += (count + kInputColumns - 1) / kInputColumns * kInputColumns;
+        }
+    }
+    for (std::int64_t i = 0; i < pairs; ++i) {
+        columns_[i] = next[static_cast<std::size_t>(chosen_[i])]++;
+    }
+}
+
+void ExpertRun::gather(std::int64_t pair) {
+    const std::int64_t token = pair / e_.top, column = columns_[pair], blocks = hidden_ / kBlock;
+    switch (e_.gate_up[0].rounding()) {
+        case Rounding::kDigits:
+            return copy_column(rounded_.digits, token, grouped_.digits, column, blocks);
+        case Rounding::kBf16:
+            return copy_column(rounded_.bf16, token, grouped_.bf16, column, blocks);
+        case Rounding::kNone:
+            std::memcpy(gathered_ + column * hidden_, normed_ + token * hidden_,
+                        static_cast<std::size_t>(hidden_) * sizeof(float));
+    }
+}
+
+// All experts' products in one phase, each with its own columns. All matrices have one shape.
+void ExpertRun::multiply(const Stack& weights, const float* from, std::int64_t cols, float* to) {
+    const std::int64_t rows = weights[0].rows, some = rows_at_once(weights[0], threads_);
+    const std::int64_t turns = (rows + some - 1) / some;
+    thread_.each(static_cast<std::int64_t>(space_.asked.size()) * turns, [&](std::int64_t i) {
+        const AskedExpert& asked = space_.asked[static_cast<std::size_t>(i / turns)];
+        const Weight& weight = weights[static_cast<std::size_t>(asked.expert)];
+        const std::int64_t blocks = input_at(asked.first, cols / kBlock), first = i % turns * some;
+        const LinearJob job{weight,        from + asked.first * cols, cols, grouped_.digits + blocks,
+                            grouped_.bf16 + blocks, asked.count,      to + asked.first * rows, rows,
+                            nullptr,       false};
+        const std::int64_t end = first + some < rows ? first + some : rows;
+        k_.linear(job, first, end, thread_.scratch(k_.linear_scratch(job)));
+    });
+}
+
+void ExpertRun::activate(std::int64_t piece, std::int64_t pieces) {
+    const std::int64_t column = columns_[piece / pieces], from = piece % pieces * kPiece;
+    const std::int64_t count = inner_ - from < kPiece ? inner_ - from : kPiece;
+    const float* gate = gate_up_ + column * 2 * inner_ + from;
+    k_.silu_mul(gate, gate + inner_, count, activated_ + column * inner_ + from);
+    round_inputs(e_.down[0], activated_ + column * inner_, column, from, count, grouped_);
+}
+
+// The expert that every token asks, with a share of its own.
+void ExpertRun::run_shared() {
+    const Weight& down = e_.shared_down[0];
+    product(thread_, threads_, e_.shared_gate[0], normed_, rounded_, num_tokens_, space_.shared_scores.take(0));
+    product(thread_, threads_, e_.shared_gate_up[0], normed_, rounded_, num_tokens_, gate_up_);
+    thread_.each(num_tokens_, [&](std::int64_t token) {
+        const float* gate = gate_up_ + token * 2 * down.cols;
+        k_.silu_mul(gate, gate + down.cols, down.cols, activated_ + token * down.cols);
+        round_inputs(down, activated_ + token * down.cols, token, 0, down.cols, grouped_);
+    });
+    product(thread_, threads_, down, activated_, grouped_, num_tokens_, space_.shared.take(0));
+}
+
+void ExpertRun::add(std::int64_t token, float* x) const {
+    for (std::int64_t place = 0; place < e_.top; ++place) {
+        const float share = shares_[token * e_.top + place];
+        const float* out = out_ + columns_[token * e_.top + place] * hidden_;
+        for (std::int64_t i = 0; i < hidden_; ++i) {
+            x[i] += share * out[i];
+        }
+    }
+    if (!e_.shared_down.empty()) {
+        const float share = sigmoid(space_.shared_scores.take(0)[token]);
+        const float* out = space_.shared.take(0) + token * hidden_;
+        for (std::int64_t i = 0; i < hidden_; ++i) {
+            x[i] += share * out[i];
+        }
+    }
+}
+
+}  // namespace octavo

@@ -1,0 +1,102 @@
+"""A GGUF file with experts as a checkpoint of octavo's own decoder: each expert's matrices are a part of one tensor."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models.checkpoint.weights import FLOATS
+from gpu_worker.models.gguf.families import read_family
+from gpu_worker.models.gguf.header import GgufHeader
+from gpu_worker.models.gguf.recipes import Join, Recipe
+from gpu_worker.models.gguf.tensors import KERNELS, architecture, dequantize
+from octavo.model_files.gguf import GgufFile, TensorInfo
+from octavo.model_files.gguf_support import FLOATS as FLOAT_TYPES
+from octavo.model_files.gguf_support import end_token_ids
+from octavo.request.errors import BadModel
+
+PARTS = ("gate", "up", "down")
+
+
+class TensorPlace(NamedTuple):
+    """Where a tensor lies: all of a stored one, or one of the parts that it is divided into."""
+
+    stored: str
+    join: Join
+    part: int = 0
+    num_parts: int = 1
+
+
+class ExpertGgufSource:
+    """A BlockSource over an open file. `config` is what config.json of such a model says."""
+
+    def __init__(self, file: GgufFile) -> None:
+        family = read_family(GgufHeader(file, architecture(file)))
+        self.config: dict[str, Any] = {**family.config, "eos_token_id": sorted(end_token_ids(file.metadata))}
+        self._file = file
+        self._places = {name: TensorPlace(recipe.of[0], recipe.join) for name, recipe in _whole(family.recipes).items()}
+        for layer in range(int(family.config["num_hidden_layers"])):
+            self._places |= self._experts(layer)
+        lacking = {place.stored for place in self._places.values()} - set(file.tensors)
+        if lacking:
+            raise BadModel(f"{file.path.name} has no tensor {min(lacking)!r}")
+        if left := set(file.tensors) - {place.stored for place in self._places.values()}:
+            raise BadModel(f"tensors of {file.path.name} have no place in the model: {', '.join(sorted(left)[:5])}")
+
+    def names(self) -> set[str]:
+        return set(self._places)
+
+    def get(self, name: str) -> Tensor:
+        info, shape = self._info(name), self._shape(name)
+        values = dequantize(self._bytes(name), info.type, torch.Size(shape).numel())
+        return self._places[name].join([torch.from_numpy(values).view(shape)])
+
+    def block_format(self, name: str) -> str:
+        kind = self._info(name).type
+        return FLOATS if kind in FLOAT_TYPES else KERNELS.get(kind, "")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shape(name)
+
+    def blocks(self, name: str) -> Tensor:
+        """The stored bytes of a tensor of two dimensions: uint8 [rows, bytes of a row], in new memory."""
+        data = torch.frombuffer(bytearray(self._bytes(name)), dtype=torch.uint8)
+        return self._places[name].join([data.view(self._shape(name)[0], -1)])
+
+    def _experts(self, layer: int) -> Mapping[str, TensorPlace]:
+        """The matrices of a layer's experts, by the names of Qwen's checkpoints."""
+        found = {}
+        for part in PARTS:
+            stored = f"blk.{layer}.ffn_{part}_exps.weight"
+            count = int(self.config["num_local_experts"])
+            if stored in self._file.tensors and self._file.tensors[stored].shape[0] != count:
+                raise BadModel(f"{self._file.path.name}: tensor {stored!r} has not {count} experts")
+            for expert in range(count):
+                name = f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight"
+                found[name] = TensorPlace(stored, lambda parts: parts[0], expert, count)
+        return found
+
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self._places:
+            raise BadModel(f"{self._file.path.name} has no tensor {name!r}")
+        return self._file.tensors[self._places[name].stored]
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        shape = tuple(self._info(name).shape)
+        return shape[1:] if self._places[name].num_parts > 1 else shape
+
+    def _bytes(self, name: str) -> memoryview:
+        place = self._places[name]
+        data = self._file.tensor_bytes(place.stored)
+        size = len(data) // place.num_parts
+        return data[place.part * size : (place.part + 1) * size]
+
+
+def _whole(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """Those of tensors that are not divided."""
+    return {name: recipe for name, recipe in recipes.items() if ".experts." not in name}
+
+
+def has_experts(file: GgufFile) -> bool:
+    return file.metadata.integer(f"{architecture(file)}.expert_count", 0) > 0
