@@ -31,7 +31,10 @@ def adapter(extension: ModuleType, seed: int, rank: int, stacks: str = "qkv out 
         )
         for name in stacks.split()
     }
-    native = {n: (weight(s.a), tuple((weight(part.b.T.contiguous()), part.first) for part in s.parts)) for n, s in layer.items()}
+    native = {
+        n: (weight(s.a), tuple((weight(part.b.T.contiguous()), part.first) for part in s.parts))
+        for n, s in layer.items()
+    }
     return Lora(f"{seed}", rank, 1.5, [layer], 0, extension.Lora(1.5, [native]))
 
 
