@@ -1,4 +1,4 @@
-"""What a mixture of experts must have, and which adapters it takes. Its numbers are compared in test_architectures.py."""
+"""What a mixture of experts must have, and which adapters it takes. test_architectures.py compares its numbers."""
 
 import json
 import shutil
