@@ -123,8 +123,8 @@ class OpenAiApp:
             kind = MessageReply if scope["path"].startswith("/v1/messages") else Reply
             await kind(send, called(scope)).send_error(error)
         except HTTPException as error:
-            no_path = instead_of(scope["path"]) or "no such path"
-            what = no_path if error.status_code == 404 else "this path has other methods"
+            usual = "no such path" if error.status_code == 404 else "this path has other methods"
+            what = instead_of(scope["path"]) or usual
             body = error_body(f"{scope['method']} {scope['path'][:200]}: {what}", "invalid_request_error")
             headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
             await Reply(send, called(scope)).send_object(body, error.status_code, headers)
