@@ -48,6 +48,15 @@ def limits() -> LLParserLimits:
 def grammar_of(constraint: Constraint) -> str:
     """The grammar that llguidance takes. Raises InvalidArgument for a text that has not the form it must have."""
     field = f"constraint.{constraint.shape}"
+    try:
+        return _grammar_of(field, constraint)
+    except InvalidArgument:
+        raise
+    except ValueError as error:  # a number beyond 64 bits
+        raise InvalidArgument(field, f"cannot be read: {str(error)[:200]}") from None
+
+
+def _grammar_of(field: str, constraint: Constraint) -> str:
     match constraint.shape:
         case Shape.JSON_OBJECT:
             return LLMatcher.grammar_from_json_schema(_ANY_OBJECT, overrides=_JSON_OPTIONS)

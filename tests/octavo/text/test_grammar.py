@@ -43,6 +43,7 @@ REFUSED = [
     (schema({"$ref": "https://example.org/schema"}), "https://example.org/schema"),
     (schema({"type": "integer", "minimum": 3, "maximum": 2}), "nsatisfiable|minimum"),
     (schema({"required": "\U0001f600" * 40}), "has not the type"),
+    (schema({"type": "integer", "maximum": 2**70}), str(2**70)),
 ]
 
 
