@@ -25,6 +25,7 @@ class OfflineArguments(SamplingArguments, total=False):
     bad_words: str | Sequence[str] | None
     structured_outputs: StructuredOutputsParams | None
     use_beam_search: bool
+    thinking_token_budget: int | None
     output_kind: RequestOutputKind
 
 
@@ -37,6 +38,7 @@ _OWN = {
     **_FLAGS,
     "truncate_prompt_tokens": None,  # keeps the last tokens of the prompt; -1: as many as fit the context
     "structured_outputs": None,  # vLLM's form of `constraint`
+    "thinking_token_budget": None,  # vLLM's name of thinking_budget
     "output_kind": RequestOutputKind.CUMULATIVE,  # of LLMEngine and AsyncLLM; an LLM returns whole answers
     "bad_words": None,  # texts that no output contains, with or without a space before them
 }
@@ -90,11 +92,18 @@ class _CheckedParams:
         values["include_stop"] = self.include_stop_str_in_output or self.include_stop
         values["banned_token_ids"] += tuple(token_ids[0] for token_ids in banned if len(token_ids) == 1)
         values["banned_sequences"] += tuple(tuple(token_ids) for token_ids in banned if len(token_ids) > 1)
+        if self.thinking_token_budget is not None:
+            values["thinking_budget"] = self._budget()
         if self.structured_outputs is not None:
             values["constraint"] = self._structured()
         if self.use_beam_search:
             values |= {"beam_width": self.beam_width or self.best_of or self.n, "best_of": 0}
         return SamplingParams(**values)
+
+    def _budget(self) -> Any:
+        if self.thinking_budget is not None:
+            raise InvalidArgument("thinking_token_budget", "thinking_budget is given, too; leave one of them out")
+        return self.thinking_token_budget
 
     def _structured(self) -> Constraint:
         if self.constraint is not None:

@@ -19,6 +19,7 @@ TOOL_PARSERS = (
     "none",
     "deepseek",
     "deepseek_v31",
+    "functools",
     "gemma",
     "glm",
     "granite",

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 from octavo.request.errors import InvalidArgument
 from octavo.text.taught_tools import mentions_tools, with_tools
 from octavo.text.template_renderer import RENDERERS, ModelTemplate, TemplateFault
+from octavo.text.told_calls import CallForms, with_tools_in_messages
 
 T = TypeVar("T")
 
@@ -39,9 +40,11 @@ class ChatTemplate:
         self.source = source
         self._template = ModelTemplate(source, dict(variables))
         try:
-            self.takes_tools = RENDERERS.takes_tools(self._template)
+            takes_tools = RENDERERS.takes_tools(self._template)
         except TemplateFault as fault:
             raise InvalidArgument("chat_template", f"the model's chat template does not compile: {fault}") from None
+        self._forms = CallForms.of_template(source, takes_tools=takes_tools)
+        self.takes_tools = takes_tools or self._forms.tools_in_messages
         self.takes_tool_calls = "tool_calls" in source
 
     def render(
@@ -59,10 +62,13 @@ class ChatTemplate:
         their calls, messages say them. `variables` are a caller's own, such as enable_thinking.
         With `continue_final_message`, the text ends with the last message's content, for the model to go on with it.
         """
-        if not self.takes_tools and mentions_tools(messages, tools, details):
-            messages, tools, details = with_tools(messages, tools, details), (), ()
+        if mentions_tools(messages, tools, details):
+            if self._forms.tools_in_messages:
+                (messages, details), tools = with_tools_in_messages(messages, tools, details), ()
+            elif not self.takes_tools:
+                messages, tools, details = with_tools(messages, tools, details), (), ()
         turns: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in messages]
-        for i, (turn, more) in enumerate(zip(turns, details, strict=False)):
+        for i, (turn, more) in enumerate(zip(turns, self._forms.told(details), strict=False)):
             if "tool_calls" in more and not self.takes_tool_calls:
                 place = f"{FIELD}[{i}].tool_calls"
                 raise InvalidArgument(place, "this model's chat template has no place for them; leave them out")

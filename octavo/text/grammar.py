@@ -48,6 +48,15 @@ def limits() -> LLParserLimits:
 def grammar_of(constraint: Constraint) -> str:
     """The grammar that llguidance takes. Raises InvalidArgument for a text that has not the form it must have."""
     field = f"constraint.{constraint.shape}"
+    try:
+        return _grammar_of(field, constraint)
+    except InvalidArgument:
+        raise
+    except ValueError as error:  # a number beyond 64 bits
+        raise InvalidArgument(field, f"cannot be read: {str(error)[:200]}") from None
+
+
+def _grammar_of(field: str, constraint: Constraint) -> str:
     match constraint.shape:
         case Shape.JSON_OBJECT:
             return LLMatcher.grammar_from_json_schema(_ANY_OBJECT, overrides=_JSON_OPTIONS)
@@ -71,7 +80,7 @@ def grammar_of(constraint: Constraint) -> str:
 
 def check_grammar(constraint: Constraint) -> None:
     """Refuses what cannot be kept. It may take a tenth of a second, and holds no lock of Python's meanwhile."""
-    found = LLMatcher.validate_grammar(grammar_of(constraint), None, limits=limits())
+    found = _complaint(grammar_of(constraint))
     if found and not found.startswith("WARNING"):
         what = _in_short(found)
         if constraint.shape is Shape.JSON_SCHEMA and (place := place_of(json.loads(constraint.text), what)):
@@ -81,9 +90,24 @@ def check_grammar(constraint: Constraint) -> None:
         raise InvalidArgument(f"constraint.{constraint.shape}", f"is too complex, simplify it: {complaint}")
 
 
+def _complaint(text: str) -> str:
+    """What the library says of a grammar. It panics where it cuts a complaint within a character."""
+    try:
+        return LLMatcher.validate_grammar(text, None, limits=limits())
+    except BaseException as error:  # what a panic becomes is no Exception, and has no name that can be imported
+        if type(error).__name__ != "PanicException":
+            raise
+        return "cannot be read: a value has not the type that its keyword needs"
+
+
 def _tried(constraint: Constraint) -> str:
-    """Why an output that takes the first byte that it may, again and again, becomes too complex; empty: it does not."""
+    """Why an output that takes the first byte that it may, again and again, becomes too complex; empty: it does not.
+
+    A grammar with special tokens of a model is not tried: bytes do not have them.
+    """
     matcher = LLMatcher(_bytes(), grammar_of(constraint), log_level=0, limits=limits())
+    if matcher.is_error():
+        return ""
     for _ in range(_TRIED_BYTES):
         mask = matcher.compute_bitmask()
         first = next((i for i, byte in enumerate(mask[:32]) if byte), None)

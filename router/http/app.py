@@ -17,7 +17,7 @@ from octavo.request.errors import PermissionDenied, ServingError, Unauthenticate
 from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.fleet.named_adapters import NamedAdapters
 from router.http.answer_format import ChatFormat, CompletionFormat
-from router.http.answers import AnswerService, NewAnswer
+from router.http.answers import AnswerService, NewAnswer, called
 from router.http.bodies.chat_body import read_chat
 from router.http.bodies.completion_body import read_completion
 from router.http.bodies.json_body import header_of
@@ -49,7 +49,7 @@ class ModelEndpoint:
         self._created = int(time.time())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply, name = Reply(send), scope["path_params"].get("name")
+        reply, name = Reply(send, called(scope)), scope["path_params"].get("name")
         try:
             if name is None:
                 await reply.send_object({"object": "list", "data": self._shown_all()})
@@ -132,13 +132,13 @@ class OpenAiApp:
             await self._router(scope, receive, send)
         except (Unauthenticated, PermissionDenied) as error:
             kind = MessageReply if scope["path"].startswith("/v1/messages") else Reply
-            await kind(send).send_error(error)
+            await kind(send, called(scope)).send_error(error)
         except HTTPException as error:
-            no_path = instead_of(scope["path"]) or "no such path"
-            what = no_path if error.status_code == 404 else "this path has other methods"
+            usual = "no such path" if error.status_code == 404 else "this path has other methods"
+            what = instead_of(scope["path"]) or usual
             body = error_body(f"{scope['method']} {scope['path'][:200]}: {what}", "invalid_request_error")
             headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
-            await Reply(send).send_object(body, error.status_code, headers)
+            await Reply(send, called(scope)).send_object(body, error.status_code, headers)
 
     async def _tell_health(self, request: Request) -> Response:
         serving = self._is_serving()

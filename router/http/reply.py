@@ -191,10 +191,9 @@ class Reply:
 
     def _names(self) -> list[tuple[bytes, bytes]]:
         """The headers that name the request."""
-        if not self.request_id:
-            return []
-        own = [(b"x-octavo-request-id", self.request_id.encode())] if self._called else []
-        return [(b"x-request-id", (self._called or self.request_id).encode()), *own]
+        name, own = self._called or self.request_id, self._called and self.request_id
+        more = [(b"x-octavo-request-id", own.encode())] if own else []
+        return [(b"x-request-id", name.encode()), *more] if name else []
 
     def _note_sent(self) -> None:
         self._sent_at = asyncio.get_running_loop().time()

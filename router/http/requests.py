@@ -16,7 +16,7 @@ from octavo.request import limits
 from octavo.request.errors import InvalidArgument
 from octavo.v1 import inference_pb2
 from router.http.answer_format import ChatFormat, CompletionFormat
-from router.http.answers import AnswerService, send_answer
+from router.http.answers import AnswerService, called, send_answer
 from router.http.bodies.chat_body import ID_PREFIX as CHAT_PREFIX
 from router.http.bodies.common_fields import AskedAnswer
 from router.http.reply import Reply
@@ -37,7 +37,7 @@ class RequestEndpoint:
         self._inference = inference
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(send)
+        reply = Reply(send, called(scope))
         async with reply:
             request_id = scope["path_params"]["request_id"]
             reply.name_request(request_id)

@@ -6,6 +6,7 @@ from typing import Any
 from octavo.request import limits
 from octavo.request.errors import InvalidArgument
 from octavo.request.ids import new_request_id
+from octavo.request.limits import NumberRange
 from octavo.v1 import inference_pb2
 from router.http.bodies.common_fields import AskedAnswer, read_max_tokens
 from router.http.bodies.constraint_fields import schema_text
@@ -16,6 +17,7 @@ from router.tools.asked_tools import read_choice
 ID_PREFIX = "msg_"
 MAX_LISTED = limits.MAX_CHAT_MESSAGES  # messages, blocks of a content, tools; the validator knows the limits
 THOUGHTS = ("thinking", "redacted_thinking")  # blocks of earlier answers that no prompt has again
+BUDGETS = NumberRange(0, limits.U32_MAX, integer=True)
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # What changes an answer only if it has other values than these.
 HARMLESS: dict[str, tuple[list[object], str]] = {
@@ -41,6 +43,7 @@ class AskedMessage:
 
     answer: AskedAnswer
     shows_thinking: bool = False
+    budget: int | None = None  # tokens that the model may think, if it can be held to that
 
 
 def read_message(body: dict[str, Any], *, counts_only: bool = False) -> AskedMessage:
@@ -196,7 +199,8 @@ def _read_thinking(fields: FieldReader, asked: AskedMessage) -> None:
     if kind not in ("enabled", "disabled", "adaptive"):
         thinking.refuse("type", "must be enabled, adaptive or disabled")
     asked.shows_thinking = kind in ("enabled", "adaptive")
-    thinking.take_ignored(("budget_tokens", "display"))
+    asked.budget = thinking.take_number("budget_tokens", BUDGETS)
+    thinking.take_ignored(("display",))
     thinking.refuse_rest()
 
 

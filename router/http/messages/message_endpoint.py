@@ -5,6 +5,8 @@ import asyncio
 from starlette.types import Receive, Scope, Send
 
 from octavo.request.ids import new_request_id
+from octavo.text.thinking import thinking_marks
+from octavo.text.tokenizers.tokenizer import AnyTokenizer
 from router.http.answers import AnswerService, called, chosen_id, remaining_s, send_stream
 from router.http.bodies.json_body import parse_object
 from router.http.messages.message_body import AskedMessage, read_message
@@ -48,12 +50,21 @@ class MessageEndpoint:
     async def _answer(self, asked: AskedMessage, remaining_s: float | None, reply: MessageReply) -> None:
         answer, service = asked.answer, self._service
         await service.divide(answer)
+        limit_thinking(asked, service.preparer.find_model(answer.request).tokenizer)
         try:
             async with service.open(answer, remaining_s) as session:
                 await send_message(session, MessageFormat(asked, session), answer.stream, reply)
         except asyncio.CancelledError:
             service.note_left(answer)
             raise
+
+
+def limit_thinking(asked: AskedMessage, tokenizer: AnyTokenizer) -> None:
+    """Holds the model to the budget, where it has marks of thinking and no form says each token already."""
+    sampling = asked.answer.request.sampling
+    is_free = not (sampling.HasField("constraint") or sampling.HasField("thinking_budget"))
+    if asked.budget is not None and is_free and thinking_marks(tokenizer) is not None:
+        sampling.thinking_budget = asked.budget
 
 
 def name_request(asked: AskedMessage, name: str, reply: MessageReply) -> None:

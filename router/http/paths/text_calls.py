@@ -33,7 +33,6 @@ class TextCall:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send, called(scope))
-        reply.request_id = called(scope)
         async with reply:
             data = await self.service.bodies.read(scope, receive)
             body = await run_aside(len(data), lambda: parse_object(data, self.service.unknown_fields))
@@ -95,4 +94,4 @@ class VersionEndpoint:
     """The endpoint of the version of this router."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await Reply(send).send_object({"version": version("octavo")})
+        await Reply(send, called(scope)).send_object({"version": version("octavo")})

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from octavo.request.ids import new_request_id
-from router.http.answers import remaining_s
+from router.http.answers import called, remaining_s
 from router.http.bodies.field_reader import FieldReader
 from router.http.bodies.json_body import BodyReader, parse_object
 from router.http.bodies.unknown_fields import REFUSE
@@ -30,7 +30,7 @@ class VectorEndpoint:
     unknown_fields: str = REFUSE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(send)
+        reply = Reply(send, called(scope))
         reply.request_id = self.prefix + new_request_id()[2:]
         async with reply:
             data = await self.bodies.read(scope, receive)

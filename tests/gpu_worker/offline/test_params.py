@@ -17,6 +17,7 @@ SAME = [
     ({"best_of": None}, {"best_of": 0}),
     ({"stop": "x"}, {"stop": ("x",)}),
     ({"include_stop_str_in_output": True}, {"include_stop": True}),
+    ({"thinking_token_budget": 0}, {"thinking_budget": 0}),
     ({row.name: None for row in PARAMETERS.values() if row.most is not None}, {}),
     ({"logprobs": True, "prompt_logprobs": True}, {"logprobs": 1, "prompt_logprobs": 1}),
     ({"beam_width": 4, "n": 2}, None),
@@ -44,6 +45,13 @@ def test_every_parameter_of_the_engine_can_be_given(row):
     assert OfflineParams.of(SamplingParams()).to_sampling() == OfflineParams().to_sampling()
 
 
+def test_second_names_of_parameters_are_there():
+    """docs/sampling.md has them from the same table."""
+    names = [row.vllm for row in PARAMETERS.values() if row.vllm]
+    assert len(names) >= 3
+    assert not [name for name in names if not hasattr(OfflineParams(), name)]
+
+
 @pytest.mark.parametrize("row", PARAMETERS.values(), ids=lambda row: row.name)
 def test_a_value_beyond_the_table_is_refused_by_name(row):
     name, otherwise = row.name, [("top_k", -1), ("seed", -1), ("best_of", None)]
@@ -55,6 +63,8 @@ def test_a_value_beyond_the_table_is_refused_by_name(row):
 
 
 REFUSED = [
+    ({"thinking_token_budget": 3, "thinking_budget": 3}, "thinking_token_budget: thinking_budget is given, too"),
+    ({"thinking_token_budget": -1}, "thinking_budget: -1 is out of range"),
     ({"n": 3, "best_of": 2}, "best_of: 2 is less than n"),
     ({"min_tokens": 5, "max_tokens": 2}, "min_tokens: 5 exceeds max_tokens"),
     ({"stop": "x", "detokenize": False}, "stop: stop strings are found in text"),

@@ -93,6 +93,57 @@ def test_templates_without_tools_are_told_of_them_in_messages() -> None:
     assert template.render([("user", "x")], True, (), [{"name": "ann"}]) == "user:x|"
 
 
+# The parts of published templates that read calls: Mistral's, DeepSeek's, Qwen3's.
+OF_MISTRAL = (
+    "{% for each in messages %}{% for call in each.tool_calls or [] %}{% if call.id|length != 9 %}"
+    "{{ raise_exception('length 9!') }}{% endif %}{{ call.function|tojson }};{{ call.id }};{% endfor %}"
+    "{% if each.role == 'tool' %}{% if each.tool_call_id|length != 9 %}{{ raise_exception('length 9!') }}{% endif %}"
+    "{{ each.tool_call_id }};{% endif %}{% endfor %}{{ tools }}"
+)
+OF_DEEPSEEK = (
+    "{% for each in messages %}{% for tool in each['tool_calls'] or [] %}"
+    "{{ '```json\n' + tool['function']['arguments'] + '\n```' }}{% endfor %}{% endfor %}{{ tools }}"
+)
+OF_QWEN = (
+    "{% for each in messages %}{% for call in each.tool_calls or [] %}{% if call.function.arguments is string %}"
+    "{{ 'text: ' + call.function.arguments }}{% else %}{{ call.function.arguments|tojson }}{% endif %}{% endfor %}"
+    "{% endfor %}{% if tools %}{% endif %}"
+)
+CALL = {"id": "call_" + "0" * 24, "function": {"name": "weather", "arguments": {"where": "Oslo"}}}
+CALLED = [{}, {"tool_calls": [CALL]}, {"tool_call_id": CALL["id"]}]
+HISTORY = [("user", "x"), ("assistant", ""), ("tool", "cold")]
+
+
+def test_calls_are_told_as_templates_of_their_families_ask_for() -> None:
+    told, call_id, result_id, _ = ChatTemplate(OF_MISTRAL, {}).render(HISTORY, True, (), CALLED).split(";")
+    assert (told, call_id) == (json.dumps(CALL["function"]), result_id)
+    short = [{}, {"tool_calls": [CALL | {"id": "aB3456789"}]}, {"tool_call_id": "aB3456789"}]
+    assert ChatTemplate(OF_MISTRAL, {}).render(HISTORY, True, (), short).count("aB3456789;") == 2
+    arguments = ChatTemplate(OF_DEEPSEEK, {}).render(HISTORY, True, (), CALLED)
+    assert arguments.startswith('```json\n{"where": "Oslo"}\n```')
+    assert ChatTemplate(OF_QWEN, {}).render(HISTORY, True, (), CALLED) == '{"where": "Oslo"}'
+
+
+def test_a_template_that_reads_tools_of_a_message_has_them_there() -> None:
+    """That of Phi-4-mini, as it is published."""
+    source = (
+        "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] is "
+        "not none %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|tool|>' + message['tools'] + "
+        "'<|/tool|>' + '<|end|>' }}{% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"
+    )
+    template = ChatTemplate(source, {})
+    text = template.render([("system", "Be brief."), *HISTORY], True, [TOOL], [{}, *CALLED])
+    assert text == (
+        '<|system|>Be brief.<|tool|>[{"name": "weather"}]<|/tool|><|end|><|user|>x<|end|>'
+        '<|assistant|><|tool_call|>[{"name": "weather", "arguments": {"where": "Oslo"}}]<|/tool_call|><|end|>'
+        "<|tool_response|>cold<|end|><|assistant|>"
+    )
+    assert template.takes_tools
+    assert '<|tool|>[{"name": "weather"}]<|/tool|>' in template.render([("user", "x")], True, [TOOL])
+    assert template.render([("user", "x")], True) == "<|user|>x<|end|><|assistant|>"
+
+
 @pytest.mark.parametrize("role", ["", "a b", "user|>", "<|x|>", "user\n", "é", "x" * 65])
 def test_a_role_is_a_name(role: str) -> None:
     with pytest.raises(InvalidArgument, match="role"):

@@ -42,6 +42,8 @@ REFUSED = [
     (schema({"type": "string", "format": "nope"}), "nope"),
     (schema({"$ref": "https://example.org/schema"}), "https://example.org/schema"),
     (schema({"type": "integer", "minimum": 3, "maximum": 2}), "nsatisfiable|minimum"),
+    (schema({"required": "\U0001f600" * 40}), "has not the type"),
+    (schema({"type": "integer", "maximum": 2**70}), str(2**70)),
 ]
 
 
@@ -60,6 +62,7 @@ KEPT = [
     Constraint(Shape.JSON_OBJECT),
     schema({"properties": {f"p{i}": {"type": "integer"} for i in range(300)}}),
     Constraint.choice(['"', "\\", "\n", "é", "a/b"]),
+    Constraint(Shape.LARK, 'start: <|im_end|> "x" <[200012]>'),
     Constraint(
         Shape.STRUCTURAL_TAG,
         '{"structures": [{"begin": "<f=a>", "schema": {"type": "object"}, "end": "</f>"}], "triggers": ["<f="]}',

@@ -2,15 +2,24 @@
 
 import json
 import random
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import tokenizers
 from effort import draws
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import BPE
 
 from gpu_worker.constraints.grammars import Grammars
+from gpu_worker.steps.runner import RunnerInfo
 from gpu_worker.testing.fake_runner import FakeRunner, allowed_by
 from octavo.request.errors import InvalidArgument
 from octavo.request.sampling import Constraint, Shape
+from octavo.text.detokenizer import byte_alphabet
 from octavo.text.grammar import check_grammar
+from octavo.text.tokenizers.tokenizer import open_tokenizer
 from octavo.v1 import types_pb2
 from router.tools.asked_tools import AskedTools, read_choice
 from router.tools.call_grammars import calls_grammar, forced_grammar, strict_grammar
@@ -67,10 +76,17 @@ FORCED = [each.name for each in FORMATS if each.can_force]
 class Writer:
     """Writes random outputs that a grammar lets pass."""
 
-    def __init__(self, grammar: str) -> None:
+    def __init__(self, grammar: str, info: RunnerInfo | None = None) -> None:
         constraint = Constraint(Shape.LARK, grammar)
         check_grammar(constraint)
-        self._compiled = Grammars(FakeRunner().info).compile(constraint)
+        self._compiled = Grammars(info or FakeRunner().info).compile(constraint)
+
+    def write_tokens(self, rng: random.Random, vocab_size: int) -> list[int]:
+        """The tokens of one output, up to that of the end, which is the last of the vocabulary."""
+        tokens, matcher = [], self._compiled.matcher()
+        while (left := allowed_by(matcher.mask(tokens, 0), vocab_size))[-1:] != [vocab_size - 1]:
+            tokens.append(rng.choice(left))
+        return tokens
 
     def write(self, rng: random.Random, begin: str = "") -> str:
         """One output, from a beginning on."""
@@ -177,6 +193,31 @@ def test_special_tokens_stand_in_a_grammar_by_their_names():
     tools = AskedTools({"stop": {}}, ("stop",))
     grammar = forced_grammar(tools, BY_NAME["phi4_mini"], {"<|tool_call|>": 1, "<|/tool_call|>": 2})
     assert 'tool_0: <|tool_call|> "[{\\"name\\": \\"stop\\", \\"arguments\\": " args_0 "}]" <|/tool_call|>' in grammar
+
+
+MARK = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
+
+
+@pytest.mark.parametrize("name", [each for each in FORCED if MARK.search(BY_NAME[each].open_call)])
+def test_calls_can_be_forced_where_their_marks_are_special_tokens(name: str, tmp_path: Path) -> None:
+    form = BY_NAME[name]
+    marks = dict.fromkeys(MARK.findall(form.open_call + form.close_call))
+    backend = tokenizers.Tokenizer(BPE(vocab=byte_alphabet(), merges=[]))
+    backend.decoder = ByteLevel()
+    backend.add_special_tokens([*(mark for mark in marks if "NAME" not in mark), "<end>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = open_tokenizer(str(tmp_path))
+    size = tokenizer.vocab_size
+    info = replace(FakeRunner().info, tokenizer=str(tmp_path), vocab_size=size, eos_token_ids=(size - 1,))
+    tools, rng = read_choice("required", SCHEMAS, False), random.Random(3)
+    writer = Writer(forced_grammar(tools, form, tokenizer.special_tokens), info)
+    for _ in range(10):
+        tokens = writer.write_tokens(rng, size)
+        assert set(tokens) & set(tokenizer.special_ids)
+        text = tokenizer.decode(tokens, skip_special_tokens=False)
+        message = ToolMessage(tools, form, "r", 0).whole(text, STOP)
+        assert len(message["tool_calls"]) == 1, text
+        assert_valid(message["tool_calls"])
 
 
 IN_PYTHON = [each.name for each in FORMATS if each.in_python]

@@ -29,6 +29,8 @@ def test_settings_know_all_formats():
         ("[TOOL_CALLS]x[ARGS] [THINK] [/THINK]", ("mistral_args", "mistral")),
         ("<｜tool▁calls▁begin｜>function\n```json </think>", ("deepseek", "think")),
         ("<｜tool▁calls▁begin｜></think>", ("deepseek_v31", "think")),
+        ("{{ message['tools'] }}<|/tool|>", ("phi4_mini", "none")),
+        ("as functools[{'name': ...}]", ("functools", "none")),
         ("{{ tools }}", ("none", "none")),
         ("", ("hermes", "none")),  # taught in a system message of ours
     ],

@@ -49,6 +49,7 @@ WRITTEN = {
     "mistral_args": f"[TOOL_CALLS]weather[ARGS]{js(PARIS)}[TOOL_CALLS]weather[ARGS]{js(ROME)}",
     "mistral": f"[TOOL_CALLS][{one(PARIS)}, {one(ROME)}]",
     "phi4_mini": f"<|tool_call|>[{one(PARIS)},{one(ROME)}]<|/tool_call|>",
+    "functools": f"functools[{one(PARIS)}, {one(ROME)}]",
     "granite": f"<|tool_call|>[{one(PARIS)}, {one(ROME)}]",
     "gemma": f"```tool_code\n{PYTHON}\n```",
     "llama3_json": f"{one(PARIS, 'parameters')}; {one(ROME, 'parameters')}",

@@ -93,6 +93,26 @@ async def test_the_name_that_a_client_gives_is_in_the_answer_and_the_log(world, 
     assert unfit.headers["x-request-id"] == unfit.object["id"]
 
 
+async def test_every_answer_repeats_the_name_that_a_client_gives(world, call):
+    await world.start()
+    named = (await call("POST", PATH, GREEDY)).object["id"]
+    for method, path, body, status in (
+        ("POST", "/v1/embeddings", {"input": "x"}, 200),
+        ("POST", "/rerank", {"query": "q", "documents": ["a"]}, 200),
+        ("POST", "/score", {}, 400),
+        ("POST", "/tokenize", {"prompt": "x"}, 200),
+        ("GET", "/v1/models", None, 200),
+        ("GET", f"/v1/requests/{named}", None, 200),
+        ("GET", "/v1/requests/never", None, 404),
+        ("GET", "/version", None, 200),
+        ("POST", "/nothing", {}, 404),
+        ("GET", PATH, None, 405),
+    ):
+        answer = await call(method, path, body, x_request_id="trace-9")
+        assert (answer.status, answer.headers["x-request-id"]) == (status, "trace-9"), path
+        assert answer.headers.get("x-octavo-request-id", "") != "trace-9"
+
+
 @pytest.mark.parametrize("name", ["thinking_budget", "thinking_token_budget"])
 async def test_a_budget_for_thinking_needs_a_model_that_thinks(world, call, name):
     await world.start()

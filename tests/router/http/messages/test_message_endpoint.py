@@ -10,6 +10,7 @@ from octavo.request.sampling import FinishReason, SamplingParams
 from octavo.text.stop import TextStream
 from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
 from octavo.v1 import types_pb2
+from octavo.wire.public import sampling_from_bytes
 from router.http.messages.message_body import read_message
 from router.http.messages.message_format import MessageFormat, input_of
 from router.tools.output_forms import OutputForms
@@ -54,6 +55,26 @@ async def test_a_message_is_answered_whole_and_in_events(world, call, templates)
     assert text_of(found) == block["text"]
     assert found[-2]["delta"]["stop_reason"] == "max_tokens"
     assert found[-2]["usage"]["output_tokens"] == 12
+
+
+async def test_a_budget_holds_a_model_that_has_marks_of_thinking(world, call, templates, monkeypatch):
+    await world.start()
+    thinking = {"thinking": {"type": "enabled", "budget_tokens": 3}}
+
+    async def asked(**more):
+        """The budget and its marks, as the record has them."""
+        name = (await call("POST", PATH, ASKED | thinking | more)).object["id"]
+        params = sampling_from_bytes(world.entry(name).record.sampling)
+        return params.thinking_budget, params.thinking_start_ids, params.thinking_end_ids
+
+    assert await asked() == (None, (), ())
+    marks = {"<think>": 7, "</think>": 8}
+    monkeypatch.setattr(ByteTokenizer, "token_id", lambda self, text: marks.get(text))
+    assert await asked() == (3, (7,), (8,))
+    assert await asked(thinking_budget=5) == (5, (7,), (8,))
+    assert (await asked(output_config={"format": {"type": "json_schema", "schema": {"enum": [7]}}}))[0] is None
+    wrong = await call("POST", PATH, ASKED | {"thinking": {"type": "enabled", "budget_tokens": "many"}})
+    assert wrong.status == 400
 
 
 async def test_the_stop_sequence_that_ended_the_text_is_named(world, call, templates):

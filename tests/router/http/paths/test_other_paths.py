@@ -10,5 +10,5 @@ async def test_each_says_what_to_use(world, connect):
     for path, what in paths.items():
         connection.send("POST", path, {})
         answer = await connection.answer()
-        assert answer.status == 404, path
+        assert answer.status == (405 if path.startswith("/v1/responses/") else 404), path  # an id may stand there
         assert answer.object["error"]["message"] == f"POST {path}: {what}"
