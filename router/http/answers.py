@@ -103,6 +103,7 @@ class AnswerService:
 
     async def divide(self, asked: AskedAnswer) -> None:
         """Says what is looked for in the outputs of a chat, and has them begin with a call if one is forced."""
+        await self.preparer.look_up(asked.request)
         model = self.preparer.find_model(asked.request)
         division = self.forms.division(model.tokenizer, asked.tools, shows_reasoning=asked.shows_reasoning)
         asked.division = division

@@ -133,6 +133,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: "Context"
     ) -> inference_pb2.TokenizeResponse:
+        await self.preparer.look_up(request)
         token_ids = await self.preparer.read_prompt(request, self.preparer.find_model(request))
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 

@@ -74,8 +74,7 @@ class RequestPreparer:
 
     async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> PreparedRequest:
         """The sequence that the request asks for. A `deadline_in_ms` of 0 means that there is no deadline."""
-        if self._adapters is not None:
-            await self._adapters.look_up(*names_in(request))
+        await self.look_up(request)
         model, adapter = self.find_model(request), self._adapters and self._adapters.asked(*names_in(request))
         if not model.workers and not self._wait_for_workers:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
@@ -120,6 +119,14 @@ class RequestPreparer:
             lora_source=adapter.source if adapter else "",
         )
         return PreparedRequest(new, model, params, source)
+
+    async def look_up(
+        self,
+        request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest",
+    ) -> None:
+        """Before `find_model`: an adapter that the request names may have been added a moment ago, elsewhere."""
+        if self._adapters is not None:
+            await self._adapters.look_up(*names_in(request))
 
     def find_model(
         self,
@@ -190,6 +197,7 @@ class RequestPreparer:
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
         """The text of the tokens in the request."""
+        await self.look_up(request)
         model = self.find_model(request)
         if not model.tokenizer.has_text:
             raise no_tokenizer("keep the token ids")

@@ -45,6 +45,7 @@ class MessageEndpoint:
 
     async def _count(self, asked: AskedMessage) -> int:
         request, preparer = asked.answer.request, self._service.preparer
+        await preparer.look_up(request)
         return len(await preparer.read_prompt(request, preparer.find_model(request)))
 
     async def _answer(self, asked: AskedMessage, remaining_s: float | None, reply: MessageReply) -> None:

@@ -51,6 +51,7 @@ async def tokenize(service: AnswerService, body: ClientBody) -> dict[str, Any]:
     if body.get("messages") is None and not isinstance(body["prompt"], str):
         raise InvalidArgument("prompt", "must be a string")
     request = (read_completion if body.get("messages") is None else read_chat)(body).request
+    await service.preparer.look_up(request)
     model = service.preparer.find_model(request)
     tokens = await service.preparer.read_prompt(request, model)
     texts = [shown_token(token, model.tokenizer.token_bytes(token)) for token in tokens] if with_texts else None

@@ -164,3 +164,21 @@ async def test_nobody_names_adapters_over_http_without_a_folder(world, folders):
         found = await world.http(world.routers[0].http_endpoint, f"/v1/{path}_lora_adapter", body, method="POST")
         assert found[0] == 403
         assert "--adapter-folder" in found[2]["error"]["message"]
+
+
+async def test_a_router_looks_for_a_name_that_was_added_elsewhere_a_moment_ago(world, folders, monkeypatch):
+    monkeypatch.setattr(named_adapters, "ROUND_S", 3600)
+    await start(world, workers=1)
+    paths = {
+        "/v1/completions": {"prompt": [1], "max_tokens": 1},
+        "/tokenize": {"prompt": "x"},
+        "/v1/messages/count_tokens": {"messages": []},
+        "/v1/models/{}": None,
+    }
+    for number, (path, body) in enumerate(paths.items()):
+        name = f"a{number}"
+        await world.routers[0].adapters.add(name, str(folders[0]))
+        call = {"body": {"model": name, **body}, "method": "POST"} if body is not None else {}
+        found = await world.http(world.routers[1].http_endpoint, path.format(name), **call)
+        assert "no model" not in str(found[2]), found
+        assert world.routers[1].adapters.find(name) is not None
