@@ -172,6 +172,13 @@ def test_reasoning_may_stand_before_a_forced_call(inside: bool):
     assert_valid(message["tool_calls"])
 
 
+def test_json_stands_after_reasoning_that_the_prompt_has_begun():
+    division = Division(None, None, REASONING["think"], begins_inside=True)
+    grammar = calls_grammar(division, {}, Constraint(Shape.JSON_SCHEMA, '{"enum": [7]}'))
+    message = division.message("r", 0).whole(output_of(random.Random(2), grammar, "So {it} is.</think>\n\n"), STOP)
+    assert (message["reasoning"], message["content"]) == ("So {it} is.", "7")
+
+
 @pytest.mark.parametrize("name", [each for each in FORCED if BY_NAME[each].binds_strict])
 def test_a_strict_tool_keeps_its_schema_among_other_text(name: str):
     rng, form = random.Random(5), BY_NAME[name]
@@ -207,8 +214,7 @@ def test_calls_are_bound_where_their_marks_are_special_tokens(name: str, grammar
     backend.decoder = ByteLevel()
     backend.add_special_tokens([*(mark for mark in marks if "NAME" not in mark), "<end>"])
     backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = open_tokenizer(str(tmp_path))
-    size = tokenizer.vocab_size
+    size = (tokenizer := open_tokenizer(str(tmp_path))).vocab_size
     info = replace(FakeRunner().info, tokenizer=str(tmp_path), vocab_size=size, eos_token_ids=(size - 1,))
     tools, rng = read_choice("required", SCHEMAS, False, SCHEMAS), random.Random(3)
     if not form.binds_strict and grammar_of is strict_grammar:
