@@ -118,7 +118,7 @@ class AnswerService:
             division.note_prompt(model.tokenizer, prompt)
             if grammar := calls_grammar(division, special, constraint):
                 if sampling.HasField("thinking_budget"):
-                    what = "is not allowed where a call must come or a tool is strict: leave out one of them"
+                    what = "is not allowed beside a form, or where a call must come or a tool is strict: leave it out"
                     raise InvalidArgument("thinking_budget", what)
                 sampling.constraint.lark, asked.form_path = grammar, asked.form_path or "tools"
 

@@ -27,10 +27,12 @@ _ANY = "/(?s:.*)/"
 
 
 def needs_grammar(division: Division, *, has_form: bool) -> bool:
-    """Whether a request's tools bind what the output may be; `has_form`: something else binds it, too."""
+    """Whether a request's tools, or what the prompt has begun, bind what the output may be; `has_form`: something else
+    binds it, too.
+    """
     tools, form = division.tools, division.form
     if tools is None:
-        return False
+        return has_form and division.reasoning is not None
     can_bind = form is not None and form.can_force and (has_form or bool(tools.strict and form.binds_strict))
     return bool(tools.forced) or can_bind
 
@@ -39,9 +41,11 @@ def calls_grammar(division: Division, special: SpecialTokens, constraint: Constr
     """The grammar of an output that may have calls. Empty: nothing binds it but the constraint that it has already.
 
     If the constraint says JSON, the output is a call, or such JSON. Where a call must come, no JSON does. Raises
-    InvalidArgument if a call must come and cannot.
+    InvalidArgument if a call must come and cannot. Such JSON stands after reasoning that the prompt has begun.
     """
     tools, form, answer = division.tools, division.form, None if constraint is None else _answer_schema(constraint)
+    if tools is None and answer is not None and division.begins_inside:
+        return _reasoned_grammar(answer, division.reasoning, special)
     if tools is None or (constraint is not None and answer is None and not tools.forced):
         return ""
     if constraint is not None and answer is None:
@@ -62,6 +66,12 @@ def calls_grammar(division: Division, special: SpecialTokens, constraint: Constr
         if tools.forced:
             raise
         return ""  # a tool's schema cannot be kept in this form of calls, and nobody has asked for that
+
+
+def _reasoned_grammar(answer: Mapping[str, Any], reasoning: ReasoningFormat | None, special: SpecialTokens) -> str:
+    """The grammar of the rest of the reasoning, and of JSON after it."""
+    before, rules = _reasoning_rules(reasoning, special, begins_inside=True)
+    return "\n".join([f"start: {before}answer", *rules, f"answer: %json {json.dumps({**answer, **_JSON_OPTIONS})}"])
 
 
 def _answer_schema(constraint: Constraint) -> dict[str, Any] | None:

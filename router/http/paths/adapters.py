@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.request.errors import InvalidArgument, PermissionDenied
 from router.fleet.named_adapters import NamedAdapters
+from router.http.answers import called
 from router.http.bodies.field_reader import FieldReader
 from router.http.bodies.json_body import BodyReader, parse_object
 from router.http.reply import Reply
@@ -32,7 +33,7 @@ class AdapterEndpoint:
     folder: str  # empty: nobody may
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with Reply(send):
+        async with Reply(send, called(scope)):
             if not self.folder:
                 what = "adapters are added with octavo adapter, or here by a router with --adapter-folder"
                 raise PermissionDenied(f"{scope['path']}: {what}")

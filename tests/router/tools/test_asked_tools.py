@@ -81,9 +81,9 @@ class Writer:
         check_grammar(constraint)
         self._compiled = Grammars(info or FakeRunner().info).compile(constraint)
 
-    def write_tokens(self, rng: random.Random, vocab_size: int) -> list[int]:
-        """The tokens of one output, up to that of the end, which is the last of the vocabulary."""
-        tokens, matcher = [], self._compiled.matcher()
+    def write_tokens(self, rng: random.Random, vocab_size: int, first: int) -> list[int]:
+        """The tokens of one output after the first, up to that of the end, which is the last of the vocabulary."""
+        tokens, matcher = [first], self._compiled.matcher()
         while (left := allowed_by(matcher.mask(tokens, 0), vocab_size))[-1:] != [vocab_size - 1]:
             tokens.append(rng.choice(left))
         return tokens
@@ -172,6 +172,13 @@ def test_reasoning_may_stand_before_a_forced_call(inside: bool):
     assert_valid(message["tool_calls"])
 
 
+def test_json_stands_after_reasoning_that_the_prompt_has_begun():
+    division = Division(None, None, REASONING["think"], begins_inside=True)
+    grammar = calls_grammar(division, {}, Constraint(Shape.JSON_SCHEMA, '{"enum": [7]}'))
+    message = division.message("r", 0).whole(output_of(random.Random(2), grammar, "So {it} is.</think>\n\n"), STOP)
+    assert (message["reasoning"], message["content"]) == ("So {it} is.", "7")
+
+
 @pytest.mark.parametrize("name", [each for each in FORCED if BY_NAME[each].binds_strict])
 def test_a_strict_tool_keeps_its_schema_among_other_text(name: str):
     rng, form = random.Random(5), BY_NAME[name]
@@ -198,22 +205,23 @@ def test_special_tokens_stand_in_a_grammar_by_their_names():
 MARK = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 
 
+@pytest.mark.parametrize("grammar_of", [forced_grammar, strict_grammar])
 @pytest.mark.parametrize("name", [each for each in FORCED if MARK.search(BY_NAME[each].open_call)])
-def test_calls_can_be_forced_where_their_marks_are_special_tokens(name: str, tmp_path: Path) -> None:
+def test_calls_are_bound_where_their_marks_are_special_tokens(name: str, grammar_of, tmp_path: Path) -> None:
     form = BY_NAME[name]
     marks = dict.fromkeys(MARK.findall(form.open_call + form.close_call))
     backend = tokenizers.Tokenizer(BPE(vocab=byte_alphabet(), merges=[]))
     backend.decoder = ByteLevel()
     backend.add_special_tokens([*(mark for mark in marks if "NAME" not in mark), "<end>"])
     backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = open_tokenizer(str(tmp_path))
-    size = tokenizer.vocab_size
+    size = (tokenizer := open_tokenizer(str(tmp_path))).vocab_size
     info = replace(FakeRunner().info, tokenizer=str(tmp_path), vocab_size=size, eos_token_ids=(size - 1,))
-    tools, rng = read_choice("required", SCHEMAS, False), random.Random(3)
-    writer = Writer(forced_grammar(tools, form, tokenizer.special_tokens), info)
+    tools, rng = read_choice("required", SCHEMAS, False, SCHEMAS), random.Random(3)
+    if not form.binds_strict and grammar_of is strict_grammar:
+        return
+    writer = Writer(grammar_of(tools, form, tokenizer.special_tokens), info)
     for _ in range(10):
-        tokens = writer.write_tokens(rng, size)
-        assert set(tokens) & set(tokenizer.special_ids)
+        tokens = writer.write_tokens(rng, size, tokenizer.special_tokens[form.begins[0]])
         text = tokenizer.decode(tokens, skip_special_tokens=False)
         message = ToolMessage(tools, form, "r", 0).whole(text, STOP)
         assert len(message["tool_calls"]) == 1, text

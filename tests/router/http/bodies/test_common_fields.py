@@ -105,6 +105,7 @@ async def test_every_answer_repeats_the_name_that_a_client_gives(world, call):
         ("GET", f"/v1/requests/{named}", None, 200),
         ("GET", "/v1/requests/never", None, 404),
         ("GET", "/version", None, 200),
+        ("POST", "/v1/load_lora_adapter", {}, 403),
         ("POST", "/nothing", {}, 404),
         ("GET", PATH, None, 405),
     ):

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from octavo.request.errors import InvalidArgument
+from octavo.request.sampling import Shape
 from octavo.text.tokenizers.byte_tokenizer import ByteTokenizer
+from octavo.wire.public import sampling_from_bytes
 from router.http.bodies.chat_body import read_chat
 
 PATH = "/v1/chat/completions"
@@ -55,6 +57,15 @@ async def test_reasoning_is_apart_from_content_in_messages_deltas_and_usage(worl
     message = hidden["choices"][0]["message"]
     assert message["content"] == "Yes <b>" and not {"reasoning", "reasoning_content"} & set(message)
     assert hidden["usage"] == whole["usage"]
+
+
+@pytest.mark.parametrize(("inside", "shape"), [(True, Shape.LARK), (False, Shape.JSON_OBJECT)])
+async def test_json_waits_for_the_end_of_reasoning_that_the_prompt_has_begun(world, call, templates, inside, shape):
+    await world.start()
+    more = {"chat_template_kwargs": {"ends_with": "<think>\n"}} if inside else {}
+    asked = {"messages": HI, "max_tokens": 9, "response_format": {"type": "json_object"}, **more}
+    name = (await call("POST", PATH, asked)).object["id"]
+    assert sampling_from_bytes(world.entry(name).record.sampling).constraint.shape is shape
 
 
 async def test_a_model_without_reasoning_shows_its_output_as_it_is(world, call, templates, monkeypatch):
