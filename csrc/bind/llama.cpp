@@ -186,11 +186,11 @@ void bind_llama(py::module_& module) {
              "layers"_a);
     py::class_<Adapter>(module, "Lora", "A low-rank adapter; refers to the memory of its tensors, and keeps it.")
         .def(py::init([](float scale, const py::list& layers) {
-                 Adapter adapter{values_of(layers), {scale, {}}};
+                 Lora lora{scale, {}};
                  for (const py::handle layer : layers) {
-                     adapter.lora.layers.push_back(lora_layer_of(layer));
+                     lora.layers.push_back(lora_layer_of(layer));
                  }
-                 return adapter;
+                 return Adapter{values_of(layers), std::move(lora)};
              }),
              "scale"_a, "layers"_a);
     py::class_<Model>(module, "Llama", "A decoder; refers to the memory of its tensors, and keeps it.")

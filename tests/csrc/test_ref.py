@@ -21,6 +21,7 @@ def test_all_ops_have_a_definition(extension):
         "packed_bytes",
         "Weight",
         "Llama",
+        "Lora",
         "Kv",
         "KvCache",
         "ArgumentError",

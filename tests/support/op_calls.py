@@ -258,6 +258,12 @@ def kv_class(module, fence, n):
     return Call(module.Kv, {"layers": [kv_of(fence)]})
 
 
+@of("Lora")
+def lora(module, fence, n):
+    a, b = (weight(module, fence, n, 4, HIDDEN)() for _ in range(2))
+    return Call(module.Lora, {"scale": 0.5, "layers": [{"out": (a, ((b, 0),))}]})
+
+
 @of("Llama")
 def llama(module, fence, n):
     def matrix(rows, cols):
