@@ -126,6 +126,8 @@ struct Kernels {
     void (*from_float)(DType dtype, const float* from, std::int64_t count, void* to);
     std::int64_t (*argmax)(const float* x,
                            std::int64_t count);  // lowest index of the maximum; of a NaN if there is one
+    // y[i] += sum over k of low[k] * b[k, first + i], for i below `count`. b is plain. The order is that of k.
+    void (*add_low_rank)(const Weight& b, std::int64_t first, std::int64_t count, const float* low, float* y);
 };
 
 const Kernels* emulated_kernels();  // each is there if its instruction set was built (instruction_sets.cmake)

@@ -37,6 +37,8 @@ namespace {
 
 #include "linear_dense.inl"
 
+#include "low_rank.inl"
+
 #include "attention.inl"
 
 }  // namespace
@@ -44,7 +46,7 @@ namespace {
 const Kernels* OCTAVO_TABLE() {
     static constexpr Kernels kTable = {
         OCTAVO_ISA, linear,   linear_scratch, tile_rows,  to_digits, to_bf16_blocks, weight_row, attend, attend_scratch,
-        merge,      rms_norm, silu_mul,       write_slot, rotate,    to_float,       from_float, argmax,
+        merge,      rms_norm, silu_mul,       write_slot, rotate,    to_float,       from_float, argmax, add_low_rank,
     };
     return &kTable;
 }

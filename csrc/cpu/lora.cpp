@@ -1,7 +1,6 @@
 #include "lora.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "kernels.h"
@@ -10,7 +9,7 @@ namespace octavo {
 namespace {
 
 constexpr std::int64_t kShares = 2;  // of the work for each thread, at least, so that one that is late holds up nobody
-constexpr std::int64_t kTogether[] = {8, 32};  // rows of a, and columns of y, that are computed together
+constexpr std::int64_t kTogether[] = {8, 64};  // rows of a, and columns of y, that are computed together
 
 // Rows [first, first + count) of a matrix.
 Weight rows_of(const Weight& weight, std::int64_t first, std::int64_t count) {
@@ -45,42 +44,6 @@ void each_run(const std::int64_t* rows, std::int64_t count, const Run& run) {
     }
 }
 
-inline float number(const float& value) { return value; }
-
-inline float number(const std::uint16_t& bf16) {
-    const std::uint32_t bits = std::uint32_t{bf16} << 16;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-
-// y[0 .. kCount) += sum over k of low[k] * b[k, 0 .. kCount). Numbers beside each other fill registers, so no sum is
-// taken across one, and each has the order of k, on every machine: products are not fused with sums (CMakeLists.txt).
-template <typename T, int kCount>
-inline void add_sums(const T* b, std::int64_t stride, const float* low, std::int64_t rank, float* y) {
-    float sums[kCount] = {};
-    for (std::int64_t k = 0; k < rank; ++k) {
-        for (int i = 0; i < kCount; ++i) {
-            sums[i] += low[k] * number(b[k * stride + i]);
-        }
-    }
-    for (int i = 0; i < kCount; ++i) {
-        y[i] += sums[i];
-    }
-}
-
-template <typename T>
-void add_products(const Weight& b, std::int64_t first, std::int64_t count, const float* low, float* y) {
-    const T* from = static_cast<const T*>(b.data) + first;
-    std::int64_t i = 0;
-    for (; i + 32 <= count; i += 32) {
-        add_sums<T, 32>(from + i, b.stride, low, b.rows, y + i);
-    }
-    for (; i < count; ++i) {
-        add_sums<T, 1>(from + i, b.stride, low, b.rows, y + i);
-    }
-}
-
 void shrink(PoolThread& thread, const LoraJob& job, const LoraStack& stack, float scale, const std::int64_t* rows,
             std::int64_t count, float* low, const Share& share) {
     const Weight a = rows_of(stack.a, share.first, share.end - share.first);
@@ -103,10 +66,9 @@ void expand(const LoraJob& job, const LoraStack& stack, const std::int64_t* rows
     for (const LoraPart& part : stack.parts) {
         const std::int64_t first = std::max(share.first - part.first, std::int64_t{0});
         const std::int64_t end = std::min(share.end - part.first, part.b.cols);
-        const auto add = part.b.format == Format::kF32 ? add_products<float> : add_products<std::uint16_t>;
         for (std::int64_t i = 0; first < end && i < count; ++i) {
             float* y = job.y + rows[i] * job.rows + part.first + first;
-            add(part.b, first, end - first, low + i * job.low_rows + begin, y);
+            kernels().add_low_rank(part.b, first, end - first, low + i * job.low_rows + begin, y);
         }
         begin += part.b.rows;
     }
@@ -148,8 +110,7 @@ void check_lora_rows(const LlamaStep& step, std::int64_t num_tokens) {
 void check_lora_stack(const LoraStack& stack, const char* name, std::int64_t rows, std::int64_t cols) {
     std::int64_t ranks = 0, end = 0;
     for (const LoraPart& part : stack.parts) {
-        const bool readable = part.b.format == Format::kF32 || part.b.format == Format::kBF16;
-        require(part.b.data != nullptr && readable, name, "has a part that is neither f32 nor bf16");
+        require(part.b.data != nullptr && !part.b.packed(), name, "has a part that is not plain");
         require(part.first >= end && part.b.cols <= rows - part.first, name, "has parts in other places");
         end = part.first + part.b.cols;
         ranks += part.b.rows;

@@ -46,7 +46,7 @@ struct LlamaLayer {
 
 // What an adapter adds to a stack's products of x: y[first + row] += sum over k of b[k, row] * (scale * a[k] . x).
 struct LoraPart {
-    Weight b;  // f32 or bf16 [rank, rows], of the stack's rows from `first` on
+    Weight b;  // plain [rank, rows], of the stack's rows from `first` on
     std::int64_t first = 0;
 };
 

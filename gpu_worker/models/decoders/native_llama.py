@@ -132,7 +132,7 @@ class NativeLlamaDecoder:
             return self._extension.Weight(matrix, FLOATS[matrix.dtype], *matrix.shape)
 
         def turned(b: Tensor) -> Any:
-            return weight((b.float() if b.dtype == torch.float16 else b).T.contiguous())
+            return weight(b.T.contiguous())
 
         layers = [
             {
