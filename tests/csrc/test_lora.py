@@ -1,11 +1,13 @@
 """Adapters of a native decoder: what torch defines, for tokens in any order, and what is refused by its name."""
 
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from instruction_sets import ISAS
 from small_decoder import BLOCK_SIZE, BLOCKS, Weights
 from torch import Tensor
 
@@ -65,9 +67,15 @@ class Model:
         return hidden
 
 
-@pytest.fixture
-def model(extension: ModuleType) -> Model:
-    return Model(extension)
+@pytest.fixture(params=ISAS)
+def model(request: pytest.FixtureRequest, extension: ModuleType) -> Iterator[Model]:
+    """On each instruction set of the machine."""
+    before = extension.isa()
+    if request.param not in extension.isas():
+        pytest.skip(f"this machine has no {request.param}, or it was not built")
+    extension.select_isa(request.param)
+    yield Model(extension)
+    extension.select_isa(before)
 
 
 def test_a_row_has_the_same_bits_beside_any_others(extension: ModuleType, model: Model) -> None:
@@ -86,6 +94,25 @@ def test_a_row_has_the_same_bits_beside_any_others(extension: ModuleType, model:
         together = model.run(torch.tensor(rows, dtype=torch.int64) if rows else None, tuple(groups), (9,) * 10)
         for which, states in zip(chosen, together.split(9), strict=True):
             assert torch.equal(states, alone[which])
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "f32"), (torch.float16, "f16"), (torch.bfloat16, "bf16")])
+def test_a_matrix_in_parts_of_any_size_gives_the_same_bits(
+    extension: ModuleType, model: Model, dtype: torch.dtype, name: str
+) -> None:
+    a, b = (torch.randn(shape).to(dtype) / 4 for shape in ((5, 32), (5, 64)))
+
+    def states(*cuts: int) -> Tensor:
+        parts = [b[:, first:end].contiguous() for first, end in pairwise((0, *cuts, 64))]
+        many = torch.cat([a] * len(parts))
+        weights = [extension.Weight(part, name, *part.shape) for part in parts]
+        stack = extension.Weight(many, name, *many.shape), tuple(zip(weights, (0, *cuts), strict=True))
+        return model.run(torch.arange(TOKENS), ((extension.Lora(2.0, [{"gate_up": stack}]), TOKENS),))
+
+    whole = states()
+    assert not torch.equal(whole, model.run(None, ()))
+    for cuts in ((32,), (61,), (3,), (7, 8, 17, 63)):
+        assert torch.equal(states(*cuts), whole)
 
 
 def test_what_is_added_is_what_torch_adds(extension: ModuleType) -> None:
@@ -142,3 +169,15 @@ def test_an_adapter_keeps_its_memory(extension: ModuleType) -> None:
     assert all(weights.alive())
     del lora
     assert not any(weights.alive())
+
+
+def test_instruction_sets_of_one_class_give_the_same_bits(extension: ModuleType) -> None:
+    """As `least_equal` of gpu_worker/models/numerics.py has them, for cache and inputs in float32."""
+    before, lora = extension.isa(), adapter(extension, 6, 7, dtype=torch.bfloat16)
+    found = []
+    for isa in ("avx2", "avx512", "avx512_bf16"):
+        if isa in extension.isas():
+            extension.select_isa(isa)
+            found.append(Model(extension).run(torch.arange(TOKENS), ((lora.native, TOKENS),)))
+    extension.select_isa(before)
+    assert all(torch.equal(found[0], each) for each in found)
