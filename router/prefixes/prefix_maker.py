@@ -87,12 +87,14 @@ class PrefixMaker:
         is_dated = old.is_system and DATES in model.tokenizer.chat_template
         if not is_dated or old.model != model.fingerprint or self._made_on.get(old.key) == today:
             return
-        self._made_on[old.key] = today
         with suppress(InvalidArgument):  # the tokens in common have become too few
             new = await self.make(model, old.tenant, old.name, old.text, is_system=True, workers=old.workers)
-            if new.tokens != old.tokens:
+            await self.prefixes.refresh()
+            if new.tokens != old.tokens and old in self.prefixes.all():  # nobody has removed or replaced it meanwhile
                 await self.prefixes.add(new)
                 log.info("prefix %s has the date of today: %d tokens", new.name, len(new.tokens))
+        known = {each.key for each in self.prefixes.all()}
+        self._made_on = {key: day for key, day in self._made_on.items() if key in known} | {old.key: today}
 
     async def _living(self) -> set[str]:
         """The fingerprints of all workers in the store, met here or not; empty if one of them has not said its own."""

@@ -45,3 +45,27 @@ async def test_a_dated_prefix_is_made_anew_every_day(monkeypatch, is_dated):
         (found,) = prefixes.all()
         assert found.tokens == (day.day if is_dated else 1,) * 6
     assert len(asked) == (3 if is_dated else 1), "once by the operator, and once a day by this router"
+
+
+async def test_a_prefix_that_is_removed_meanwhile_does_not_come_back(monkeypatch):
+    monkeypatch.setattr(prefix_maker, "ROUND_S", 0.0)
+    tokenizer = SimpleNamespace(has_text=True, chat_template=prefix_maker.DATES)
+    model = SimpleNamespace(name="m", fingerprint="f", tokenizer=tokenizer, block_size=4, context_tokens=99)
+    prefixes, count = NamedPrefixes(MemoryStore()), 0
+
+    async def beginning(_, text, *, is_system):
+        nonlocal count
+        count += 1
+        if count == 2:  # the operator is quicker than the tokenizer
+            await prefixes.remove("f", "", "sea")
+        return [count] * len(text)
+
+    async def members(_):
+        return [SimpleNamespace(info=json.dumps({"fingerprint": "f"}))]
+
+    maker = PrefixMaker(
+        prefixes, SimpleNamespace(list_models=lambda: [model]), SimpleNamespace(members=members), beginning
+    )
+    await prefixes.add(await maker.make(model, "", "sea", "system", is_system=True, workers=1))
+    await maker.follow_models()
+    assert count == 2 and not prefixes.all()
