@@ -49,4 +49,6 @@ def decoded(name: str, blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Te
         codes = torch.stack((blocks[expert] & 15, blocks[expert] >> 4), dim=-1).flatten(-2)
         powers = torch.exp2(scales[expert].float() - BIAS).unsqueeze(-1)
         made[expert] = (table[codes.int()] * powers).flatten(-2).T.to(dtype)
+        if not bool(made[expert].isfinite().all()):
+            raise BadModel(f"tensor {name!r}: a value is too large for {dtype}")
     return made

@@ -66,9 +66,10 @@ def test_published_files_give_the_logits_of_their_values(published, load, greedy
         (lambda stored, name: stored.pop(f"{name}_scales"), "no tensor '.*_scales'"),
         (lambda stored, name: stored.update({f"{name}_scales": stored[f"{name}_scales"][:1].clone()}), "MXFP4 has not"),
         (lambda stored, name: stored[f"{name}_scales"].fill_(255), "a scale is no number"),
+        (lambda stored, name: stored[f"{name}_scales"].fill_(254), "a value is too large for torch.float32"),
         (lambda stored, name: stored.update({f"{name}_blocks": stored[f"{name}_blocks"].int()}), "MXFP4 has not"),
     ],
-    ids=["missing", "of another shape", "no number", "of another type"],
+    ids=["missing", "of another shape", "no number", "too large", "of another type"],
 )
 def test_a_broken_part_is_named(published, load, change, said):
     _, directory = published
