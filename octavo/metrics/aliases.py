@@ -31,7 +31,7 @@ _ALL = (
     _gauge("cache_config_info", "Always 1. The size of blocks and their number.", "block_size", "num_gpu_blocks"),
     _gauge(
         "lora_requests_info",
-        "When this was told. octavo has no adapters.",
+        "When this was told. Adapters are known by digests here, and none is named.",
         "max_lora",
         "running_lora_adapters",
         "waiting_lora_adapters",
