@@ -127,12 +127,13 @@ void add_lora(PoolThread& thread, int threads, const LlamaStep& step, const Lora
         return;
     }
     const std::int64_t shares = (kShares * threads + groups - 1) / groups;
-    std::vector<std::int64_t> firsts;  // of each group's rows
-    std::int64_t total = 0;
-    for (const LoraGroup& group : step.loras) {
-        firsts.push_back(total);
-        total += group.count;
-    }
+    const auto first_row = [&](std::size_t group) {  // nothing is kept: in a run of the pool nothing may throw
+        std::int64_t first = 0;
+        for (std::size_t i = 0; i < group; ++i) {
+            first += step.loras[i].count;
+        }
+        return first;
+    };
     const auto each_share = [&](bool to_low) {
         thread.each(groups * shares, [&](std::int64_t i) {
             const auto index = static_cast<std::size_t>(i / shares);
@@ -143,8 +144,9 @@ void add_lora(PoolThread& thread, int threads, const LlamaStep& step, const Lora
             if (stack.parts.empty() || share.first == share.end) {
                 return;
             }
-            const std::int64_t* rows = step.lora_rows.as<std::int64_t>() + firsts[index];
-            float* low = job.low + firsts[index] * job.low_rows;
+            const std::int64_t first = first_row(index);
+            const std::int64_t* rows = step.lora_rows.as<std::int64_t>() + first;
+            float* low = job.low + first * job.low_rows;
             if (to_low) {
                 shrink(thread, job, stack, lora->scale, rows, count, low, share);
             } else {
