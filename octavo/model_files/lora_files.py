@@ -35,6 +35,7 @@ _NOTES = frozenset(
 )
 _COMPUTED = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "init_lora_weights", "bias"})
 _UNSET: tuple[object, ...] = (None, False, "", [], {})
+_DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # what odd files lead to
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # other starts change the weights of the model
 
 
@@ -82,10 +83,10 @@ def read_lora(path: Path, digest: str = "") -> LoraFiles:
     """
     if path.suffix == ".gguf":
         raise BadModel(f"{path}: adapters in GGUF files are not read: give the folder that PEFT wrote")
-    for name in (CONFIG, WEIGHTS):
-        if not (path / name).is_file():
-            raise NotFound(f"{path}: no {name} there, as PEFT writes it", resource="adapter", name=str(path))
     try:
+        for name in (CONFIG, WEIGHTS):
+            if not (path / name).is_file():
+                raise NotFound(f"{path}: no {name} there, as PEFT writes it", resource="adapter", name=str(path))
         config = read_json(path / CONFIG)
         rank, scale, computed = _read_config(config)
         content = (path / WEIGHTS).read_bytes()
@@ -93,7 +94,7 @@ def read_lora(path: Path, digest: str = "") -> LoraFiles:
         found = _digest(computed, tensors, content)
     except BadModel as error:
         raise BadModel(f"{path}: {error.message}") from None
-    except (OSError, ValueError, TypeError, KeyError, struct.error) as error:
+    except (*_DAMAGE, OSError, struct.error) as error:
         raise BadModel(f"{path}: cannot be read as an adapter: {error}"[:500]) from None
     if digest not in ("", found):
         raise BadModel(f"{path}: the adapter there has the digest {found} now, and {digest} is wanted")

@@ -14,7 +14,7 @@ from gpu_worker.engine.adapter_loader import AdapterLoader
 from gpu_worker.engine.adapter_shelf import AdapterShelf
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.request.errors import Loading, NotFound, OutOfBlocks, TooLarge, Unimplemented
+from octavo.request.errors import BadModel, Loading, NotFound, OutOfBlocks, TooLarge, Unimplemented
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Memory:
     def read(self, source, digest=""):
         self.reads.append(source)
         assert self.gate.wait(20)
+        if source == "huge":
+            raise MemoryError("no room")
         if source == "nowhere":
             raise NotFound("there is nothing")
         return Read(digest or source, int(source))
@@ -114,6 +116,8 @@ async def test_errors_are_told_and_not_kept(world):
         with pytest.raises(NotFound):
             await loader.bring("a", "nowhere")
     assert memory.reads == ["nowhere"] * 2
+    with pytest.raises(BadModel, match="huge: cannot be brought into memory: MemoryError"):
+        await loader.bring("a", "huge")
     await loader.bring("a", "10")
     assert loader.shelf.find("a")
 

@@ -89,6 +89,7 @@ def test_another_digest_than_the_one_wanted_is_refused(lora):
         ({"r": 4}, "is not of rank 4"),
         ({"lora_alpha": "8"}, "lora_alpha '8' is no number"),
         ({"lora_alpha": float("nan")}, "lora_alpha nan is no number"),
+        ({"lora_alpha": 10**400}, "int too large"),
     ],
 )
 def test_a_setting_that_is_not_computed_is_refused_by_its_name(lora, change, words):
@@ -114,6 +115,27 @@ def test_a_tensor_that_is_not_computed_is_refused_by_its_name(lora, name, words)
     save_file(tensors() | {name: torch.ones(2, 3)}, lora / WEIGHTS)
     with pytest.raises(BadModel, match=words):
         read_lora(lora)
+
+
+@pytest.mark.parametrize(
+    "header", [b"null", b'"abc"', b"[]", b"1", b'{"a": null}', b'{"a": []}', b"[" * 100_000, b'{"a":' * 100_000]
+)
+def test_an_odd_header_is_refused(lora, header):
+    (lora / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(BadModel, match=str(lora)):
+        read_lora(lora)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_refused_with_the_reason(tmp_path, monkeypatch):
+    with pytest.raises((BadModel, NotFound), match="cannot be read as an adapter|no adapter_config"):
+        read_lora(tmp_path / ("x" * 300))
+
+    def forbidden(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.is_file", forbidden)
+    with pytest.raises(BadModel, match="Permission denied"):
+        read_lora(tmp_path)
 
 
 def test_damaged_files_are_refused_and_crash_nothing(lora, tmp_path):
