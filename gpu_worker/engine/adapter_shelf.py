@@ -25,16 +25,20 @@ class AdapterShelf:
         self.num_loaded = 0
         self.num_evicted = 0
 
+    def memory(self) -> AdapterMemory:
+        """Where adapters are kept. Any thread may call it. Raises Unimplemented if none runs here."""
+        if self._memory is None:
+            raise Unimplemented("the model runs here by a decoder that takes no adapters: those of Llama's family do")
+        if not self._max_bytes:
+            raise Unimplemented("this worker has no memory for adapters: give it some with --adapter-bytes")
+        return self._memory
+
     def read(self, source: str, digest: str = "") -> ReadAdapter:
         """Reads an adapter, which takes its time. Any thread may call it.
 
         Raises NotFound, BadModel, TooLarge for one that never fits, and Unimplemented where no adapter runs.
         """
-        if self._memory is None:
-            raise Unimplemented("the model runs here by a decoder that takes no adapters: those of Llama's family do")
-        if not self._max_bytes:
-            raise Unimplemented("this worker has no memory for adapters: give it some with --adapter-bytes")
-        adapter = self._memory.read(source, digest)
+        adapter = self.memory().read(source, digest)
         if adapter.num_bytes > self._max_bytes:
             what = f"an adapter of {adapter.num_bytes} bytes does not fit {self._max_bytes}"
             raise TooLarge(f"{source}: {what}: give more with --adapter-bytes")
@@ -52,12 +56,11 @@ class AdapterShelf:
 
         Raises OutOfBlocks if what is in use leaves no room.
         """
-        if self._memory is None:
-            raise Unimplemented("no adapter runs here")
+        memory = self.memory()
         if number := self.find(adapter.digest):
             return number
-        self._make_room(self._memory, adapter.num_bytes)
-        number = self._memory.add(adapter)
+        self._make_room(memory, adapter.num_bytes)
+        number = memory.add(adapter)
         self._there[adapter.digest] = number, adapter.num_bytes
         self.num_bytes += adapter.num_bytes
         self.num_loaded += 1
