@@ -33,12 +33,17 @@ class AdapterShelf:
             raise Unimplemented("this worker has no memory for adapters: give it some with --adapter-bytes")
         return self._memory
 
+    @property
+    def max_file_bytes(self) -> int:
+        """Of numbers in a file: those of four bytes may be kept in two."""
+        return 2 * self._max_bytes
+
     def read(self, source: str, digest: str = "") -> ReadAdapter:
         """Reads an adapter, which takes its time. Any thread may call it.
 
         Raises NotFound, BadModel, TooLarge for one that never fits, and Unimplemented where no adapter runs.
         """
-        adapter = self.memory().read(source, digest)
+        adapter = self.memory().read(source, digest, self.max_file_bytes)
         if adapter.num_bytes > self._max_bytes:
             what = f"an adapter of {adapter.num_bytes} bytes does not fit {self._max_bytes}"
             raise TooLarge(f"{source}: {what}: give more with --adapter-bytes")

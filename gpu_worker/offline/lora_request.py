@@ -44,8 +44,8 @@ LoraArgument = LoRARequest | Sequence[LoRARequest | None] | None  # for all prom
 
 
 def read_refs(given: LoraArgument, count: int, shelf: AdapterShelf) -> list[AdapterRef]:
-    """The adapter of each of `count` prompts. Raises InvalidArgument, NotFound or BadModel, and Unimplemented where
-    none runs.
+    """The adapter of each of `count` prompts. Raises InvalidArgument, NotFound, BadModel or TooLarge, and
+    Unimplemented where none runs.
     """
     listed = [given] * count if given is None or isinstance(given, LoRARequest) else given
     if not isinstance(listed, Sequence) or not all(each is None or isinstance(each, LoRARequest) for each in listed):
@@ -55,5 +55,9 @@ def read_refs(given: LoraArgument, count: int, shelf: AdapterShelf) -> list[Adap
     paths = {each.lora_path for each in listed if each is not None}
     if paths:
         shelf.memory()
-    refs = {path: AdapterRef(read_lora(Path(path).expanduser()).digest, str(Path(path).expanduser())) for path in paths}
+    refs = {path: _ref(Path(path).expanduser(), shelf.max_file_bytes) for path in paths}
     return [AdapterRef() if each is None else refs[each.lora_path] for each in listed]
+
+
+def _ref(path: Path, max_bytes: int) -> AdapterRef:
+    return AdapterRef(read_lora(path, max_bytes=max_bytes).digest, str(path))

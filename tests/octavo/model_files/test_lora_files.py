@@ -1,6 +1,7 @@
 """Adapters on disk: one digest for what counts, and a name for each thing that is refused."""
 
 import json
+import os
 import struct
 
 import pytest
@@ -8,8 +9,8 @@ import torch
 from loras import write_files
 from safetensors.torch import load_file, save_file
 
-from octavo.model_files.lora_files import CONFIG, WEIGHTS, LoraMatrix, read_lora
-from octavo.request.errors import BadModel, NotFound, ServingError
+from octavo.model_files.lora_files import CONFIG, MAX_BYTES, MAX_HEADER, WEIGHTS, LoraMatrix, read_lora
+from octavo.request.errors import BadModel, NotFound, ServingError, TooLarge
 
 LAYER = "base_model.model.model.layers.1.self_attn.q_proj.lora_"
 
@@ -127,7 +128,7 @@ def test_an_odd_header_is_refused(lora, header):
 
 
 def test_a_folder_that_cannot_be_looked_into_is_refused_with_the_reason(tmp_path, monkeypatch):
-    with pytest.raises((BadModel, NotFound), match="cannot be read as an adapter|no adapter_config"):
+    with pytest.raises((BadModel, NotFound), match=r"cannot be read as an adapter|no adapter_config"):
         read_lora(tmp_path / ("x" * 300))
 
     def forbidden(path):
@@ -136,6 +137,44 @@ def test_a_folder_that_cannot_be_looked_into_is_refused_with_the_reason(tmp_path
     monkeypatch.setattr("pathlib.Path.is_file", forbidden)
     with pytest.raises(BadModel, match="Permission denied"):
         read_lora(tmp_path)
+
+
+def test_a_file_that_is_too_large_is_not_read(lora, monkeypatch):
+    assert read_lora(lora, max_bytes=0).rank == 2  # its header may have as many
+    os.truncate(lora / WEIGHTS, MAX_HEADER + 9 + 100)
+    with pytest.raises(TooLarge, match=f"file of {MAX_HEADER + 109} bytes is not read: it may have 100"):
+        read_lora(lora, max_bytes=100)
+    os.truncate(lora / WEIGHTS, MAX_HEADER + 9 + MAX_BYTES)
+    with pytest.raises(TooLarge, match=f"it may have {MAX_BYTES}"):
+        read_lora(lora)
+
+
+@pytest.mark.parametrize(
+    ("spans", "extra", "words"),
+    [
+        ([(0, 24), (24, 56)], 0, ""),
+        ([(32, 56), (0, 32)], 0, ""),  # in any order
+        ([(0, 24), (0, 32)], 24, "overlap, or leave gaps"),
+        ([(0, 24), (20, 52)], 4, "overlap, or leave gaps"),
+        ([(0, 24), (28, 60)], 4, "overlap, or leave gaps"),
+        ([(4, 28), (28, 60)], 4, "overlap, or leave gaps"),
+        ([(0, 24), (24, 56)], 7, "7 bytes at its end are no tensor's"),
+        ([(0, 24), (24, 56.0)], 0, "does not lie in the file"),
+    ],
+)
+def test_each_byte_is_of_one_tensor(lora, spans, extra, words):
+    shapes = {f"{LAYER}A.weight": [2, 3], f"{LAYER}B.weight": [4, 2]}
+    described = {
+        name: {"dtype": "F32", "shape": shape, "data_offsets": span}
+        for (name, shape), span in zip(shapes.items(), spans, strict=True)
+    }
+    header = json.dumps(described).encode()
+    (lora / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header + bytes(56 + extra))
+    if not words:
+        assert read_lora(lora).num_bytes == 56
+        return
+    with pytest.raises(BadModel, match=words):
+        read_lora(lora)
 
 
 def test_damaged_files_are_refused_and_crash_nothing(lora, tmp_path):
