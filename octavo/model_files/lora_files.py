@@ -149,6 +149,8 @@ def _read_tensors(data: bytes, rank: int) -> dict[LoraMatrix, StoredTensor]:
         matrix, tensor = _matrix(name), _tensor(name, described, 8 + size, len(data))
         if tensor.shape[0 if matrix.side == "A" else 1] != rank:
             raise BadModel(f"{name} has the shape {list(tensor.shape)}, which is not of rank {rank}")
+        if matrix in found:
+            raise BadModel(f"tensor {name[:120]} is there twice: once by another spelling of its name")
         found[matrix] = tensor
     for layer, module, _ in found:
         if len({(layer, module, side) for side in "AB"} & found.keys()) != 2:

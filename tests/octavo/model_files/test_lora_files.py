@@ -139,6 +139,16 @@ def test_a_folder_that_cannot_be_looked_into_is_refused_with_the_reason(tmp_path
         read_lora(tmp_path)
 
 
+@pytest.mark.parametrize("spelling", ["base_model.model.layers.1.", "base_model.model.model.layers.01."])
+def test_a_tensor_with_two_spellings_is_refused(lora, spelling):
+    again = {name.replace("base_model.model.model.layers.1.", spelling): value for name, value in tensors().items()}
+    save_file(again, lora / WEIGHTS)
+    assert read_lora(lora).rank == 2
+    save_file(tensors() | again, lora / WEIGHTS)
+    with pytest.raises(BadModel, match=r"layers\.0?1\.self_attn\.q_proj\.lora_[AB]\.weight is there twice"):
+        read_lora(lora)
+
+
 def test_a_file_that_is_too_large_is_not_read(lora, monkeypatch):
     assert read_lora(lora, max_bytes=0).rank == 2  # its header may have as many
     os.truncate(lora / WEIGHTS, MAX_HEADER + 9 + 100)
