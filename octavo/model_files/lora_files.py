@@ -29,7 +29,6 @@ _TENSOR = re.compile(r"base_model\.model\.(?:model\.)?layers\.(\d{1,4})\.(self_a
 # Settings of training and of bookkeeping: they change nothing of what an adapter computes.
 _NOTES = frozenset(
     {
-        *("alpha_pattern", "rank_pattern"),  # refused unless they are empty
         *("auto_mapping", "base_model_name_or_path", "inference_mode", "lora_dropout", "megatron_core", "peft_version"),
         *("revision", "runtime_config", "target_modules", "exclude_modules", "task_type", "layers_pattern"),
         *("layers_to_transform", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"),
@@ -117,7 +116,7 @@ def _read_config(config: Any) -> tuple[int, float, bytes]:
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise BadModel(f"peft_type {_shown(config, 'peft_type')} is not LORA")
     for name, value in config.items():
-        if name not in _COMPUTED and (name not in _NOTES or name.endswith("_pattern")) and value not in _UNSET:
+        if name not in _COMPUTED and name not in _NOTES and value not in _UNSET:
             raise BadModel(f"{name} {_shown(config, name)} is not computed here: train or convert it without")
     if config.get("bias", "none") != "none":
         raise BadModel(f"bias {_shown(config, 'bias')} is not computed here: only none")

@@ -41,6 +41,7 @@ def test_an_adapter_is_read(lora):
 def test_the_digest_is_that_of_what_counts(lora, tmp_path):
     first = read_lora(lora).digest
     reconfigure(lora, lora_dropout=0.5, base_model_name_or_path="elsewhere", target_modules="all-linear")
+    reconfigure(lora, layers_to_transform=[1], layers_pattern="layers", rank_pattern={}, alpha_pattern={})
     save_file(dict(reversed(tensors().items())), lora / WEIGHTS, metadata={"format": "pt"})
     assert read_lora(lora.rename(tmp_path / "renamed")).digest == first
     lora = tmp_path / "renamed"
