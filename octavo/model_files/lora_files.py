@@ -184,7 +184,7 @@ def _tensor(name: str, described: Mapping[str, Any], start: int, end: int) -> St
     if len(shape) != 2 or not all(type(size) is int and 0 < size < 1 << 24 for size in shape):
         raise BadModel(f"tensor {name[:120]} has the shape {str(shape)[:40]}")
     tensor = StoredTensor(dtype, (shape[0], shape[1]), start + first)
-    are_places = type(first) is type(last) is int and 0 <= first
+    are_places = type(first) is type(last) is int and first >= 0
     if not (are_places and last - first == tensor.num_bytes and start + last <= end):
         raise BadModel(f"tensor {name[:120]} does not lie in the file: {WEIGHTS} is cut off or damaged")
     return tensor

@@ -102,10 +102,10 @@ class NamedAdapters:
         log.info("adapter %s of %s is %s, from %s", name, base.name, adapter.digest, source)
         return adapter
 
-    async def remove(self, name: str) -> None:
-        """Raises NotFound, StoreUnavailable."""
+    async def remove(self, name: str, field: str = "name") -> None:
+        """`field` is what the caller calls the name. Raises NotFound, StoreUnavailable."""
         if not await self._store.drop_adapter(name):
-            raise _missing("name", name)
+            raise _missing(field, name)
         await self.refresh()
 
     async def look_up(self, model: str | None, lora: str | None = None) -> None:

@@ -177,6 +177,31 @@ async def test_over_http_as_with_vllm(world, folders, tmp_path):
     assert (await post(unload, lora_name="a"))[0] == 404
 
 
+async def test_what_is_refused_over_http_is_said_of_its_field(world, folders, tmp_path):
+    await start(world, workers=1, routers=1, adapter_folder=str(tmp_path))
+    endpoint = world.routers[0].http_endpoint
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    good = {"lora_name": "a", "lora_path": "a0"}
+    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+    for path, change, status, words in (
+        (load, {"lora_path": "a\0b"}, 400, "lora_path: is no path"),
+        (load, {"lora_path": "loop/x"}, 400, "lora_path: is no path"),
+        (load, {"lora_path": "x" * 300}, 400, "cannot be read as an adapter"),
+        (load, {"lora_path": "x/" * 600}, 400, "lora_path: must be an absolute path of at most"),
+        (load, {"lora_name": "a/b"}, 400, "lora_name: 1 to 64 letters"),
+        (load, {"lora_name": None}, 400, "lora_name: 1 to 64 letters"),
+        (load, {"base_model_name": "other"}, 400, "base_model_name: no model 'other' here"),
+        (unload, {"lora_path": None}, 404, "lora_name: no adapter 'a' here"),
+    ):
+        found, _, answer = await world.http(endpoint, path, good | change, method="POST")
+        assert found == status, answer
+        assert words in answer["error"]["message"]
+    assert world.routers[0].adapters.all() == []
+    for path, body in ((load, good | {"base_model_name": "witness"}), (unload, {"lora_name": "a"})):
+        status, headers, _ = await world.http(endpoint, path, body, method="POST", x_request_id="mine")
+        assert (status, headers["x-request-id"], headers["content-type"]) == (200, "mine", "text/plain; charset=utf-8")
+
+
 async def test_nobody_names_adapters_over_http_without_a_folder(world, folders):
     await start(world, workers=1, routers=1)
     body = {"lora_name": "a", "lora_path": str(folders[0])}
