@@ -106,6 +106,7 @@ class NamedAdapters:
         """`field` is what the caller calls the name. Raises NotFound, StoreUnavailable."""
         if not await self._store.drop_adapter(name):
             raise _missing(field, name)
+        log.info("adapter %s is removed", name)
         await self.refresh()
 
     async def look_up(self, model: str | None, lora: str | None = None) -> None:

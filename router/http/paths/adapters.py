@@ -8,7 +8,9 @@ from pathlib import Path
 
 from starlette.types import Receive, Scope, Send
 
+from octavo.net.security.trail import ADMIN, AccessTrail, Caller
 from octavo.request.errors import FieldViolation, InvalidArgument, NotFound, PermissionDenied
+from octavo.v1 import admin_pb2
 from router.fleet.named_adapters import NamedAdapters
 from router.http.answers import called
 from router.http.bodies.field_reader import FieldReader
@@ -51,6 +53,7 @@ class AdapterEndpoint:
     adapters: NamedAdapters
     bodies: BodyReader
     folder: str  # empty: nobody may
+    trail: AccessTrail
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with Reply(send, called(scope)) as reply:
@@ -59,24 +62,31 @@ class AdapterEndpoint:
                 raise PermissionDenied(f"{scope['path']}: {what}")
             fields = FieldReader(parse_object(await self.bodies.read(scope, receive)))
             name = fields.take_text("lora_name") or ""
+            caller = Caller.of_request(scope)
             with _fields_of_body():
-                done = await (self._load if scope["path"].startswith("/v1/load") else self._unload)(name, fields)
+                done = await (self._load if scope["path"].startswith("/v1/load") else self._unload)(
+                    name, fields, caller
+                )
             await reply.send_text(f"Success: LoRA adapter '{name}' {done} successfully.")
 
-    async def _load(self, name: str, fields: FieldReader) -> str:
+    async def _load(self, name: str, fields: FieldReader, caller: Caller) -> str:
         path, replaces = fields.take_text("lora_path") or "", fields.take_flag("load_inplace")
         model = fields.take_text("base_model_name") or None
         fields.refuse_rest()
         fields.checks.raise_found()
+        request = admin_pb2.AddAdapterRequest(name=name, source=path, model=model)
+        self.trail.note_admin_call(f"{ADMIN}AddAdapter", caller, request)
         await self.adapters.refresh()
         if self.adapters.find(name) is not None and not replaces:
             raise InvalidArgument("lora_name", f"{name} is there: to replace it, send load_inplace: true")
         await self.adapters.add(name, await asyncio.to_thread(_below, self.folder, path), model)
         return "added"
 
-    async def _unload(self, name: str, fields: FieldReader) -> str:
+    async def _unload(self, name: str, fields: FieldReader, caller: Caller) -> str:
         fields.take_ignored(["lora_int_id"])
         fields.refuse_rest()
         fields.checks.raise_found()
+        request = admin_pb2.RemoveAdapterRequest(name=name)
+        self.trail.note_admin_call(f"{ADMIN}RemoveAdapter", caller, request)
         await self.adapters.remove(name, "lora_name")
         return "removed"
