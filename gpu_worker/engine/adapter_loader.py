@@ -44,6 +44,7 @@ class AdapterLoader:
         """Whatever goes wrong is said of the adapter: a router that gets no answer would ask for ever."""
         async with self._one:
             try:
+                await self._port.ask(lambda _: self.shelf.require_room(digest))
                 adapter = await asyncio.to_thread(self.shelf.read, source, digest)
                 await self._port.ask(lambda _: self.shelf.put(adapter))
             except ServingError:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection
 from gpu_worker.steps.runner import AdapterMemory, ReadAdapter
 from octavo.request.errors import OutOfBlocks, TooLarge, Unimplemented
 
+MAX_SIZES = 1024  # of adapters whose sizes are remembered
+
 
 class AdapterShelf:
     """Only between two steps, except for `read` and `digests`."""
@@ -20,6 +22,7 @@ class AdapterShelf:
         self._in_use = in_use
         self._max_bytes = max_bytes if memory is not None else 0
         self._there: OrderedDict[str, tuple[int, int]] = OrderedDict()  # by digest: number and bytes; the latest last
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # by digest, of those that were read last
         self.digests: tuple[str, ...] = ()  # of what is there; replaced, never changed
         self.num_bytes = 0
         self.num_loaded = 0
@@ -64,6 +67,7 @@ class AdapterShelf:
         memory = self.memory()
         if number := self.find(adapter.digest):
             return number
+        self._note_size(adapter)
         self._make_room(memory, adapter.num_bytes)
         number = memory.add(adapter)
         self._there[adapter.digest] = number, adapter.num_bytes
@@ -72,14 +76,29 @@ class AdapterShelf:
         self.digests = tuple(self._there)
         return number
 
-    def _make_room(self, memory: AdapterMemory, num_bytes: int) -> None:
+    def require_room(self, digest: str) -> None:
+        """Before an adapter is read that was read before. Raises OutOfBlocks if what is in use leaves it no room."""
+        self._idle_beside(self._sizes.get(digest, 0))
+
+    def _note_size(self, adapter: ReadAdapter) -> None:
+        self._sizes[adapter.digest] = adapter.num_bytes
+        self._sizes.move_to_end(adapter.digest)
+        if len(self._sizes) > MAX_SIZES:
+            self._sizes.popitem(last=False)
+
+    def _idle_beside(self, num_bytes: int) -> list[tuple[str, int, int]]:
+        """What may go for so many bytes: digest, number and size, the one first that was used longest ago."""
         used = self._in_use()
         idle = [(digest, *kept) for digest, kept in self._there.items() if kept[0] not in used]
         missing = self.num_bytes + num_bytes - self._max_bytes
         if missing > sum(size for _, _, size in idle):
             kept = f"{self.num_bytes} of {self._max_bytes} bytes for adapters are in use"
             raise OutOfBlocks(f"{kept}, and this one wants {num_bytes}: place the sequence elsewhere")
-        for digest, number, size in idle:
+        return idle
+
+    def _make_room(self, memory: AdapterMemory, num_bytes: int) -> None:
+        missing = self.num_bytes + num_bytes - self._max_bytes
+        for digest, number, size in self._idle_beside(num_bytes):
             if missing <= 0:
                 break
             memory.drop(number)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_parts import SchedulerParts
 
-from gpu_worker.engine import adapter_loader
+from gpu_worker.engine import adapter_loader, adapter_shelf
 from gpu_worker.engine.adapter_loader import AdapterLoader
 from gpu_worker.engine.adapter_shelf import AdapterShelf
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
@@ -132,3 +132,33 @@ async def test_who_waits_long_comes_back_later(world, monkeypatch):
     monkeypatch.setattr(adapter_loader, "PATIENCE_S", 20)
     await loader.bring("a", "10")
     assert memory.reads == ["10"]
+
+
+async def test_one_that_found_no_room_is_read_again_when_there_is_some(world):
+    memory, loader = world
+    used = {1}
+    loader.shelf = AdapterShelf(memory, 100, lambda: used)
+    await loader.bring("a", "60")
+    for _ in range(5):
+        with pytest.raises(OutOfBlocks, match="60 of 100 bytes for adapters are in use, and this one wants 50"):
+            await loader.bring("b", "50")
+    assert memory.reads == ["60", "50"]
+    used.clear()
+    await loader.bring("b", "50")
+    assert memory.reads == ["60", "50", "50"]
+
+
+def test_the_sizes_that_are_remembered_are_bounded(monkeypatch):
+    monkeypatch.setattr(adapter_shelf, "MAX_SIZES", 3)
+    shelf = AdapterShelf(Memory(), 100, lambda: {1})
+    shelf.put(Read("here", 90))
+    for digest in "abc":
+        with pytest.raises(OutOfBlocks):
+            shelf.put(Read(digest, 20))
+    shelf.require_room("unknown")
+    for digest in "abc":
+        with pytest.raises(OutOfBlocks):
+            shelf.require_room(digest)
+    with pytest.raises(OutOfBlocks):
+        shelf.put(Read("d", 20))
+    shelf.require_room("a")  # forgotten
