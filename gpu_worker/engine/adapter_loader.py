@@ -25,7 +25,7 @@ class AdapterLoader:
     async def bring(self, digest: str, source: str) -> None:
         """Returns when the adapter is there. Does nothing for an empty digest.
 
-        Raises NotFound, BadModel, TooLarge or Unimplemented if it cannot run here, OutOfBlocks if others leave it no
+        Raises NotFound, BadModel, TooLarge or Unimplemented if it cannot run here, NoAdapterRoom if others leave it no
         room now, Loading if it takes long: it is read on, and is there later; and Draining if the engine has ended.
         """
         if not digest or digest in self.shelf.digests:

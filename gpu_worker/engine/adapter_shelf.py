@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 
 from gpu_worker.steps.runner import AdapterMemory, ReadAdapter
-from octavo.request.errors import OutOfBlocks, TooLarge, Unimplemented
+from octavo.request.errors import NoAdapterRoom, TooLarge, Unimplemented
 
 MAX_SIZES = 1024  # of adapters whose sizes are remembered
 
@@ -62,7 +62,7 @@ class AdapterShelf:
     def put(self, adapter: ReadAdapter) -> int:
         """Makes room for an adapter and keeps it. The same one again changes nothing.
 
-        Raises OutOfBlocks if what is in use leaves no room.
+        Raises NoAdapterRoom if what is in use leaves no room.
         """
         memory = self.memory()
         if number := self.find(adapter.digest):
@@ -77,7 +77,7 @@ class AdapterShelf:
         return number
 
     def require_room(self, digest: str) -> None:
-        """Before an adapter is read that was read before. Raises OutOfBlocks if what is in use leaves it no room."""
+        """Before an adapter is read that was read before. Raises NoAdapterRoom if what is in use leaves it no room."""
         self._idle_beside(self._sizes.get(digest, 0))
 
     def _note_size(self, adapter: ReadAdapter) -> None:
@@ -93,7 +93,7 @@ class AdapterShelf:
         missing = self.num_bytes + num_bytes - self._max_bytes
         if missing > sum(size for _, _, size in idle):
             kept = f"{self.num_bytes} of {self._max_bytes} bytes for adapters are in use"
-            raise OutOfBlocks(f"{kept}, and this one wants {num_bytes}: place the sequence elsewhere")
+            raise NoAdapterRoom(f"{kept}, and this one wants {num_bytes}: place the sequence elsewhere")
         return idle
 
     def _make_room(self, memory: AdapterMemory, num_bytes: int) -> None:
