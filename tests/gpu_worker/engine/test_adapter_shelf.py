@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -12,9 +12,13 @@ from scheduler_parts import SchedulerParts
 from gpu_worker.engine import adapter_loader, adapter_shelf
 from gpu_worker.engine.adapter_loader import AdapterLoader
 from gpu_worker.engine.adapter_shelf import AdapterShelf
+from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.request.errors import BadModel, Loading, NotFound, OutOfBlocks, TooLarge, Unimplemented
+from octavo.request.errors import BadModel, CannotMove, Loading, NotFound, OutOfBlocks, TooLarge, Unimplemented
+from octavo.request.ids import SequenceId
+from octavo.request.record import Admission
+from octavo.request.sampling import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -162,3 +166,24 @@ def test_the_sizes_that_are_remembered_are_bounded(monkeypatch):
     with pytest.raises(OutOfBlocks):
         shelf.put(Read("d", 20))
     shelf.require_room("a")  # forgotten
+
+
+async def test_a_sequence_that_comes_may_be_tried_again_while_its_adapter_has_no_room(world, monkeypatch):
+    """CannotMove is for good: who drains would not ask again."""
+    memory, loader = world
+    runner = FakeRunner()
+    port = BlockPort(loader._port, SchedulerParts(SchedulerConfig(), runner.info).workload, loader)
+    loader.shelf = AdapterShelf(memory, 100, lambda: {1})
+    admission = Admission(
+        seq_id=SequenceId("a" * 32), epoch=1, prompt=[1], sampling=SamplingParams(), lora="a", lora_source="60"
+    )
+    await port.bring_adapter(admission)
+    with pytest.raises(OutOfBlocks):
+        await port.bring_adapter(replace(admission, lora="b"))
+    with pytest.raises(CannotMove, match="its adapter is not there: there is nothing"):
+        await port.bring_adapter(replace(admission, lora="c", lora_source="nowhere"))
+    monkeypatch.setattr(adapter_loader, "PATIENCE_S", 0.05)
+    memory.gate.clear()
+    with pytest.raises(Loading):
+        await port.bring_adapter(replace(admission, lora="d", lora_source="10"))
+    memory.gate.set()
