@@ -247,7 +247,7 @@ class Router:
         openai = OpenAiApp(
             self._answers,
             self.inference,
-            AdapterEndpoint(self.adapters, self._answers.bodies, settings.adapter_folder),
+            AdapterEndpoint(self.adapters, self._answers.bodies, settings.adapter_folder, self.trail),
             self.models,
             self.authorizer,
             self._public_health.is_serving,

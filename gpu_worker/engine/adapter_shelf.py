@@ -8,7 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 
 from gpu_worker.steps.runner import AdapterMemory, ReadAdapter
-from octavo.request.errors import OutOfBlocks, TooLarge, Unimplemented
+from octavo.request.errors import NoAdapterRoom, TooLarge, Unimplemented
+
+MAX_SIZES = 1024  # of adapters whose sizes are remembered
 
 
 class AdapterShelf:
@@ -20,21 +22,31 @@ class AdapterShelf:
         self._in_use = in_use
         self._max_bytes = max_bytes if memory is not None else 0
         self._there: OrderedDict[str, tuple[int, int]] = OrderedDict()  # by digest: number and bytes; the latest last
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # by digest, of those that were read last
         self.digests: tuple[str, ...] = ()  # of what is there; replaced, never changed
         self.num_bytes = 0
         self.num_loaded = 0
         self.num_evicted = 0
+
+    def memory(self) -> AdapterMemory:
+        """Where adapters are kept. Any thread may call it. Raises Unimplemented if none runs here."""
+        if self._memory is None:
+            raise Unimplemented("the model runs here by a decoder that takes no adapters: those of Llama's family do")
+        if not self._max_bytes:
+            raise Unimplemented("this worker has no memory for adapters: give it some with --adapter-bytes")
+        return self._memory
+
+    @property
+    def max_file_bytes(self) -> int:
+        """Of numbers in a file: those of four bytes may be kept in two."""
+        return 2 * self._max_bytes
 
     def read(self, source: str, digest: str = "") -> ReadAdapter:
         """Reads an adapter, which takes its time. Any thread may call it.
 
         Raises NotFound, BadModel, TooLarge for one that never fits, and Unimplemented where no adapter runs.
         """
-        if self._memory is None:
-            raise Unimplemented("the model runs here by a decoder that takes no adapters: those of Llama's family do")
-        if not self._max_bytes:
-            raise Unimplemented("this worker has no memory for adapters: give it some with --adapter-bytes")
-        adapter = self._memory.read(source, digest)
+        adapter = self.memory().read(source, digest, self.max_file_bytes)
         if adapter.num_bytes > self._max_bytes:
             what = f"an adapter of {adapter.num_bytes} bytes does not fit {self._max_bytes}"
             raise TooLarge(f"{source}: {what}: give more with --adapter-bytes")
@@ -50,28 +62,43 @@ class AdapterShelf:
     def put(self, adapter: ReadAdapter) -> int:
         """Makes room for an adapter and keeps it. The same one again changes nothing.
 
-        Raises OutOfBlocks if what is in use leaves no room.
+        Raises NoAdapterRoom if what is in use leaves no room.
         """
-        if self._memory is None:
-            raise Unimplemented("no adapter runs here")
+        memory = self.memory()
         if number := self.find(adapter.digest):
             return number
-        self._make_room(self._memory, adapter.num_bytes)
-        number = self._memory.add(adapter)
+        self._note_size(adapter)
+        self._make_room(memory, adapter.num_bytes)
+        number = memory.add(adapter)
         self._there[adapter.digest] = number, adapter.num_bytes
         self.num_bytes += adapter.num_bytes
         self.num_loaded += 1
         self.digests = tuple(self._there)
         return number
 
-    def _make_room(self, memory: AdapterMemory, num_bytes: int) -> None:
+    def require_room(self, digest: str) -> None:
+        """Before an adapter is read that was read before. Raises NoAdapterRoom if what is in use leaves it no room."""
+        self._idle_beside(self._sizes.get(digest, 0))
+
+    def _note_size(self, adapter: ReadAdapter) -> None:
+        self._sizes[adapter.digest] = adapter.num_bytes
+        self._sizes.move_to_end(adapter.digest)
+        if len(self._sizes) > MAX_SIZES:
+            self._sizes.popitem(last=False)
+
+    def _idle_beside(self, num_bytes: int) -> list[tuple[str, int, int]]:
+        """What may go for so many bytes: digest, number and size, the one first that was used longest ago."""
         used = self._in_use()
         idle = [(digest, *kept) for digest, kept in self._there.items() if kept[0] not in used]
         missing = self.num_bytes + num_bytes - self._max_bytes
         if missing > sum(size for _, _, size in idle):
             kept = f"{self.num_bytes} of {self._max_bytes} bytes for adapters are in use"
-            raise OutOfBlocks(f"{kept}, and this one wants {num_bytes}: place the sequence elsewhere")
-        for digest, number, size in idle:
+            raise NoAdapterRoom(f"{kept}, and this one wants {num_bytes}: place the sequence elsewhere")
+        return idle
+
+    def _make_room(self, memory: AdapterMemory, num_bytes: int) -> None:
+        missing = self.num_bytes + num_bytes - self._max_bytes
+        for digest, number, size in self._idle_beside(num_bytes):
             if missing <= 0:
                 break
             memory.drop(number)

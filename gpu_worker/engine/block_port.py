@@ -22,7 +22,7 @@ from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import RunnerInfo
 from octavo.process.loop import shared
 from octavo.request import hashing, validation
-from octavo.request.errors import CannotMove, Draining, ServingError, Unimplemented
+from octavo.request.errors import CannotMove, Draining, Loading, OutOfBlocks, ServingError, Unimplemented
 from octavo.request.ids import BlockHash, SequenceId
 from octavo.request.record import Admission
 
@@ -103,12 +103,16 @@ class BlockPort:
     # Sequences and blocks that come
 
     async def bring_adapter(self, admission: Admission) -> None:
-        """Brings the adapter of a sequence that is to come into memory. Raises CannotMove if it cannot run here now."""
+        """Brings the adapter of a sequence that is to come into memory. Raises CannotMove if it cannot run here, and
+        Loading or OutOfBlocks if it cannot now: the sequence may be tried again.
+        """
         try:
             if admission.lora and self._adapters is None:
                 raise Unimplemented("no adapter runs on this worker")
             if self._adapters is not None:
                 await self._adapters.bring(admission.lora, admission.lora_source)
+        except (Loading, OutOfBlocks):
+            raise
         except ServingError as error:
             raise CannotMove(f"its adapter is not there: {error.message}", cause="adapter") from error
 

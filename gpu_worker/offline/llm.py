@@ -279,9 +279,9 @@ class LLM:
             request.priority = value
 
     def adapt(self, requests: Sequence[OfflineRequest], given: LoraArgument) -> None:
-        """Gives each request its adapter. Raises InvalidArgument, NotFound or BadModel."""
+        """Gives each request its adapter. Raises InvalidArgument, NotFound, BadModel, and Unimplemented."""
         if given is not None:
-            for request, ref in zip(requests, read_refs(given, len(requests)), strict=True):
+            for request, ref in zip(requests, read_refs(given, len(requests), self.engine.shelf), strict=True):
                 request.adapter = ref
 
     def _beams(self, output: RequestOutput) -> BeamSearchOutput:

@@ -107,7 +107,7 @@ class OfflineEngine:
         self._draft_model = draft_model
         self._num_sequences = 0
         self._grammars = Grammars(self._info)
-        self._shelf = AdapterShelf(runner.adapters, adapter_bytes, lambda: self.workload.adapters_in_use())
+        self.shelf = AdapterShelf(runner.adapters, adapter_bytes, lambda: self.workload.adapters_in_use())
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -194,6 +194,10 @@ class OfflineEngine:
             request = waiting.popleft()
             admitted[sequence.seq_id] = (request, sequence)
 
+    def _bring(self, digest: str, source: str) -> int:
+        self.shelf.require_room(digest)
+        return self.shelf.put(self.shelf.read(source, digest))
+
     def _new_sequence(self, request: OfflineRequest) -> ScheduledSequence:
         self._num_sequences += 1
         admission = Admission(
@@ -207,7 +211,7 @@ class OfflineEngine:
         root = hashing.root_key(info.fingerprint, info.layout, digest, request.salt, info.numerics)
         sequence = ScheduledSequence.from_admission(admission, root=root, now=time.monotonic())
         if digest:
-            sequence.adapter = self._shelf.find(digest) or self._shelf.put(self._shelf.read(source, digest))
+            sequence.adapter = self.shelf.find(digest) or self._bring(digest, source)
         sequence.beam_text = request.new_beam_text()
         if request.params.constraint is not None:
             sequence.grammar = self._grammars.compile(request.params.constraint)

@@ -22,8 +22,8 @@ class AdapterBank:
         self._loras: dict[int, Lora] = {}
         self._last = 0
 
-    def read(self, source: str, digest: str = "") -> Lora:
-        return self._load(read_lora(Path(source), digest))
+    def read(self, source: str, digest: str, max_bytes: int) -> Lora:
+        return self._load(read_lora(Path(source), digest, max_bytes))
 
     def add(self, adapter: ReadAdapter) -> int:
         self._last += 1

@@ -145,9 +145,10 @@ class ReadAdapter(Protocol):
 class AdapterMemory(Protocol):
     """A runner's low-rank adapters, each under a number that step inputs name. A number is never given twice."""
 
-    def read(self, source: str, digest: str = "") -> ReadAdapter:
+    def read(self, source: str, digest: str, max_bytes: int) -> ReadAdapter:
         """Reads the adapter in a folder. Any thread may call it. Raises NotFound, or BadModel for one that cannot run
-        here, and for one that has another digest than the one given: other bytes are there now."""
+        here, and for one that has another digest than the one given: other bytes are there now. Raises TooLarge if its
+        file has more than `max_bytes`."""
         ...
 
     def add(self, adapter: ReadAdapter) -> int:

@@ -19,8 +19,8 @@ class PretendedAdapters:
         self._digests: dict[int, str] = {}
         self._last = 0
 
-    def read(self, source: str, digest: str = "") -> PretendedAdapter:
-        files = read_lora(Path(source), digest)
+    def read(self, source: str, digest: str, max_bytes: int) -> PretendedAdapter:
+        files = read_lora(Path(source), digest, max_bytes)
         return PretendedAdapter(files.digest, files.num_bytes)
 
     def add(self, adapter: ReadAdapter) -> int:

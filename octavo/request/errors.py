@@ -187,6 +187,10 @@ class OutOfBlocks(ServingError, code=Code.RESOURCE_EXHAUSTED, retryable=True):
     """The worker cannot hold the sequence now; placing it elsewhere is safe."""
 
 
+class NoAdapterRoom(OutOfBlocks, code=Code.RESOURCE_EXHAUSTED, retryable=True):
+    """Adapters in use leave no room on the worker for another one now. It runs other sequences all the same."""
+
+
 class StoreFull(ServingError, code=Code.RESOURCE_EXHAUSTED, retryable=True):
     """The store has no memory left for new requests; those that were accepted go on. Retry after the delay."""
 

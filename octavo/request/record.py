@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
 from typing import Any, NamedTuple
 
-from octavo.request.errors import Failure
+from octavo.request.errors import Failure, Loading, NoAdapterRoom
 from octavo.request.ids import Incarnation, RequestId, SequenceId
 from octavo.request.sampling import FinishReason, SamplingParams
 
@@ -200,3 +200,9 @@ class AdmissionAnswer:
     @property
     def admitted(self) -> bool:
         return self.outcome is AdmissionOutcome.ADMITTED
+
+    @property
+    def awaits_adapter(self) -> bool:
+        """Whether the adapter alone keeps the sequence back: it is being read, or finds no room now."""
+        reason = self.failure.reason if self.failure else ""
+        return self.outcome is AdmissionOutcome.LATER and reason in (Loading.reason, NoAdapterRoom.reason)

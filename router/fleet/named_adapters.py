@@ -52,6 +52,7 @@ class NamedAdapters:
         self._models = models
         self._packed: dict[str, bytes] = {}
         self._known: dict[str, NamedAdapter] = {}
+        self._one = asyncio.Lock()  # an adapter is read whole
 
     async def keep(self) -> None:
         """One round, with the pause after it."""
@@ -83,7 +84,7 @@ class NamedAdapters:
     async def add(self, name: str, source: str, model: str | None = None) -> NamedAdapter:
         """Reads the adapter in a folder of this machine, and names it. A name that is there gets this one.
 
-        Raises InvalidArgument, NotFound, BadModel, NoWorkers, TooManyAdapters or StoreUnavailable.
+        Raises InvalidArgument, NotFound, BadModel, TooLarge, NoWorkers, TooManyAdapters or StoreUnavailable.
         """
         if not _NAME.fullmatch(name):
             raise InvalidArgument("name", f"1 to {MAX_NAME} letters, digits, dots, dashes and underscores")
@@ -93,18 +94,19 @@ class NamedAdapters:
         if not source.startswith("/") or len(source) > limits.MAX_ADAPTER_SOURCE:
             what = f"must be an absolute path of at most {limits.MAX_ADAPTER_SOURCE} characters"
             raise InvalidArgument("source", f"{what}, which this router and all workers can read")
-        files = await asyncio.to_thread(read_lora, Path(source))
-        adapter = NamedAdapter(name, base.name, files.digest, source, files.rank, files.num_bytes)
-        if not await self._store.put_adapter(name, adapter.pack(), MAX_ADAPTERS):
-            raise TooManyAdapters(f"there are {MAX_ADAPTERS} adapters: remove one")
+        async with self._one:
+            adapter = await asyncio.to_thread(_read, name, base.name, source)
+            if not await self._store.put_adapter(name, adapter.pack(), MAX_ADAPTERS):
+                raise TooManyAdapters(f"there are {MAX_ADAPTERS} adapters: remove one")
         await self.refresh()
-        log.info("adapter %s of %s is %s, from %s", name, base.name, files.digest, source)
+        log.info("adapter %s of %s is %s, from %s", name, base.name, adapter.digest, source)
         return adapter
 
-    async def remove(self, name: str) -> None:
-        """Raises NotFound, StoreUnavailable."""
+    async def remove(self, name: str, field: str = "name") -> None:
+        """`field` is what the caller calls the name. Raises NotFound, StoreUnavailable."""
         if not await self._store.drop_adapter(name):
-            raise _missing("name", name)
+            raise _missing(field, name)
+        log.info("adapter %s is removed", name)
         await self.refresh()
 
     async def look_up(self, model: str | None, lora: str | None = None) -> None:
@@ -130,6 +132,12 @@ class NamedAdapters:
         if model not in (None, adapter.name) and self._models.find_by_name(model) is not base:
             raise InvalidArgument("lora", f"{adapter.name} is an adapter of {adapter.model}, and not of {model}")
         return base
+
+
+def _read(name: str, model: str, source: str) -> NamedAdapter:
+    """Without the adapter's numbers: they leave memory before the next one is read."""
+    files = read_lora(Path(source))
+    return NamedAdapter(name, model, files.digest, source, files.rank, files.num_bytes)
 
 
 def _missing(field: str, name: str) -> NotFound:

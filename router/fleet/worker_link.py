@@ -128,7 +128,7 @@ class WorkerLink:
         answer = answer_from_wire(response.results[0])
         if answer.admitted:
             self.pending_dispatches.mark_admitted(seq_id)
-        self._declined |= answer.outcome is AdmissionOutcome.LATER
+        self._declined |= answer.outcome is AdmissionOutcome.LATER and not answer.awaits_adapter
         return answer
 
     def _traced_schedule(self, seq_id: SequenceId) -> Callable[..., Awaitable[worker_pb2.ScheduleResponse]]:

@@ -137,7 +137,14 @@ class Reply:
     async def send_object(self, content: Mapping[str, Any] | bytes, status: int = 200, headers: Any = ()) -> None:
         """Sends a JSON object, or the bytes of one."""
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await self._send_whole(b"application/json", body, status, headers)
+
+    async def send_text(self, text: str) -> None:
+        """Sends a plain text."""
+        await self._send_whole(b"text/plain; charset=utf-8", text.encode())
+
+    async def _send_whole(self, kind: bytes, body: bytes, status: int = 200, headers: Any = ()) -> None:
+        own = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
         await self._start(status, [*own, *headers])
         await self._send({"type": "http.response.body", "body": body})
 

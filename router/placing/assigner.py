@@ -62,6 +62,7 @@ class AssignmentAttempt:
     refusals: dict[Incarnation, Failure | None] = field(default_factory=dict)  # of workers that can never hold it
     follows: bool = False  # whether the worker that was asked last was asked for the sequence's items, too
     retry_later: bool = False  # whether a worker that was asked may be able to run the sequence later
+    awaits_adapter: bool = False  # whether a worker has no room for its adapter now, or reads it
     occupied: dict[Incarnation, int] = field(default_factory=dict)  # workers that have another trial: retry_ms
     waited_ms: int = 0  # how long this suspect has waited for workers that run other suspects
     seen: str = ""  # what speaks against the owner, or why it did not admit the sequence
@@ -212,6 +213,7 @@ class Assigner:
                     remember(self._refusals, seq_id, attempt.refusals)
                 case AdmissionOutcome.LATER:
                     attempt.retry_later = True
+                    attempt.awaits_adapter |= answer.awaits_adapter
         await self._give_up(attempt)
 
     async def _ask(self, attempt: AssignmentAttempt, link: WorkerLink) -> AdmissionAnswer:
@@ -374,7 +376,9 @@ class Assigner:
             failure = next((each for each in attempt.refusals.values() if each), None) or self._too_large(attempt)
             await self._fail(record.seq_id, epoch, failure)
         elif attempt.reason is TakeReason.REFUSED:
-            await self._requeue(record.seq_id, epoch, attempt.seen)
+            # A worker that lacks an adapter stays available.
+            requeue = self._requeue_later if attempt.awaits_adapter else self._requeue
+            await requeue(record.seq_id, epoch, attempt.seen)
             self.sessions.poll_records([record.seq_id])
         elif attempt.reason is TakeReason.QUEUED:
             self.background.spawn(self._requeue_later(record.seq_id, epoch))
@@ -388,12 +392,12 @@ class Assigner:
         refused_by = [link.facts.limits for link in links if link and link.facts]
         return not await self.limits.may_hold(attempt.record.model, len(attempt.tokens), refused_by)
 
-    async def _requeue_later(self, seq_id: SequenceId, epoch: int) -> None:
+    async def _requeue_later(self, seq_id: SequenceId, epoch: int, seen: str = "") -> None:
         """Puts the sequence back into the queue after a pause: without the pause it would be popped again at once."""
         try:
             await asyncio.sleep(REQUEUE_DELAY_S * random.uniform(0.5, 1.5))
         finally:
-            await self._requeue(seq_id, epoch)  # also if this router ends meanwhile: others need not wait for the claim
+            await self._requeue(seq_id, epoch, seen)  # also if this router ends meanwhile: others need not wait
 
     async def _requeue(self, seq_id: SequenceId, epoch: int, seen: str = "") -> None:
         await until_answered(

@@ -78,7 +78,8 @@ class MigrationTarget:
     async def prepare(self, request: MigrationRequest) -> MigrationReservation:
         """Reserves what a sequence needs here. The same migration gets the same reservation again, until it ends.
 
-        Raises CannotMove, Mismatch, NotFound, OutOfBlocks, TooManyMoves, InvalidArgument, Draining or StoreUnavailable.
+        Raises CannotMove, Mismatch, NotFound, OutOfBlocks, Loading, TooManyMoves, InvalidArgument, Draining or
+        StoreUnavailable.
         """
         self._refuse_draining()
         memory, listener = self._memory, self._listener

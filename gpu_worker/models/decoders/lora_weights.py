@@ -28,7 +28,13 @@ def load(files: LoraFiles, config: LlamaConfig) -> Lora:
         {name: stack for name in _STACKS if (stack := _stack(files, layer, name, shapes)) is not None}
         for layer in range(config.num_layers)
     ]
-    return Lora(files.digest, files.rank, files.scale, layers, files.num_bytes)
+    return Lora(files.digest, files.rank, files.scale, layers, _num_bytes(layers))
+
+
+def _num_bytes(layers: list[dict[str, LoraStack]]) -> int:
+    """Of what is kept, which may be more than the file has: matrices a of several types lie in float32."""
+    stacks = [stack for layer in layers for stack in layer.values()]
+    return sum(matrix.nbytes for stack in stacks for matrix in (stack.a, *(part.b for part in stack.parts)))
 
 
 def _shapes(config: LlamaConfig) -> dict[str, tuple[int, int, int]]:
@@ -87,7 +93,4 @@ def placed(lora: Lora, dtype: torch.dtype, device: torch.device) -> Lora:
         return LoraStack(stack.a.to(device, dtype), parts)
 
     layers = [{name: moved(stack) for name, stack in layer.items()} for layer in lora.layers]
-    num_numbers = sum(
-        stack.a.numel() + sum(part.b.numel() for part in stack.parts) for layer in layers for stack in layer.values()
-    )
-    return Lora(lora.digest, lora.rank, lora.scale, layers, num_numbers * dtype.itemsize)
+    return Lora(lora.digest, lora.rank, lora.scale, layers, _num_bytes(layers))

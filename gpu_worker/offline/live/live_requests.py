@@ -8,7 +8,7 @@ from gpu_worker.offline.offline_engine import OfflineEngine
 from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.outputs import RequestOutput, RequestOutputKind
 from gpu_worker.scheduling.state.sequence import Sequence
-from octavo.request.errors import BadModel, InvalidArgument, NotFound, OutOfBlocks, TooLarge
+from octavo.request.errors import InvalidArgument, OutOfBlocks, ServingError
 from octavo.request.ids import SequenceId
 from octavo.request.sampling import FinishReason
 from octavo.request.step_item import StepItem
@@ -103,7 +103,7 @@ class LiveRequests:
                 if not self._admit(live):
                     heappush(self._waiting, first)
                     break
-            except (TooLarge, NotFound, BadModel) as error:  # of the request, or of its adapter
+            except ServingError as error:  # of the request, or of its adapter
                 live.request.end(FinishReason.ERROR, error.failure())
                 self._forget(live)
                 ended[live.request_id] = live

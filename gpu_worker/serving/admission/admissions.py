@@ -20,7 +20,15 @@ from gpu_worker.serving.admission.prefix_offers import OfferedPrefix, PrefixOffe
 from gpu_worker.serving.admission.trial_queue import OwnershipAnnouncer, TrialQueue
 from octavo.process.loop import shared
 from octavo.request import hashing
-from octavo.request.errors import Draining, InvalidArgument, Loading, OutOfBlocks, ServingError, StaleEpoch
+from octavo.request.errors import (
+    Draining,
+    InvalidArgument,
+    Loading,
+    NoAdapterRoom,
+    OutOfBlocks,
+    ServingError,
+    StaleEpoch,
+)
 from octavo.request.ids import SequenceId
 from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome
 
@@ -135,7 +143,7 @@ class Admissions:
         sequence.adapter = self._adapters.shelf.find(digest)
         if sequence.adapter or not digest:
             return None
-        left = OutOfBlocks(f"adapter {digest} has left for others: place elsewhere")
+        left = NoAdapterRoom(f"adapter {digest} has left for others: place elsewhere")
         return AdmissionAnswer(AdmissionOutcome.LATER, left.failure())
 
     def _admission_command(

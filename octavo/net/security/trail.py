@@ -1,7 +1,7 @@
 """What a process tells of the calls that it has refused, and of what operators have asked: counters, and log lines.
 
 A line names the peer's address, the subject (the names in its certificate, or the id of its API key) and the method. It
-never has a key, and nothing of what a request says but which request or worker an operator has named.
+never has a key, and nothing of what a request says but which request, worker, prefix or adapter an operator has named.
 """
 
 import logging
@@ -24,7 +24,10 @@ log = logging.getLogger(__name__)
 BURST = 10  # lines about one reason at one listener that may come at once, and after that
 LINES_PER_S = 1.0
 MAX_TEXT = 200  # characters of what a peer says of itself
-NAMED_FIELDS = ("worker_id", "request_id", "tenant", "seq_id", "operation", "undo", "grace_ms")
+NAMED_FIELDS = (
+    *("worker_id", "request_id", "tenant", "seq_id", "operation", "undo", "grace_ms"),
+    *("name", "source", "model"),  # of prefixes and adapters
+)
 ADMIN, WORKER = "/octavo.v1.Admin/", "/octavo.internal.v1.Worker/"
 MIGRATE = f"{WORKER}Migrate"
 CHANGING = ("Migrate", "DrainWorker", "AddPrefix", "RemovePrefix", "AddAdapter", "RemoveAdapter")

@@ -2,19 +2,23 @@
 
 import asyncio
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_parts import SchedulerParts
 
-from gpu_worker.engine import adapter_loader
+from gpu_worker.engine import adapter_loader, adapter_shelf
 from gpu_worker.engine.adapter_loader import AdapterLoader
 from gpu_worker.engine.adapter_shelf import AdapterShelf
+from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.request.errors import Loading, NotFound, OutOfBlocks, TooLarge, Unimplemented
+from octavo.request.errors import BadModel, CannotMove, Loading, NotFound, OutOfBlocks, TooLarge, Unimplemented
+from octavo.request.ids import SequenceId
+from octavo.request.record import Admission
+from octavo.request.sampling import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,16 @@ class Memory:
     """Its adapters are named by their sizes; `gate` lets reads end."""
 
     def __init__(self):
-        self.there, self.reads, self.last = {}, [], 0
+        self.there, self.reads, self.dropped, self.last = {}, [], [], 0
         self.gate = threading.Event()
         self.gate.set()
 
-    def read(self, source, digest=""):
+    def read(self, source, digest, max_bytes):
         self.reads.append(source)
+        assert max_bytes == 200  # twice the bound: numbers may be kept in half as many bytes
         assert self.gate.wait(20)
+        if source == "huge":
+            raise MemoryError("no room")
         if source == "nowhere":
             raise NotFound("there is nothing")
         return Read(digest or source, int(source))
@@ -44,7 +51,7 @@ class Memory:
         return self.last
 
     def drop(self, number):
-        del self.there[number]
+        self.dropped.append(self.there.pop(number).digest)
 
 
 CALLS = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 60), st.sets(st.integers(1, 12))), max_size=25)
@@ -57,7 +64,7 @@ def test_the_bound_is_kept_and_what_is_in_use_stays(calls):
     order = []  # of use, the latest last
     for digest, size, wanted in calls:
         used = wanted & memory.there.keys()
-        before = dict(memory.there)
+        before, memory.dropped = dict(memory.there), []
         try:
             number = shelf.put(Read(digest, size))
         except OutOfBlocks:
@@ -68,10 +75,9 @@ def test_the_bound_is_kept_and_what_is_in_use_stays(calls):
         assert shelf.find(digest) == number
         assert used <= memory.there.keys()
         order = [each for each in order if each != digest] + [digest]
-        gone = [adapter.digest for each, adapter in before.items() if each not in memory.there]
         idle = [each.digest for number, each in before.items() if number not in used and each.digest != digest]
-        assert gone == [each for each in order if each in gone]  # the one that was used longest ago goes first
-        assert sorted(gone) == sorted([each for each in order if each in idle][: len(gone)])
+        gone = [each for each in order if each in idle][: len(memory.dropped)]
+        assert memory.dropped == gone  # the one that was used longest ago goes first
         assert sum(each.num_bytes for each in memory.there.values()) == shelf.num_bytes <= 100
         assert set(shelf.digests) == {each.digest for each in memory.there.values()}
 
@@ -114,6 +120,8 @@ async def test_errors_are_told_and_not_kept(world):
         with pytest.raises(NotFound):
             await loader.bring("a", "nowhere")
     assert memory.reads == ["nowhere"] * 2
+    with pytest.raises(BadModel, match="huge: cannot be brought into memory: MemoryError"):
+        await loader.bring("a", "huge")
     await loader.bring("a", "10")
     assert loader.shelf.find("a")
 
@@ -128,3 +136,54 @@ async def test_who_waits_long_comes_back_later(world, monkeypatch):
     monkeypatch.setattr(adapter_loader, "PATIENCE_S", 20)
     await loader.bring("a", "10")
     assert memory.reads == ["10"]
+
+
+async def test_one_that_found_no_room_is_read_again_when_there_is_some(world):
+    memory, loader = world
+    used = {1}
+    loader.shelf = AdapterShelf(memory, 100, lambda: used)
+    await loader.bring("a", "60")
+    for _ in range(5):
+        with pytest.raises(OutOfBlocks, match="60 of 100 bytes for adapters are in use, and this one wants 50"):
+            await loader.bring("b", "50")
+    assert memory.reads == ["60", "50"]
+    used.clear()
+    await loader.bring("b", "50")
+    assert memory.reads == ["60", "50", "50"]
+
+
+def test_the_sizes_that_are_remembered_are_bounded(monkeypatch):
+    monkeypatch.setattr(adapter_shelf, "MAX_SIZES", 3)
+    shelf = AdapterShelf(Memory(), 100, lambda: {1})
+    shelf.put(Read("here", 90))
+    for digest in "abc":
+        with pytest.raises(OutOfBlocks):
+            shelf.put(Read(digest, 20))
+    shelf.require_room("unknown")
+    for digest in "abc":
+        with pytest.raises(OutOfBlocks):
+            shelf.require_room(digest)
+    with pytest.raises(OutOfBlocks):
+        shelf.put(Read("d", 20))
+    shelf.require_room("a")  # forgotten
+
+
+async def test_a_sequence_that_comes_may_be_tried_again_while_its_adapter_has_no_room(world, monkeypatch):
+    """CannotMove is for good: who drains would not ask again."""
+    memory, loader = world
+    runner = FakeRunner()
+    port = BlockPort(loader._port, SchedulerParts(SchedulerConfig(), runner.info).workload, loader)
+    loader.shelf = AdapterShelf(memory, 100, lambda: {1})
+    admission = Admission(
+        seq_id=SequenceId("a" * 32), epoch=1, prompt=[1], sampling=SamplingParams(), lora="a", lora_source="60"
+    )
+    await port.bring_adapter(admission)
+    with pytest.raises(OutOfBlocks):
+        await port.bring_adapter(replace(admission, lora="b"))
+    with pytest.raises(CannotMove, match="its adapter is not there: there is nothing"):
+        await port.bring_adapter(replace(admission, lora="c", lora_source="nowhere"))
+    monkeypatch.setattr(adapter_loader, "PATIENCE_S", 0.05)
+    memory.gate.clear()
+    with pytest.raises(Loading):
+        await port.bring_adapter(replace(admission, lora="d", lora_source="10"))
+    memory.gate.set()

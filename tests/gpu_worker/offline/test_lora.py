@@ -6,9 +6,11 @@ import pytest
 import torch
 import transformers
 from loras import ATTENTION, adapted, greedy, write_lora
+from safetensors.torch import load_file, save_file
 
 from gpu_worker import LLM, LoRARequest, SamplingParams
 from gpu_worker.ops import native
+from octavo.model_files.lora_files import WEIGHTS
 from octavo.request.errors import BadModel, InvalidArgument, NotFound, TooLarge, Unimplemented
 
 TOKENS = 100
@@ -124,6 +126,24 @@ def test_adapters_take_turns_where_memory_holds_one(folder, loras):
         outputs = llm.generate(prompts(7), params(), lora_request=few, use_tqdm=False)
         for prompt, lora, output in zip(prompts(7), few, outputs, strict=True):
             assert ask(llm, prompt, lora).token_ids == output.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("kinds", [("float16", "float16"), ("float32", "bfloat16"), ("float16", "bfloat16")])
+def test_the_bytes_of_an_adapter_are_those_that_are_kept(llm, folder, tmp_path, kinds):
+    path = write_lora(tmp_path / "a", folder[1], seed=1, rank=8, modules=("q_proj", "k_proj"))
+    tensors = load_file(path / WEIGHTS)
+    types = {"q_proj": getattr(torch, kinds[0]), "k_proj": getattr(torch, kinds[1])}
+    save_file({name: each.to(types[name.split(".")[-3]]) for name, each in tensors.items()}, path / WEIGHTS)
+    shelf = llm.engine.shelf
+    numbers = {side: sum(each.numel() for name, each in tensors.items() if f"lora_{side}" in name) for side in "AB"}
+    adapter = shelf.read(str(path))
+    if adapter.native is None:  # in torch all have the type of the decoder
+        assert adapter.num_bytes == 4 * sum(numbers.values())
+        return
+    sizes = {name: types[name.split(".")[-3]].itemsize for name in tensors}
+    b_bytes = sum(each.numel() * sizes[name] for name, each in tensors.items() if "lora_B" in name)
+    a_size = 4 if kinds[0] != kinds[1] else 2  # those of one stack lie in one matrix
+    assert adapter.num_bytes == b_bytes + a_size * numbers["A"]
 
 
 def test_forks_swaps_beams_and_drafts_keep_their_adapter(folder, loras):

@@ -1,6 +1,7 @@
 """Adapters on disk: one digest for what counts, and a name for each thing that is refused."""
 
 import json
+import os
 import struct
 
 import pytest
@@ -8,8 +9,8 @@ import torch
 from loras import write_files
 from safetensors.torch import load_file, save_file
 
-from octavo.model_files.lora_files import CONFIG, WEIGHTS, LoraMatrix, read_lora
-from octavo.request.errors import BadModel, NotFound, ServingError
+from octavo.model_files.lora_files import CONFIG, MAX_BYTES, MAX_HEADER, WEIGHTS, LoraMatrix, read_lora
+from octavo.request.errors import BadModel, NotFound, ServingError, TooLarge
 
 LAYER = "base_model.model.model.layers.1.self_attn.q_proj.lora_"
 
@@ -40,6 +41,7 @@ def test_an_adapter_is_read(lora):
 def test_the_digest_is_that_of_what_counts(lora, tmp_path):
     first = read_lora(lora).digest
     reconfigure(lora, lora_dropout=0.5, base_model_name_or_path="elsewhere", target_modules="all-linear")
+    reconfigure(lora, layers_to_transform=[1], layers_pattern="layers", rank_pattern={}, alpha_pattern={})
     save_file(dict(reversed(tensors().items())), lora / WEIGHTS, metadata={"format": "pt"})
     assert read_lora(lora.rename(tmp_path / "renamed")).digest == first
     lora = tmp_path / "renamed"
@@ -89,6 +91,7 @@ def test_another_digest_than_the_one_wanted_is_refused(lora):
         ({"r": 4}, "is not of rank 4"),
         ({"lora_alpha": "8"}, "lora_alpha '8' is no number"),
         ({"lora_alpha": float("nan")}, "lora_alpha nan is no number"),
+        ({"lora_alpha": 10**400}, "int too large"),
     ],
 )
 def test_a_setting_that_is_not_computed_is_refused_by_its_name(lora, change, words):
@@ -112,6 +115,75 @@ def test_a_setting_that_is_not_computed_is_refused_by_its_name(lora, change, wor
 )
 def test_a_tensor_that_is_not_computed_is_refused_by_its_name(lora, name, words):
     save_file(tensors() | {name: torch.ones(2, 3)}, lora / WEIGHTS)
+    with pytest.raises(BadModel, match=words):
+        read_lora(lora)
+
+
+@pytest.mark.parametrize(
+    "header", [b"null", b'"abc"', b"[]", b"1", b'{"a": null}', b'{"a": []}', b"[" * 100_000, b'{"a":' * 100_000]
+)
+def test_an_odd_header_is_refused(lora, header):
+    (lora / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(BadModel, match=str(lora)):
+        read_lora(lora)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_refused_with_the_reason(tmp_path, monkeypatch):
+    with pytest.raises((BadModel, NotFound), match=r"cannot be read as an adapter|no adapter_config"):
+        read_lora(tmp_path / ("x" * 300))
+
+    def forbidden(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.is_file", forbidden)
+    with pytest.raises(BadModel, match="Permission denied"):
+        read_lora(tmp_path)
+
+
+@pytest.mark.parametrize("spelling", ["base_model.model.layers.1.", "base_model.model.model.layers.01."])
+def test_a_tensor_with_two_spellings_is_refused(lora, spelling):
+    again = {name.replace("base_model.model.model.layers.1.", spelling): value for name, value in tensors().items()}
+    save_file(again, lora / WEIGHTS)
+    assert read_lora(lora).rank == 2
+    save_file(tensors() | again, lora / WEIGHTS)
+    with pytest.raises(BadModel, match=r"layers\.0?1\.self_attn\.q_proj\.lora_[AB]\.weight is there twice"):
+        read_lora(lora)
+
+
+def test_a_file_that_is_too_large_is_not_read(lora, monkeypatch):
+    assert read_lora(lora, max_bytes=0).rank == 2  # its header may have as many
+    os.truncate(lora / WEIGHTS, MAX_HEADER + 9 + 100)
+    with pytest.raises(TooLarge, match=f"file of {MAX_HEADER + 109} bytes is not read: it may have 100"):
+        read_lora(lora, max_bytes=100)
+    os.truncate(lora / WEIGHTS, MAX_HEADER + 9 + MAX_BYTES)
+    with pytest.raises(TooLarge, match=f"it may have {MAX_BYTES}"):
+        read_lora(lora)
+
+
+@pytest.mark.parametrize(
+    ("spans", "extra", "words"),
+    [
+        ([(0, 24), (24, 56)], 0, ""),
+        ([(32, 56), (0, 32)], 0, ""),  # in any order
+        ([(0, 24), (0, 32)], 24, "overlap, or leave gaps"),
+        ([(0, 24), (20, 52)], 4, "overlap, or leave gaps"),
+        ([(0, 24), (28, 60)], 4, "overlap, or leave gaps"),
+        ([(4, 28), (28, 60)], 4, "overlap, or leave gaps"),
+        ([(0, 24), (24, 56)], 7, "7 bytes at its end are no tensor's"),
+        ([(0, 24), (24, 56.0)], 0, "does not lie in the file"),
+    ],
+)
+def test_each_byte_is_of_one_tensor(lora, spans, extra, words):
+    shapes = {f"{LAYER}A.weight": [2, 3], f"{LAYER}B.weight": [4, 2]}
+    described = {
+        name: {"dtype": "F32", "shape": shape, "data_offsets": span}
+        for (name, shape), span in zip(shapes.items(), spans, strict=True)
+    }
+    header = json.dumps(described).encode()
+    (lora / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header + bytes(56 + extra))
+    if not words:
+        assert read_lora(lora).num_bytes == 56
+        return
     with pytest.raises(BadModel, match=words):
         read_lora(lora)
 

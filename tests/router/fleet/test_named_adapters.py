@@ -1,6 +1,8 @@
 """Adapters with names, through routers and workers of one process whose tokens depend on the digest."""
 
+import asyncio
 import shutil
+import time
 
 import pytest
 from live.oracle import Oracle
@@ -98,6 +100,24 @@ async def test_what_a_router_refuses(world, folders, tmp_path, monkeypatch):
         await world.routers[0].inference.preparer.prepare(request)
 
 
+async def test_one_is_read_at_a_time(world, folders, monkeypatch):
+    await start(world, workers=1, routers=1)
+    reading, most = [], []
+
+    def read(path):
+        reading.append(path)
+        most.append(len(reading))
+        time.sleep(0.05)
+        found = read_lora(path)
+        reading.remove(path)
+        return found
+
+    monkeypatch.setattr(named_adapters, "read_lora", read)
+    adapters = world.routers[0].adapters
+    await asyncio.gather(*(adapters.add(f"a{number}", str(folder)) for number, folder in enumerate(folders)))
+    assert most == [1, 1, 1]
+
+
 async def test_a_worker_that_cannot_read_it_says_why(world, folders):
     await start(world, workers=1, routers=1)
     client = world.client()
@@ -155,6 +175,31 @@ async def test_over_http_as_with_vllm(world, folders, tmp_path):
     assert status == 404, words
     assert (await post(unload, lora_name="a", lora_int_id=1))[0] == 200
     assert (await post(unload, lora_name="a"))[0] == 404
+
+
+async def test_what_is_refused_over_http_is_said_of_its_field(world, folders, tmp_path):
+    await start(world, workers=1, routers=1, adapter_folder=str(tmp_path))
+    endpoint = world.routers[0].http_endpoint
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    good = {"lora_name": "a", "lora_path": "a0"}
+    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+    for path, change, status, words in (
+        (load, {"lora_path": "a\0b"}, 400, "lora_path: is no path"),
+        (load, {"lora_path": "loop/x"}, 400, "lora_path: is no path"),
+        (load, {"lora_path": "x" * 300}, 400, "cannot be read as an adapter"),
+        (load, {"lora_path": "x/" * 600}, 400, "lora_path: must be an absolute path of at most"),
+        (load, {"lora_name": "a/b"}, 400, "lora_name: 1 to 64 letters"),
+        (load, {"lora_name": None}, 400, "lora_name: 1 to 64 letters"),
+        (load, {"base_model_name": "other"}, 400, "base_model_name: no model 'other' here"),
+        (unload, {"lora_path": None}, 404, "lora_name: no adapter 'a' here"),
+    ):
+        found, _, answer = await world.http(endpoint, path, good | change, method="POST")
+        assert found == status, answer
+        assert words in answer["error"]["message"]
+    assert world.routers[0].adapters.all() == []
+    for path, body in ((load, good | {"base_model_name": "witness"}), (unload, {"lora_name": "a"})):
+        status, headers, _ = await world.http(endpoint, path, body, method="POST", x_request_id="mine")
+        assert (status, headers["x-request-id"], headers["content-type"]) == (200, "mine", "text/plain; charset=utf-8")
 
 
 async def test_nobody_names_adapters_over_http_without_a_folder(world, folders):

@@ -12,8 +12,9 @@ from octavo.internal.v1 import worker_pb2, worker_pb2_grpc
 from octavo.net.server import make_server
 from octavo.request import errors
 from octavo.request.ids import Incarnation
+from octavo.request.record import AdmissionAnswer, AdmissionOutcome
 from octavo.store.calls import Member
-from octavo.wire.internal import INTERNAL_REVISION
+from octavo.wire.internal import INTERNAL_REVISION, answer_to_wire
 from router.fleet import worker_link
 from router.fleet.kv_index import KvIndex
 from router.fleet.model_registry import ModelRegistry
@@ -103,6 +104,22 @@ async def test_waiting_for_a_removed_worker_ends(silent):
 async def test_a_probe_knows_another_worker_by_its_incarnation(incarnation, found):
     async with linked(Answering(incarnation)) as link:
         assert await link.probe() is found
+
+
+@pytest.mark.parametrize(
+    ("error", "closed"),
+    [(errors.OutOfBlocks("full"), True), (errors.NoAdapterRoom("full"), False), (errors.Loading("being read"), False)],
+)
+async def test_an_adapter_without_room_closes_no_worker_to_others(error, closed):
+    later, answering = AdmissionAnswer(AdmissionOutcome.LATER, error.failure()), Answering()
+
+    async def schedule(request, context):
+        return worker_pb2.ScheduleResponse(results=[answer_to_wire(request.admissions[0].seq_id, later)])
+
+    answering.Schedule = schedule
+    async with linked(answering) as link:
+        assert await link.schedule(ADMISSION, follow=False) == later
+        assert link._declined is closed
 
 
 OLDER, NEWER = INTERNAL_REVISION - 1, INTERNAL_REVISION + 1

@@ -8,7 +8,7 @@ import pytest
 from accepted import accepted_sequence
 from worker_views import idle_view
 
-from octavo.request.errors import BadModel, OutOfBlocks, StoreUnavailable, TooLarge
+from octavo.request.errors import BadModel, Loading, NoAdapterRoom, OutOfBlocks, StoreUnavailable, TooLarge
 from octavo.request.ids import Incarnation, SequenceId
 from octavo.request.record import AdmissionAnswer, AdmissionOutcome, SequenceState
 from octavo.request.sampling import FinishReason
@@ -212,6 +212,24 @@ async def test_after_refusals_the_next_worker_is_asked(make_scene, refusal):
     assert scene.num_asked() == [1, 1]
     assert [link.pending_dispatches.num_sequences for link in scene.links] == [0, 1]
     assert record.crashes == isinstance(refusal, LinkError)  # the probe found the worker gone
+
+
+@pytest.mark.parametrize("error", [NoAdapterRoom("full"), Loading("being read")])
+async def test_a_sequence_whose_adapter_has_no_room_waits_before_it_is_asked_for_again(make_scene, monkeypatch, error):
+    """Its worker stays available, and would be asked again at once."""
+    monkeypatch.setattr(assigner_module, "REQUEUE_DELAY_S", 3600)
+    scene = await make_scene(AdmissionAnswer(AdmissionOutcome.LATER, error.failure()))
+    assigning = asyncio.create_task(scene.assign())
+    async with asyncio.timeout(20):
+        while scene.num_asked() != [1]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    done, _ = await asyncio.wait([assigning], timeout=0.2)
+    assert not done
+    assigning.cancel()  # the router ends
+    await asyncio.wait([assigning])
+    assert (await scene.store.read(scene.seq_id)).record.state is SequenceState.QUEUED
+    plain = await make_scene(LATER)
+    assert (await plain.assign()).state is SequenceState.QUEUED
 
 
 async def test_an_unreachable_worker_has_not_crashed(make_scene):

@@ -5,10 +5,14 @@ import random
 from dataclasses import replace
 
 import pytest
+from loras import write_small_lora
 
-from gpu_worker import LLM, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
+from gpu_worker import LLM, EngineArgs, LLMEngine, LoRARequest, RequestOutputKind, SamplingParams
 from gpu_worker.scheduling.state.load import Load
+from gpu_worker.testing import pretended_adapters
 from gpu_worker.testing.fake_runner import FakeRunner
+from gpu_worker.testing.witness_runner import WitnessRunner
+from octavo.model_files.lora_files import read_lora
 from octavo.request.errors import InvalidArgument, TooLarge, Unimplemented
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
@@ -127,6 +131,58 @@ def test_an_id_may_be_used_again_while_its_first_request_waits_outside():
     (output,) = found["a"]
     assert (output.prompt_token_ids, output.outputs[0].finish_reason) == ([3], "length")
     check_idle(engine)
+
+
+def test_whatever_error_a_request_that_waited_outside_has_is_its_own(monkeypatch):
+    engine = with_queue_of(1, LLMEngine(runner=fake(), max_batch_sequences=1))
+    for name in ("runs", "waits", "fails"):
+        engine.add_request(name, [1, 2], SamplingParams(max_tokens=5))
+    offline = engine.llm.engine
+    admit, failing = offline.admit, engine._live._live["fails"].request
+
+    def admit_others(request):
+        if request is failing:
+            raise Unimplemented("not here")
+        return admit(request)
+
+    monkeypatch.setattr(offline, "admit", admit_others)
+    found = finish(engine)
+    assert [found[name][-1].outputs[0].finish_reason for name in ("runs", "waits", "fails")] == [
+        *["length"] * 2,
+        "error",
+    ]
+    check_idle(engine)
+
+
+def test_an_adapter_that_waits_for_room_is_not_read_in_every_step(tmp_path, monkeypatch):
+    reads = []
+
+    def read(path, *more):
+        reads.append(path.name)
+        return read_lora(path, *more)
+
+    monkeypatch.setattr(pretended_adapters, "read_lora", read)
+    engine = LLMEngine(runner=WitnessRunner(), adapter_bytes=40)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    for number, name in enumerate("ab"):
+        lora = LoRARequest(name, number + 1, str(write_small_lora(tmp_path / name, number)))
+        engine.add_request(name, [1, 2], params, lora_request=lora)
+    assert set(finish(engine)) == {"a", "b"}
+    assert reads == ["a", "b", "b"]  # and once more when there is room
+    prompts = [[1, 2], [1, 2]]
+    loras = [LoRARequest(name, 1, str(tmp_path / name)) for name in "ab"]
+    reads.clear()
+    LLM(runner=WitnessRunner(), adapter_bytes=40).generate(prompts, params, lora_request=loras, use_tqdm=False)
+    assert len(reads) <= 5
+
+
+def test_an_adapter_is_refused_at_once_where_none_runs():
+    engine = with_queue_of(1, LLMEngine(runner=fake(), max_batch_sequences=1))
+    engine.add_request("runs", [1, 2], SamplingParams(max_tokens=5))
+    engine.add_request("waits", [1, 2], SamplingParams(max_tokens=5))
+    with pytest.raises(Unimplemented, match="takes no adapters"):
+        engine.add_request("x", [1], SamplingParams(), lora_request=LoRARequest("x", 1, "/nowhere"))
+    assert set(finish(engine)) == {"runs", "waits"}
 
 
 def test_those_that_wait_outside_come_in_by_their_priority():
