@@ -3,6 +3,7 @@ so the log of a sequence is opened before the first tokens for it arrive.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -31,6 +32,8 @@ from octavo.request.errors import (
 )
 from octavo.request.ids import SequenceId
 from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome
+
+log = logging.getLogger(__name__)
 
 WARM_UP_AFTER_S = 5.0  # the first requests of a worker that has just started come before grammars
 
@@ -125,6 +128,10 @@ class Admissions:
             return AdmissionAnswer(AdmissionOutcome.LATER, error.failure())
         except ServingError as error:
             return AdmissionAnswer(AdmissionOutcome.NEVER, error.failure())
+        except Exception as error:  # a defect: without this answer routers would ask again for ever
+            log.exception("sequence %s cannot begin here", admission.seq_id)
+            broken = ServingError(f"a worker could not begin it: {type(error).__name__}; its log says where")
+            return AdmissionAnswer(AdmissionOutcome.NEVER, broken.failure())
         if carried is not None and carried.fit(admission):
             sequence.carried = carried
             for branch in sequence.branches:

@@ -120,6 +120,22 @@ async def test_an_admission_that_fails_when_nobody_asks_any_more_is_no_error_of_
         await world.admissions.admit(request(1), "")
 
 
+async def test_a_defect_refuses_the_request_alone(monkeypatch):
+    """An error of gRPC instead of an answer would have routers ask again, many times a second."""
+    world = World()
+
+    async def broken(*_):
+        raise RuntimeError("of nobody's making")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(world.admissions._grammars), "compiled", broken)
+        never = await world.admissions.admit(request(0), "")
+    assert (never.outcome, never.failure.reason) == (AdmissionOutcome.NEVER, "INTERNAL")
+    assert "RuntimeError" in never.failure.message and "making" not in never.failure.message
+    assert (await world.admissions.admit(request(0), "")).outcome is AdmissionOutcome.ADMITTED
+    await world.close()
+
+
 async def test_a_refusal_is_told_to_everybody_who_asked_and_leaves_nothing():
     world = World(max_waiting=1)
     assert (await world.admissions.admit(request(0), "")).outcome is AdmissionOutcome.ADMITTED
