@@ -220,9 +220,16 @@ void ExpertRun::multiply(const Stack& weights, const float* from, std::int64_t c
         const AskedExpert& asked = space_.asked[static_cast<std::size_t>(i / turns)];
         const Weight& weight = weights[static_cast<std::size_t>(asked.expert)];
         const std::int64_t blocks = input_at(asked.first, cols / kBlock), first = i % turns * some;
-        const LinearJob job{weight,        from + asked.first * cols, cols, grouped_.digits + blocks,
-                            grouped_.bf16 + blocks, asked.count,      to + asked.first * rows, rows,
-                            nullptr,       false};
+        const LinearJob job{weight,
+                            from + asked.first * cols,
+                            cols,
+                            grouped_.digits + blocks,
+                            grouped_.bf16 + blocks,
+                            asked.count,
+                            to + asked.first * rows,
+                            rows,
+                            nullptr,
+                            false};
         const std::int64_t end = first + some < rows ? first + some : rows;
         k_.linear(job, first, end, thread_.scratch(k_.linear_scratch(job)));
     });
