@@ -21,7 +21,7 @@ WIRE_MODULES = {
     "router/streaming": ("inference_service", "request_preparer", "session_opener", "event_encoder"),
     "router/prefixes": ("prefix_keeper",),
     "router/streaming/prompts": ("prompt_ends", "prefixed"),
-    "router/http/paths": ("several_answers", "text_calls"),
+    "router/http/paths": ("adapters", "several_answers", "text_calls"),
     "router/http/prompts": ("output_scores", "prompt_scores"),
     "router/fleet": ("worker_link", "worker_streams", "progress_calls"),
     "router/pooling": ("vector_messages",),
