@@ -42,6 +42,16 @@ def print_error(command: str, message: str) -> None:
     print(f"octavo {command}: {message}", file=sys.stderr, flush=True)
 
 
+def print_list(
+    items: Sequence[Any], rows: Sequence[Sequence[object]], header: Sequence[str], nothing: str, *, as_json: bool
+) -> None:
+    """Prints items as JSON, or their rows as a table; `nothing` is said where there are none."""
+    if as_json:
+        print_json(items)
+    else:
+        print(table(header, rows) if rows else nothing)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table whose columns are as wide as their longest cell. Numbers are aligned to the right."""
     cells = [[str(cell) for cell in row] for row in rows]

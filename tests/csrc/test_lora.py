@@ -120,7 +120,10 @@ def test_what_is_added_is_what_torch_adds(extension: ModuleType) -> None:
     lora = adapter(extension, 4, 5, "down", dtype=torch.bfloat16)
     x, y = torch.randn(7, 32), torch.randn(7, 32)
     rows = LoraRows.of([(lora, [1, 2, 6])], torch.device("cpu"))
-    linear = lambda values, weight: values @ weight.float().T  # noqa: E731
+
+    def linear(values: Tensor, weight: Tensor) -> Tensor:
+        return values @ weight.float().T
+
     found = add_lora(linear, rows, 0, "down", x, y.clone())
     stack = lora.layers[0]["down"]
     expected = y.clone()
@@ -131,7 +134,10 @@ def test_what_is_added_is_what_torch_adds(extension: ModuleType) -> None:
 
 def test_what_is_wrong_is_refused_by_its_name(extension: ModuleType, model: Model) -> None:
     native = adapter(extension, 1, 4).native
-    longs = lambda *values: torch.tensor(values, dtype=torch.int64)  # noqa: E731
+
+    def longs(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64)
+
     for rows, groups, words in (
         (longs(0, 1), ((native, 3),), "lora_rows"),
         (longs(0, 40), ((native, 2),), "lora_rows.*out of range"),

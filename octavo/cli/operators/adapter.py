@@ -68,12 +68,8 @@ def run_list(args: argparse.Namespace) -> int:
         return listed
 
     adapters = [_fields(each) for each in connection.ask_routers(args, ask).adapters]
-    if args.json:
-        output.print_json(adapters)
-    elif adapters:
-        print(output.table(COLUMNS, [_row(each) for each in adapters]))
-    else:
-        print("no adapter has a name: octavo adapter add NAME PATH")
+    rows = [_row(each) for each in adapters]
+    output.print_list(adapters, rows, COLUMNS, "no adapter has a name: octavo adapter add NAME PATH", as_json=args.json)
     return 0
 
 

@@ -78,12 +78,8 @@ def run_list(args: argparse.Namespace) -> int:
         return listed
 
     prefixes = [_fields(each) for each in connection.ask_routers(args, ask).prefixes]
-    if args.json:
-        output.print_json(prefixes)
-    elif prefixes:
-        print(output.table(COLUMNS, [_row(each) for each in prefixes]))
-    else:
-        print("no prefix has a name: octavo prefix add NAME FILE")
+    rows = [_row(each) for each in prefixes]
+    output.print_list(prefixes, rows, COLUMNS, "no prefix has a name: octavo prefix add NAME FILE", as_json=args.json)
     return 0
 
 
