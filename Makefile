@@ -25,9 +25,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 PIP := $(BIN)/python -m pip install --constraint requirements/constraints.txt
-# pytest-xdist: one process more than cores, as some tests wait. A process that crashes ends the run: another one in its place
+# pytest-xdist: two processes more than cores, as many tests wait. A process that crashes ends the run: another one in its place
 # would crash at the same test.
-PROCESSES := -n 3 --max-worker-restart 0
+PROCESSES := -n 4 --max-worker-restart 0
 WIRE_BASELINE := v1.baseline.binpb
 TERSE := sed -u '/^Requirement already/d'
 INSTALLED_TO_RUN := .venv/.installed-to-run
@@ -97,7 +97,7 @@ bench-kernels: install  ## the CPU ops of a step against the machine's own rates
 # ---- check ---------------------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: install  ## tests of every tier in three processes, in minutes (ARGS='-k name' for some, ARGS='-n 0' in one process)
+test: install  ## tests of every tier in four processes, in minutes (ARGS='-k name' for some, ARGS='-n 0' in one process)
 	@$(BIN)/python -m pytest $(PROCESSES) $(ARGS)
 
 .PHONY: test-long

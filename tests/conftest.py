@@ -92,9 +92,9 @@ def _cost(item: pytest.Item) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n 3`, file by file: one process begins with the live tests, the others with the rest; who is done, helps.
+    """With `-n 4`, file by file: one process begins with the live tests, the others with the rest; who is done, helps.
 
-    Live tests wait more than they compute, so there is one process more than cores. What takes longest begins first.
+    Many tests wait more than they compute, so there are two processes more than cores. What takes longest begins first.
     """
     from xdist.scheduler import LoadScopeScheduling
 

@@ -98,6 +98,7 @@ def test_a_gguf_file_answers_a_chat_as_transformers_does(tmp_path):
     assert len(output) == NUM_TOKENS and len(set(output)) > 4
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(native.load() is None, reason="the extension was not built")
 def test_a_second_start_finds_what_the_first_has_packed(tmp_path):

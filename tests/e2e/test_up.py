@@ -53,26 +53,35 @@ class Up:
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
 
     def status(self):
-        return self.run("status")
+        """Asked in this process: a test asks many times, and a command takes longer to start than to answer."""
+        with redirect_stdout(io.StringIO()) as told, redirect_stderr(io.StringIO()):
+            if main(["status", "--json", "--state-dir", str(self.state_dir)]):
+                return None
+        return json.loads(told.getvalue())
 
     def children(self):
         return descendants(self.process.pid)
 
     def pids(self):
         """By name, of what `status` reports."""
-        status = self.status()
-        found = {router["router_id"]: router["pid"] for router in status["routers"]}
-        found |= {worker["worker_id"]: worker["pid"] for worker in status["workers"]}
-        return found | {"store": status["store"]["pid"]}
+        return pids(self.status())
 
     def whole(self):
-        """Asked in this process: a test asks many times, and a command takes longer to start than to answer."""
-        with redirect_stdout(io.StringIO()) as told, redirect_stderr(io.StringIO()):
-            if main(["status", "--json", "--state-dir", str(self.state_dir)]):
-                return False
-        status = json.loads(told.getvalue())
-        serving = [status["store"], *status["routers"]]
-        return all(part["serving"] for part in serving) and all(worker["available"] for worker in status["workers"])
+        return is_whole(self.status())
+
+
+def pids(status):
+    """By name, of what `status` reports."""
+    found = {router["router_id"]: router["pid"] for router in status["routers"]}
+    found |= {worker["worker_id"]: worker["pid"] for worker in status["workers"]}
+    return found | {"store": status["store"]["pid"]}
+
+
+def is_whole(status):
+    if status is None:
+        return False
+    serving = [status["store"], *status["routers"]]
+    return all(part["serving"] for part in serving) and all(worker["available"] for worker in status["workers"])
 
 
 @pytest.fixture
@@ -87,11 +96,13 @@ def up(tmp_path, request):
 
 def has_come_back(up, name, old_pid):
     """Whether all is whole with another process of that name: `octavo up` notices an end a moment later."""
-    return up.whole() and up.pids()[name] not in (old_pid, None)
+    time.sleep(0.2)  # what is awaited needs the processor more than whoever asks
+    status = up.status()
+    return is_whole(status) and pids(status)[name] not in (old_pid, None)
 
 
 def check_status(up):
-    status = up.status()
+    status = up.run("status")
     assert [router["router_id"] for router in status["routers"]] == ["router-0", "router-1"]
     assert [worker["worker_id"] for worker in status["workers"]] == ["worker-0", "worker-1"]
     for worker in status["workers"]:
@@ -210,9 +221,9 @@ def test_kill_9_of_up_leaves_nothing_behind_and_a_damaged_store_ends_the_next(tm
 def test_a_process_that_does_not_answer_keeps_up_from_no_quick_end(tmp_path, num_signals):
     """It is killed 2.5 s after the first signal, or at the second one. So is the store, soon after those who use it."""
     up = Up(tmp_path, routers=1, workers=1)
-    children, pids = up.children(), up.pids()
-    os.kill(pids["worker-0"], signal.SIGSTOP)
-    os.kill(pids["store"], signal.SIGSTOP)
+    children, started = up.children(), up.pids()
+    os.kill(started["worker-0"], signal.SIGSTOP)
+    os.kill(started["store"], signal.SIGSTOP)
     began = time.monotonic()
     os.kill(up.process.pid, signal.SIGINT)
     wait_until(lambda: "ending" in up.process.log.read_text(), 10, "it does not end")
