@@ -37,12 +37,13 @@ from router.dashboard.dashboard import dashboard_routes
 from router.fleet.limits_registry import LimitsRegistry
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.model_watch import ModelWatch
-from router.fleet.named_adapters import NamedAdapters
 from router.fleet.worker_pool import WorkerPool
 from router.health_monitor import INFERENCE, HealthMonitor
 from router.http.answers import AnswerService
 from router.http.app import OpenAiApp
 from router.http.paths.adapters import AdapterEndpoint
+from router.named.named_adapters import NamedAdapters
+from router.named.named_prefixes import NamedPrefixes
 from router.placing.assigner import Assigner
 from router.placing.dispatcher import Dispatcher
 from router.placing.migrator import Migrator
@@ -50,7 +51,6 @@ from router.placing.rebalancer import Rebalancer
 from router.pooling.pooling_calls import PoolingCalls
 from router.pooling.pooling_gate import PoolingGate
 from router.pooling.vector_dispatcher import VectorDispatcher
-from router.prefixes.named_prefixes import NamedPrefixes
 from router.prefixes.prefix_keeper import PrefixKeeper
 from router.prefixes.prefix_maker import PrefixMaker
 from router.router_lease import RouterLease

@@ -6,8 +6,10 @@ first. Which are in use is asked when room is wanted, so nobody has to give one 
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from gpu_worker.steps.runner import AdapterMemory, ReadAdapter
+from octavo.model_files.lora_support import NO_LORA, LoraSupport
 from octavo.request.errors import NoAdapterRoom, TooLarge, Unimplemented
 
 MAX_SIZES = 1024  # of adapters whose sizes are remembered
@@ -16,9 +18,16 @@ MAX_SIZES = 1024  # of adapters whose sizes are remembered
 class AdapterShelf:
     """Only between two steps, except for `read` and `digests`."""
 
-    def __init__(self, memory: AdapterMemory | None, max_bytes: int, in_use: Callable[[], Collection[int]]) -> None:
-        """Without a `memory` no adapter runs here. `in_use` has the numbers of those that stay."""
+    def __init__(
+        self,
+        memory: AdapterMemory | None,
+        max_bytes: int,
+        in_use: Callable[[], Collection[int]],
+        support: LoraSupport = NO_LORA,
+    ) -> None:
+        """Without a `memory` no adapter runs here: `support` says why. `in_use` has the numbers of those that stay."""
         self._memory = memory
+        self._support = support
         self._in_use = in_use
         self._max_bytes = max_bytes if memory is not None else 0
         self._there: OrderedDict[str, tuple[int, int]] = OrderedDict()  # by digest: number and bytes; the latest last
@@ -31,10 +40,18 @@ class AdapterShelf:
     def memory(self) -> AdapterMemory:
         """Where adapters are kept. Any thread may call it. Raises Unimplemented if none runs here."""
         if self._memory is None:
-            raise Unimplemented("the model runs here by a decoder that takes no adapters: those of Llama's family do")
+            raise Unimplemented(self._support.refusal or NO_LORA.refusal)
         if not self._max_bytes:
             raise Unimplemented("this worker has no memory for adapters: give it some with --adapter-bytes")
         return self._memory
+
+    def support(self, *, stored_type: bool) -> LoraSupport:
+        """Which adapters run here, as routers may know it. `stored_type`: numbers stay in the type of their file."""
+        try:
+            self.memory()
+        except Unimplemented as error:
+            return LoraSupport(refusal=error.message)
+        return replace(self._support, max_bytes=self._max_bytes if stored_type else self.max_file_bytes)
 
     @property
     def max_file_bytes(self) -> int:

@@ -48,7 +48,7 @@ def build_runner(settings: WorkerSettings) -> Runner:
         kv_cache_dtype=settings.kv_cache_dtype,
         kv_cache_bytes=settings.kv_cache_bytes or None,
         swap_bytes=None if settings.swap_bytes == AUTO else settings.swap_bytes,
-        adapter_bytes=settings.adapter_bytes,
+        adapter_bytes=None if settings.adapter_bytes == AUTO else settings.adapter_bytes,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         max_batch_tokens=batch_tokens(settings),
         max_batch_sequences=settings.max_batch_sequences,
@@ -59,6 +59,11 @@ def build_runner(settings: WorkerSettings) -> Runner:
         packed_cache=settings.packed_cache,
         packed_cache_bytes=settings.packed_cache_bytes,
     )
+
+
+def adapter_bytes(settings: WorkerSettings, info: RunnerInfo) -> int:
+    """The memory that low-rank adapters may take."""
+    return info.adapter_bytes if settings.adapter_bytes == AUTO else settings.adapter_bytes
 
 
 def build_draft_model(settings: WorkerSettings, info: RunnerInfo) -> DraftModel | None:

@@ -40,6 +40,7 @@ from gpu_worker.ops.native import CPU_BITS
 from gpu_worker.ops.native_cpu import NativeCpuOps
 from octavo.model_files.gguf import GgufFile
 from octavo.model_files.gguf_support import end_token_ids, runs_through_transformers
+from octavo.model_files.lora_support import LoraSupport
 from octavo.model_files.quantization import has_integers, is_mxfp4
 from octavo.pooling.params import ModelPooling
 from octavo.process.telemetry import stack_of
@@ -111,7 +112,9 @@ def load_model(
         what = f"{found.name}: its files are broken or contradict each other ({type(error).__name__}: {error})"
         raise BadModel(f"{shortened(what)}: copy them again from where the model came from") from error
     if how.kv_scales:
-        loaded.decoder.load_lora = None  # keys and values of an adapter would have to be scaled, too
+        loaded.decoder.load_lora = None
+        reason = "adapters would have to be scaled for the fp8 cache as its checkpoint says, which is not done"
+        loaded.decoder.lora_support = LoraSupport(refusal=f"{reason}: say --kv-cache-dtype auto")
     seconds = time.monotonic() - started
     log.info("model %s (%s, %s) loaded in %.1f s", found.name, loaded.decoder.name, loaded.dtype, seconds)
     return loaded

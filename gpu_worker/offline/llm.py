@@ -18,7 +18,7 @@ from typing import Any, Self, TypedDict, Unpack, cast
 
 from tqdm import tqdm
 
-from gpu_worker.engine.configuration import build_draft_model, build_runner, scheduler_config
+from gpu_worker.engine.configuration import adapter_bytes, build_draft_model, build_runner, scheduler_config
 from gpu_worker.models.checkpoint.locate import locate
 from gpu_worker.offline.absent import (
     CALL_ARGUMENTS,
@@ -113,7 +113,8 @@ class LLM:
         self._transformers_tokenizer: Any = None
         self._draft_model = build_draft_model(self._settings, self.info)
         config = scheduler_config(self._settings, self.info)
-        self.engine = OfflineEngine(config, self.runner, self._draft_model, self._settings.adapter_bytes)
+        room = adapter_bytes(self._settings, self.info)
+        self.engine = OfflineEngine(config, self.runner, self._draft_model, room)
         seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self.builder = RequestBuilder(self.info, self.tokenizer, seeds)
         self._embedder = Embedder(self.engine, self.info, self.tokenizer)

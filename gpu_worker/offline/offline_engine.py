@@ -107,7 +107,9 @@ class OfflineEngine:
         self._draft_model = draft_model
         self._num_sequences = 0
         self._grammars = Grammars(self._info)
-        self.shelf = AdapterShelf(runner.adapters, adapter_bytes, lambda: self.workload.adapters_in_use())
+        self.shelf = AdapterShelf(
+            runner.adapters, adapter_bytes, lambda: self.workload.adapters_in_use(), runner.info.lora_support
+        )
         self.start_anew()
 
     def start_anew(self) -> None:

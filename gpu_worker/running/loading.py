@@ -28,13 +28,14 @@ from gpu_worker.running.sizing import (
     worst_steps,
 )
 from gpu_worker.sampling.native_sampler import choose_sampler
-from gpu_worker.steps.runner import RunnerInfo
+from gpu_worker.steps.runner import ADAPTER_BYTES, RunnerInfo
 from gpu_worker.steps.step_input import StepInput
 from octavo.process.machine import available_bytes
 from octavo.request.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
 
+ADAPTER_SHARE = 64  # of the blocks of a GPU, what adapters may take by default
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -48,7 +49,7 @@ def load_runner(
     kv_cache_dtype: str = "auto",
     kv_cache_bytes: int | None = None,
     swap_bytes: int | None = None,
-    adapter_bytes: int = 0,
+    adapter_bytes: int | None = None,
     max_batch_tokens: int = 2048,
     max_batch_sequences: int = 64,
     gpu_memory_utilization: float = 0.9,
@@ -69,7 +70,8 @@ def load_runner(
     `model` is `smollm2`, a .gguf file, a directory, or owner/name on the hub; `name` is what requests call it.
     `device` is cpu, cuda, cuda:N or auto. `kv_cache_bytes` None means what the largest step leaves of the share
     `gpu_memory_utilization` of a GPU's memory, and up to 1 GiB on a CPU. `swap_bytes` None means a tenth of the
-    available host memory, up to 4 GiB. `adapter_bytes` is what a GPU's blocks leave free for low-rank adapters.
+    available host memory, up to 4 GiB. `adapter_bytes` is what a GPU's blocks leave free for low-rank adapters;
+    None: `adapter_share`.
     `kv_cache_dtype` is auto (the model's) or one of kv_format.DTYPES.
     models/checkpoint/packing.py explains `quantization`. `cuda_graphs` is auto (steps of decodes, where device, ops and
     decoder allow it), mixed (other steps of few tokens as well) or off.
@@ -131,7 +133,8 @@ def load_runner(
         trial = trial_runner(loaded, shape, ops, where, context)
         steps = worst_steps(max_batch_tokens, max_batch_sequences, context, block_size, decoder.vocab_size)
         kv_cache_bytes = measured_block_bytes(CudaMemory(where), gpu_memory_utilization, trial, steps, capture)
-        kv_cache_bytes -= adapter_bytes if decoder.load_lora is not None else 0
+        if decoder.load_lora is not None:
+            kv_cache_bytes -= adapter_share(kv_cache_bytes) if adapter_bytes is None else adapter_bytes
         trial.close()
     num_blocks = kv_cache_bytes // shape.bytes_per_block
     if num_blocks < 1:
@@ -148,7 +151,8 @@ def load_runner(
     info = _info(loaded, arena, where, context, name)
     invariant = where.type == "cpu" and _is_invariant(ops, decoder, arena)
     numerics = class_of(ops, decoder, loaded.dtype, shape.dtype, where, batch_invariant)
-    info = replace(info, piece_invariant=invariant, numerics=numerics)
+    share = adapter_share(kv_cache_bytes) if where.type == "cuda" else ADAPTER_BYTES
+    info = replace(info, piece_invariant=invariant, numerics=numerics, adapter_bytes=share)
     if not 0 < info.max_sequence_blocks <= num_blocks:  # else blocks out of the window are used again
         info = replace(info, context_tokens=min(context, num_blocks * block_size))
     _log_start(info, ops, decoder)
@@ -157,6 +161,11 @@ def load_runner(
     for each in graphs:
         log.info("%s: CUDA graphs for %s of %s tokens", info.model, each.memory.kind, ", ".join(map(str, each.sizes)))
     return ModelRunner(info, decoder, arena, sampler, where, graphs)
+
+
+def adapter_share(block_bytes: int) -> int:
+    """The memory of a GPU for low-rank adapters where nobody says how much: hardly any that blocks would miss."""
+    return min(ADAPTER_BYTES, block_bytes // ADAPTER_SHARE)
 
 
 def trial_runner(loaded: LoadedModel, shape: KvShape, ops: Ops, device: torch.device, context: int) -> ModelRunner:
@@ -219,6 +228,7 @@ def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: in
         tokenizer=loaded.tokenizer,
         sampling_defaults=loaded.sampling_defaults,
         pooling=loaded.pooling,
+        lora_support=loaded.decoder.lora_support,
     )
 
 

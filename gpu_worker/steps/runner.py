@@ -9,11 +9,13 @@ from types import MappingProxyType
 from typing import Protocol
 
 from gpu_worker.steps.step_input import StepInput
+from octavo.model_files.lora_support import LoraSupport
 from octavo.pooling.params import ModelPooling
 from octavo.request.sampling import TokenScore
 
 BAD_LOGITS = -1
 NOTHING_LEFT = -2
+ADAPTER_BYTES = 512 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +63,8 @@ class RunnerInfo:
     # What the model recommends, by field of SamplingParams.
     sampling_defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     pooling: ModelPooling = field(default_factory=ModelPooling)  # what it can be asked of its hidden states
+    lora_support: LoraSupport = field(default_factory=LoraSupport)  # which low-rank adapters run with it
+    adapter_bytes: int = ADAPTER_BYTES  # the memory that these may take where nobody says how much
 
     @property
     def window_blocks(self) -> int:

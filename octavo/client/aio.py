@@ -94,13 +94,15 @@ class AsyncClient:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         bad_words: str | Sequence[str] = (),
         prefix: str | None = None,
+        lora: str | None = None,
         **parameters: Unpack[SamplingArguments],
     ) -> AsyncStream:
         """Continues `prompt`: text, token ids, or chat messages, each {"role": …, "content": …} or such a pair.
 
         `chat_template_kwargs` are variables of the model's chat template, such as {"enable_thinking": False}.
         No output contains one of `bad_words`, alone or after a space. `prefix` names the beginning of the prompt, which
-        an operator has added (`octavo prefix add`).
+        an operator has added (`octavo prefix add`), and `lora` the adapter that computes with the model (`octavo
+        adapter add`).
         `parameters` are fields of SamplingParams, on top of `sampling`. Without `sampling`, fields left out get the
         values that the model recommends (`Model.defaults`); with it, every field is sent. The request starts with
         the first `anext`.
@@ -121,6 +123,8 @@ class AsyncClient:
         set_bad_words(request, bad_words)
         if prefix is not None:
             request.prefix = prefix
+        if lora is not None:
+            request.lora = lora
         receiver = StreamReceiver(num_branches=sampling.n)
         return AsyncStream(self._cells.pool_of(request_id), request, receiver, self._recovery(deadline_s))
 

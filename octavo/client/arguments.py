@@ -41,6 +41,7 @@ class RequestArguments(SamplingArguments, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     bad_words: str | Sequence[str]
     prefix: str | None
+    lora: str | None
 
 
 def make_sampling(sampling: SamplingParams | None, arguments: Mapping[str, Any]) -> SamplingParams:

@@ -136,6 +136,9 @@ class RequestStatus:
     failure: Failure | None
     numerics: str = ""  # the class of numerics of the worker that computes its tokens, or did last; empty: not known
     numerics_changes: int = 0  # how often it went on in another class after its first token
+    model: str = ""  # empty: the router that answered does not know it
+    lora: str = ""  # the digest of the low-rank adapter that it runs with; empty: none
+    lora_names: tuple[str, ...] = ()  # that this adapter has now
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +205,9 @@ def status_of(message: inference_pb2.GetResponse) -> RequestStatus:
         failure=_failure(message),
         numerics=message.numerics,
         numerics_changes=message.numerics_changes,
+        model=message.model,
+        lora=message.lora,
+        lora_names=tuple(message.lora_names),
     )
 
 

@@ -85,7 +85,12 @@ class WorkerSettings(ListenerSettings):
         0.01, "share of the blocks that sequences leave free when they start beside others", low=0, high=0.99
     )
     adapter_bytes: int = option(
-        512 << 20, "memory for low-rank adapters, of which those in use stay; 0: none runs here", size=True, low=0
+        AUTO,
+        "memory for low-rank adapters, of which those in use stay; auto: 512MiB, on a GPU at most a 64th of what blocks"
+        " have; 0: none runs here",
+        size=True,
+        auto=True,
+        low=0,
     )
     context_tokens: int = option(0, "prompt and output together, at most; 0: what the model was made for", low=0)
     generation_config: str = option(

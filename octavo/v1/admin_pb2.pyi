@@ -504,7 +504,7 @@ class ListAdaptersResponse(_message.Message):
     def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
 
 class Adapter(_message.Message):
-    __slots__ = ("name", "model", "digest", "source", "rank", "num_bytes", "loaded_on")
+    __slots__ = ("name", "model", "digest", "source", "rank", "num_bytes", "loaded_on", "num_workers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -512,6 +512,7 @@ class Adapter(_message.Message):
     RANK_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOADED_ON_FIELD_NUMBER: _ClassVar[int]
+    NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     digest: str
@@ -519,4 +520,5 @@ class Adapter(_message.Message):
     rank: int
     num_bytes: int
     loaded_on: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., rank: _Optional[int] = ..., num_bytes: _Optional[int] = ..., loaded_on: _Optional[_Iterable[str]] = ...) -> None: ...
+    num_workers: int
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., rank: _Optional[int] = ..., num_bytes: _Optional[int] = ..., loaded_on: _Optional[_Iterable[str]] = ..., num_workers: _Optional[int] = ...) -> None: ...

@@ -201,7 +201,9 @@ class AdminServicer(object):
 
         * INVALID_ARGUMENT: a name that cannot be one, or that a model has.
         * NOT_FOUND: there is no such model, or no adapter in that folder.
-        * FAILED_PRECONDITION: octavo does not compute such an adapter; the message names the setting or the tensor.
+        * FAILED_PRECONDITION: octavo does not compute such an adapter, or it is none for the model, as far as this router
+        knows its workers; the message names the setting or the tensor.
+        * UNIMPLEMENTED: the model takes no adapters; the message says why.
         * RESOURCE_EXHAUSTED: as many adapters are there as may be. Remove one.
         * UNAVAILABLE: the store does not answer, or no worker has been met yet. Retry.
         """

@@ -231,7 +231,7 @@ class GetRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class GetResponse(_message.Message):
-    __slots__ = ("request_id", "state", "epoch", "owner", "num_tokens", "finish_reasons", "usage", "timeline", "failure", "numerics", "numerics_changes")
+    __slots__ = ("request_id", "state", "epoch", "owner", "num_tokens", "finish_reasons", "usage", "timeline", "failure", "numerics", "numerics_changes", "model", "lora", "lora_names")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +243,9 @@ class GetResponse(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LORA_FIELD_NUMBER: _ClassVar[int]
+    LORA_NAMES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     state: RequestState
     epoch: int
@@ -254,7 +257,10 @@ class GetResponse(_message.Message):
     failure: _types_pb2.Failure
     numerics: str
     numerics_changes: int
-    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., num_tokens: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_types_pb2.FinishReason, str]]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., timeline: _Optional[_Iterable[_Union[TimelineEntry, _Mapping]]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., numerics: _Optional[str] = ..., numerics_changes: _Optional[int] = ...) -> None: ...
+    model: str
+    lora: str
+    lora_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., num_tokens: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_types_pb2.FinishReason, str]]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., timeline: _Optional[_Iterable[_Union[TimelineEntry, _Mapping]]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., numerics: _Optional[str] = ..., numerics_changes: _Optional[int] = ..., model: _Optional[str] = ..., lora: _Optional[str] = ..., lora_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TimelineEntry(_message.Message):
     __slots__ = ("after_ms", "what", "detail", "worker")

@@ -15,9 +15,9 @@ from octavo.v1 import admin_pb2, admin_pb2_grpc
 from router.admin.cluster_watch import ClusterWatch
 from router.admin.messages import decision_to_wire, sequence_to_wire, shared_fields, worker_to_wire
 from router.fleet.model_registry import ServedModel
-from router.fleet.named_adapters import NamedAdapter, NamedAdapters
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
+from router.named.named_adapters import NamedAdapter, NamedAdapters
 from router.placing.assigner import Assigner
 from router.placing.migrator import Migrator
 from router.prefixes.prefix_keeper import PrefixKeeper
@@ -167,8 +167,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return admin_pb2.ListAdaptersResponse(adapters=map(self._shown_adapter, self.adapters.all()))
 
     def _shown_adapter(self, adapter: NamedAdapter) -> admin_pb2.Adapter:
-        there = [link.worker_id for link in self.pool.links.values() if adapter.digest in link.view().adapters]
-        return admin_pb2.Adapter(**asdict(adapter), loaded_on=sorted(there))
+        links = [link for link in self.pool.links.values() if link.facts and link.facts.model == adapter.model]
+        there = [link.worker_id for link in links if adapter.digest in link.view().adapters]
+        num_workers = sum(not link.lost for link in links)
+        return admin_pb2.Adapter(**asdict(adapter), loaded_on=sorted(there), num_workers=num_workers)
 
     def _model_of(self, request: admin_pb2.AddPrefixRequest | admin_pb2.RemovePrefixRequest) -> ServedModel:
         return self.preparer.models.find_by_name(request.model if request.HasField("model") else None)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from octavo.model_files.lora_support import LoraSupport
 from octavo.pooling.params import ModelPooling
 from octavo.request.errors import InvalidArgument, NotFound, NoWorkers
 from octavo.request.ids import Incarnation
@@ -40,6 +41,7 @@ class WorkerFacts:
     role: WorkerRole = WorkerRole.BOTH
     numerics: str = ""  # its class of numerics; empty: it says nothing of it
     pooling: ModelPooling = field(default_factory=ModelPooling)  # what it can be asked of hidden states
+    lora_support: LoraSupport = field(default_factory=LoraSupport)  # which low-rank adapters it takes
 
     @property
     def limits(self) -> WorkerLimits:
@@ -74,6 +76,7 @@ class ServedModel:
     sampling_defaults: Mapping[str, float]  # what the model recommends for fields that a request leaves out
     workers: set[Incarnation] = field(default_factory=set)
     pooling: ModelPooling = field(default_factory=ModelPooling)
+    lora_supports: dict[Incarnation, LoraSupport] = field(default_factory=dict)  # which adapters each worker takes
 
     def text_stream(self, params: SamplingParams) -> TextStream:
         """Makes the text of one branch, from the branch's first token on."""
@@ -97,6 +100,7 @@ class ModelRegistry:
         if difference := find_difference(self._models[facts.model], facts):
             return difference
         self._models[facts.model].workers.add(facts.incarnation)
+        self._models[facts.model].lora_supports[facts.incarnation] = facts.lora_support
         return ""
 
     async def add_model(self, facts: WorkerFacts) -> str:
@@ -142,6 +146,7 @@ class ModelRegistry:
         """The worker serves no model any more. An unknown worker changes nothing."""
         for model in self._models.values():
             model.workers.discard(incarnation)
+            model.lora_supports.pop(incarnation, None)
 
     def find_by_name(self, name: str | None) -> ServedModel:
         """The model of that name or alias, or the only model if no name is given.

@@ -10,6 +10,7 @@ import logging
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 
+from octavo.model_files.lora_support import LoraSupport
 from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation
 from octavo.request.record import WorkerRole
@@ -20,7 +21,12 @@ from router.fleet.worker_pool import WorkerPool
 log = logging.getLogger(__name__)
 
 EXCHANGE_S = 2.0
-OF_ONE_WORKER = {"worker_id": "", "incarnation": Incarnation(""), "role": WorkerRole.BOTH}  # and not of its model
+OF_ONE_WORKER = {  # and not of its model
+    "worker_id": "",
+    "incarnation": Incarnation(""),
+    "role": WorkerRole.BOTH,
+    "lora_support": LoraSupport(),
+}
 _NAMES = {field.name for field in fields(WorkerFacts)}
 
 

@@ -24,9 +24,8 @@ from octavo.store.calls import Member
 from octavo.v1 import admin_pb2
 from octavo.wire.channel import open_worker_channel
 from octavo.wire.endpoint import parse_endpoint
-from octavo.wire.internal import INTERNAL_REVISION, answer_from_wire, revision_refusal, role_from_wire
-from octavo.wire.pooling import PromptVector, model_pooling_from_wire
-from octavo.wire.public import recommended_from_wire
+from octavo.wire.internal import INTERNAL_REVISION, answer_from_wire, revision_refusal
+from octavo.wire.pooling import PromptVector
 from octavo.wire.tls import TlsFiles
 from router.fleet import progress_calls
 from router.fleet.kv_index import KvIndex
@@ -34,6 +33,7 @@ from router.fleet.model_registry import ModelRegistry, WorkerFacts
 from router.fleet.pending_dispatches import PendingDispatches, ReplayPace
 from router.fleet.progress_calls import MigrationReport
 from router.fleet.vector_stream import read_vectors
+from router.fleet.worker_facts import facts_of
 from router.fleet.worker_streams import StepStream, WatchStream
 from router.fleet.worker_view import WorkerView
 from router.session_registry import SessionRegistry
@@ -360,27 +360,3 @@ class WorkerLink:
         self.unusable_reason = "draining" if load.draining else ""
         self._declined = False
         self._on_report()
-
-
-def facts_of(hello: worker_pb2.HelloResponse) -> WorkerFacts:
-    return WorkerFacts(
-        worker_id=hello.worker_id,
-        incarnation=Incarnation(hello.incarnation),
-        model=hello.model,
-        fingerprint=hello.model_fingerprint,
-        layout=hello.kv_layout,
-        block_size=hello.block_size,
-        num_blocks=hello.num_blocks,
-        context_tokens=hello.context_tokens,
-        vocab_size=hello.vocab_size,
-        tokenizer=hello.tokenizer,
-        eos_token_ids=tuple(hello.eos_token_ids),
-        max_batch_tokens=hello.max_batch_tokens,
-        max_batch_sequences=hello.max_batch_sequences,
-        device=hello.device,
-        sampling_defaults=recommended_from_wire(hello.sampling_defaults),
-        max_sequence_blocks=hello.max_sequence_blocks,
-        role=role_from_wire(hello.role),
-        numerics=hello.numerics,
-        pooling=model_pooling_from_wire(hello.pooling),
-    )

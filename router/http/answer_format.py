@@ -68,7 +68,7 @@ class AnswerFormat:
             "id": asked.request.request_id,
             "created": int(time.time()),
             "model": asked.request.model or model.name,
-            "system_fingerprint": model.fingerprint,
+            "system_fingerprint": f"{model.fingerprint}-{asked.lora}" if asked.lora else model.fingerprint,
         }
         self._start = _dumped({"object": self.CHUNK, **self._common})[:-1]  # without the brace that closes it
         self._choice = b"data: " + self._start.replace(b"%", b"%%") + b',"choices":[{"index":%d,'

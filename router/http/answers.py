@@ -146,7 +146,7 @@ class AnswerService:
         """A session of a request. What is refused is named as the body has it."""
         with form_named(asked.form_path):
             async with self.opener.open_new(asked.request, remaining_s, **options) as session:
-                session.progress.called = asked.called
+                session.progress.called, asked.lora = asked.called, session.lora
                 yield session
 
     def note_left(self, asked: AskedAnswer) -> None:

@@ -15,7 +15,6 @@ from octavo.net.http_server import error_body
 from octavo.net.security.authorizer import Authorizer
 from octavo.request.errors import PermissionDenied, ServingError, Unauthenticated
 from router.fleet.model_registry import ModelRegistry, ServedModel
-from router.fleet.named_adapters import NamedAdapters
 from router.http.answer_format import ChatFormat, CompletionFormat
 from router.http.answers import AnswerService, NewAnswer, called
 from router.http.bodies.chat_body import read_chat
@@ -34,6 +33,7 @@ from router.http.responses.stored_endpoint import StoredEndpoint
 from router.http.vectors.embeddings import answer_embeddings
 from router.http.vectors.rankings import answer_rerank, answer_score
 from router.http.vectors.vector_endpoint import VectorEndpoint
+from router.named.named_adapters import NamedAdapters
 from router.streaming.inference_service import InferenceService
 
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")

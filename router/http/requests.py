@@ -56,7 +56,9 @@ class RequestEndpoint:
         if query.get("after") and not stream:
             raise InvalidArgument("after", "is allowed only beside stream=true")
         async with self._service.opener.open_accepted(attach_request(request_id, query.get("after", ""))) as session:
-            asked = AskedAnswer(inference_pb2.GenerateRequest(request_id=request_id), stream, include_usage=True)
+            names = self._service.preparer.adapter_names(session.model, session.lora)
+            request = inference_pb2.GenerateRequest(request_id=request_id, model=names[0] if names else None)
+            asked = AskedAnswer(request, stream, include_usage=True, lora=session.lora)
             asked.scores = session.params.logprobs is not None
             chat = flag_of(query, "chat", request_id.startswith(CHAT_PREFIX))
             form = await self._chat_format(asked, session) if chat else CompletionFormat(asked, session.model)

@@ -24,7 +24,7 @@ from octavo.v1 import inference_pb2
 from router.background_tasks import BackgroundTasks
 from router.fleet.worker_link import LinkError, WorkerLink
 from router.fleet.worker_pool import WorkerPool
-from router.prefixes.named_prefixes import NamedPrefixes
+from router.named.named_prefixes import NamedPrefixes
 
 log = logging.getLogger(__name__)
 

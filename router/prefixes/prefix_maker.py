@@ -14,7 +14,7 @@ from octavo.request.errors import InvalidArgument
 from octavo.request.named_prefix import NamedPrefix
 from octavo.store.base import Store
 from router.fleet.model_registry import ModelRegistry, ServedModel
-from router.prefixes.named_prefixes import NamedPrefixes
+from router.named.named_prefixes import NamedPrefixes
 
 log = logging.getLogger(__name__)
 

@@ -98,6 +98,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if snapshot is None:
             raise unknown_request(request_id)
         record = snapshot.record
+        model = self.models.find_for_record(record)
         output_tokens = sum(record.final_lengths[branch] for branch in returned_branches(record))
         response = inference_pb2.GetResponse(
             request_id=record.request_id,
@@ -109,6 +110,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             usage=usage_to_wire(record.prompt_len, output_tokens, record.cached_tokens),
             numerics=record.numerics,
             numerics_changes=record.numerics_changes,
+            model=model.name if model else "",
+            lora=record.lora,
+            lora_names=self.preparer.adapter_names(model, record.lora) if model else (),
             timeline=[
                 inference_pb2.TimelineEntry(
                     after_ms=entry.after_ms, what=entry.what, detail=entry.detail, worker=entry.worker

@@ -22,8 +22,8 @@ from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_bytes, sampling_from_wire, with_recommended
 from octavo.wire.requests import ChatPrompt, chat_from_wire, request_hash
 from router.fleet.model_registry import ModelRegistry, ServedModel
-from router.fleet.named_adapters import NamedAdapters
-from router.prefixes.named_prefixes import NamedPrefixes
+from router.named.named_adapters import NamedAdapters
+from router.named.named_prefixes import NamedPrefixes
 from router.streaming.prompts.bad_words import check_words, without_words
 from router.streaming.prompts.chat_threads import ChatThreads, run_aside
 from router.streaming.prompts.grammar_checks import GrammarChecks
@@ -136,6 +136,10 @@ class RequestPreparer:
         if self._adapters is not None:
             return self._adapters.model_of(*names_in(request))
         return self.models.find_by_name(request.model if request.HasField("model") else None)
+
+    def adapter_names(self, model: ServedModel, digest: str) -> list[str]:
+        """The names that an adapter of the model has now."""
+        return self._adapters.names_of(model, digest) if self._adapters is not None and digest else []
 
     async def read_prompt(
         self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: ServedModel

@@ -80,6 +80,7 @@ class Session:
         """`arrived_at` is when a new request came, on the monotonic clock; None: the request was accepted before."""
         self.seq_id = record.seq_id
         self.prompt_len = record.prompt_len
+        self.lora = record.lora  # the digest of its adapter; empty: none
         self.model = model
         self.params = params
         self.start = start

@@ -9,6 +9,7 @@ from torch.nn import functional
 from gpu_worker.ops import TokenBatch
 from gpu_worker.ops.lora import Lora
 from octavo.model_files.lora_files import LoraFiles
+from octavo.model_files.lora_support import LoraSupport
 
 LoadLora = Callable[[LoraFiles], Lora]  # raises BadModel
 
@@ -30,6 +31,7 @@ class Decoder(Protocol):
     batch_invariant: bool  # whether a sequence's results do not depend on the batch, provided that the ops' do not
 
     load_lora: LoadLora | None  # makes an adapter that batches may name; None: no adapter runs with this decoder
+    lora_support: LoraSupport  # which adapters these are, or why there are none
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         """Runs all tokens of the batch and writes their keys and values into `kv`, which has one tensor per layer.

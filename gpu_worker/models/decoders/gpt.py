@@ -15,6 +15,7 @@ from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallb
 from gpu_worker.models.decoders.decoder import ElementFunction, LoadLora, common_window, gelu, gelu_tanh, silu
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
+from octavo.model_files.lora_support import NO_LORA
 
 ACTIVATIONS = {  # by the names of Transformers
     "gelu": "gelu",
@@ -205,6 +206,7 @@ class GptDecoder:
     capturable = True
     batch_invariant = True
     load_lora: LoadLora | None = None
+    lora_support = NO_LORA
 
     def __init__(self, config: GptConfig, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:
         self.config = config

@@ -18,7 +18,7 @@ from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallb
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import LoadLora, common_window, gelu_tanh
 from gpu_worker.models.decoders.experts import PLACES, ExpertsConfig, matrices_of, run_experts
-from gpu_worker.models.decoders.lora_weights import load, placed
+from gpu_worker.models.decoders.lora_weights import load, placed, support_of
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from gpu_worker.ops.lora import add_lora
 
@@ -186,6 +186,7 @@ class LlamaDecoder:
             for window, sparse in set(layers)
         }
         self._options = [kinds[kind] for kind in layers]
+        self.lora_support = support_of(config)
         self.load_lora: LoadLora | None = lambda files: placed(load(files, config), self._norm.dtype, device)
         # Transformers rounds the scale to the model's dtype before it multiplies.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self._norm.dtype).item()

@@ -5,9 +5,11 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.decoders.config import LlamaConfig
+from gpu_worker.models.gguf.recipes import halves
 from gpu_worker.ops.lora import Lora, LoraPart, LoraStack
-from octavo.model_files.lora_files import LoraFiles, LoraMatrix, StoredTensor
-from octavo.request.errors import BadModel
+from octavo.model_files.lora_files import LoraFiles
+from octavo.model_files.lora_support import LoraSupport
+from octavo.model_files.lora_tensors import LoraMatrix, StoredTensor
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _STACKS = {  # the modules of each stack, in the order of its rows
@@ -16,19 +18,17 @@ _STACKS = {  # the modules of each stack, in the order of its rows
     "gate_up": ("gate_proj", "up_proj", "gate_up_proj"),
     "down": ("down_proj",),
 }
-_MLP = (*_STACKS["gate_up"], *_STACKS["down"])
-_PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 def load(files: LoraFiles, config: LlamaConfig) -> Lora:
     """Reads the adapter for this model. Raises BadModel if it is not one for it."""
-    _check_places(files, config)
-    shapes = _shapes(config)
+    support_of(config).check(files)
+    scale = files.scale or 1.0
     layers = [
-        {name: stack for name in _STACKS if (stack := _stack(files, layer, name, shapes)) is not None}
+        {name: stack for name in _STACKS if (stack := _stack(files, layer, name, config, scale)) is not None}
         for layer in range(config.num_layers)
     ]
-    return Lora(files.digest, files.rank, files.scale, layers, _num_bytes(layers))
+    return Lora(files.digest, files.rank, scale, layers, _num_bytes(layers))
 
 
 def _num_bytes(layers: list[dict[str, LoraStack]]) -> int:
@@ -37,45 +37,48 @@ def _num_bytes(layers: list[dict[str, LoraStack]]) -> int:
     return sum(matrix.nbytes for stack in stacks for matrix in (stack.a, *(part.b for part in stack.parts)))
 
 
-def _shapes(config: LlamaConfig) -> dict[str, tuple[int, int, int]]:
-    """Outputs and inputs of each module, and the row of its stack at which the outputs begin."""
+def support_of(config: LlamaConfig) -> LoraSupport:
+    """Which adapters the model takes."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys, values = config.qkv_rows
-    return {
-        "q_proj": (queries, hidden, 0),
-        "k_proj": (keys, hidden, queries),
-        "v_proj": (values, hidden, queries + keys),
-        "qkv_proj": (queries + keys + values, hidden, 0),
-        "o_proj": (hidden, queries, 0),
-        "gate_proj": (inner, hidden, 0),
-        "up_proj": (inner, hidden, inner),
-        "gate_up_proj": (2 * inner, hidden, 0),
-        "down_proj": (hidden, inner, 0),
+    shapes = {
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (values, hidden),
+        "qkv_proj": (queries + keys + values, hidden),
+        "o_proj": (hidden, queries),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "gate_up_proj": (2 * inner, hidden),
+        "down_proj": (hidden, inner),
     }
+    sparse = config.expert_layers if config.experts is not None else ()
+    return LoraSupport(
+        num_layers=config.num_layers,
+        shapes=shapes,
+        expert_layers=tuple(layer for layer, has_experts in enumerate(sparse) if has_experts),
+    )
 
 
-def _check_places(files: LoraFiles, config: LlamaConfig) -> None:
-    for layer, module, _ in files.tensors:
-        if layer >= config.num_layers:
-            raise BadModel(f"{files.path}: it has layer {layer}, and the model {config.num_layers} layers")
-        if module in _MLP and config.experts is not None and config.expert_layers[layer]:
-            raise BadModel(f"{files.path}: it has {module} of layer {layer}, in whose place the model has experts")
-        if any(LoraMatrix(layer, part, "A") in files.tensors for part in _PARTS.get(module, ())):
-            raise BadModel(f"{files.path}: layer {layer} has {module} and parts of it")
+def _first_rows(config: LlamaConfig) -> dict[str, int]:
+    """The row of its stack at which a module's outputs begin, if they do not begin the stack."""
+    queries, keys, _ = config.qkv_rows
+    return {"k_proj": queries, "v_proj": queries + keys, "up_proj": config.intermediate_size}
 
 
-def _stack(files: LoraFiles, layer: int, name: str, shapes: dict[str, tuple[int, int, int]]) -> LoraStack | None:
-    """What a layer's stack of matrices gets; None: nothing."""
+def _stack(files: LoraFiles, layer: int, name: str, config: LlamaConfig, scale: float) -> LoraStack | None:
+    """What a layer's stack of matrices gets, all with one scale; None: nothing."""
     a, parts = [], []
     for module in _STACKS[name]:
-        if (down := files.tensors.get(LoraMatrix(layer, module, "A"))) is None:
+        if (stored := files.tensors.get(LoraMatrix(layer, module, "A"))) is None:
             continue
-        up, (rows, columns, first) = files.tensors[LoraMatrix(layer, module, "B")], shapes[module]
-        if (down.shape[1], up.shape[0]) != (columns, rows):
-            what = f"{module} of layer {layer} is for {down.shape[1]} inputs and {up.shape[0]} outputs"
-            raise BadModel(f"{files.path}: {what}, and the model's has {columns} and {rows}")
-        a.append(_tensor(files, down))
-        parts.append(LoraPart(_tensor(files, up), first))
+        down, up = _tensor(files, stored), _tensor(files, files.tensors[LoraMatrix(layer, module, "B")])
+        if (own := files.scales.get((layer, module), files.scale)) != scale:
+            down = down.float() * (own / scale)
+        if files.interleaved and module in ("q_proj", "k_proj"):
+            up = halves(config.num_heads if module == "q_proj" else config.num_kv_heads)([up])
+        a.append(down)
+        parts.append(LoraPart(up, _first_rows(config).get(module, 0)))
     return LoraStack(torch.cat(a), tuple(parts)) if parts else None
 
 

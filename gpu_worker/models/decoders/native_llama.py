@@ -15,7 +15,7 @@ from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallb
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import LoadLora, common_window
 from gpu_worker.models.decoders.llama import FIRST_SOURCES, collect, layers_of
-from gpu_worker.models.decoders.lora_weights import load
+from gpu_worker.models.decoders.lora_weights import load, support_of
 from gpu_worker.models.packed.packed_file import PackedFileWriter, Place
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights
 from gpu_worker.models.packed.packing import MatrixPacker
@@ -105,6 +105,7 @@ class NativeLlamaDecoder:
         )
         self._kv: tuple[Sequence[Tensor], Any] | None = None
         self.load_lora: LoadLora | None = self._load_lora
+        self.lora_support = support_of(config)
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         hidden = torch.empty((rows.shape[0], self.config.hidden_size))

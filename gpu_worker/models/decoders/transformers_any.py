@@ -32,6 +32,7 @@ from gpu_worker.models.decoders.transformers_checks import (
 )
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
 from gpu_worker.ops.kv_format import KvShape
+from octavo.model_files.lora_support import NO_LORA
 from octavo.request.errors import BadModel
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class TransformersDecoder:
     capturable = False  # the model's code may look at numbers, or remember them, where a graph would not
     batch_invariant = False  # the model's matrix products are rounded by their shape
     load_lora: LoadLora | None = None
+    lora_support = NO_LORA
 
     def __init__(self, model: nn.Module, ops: Ops, device: torch.device) -> None:
         self._model = model

@@ -10,6 +10,7 @@ from gpu_worker.migration.source.migration_progress import MigrationOutcome, Mig
 from gpu_worker.scheduling.state.step import SwapOperation
 from gpu_worker.scheduling.state.workload import Workload
 from octavo.internal.v1 import worker_pb2
+from octavo.model_files.lora_support import LoraSupport
 from octavo.request.ids import Incarnation
 from octavo.request.record import WorkerRole
 from octavo.v1 import admin_pb2
@@ -30,7 +31,12 @@ SWAP_OPERATIONS: dict[int, SwapOperation] = {
 
 
 def hello_to_wire(
-    worker_id: str, incarnation: Incarnation, workload: Workload, max_batch_tokens: int, role: WorkerRole
+    worker_id: str,
+    incarnation: Incarnation,
+    workload: Workload,
+    max_batch_tokens: int,
+    role: WorkerRole,
+    support: LoraSupport,
 ) -> worker_pb2.HelloResponse:
     info = workload.info
     return worker_pb2.HelloResponse(
@@ -56,6 +62,21 @@ def hello_to_wire(
         role=ROLES[role],
         numerics=info.numerics,
         pooling=model_pooling_to_wire(info.pooling),
+        lora_support=support_to_wire(support),
+    )
+
+
+def support_to_wire(support: LoraSupport) -> worker_pb2.LoraSupport:
+    modules = [
+        worker_pb2.LoraModule(name=name, outputs=outputs, inputs=inputs)
+        for name, (outputs, inputs) in support.shapes.items()
+    ]
+    return worker_pb2.LoraSupport(
+        refusal=support.refusal,
+        num_layers=support.num_layers,
+        modules=modules,
+        expert_layers=support.expert_layers,
+        max_bytes=support.max_bytes,
     )
 
 

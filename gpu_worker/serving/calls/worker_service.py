@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_worker.engine.engine import Engine
@@ -21,6 +21,7 @@ from gpu_worker.serving.calls.step_handler import StepHandler
 from gpu_worker.serving.calls.vector_calls import VectorCalls
 from gpu_worker.serving.leaving.drain import WorkerDrain
 from octavo.internal.v1 import transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
+from octavo.model_files.lora_support import LoraSupport
 from octavo.net.traces import NO_PARENT, traceparent_in
 from octavo.request import limits, validation
 from octavo.request.errors import CannotMove, Draining, InvalidArgument, Loading, ServingError
@@ -60,6 +61,7 @@ class ServedWorker:
     drain: WorkerDrain | None = None  # None: calls of Drain are answered Loading
     migrations: MigrationRegistry | None = None  # None: no sequence moves with its blocks
     tracer: SequenceTracer | None = None
+    lora_support: LoraSupport = field(default_factory=LoraSupport)  # which adapters run here
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
@@ -88,7 +90,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: "Context") -> worker_pb2.HelloResponse:
         worker = self._worker
-        return hello_to_wire(self.worker_id, self._incarnation, worker.workload, worker.budget.tokens, self._role)
+        return hello_to_wire(
+            *(self.worker_id, self._incarnation, worker.workload, worker.budget.tokens, self._role),
+            worker.lora_support,
+        )
 
     async def Schedule(self, request: worker_pb2.ScheduleRequest, context: "Context") -> worker_pb2.ScheduleResponse:
         check_batch_size("admissions", len(request.admissions))

@@ -14,7 +14,7 @@ from gpu_worker.engine.adapter_loader import AdapterLoader
 from gpu_worker.engine.adapter_shelf import AdapterShelf
 from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.engine.command_port import CommandPort, LoopControl
-from gpu_worker.engine.configuration import scheduler_config
+from gpu_worker.engine.configuration import adapter_bytes, scheduler_config
 from gpu_worker.engine.engine import IDLE_ROUND_S, STOP_TIMEOUT_S, Engine
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.engine.worker_watch import WorkerWatch
@@ -96,7 +96,9 @@ class Worker:
         self.scheduler = Scheduler(self.workload, costs, budget, draft_model=draft_model)
         times = StepTimes(costs, budget, info.bytes_per_block)
         port = CommandPort(self.scheduler)
-        self.shelf = AdapterShelf(runner.adapters, settings.adapter_bytes, self.workload.adapters_in_use)
+        self.shelf = AdapterShelf(
+            runner.adapters, adapter_bytes(settings, info), self.workload.adapters_in_use, info.lora_support
+        )
         adapters = AdapterLoader(self.shelf, port)
         control, blocks = LoopControl(port), BlockPort(port, self.workload, adapters)
         self.watch = WorkerWatch(port, self.scheduler, self.workload, times)
@@ -195,6 +197,7 @@ class Worker:
             self.drain,
             self.migrations,
             sequence_tracer,
+            self.shelf.support(stored_type=info.device == "cpu"),
         )
         self._watching: list[asyncio.Task[None]] = []
         self._journalling: asyncio.Task[None] | None = None

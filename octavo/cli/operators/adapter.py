@@ -1,6 +1,7 @@
 """`octavo adapter`: names low-rank adapters, which requests then ask for as they ask for a model.
 
-    octavo adapter add poems /srv/adapters/poems    the folder that PEFT wrote, which all routers and workers can read
+    octavo adapter add poems /srv/adapters/poems    the folder that PEFT wrote, or a GGUF file of llama.cpp;
+                                                    all routers and workers read this path
     octavo adapter list                             which there are, and which workers have them in memory
     octavo adapter remove poems
 
@@ -16,7 +17,7 @@ from octavo.cli import connection, output
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
 COLUMNS = ("NAME", "MODEL", "RANK", "BYTES", "DIGEST", "LOADED ON", "FOLDER")
-FIELDS = ("name", "model", "digest", "source", "rank", "num_bytes")
+FIELDS = ("name", "model", "digest", "source", "rank", "num_bytes", "num_workers")
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -25,7 +26,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     add = actions.add_parser("add", help="name an adapter, or give a name another one")
     add.add_argument("name", metavar="NAME", help="letters, digits, dots, dashes and underscores")
-    add.add_argument("path", metavar="PATH", help="its folder, which the router and all workers can read")
+    add.add_argument("path", metavar="PATH", help="its folder or GGUF file, which the router and all workers can read")
     add.add_argument("--model", metavar="MODEL", help="a name in `octavo status` [the only model]")
     remove = actions.add_parser("remove", help="forget a name; requests that run go on")
     remove.add_argument("name", metavar="NAME")
@@ -79,5 +80,11 @@ def _fields(adapter: admin_pb2.Adapter) -> dict[str, Any]:
 
 def _row(adapter: dict[str, Any]) -> list[object]:
     where = ", ".join(adapter["loaded_on"]) or "-"
-    plain = [adapter[name] for name in ("name", "model", "rank", "num_bytes", "digest")]
-    return [*plain, where, adapter["source"]]
+    model = adapter["model"] if adapter["num_workers"] else f"{adapter['model']} (no worker)"
+    return [
+        adapter["name"],
+        model,
+        *(adapter[name] for name in ("rank", "num_bytes", "digest")),
+        where,
+        adapter["source"],
+    ]

@@ -40,6 +40,11 @@ def run(args: argparse.Namespace) -> int:
     ends = ", ".join(reason.name.lower() for reason in status.finish_reasons if reason)
     print(f"{status.request_id}  {status.state}{f' ({ends})' if ends else ''}, epoch {status.epoch}")
     print(f"{status.usage.prompt_tokens} tokens of prompt, {sum(status.num_tokens)} of output")
+    if status.lora:
+        names = " or ".join(status.lora_names) or "an adapter that has no name any more"
+        print(f"model {status.model} with {names}, digest {status.lora}")
+    elif status.model:
+        print(f"model {status.model}")
     if status.numerics:
         print(f"computed as {status.numerics}")
     if status.numerics_changes:

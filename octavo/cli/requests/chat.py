@@ -5,6 +5,7 @@ Ctrl-C ends an answer, Ctrl-D ends the conversation, and /reset forgets it.
 
 import argparse
 import sys
+from typing import TypedDict
 
 from octavo.cli import connection, deployment, output
 from octavo.cli.requests import answers
@@ -17,12 +18,18 @@ from octavo.request.sampling import SamplingArguments
 Turns = list[tuple[str, str]]
 
 
+class ModelNames(TypedDict):
+    model: str | None
+    lora: str | None
+
+
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("chat", help="talk to the model", description=__doc__)
     deployment.add_arguments(parser)
     connection.add_timeout(parser)
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     parser.add_argument("--model", metavar="NAME", help="the model to use, if several are served")
+    parser.add_argument("--lora", metavar="NAME", help="the adapter to use: one of `octavo adapter list`")
     answers.add_sampling(parser)
     parser.add_argument("--json", action="store_true", help="print one object per answer")
     parser.set_defaults(run=run)
@@ -49,16 +56,16 @@ def _answer(client: Client, turns: Turns, args: argparse.Namespace) -> Turns:
     try:
         params = answers.sampling_of(args)
         answer = _as_json if args.json else _streamed
-        text = answer(client, turns, params, args.model)
+        text = answer(client, turns, params, {"model": args.model, "lora": args.lora})
     except ServingError as error:
         output.print_error("chat", error.message)
         return turns[:-1]
     return [*turns, ("assistant", text)]
 
 
-def _streamed(client: Client, turns: Turns, params: SamplingArguments, model: str | None) -> str:
+def _streamed(client: Client, turns: Turns, params: SamplingArguments, names: ModelNames) -> str:
     parts = []
-    stream = client.generate(turns, model=model, **params)
+    stream = client.generate(turns, **names, **params)
     try:
         with answers.queue_notice("chat", client, stream.request_id):
             for event in stream:
@@ -73,10 +80,10 @@ def _streamed(client: Client, turns: Turns, params: SamplingArguments, model: st
     return answer.text
 
 
-def _as_json(client: Client, turns: Turns, params: SamplingArguments, model: str | None) -> str:
+def _as_json(client: Client, turns: Turns, params: SamplingArguments, names: ModelNames) -> str:
     request_id = new_request_id()
     with answers.queue_notice("chat", client, request_id):
-        completion = client.complete(turns, model=model, request_id=request_id, **params)
+        completion = client.complete(turns, request_id=request_id, **names, **params)
     output.print_json(answers.completion_json(completion))
     return completion.text
 

@@ -28,6 +28,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     words = "a word that does not come, alone or after a space; may be given again"
     parser.add_argument("--bad-words", action="append", default=None, metavar="TEXT", help=words)
     parser.add_argument("--prefix", metavar="NAME", help="the prompt begins with it: one of `octavo prefix list`")
+    parser.add_argument("--lora", metavar="NAME", help="the adapter to use: one of `octavo adapter list`")
     parser.add_argument("--n", type=int, default=None, metavar="N", help="branches to return [default: 1]")
     text = "print each token's log probability, and the N likeliest"
     parser.add_argument("--logprobs", type=int, default=None, metavar="N", help=text)
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         "priority": args.priority,
         "bad_words": args.bad_words or (),
         "prefix": args.prefix,
+        "lora": args.lora,
         **params,
     }
     several = (params.get("n") or 1) > 1

@@ -75,7 +75,7 @@ class HelloRequest(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., internal_revision: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "internal_revision", "model", "model_fingerprint", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "vocab_size", "tokenizer", "eos_token_ids", "max_batch_tokens", "max_batch_sequences", "device", "sampling_defaults", "max_sequence_blocks", "role", "numerics", "pooling")
+    __slots__ = ("worker_id", "incarnation", "internal_revision", "model", "model_fingerprint", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "vocab_size", "tokenizer", "eos_token_ids", "max_batch_tokens", "max_batch_sequences", "device", "sampling_defaults", "max_sequence_blocks", "role", "numerics", "pooling", "lora_support")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     INTERNAL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,7 @@ class HelloResponse(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
+    LORA_SUPPORT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     internal_revision: int
@@ -120,7 +121,32 @@ class HelloResponse(_message.Message):
     role: WorkerRole
     numerics: str
     pooling: ModelPooling
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., internal_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_sequence_blocks: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., numerics: _Optional[str] = ..., pooling: _Optional[_Union[ModelPooling, _Mapping]] = ...) -> None: ...
+    lora_support: LoraSupport
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., internal_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_sequence_blocks: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., numerics: _Optional[str] = ..., pooling: _Optional[_Union[ModelPooling, _Mapping]] = ..., lora_support: _Optional[_Union[LoraSupport, _Mapping]] = ...) -> None: ...
+
+class LoraSupport(_message.Message):
+    __slots__ = ("refusal", "num_layers", "modules", "expert_layers", "max_bytes")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    num_layers: int
+    modules: _containers.RepeatedCompositeFieldContainer[LoraModule]
+    expert_layers: _containers.RepeatedScalarFieldContainer[int]
+    max_bytes: int
+    def __init__(self, refusal: _Optional[str] = ..., num_layers: _Optional[int] = ..., modules: _Optional[_Iterable[_Union[LoraModule, _Mapping]]] = ..., expert_layers: _Optional[_Iterable[int]] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class LoraModule(_message.Message):
+    __slots__ = ("name", "outputs", "inputs")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    outputs: int
+    inputs: int
+    def __init__(self, name: _Optional[str] = ..., outputs: _Optional[int] = ..., inputs: _Optional[int] = ...) -> None: ...
 
 class ModelPooling(_message.Message):
     __slots__ = ("hidden_size", "kind", "normalize", "judge", "refusal")

@@ -53,6 +53,7 @@ class AskedAnswer:
     form_path: str = ""  # the field of the body that has the form of the outputs
     called: str = ""  # what the client calls the request in its logs
     chosen_id: bool = False  # the client has named the request, and so may come back to it
+    lora: str = ""  # the digest of the adapter that computes it; empty: none
 
 
 def read_common(fields: FieldReader, request: inference_pb2.GenerateRequest) -> AskedAnswer:

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from starlette.types import Receive, Scope, Send
 
+from octavo.model_files.lora_files import files_of
 from octavo.net.security.trail import ADMIN, AccessTrail, Caller
 from octavo.request.errors import FieldViolation, InvalidArgument, NotFound, PermissionDenied
 from octavo.v1 import admin_pb2
-from router.fleet.named_adapters import NamedAdapters
 from router.http.answers import called
 from router.http.bodies.field_reader import FieldReader
 from router.http.bodies.json_body import BodyReader, parse_object
 from router.http.reply import Reply
+from router.named.named_adapters import NamedAdapters
 
 FIELDS = {"name": "lora_name", "source": "lora_path"}
 
@@ -35,15 +36,29 @@ def _fields_of_body() -> Iterator[None]:
 
 
 def _below(folder: str, path: str) -> str:
-    """The folder of an adapter that a client names. Raises InvalidArgument for one that is elsewhere."""
+    """The folder, or the GGUF file, of an adapter that a client names.
+
+    Raises InvalidArgument if it is elsewhere, or one of its files, once links are followed.
+    """
     root = Path(folder).expanduser().resolve()
     try:
         source = (root / path).resolve()
+        outside = [file.name for file in files_of(source) if not file.resolve().is_relative_to(root)]
     except (ValueError, OSError, RuntimeError) as error:  # such as a loop of links
         raise InvalidArgument("lora_path", f"is no path: {error}"[:200]) from None
-    if not path or not source.is_relative_to(root) or source == root:
+    if not source.is_relative_to(root) or source == root:
         raise InvalidArgument("lora_path", f"must be a folder below {root}")
+    if outside:
+        raise InvalidArgument("lora_path", f"its {outside[0]} is a link to a place that is not below {root}")
     return str(source)
+
+
+def _required(fields: FieldReader, name: str, what: str) -> str:
+    """A text that must be there."""
+    if fields.get(name) in (None, ""):
+        fields.take_any(name)
+        fields.refuse(name, f"is required: {what}")
+    return fields.take_text(name)
 
 
 @dataclass(eq=False)
@@ -61,7 +76,7 @@ class AdapterEndpoint:
                 what = "adapters are added with octavo adapter, or here by a router with --adapter-folder"
                 raise PermissionDenied(f"{scope['path']}: {what}")
             fields = FieldReader(parse_object(await self.bodies.read(scope, receive)))
-            name = fields.take_text("lora_name") or ""
+            name = _required(fields, "lora_name", "the name that requests use as their model")
             caller = Caller.of_request(scope)
             with _fields_of_body():
                 done = await (self._load if scope["path"].startswith("/v1/load") else self._unload)(
@@ -70,7 +85,8 @@ class AdapterEndpoint:
             await reply.send_text(f"Success: LoRA adapter '{name}' {done} successfully.")
 
     async def _load(self, name: str, fields: FieldReader, caller: Caller) -> str:
-        path, replaces = fields.take_text("lora_path") or "", fields.take_flag("load_inplace")
+        path = _required(fields, "lora_path", f"the adapter's folder, below {self.folder}")
+        replaces = fields.take_flag("load_inplace")
         model = fields.take_text("base_model_name") or None
         fields.refuse_rest()
         fields.checks.raise_found()

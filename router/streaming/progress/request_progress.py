@@ -203,7 +203,7 @@ class RequestProgress:
 
     def _facts(self, reason: str, now: float) -> dict[str, str | int]:
         record, start = self.record, self.start
-        names = {"tenant": record.tenant, "worker": self.worker, "called": self.called}
+        names = {"tenant": record.tenant, "worker": self.worker, "called": self.called, "lora": record.lora}
         num_moves = sum(self._epochs.values())  # changes of the owner by a migration, as far as they were noticed here
         times = {"queued_ms": self.placed_at, "first_token_ms": self.first_token_at, "total_ms": now}
         return {

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from octavo.store.memory import MemoryStore
+from router.named.named_prefixes import NamedPrefixes
 from router.prefixes import prefix_maker
-from router.prefixes.named_prefixes import NamedPrefixes
 from router.prefixes.prefix_maker import PrefixMaker
 
 DAYS = [datetime.date(2026, 11, 27), datetime.date(2026, 11, 28)]

@@ -1,14 +1,12 @@
 """The prefixes that operators have named, as the store has them: found by name, and counted where prompts begin so."""
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 
 from octavo.request.errors import NotFound, TooManyPrefixes
 from octavo.request.named_prefix import MAX_PREFIXES, NamedPrefix, key_of
 from octavo.store.base import Store
-
-log = logging.getLogger(__name__)
+from router.named.named_entries import NamedEntries
 
 
 class NamedPrefixes:
@@ -16,26 +14,18 @@ class NamedPrefixes:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._packed: dict[str, bytes] = {}
-        self._known: dict[str, NamedPrefix] = {}  # by key
+        self._entries = NamedEntries(store.prefixes, NamedPrefix.parse, "prefix")
         self.num_requests: Counter[str] = Counter()  # by key: prompts that began so
 
     async def refresh(self) -> None:
         """Reads what the store has. Raises StoreUnavailable."""
-        packed = await self._store.prefixes()
-        if packed == self._packed:
-            return
-        self._packed, self._known = packed, {}
-        for key, value in packed.items():
-            try:
-                self._known[key] = NamedPrefix.parse(value)
-            except (ValueError, TypeError, KeyError) as error:
-                log.warning("the prefix %r in the store cannot be read: %r", key, error)
-        self.num_requests = Counter({key: count for key, count in self.num_requests.items() if key in self._known})
+        if await self._entries.refresh():
+            known = self._entries.known
+            self.num_requests = Counter({key: count for key, count in self.num_requests.items() if key in known})
 
     def all(self) -> list[NamedPrefix]:
         """In the order of their names."""
-        return sorted(self._known.values(), key=lambda each: (each.name, each.model, each.tenant))
+        return sorted(self._entries.known.values(), key=lambda each: (each.name, each.model, each.tenant))
 
     async def add(self, prefix: NamedPrefix) -> None:
         """Raises TooManyPrefixes, StoreUnavailable."""
@@ -45,7 +35,7 @@ class NamedPrefixes:
 
     async def replace(self, old: NamedPrefix, new: NamedPrefix) -> None:
         """The new one stands in the old one's place, unless there is one of its model. Raises StoreUnavailable."""
-        is_there = new.key in self._known
+        is_there = new.key in self._entries.known
         if not is_there and not await self._store.put_prefix(new.key, new.pack(), MAX_PREFIXES + 1):
             return  # a name too many, also once the old one is gone
         await self._store.drop_prefix(old.key)
@@ -60,15 +50,15 @@ class NamedPrefixes:
     async def find(self, model: str, tenant: str, name: str) -> NamedPrefix:
         """Raises NotFound. One that this router does not know may have been added a moment ago."""
         key = key_of(model, tenant, name)
-        if key not in self._known:
+        if key not in self._entries.known:
             await self.refresh()
-        if key not in self._known:
+        if key not in self._entries.known:
             raise _missing(name)
-        return self._known[key]
+        return self._entries.known[key]
 
     def note_prompt(self, model: str, tenant: str, tokens: Sequence[int]) -> None:
         """Counts a request, by each prefix with which its prompt begins."""
-        for key, prefix in self._known.items():
+        for key, prefix in self._entries.known.items():
             if (prefix.model, prefix.tenant) == (model, tenant) and begins_with(tokens, prefix.tokens):
                 self.num_requests[key] += 1
 

@@ -14,7 +14,7 @@ from octavo.model_files.lora_files import read_lora
 from octavo.request.errors import BadModel, InvalidArgument, NotFound, TooManyAdapters
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_to_wire
-from router.fleet import named_adapters
+from router.named import named_adapters
 
 PROMPT = list(range(40))
 PARAMS = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
