@@ -23,7 +23,7 @@ WIRE_MODULES = {
     "router/streaming/prompts": ("prompt_ends", "prefixed"),
     "router/http/paths": ("adapters", "several_answers", "text_calls"),
     "router/http/prompts": ("output_scores", "prompt_scores"),
-    "router/fleet": ("worker_link", "worker_streams", "progress_calls"),
+    "router/fleet": ("worker_facts", "worker_link", "worker_streams", "progress_calls"),
     "router/pooling": ("vector_messages",),
     "router/admin": ("admin_service", "messages", "cluster_watch"),
     "router/http": (

@@ -33,7 +33,7 @@ class LoraSupport:
             what = f"an adapter of {files.num_bytes} bytes does not fit {self.max_bytes}"
             raise TooLarge(f"{files.path}: {what}: give workers more with --adapter-bytes")
         if self.num_layers:
-            for matrix in files.tensors:
+            for matrix in sorted(files.tensors, reverse=True):  # of other models most have another number of layers
                 self._check_place(files, matrix)
 
     def _check_place(self, files: LoraFiles, matrix: LoraMatrix) -> None:

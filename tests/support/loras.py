@@ -30,7 +30,8 @@ def write_lora(
     tensors: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in modules and isinstance(module, nn.Linear):
-            for side, shape in (("A", (rank, module.in_features)), ("B", (module.out_features, rank))):
+            own = dict(config.get("rank_pattern") or {}).get(name.rpartition(".")[2], rank)
+            for side, shape in (("A", (own, module.in_features)), ("B", (module.out_features, own))):
                 numbers = torch.randn(shape, generator=generator) * size
                 tensors[f"base_model.model.{name}.lora_{side}.weight"] = numbers.to(dtype)
     return write_files(folder, tensors, {"r": rank, "lora_alpha": alpha, "target_modules": list(modules), **config})
@@ -44,6 +45,33 @@ def write_files(folder: Path, tensors: dict[str, Tensor], config: dict[str, obje
     return folder
 
 
+def write_gguf_lora(path: Path, folder: Path, arch: str, heads: tuple[int, int]) -> Path:
+    """The adapter of a folder as llama.cpp's converter writes it, for a model with so many heads of queries and keys."""
+    from gguf import GGUFWriter
+
+    config = json.loads((folder / "adapter_config.json").read_text())
+    writer = GGUFWriter(path, arch)
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(config["lora_alpha"]))
+    stored = {
+        "self_attn.o_proj": "attn_output",
+        **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+    }
+    stored |= {f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}
+    for name, tensor in load_file(folder / "adapter_model.safetensors").items():
+        _, _, _, _, layer, block, module, side, _ = name.split(".")
+        turned = {"q_proj": heads[0], "k_proj": heads[1]}.get(module) if arch == "llama" and side == "lora_B" else None
+        if turned is not None:  # rows i and i + half of a head come to stand beside each other
+            tensor = tensor.view(turned, 2, -1, tensor.shape[-1]).transpose(1, 2).reshape(tensor.shape)
+        writer.add_tensor(f"blk.{layer}.{stored[f'{block}.{module}']}.weight.{side.lower()}", tensor.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def write_small_lora(folder: Path, number: float, size: int = 4) -> Path:
     """An adapter for runners without a model, which look at its digest alone: 8 * `size` bytes."""
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
@@ -55,18 +83,22 @@ def write_small_lora(folder: Path, number: float, size: int = 4) -> Path:
 def adapted(model: nn.Module, folder: Path) -> Iterator[nn.Module]:
     """The model of Transformers with an adapter, computed beside each module's own output."""
     config = json.loads((folder / "adapter_config.json").read_text())
-    rank, alpha = config["r"], config["lora_alpha"]
-    scale = alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
     tensors = load_file(folder / "adapter_model.safetensors")
     hooks = []
 
-    def hook(a: Tensor, b: Tensor) -> object:
+    def hook(module: str, a: Tensor, b: Tensor) -> object:
+        alpha, rank = config.get("alpha_pattern", {}).get(module, config["lora_alpha"]), len(a)
+        scale = alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
         return lambda module, inputs, output: output + (inputs[0] @ a.float().T @ b.float().T) * scale
 
     for name, module in model.named_modules():
         a = tensors.get(f"base_model.model.{name}.lora_A.weight")
         if a is not None:
-            hooks.append(module.register_forward_hook(hook(a, tensors[f"base_model.model.{name}.lora_B.weight"])))
+            hooks.append(
+                module.register_forward_hook(
+                    hook(name.rpartition(".")[2], a, tensors[f"base_model.model.{name}.lora_B.weight"])
+                )
+            )
     try:
         yield model
     finally:

@@ -5,12 +5,12 @@ import shutil
 import pytest
 import torch
 import transformers
-from loras import ATTENTION, adapted, greedy, write_lora
+from loras import ATTENTION, adapted, greedy, write_gguf_lora, write_lora
 from safetensors.torch import load_file, save_file
 
 from gpu_worker import LLM, LoRARequest, SamplingParams
 from gpu_worker.ops import native
-from octavo.model_files.lora_files import WEIGHTS
+from octavo.model_files.lora_files import WEIGHTS, read_lora
 from octavo.request.errors import BadModel, InvalidArgument, NotFound, TooLarge, Unimplemented
 
 TOKENS = 100
@@ -25,12 +25,13 @@ FORMS = [  # rank, alpha, modules, type, further settings
     {"rank": 8, "alpha": 16, "modules": ("gate_proj", "down_proj")},
     {"rank": 8, "alpha": 16, "dtype": torch.bfloat16},
     {"rank": 8, "alpha": 16, "dtype": torch.float16, "modules": ("k_proj", "o_proj", "up_proj")},
+    {"rank": 4, "alpha": 8, "rank_pattern": {"q_proj": 16, "down_proj": 2}, "alpha_pattern": {"k_proj": 3}},
 ]
 
 
 @pytest.fixture(scope="module")
 def loras(folder, tmp_path_factory):
-    """The folders of ten adapters for the tiny model."""
+    """The folders of eleven adapters for the tiny model."""
     where = tmp_path_factory.mktemp("loras")
     return [write_lora(where / f"a{i}", folder[1], seed=i, **form) for i, form in enumerate(FORMS)]
 
@@ -88,7 +89,7 @@ def test_bits_are_those_of_the_row_alone(folder, loras, quantization):
     if native.load() is None:
         pytest.skip("torch rounds by shape")
     scored = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=3)
-    given, asked = prompts(11), [*requests(loras), None]
+    given, asked = prompts(len(FORMS) + 1), [*requests(loras), None]
     options = {"kv_cache_bytes": "8MiB", "swap_bytes": 0, "prefix_caching": False, "quantization": quantization}
     with LLM(str(folder[0]), **options) as llm:
         alone = [
@@ -159,7 +160,7 @@ def test_forks_swaps_beams_and_drafts_keep_their_adapter(folder, loras):
 
 
 def test_what_is_wrong_is_said_before_a_step(llm, folder, loras, tmp_path):
-    with pytest.raises(NotFound, match=r"no adapter_config\.json there"):
+    with pytest.raises(NotFound, match=r"the folder is empty"):
         ask(llm, [1], LoRARequest("x", 1, str(tmp_path)))
     with pytest.raises(InvalidArgument, match="lora_request: 1 for 2 prompts"):
         llm.generate([[1], [2]], lora_request=[None], use_tqdm=False)
@@ -169,8 +170,21 @@ def test_what_is_wrong_is_said_before_a_step(llm, folder, loras, tmp_path):
         llm.embed([[1]], lora_request=requests(loras)[0], use_tqdm=False)
     config = transformers.LlamaConfig(**{**folder[1].config.to_dict(), "num_hidden_layers": 3, "hidden_size": 64})
     other = write_lora(tmp_path / "other", transformers.LlamaForCausalLM(config), seed=1)
-    with pytest.raises(BadModel, match="it has layer 2, and the model 2 layers"):
+    with pytest.raises(BadModel, match=r"q_proj\.lora_A\.weight is of layer 2, and the model has 2 layers"):
         ask(llm, [1], LoRARequest("x", 1, str(other)))
     with LLM(str(folder[0]), kv_cache_bytes="8MiB", swap_bytes=0, adapter_bytes=0) as none:
         with pytest.raises(Unimplemented, match="no memory for adapters"):
             ask(none, [1], requests(loras)[0])
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_an_adapter_in_a_gguf_file_is_the_one_in_its_folder(llm, folder, loras, tmp_path, arch):
+    """llama.cpp interleaves the rows of queries and keys for Llama's models, and for others it does not."""
+    heads = folder[1].config.num_attention_heads, folder[1].config.num_key_value_heads
+    ranks = write_lora(tmp_path / "ranks", folder[1], seed=1, rank=4, alpha=8, rank_pattern={"q_proj": 16})
+    for number, one in enumerate((loras[0], loras[4], ranks)):
+        path = write_gguf_lora(tmp_path / f"{number}.gguf", one, arch, heads)
+        of_file, of_folder = (LoRARequest("x", 1, str(each)) for each in (path, one))
+        assert ask(llm, prompts(1)[0], of_file).token_ids == ask(llm, prompts(1)[0], of_folder).token_ids
+        same_order = arch == "qwen2" and one is not ranks
+        assert (read_lora(path).digest == read_lora(one).digest) == same_order

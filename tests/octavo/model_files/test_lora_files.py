@@ -9,7 +9,8 @@ import torch
 from loras import write_files
 from safetensors.torch import load_file, save_file
 
-from octavo.model_files.lora_files import CONFIG, MAX_BYTES, MAX_HEADER, WEIGHTS, LoraMatrix, read_lora
+from octavo.model_files.lora_files import CONFIG, MAX_BYTES, MAX_HEADER, WEIGHTS, read_lora
+from octavo.model_files.lora_tensors import LoraMatrix
 from octavo.request.errors import BadModel, NotFound, ServingError, TooLarge
 
 LAYER = "base_model.model.model.layers.1.self_attn.q_proj.lora_"
@@ -42,6 +43,7 @@ def test_the_digest_is_that_of_what_counts(lora, tmp_path):
     first = read_lora(lora).digest
     reconfigure(lora, lora_dropout=0.5, base_model_name_or_path="elsewhere", target_modules="all-linear")
     reconfigure(lora, layers_to_transform=[1], layers_pattern="layers", rank_pattern={}, alpha_pattern={})
+    reconfigure(lora, ensure_weight_tying=False)
     save_file(dict(reversed(tensors().items())), lora / WEIGHTS, metadata={"format": "pt"})
     assert read_lora(lora.rename(tmp_path / "renamed")).digest == first
     lora = tmp_path / "renamed"
@@ -81,8 +83,12 @@ def test_another_digest_than_the_one_wanted_is_refused(lora):
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\] is not computed here"),
         ({"bias": "lora_only"}, "bias 'lora_only' is not computed here"),
         ({"lora_bias": True}, "lora_bias True is not"),
-        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
-        ({"alpha_pattern": {"q_proj": 4}}, "alpha_pattern"),
+        ({"rank_pattern": {"q_proj": 4}}, "is not of rank 4"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern {'q_proj': 0} is not a whole number"),
+        ({"alpha_pattern": {"q_proj": "4"}}, "alpha_pattern {'q_proj': '4'} is no number"),
+        ({"rank_pattern": {"(a+)+b": 4}}, r"rank_pattern has the expression '\(a\+\)\+b': only names of modules"),
+        ({"alpha_pattern": ["q_proj"]}, r"alpha_pattern \['q_proj'\] has no names"),
+        ({"ensure_weight_tying": True}, "ensure_weight_tying True is not computed here"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out True"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' changes the weights of the model"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
@@ -208,6 +214,68 @@ def test_damaged_files_are_refused_and_crash_nothing(lora, tmp_path):
     (lora / CONFIG).unlink()
     with pytest.raises(NotFound, match=r"no adapter_config\.json there"):
         read_lora(lora)
-    with pytest.raises(BadModel, match="GGUF"):
-        read_lora(tmp_path / "x.gguf")
     assert load_file(lora / WEIGHTS)
+
+
+def test_what_is_not_there_is_named_with_the_remedy(lora, tmp_path):
+    def said(path):
+        with pytest.raises(NotFound) as error:
+            read_lora(path)
+        return error.value.message
+
+    (tmp_path / "empty").mkdir()
+    assert "there is no such folder" in said(tmp_path / "none")
+    assert "the folder is empty" in said(tmp_path / "empty")
+    assert "no file x.gguf there" in said(tmp_path / "x.gguf")
+    assert "is a file: give the folder" in said(lora / WEIGHTS)
+    (lora / WEIGHTS).rename(lora / "adapter_model.bin")
+    assert "adapter_model.bin, a pickle" in said(lora)
+    assert "safe_serialization=True" in said(lora)
+    (lora / "x.gguf").touch()
+    (lora / CONFIG).unlink()
+    assert "x.gguf: give the path of that file" in said(lora)
+
+
+def test_patterns_give_modules_ranks_and_scales_of_their_own(tmp_path):
+    """By what PEFT does: a name counts where a module's name ends with it at a dot; the first one counts."""
+    stem = "base_model.model.model.layers.{}.self_attn.{}.lora_"
+    ranks = {(0, "q_proj"): 4, (1, "q_proj"): 8, (0, "k_proj"): 2, (1, "k_proj"): 2}
+    found = {}
+    for (layer, module), rank in ranks.items():
+        found[stem.format(layer, module) + "A.weight"] = torch.ones(rank, 3)
+        found[stem.format(layer, module) + "B.weight"] = torch.ones(5, rank)
+    patterns = {
+        "rank_pattern": {"layers.0.self_attn.q_proj": 4, "q_proj": 8},
+        "alpha_pattern": {r"^model\.layers.1.self_attn.k_proj": 6},
+    }
+    folder = write_files(tmp_path / "a", found, {"r": 2, "lora_alpha": 4, **patterns})
+    read = read_lora(folder)
+    assert (read.rank, read.scale) == (8, 2.0)
+    assert read.scales == {(0, "q_proj"): 1.0, (1, "q_proj"): 0.5, (1, "k_proj"): 3.0}
+    reconfigure(folder, alpha_pattern={"k_proj": 6})
+    assert read_lora(folder).digest != read.digest
+    reconfigure(folder, alpha_pattern={}, rank_pattern={"proj": 8})  # no module's name ends so at a dot
+    with pytest.raises(BadModel, match="is not of rank 2"):
+        read_lora(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_number_that_is_none_is_refused_with_its_tensor(lora, dtype):
+    """All numbers of 16 bits; of 32, those in which the upper half says it, and those in which the lower half does."""
+    bits = torch.arange(1 << 16, dtype=torch.int32)
+    if dtype is torch.float32:
+        numbers = torch.cat([bits << 16, 0x7F800000 | bits, 0x7F000000 | bits]).view(torch.float32)
+    else:
+        numbers = bits.to(torch.int16).view(dtype)
+    finite = numbers[numbers.isfinite()]
+    odd = numbers[~numbers.isfinite()]
+    good = {f"{LAYER}A.weight": finite[None, : len(finite)].clone(), f"{LAYER}B.weight": torch.ones(4, 1)}
+    reconfigure(lora, r=1)
+    save_file(good, lora / WEIGHTS)
+    assert read_lora(lora).num_bytes
+    for number in odd[:: max(1, len(odd) // 50)]:
+        b = torch.ones(4, 1, dtype=dtype)
+        b[2, 0] = number
+        save_file(good | {f"{LAYER}B.weight": b}, lora / WEIGHTS)
+        with pytest.raises(BadModel, match=r"q_proj\.lora_B\.weight has numbers that are infinite or NaN"):
+            read_lora(lora)

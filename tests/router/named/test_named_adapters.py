@@ -1,20 +1,27 @@
 """Adapters with names, through routers and workers of one process whose tokens depend on the digest."""
 
 import asyncio
+import logging
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
 from live.oracle import Oracle
 from loras import write_small_lora
 
+from gpu_worker.testing.fake_runner import FakeRunner
 from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.client import SamplingParams
 from octavo.model_files.lora_files import read_lora
-from octavo.request.errors import BadModel, InvalidArgument, NotFound, TooManyAdapters
-from octavo.v1 import inference_pb2, types_pb2
+from octavo.model_files.lora_support import LoraSupport
+from octavo.request.errors import BadModel, InvalidArgument, NotFound, TooLarge, TooManyAdapters, Unimplemented
+from octavo.store.memory import MemoryStore
+from octavo.v1 import admin_pb2, inference_pb2, types_pb2
 from octavo.wire.public import sampling_to_wire
 from router.named import named_adapters
+from router.named.named_adapters import NamedAdapter
+from router.named.named_entries import NamedEntries
 
 PROMPT = list(range(40))
 PARAMS = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
@@ -84,7 +91,7 @@ async def test_what_a_router_refuses(world, folders, tmp_path, monkeypatch):
         ("a", "relative", InvalidArgument, "must be an absolute path"),
         ("a", "/" + "x" * 1024, InvalidArgument, "at most 1024 characters"),
         ("a", tmp_path, NotFound, "no adapter_config"),
-        ("a", tmp_path / "a.gguf", BadModel, "GGUF"),
+        ("a", tmp_path / "a.gguf", NotFound, "no file a.gguf there"),
     ):
         with pytest.raises(error, match=words):
             await adapters.add(name, str(source))
@@ -126,7 +133,7 @@ async def test_a_worker_that_cannot_read_it_says_why(world, folders):
     with pytest.raises(BadModel, match=f"has the digest {read_lora(folders[1]).digest} now"):
         await ask(client, "a")
     shutil.rmtree(folders[0])
-    with pytest.raises(NotFound, match="no adapter_config"):
+    with pytest.raises(NotFound, match="there is no such folder"):
         await ask(client, "a")
 
 
@@ -140,75 +147,6 @@ async def test_an_adapter_goes_where_it_is_in_memory(world, folders):
     for number in range(6):
         await ask(client, "a", [number, 5, 6])
     assert sum(worker.shelf.num_loaded for worker in world.workers) == 1
-
-
-async def test_over_http_as_with_vllm(world, folders, tmp_path):
-    await start(world, workers=1, routers=1, adapter_folder=str(tmp_path))
-    endpoint = world.routers[0].http_endpoint
-
-    async def post(path, **body):
-        status, _, answer = await world.http(endpoint, path, body, method="POST")
-        return status, answer if status == 200 else answer["error"]["message"]
-
-    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-    assert await post(load, lora_name="a", lora_path="a0") == (200, b"Success: LoRA adapter 'a' added successfully.")
-    status, words = await post(load, lora_name="a", lora_path="a1")
-    assert (status, words) == (400, "lora_name: a is there: to replace it, send load_inplace: true")
-    assert (await post(load, lora_name="a", lora_path=str(folders[1]), load_inplace=True))[0] == 200
-    for path in ("", ".", "..", "/etc", "../x", "a0/../.."):
-        assert await post(load, lora_name="b", lora_path=path) == (400, f"lora_path: must be a folder below {tmp_path}")
-    status, answer = await post(
-        "/v1/completions",
-        model="a",
-        prompt=PROMPT,
-        max_tokens=30,
-        temperature=0,
-        ignore_eos=True,
-        return_token_ids=True,
-    )
-    assert (status, answer["model"]) == (200, "a")
-    assert answer["choices"][0]["token_ids"] == expected(folders[1])
-    listed = (await world.http(endpoint, "/v1/models"))[2]["data"]
-    assert [(model["id"], model.get("parent")) for model in listed] == [("witness", None), ("a", "witness")]
-    assert (await world.http(endpoint, "/v1/models/a"))[2]["parent"] == "witness"
-    status, words = await post("/v1/embeddings", model="a", input=[1, 2])
-    assert status == 404, words
-    assert (await post(unload, lora_name="a", lora_int_id=1))[0] == 200
-    assert (await post(unload, lora_name="a"))[0] == 404
-
-
-async def test_what_is_refused_over_http_is_said_of_its_field(world, folders, tmp_path):
-    await start(world, workers=1, routers=1, adapter_folder=str(tmp_path))
-    endpoint = world.routers[0].http_endpoint
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    good = {"lora_name": "a", "lora_path": "a0"}
-    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-    for path, change, status, words in (
-        (load, {"lora_path": "a\0b"}, 400, "lora_path: is no path"),
-        (load, {"lora_path": "loop/x"}, 400, "lora_path: is no path"),
-        (load, {"lora_path": "x" * 300}, 400, "cannot be read as an adapter"),
-        (load, {"lora_path": "x/" * 600}, 400, "lora_path: must be an absolute path of at most"),
-        (load, {"lora_name": "a/b"}, 400, "lora_name: 1 to 64 letters"),
-        (load, {"lora_name": None}, 400, "lora_name: 1 to 64 letters"),
-        (load, {"base_model_name": "other"}, 400, "base_model_name: no model 'other' here"),
-        (unload, {"lora_path": None}, 404, "lora_name: no adapter 'a' here"),
-    ):
-        found, _, answer = await world.http(endpoint, path, good | change, method="POST")
-        assert found == status, answer
-        assert words in answer["error"]["message"]
-    assert world.routers[0].adapters.all() == []
-    for path, body in ((load, good | {"base_model_name": "witness"}), (unload, {"lora_name": "a"})):
-        status, headers, _ = await world.http(endpoint, path, body, method="POST", x_request_id="mine")
-        assert (status, headers["x-request-id"], headers["content-type"]) == (200, "mine", "text/plain; charset=utf-8")
-
-
-async def test_nobody_names_adapters_over_http_without_a_folder(world, folders):
-    await start(world, workers=1, routers=1)
-    body = {"lora_name": "a", "lora_path": str(folders[0])}
-    for path in ("load", "unload"):
-        found = await world.http(world.routers[0].http_endpoint, f"/v1/{path}_lora_adapter", body, method="POST")
-        assert found[0] == 403
-        assert "--adapter-folder" in found[2]["error"]["message"]
 
 
 async def test_a_router_looks_for_a_name_that_was_added_elsewhere_a_moment_ago(world, folders, monkeypatch):
@@ -227,3 +165,108 @@ async def test_a_router_looks_for_a_name_that_was_added_elsewhere_a_moment_ago(w
         found = await world.http(world.routers[1].http_endpoint, path.format(name), **call)
         assert "no model" not in str(found[2]), found
         assert world.routers[1].adapters.find(name) is not None
+
+
+async def test_a_name_is_not_given_to_what_no_worker_of_the_model_runs(world, folders, tmp_path):
+    """One that is known to take it suffices, and so does one that says nothing."""
+    runners = [WitnessRunner(), WitnessRunner()]
+    shapes = LoraSupport(num_layers=1, shapes={"q_proj": (4, 8)})
+    runners[0].info = replace(runners[0].info, lora_support=shapes)
+    runners[1].info = replace(runners[1].info, lora_support=replace(shapes, shapes={"q_proj": (4, 4)}))
+    await world.worker(FakeRunner())  # takes none
+    first = await world.worker(runners[0], adapter_bytes=64)
+    await world.router()
+    await world.ready()
+    adapters = world.routers[0].adapters
+    for folder, model, error, words in (
+        (folders[0], "witness", BadModel, r"q_proj\.lora_A\.weight is for 4 inputs, and the model's q_proj has 8"),
+        (
+            write_small_lora(tmp_path / "large", 1, 16),
+            "witness",
+            TooLarge,
+            "128 bytes does not fit 64: .*--adapter-bytes",
+        ),
+        (folders[0], "fake", Unimplemented, "model: fake takes no adapters: .*Llama's family"),
+    ):
+        with pytest.raises(error, match=words):
+            await adapters.add("a", str(folder), model)
+    assert adapters.all() == []
+    await world.worker(runners[1])
+    await world.ready()
+    await adapters.add("a", str(folders[0]), "witness")
+    await world.kill(first)
+    assert await ask(world.client(), "a") == expected(folders[0])
+
+
+async def test_a_name_whose_model_is_gone_says_so_and_no_worker_of_another_model_has_it(world, folders):
+    other = WitnessRunner()
+    other.info = replace(other.info, model="other", fingerprint="others")
+    await world.worker(WitnessRunner())
+    await world.worker(other)
+    await world.router()
+    await world.ready()
+    await world.routers[0].adapters.add("a", str(folders[0]), "witness")
+    await world.routers[0].adapters.add("b", str(folders[0]), "other")
+    await ask(world.client(), "b")
+    link = next(link for link in world.routers[0].pool.links.values() if link.facts.model == "other")
+    await world.until(lambda: link.view().adapters)
+    listed = (await world.admin().ListAdapters(admin_pb2.ListAdaptersRequest())).adapters
+    assert [(each.name, list(each.loaded_on), each.num_workers) for each in listed] == [
+        ("a", [], 1),
+        ("b", ["worker-1"], 1),
+    ]
+    with pytest.raises(NotFound, match="no model 'c' here; there is other, witness, and of adapters a, b"):
+        await ask(world.client(), "c")
+    gone = NamedAdapter("d", "gone", "0" * 32, "/d", 1, 1)
+    await MemoryStore(world.state).put_adapter("d", gone.pack(), 9)
+    with pytest.raises(NotFound, match="model: d is an adapter of gone, which is not served here"):
+        await ask(world.client(), "d")
+    listed = (await world.admin().ListAdapters(admin_pb2.ListAdaptersRequest())).adapters
+    assert [each.num_workers for each in listed] == [1, 1, 0]
+
+
+async def test_a_request_says_with_which_adapter_it_ran(world, folders, caplog):
+    caplog.set_level(logging.INFO)
+    await start(world, workers=1, routers=1)
+    for number in (0, 1):
+        await world.routers[0].adapters.add(f"a{number}", str(folders[number]))
+    client, endpoint = world.client(), world.routers[0].http_endpoint
+    fingerprints = set()
+    for name, folder in (("a0", folders[0]), ("a1", folders[1]), ("witness", None)):
+        digest, names = (read_lora(folder).digest, (name,)) if folder else ("", ())
+        await ask(client, name, request_id=f"of-{name}")
+        status = await client.get(f"of-{name}")
+        assert (status.model, status.lora, status.lora_names) == ("witness", digest, names)
+        kept = (await world.http(endpoint, f"/v1/requests/of-{name}"))[2]
+        assert kept["model"] == name
+        fingerprints.add(kept["system_fingerprint"])
+        assert digest in kept["system_fingerprint"]
+        body = {"model": name, "prompt": [1], "max_tokens": 1}
+        assert (await world.http(endpoint, "/v1/completions", body, method="POST"))[2][
+            "system_fingerprint"
+        ] in fingerprints
+        said = [
+            record.about for record in caplog.records if getattr(record, "about", {}).get("request") == f"of-{name}"
+        ]
+        assert [each.get("lora", "") for each in said if "end" in each][:1] == [digest]
+    assert len(fingerprints) == 3
+
+
+async def test_an_older_answer_of_the_store_never_comes_after_a_newer_one():
+    """However long each takes: two that are under way at once may end in the other order."""
+    content, read = {"a": b"1"}, []
+
+    async def slow():
+        found = dict(content)
+        read.append(found)
+        await asyncio.sleep(0.05 if len(read) == 1 else 0)
+        return found
+
+    entries = NamedEntries(slow, bytes.decode, "thing")
+    first = asyncio.create_task(entries.refresh())
+    while not read:
+        await asyncio.sleep(0)
+    content["a"] = b"2"
+    await asyncio.gather(first, entries.refresh())
+    assert entries.known == {"a": "2"}
+    assert not await entries.refresh()
