@@ -2,17 +2,39 @@
 
 An adapter stays while a sequence here runs with it, or waits; of the others the one that was used longest ago goes
 first. Which are in use is asked when room is wanted, so nobody has to give one back.
+
+Where those in use leave no room, they take turns: once another adapter has been asked for in vain for TURN_S, the one
+that came into memory longest ago gets no new sequences until the other one is there. Before that it has had TURN_S for
+its own. So each waits no longer than the turns and the sequences of those before it.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gpu_worker.steps.runner import AdapterMemory, ReadAdapter
 from octavo.model_files.lora_support import NO_LORA, LoraSupport
 from octavo.request.errors import NoAdapterRoom, TooLarge, Unimplemented
 
+TURN_S = 2.0
+CLAIM_S = 3.0  # an adapter that nobody has asked for again for so long waits no more: routers ask twice a second
 MAX_SIZES = 1024  # of adapters whose sizes are remembered
+
+
+@dataclass(slots=True)
+class Claim:
+    """An adapter that has been asked for in vain."""
+
+    since: float
+    asked_at: float
+
+
+class KeptAdapter(NamedTuple):
+    number: int
+    num_bytes: int
+    since: float
 
 
 class AdapterShelf:
@@ -30,7 +52,8 @@ class AdapterShelf:
         self._support = support
         self._in_use = in_use
         self._max_bytes = max_bytes if memory is not None else 0
-        self._there: OrderedDict[str, tuple[int, int]] = OrderedDict()  # by digest: number and bytes; the latest last
+        self._there: OrderedDict[str, KeptAdapter] = OrderedDict()  # by digest; the one that was used last comes last
+        self._claims: dict[str, Claim] = {}  # by digest, the oldest first
         self._sizes: OrderedDict[str, int] = OrderedDict()  # by digest, of those that were read last
         self.digests: tuple[str, ...] = ()  # of what is there; replaced, never changed
         self.num_bytes = 0
@@ -74,7 +97,41 @@ class AdapterShelf:
         if digest not in self._there:
             return 0
         self._there.move_to_end(digest)
-        return self._there[digest][0]
+        return self._there[digest].number
+
+    def require_turn(self, digest: str) -> None:
+        """Before a sequence begins. Raises NoAdapterRoom while its adapter makes room for another one."""
+        if not digest or not self._claims or self._has_turn(digest):
+            return
+        self._note_claim(digest)
+        first = next(iter(self._claims))
+        raise NoAdapterRoom(f"adapter {digest} makes room for {first}, which has waited: place elsewhere, or retry")
+
+    def _has_turn(self, digest: str) -> bool:
+        now = time.monotonic()
+        self._drop_claims(now)
+        first = next(iter(self._claims), digest)
+        if first == digest or now - self._claims[first].since < TURN_S:
+            return True
+        used = self._in_use()
+        missing = self.num_bytes + self._sizes.get(first, 0) - self._max_bytes
+        missing -= sum(kept.num_bytes for kept in self._there.values() if kept.number not in used)
+        for each, kept in sorted(self._there.items(), key=lambda entry: entry[1].since):
+            if missing <= 0 or now - kept.since < TURN_S:
+                return True
+            if each == digest:
+                return False
+            missing -= kept.num_bytes if kept.number in used else 0
+        return True
+
+    def _note_claim(self, digest: str) -> None:
+        now = time.monotonic()
+        self._drop_claims(now)
+        self._claims.setdefault(digest, Claim(now, now)).asked_at = now
+
+    def _drop_claims(self, now: float) -> None:
+        """Forgets those who have gone elsewhere."""
+        self._claims = {each: claim for each, claim in self._claims.items() if now - claim.asked_at < CLAIM_S}
 
     def put(self, adapter: ReadAdapter) -> int:
         """Makes room for an adapter and keeps it. The same one again changes nothing.
@@ -85,9 +142,10 @@ class AdapterShelf:
         if number := self.find(adapter.digest):
             return number
         self._note_size(adapter)
-        self._make_room(memory, adapter.num_bytes)
+        self._make_room(memory, adapter)
         number = memory.add(adapter)
-        self._there[adapter.digest] = number, adapter.num_bytes
+        self._there[adapter.digest] = KeptAdapter(number, adapter.num_bytes, time.monotonic())
+        self._claims.pop(adapter.digest, None)
         self.num_bytes += adapter.num_bytes
         self.num_loaded += 1
         self.digests = tuple(self._there)
@@ -95,7 +153,7 @@ class AdapterShelf:
 
     def require_room(self, digest: str) -> None:
         """Before an adapter is read that was read before. Raises NoAdapterRoom if what is in use leaves it no room."""
-        self._idle_beside(self._sizes.get(digest, 0))
+        self._idle_beside(digest, self._sizes.get(digest, 0))
 
     def _note_size(self, adapter: ReadAdapter) -> None:
         self._sizes[adapter.digest] = adapter.num_bytes
@@ -103,24 +161,25 @@ class AdapterShelf:
         if len(self._sizes) > MAX_SIZES:
             self._sizes.popitem(last=False)
 
-    def _idle_beside(self, num_bytes: int) -> list[tuple[str, int, int]]:
-        """What may go for so many bytes: digest, number and size, the one first that was used longest ago."""
+    def _idle_beside(self, wanted: str, num_bytes: int) -> list[tuple[str, KeptAdapter]]:
+        """What may go for an adapter of so many bytes, the one first that was used longest ago."""
         used = self._in_use()
-        idle = [(digest, *kept) for digest, kept in self._there.items() if kept[0] not in used]
+        idle = [(digest, kept) for digest, kept in self._there.items() if kept.number not in used]
         missing = self.num_bytes + num_bytes - self._max_bytes
-        if missing > sum(size for _, _, size in idle):
-            kept = f"{self.num_bytes} of {self._max_bytes} bytes for adapters are in use"
-            raise NoAdapterRoom(f"{kept}, and this one wants {num_bytes}: place the sequence elsewhere")
+        if missing > sum(kept.num_bytes for _, kept in idle):
+            self._note_claim(wanted)
+            said = f"{self.num_bytes} of {self._max_bytes} bytes for adapters are in use"
+            raise NoAdapterRoom(f"{said}, and this one wants {num_bytes}: place the sequence elsewhere")
         return idle
 
-    def _make_room(self, memory: AdapterMemory, num_bytes: int) -> None:
-        missing = self.num_bytes + num_bytes - self._max_bytes
-        for digest, number, size in self._idle_beside(num_bytes):
+    def _make_room(self, memory: AdapterMemory, adapter: ReadAdapter) -> None:
+        missing = self.num_bytes + adapter.num_bytes - self._max_bytes
+        for digest, kept in self._idle_beside(adapter.digest, adapter.num_bytes):
             if missing <= 0:
                 break
-            memory.drop(number)
+            memory.drop(kept.number)
             del self._there[digest]
-            self.num_bytes -= size
+            self.num_bytes -= kept.num_bytes
             self.num_evicted += 1
-            missing -= size
+            missing -= kept.num_bytes
         self.digests = tuple(self._there)

@@ -158,7 +158,7 @@ class OfflineEngine:
 
     def _check_size(self, requests: Sequence[OfflineRequest]) -> None:
         """Raises TooLarge if a request can never run here, by admitting each to the empty queue and dropping it."""
-        for request in requests:
+        for request in sorted(requests, key=lambda request: request.adapter.digest):  # each adapter is read once
             self.scheduler.drop(self.admit(request))
 
     def _run_steps(self, requests: Sequence[OfflineRequest], bar: tqdm, guard: InterruptGuard) -> None:
@@ -187,14 +187,24 @@ class OfflineEngine:
     def _admit(
         self, waiting: deque[OfflineRequest], admitted: dict[SequenceId, tuple[OfflineRequest, ScheduledSequence]]
     ) -> None:
-        """Admits as many requests as the scheduler's queue takes. The rest waits outside, where it costs nothing."""
+        """Admits as many requests as the scheduler's queue takes. The rest waits outside, where it costs nothing.
+
+        Those whose adapter finds no room are passed over, until others have ended.
+        """
+        passed, without_room = [], set[str]()
         while waiting and self.has_room:
-            try:
-                sequence = self.admit(waiting[0])
-            except OutOfBlocks:
-                return  # until others have ended, whose adapters are in use
             request = waiting.popleft()
+            if request.adapter.digest in without_room:
+                passed.append(request)
+                continue
+            try:
+                sequence = self.admit(request)
+            except OutOfBlocks:
+                without_room.add(request.adapter.digest)
+                passed.append(request)
+                continue
             admitted[sequence.seq_id] = (request, sequence)
+        waiting.extendleft(reversed(passed))
 
     def _bring(self, digest: str, source: str) -> int:
         self.shelf.require_room(digest)
@@ -213,6 +223,7 @@ class OfflineEngine:
         root = hashing.root_key(info.fingerprint, info.layout, digest, request.salt, info.numerics)
         sequence = ScheduledSequence.from_admission(admission, root=root, now=time.monotonic())
         if digest:
+            self.shelf.require_turn(digest)
             sequence.adapter = self.shelf.find(digest) or self._bring(digest, source)
         sequence.beam_text = request.new_beam_text()
         if request.params.constraint is not None:

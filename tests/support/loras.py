@@ -46,7 +46,7 @@ def write_files(folder: Path, tensors: dict[str, Tensor], config: dict[str, obje
 
 
 def write_gguf_lora(path: Path, folder: Path, arch: str, heads: tuple[int, int]) -> Path:
-    """The adapter of a folder as llama.cpp's converter writes it, for a model with so many heads of queries and keys."""
+    """The adapter of a folder as llama.cpp's converter writes it. `heads`: those of queries and of keys."""
     from gguf import GGUFWriter
 
     config = json.loads((folder / "adapter_config.json").read_text())

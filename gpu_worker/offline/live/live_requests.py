@@ -94,19 +94,25 @@ class LiveRequests:
 
     def _admit_waiting(self) -> dict[str, LiveRequest]:
         """Admits those that have waited for room. Returns those that can never run here: they have ended."""
-        ended = {}
+        ended, passed, without_room = {}, [], set[str]()
         while self._waiting and self._engine.has_room:
             _, _, live = first = heappop(self._waiting)
             if self._live.get(live.request_id) is not live:
                 continue  # aborted; another request may have its id now
+            digest = live.request.adapter.digest
+            if digest in without_room:
+                passed.append(first)
+                continue
             try:
                 if not self._admit(live):
-                    heappush(self._waiting, first)
-                    break
+                    without_room.add(digest)
+                    passed.append(first)
             except ServingError as error:  # of the request, or of its adapter
                 live.request.end(FinishReason.ERROR, error.failure())
                 self._forget(live)
                 ended[live.request_id] = live
+        for each in passed:
+            heappush(self._waiting, each)
         return ended
 
     def _forget(self, live: LiveRequest) -> None:

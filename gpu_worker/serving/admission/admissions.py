@@ -147,6 +147,11 @@ class Admissions:
 
     def _give_adapter(self, sequence: Sequence, digest: str) -> AdmissionAnswer | None:
         """Within the command that admits: from here on the adapter stays. An answer: it has left for others."""
+        try:
+            if sequence.carried is None:  # what moves here with its blocks has begun
+                self._adapters.shelf.require_turn(digest)
+        except NoAdapterRoom as error:
+            return AdmissionAnswer(AdmissionOutcome.LATER, error.failure())
         sequence.adapter = self._adapters.shelf.find(digest)
         if sequence.adapter or not digest:
             return None

@@ -1,8 +1,11 @@
 """Which adapters are in memory: within the bound, never without those in use, and read beside the steps, once each."""
 
 import asyncio
+import random
 import threading
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -80,6 +83,60 @@ def test_the_bound_is_kept_and_what_is_in_use_stays(calls):
         assert memory.dropped == gone  # the one that was used longest ago goes first
         assert sum(each.num_bytes for each in memory.there.values()) == shelf.num_bytes <= 100
         assert set(shelf.digests) == {each.digest for each in memory.there.values()}
+
+
+@given(
+    st.integers(1, 3),
+    st.lists(st.floats(0.1, 4.0), min_size=4, max_size=4),
+    st.integers(0, 1 << 30),
+)
+def test_adapters_that_fill_the_memory_take_turns(room, lengths, seed):
+    """Four adapters are always asked for, twice a second, by sequences of such lengths; memory has room for some."""
+    chance = random.Random(seed)
+    clock, running = [0.0], []  # of each sequence its adapter's number and its end
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapter_shelf, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        shelf = AdapterShelf(Memory(), 10 * room, lambda: {number for number, _ in running})
+        began = {digest: [0.0] for digest in "abcd"}
+        while clock[0] < 120:
+            running = [each for each in running if each[1] > clock[0]]
+            digest = chance.choice("abcd")
+            try:
+                shelf.require_turn(digest)
+                running.append((shelf.put(Read(digest, 10)), clock[0] + lengths["abcd".index(digest)]))
+                began[digest].append(clock[0])
+            except OutOfBlocks:
+                pass
+            clock[0] += chance.uniform(0, 0.25)
+    waits = [later - earlier for times in began.values() for earlier, later in pairwise([*times, clock[0]])]
+    assert max(waits) < 4 * (adapter_shelf.TURN_S + max(lengths) + 4)  # of three others, and until it is asked again
+
+
+def test_while_another_adapter_waits_the_sequences_of_one_go_on_for_a_turn(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(adapter_shelf, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    used = lambda: {2} if shelf.digests == ("b",) else {1} if clock[0] < 4 else set()  # noqa: E731
+    shelf = AdapterShelf(Memory(), 10, lambda: used())
+    shelf.put(Read("a", 10))
+
+    def asks(digest):
+        try:
+            shelf.require_turn(digest)
+            shelf.put(Read(digest, 10))
+        except OutOfBlocks:
+            return False
+        return True
+
+    said = []
+    for tenth in range(60):
+        clock[0] = tenth / 10
+        said.append((asks("b") if tenth > 9 else False, asks("a")))
+    assert all(a for _, a in said[:30])  # b waits from the first second on, and a begins sequences for two more
+    assert not any(a for _, a in said[31:])
+    assert [tenth for tenth, (b, _) in enumerate(said) if b] == list(range(40, 60))  # a has ended; b has its turn
+    clock[0] += 20
+    used = set
+    assert asks("b")  # who has waited and never asks again holds up nobody
 
 
 def test_what_never_fits_is_refused_when_it_is_read():

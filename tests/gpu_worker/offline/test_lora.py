@@ -125,6 +125,7 @@ def test_adapters_take_turns_where_memory_holds_one(folder, loras):
             ask(llm, [1, 2], requests(loras)[4])
         few = [requests(loras)[i] for i in (0, 1, 2, 5, 6, 0, 2)]
         outputs = llm.generate(prompts(7), params(), lora_request=few, use_tqdm=False)
+        assert llm.engine.shelf.num_loaded <= 2 * len({lora.lora_path for lora in few})  # to check and to run
         for prompt, lora, output in zip(prompts(7), few, outputs, strict=True):
             assert ask(llm, prompt, lora).token_ids == output.outputs[0].token_ids
 

@@ -1,20 +1,24 @@
 """Adapters with names, through routers and workers of one process whose tokens depend on the digest."""
 
 import asyncio
+import json
 import logging
 import shutil
 import time
 from dataclasses import replace
 
 import pytest
+from effort import patience
 from live.oracle import Oracle
 from loras import write_small_lora
 
+from gpu_worker.engine import adapter_shelf
 from gpu_worker.testing.fake_runner import FakeRunner
 from gpu_worker.testing.witness_runner import WitnessRunner
 from octavo.client import SamplingParams
 from octavo.model_files.lora_files import read_lora
 from octavo.model_files.lora_support import LoraSupport
+from octavo.process import telemetry
 from octavo.request.errors import BadModel, InvalidArgument, NotFound, TooLarge, TooManyAdapters, Unimplemented
 from octavo.store.memory import MemoryStore
 from octavo.v1 import admin_pb2, inference_pb2, types_pb2
@@ -177,15 +181,10 @@ async def test_a_name_is_not_given_to_what_no_worker_of_the_model_runs(world, fo
     first = await world.worker(runners[0], adapter_bytes=64)
     await world.router()
     await world.ready()
-    adapters = world.routers[0].adapters
+    adapters, large = world.routers[0].adapters, write_small_lora(tmp_path / "large", 1, 16)
     for folder, model, error, words in (
         (folders[0], "witness", BadModel, r"q_proj\.lora_A\.weight is for 4 inputs, and the model's q_proj has 8"),
-        (
-            write_small_lora(tmp_path / "large", 1, 16),
-            "witness",
-            TooLarge,
-            "128 bytes does not fit 64: .*--adapter-bytes",
-        ),
+        (large, "witness", TooLarge, "128 bytes does not fit 64: .*--adapter-bytes"),
         (folders[0], "fake", Unimplemented, "model: fake takes no adapters: .*Llama's family"),
     ):
         with pytest.raises(error, match=words):
@@ -227,14 +226,16 @@ async def test_a_name_whose_model_is_gone_says_so_and_no_worker_of_another_model
 
 async def test_a_request_says_with_which_adapter_it_ran(world, folders, caplog):
     caplog.set_level(logging.INFO)
+    caplog.handler.setFormatter(telemetry.JsonFormatter("test"))
     await start(world, workers=1, routers=1)
     for number in (0, 1):
         await world.routers[0].adapters.add(f"a{number}", str(folders[number]))
     client, endpoint = world.client(), world.routers[0].http_endpoint
-    fingerprints = set()
+    fingerprints, digests = set(), {}
     for name, folder in (("a0", folders[0]), ("a1", folders[1]), ("witness", None)):
         digest, names = (read_lora(folder).digest, (name,)) if folder else ("", ())
         await ask(client, name, request_id=f"of-{name}")
+        digests[f"of-{name}"] = digest
         status = await client.get(f"of-{name}")
         assert (status.model, status.lora, status.lora_names) == ("witness", digest, names)
         kept = (await world.http(endpoint, f"/v1/requests/of-{name}"))[2]
@@ -242,31 +243,54 @@ async def test_a_request_says_with_which_adapter_it_ran(world, folders, caplog):
         fingerprints.add(kept["system_fingerprint"])
         assert digest in kept["system_fingerprint"]
         body = {"model": name, "prompt": [1], "max_tokens": 1}
-        assert (await world.http(endpoint, "/v1/completions", body, method="POST"))[2][
-            "system_fingerprint"
-        ] in fingerprints
-        said = [
-            record.about for record in caplog.records if getattr(record, "about", {}).get("request") == f"of-{name}"
-        ]
-        assert [each.get("lora", "") for each in said if "end" in each][:1] == [digest]
+        answer = (await world.http(endpoint, "/v1/completions", body, method="POST"))[2]
+        assert answer["system_fingerprint"] in fingerprints
+    lines = [json.loads(line) for line in caplog.text.splitlines()]
+    ended = {line["request"]: line.get("lora", "") for line in lines if line.get("end") == "length"}
+    assert ended.items() >= digests.items()
     assert len(fingerprints) == 3
 
 
 async def test_an_older_answer_of_the_store_never_comes_after_a_newer_one():
     """However long each takes: two that are under way at once may end in the other order."""
-    content, read = {"a": b"1"}, []
+    content, began, is_first = {"a": b"1"}, asyncio.Event(), [True]
 
     async def slow():
-        found = dict(content)
-        read.append(found)
-        await asyncio.sleep(0.05 if len(read) == 1 else 0)
+        found, pause_s = dict(content), 0.05 if is_first.pop() else 0
+        is_first.append(False)
+        began.set()
+        await asyncio.sleep(pause_s)
         return found
 
     entries = NamedEntries(slow, bytes.decode, "thing")
     first = asyncio.create_task(entries.refresh())
-    while not read:
-        await asyncio.sleep(0)
+    await began.wait()
     content["a"] = b"2"
     await asyncio.gather(first, entries.refresh())
     assert entries.known == {"a": "2"}
     assert not await entries.refresh()
+
+
+async def test_an_adapter_waits_for_a_turn_while_another_one_is_asked_for_without_end(world, folders, monkeypatch):
+    monkeypatch.setattr(adapter_shelf, "TURN_S", 0.3)
+    await world.worker(WitnessRunner(step_s=0.005), adapter_bytes=40)  # for one
+    await world.router()
+    await world.ready()
+    for number in (0, 1):
+        await world.routers[0].adapters.add(f"a{number}", str(folders[number]))
+    client, answers, shelf = world.client(), [], world.workers[0].shelf
+
+    async def ask_on():
+        while True:
+            answers.append(await ask(client, "a0"))
+
+    async with asyncio.timeout(patience(30)), asyncio.TaskGroup() as group:
+        endless = [group.create_task(ask_on()) for _ in range(4)]
+        await world.until(lambda: len(answers) > 4)
+        assert await ask(client, "a1") == expected(folders[1])
+        count = len(answers)
+        await world.until(lambda: len(answers) > count + 4)
+        for each in endless:
+            each.cancel()
+    assert all(answer == expected(folders[0]) for answer in answers)
+    assert shelf.num_loaded >= 3
