@@ -108,21 +108,27 @@ class AdapterShelf:
         raise NoAdapterRoom(f"adapter {digest} makes room for {first}, which has waited: place elsewhere, or retry")
 
     def _has_turn(self, digest: str) -> bool:
-        now = time.monotonic()
-        self._drop_claims(now)
-        first = next(iter(self._claims), digest)
-        if first == digest or now - self._claims[first].since < TURN_S:
+        now, first = time.monotonic(), self._next_turn()
+        if first in ("", digest):
             return True
         used = self._in_use()
-        missing = self.num_bytes + self._sizes.get(first, 0) - self._max_bytes
-        missing -= sum(kept.num_bytes for kept in self._there.values() if kept.number not in used)
+        missing = self.num_bytes + self._sizes.get(first, 0) - self._max_bytes  # that come of others than this one
+        missing -= sum(
+            kept.num_bytes for each, kept in self._there.items() if kept.number not in used and each != digest
+        )
         for each, kept in sorted(self._there.items(), key=lambda entry: entry[1].since):
-            if missing <= 0 or now - kept.since < TURN_S:
-                return True
+            had_turn = now - kept.since >= TURN_S
             if each == digest:
-                return False
-            missing -= kept.num_bytes if kept.number in used else 0
+                return missing <= 0 or not had_turn
+            missing -= kept.num_bytes if had_turn and kept.number in used else 0
         return True
+
+    def _next_turn(self) -> str:
+        """The adapter that has waited longest, if that was as long as a turn; empty: none has."""
+        now = time.monotonic()
+        self._drop_claims(now)
+        first = next(iter(self._claims), "")
+        return first if first and now - self._claims[first].since >= TURN_S else ""
 
     def _note_claim(self, digest: str) -> None:
         now = time.monotonic()
@@ -166,6 +172,8 @@ class AdapterShelf:
         used = self._in_use()
         idle = [(digest, kept) for digest, kept in self._there.items() if kept.number not in used]
         missing = self.num_bytes + num_bytes - self._max_bytes
+        if (first := self._next_turn()) != wanted:
+            missing += self._sizes.get(first, 0)  # its room is not for others
         if missing > sum(kept.num_bytes for _, kept in idle):
             self._note_claim(wanted)
             said = f"{self.num_bytes} of {self._max_bytes} bytes for adapters are in use"
