@@ -193,6 +193,7 @@ class Router:
             self.assigner,
             progress,
             self.pooling.dispatcher,
+            self.adapters,
             waits_for_workers=settings.wait_for_workers,
         )
         self.web_app = WebApp(

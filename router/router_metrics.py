@@ -15,6 +15,7 @@ from octavo.store.calls import NOTHING_WAITS, QueueDepth, TakeReason
 from router.fleet.model_registry import ModelRegistry
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_pool import WorkerPool
+from router.named.named_adapters import NamedAdapters
 from router.placing.assigner import Assigner
 from router.pooling.vector_dispatcher import VectorDispatcher
 from router.streaming.progress.progress_registry import ProgressRegistry
@@ -34,6 +35,7 @@ class RouterMetrics:
     assigner: Assigner
     progress: ProgressRegistry
     vectors: VectorDispatcher
+    adapters: NamedAdapters | None = None
     waits_for_workers: bool = False  # whether requests for a model without a worker wait for one
     _depths: Mapping[str, QueueDepth] | None = None  # by fingerprint
 
@@ -71,6 +73,10 @@ class RouterMetrics:
     def alias_values(self) -> Iterator[MetricValue]:
         """The values of now under the names that gateways know."""
         states, views = self.progress.stream_states(), self.pool.views
+        names = (
+            {(each.model, each.digest): each.name for each in reversed(self.adapters.all())} if self.adapters else {}
+        )
+        used = {(names.get((model, digest), digest), waits) for model, digest, waits in self.progress.adapters()}
         yield from alias_values(
             [
                 ModelLoad(
@@ -84,7 +90,9 @@ class RouterMetrics:
                     block_size=model.block_size,
                 )
                 for model in self.models.list_models()
-            ]
+            ],
+            running=[name for name, waits in used if not waits],
+            waiting=[name for name, waits in used if waits],
         )
 
     def _queue(self) -> Iterator[MetricValue]:

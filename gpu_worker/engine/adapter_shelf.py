@@ -99,6 +99,10 @@ class AdapterShelf:
         self._there.move_to_end(digest)
         return self._there[digest].number
 
+    def has(self, number: int) -> bool:
+        """Whether steps can run with it."""
+        return any(kept.number == number for kept in self._there.values())
+
     def require_turn(self, digest: str) -> None:
         """Before a sequence begins. Raises NoAdapterRoom while its adapter makes room for another one."""
         if not digest or not self._claims or self._has_turn(digest):

@@ -5,6 +5,8 @@ from numbers import Real
 from typing import Any, NamedTuple, TypedDict
 
 from gpu_worker.offline.absent import LLM_ARGUMENTS, refuse_absent
+from gpu_worker.steps.runner import ADAPTER_BYTES
+from octavo.model_files.lora_config import MAX_RANK
 from octavo.settings.options import SettingsError
 from octavo.settings.setting_sources import from_values
 from octavo.settings.worker import WorkerSettings
@@ -15,8 +17,8 @@ GIB = 1024**3
 class LLMOptions(TypedDict, total=False):
     """The settings of a worker that matter without a service; octavo.settings.WorkerSettings explains each.
 
-    After them come vLLM's names: those in VLLM_NAMES mean settings, and of the last three, which octavo does not have,
-    only harmless values pass. None means the default.
+    After them come vLLM's names: those in VLLM_NAMES mean settings, those in LORA_COUNTS are bounds that octavo does
+    not need, and of the last three, which it does not have, only harmless values pass. None means the default.
     """
 
     device: str
@@ -62,6 +64,10 @@ class LLMOptions(TypedDict, total=False):
     kv_cache_memory_bytes: int | str | None
     enforce_eager: bool | None
     speculative_config: Mapping[str, object] | None
+    enable_lora: bool | None
+    max_lora_rank: int | None
+    max_loras: int | None
+    max_cpu_loras: int | None
     tensor_parallel_size: int
     trust_remote_code: bool
     disable_log_stats: bool
@@ -88,6 +94,12 @@ def _eager(value: Any) -> str:
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
     return "off" if value else "auto"
+
+
+def _adapter_bytes(value: Any) -> int:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return ADAPTER_BYTES if value else 0
 
 
 _LOOKUPS = {
@@ -128,7 +140,12 @@ VLLM_NAMES: dict[str, RenamedOption] = {
     "kv_cache_memory_bytes": RenamedOption("kv_cache_bytes"),
     "enforce_eager": RenamedOption("cuda_graphs", _eager),
     "speculative_config": RenamedOption("speculation", _speculation),
+    "enable_lora": RenamedOption("adapter_bytes", _adapter_bytes),
 }
+
+# vLLM's bounds of adapters, and the most that each may say. Memory for adapters is given in bytes here, and any rank of
+# up to MAX_RANK runs, so smaller ones change nothing.
+LORA_COUNTS: dict[str, int] = {"max_lora_rank": MAX_RANK, "max_loras": 1 << 20, "max_cpu_loras": 1 << 20}
 
 # vLLM's names of values, by setting.
 VLLM_VALUES: dict[str, dict[str, str]] = {
@@ -156,11 +173,21 @@ def worker_settings(model: str, options: Mapping[str, Any]) -> WorkerSettings:
     for name, value in options.items():
         if value is None or name not in _KNOWN:
             continue
+        if name in LORA_COUNTS:
+            _check_count(name, value)
+            continue
+        if name == "enable_lora" and value is True and options.get("adapter_bytes") is not None:
+            continue  # how much memory is said there
         setting, converted = _setting(name, value)
         if setting in origins:
             raise SettingsError(f"{name}: means the same as {origins[setting]}, which is given as well; leave one out")
         origins[setting], given[setting] = name, converted
     return from_values(WorkerSettings, given)
+
+
+def _check_count(name: str, value: object) -> None:
+    if type(value) is not int or not 1 <= value <= LORA_COUNTS[name]:
+        raise SettingsError(f"{name}: must be a whole number from 1 to {LORA_COUNTS[name]}")
 
 
 def _setting(name: str, value: Any) -> tuple[str, Any]:

@@ -106,9 +106,13 @@ class OfflineEngine:
         self._info = runner.info
         self._draft_model = draft_model
         self._num_sequences = 0
+        self.pinned_adapters: set[int] = set()  # numbers of adapters that stay, whether they are used or not
         self._grammars = Grammars(self._info)
         self.shelf = AdapterShelf(
-            runner.adapters, adapter_bytes, lambda: self.workload.adapters_in_use(), runner.info.lora_support
+            runner.adapters,
+            adapter_bytes,
+            lambda: self.workload.adapters_in_use() | self.pinned_adapters,
+            runner.info.lora_support,
         )
         self.start_anew()
 

@@ -5,14 +5,16 @@ Names, labels and meanings are those of the Gateway API's inference extension. o
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from octavo.metrics.table import BOTH, Metric, MetricKind
 from octavo.metrics.value import MetricValue
+from octavo.request.limits import MAX_ADAPTERS
 
 VLLM = "vllm"
+MAX_LISTED = 64  # adapters in one value
 
 
 def _gauge(name: str, help: str, *labels: str) -> Metric:
@@ -31,7 +33,7 @@ _ALL = (
     _gauge("cache_config_info", "Always 1. The size of blocks and their number.", "block_size", "num_gpu_blocks"),
     _gauge(
         "lora_requests_info",
-        "When this was told. Adapters are known by digests here, and none is named.",
+        "When this was told. Adapters by names, or by digests of a worker; max_lora: how many may have names.",
         "max_lora",
         "running_lora_adapters",
         "waiting_lora_adapters",
@@ -52,8 +54,10 @@ class ModelLoad:
     block_size: int
 
 
-def alias_values(loads: list[ModelLoad]) -> Iterator[MetricValue]:
-    """The values of a program with these models."""
+def alias_values(
+    loads: list[ModelLoad], running: Iterable[str] = (), waiting: Iterable[str] = ()
+) -> Iterator[MetricValue]:
+    """The values of a program with these models, and with requests that run or wait with these adapters."""
     for load in loads:
         usage = load.num_used_blocks / load.num_blocks if load.num_blocks else 0.0
         yield MetricValue("vllm:num_requests_waiting", load.num_waiting, (load.model,))
@@ -65,4 +69,8 @@ def alias_values(loads: list[ModelLoad]) -> Iterator[MetricValue]:
         sizes[load.block_size] = sizes.get(load.block_size, 0) + load.num_blocks
     for block_size, num_blocks in sizes.items():
         yield MetricValue("vllm:cache_config_info", 1, (str(block_size), str(num_blocks)))
-    yield MetricValue("vllm:lora_requests_info", time.time(), ("0", "", ""))
+    yield MetricValue("vllm:lora_requests_info", time.time(), (str(MAX_ADAPTERS), _listed(running), _listed(waiting)))
+
+
+def _listed(adapters: Iterable[str]) -> str:
+    return ",".join(sorted(set(adapters))[:MAX_LISTED])

@@ -20,6 +20,7 @@ MAX_BATCH_ITEMS = 1024  # of Worker.Schedule and Swap
 MAX_CHAT_MESSAGES = 1024
 MAX_ROLE_BYTES = 64
 MAX_SALT_BYTES = 128
+MAX_ADAPTERS = 1024  # that have names, in one store
 MAX_ADAPTER_SOURCE = 1024  # characters of the path of an adapter
 MAX_TEXT_BYTES_PER_CONTEXT_TOKEN = 16
 MAX_DEADLINE_MS = 365 * 24 * 3600 * 1000

@@ -22,7 +22,6 @@ from router.named.named_entries import NamedEntries
 log = logging.getLogger(__name__)
 
 ROUND_S = 1.0
-MAX_ADAPTERS = 1024  # in one store
 MAX_NAME = 64
 MAX_LISTED = 16  # names in a message
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME}}}")
@@ -95,8 +94,8 @@ class NamedAdapters:
             raise InvalidArgument("source", f"{what}, which this router and all workers can read")
         async with self._one:
             adapter = await asyncio.to_thread(_read, name, base.name, source, supports)
-            if not await self._store.put_adapter(name, adapter.pack(), MAX_ADAPTERS):
-                raise TooManyAdapters(f"there are {MAX_ADAPTERS} adapters: remove one")
+            if not await self._store.put_adapter(name, adapter.pack(), limits.MAX_ADAPTERS):
+                raise TooManyAdapters(f"there are {limits.MAX_ADAPTERS} adapters: remove one")
         await self.refresh()
         log.info("adapter %s of %s is %s, from %s", name, base.name, adapter.digest, source)
         return adapter

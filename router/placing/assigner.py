@@ -11,7 +11,6 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from octavo.process.retry import until_answered
 from octavo.request import limits
@@ -28,13 +27,13 @@ from router.fleet.model_registry import ModelRegistry, ServedModel
 from router.fleet.worker_link import LinkError, ProbeResult, WorkerLink
 from router.fleet.worker_pool import WorkerPool
 from router.fleet.worker_view import WorkerView
-from router.placing.placement import PlacementDecision, PrefixHint, choose_worker, find_prefix_owner
+from router.placing.assignment_attempt import AssignmentAttempt
+from router.placing.placement import PlacementDecision, choose_worker, find_prefix_owner
+from router.placing.worker_refusals import WorkerRefusals, remember
 from router.session_registry import Assignment, SessionRegistry
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-SEQUENCES_REMEMBERED = 1024
 REQUEUE_DELAY_S = 0.5  # after which a sequence that no worker can take now goes back into the queue
 STORE_PATIENCE_S = 20.0
 CLOCK_GRAIN_MS = 5  # how much later than the store says a take is repeated: the clocks of two processes tick apart
@@ -45,52 +44,6 @@ ALL_JOURNALS = [0] * limits.MAX_N  # from index 0 on; no record has more branche
 NOT_ASSIGNABLE = AdmissionAnswer(
     AdmissionOutcome.STALE_EPOCH, StaleEpoch("the sequence has ended, or has a newer owner").failure()
 )
-
-
-@dataclass(slots=True)
-class AssignmentAttempt:
-    """One sequence on its way to a worker."""
-
-    snapshot: Snapshot
-    read_at: float  # when the snapshot was read, on the monotonic clock
-    epoch: int
-    reason: TakeReason
-    excluded: set[Incarnation]  # workers that are not asked (again)
-    unfit: set[Incarnation] = field(default_factory=set)  # an owner that was lost
-    num_to_compute: int = 0  # tokens of the sequence that the chosen worker has not cached
-    hint: PrefixHint | None = None  # where the chosen worker may get more of the prompt
-    refusals: dict[Incarnation, Failure | None] = field(default_factory=dict)  # of workers that can never hold it
-    follows: bool = False  # whether the worker that was asked last was asked for the sequence's items, too
-    retry_later: bool = False  # whether a worker that was asked may be able to run the sequence later
-    awaits_adapter: bool = False  # whether a worker has no room for its adapter now, or reads it
-    occupied: dict[Incarnation, int] = field(default_factory=dict)  # workers that have another trial: retry_ms
-    waited_ms: int = 0  # how long this suspect has waited for workers that run other suspects
-    seen: str = ""  # what speaks against the owner, or why it did not admit the sequence
-    taken_here: bool = False  # whether this attempt has made its present owner the owner
-
-    @property
-    def record(self) -> Record:
-        return self.snapshot.record
-
-    @property
-    def recovers(self) -> bool:
-        """Whether the sequence has lost its owner."""
-        return self.reason in (TakeReason.LEASE, TakeReason.CONNECTION)
-
-    @property
-    def suspected(self) -> bool:
-        """Whether the sequence may be what killed its owners, as far as this router can tell before the take."""
-        return self.record.crashes > 0 and self.recovers
-
-    @property
-    def num_shared(self) -> int:
-        """Tokens that all branches begin with: the prompt, and of a single branch also its output."""
-        return len(self.tokens) if self.record.num_branches == 1 else self.record.prompt_len
-
-    @property
-    def tokens(self) -> list[int]:
-        """Prompt and first branch: what placement expects a worker to compute, an estimate where there are branches."""
-        return [*self.snapshot.prompt, *(self.snapshot.outputs[0] if self.snapshot.outputs else ())]
 
 
 @dataclass
@@ -109,8 +62,10 @@ class Assigner:
     answers: Counter[AdmissionOutcome] = field(default_factory=Counter)  # of workers that were asked, so far
     num_unanswered: int = 0  # requests to run a sequence, so far
     numerics_changes: Counter[str] = field(default_factory=Counter)  # by model: sequences that went on in another class
-    _refusals: OrderedDict[SequenceId, dict[Incarnation, Failure | None]] = field(default_factory=OrderedDict)
     _in_progress: dict[SequenceId, set[int]] = field(default_factory=dict)  # the epochs that attempts began with
+
+    def __post_init__(self) -> None:
+        self._refusals = WorkerRefusals(self.pool, self.models, self.limits)
 
     def is_assigning(self, seq_id: SequenceId) -> bool:
         """Whether an attempt is in progress here.
@@ -153,7 +108,7 @@ class Assigner:
             owner = snapshot.record.owner
             attempt = AssignmentAttempt(snapshot, read_at, expected_epoch, reason, {owner} if owner else set())
             attempt.seen = seen
-            self._recall_refusals(attempt)
+            self._refusals.recall(attempt)
             if attempt.recovers:
                 attempt.unfit.add(owner)
             await self._assign(attempt)
@@ -209,8 +164,7 @@ class Assigner:
                     await self._fail(seq_id, attempt.epoch, answer.failure)
                     return
                 case AdmissionOutcome.NEVER:
-                    attempt.refusals[link.incarnation] = answer.failure
-                    remember(self._refusals, seq_id, attempt.refusals)
+                    self._refusals.note(attempt, link.incarnation, answer.failure)
                 case AdmissionOutcome.LATER:
                     attempt.retry_later = True
                     attempt.awaits_adapter |= answer.awaits_adapter
@@ -326,7 +280,7 @@ class Assigner:
         model = self.models.find_for_record(record)
         if model is None:
             return None
-        excluded, numerics = attempt.excluded | {*attempt.occupied}, self._class_to_keep(attempt, model)
+        excluded, numerics = attempt.excluded | {*attempt.occupied}, self._refusals.class_to_keep(attempt, model)
         decision = self.decide_placement(model, tokens, record.salt, excluded, numerics, record.lora)
         if attempt.suspected:
             decision = replace(decision, worker=quietest_worker(decision))
@@ -340,17 +294,6 @@ class Assigner:
             attempt.hint = find_prefix_owner(decision.worker, attempt.num_shared, decision.hits, views)
         return link
 
-    def _class_to_keep(self, attempt: AssignmentAttempt, model: ServedModel) -> str:
-        """The class of numerics in which a sequence with output goes on. Empty: any, because no worker of its own class
-        is left that can hold it, as far as this router sees."""
-        record, num_tokens = attempt.record, len(attempt.tokens)
-        if not record.numerics or not any(record.num_tokens):
-            return ""
-        gone = attempt.unfit | set(attempt.refusals)
-        own = (view for view in self.pool.views(model) if view.numerics == record.numerics)
-        fit = (view for view in own if view.stays and view.incarnation not in gone)
-        return record.numerics if any(num_tokens < view.prompt_limit for view in fit) else ""
-
     def _note_numerics(self, record: Record, before: str, link: WorkerLink) -> None:
         """Tells of a sequence that goes on in another class. The store tells it in the record."""
         now, model = link.numerics, self.models.find_for_record(record)
@@ -359,12 +302,6 @@ class Assigner:
         self.numerics_changes[model.name] += 1
         log.warning("request %s goes on with other bits: %s, after %s", record.request_id, now, before)
 
-    def _recall_refusals(self, attempt: AssignmentAttempt) -> None:
-        """Workers that can never hold the sequence are not asked again: each time would cost an epoch."""
-        known = self._refusals.get(attempt.record.seq_id, {})
-        attempt.refusals = {worker: failure for worker, failure in known.items() if self.pool.find_link(worker)}
-        attempt.excluded |= set(attempt.refusals)
-
     async def _give_up(self, attempt: AssignmentAttempt) -> None:
         """Ends an attempt in which no worker has admitted the sequence.
 
@@ -372,8 +309,9 @@ class Assigner:
         here lately, may hold it. Else it waits, as it does where its model has no worker.
         """
         record, epoch = attempt.record, attempt.epoch
-        if not attempt.retry_later and await self._fits_nowhere(attempt):
-            failure = next((each for each in attempt.refusals.values() if each), None) or self._too_large(attempt)
+        if not attempt.retry_later and await self._refusals.leave_no_worker(attempt):
+            refused = next((each for each in attempt.refusals.values() if each), None)
+            failure = refused or self._refusals.too_large(attempt)
             await self._fail(record.seq_id, epoch, failure)
         elif attempt.reason is TakeReason.REFUSED:
             # A worker that lacks an adapter stays available.
@@ -383,14 +321,6 @@ class Assigner:
         elif attempt.reason is TakeReason.QUEUED:
             self.background.spawn(self._requeue_later(record.seq_id, epoch))
         # A sequence without a living owner stays as it is: a sweep after the end of the owner's lease finds it again.
-
-    async def _fits_nowhere(self, attempt: AssignmentAttempt) -> bool:
-        """Whether neither a worker that is here nor one that was here lately can hold the sequence."""
-        if not (attempt.refusals or self._too_large(attempt)):
-            return False
-        links = [self.pool.find_link(worker) for worker in attempt.refusals]
-        refused_by = [link.facts.limits for link in links if link and link.facts]
-        return not await self.limits.may_hold(attempt.record.model, len(attempt.tokens), refused_by)
 
     async def _requeue_later(self, seq_id: SequenceId, epoch: int, seen: str = "") -> None:
         """Puts the sequence back into the queue after a pause: without the pause it would be popped again at once."""
@@ -404,14 +334,6 @@ class Assigner:
             lambda: self.store.requeue(seq_id, epoch, seen), patience_s=STORE_PATIENCE_S, what="requeue"
         )
 
-    def _too_large(self, attempt: AssignmentAttempt) -> Failure | None:
-        model, num_tokens = self.models.find_for_record(attempt.record), len(attempt.tokens)
-        views = self.pool.views(model) if model else []
-        if not views or any(num_tokens < view.prompt_limit for view in views):
-            return None
-        limit = max(view.prompt_limit for view in views)
-        return TooLarge(f"{num_tokens} tokens so far: the largest worker holds fewer than {limit}").failure()
-
     async def _fail(self, seq_id: SequenceId, epoch: int, failure: Failure | None) -> None:
         failure = failure or TooLarge("no worker can hold this request").failure()
         finish = Finish(seq_id, FinishReason.ERROR, failure=failure.to_json(), epoch=epoch)
@@ -419,14 +341,6 @@ class Assigner:
             lambda: self.store.finish(finish), patience_s=STORE_PATIENCE_S, what="end of a failed sequence"
         )
         self.sessions.poll_records([seq_id])
-
-
-def remember(entries: OrderedDict[SequenceId, T], seq_id: SequenceId, entry: T) -> None:
-    """Notes the latest of a sequence, and forgets the oldest of all where there are too many."""
-    entries[seq_id] = entry
-    entries.move_to_end(seq_id)
-    if len(entries) > SEQUENCES_REMEMBERED:
-        entries.popitem(last=False)
 
 
 def not_now(message: str) -> AdmissionAnswer:

@@ -88,7 +88,7 @@ async def test_gateways_find_the_names_that_they_know(world):
     assert 0 <= found[f"vllm:kv_cache_usage_perc{named}"] == found[f"vllm:gpu_cache_usage_perc{named}"] <= 1
     blocks = [worker.workload.tables.device.num_blocks for worker in world.workers]
     assert found[f"vllm:cache_config_info{{block_size=16,num_gpu_blocks={sum(blocks)}}}"] == 1
-    assert found["vllm:lora_requests_info{max_lora=0,running_lora_adapters=,waiting_lora_adapters=}"] > 0
+    assert found["vllm:lora_requests_info{max_lora=1024,running_lora_adapters=,waiting_lora_adapters=}"] > 0
     told = await of_worker(world)
     assert {name.partition("{")[0] for name in told if name.startswith("vllm:")} == set(ALIASES)
     assert told[f"vllm:cache_config_info{{block_size=16,num_gpu_blocks={blocks[0]}}}"] == 1

@@ -7,11 +7,12 @@ async for output in llm.generate("Gravity is", SamplingParams(max_tokens=20), re
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from gpu_worker.offline.live.engine_thread import EngineThread
+from gpu_worker.offline.live.held_adapters import HeldAdapters
 from gpu_worker.offline.live.mailbox import Mailbox
 from gpu_worker.offline.live.new_requests import EngineArgs, NewRequests
 from gpu_worker.offline.llm import LLM
@@ -22,6 +23,8 @@ from gpu_worker.offline.prompts import PromptArgument
 from gpu_worker.offline.request_builder import AnyParams
 from octavo.request.errors import InvalidArgument
 
+T = TypeVar("T")
+
 
 class AsyncLLM:
     """A model and its engine's thread. Its methods are called on event loops, of which there may be several."""
@@ -31,6 +34,7 @@ class AsyncLLM:
         self.llm = LLM(model, **options)
         self._new = NewRequests(self.llm)
         self._thread = EngineThread(self.llm.engine)
+        self._held = HeldAdapters(self.llm.engine)
         # Also where the program ends without `shutdown`: no step may run while the interpreter is taken down.
         self._end = weakref.finalize(self, _end, self._thread, self.llm)
 
@@ -101,6 +105,30 @@ class AsyncLLM:
         if not all(isinstance(each, str) for each in request_ids):
             raise InvalidArgument("request_id", "must be a text, or texts")
         self._thread.abort(request_ids)
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Brings an adapter into memory, so that its first request need not wait. Whether its number is new.
+
+        Raises InvalidArgument, NotFound, BadModel or TooLarge, Unimplemented where none runs, NoAdapterRoom where those
+        in use leave no room, and RunnerFailed.
+        """
+        adapter = await asyncio.to_thread(self._held.read, lora_request)
+        return await self._call(lambda: self._held.add(lora_request, adapter))
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Lets an adapter go when its room is needed. False: none has that number."""
+        return await self._call(lambda: self._held.remove(lora_id))
+
+    async def list_loras(self) -> set[int]:
+        """The numbers of the adapters that were added."""
+        return await self._call(self._held.list)
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Has an adapter that was added stay in memory until it is removed. Raises InvalidArgument."""
+        return await self._call(lambda: self._held.pin(lora_id))
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._thread.call(function))
 
     @property
     def is_running(self) -> bool:

@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from typing import TypeVar
 
 from gpu_worker.offline.live.live_requests import LiveRequests
 from gpu_worker.offline.live.mailbox import Mailbox
@@ -14,6 +15,7 @@ from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.outputs import RequestOutput
 from octavo.request.errors import RunnerFailed
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 30.0  # how long `stop` waits for the step in flight
@@ -49,6 +51,20 @@ class EngineThread:
 
         self._post(command)
         return added
+
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Calls the function between two steps. The future's error may be RunnerFailed: the engine has ended."""
+        called: Future[T] = Future()
+
+        def command() -> None:
+            try:
+                self.check_running()
+                called.set_result(function())
+            except Exception as error:
+                called.set_exception(error)
+
+        self._post(command)
+        return called
 
     def abort(self, request_ids: Sequence[str], mailbox: Mailbox | None = None) -> None:
         """Ends requests, whose mailboxes get their last output. It does nothing if the engine has ended.

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
+from gpu_worker.offline.live.held_adapters import HeldAdapters
 from gpu_worker.offline.live.live_requests import LiveRequests
 from gpu_worker.offline.live.new_requests import EngineArgs, NewRequests
 from gpu_worker.offline.llm import LLM
@@ -28,6 +29,7 @@ class LLMEngine:
         self.llm = LLM(model, **options)
         self._new = NewRequests(self.llm)
         self._live = LiveRequests(self.llm.engine)
+        self._held = HeldAdapters(self.llm.engine)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, usage_context: object = None) -> Self:
@@ -67,6 +69,22 @@ class LLMEngine:
 
     def get_num_unfinished_requests(self) -> int:
         return len(self._live)
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Brings an adapter into memory before a request wants it. Whether its number is new."""
+        return self._held.add(lora_request, self._held.read(lora_request))
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Lets an adapter go when its room is needed. False: none has that number."""
+        return self._held.remove(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """The numbers of the adapters that were added."""
+        return self._held.list()
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Has an adapter that was added stay in memory until it is removed. Raises InvalidArgument."""
+        return self._held.pin(lora_id)
 
     def get_tokenizer(self) -> Any:
         """As that of `LLM`."""

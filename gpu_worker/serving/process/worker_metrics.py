@@ -64,7 +64,8 @@ class WorkerMetrics:
                     num_blocks=self._workload.tables.device.num_blocks,
                     block_size=info.block_size,
                 )
-            ]
+            ],
+            running=self._shelf.digests,
         )
 
     def _load(self) -> Iterator[MetricValue]:

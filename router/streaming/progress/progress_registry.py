@@ -114,6 +114,12 @@ class ProgressRegistry:
         """How many streams are open, by the model and by whether the request waits for a worker."""
         return Counter((each.model, each.waiting_since is not None) for each in self._open)
 
+    def adapters(self) -> Iterator[tuple[str, str, bool]]:
+        """Of the open streams with adapters: model, digest, and whether the request waits for a worker."""
+        for each in self._open:
+            if each.record.lora:
+                yield each.model, each.record.lora, each.waiting_since is not None
+
     @property
     def num_streams(self) -> int:
         """The streams that are open."""

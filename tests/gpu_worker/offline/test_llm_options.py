@@ -78,7 +78,10 @@ HARMLESS = {
     "load_format": "auto",
     "tokenizer_mode": "auto",
     "task": "generate",
-    "enable_lora": False,
+    "max_loras": 4,
+    "max_cpu_loras": 8,
+    "max_lora_rank": 64,
+    "lora_dtype": "auto",
     "hf_overrides": {},
 }
 
@@ -91,7 +94,7 @@ def test_an_argument_that_asks_for_nothing_octavo_lacks_is_accepted():
     ("name", "value", "remedy"),
     [
         ("tensor_parallel_size", 2, "an LLM runs its model on one device"),
-        ("max_loras", 4, "adapters have as much memory as adapter_bytes says"),
+        ("lora_dtype", "float16", "an adapter has the type of its files"),
         ("cpu_offload_gb", 10, "weights stay on the device; use quantization="),
         ("disable_log_stats", False, "an LLM logs no statistics"),
     ],
@@ -104,3 +107,17 @@ def test_what_is_not_there_says_so_by_its_name(name, value, remedy):
 def test_a_misspelt_name_is_told():
     with pytest.raises(TypeError, match=r"LLM has no option 'max_model_length'; did you mean max_model_len\?"):
         worker_settings("smollm2", {"max_model_length": 5})
+
+
+def test_adapters_get_memory_where_they_are_asked_for():
+    def room(**options):
+        return worker_settings("smollm2", options).adapter_bytes
+
+    assert (room(), room(enable_lora=None)) == (AUTO, AUTO)
+    assert (room(enable_lora=True), room(enable_lora=False)) == (512 << 20, 0)
+    assert room(enable_lora=True, adapter_bytes="1MiB", max_loras=2) == 1 << 20
+    for wrong in ({"max_lora_rank": 512}, {"max_loras": 0}, {"max_cpu_loras": "8"}, {"enable_lora": "yes"}):
+        with pytest.raises(SettingsError, match=f"^{next(iter(wrong))}: must be"):
+            room(**wrong)
+    with pytest.raises(SettingsError, match="means the same as adapter_bytes"):
+        room(adapter_bytes=1, enable_lora=False)

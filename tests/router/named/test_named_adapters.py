@@ -11,6 +11,7 @@ import pytest
 from effort import patience
 from live.oracle import Oracle
 from loras import write_small_lora
+from web_pages import metrics
 
 from gpu_worker.engine import adapter_shelf
 from gpu_worker.testing.fake_runner import FakeRunner
@@ -101,7 +102,7 @@ async def test_what_a_router_refuses(world, folders, tmp_path, monkeypatch):
             await adapters.add(name, str(source))
     with pytest.raises(NotFound, match="no model 'other' here"):
         await adapters.add("a", str(folders[0]), "other")
-    monkeypatch.setattr(named_adapters, "MAX_ADAPTERS", 1)
+    monkeypatch.setattr(named_adapters.limits, "MAX_ADAPTERS", 1)
     await adapters.add("a", str(folders[0]))
     with pytest.raises(TooManyAdapters):
         await adapters.add("b", str(folders[0]))
@@ -294,3 +295,16 @@ async def test_an_adapter_waits_for_a_turn_while_another_one_is_asked_for_withou
             each.cancel()
     assert all(answer == expected(folders[0]) for answer in answers)
     assert shelf.num_loaded >= 3
+
+
+async def test_gateways_are_told_which_adapters_run(world, folders):
+    await start(world, workers=1, routers=1, metric_aliases="vllm")
+    for number in (0, 1):
+        await world.routers[0].adapters.add(f"a{number}", str(folders[number]))
+    long = replace(PARAMS, max_tokens=2000)
+    tasks = [asyncio.create_task(world.client().complete(PROMPT, long, model=name)) for name in ("a1", "a0", "a1")]
+    states = world.routers[0].metrics.progress.stream_states
+    await world.until(lambda: states()["witness", False] == 3)
+    found = await metrics(world.routers[0].web_endpoint)
+    assert found["vllm:lora_requests_info{max_lora=1024,running_lora_adapters=a0,a1,waiting_lora_adapters=}"] > 0
+    await world.abandon(tasks)

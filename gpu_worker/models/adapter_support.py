@@ -1,0 +1,29 @@
+"""Says from the headers of a model's files which low-rank adapters the model takes, before anybody loads it."""
+
+from pathlib import Path
+
+from gpu_worker.models import generation_config
+from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like, is_mixture
+from gpu_worker.models.decoders.lora_weights import support_of
+from gpu_worker.models.gguf.experts import ExpertGgufSource, has_experts
+from gpu_worker.models.gguf.tensors import architecture, read_config
+from octavo.model_files.gguf import GgufFile
+from octavo.model_files.gguf_parts import first_parts
+from octavo.model_files.gguf_support import runs_through_transformers
+from octavo.model_files.lora_support import NO_LORA, LoraSupport
+
+
+def support_in(path: Path) -> LoraSupport:
+    """Of a folder or a GGUF file. Raises BadModel or MalformedGguf."""
+    if path.is_dir() and (path / "config.json").exists():
+        content = generation_config.read_object(path / "config.json")
+        runs = is_llama_like(content) or is_mixture(content)
+        return support_of(LlamaConfig.from_dict(content)) if runs else NO_LORA
+    if path.is_dir():
+        (path,) = first_parts(sorted(path.glob("*.gguf")))
+    with GgufFile(path) as file:
+        architecture(file)
+        if runs_through_transformers(file):
+            return NO_LORA
+        content = ExpertGgufSource(file).config if has_experts(file) else read_config(file)
+        return support_of(LlamaConfig.from_dict(content))
