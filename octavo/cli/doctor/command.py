@@ -53,6 +53,7 @@ async def _all_checks(up: UpSettings) -> list[CheckReport]:
         await store_check.store(up.store),
         model_checks.model(up.model),
         model_checks.tokenizer(up.model),
+        model_checks.adapters(up.model),
         model_size.size(up.model),
         machine_checks.cpu(),
         *native_checks.all_checks(),

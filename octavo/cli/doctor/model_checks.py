@@ -40,6 +40,13 @@ if tokenizer.has_chat_template:
 else:
     print("it has no chat template")
 """
+ADAPTER_PROBE = """
+import sys
+from pathlib import Path
+from gpu_worker.models.adapter_support import support_in
+support = support_in(Path(sys.argv[1]))
+print(f"none: {support.refusal}" if support.refusal else f"LoRA of {', '.join(support.modules)}")
+"""
 
 
 def model(name: str) -> CheckReport:
@@ -87,6 +94,19 @@ def tokenizer(name: str) -> CheckReport:
         return CheckReport("tokenizer", "bad", text, fix)
     more = done.stdout.strip()
     return CheckReport("tokenizer", "ok", f"{path}; {more}" if more else f"{path}")
+
+
+def adapters(name: str) -> CheckReport:
+    """Whether the model takes low-rank adapters, as a worker says by the files' headers, in a process of its own."""
+    path = find_demo() if name == DEMO_MODEL else _path_of(name)
+    command = [sys.executable, "-P", "-c", ADAPTER_PROBE, str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TOKENIZER_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return CheckReport("adapters", "note", f"not known within {TOKENIZER_TIMEOUT_S} s")
+    if done.returncode or not done.stdout:
+        return CheckReport("adapters", "note", "not known: no worker is installed here, or the model is not read")
+    return CheckReport("adapters", "ok", done.stdout.strip())
 
 
 def _path_of(name: str) -> Path:

@@ -5,15 +5,17 @@ import threading
 from contextlib import aclosing
 
 import pytest
+from loras import write_small_lora
 from waiting import until
 
-from gpu_worker import LLM, AsyncEngineArgs, AsyncLLM, AsyncLLMEngine, RequestOutputKind, SamplingParams
+from gpu_worker import LLM, AsyncEngineArgs, AsyncLLM, AsyncLLMEngine, LoRARequest, RequestOutputKind, SamplingParams
 from gpu_worker.offline.live.mailbox import Mailbox
 from gpu_worker.scheduling.state.load import Load
 from gpu_worker.steps.runner import StepOutput
 from gpu_worker.steps.step_input import StepInput
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.request.errors import InvalidArgument, RunnerFailed, TooLarge
+from gpu_worker.testing.witness_runner import WitnessRunner
+from octavo.request.errors import InvalidArgument, OutOfBlocks, RunnerFailed, TooLarge
 
 LONG = SamplingParams(max_tokens=100_000, temperature=0.0)
 
@@ -175,3 +177,27 @@ def test_loops_of_two_threads_share_an_engine_and_a_closed_one_harms_nobody():
 
     asyncio.run(all_gone())
     llm.shutdown()
+
+
+async def test_adapters_are_brought_kept_and_let_go_by_their_numbers(tmp_path):
+    """Memory has room for one."""
+    first, second, other = (LoRARequest(f"a{i}", i, str(write_small_lora(tmp_path / f"a{i}", i))) for i in (1, 2, 3))
+    async with AsyncLLM(runner=WitnessRunner(), adapter_bytes=40) as llm:
+        shelf = llm.llm.engine.shelf
+        assert await llm.add_lora(first)
+        assert not await llm.add_lora(first)
+        assert await llm.add_lora(second)  # the first one has gone
+        with pytest.raises(InvalidArgument, match="lora_id: 1 is not in memory"):
+            await llm.pin_lora(1)
+        assert await llm.pin_lora(2)
+        with pytest.raises(OutOfBlocks, match="32 of 40 bytes for adapters are in use"):
+            await llm.add_lora(other)
+        assert (await llm.list_loras(), shelf.num_loaded) == ({1, 2}, 2)
+        assert await llm.remove_lora(2)
+        assert not await llm.remove_lora(2)
+        assert await llm.add_lora(other)
+        params = SamplingParams(max_tokens=3)
+        outputs = [output async for output in llm.generate([1, 2], params, request_id="x", lora_request=other)]
+        assert (outputs[-1].finished, shelf.num_loaded) == (True, 3)
+        with pytest.raises(InvalidArgument, match="lora_request: must be LoRARequest"):
+            await llm.add_lora("a")
