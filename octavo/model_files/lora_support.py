@@ -25,7 +25,7 @@ class LoraSupport:
         """Those that every layer or some layer takes."""
         return [name for name in self.shapes if name not in MLP or len(self.expert_layers) < self.num_layers]
 
-    def check(self, files: LoraFiles) -> None:
+    def check_files(self, files: LoraFiles) -> None:
         """Raises Unimplemented, BadModel or TooLarge, with the tensor or the setting, for one that cannot run there."""
         if self.refusal:
             raise Unimplemented(self.refusal)
@@ -57,11 +57,11 @@ NO_LORA = LoraSupport(refusal="the model runs by a decoder that takes no adapter
 
 
 def check_any(files: LoraFiles, supports: Collection[LoraSupport]) -> None:
-    """Raises what `check` raises if none of the workers takes the adapter. Where none is known, it is taken."""
+    """Raises what `check_files` raises if none of the workers takes the adapter. Where none is known, it is taken."""
     refused: ServingError | None = None
     for support in supports:
         try:
-            support.check(files)
+            support.check_files(files)
         except ServingError as error:
             refused = refused or error
         else:

@@ -22,7 +22,7 @@ _STACKS = {  # the modules of each stack, in the order of its rows
 
 def load(files: LoraFiles, config: LlamaConfig) -> Lora:
     """Reads the adapter for this model. Raises BadModel if it is not one for it."""
-    support_of(config).check(files)
+    support_of(config).check_files(files)
     scale = files.scale or 1.0
     layers = [
         {name: stack for name in _STACKS if (stack := _stack(files, layer, name, config, scale)) is not None}
