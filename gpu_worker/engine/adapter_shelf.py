@@ -105,7 +105,11 @@ class AdapterShelf:
 
     def require_turn(self, digest: str) -> None:
         """Before a sequence begins. Raises NoAdapterRoom while its adapter makes room for another one."""
-        if not digest or not self._claims or self._has_turn(digest):
+        if not digest or not self._claims:
+            return
+        if self._has_turn(digest):
+            if digest in self._there:  # others have made the room
+                self._claims.pop(digest, None)
             return
         self._note_claim(digest)
         first = next(iter(self._claims))

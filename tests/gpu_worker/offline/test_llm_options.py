@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_worker.offline.absent import LLM_ARGUMENTS
-from gpu_worker.offline.llm_options import VLLM_NAMES, LLMOptions, worker_settings
+from gpu_worker.offline.llm_options import LORA_COUNTS, VLLM_NAMES, LLMOptions, worker_settings
 from octavo.request.errors import Unimplemented
 from octavo.settings.options import AUTO, SettingsError, options_of
 from octavo.settings.worker import WorkerSettings
@@ -42,7 +42,7 @@ def test_a_dtype_may_be_that_of_torch():
 def test_every_option_is_a_setting_or_is_accounted_for():
     settings = options_of(WorkerSettings)
     for name in LLMOptions.__annotations__:
-        assert name in settings or name in VLLM_NAMES or name in LLM_ARGUMENTS, name
+        assert name in settings or name in VLLM_NAMES or name in LORA_COUNTS or name in LLM_ARGUMENTS, name
     assert {renamed.setting for renamed in VLLM_NAMES.values()} <= set(settings)
     assert not VLLM_NAMES.keys() & settings.keys()
 
