@@ -119,16 +119,12 @@ class AdapterShelf:
         now, first = time.monotonic(), self._next_turn()
         if first in ("", digest):
             return True
-        used = self._in_use()
-        missing = self.num_bytes + self._sizes.get(first, 0) - self._max_bytes  # that come of others than this one
-        missing -= sum(
-            kept.num_bytes for each, kept in self._there.items() if kept.number not in used and each != digest
-        )
+        missing = self.num_bytes + self._sizes.get(first, 0) - self._max_bytes
         for each, kept in sorted(self._there.items(), key=lambda entry: entry[1].since):
             had_turn = now - kept.since >= TURN_S
             if each == digest:
                 return missing <= 0 or not had_turn
-            missing -= kept.num_bytes if had_turn and kept.number in used else 0
+            missing -= kept.num_bytes if had_turn else 0
         return True
 
     def _next_turn(self) -> str:
