@@ -171,7 +171,7 @@ def test_what_is_wrong_is_said_before_a_step(llm, folder, loras, tmp_path):
         llm.embed([[1]], lora_request=requests(loras)[0], use_tqdm=False)
     config = transformers.LlamaConfig(**{**folder[1].config.to_dict(), "num_hidden_layers": 3, "hidden_size": 64})
     other = write_lora(tmp_path / "other", transformers.LlamaForCausalLM(config), seed=1)
-    with pytest.raises(BadModel, match=r"q_proj\.lora_A\.weight is of layer 2, and the model has 2 layers"):
+    with pytest.raises(BadModel, match=r"v_proj\.lora_B\.weight is of layer 2, and the model has 2 layers"):
         ask(llm, [1], LoRARequest("x", 1, str(other)))
     with LLM(str(folder[0]), kv_cache_bytes="8MiB", swap_bytes=0, adapter_bytes=0) as none:
         with pytest.raises(Unimplemented, match="no memory for adapters"):
