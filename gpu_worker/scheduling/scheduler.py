@@ -224,6 +224,7 @@ class Scheduler:
         if self._in_flight is not plan:
             raise RuntimeError(f"step {plan.input.step_id} is not the one in flight")
         self._in_flight = None
+        self._inputs.end_step()
         work = self._workload
         work.tables.end_step(done=done)
         result = StepItems(plan.input.step_id, work.take_pending(), plan.num_branches, plan.num_tokens)

@@ -1,5 +1,8 @@
 """Makes of a plan what a runner is given: the arrays of the step, and what the runner does not know yet of branches."""
 
+from concurrent.futures import ThreadPoolExecutor
+
+from gpu_worker.constraints.late_masks import LateMasks
 from gpu_worker.scheduling.state.pooling import Pooling
 from gpu_worker.scheduling.state.sequence import Branch
 from gpu_worker.scheduling.state.step import Chunk, StepPlan
@@ -17,6 +20,8 @@ class StepInputs:
         self._block_size = workload.info.block_size
         self._free_seats: list[int] = []
         self._num_seats = 0
+        self._executor = ThreadPoolExecutor(1, "masks")
+        self._late: LateMasks | None = None  # of the step in flight
 
     def fill(self, plan: StepPlan) -> None:
         """Writes into the input what the plan's chunks run. The runner has to be given it, or the step be aborted."""
@@ -74,16 +79,23 @@ class StepInputs:
         self._mask(plan)
 
     def _mask(self, plan: StepPlan) -> None:
-        """Gives a mask to each sample of a branch that has a grammar."""
+        """Gives a mask to each sample of a branch that has a grammar, computed beside the model: only a draw asks."""
+        wanted: list[tuple[int, Branch, bytes | None]] = []
         place = 0
         for chunk in plan.chunks:
-            grammar = chunk.branch.sequence.grammar
-            if grammar is not None:
+            if chunk.branch.sequence.grammar is not None:
                 for number, branch in enumerate(chunk.samples):
-                    branch.matcher = branch.matcher or grammar.matcher()
-                    mask = chunk.draft_masks[number - 1] if number and chunk.drafts else None
-                    plan.input.masks[place + number] = mask or branch.matcher.mask(branch.tokens, branch.num_prompt)
+                    drafted = chunk.draft_masks[number - 1] if number and chunk.drafts else None
+                    wanted.append((place + number, branch, drafted))
             place += len(chunk.samples)
+        if wanted:
+            plan.input.masks = self._late = LateMasks(self._executor, lambda: _masks_of(wanted))
+
+    def end_step(self) -> None:
+        """Waits until nothing of the step is computed any more. Matchers have one thread at a time."""
+        if self._late is not None:
+            self._late.wait()
+            self._late = None
 
     def _tell(self, branch: Branch, start: int, step: StepInput) -> None:
         """Brings what the runner knows of a branch, up to its token at `start`, and what it has, to one."""
@@ -109,6 +121,18 @@ class StepInputs:
             first = blocks[index] * size
             slots += range(first + max(0, start - index * size), first + min(size, end - index * size))
         return slots
+
+
+def _masks_of(wanted: list[tuple[int, Branch, bytes | None]]) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for sample, branch, drafted in wanted:
+        if drafted is None and branch.matcher is None and branch.sequence.grammar is not None:
+            branch.matcher = branch.sequence.grammar.matcher()
+        if (mask := drafted) is None and branch.matcher is not None:
+            mask = branch.matcher.mask(branch.tokens, branch.num_prompt)
+        if mask is not None:
+            found[sample] = mask
+    return found
 
 
 def _pooled(number: int, chunk: Chunk, pooling: Pooling) -> PooledChunk | None:

@@ -182,7 +182,7 @@ class StepInput:
     sample_tokens: "array[int]" = field(default_factory=ints)  # from the logits of which token
     sample_seats: "array[int]" = field(default_factory=ints)  # whose parameters and history count
     sample_branches: "array[int]" = field(default_factory=ints)  # index of the branch, which its draws depend on
-    masks: dict[int, bytes] = field(default_factory=dict)  # by sample: a bit per token of the vocabulary, 1: allowed
+    masks: Mapping[int, bytes] = field(default_factory=dict)  # by sample: a bit per token of the vocabulary, 1: allowed
     scored: list[KnownTokens] = field(default_factory=list)  # for prompt_logprobs, and cumulative_logprob of a replay
     pooled: list[PooledChunk] = field(default_factory=list)  # whose hidden states are wanted, in the order of chunks
 

@@ -31,6 +31,8 @@ _TRIED_BYTES = 48  # of an output, by which `check_grammar` finds out what becom
 _WORDS = {
     "Unimplemented keys:": "these keywords are not supported, leave them out:",
     "Enable 'coerce_one_of' option to approximate oneOf with anyOf": "Use anyOf",
+    "patternProperty regexes": "patternProperties:",
+    "Failed to generate regex for float range": "minimum and maximum are beyond what can be kept",
 }
 
 
@@ -83,6 +85,8 @@ def check_grammar(constraint: Constraint) -> None:
     found = _complaint(grammar_of(constraint))
     if found and not found.startswith("WARNING"):
         what = _in_short(found)
+        if constraint.shape is Shape.JSON_SCHEMA and what.startswith("regex parse error"):
+            what = f"pattern: {what}"
         if constraint.shape is Shape.JSON_SCHEMA and (place := place_of(json.loads(constraint.text), what)):
             what = f"{what}, in {place}"
         raise InvalidArgument(f"constraint.{constraint.shape}", what)

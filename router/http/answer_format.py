@@ -133,7 +133,9 @@ class AnswerFormat:
     def whole(self, answer: inference_pb2.CompleteResponse) -> bytes:
         """The whole answer. Raises Unreachable if the log probabilities that it must have are lost."""
         if not self._asked.chosen_id and lacks_scores(self._asked.request.sampling, answer):
-            raise Unreachable("the worker that had computed the log probabilities has died: retry")
+            raise Unreachable(
+                "the log probabilities are lost: their worker has died, or was out of reach as the request ended; retry"
+            )
         self._prompt_scores.extend(answer.prompt_logprobs)
         choices = []
         in_choice, beside = self._prompt_shown(answer.prompt_logprobs)

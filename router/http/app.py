@@ -142,7 +142,8 @@ class OpenAiApp:
 
     async def _tell_health(self, request: Request) -> Response:
         serving = self._is_serving()
-        return JSONResponse({"status": "serving" if serving else "not_serving"}, 200 if serving else 503)
+        headers = {"x-request-id": name} if (name := called(request.scope)) else None
+        return JSONResponse({"status": "serving" if serving else "not_serving"}, 200 if serving else 503, headers)
 
 
 def with_bearer(scope: Scope) -> Scope:

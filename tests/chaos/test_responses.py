@@ -18,6 +18,7 @@ from effort import draws
 from lazily import lazily
 from live.cluster import Cluster, Shape
 from live.fixtures import running, whole
+from response_events import without_names
 
 from octavo.request.ids import RequestId, sequence_id
 from octavo.store import open_store
@@ -82,16 +83,6 @@ class Reader:
                 self.events.append(event.to_dict())
                 self.begun.set()
         return bool(self.events) and self.events[-1]["type"] in LAST
-
-
-def without_names(events: list[dict[str, Any]]) -> str:
-    """The events without the ids of the response and its items, and without its time."""
-    text = json.dumps(events)
-    response = events[0]["response"]
-    items = [event["item"]["id"] for event in events if event["type"] == "response.output_item.added"]
-    for number, name in enumerate([response["id"], *items]):
-        text = text.replace(name, f"name {number}")
-    return text.replace(f'"created_at": {response["created_at"]}', '"created_at": 0')
 
 
 @pytest.fixture

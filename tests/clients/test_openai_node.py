@@ -1,6 +1,8 @@
 """OpenAI's own package for Node, unchanged, against a router."""
 
+import itertools
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from example import languages
+from response_events import without_names
 
 PROGRAM = Path(__file__).parent / "openai_node"
 
@@ -66,3 +69,39 @@ def test_a_response_goes_on_through_another_router(chat_cluster, installed):
         "response.incomplete", "incomplete", ["And?"], True
     )  # fmt: skip
     assert found["gone"] == ["NotFoundError", 404, "not_found"]
+
+
+def unbroken(cluster, installed, tokens, pace_s=0.0):
+    """All events of a response, and how often its stream broke. Kills come at that pace, if any."""
+    bases = [f"http://{endpoint}/v1" for endpoint in cluster.http_endpoints]
+    command, turns, num_kills = ["node", "unbroken.mjs", str(tokens), *bases], itertools.cycle(range(2)), 0
+    out = installed / f"events-{pace_s}"
+    with (
+        out.open("wb") as file,
+        subprocess.Popen(command, cwd=installed, stdin=subprocess.DEVNULL, stdout=file) as node,
+    ):
+        while node.poll() is None:
+            time.sleep(pace_s or 0.2)
+            if pace_s and out.stat().st_size:
+                number = next(turns)
+                for victim in (f"r{number}", f"w{number}"):
+                    if cluster.processes[victim].running:
+                        cluster.kill(victim)
+                        num_kills += 1
+                    cluster.spawn(victim)
+                cluster.wait_ready()
+    assert node.returncode == 0
+    *events, last = [json.loads(line) for line in out.read_text().splitlines()]
+    print(f"{num_kills} kills, {last['breaks']} breaks, {len(events)} events")
+    return events, last["breaks"]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif("node" not in languages(), reason="Node is not among the chosen languages")
+def test_a_response_has_one_sequence_while_routers_and_workers_are_killed(chat_cluster, installed):
+    tokens = int(os.environ.get("OCTAVO_TEST_TOKENS", "3000"))
+    undisturbed, _ = unbroken(chat_cluster, installed, tokens)
+    events, num_breaks = unbroken(chat_cluster, installed, tokens, pace_s=2.0)
+    assert [event["sequence_number"] for event in events] == list(range(len(undisturbed)))
+    assert without_names(events) == without_names(undisturbed)
+    assert num_breaks

@@ -3,6 +3,7 @@
 All programs run beside each other, so that each kill hits the calls of many of them.
 """
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +18,7 @@ pytestmark = [
 ]
 MODEL = "smollm2"
 NUM_KILLS = 4
+NUM_ROUNDS = int(os.environ.get("OCTAVO_TEST_ROUNDS", "1"))  # at least; a round of `agents` is six turns of an agent
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,7 +36,7 @@ def play(program, address, cases, all_quiet, kills):
         finally:
             all_quiet.wait()
         begun, num_rounds = kills.num_done, 0
-        while kills.num_done < NUM_KILLS:
+        while kills.num_done < NUM_KILLS or num_rounds < NUM_ROUNDS:
             kills.check()
             found, num_rounds = next(rounds), num_rounds + 1
             assert found == quiet, [(found[case], quiet[case]) for case in quiet if found[case] != quiet[case]]

@@ -20,7 +20,13 @@ Reader = Callable[[str, Schemas], list[FunctionCall]]
 _BETWEEN = re.compile(r"[\s;,]*")
 _FUNCTION = re.compile(r"<function=([^<>\n]{1,256})>(.*?)(?:</function>|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^<>\n]{1,256})>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+_BRACED = re.compile(r"\s*call:([^\s{}]{1,256})\{(.*)\}\s*", re.DOTALL)
+_PARTS = re.compile(  # a text between marks, a sign, or a key, number or word
+    r"<\|\"\|>(?P<text>.*?)<\|\"\|>|<escape>(?P<older>.*?)<escape>|(?P<sign>[{}\[\]:,])|(?P<bare>[^{}\[\]:,<]+)",
+    re.DOTALL,
+)
 _VALUE = re.compile(r"\s*<arg_value>")
+_NO_TEXT = re.compile(r"true|false|null|-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _WORDS = {"true": True, "false": False, "null": None}  # of JSON, which models write among Python's
 
 
@@ -69,6 +75,33 @@ def keyed_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
     name = name.split("<arg_key>", 1)[0]
     values = {key.strip(): value for key, value in _pairs(text)}
     return [_typed_call(name, values, schemas)]
+
+
+def braced_calls(text: str, schemas: Schemas) -> list[FunctionCall]:
+    """Gemma 4's and FunctionGemma's: call:name{key:<|"|>text<|"|>,other:[1,true]}, JSON with marks for quotes."""
+    found = _BRACED.fullmatch(text)
+    if found is None:
+        raise ValueError("no call")
+    said, place, made = "{" + found[2] + "}", 0, list[str]()
+    while place < len(said):
+        part = _PARTS.match(said, place)
+        if part is None:
+            raise ValueError("a mark that does not end")
+        place, kind = part.end(), part.lastgroup
+        if kind == "sign":
+            made.append(part.group())
+        elif kind == "bare":
+            made.append(_bare(part.group().strip(), is_key=said[place : place + 1] == ":"))
+        else:
+            made.append(_dumped(part[kind or "text"]))
+    return [FunctionCall(_named(found[1]), _dumped(_DECODER.decode("".join(made))))]
+
+
+def _bare(text: str, *, is_key: bool) -> str:
+    """A key, or a value without marks: what JSON says without quotes, or a text."""
+    if is_key or not _NO_TEXT.fullmatch(text):
+        return _dumped(text) if text else ""
+    return text
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:

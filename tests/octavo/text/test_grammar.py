@@ -44,6 +44,8 @@ REFUSED = [
     (schema({"type": "integer", "minimum": 3, "maximum": 2}), "nsatisfiable|minimum"),
     (schema({"required": "\U0001f600" * 40}), "has not the type"),
     (schema({"type": "integer", "maximum": 2**70}), str(2**70)),
+    (schema({"type": "number", "maximum": 1e27}), "minimum and maximum"),
+    (schema({"type": "string", "pattern": r"^\cC$"}), "pattern: regex parse error"),
 ]
 
 

@@ -164,7 +164,8 @@ async def test_models_and_health(world, call):
     assert (await call("GET", "/health")).status in (200, 503)
     await world.ready()
     await world.until(lambda: world.routers[0]._public_health.is_serving())
-    assert (await call("GET", "/health")).object == {"status": "serving"}
+    health = await call("GET", "/health", **{"x-request-id": "probe-7"})
+    assert (health.object, health.headers["x-request-id"]) == ({"status": "serving"}, "probe-7")
     listed = (await call("GET", "/v1/models")).object
     assert listed["object"] == "list"
     assert [(model["id"], model["root"]) for model in listed["data"]] == [("fake", "fake"), ("chat", "fake")]

@@ -52,6 +52,14 @@ WRITTEN = {
     "functools": f"functools[{one(PARIS)}, {one(ROME)}]",
     "granite": f"<|tool_call|>[{one(PARIS)}, {one(ROME)}]",
     "gemma": f"```tool_code\n{PYTHON}\n```",
+    "gemma4": "".join(
+        f'<|tool_call>call:weather{{city:<|"|>{each["city"]}<|"|>,days:{each["days"]}}}<tool_call|>'
+        for each in (PARIS, ROME)
+    ),
+    "functiongemma": "".join(
+        f"<start_function_call>call:weather{{city:<escape>{each['city']}<escape>,days:{each['days']}}}<end_function_call>"
+        for each in (PARIS, ROME)
+    ),
     "llama3_json": f"{one(PARIS, 'parameters')}; {one(ROME, 'parameters')}",
     "pythonic": f"[{PYTHON}]",
     "deepseek": D.format(
@@ -164,6 +172,16 @@ def test_a_call_may_be_written_in_other_ways():
     )
     fenced = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{js(ROME)}\n```<｜tool▁call▁end｜>"
     assert parsed("deepseek", [D.format(fenced)]) == calls(ROME)
+
+
+def test_values_of_gemma_are_texts_numbers_lists_and_objects():
+    said = '<|tool_call>call:a.b{k:[1,-2.5e3,{x:null,y:<|"|>{,:}<|"|>}],word:celsius,empty:{},none:[]}<tool_call|>'
+    arguments = {"k": [1, -2500.0, {"x": None, "y": "{,:}"}], "word": "celsius", "empty": {}, "none": []}
+    (call,) = parsed("gemma4", [said])
+    assert isinstance(call, FunctionCall) and (call.name, json.loads(call.arguments)) == ("a.b", arguments)
+    for broken in ('call:a{k:<|"|>x}', "call:a{k}", "call:a", "call:a{k:}", "call:a{k:1}}"):
+        whole = f"<|tool_call>{broken}<tool_call|>"
+        assert parsed("gemma4", [whole]) == [Content(whole)], broken
 
 
 def test_a_mark_inside_of_a_string_ends_nothing():
