@@ -48,7 +48,7 @@ EXPECTED = {
 
 
 SERVED = ("llama", "gpt", "transformers")
-BY_CONFIGURATION = ("latent", "own attention", "drafting")  # refused, though the code has no such list
+BY_CONFIGURATION = ("own attention", "drafting")  # refused, though the code has no such list
 REFUSED = ("encoders", "encoder-decoders", "modalities", "recurrent", *BY_CONFIGURATION)
 NOT_REFUSED_BY_DEFAULT: dict[str, dict[str, Any]] = {  # or not to be made by default
     "gemma4_assistant": {

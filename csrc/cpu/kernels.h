@@ -63,6 +63,8 @@ struct KvSide {
     std::int64_t slot_scale_block, slot_scale_head;  // in bytes
 };
 
+constexpr std::int64_t kMostHeadDim = 1024;  // latent attention has 576
+
 struct KvPages {
     KvSide keys, values;
     DType dtype;  // a float, kE4M3, kE5M2 or kI8

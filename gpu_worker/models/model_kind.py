@@ -33,8 +33,20 @@ PARTS = ("text_config", "vision_config", "audio_config", "audio_encoder_config")
 
 # Models with a state that each token changes. A configuration that lists its layers is read by that list instead.
 RECURRENT = (
-    *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling2_text", "inkling_text", "jamba"),
-    *("kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5"),
+    *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling2_text", "inkling_text"),
+    *(
+        "jamba",
+        "kimi_linear",
+        "lfm2",
+        "lfm2_moe",
+        "lfm3",
+        "mamba",
+        "mamba2",
+        "minimax",
+        "nemotron_h",
+        "olmo_hybrid",
+        "qwen3_5",
+    ),
     *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma", "rwkv"),
     *("xlstm", "zamba", "zamba2", "zaya"),
 )
@@ -91,10 +103,9 @@ def _reason(config: Mapping[str, Any]) -> str:
         return f"{', '.join(map(str, classes))} predicts no next token; language models have a class …ForCausalLM"
     if kind in OWN_ATTENTION:
         return f"{kind}: {OWN_ATTENTION[kind]}"
-    if config.get("kv_lora_rank"):
+    if config.get("index_topk"):
         return (
-            f"{kind} has multi-head latent attention (MLA, kv_lora_rank {config['kv_lora_rank']}): "
-            "its cache is one compressed vector per token, which blocks of keys and values do not hold"
+            f"{kind} chooses the keys that a query sees (index_topk {config['index_topk']}), and pages have no choice"
         )
     if recurrent := _recurrent_layers(kind, config):
         return f"{kind} keeps a recurrent state between tokens ({recurrent}), which blocks do not hold"
@@ -157,12 +168,13 @@ OWN_DECODERS: dict[str, str] = dict.fromkeys((*LLAMA_LIKE, *quantization.MIXTURE
     FAMILIES, "gpt"
 )
 THROUGH_TRANSFORMERS = (
-    *("afmoe", "apertus", "arcee", "aria_text", "beam", "biogpt", "bitnet", "cohere", "cohere2", "cohere2_moe"),
-    *("cohere_compass_text", "ctrl", "cwm", "dbrx", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe"),
-    *("flex_olmo", "flint", "fuyu", "gemma", "gemma2", "gemma3_text", "gemma3n_text", "glm", "glm4", "glm4_moe"),
-    *("gpt_bigcode", "gpt_neox", "gpt_oss", "granite", "granite_swa", "granitemoe", "granitemoe_swa"),
-    *("granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "jais2", "jetmoe"),
-    *("kolibri1", "laguna", "mellum", "minimax_m2", "ministral", "ministral3", "modernbert-decoder", "moshi"),
-    *("nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi4_multimodal"),
-    *("phimoe", "seed_oss", "solar_open", "stablelm", "starcoder2", "vaultgemma"),
+    *("afmoe", "apertus", "arcee", "aria_text", "axk1", "beam", "biogpt", "bitnet", "cohere", "cohere2"),
+    *("cohere2_moe", "cohere_compass_text", "ctrl", "cwm", "dbrx", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5"),
+    *("ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "flint", "fuyu", "gemma", "gemma2", "gemma3_text"),
+    *("gemma3n_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt_bigcode", "gpt_neox", "gpt_oss", "granite"),
+    *("granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared", "helium", "hunyuan_v1_dense"),
+    *("hunyuan_v1_moe", "hy_v3", "hyperclovax", "jais2", "jetmoe", "kolibri1", "laguna", "longcat_flash", "mellum"),
+    *("minicpm3", "minimax_m2", "ministral", "ministral3", "modernbert-decoder", "moshi", "nanochat", "nemotron"),
+    *("olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi4_multimodal", "phimoe", "seed_oss"),
+    *("solar_open", "stablelm", "starcoder2", "vaultgemma", "youtu"),
 )

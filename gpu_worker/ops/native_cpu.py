@@ -12,7 +12,7 @@ from gpu_worker.ops.native import rebuild
 from gpu_worker.ops.reference import ReferenceOps
 
 FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 1024
 
 
 class NativeCpuOps(ReferenceOps):

@@ -25,7 +25,7 @@ class Case:
         torch.manual_seed(seed)
         self.size = size = rng.choice([8, 16, 32, 64, 128])
         self.heads, self.group = rng.choice([1, 2, 3]), rng.choice([1, 2, 3, 7, 16])
-        self.dim = rng.choice([32, 64, 80, 96, 112, 128, 192, 256])
+        self.dim = rng.choice([32, 64, 80, 96, 112, 128, 192, 256, 576])
         layout, kind = rng.choice(LAYOUTS), rng.choice(KINDS)
         self.dtype = rng.choice([torch.float32, torch.float32, torch.float16, torch.bfloat16])
         lengths = [0, 1, size - 1, size, size + 1, rng.randint(1, longest)]

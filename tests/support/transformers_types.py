@@ -46,11 +46,22 @@ MIXTURES: dict[str, tuple[str, dict]] = {
     "qwen3_moe-many": ("Qwen3Moe", {**WIDE, **MANY, "norm_topk_prob": True, "mlp_only_layers": [1]}),
 }
 
+LATENT = {
+    **SMALL,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+
 # By a name for the test: the class of the configuration (without "Config"), and its fields.
 TYPES: dict[str, tuple[str, dict]] = {
     "afmoe": ("Afmoe", {**WIDE, **WINDOWED, **EXPERTS, "moe_intermediate_size": 32}),
     "apertus": ("Apertus", SMALL),
     "arcee": ("Arcee", SMALL),
+    "axk1": ("AXK1", {**LATENT, **ROUTED_EXPERTS}),
     "aria_text": ("AriaText", {**SMALL, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}),
     "beam": ("Beam", {**WIDE, **MIXED, **NARROW, "n_group": 2, "topk_group": 1}),
     "biogpt": ("BioGpt", {**SMALL, "pad_token_id": 1, "num_key_value_heads": 4}),
@@ -74,6 +85,9 @@ TYPES: dict[str, tuple[str, dict]] = {
         | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 1e4}}
         | {"ffn_config": {"hidden_size": 32, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}},
     ),
+    "deepseek_v2": ("DeepseekV2", {**LATENT, **ROUTED_EXPERTS}),
+    "deepseek_v2-lite": ("DeepseekV2", {**LATENT, **ROUTED_EXPERTS, "q_lora_rank": None}),
+    "deepseek_v3": ("DeepseekV3", {**LATENT, **ROUTED_EXPERTS, "v_head_dim": 32}),
     "dots1": ("Dots1", {**SMALL, **ROUTED_EXPERTS, **WINDOWED, "n_shared_experts": 1, "max_window_layers": 2}),
     "ernie4_5": ("Ernie4_5", WIDE),
     "ernie4_5_moe": ("Ernie4_5_Moe", {**SMALL, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}),
@@ -92,6 +106,7 @@ TYPES: dict[str, tuple[str, dict]] = {
     "glm": ("Glm", WIDE),
     "glm4": ("Glm4", WIDE),
     "glm4_moe": ("Glm4Moe", {**WIDE, **ROUTED_EXPERTS}),
+    "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, **ROUTED_EXPERTS}),
     "gpt_bigcode": ("GPTBigCode", {**BIG_CODE, **NO_ENDS}),
     "gpt_bigcode-many-heads": ("GPTBigCode", {**BIG_CODE, **NO_ENDS, "multi_query": False}),
     "granite": ("Granite", {**SMALL, **SCALES}),
@@ -117,7 +132,13 @@ TYPES: dict[str, tuple[str, dict]] = {
         {**WIDE, **MIXED, **NARROW, **SHARED, "num_attention_heads_per_layer": [4, 8, 4, 8]}
         | {"gating": "per-dim", "moe_router_logit_softcapping": 2.0},
     ),
+    "longcat_flash": (
+        "LongcatFlash",
+        {**LATENT, "num_layers": 2, "ffn_hidden_size": 64, "expert_ffn_hidden_size": 32, "n_routed_experts": 4}
+        | {"zero_expert_num": 2, "moe_topk": 2, "head_dim": 8},
+    ),
     "mellum": ("Mellum", {**WIDE, **MIXED, **NARROW, "mlp_layer_types": ["dense", "sparse"] * 2}),
+    "minicpm3": ("MiniCPM3", {**LATENT, "dim_model_base": None, "scale_emb": 1}),
     "minimax_m2": ("MiniMaxM2", {**WIDE, **LOCAL_EXPERTS, "rotary_dim": 8}),
     "ministral": ("Ministral", {**WIDE, **WINDOWED}),
     "ministral3": ("Ministral3", WIDE),
@@ -167,4 +188,5 @@ TYPES: dict[str, tuple[str, dict]] = {
     "starcoder2": ("Starcoder2", {**SMALL, **WINDOWED}),
     "starcoder2-unwindowed": ("Starcoder2", {**SMALL, "sliding_window": None}),
     "vaultgemma": ("VaultGemma", {**WIDE, **WINDOWED, "tie_word_embeddings": False}),
+    "youtu": ("Youtu", LATENT),
 }

@@ -40,7 +40,7 @@ inline void clear_broken(Range range, Scratch<Form>& s) {
 template <typename Form>
 inline void add_broken(const KvPages& pages, const Slots& slots, std::int64_t row, std::int64_t count,
                        const typename Form::Number* weights, Scratch<Form>& s) {
-    float values[256];
+    float values[kMostHeadDim];
     for (std::int64_t key = 0; key < s.tile; ++key) {
         widen_values(pages, slots, key, values);
         for (std::int64_t d = 0; d < pages.head_dim; ++d) {

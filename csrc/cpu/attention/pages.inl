@@ -117,7 +117,7 @@ constexpr std::int64_t kMostRuns = 2 * kKeyTile, kAllLines = std::numeric_limits
 // What is asked for while so many bytes are packed: half as much. Products ask for the rest.
 constexpr std::int64_t lines_for(std::int64_t bytes) { return bytes / 128; }
 
-alignas(64) constexpr float kZeros[256] = {};  // the dimensions of a slot that nobody looks at
+alignas(64) constexpr float kZeros[kMostHeadDim] = {};  // the dimensions of a slot that nobody looks at
 
 // Copies the slots whose bit is set, and zeros for the others.
 inline void gather(const KvPages& pages, const KvSide& side, const char* from, KeyBits slots, char* to) {

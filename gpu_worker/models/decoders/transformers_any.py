@@ -24,6 +24,7 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from gpu_worker.models.decoders.decoder import LoadLora, common_window
+from gpu_worker.models.decoders.latent import compressed, layer_of
 from gpu_worker.models.decoders.transformers_checks import (
     check_weights,
     check_windows,
@@ -79,6 +80,11 @@ def _attend(
     if attention_mask is not None:  # not one of _no_mask
         raise BadModel(f"layer {layer} has a mask of its own, which pages do not know")
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
+    latent = layer_of(module)
+    if latent is not None:
+        scaling = queries.shape[-1] ** -0.5 if scaling is None else scaling
+        queries, keys = latent.query(queries), latent.key(keys, values)
+        values = keys
     if not step.kv:  # a probe: only the shapes count
         if layer in step.shapes:
             raise BadModel(f"layer {layer} attends more than once for a token, and pages hold one key and value of it")
@@ -86,7 +92,8 @@ def _attend(
             raise BadModel(f"layer {layer} has keys of shape {[*keys.shape[1:]]} and values of {[*values.shape[1:]]}")
         step.shapes[layer] = (keys.shape[1], keys.shape[2])
         step.windows[layer] = sliding_window or 0
-        return torch.zeros_like(queries).unsqueeze(0), None
+        attended = torch.zeros_like(queries)
+        return (attended if latent is None else latent.values(attended)).unsqueeze(0), None
     scale = queries.shape[-1] ** -0.5 if scaling is None else float(scaling)
     kind = (scale, sliding_window or 0, softcap or 0.0, id(s_aux))
     if kind not in step.options:
@@ -95,7 +102,7 @@ def _attend(
         step.options[kind] = AttentionOptions(scale, sliding_window or 0, softcap or 0.0, sinks=s_aux)
     step.ops.cache_write(step.kv[layer], keys, values, step.batch)
     attended = step.ops.paged_attention(queries.contiguous(), step.kv[layer], step.batch, step.options[kind])
-    return attended.unsqueeze(0), None
+    return (attended if latent is None else latent.values(attended)).unsqueeze(0), None
 
 
 def _no_mask(*_: Any, local_size: int | None = None, **__: Any) -> None:
@@ -278,7 +285,8 @@ class TransformersDecoder:
         step = _StepContext(self._ops, batch, kv, self._options, self.window)
         token = _current.set(step)
         try:
-            yield step
+            with compressed(self._model):
+                yield step
         finally:
             _current.reset(token)
 

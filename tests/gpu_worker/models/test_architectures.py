@@ -25,6 +25,7 @@ THROUGH_TRANSFORMERS = {
     "gpt-neox": "transformers:gpt_neox",
     "phi": "transformers:phi",
     "gpt-oss": "transformers:gpt_oss",
+    "deepseek_v2": "transformers:deepseek_v2",
 }
 OURS = {**dict.fromkeys(LLAMAS, "llama"), **dict.fromkeys(GPTS, "gpt"), **THROUGH_TRANSFORMERS}
 NUM_TOKENS = 64
