@@ -206,83 +206,7 @@ class DigitTiles {
 #endif
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-
-// Products with 8-bit weights of eight columns and more, without VNNI: inputs as whole numbers of 16 bits, so that one
-// instruction multiplies both digits, and sums of 32 bits, which are exact. (With 4-bit weights the digits apart take
-// as long: their sums fit 16 bits.)
-constexpr int kWideColumns = 8;
-
-// [blocks, kWideColumns, kBlock]: of each four neighbours the first and the third, then the others, as weights come.
-void widen_digits(const LinearJob& job, std::int64_t column, std::int16_t* to) {
-    const std::int64_t blocks = job.weight.cols / kBlock;
-    const __m256i order =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
-    const auto sixteen = [](const std::int8_t* p) {
-        return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    };
-    for (std::int64_t c = 0; c < kWideColumns; ++c) {
-        const InputBlock* input = job.digits + input_at(column + c, blocks);
-        for (std::int64_t block = 0; block < blocks; ++block, input += kInputColumns) {
-            for (std::int64_t k = 0; k < kBlock; k += 16) {
-                static_assert(kDigit == 1 << 7);
-                const __m256i high = _mm256_slli_epi16(sixteen(input->high + k), 7);
-                const __m256i number = _mm256_add_epi16(high, sixteen(input->low + k));
-                std::int16_t* at = to + (block * kWideColumns + c) * kBlock + k;
-                _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm256_shuffle_epi8(number, order));
-            }
-        }
-    }
-}
-
-inline __m256i two(const std::int16_t* x) {
-    std::int32_t both;
-    std::memcpy(&both, x, 4);
-    return _mm256_set1_epi32(both);
-}
-
-// kWideColumns columns of eight rows, with the sums that digit_tile makes, to the bit.
-__attribute__((noinline)) void wide_tile(const LinearJob& job, std::int64_t row, std::int64_t column,
-                                         const std::int16_t* x) {
-    using At = Part<Format::kQ8>;
-    const std::int64_t blocks = job.weight.cols / kBlock;
-    const At at(job.weight, row);
-    const InputBlock* inputs = job.digits + input_at(column, blocks);
-    F8 sums[kWideColumns];
-    for (auto& sum : sums) {
-        sum = zero8();
-    }
-    for (std::int64_t block = 0; block < blocks; ++block, inputs += kInputColumns, x += kWideColumns * kBlock) {
-        const std::uint8_t* p = at.numbers(block);
-        for (std::int64_t line = 0; column == 0 && line < At::kBytes; line += 64) {
-            fetch_second(p + kAhead + line);
-        }
-        __m256i dots[kWideColumns];
-#pragma GCC unroll 8
-        for (int piece = 0; piece < kBlock / 4; ++piece) {
-            const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 64 * piece));
-            const __m256i numbers = _mm256_xor_si256(raw, _mm256_set1_epi8(-128));
-            const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(numbers, 8), 8);
-            const __m256i odd = _mm256_srai_epi16(numbers, 8);
-#pragma GCC unroll 8
-            for (int c = 0; c < kWideColumns; ++c) {
-                const std::int16_t* four = x + c * kBlock + 4 * piece;
-                const __m256i dot =
-                    _mm256_add_epi32(_mm256_madd_epi16(even, two(four)), _mm256_madd_epi16(odd, two(four + 2)));
-                dots[c] = piece == 0 ? dot : _mm256_add_epi32(dots[c], dot);
-                __asm__("" : "+x"(dots[c]));  // else compilers make all products before they add any
-            }
-        }
-        const Scaling<Format::kQ8, Rows8> scaling(at, block);
-#pragma GCC unroll 8
-        for (int c = 0; c < kWideColumns; ++c) {
-            sums[c] = scaling.add(sums[c], _mm256_cvtepi32_ps(dots[c]), inputs[c]);
-        }
-    }
-    for (int c = 0; c < kWideColumns; ++c) {
-        put_tile<Rows8>(job, column + c, row, sums[c]);
-    }
-}
-
+#include "linear_wide.inl"
 #endif
 
 // Some columns times all rows of a turn: the inputs stay in the first cache, the weights in the second. A function of
@@ -299,12 +223,8 @@ template <Format kFormat>
 void digit_rows(const LinearJob& job, std::int64_t row, std::int64_t end, [[maybe_unused]] float* scratch) {
     std::int64_t first = 0;
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-    for (auto* wide = reinterpret_cast<std::int16_t*>(scratch);
-         kFormat == Format::kQ8 && first + kWideColumns <= job.columns; first += kWideColumns) {
-        widen_digits(job, first, wide);
-        for (std::int64_t eight = row; eight < end; eight += Rows8::kRows) {
-            wide_tile(job, eight, first, wide);
-        }
+    if (job.columns >= kFewestWide<kFormat>) {
+        return wide_rows<kFormat>(job, row, end, scratch);
     }
 #endif
 #if defined(OCTAVO_TILES)
@@ -325,7 +245,7 @@ void digit_rows(const LinearJob& job, std::int64_t row, std::int64_t end, [[mayb
 
 std::int64_t digit_scratch([[maybe_unused]] const LinearJob& job) {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-    return kWideColumns * job.weight.cols / 2;
+    return wide_scratch(job);
 #else
     return 0;
 #endif
