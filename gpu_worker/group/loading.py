@@ -11,7 +11,7 @@ from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.ops import native
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.sizing import cpu_block_bytes
-from octavo.process.machine import available_bytes, usable_cores
+from octavo.process.machine import available_bytes
 from octavo.request.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
@@ -21,14 +21,14 @@ LEFT_TO_FRONT = ("swap_bytes", "generation_config", "name", "adapter_bytes")  # 
 def load_group(model: str, *, ranks: int, patience_s: float, **options: Any) -> GroupRunner:
     """A runner whose steps `ranks` processes of this host compute together: this one is rank 0.
 
-    `options` are those of `load_runner`; `threads` are those of each rank, and None shares the cores between them. A
-    rank that does not come for `patience_s` within a step ends the group. Raises what `load_runner` raises, and
-    RankFailed if another rank cannot start.
+    `options` are those of `load_runner`; `threads` are those of each rank. A rank that does not come for `patience_s`
+    within a step ends the group. Raises what `load_runner` raises, and RankFailed if another rank cannot start.
     """
     extension = native.load()
+    if (device := options.get("device", "cpu")) != "cpu":
+        raise InvalidArgument("tensor_parallel", f"a group runs on CPUs alone, not on {device}: leave it out")
     if extension is None:
         raise InvalidArgument("tensor_parallel", f"a group needs the extension: {native.rebuild()}, or leave it out")
-    options |= {"threads": options.get("threads") or max(1, usable_cores() // ranks)}
     options |= {"kv_cache_bytes": options.get("kv_cache_bytes") or cpu_block_bytes(available_bytes())}
     team, arena = SharedMemory.create("octavo-team"), SharedMemory.create("octavo-blocks")
     of_ranks = {"model": model, **{name: x for name, x in options.items() if name not in LEFT_TO_FRONT}}

@@ -130,7 +130,7 @@ class RankProcesses:
 
 def _start(task: RankTask) -> _Rank:
     process = subprocess.Popen(
-        [sys.executable, "-m", "gpu_worker.group.rank"],
+        [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", "gpu_worker.group.rank"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=(task.team, task.arena),
