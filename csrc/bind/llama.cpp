@@ -230,8 +230,8 @@ void bind_llama(py::module_& module) {
                                   {sizes_of(sizes), embedding, head, norm, cos, sin, std::move(taken), own}};
              }),
              "sizes"_a, "embedding"_a, "head"_a, "norm"_a, "cos"_a, "sin"_a, "layers"_a, "share"_a = py::none(),
-             py::keep_alive<1, 3>(),
-             py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>())
+             py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(),
+             py::keep_alive<1, 7>())
         .def(
             "forward",
             [](Model& model, const TensorRef& hidden, const TensorRef& token_ids, const TensorRef& positions,

@@ -1,7 +1,6 @@
 #include "octavo/llama.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <stdexcept>
 #include <utility>
@@ -17,41 +16,9 @@
 namespace octavo {
 namespace {
 
-constexpr std::int64_t kMostSize = std::int64_t{1} << 30;  // of anything: two of them multiply within 64 bits
 constexpr std::int64_t kClaims = 8;       // of each thread in a phase over rows of activations, at least
 constexpr std::int64_t kMostAtOnce = 16;  // rows of a claim
 constexpr std::int64_t kPiece = 512;      // floats of an activation that one thread takes at once; a multiple of kBlock
-
-void expect_vector(const TensorRef& tensor, const char* name, std::int64_t size, bool optional = false) {
-    if (!optional || tensor.given()) {
-        expect(tensor, name, {size}, DType::kF32);
-    }
-}
-
-void expect_weight(const Weight& weight, const char* name, std::int64_t rows, std::int64_t cols) {
-    require(weight.data != nullptr && weight.rows == rows && weight.cols == cols, name, "has another shape");
-}
-
-void expect_stack(const Stack& stack, const char* name, std::int64_t rows, std::int64_t cols) {
-    std::int64_t found = 0;
-    for (const Weight& part : stack) {
-        require(part.data != nullptr && part.cols == cols && part.rows <= rows - found, name, "has another shape");
-        require(part.rounding() == stack.front().rounding(), name, "has parts that round their inputs differently");
-        found += part.rows;
-    }
-    require(found == rows, name, "has another shape");
-}
-
-void expect_ids(const TensorRef& ids, const char* name, std::int64_t low, std::int64_t end) {
-    for (std::int64_t i = 0; i < ids.shape[0]; ++i) {
-        const std::int64_t id = ids.as<std::int64_t>()[i];
-        require(id >= low && id < end, name, "is out of range");
-    }
-}
-
-}  // namespace
-
-namespace {
 
 // The pages of some heads of a cache.
 KvPages of_heads(KvPages pages, const Span& heads) {
@@ -191,9 +158,9 @@ class Llama::Run {
         std::int64_t first = 0;
         for (const Weight& part : stack) {
             const float* added = bias.data != nullptr ? bias.as<float>() + first : nullptr;
-            run_linear(
-                thread_, threads_,
-                {part, x, part.cols, inputs_.digits, inputs_.bf16, num_tokens_, y + first, y_stride, added, accumulate});
+            run_linear(thread_, threads_,
+                       {part, x, part.cols, inputs_.digits, inputs_.bf16, num_tokens_, y + first, y_stride, added,
+                        accumulate});
             first += part.rows;
         }
     }
@@ -290,80 +257,16 @@ Llama::Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& hea
       sin_(sin),
       layers_(std::move(layers)),
       space_(new Workspace) {
-    const LlamaSizes& s = sizes_;
-    for (const std::int64_t size : {s.vocab, s.hidden, s.inner, s.heads, s.kv_heads, s.head_dim}) {
-        require(size > 0 && size <= kMostSize, "sizes", "are not positive, or no model's");
-    }
-    require(s.heads % s.kv_heads == 0, "sizes", "have heads that do not share key-value heads");
-    expect_weight(embedding_, "embedding", s.vocab, s.hidden);
-    for (const auto& [own, all] : {std::pair{share_.kv_heads, s.kv_heads}, std::pair{share_.hidden, s.hidden},
-                                   std::pair{share_.inner, s.inner}, std::pair{share_.vocab, s.vocab}}) {
-        require(own.first >= 0 && own.count >= 0 && own.first + own.count <= all, "share", "is not one of this model");
-    }
-    const std::int64_t queries = s.heads * s.head_dim, own_hidden = share_.hidden.count;
-    const std::int64_t qkv_rows = share_.kv_heads.count * (s.heads / s.kv_heads + 2) * s.head_dim;
-    expect_weight(head_, "head", share_.vocab.count, s.hidden);
-    expect_vector(norm_, "norm", s.hidden);
-    expect(cos_, "cos", {kAny, kAny}, DType::kF32);
-    expect(sin_, "sin", {cos_.shape[0], cos_.shape[1]}, DType::kF32);
-    require(cos_.shape[1] % 2 == 0 && cos_.shape[1] <= s.head_dim, "cos", "has another width than a head");
+    check_model();
     for (const LlamaLayer& layer : layers_) {
-        expect_vector(layer.input_norm, "input_norm", s.hidden);
-        expect_vector(layer.mlp_norm, "mlp_norm", s.hidden);
-        expect_stack(layer.qkv, "qkv", qkv_rows, s.hidden);
-        expect_stack(layer.out, "out", own_hidden, queries);
-        require(share_.team == nullptr || layer.experts.router.empty(), "share", "is of a model with experts");
-        check_experts(layer.experts, s.hidden);
-        if (layer.experts.router.empty()) {
-            expect_stack(layer.gate_up, "gate_up", 2 * share_.inner.count, s.hidden);
-            expect_stack(layer.down, "down", own_hidden, s.inner);
-        }
-        expect_vector(layer.qkv_bias, "qkv_bias", qkv_rows, true);
-        expect_vector(layer.out_bias, "out_bias", own_hidden, true);
-        expect_vector(layer.gate_up_bias, "gate_up_bias", 2 * share_.inner.count, true);
-        expect_vector(layer.down_bias, "down_bias", own_hidden, true);
-        expect_vector(layer.q_norm, "q_norm", s.head_dim, true);
-        expect_vector(layer.k_norm, "k_norm", s.head_dim, true);
-        require(layer.window >= 0, "window", "is negative");
-        check_sparse(layer.sparse, s.heads);
         space_->plans[layer.window];
     }
     if (share_.team != nullptr) {
-        room_ = std::make_unique<TeamRoom>(*share_.team, s, share_.tokens, share_.plan_bytes);
+        room_ = std::make_unique<TeamRoom>(*share_.team, sizes_, share_.tokens, share_.plan_bytes);
     }
 }
 
 Llama::~Llama() = default;
-
-void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const {
-    const std::int64_t num_tokens = step.token_ids.shape[0];
-    require(kv.size() == layers_.size(), "kv", "has another number of layers");
-    for (const KvPages& layer : kv) {
-        require(layer.num_blocks == kv[0].num_blocks && layer.block_size == kv[0].block_size &&
-                    layer.num_heads == sizes_.kv_heads,
-                "kv", "has layers of different forms, or another number of heads");
-        attention_job(layer, sizes_.heads);
-    }
-    expect(step.token_ids, "token_ids", {num_tokens}, DType::kI64);
-    expect(step.positions, "positions", {num_tokens}, DType::kI64);
-    expect(step.slots, "slots", {num_tokens}, DType::kI64);
-    expect(step.rows, "rows", {kAny}, DType::kI64);
-    expect(hidden, "hidden", {step.rows.shape[0], sizes_.hidden}, DType::kF32);
-    expect_ids(step.token_ids, "token_ids", 0, sizes_.vocab);
-    expect_ids(step.positions, "positions", 0, cos_.shape[0]);
-    expect_ids(step.slots, "slots", -1, kv.empty() ? 0 : kv[0].num_blocks * kv[0].block_size);
-    expect_ids(step.rows, "rows", 0, num_tokens);
-    check_lora_rows(step, num_tokens);
-    for (const LoraGroup& group : step.loras) {
-        check_lora(*group.lora);
-    }
-    if (!kv.empty()) {
-        check_batch(step.batch, num_tokens, kv[0].num_blocks, kv[0].block_size);
-    }
-    const auto& [cu_q, seq_lens, tables] = step.batch;
-    expect_apart(hidden, "hidden",
-                 {&step.token_ids, &step.positions, &step.slots, &step.rows, &cu_q, &seq_lens, &tables});
-}
 
 void Llama::forward(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvCache>& kv) {
     std::vector<KvPages>& layers = space_->layers;
@@ -415,76 +318,6 @@ void Llama::run(const TensorRef& hidden, const LlamaStep& step, const std::vecto
     Pool& pool = Pool::instance();
     const int threads = pool.size();
     pool.run([&](PoolThread& thread) { Run(*this, step, own, thread, threads)(hidden); });
-}
-
-void Llama::serve(const std::vector<KvCache>& kv) {
-    require(room_ != nullptr && share_.team->rank() > 0, "share", "is not that of a rank that serves");
-    require(kv.size() == layers_.size(), "kv", "has another number of layers");
-    std::vector<KvPages> layers;
-    for (const KvCache& layer : kv) {
-        layers.push_back(kv_pages(layer, sizes_.head_dim));
-        require(layers.back().num_heads == sizes_.kv_heads, "kv", "has another number of heads");
-    }
-    while (share_.team->meet_for_orders()) {
-        switch (room_->order()) {
-            case Order::kForward:
-                run(TensorRef{}, room_->step(), layers);
-                break;
-            case Order::kLogits:
-                share_of_logits(room_->rows());
-                break;
-        }
-    }
-}
-
-std::int64_t Llama::team_bytes(const LlamaSizes& sizes, std::int64_t tokens, std::int64_t plan_bytes) {
-    return Team::kControlBytes + TeamRoom::bytes(sizes, tokens, plan_bytes);
-}
-
-void Llama::logits(const TensorRef& out, const TensorRef& hidden) const {
-    expect(hidden, "hidden", {kAny, sizes_.hidden}, DType::kF32);
-    if (room_ == nullptr) {
-        return linear(out, hidden, head_, TensorRef{});
-    }
-    const std::int64_t count = hidden.shape[0], row = sizes_.hidden * 4;
-    expect(out, "out", {count, sizes_.vocab}, DType::kF32);
-    expect_apart(out, "out", {&hidden});
-    for (std::int64_t first = 0; first < count; first += TeamRoom::kRows) {
-        const std::int64_t rows = std::min(TeamRoom::kRows, count - first);
-        for (std::int64_t i = 0; i < rows; ++i) {
-            std::memcpy(room_->hidden + i * sizes_.hidden, hidden.as<float>() + (first + i) * hidden.stride[0],
-                        static_cast<std::size_t>(row));
-        }
-        room_->order_logits(rows);
-        share_.team->meet_in_step();
-        share_of_logits(rows);
-        if (share_.team->broken()) {
-            throw std::runtime_error(share_.team->trouble());
-        }
-        Pool::instance().run([&](PoolThread& thread) {
-            thread.each(rows, [&](std::int64_t i) {
-                std::memcpy(out.as<float>() + (first + i) * out.stride[0], room_->logits + i * sizes_.vocab,
-                            static_cast<std::size_t>(sizes_.vocab) * 4);
-            });
-        });
-    }
-}
-
-// The columns of this rank's tokens, and then those of all are there.
-void Llama::share_of_logits(std::int64_t rows) const {
-    const auto floats = [rows](float* data, std::int64_t columns, std::int64_t stride) {
-        TensorRef tensor;
-        tensor.data = data;
-        tensor.ndim = 2;
-        tensor.shape[0] = rows;
-        tensor.shape[1] = columns;
-        tensor.stride[0] = stride;
-        tensor.stride[1] = 1;
-        return tensor;
-    };
-    linear(floats(room_->logits + share_.vocab.first, share_.vocab.count, sizes_.vocab),
-           floats(room_->hidden, sizes_.hidden, sizes_.hidden), head_, TensorRef{});
-    share_.team->meet_in_step();
 }
 
 }  // namespace octavo

@@ -21,8 +21,8 @@ namespace {
 using Word = std::atomic<std::uint32_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 4, "processes share it, and the kernel waits on it");
 
-constexpr int kSpins = 2000;  // about as long as a phase of a decode takes
-constexpr int kYields = 64;   // then the core is given to who may be waited for
+constexpr int kSpins = 300;  // some microseconds: the others are about to come
+constexpr int kYields = 8;   // then the core is given to who may be waited for
 // Then it sleeps: at most so long, because who breaks off may miss who falls asleep.
 constexpr long kNapNs = 50'000'000;
 

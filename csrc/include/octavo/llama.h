@@ -125,6 +125,7 @@ class Llama {
     struct Workspace;
     class Run;
 
+    void check_model() const;
     void check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const;
     void run(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv);
     void share_of_logits(std::int64_t rows) const;
