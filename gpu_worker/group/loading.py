@@ -6,11 +6,12 @@ from typing import Any
 
 from gpu_worker.group.group_runner import GroupRunner
 from gpu_worker.group.rank_processes import RankFailed, RankProcesses
-from gpu_worker.group.rank_task import RankTask
+from gpu_worker.group.rank_task import RankTask, RankWord
 from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.ops import native
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.sizing import cpu_block_bytes
+from gpu_worker.steps.runner import RunnerInfo
 from octavo.process.machine import available_bytes
 from octavo.request.errors import InvalidArgument
 
@@ -30,35 +31,35 @@ def load_group(model: str, *, ranks: int, patience_s: float, **options: Any) -> 
     if extension is None:
         raise InvalidArgument("tensor_parallel", f"a group needs the extension: {native.rebuild()}, or leave it out")
     options |= {"kv_cache_bytes": options.get("kv_cache_bytes") or cpu_block_bytes(available_bytes())}
-    team, arena = SharedMemory.create("octavo-team"), SharedMemory.create("octavo-blocks")
-    of_ranks = {"model": model, **{name: x for name, x in options.items() if name not in LEFT_TO_FRONT}}
-    tasks = [
-        RankTask(
-            rank=rank,
-            size=ranks,
-            front_pid=os.getpid(),
-            team=team.descriptor,
-            arena=arena.descriptor,
-            tokens=options["max_batch_tokens"],
-            sequences=options["max_batch_sequences"],
-            patience_s=patience_s,
-            options={**of_ranks, "swap_bytes": 0},
-        )
-        for rank in range(ranks)
-    ]
+    of_ranks = {"model": model, **{name: x for name, x in options.items() if name not in LEFT_TO_FRONT}, "swap_bytes": 0}
+    teams: list[Any] = []  # as a thread sees it that is no rank: it says that the team is broken, and why
+    with SharedMemory.create("octavo-team") as team, SharedMemory.create("octavo-blocks") as arena:
+        tasks = [
+            RankTask(
+                rank=rank,
+                size=ranks,
+                team=team.descriptor,
+                arena=arena.descriptor,
+                tokens=options["max_batch_tokens"],
+                sequences=options["max_batch_sequences"],
+                patience_s=patience_s,
+                options=of_ranks,
+            )
+            for rank in range(ranks)
+        ]
+        processes = RankProcesses(tasks[1:], lambda: [each.break_off() for each in teams])
+        try:
+            runner = load_runner(model, place=tasks[0].place(), **options)
+            teams.append(extension.Team(team.map(team.num_bytes), 0, ranks, patience_s))
+            _expect_equal(runner.info, processes.wait_until_ready())
+        except BaseException:
+            processes.close()
+            raise
+    log.info("a group of %d ranks; pids %s", ranks, [os.getpid(), *processes.pids])
+    return GroupRunner(runner, processes, teams[0])
 
-    def anyones_team() -> Any:
-        """The team as a thread sees it that is no rank: it says that the team is broken, and why."""
-        return extension.Team(team.map(team.num_bytes), 0, ranks, patience_s)
 
-    processes = RankProcesses(tasks[1:], lambda: anyones_team().break_off() if team.num_bytes else None)
-    try:
-        runner = load_runner(model, place=tasks[0].place(), **options)
-        for number, word in enumerate(processes.wait_until_ready(), 1):
-            if (word.numerics, word.num_blocks) != (runner.info.numerics, runner.info.num_blocks):
-                raise RankFailed(f"rank {number} computes otherwise: {word.numerics}, not {runner.info.numerics}")
-    except BaseException:
-        processes.close()
-        raise
-    log.info("a group of %d ranks, %d threads each; pids %s", ranks, options["threads"], [os.getpid(), *processes.pids])
-    return GroupRunner(runner, processes, anyones_team())
+def _expect_equal(info: RunnerInfo, words: list[RankWord]) -> None:
+    for rank, word in enumerate(words, 1):
+        if (word.numerics, word.num_blocks) != (info.numerics, info.num_blocks):
+            raise RankFailed(f"rank {rank} computes {word.numerics}, and rank 0 {info.numerics}: start the worker again")

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from gpu_worker.group.rank_task import RankTask, RankWord
+from gpu_worker.group.rank_task import TASK, RankTask, RankWord
+from octavo.process.launcher import launched
 
 log = logging.getLogger(__name__)
 END_PATIENCE_S = 5.0
@@ -24,6 +25,7 @@ class RankFailed(RuntimeError):
 class _Rank:
     number: int
     process: "subprocess.Popen[bytes]"
+    words: io.BufferedReader
     rest: bytes = b""  # of its words: what is no line yet
     ready: RankWord | None = None
     failure: str = ""
@@ -39,7 +41,7 @@ class _News:
 
 
 class RankProcesses:
-    """Starts ranks and watches them in a thread that lives as long as they do: when it ends, the kernel ends them."""
+    """Starts ranks and watches them in a thread that lives as long as they do: when it ends, so do they (launcher.py)."""
 
     def __init__(self, tasks: Sequence[RankTask], on_loss: Callable[[], None]) -> None:
         """`on_loss` is called in the thread that watches, once, when a rank has ended by itself."""
@@ -83,7 +85,7 @@ class RankProcesses:
             try:
                 for task in self._tasks:
                     self._ranks.append(rank := _start(task))
-                    selector.register(rank.process.stdout or 0, selectors.EVENT_READ, rank)
+                    selector.register(rank.words, selectors.EVENT_READ, rank)
                 self._tell(started=True)
             except OSError as error:
                 self._tell(loss=f"rank {len(self._ranks) + 1} cannot start: {error}")
@@ -91,11 +93,11 @@ class RankProcesses:
                 for key, _ in selector.select():
                     if not self._read(key.data):
                         selector.unregister(key.fileobj)
+                        key.data.words.close()
 
     def _read(self, rank: _Rank) -> bool:
         """Takes in what a rank says. False: it has ended."""
-        words = cast("io.BufferedReader", rank.process.stdout)
-        data = words.read1()
+        data = rank.words.read1()
         *lines, rank.rest = (rank.rest + data).split(b"\n")
         for line in lines:
             self._hear(rank, RankWord.from_json(line.decode()))
@@ -129,13 +131,13 @@ class RankProcesses:
 
 
 def _start(task: RankTask) -> _Rank:
+    safe_path = ["-P"] if sys.flags.safe_path else []
     process = subprocess.Popen(
-        [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", "gpu_worker.group.rank"],
+        launched([sys.executable, *safe_path, "-m", "gpu_worker.group.rank"]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=(task.team, task.arena),
     )
-    if process.stdin is not None:
-        process.stdin.write(f"{task.to_json()}\n".encode())
-        process.stdin.close()
-    return _Rank(task.rank, process)
+    with cast("io.BufferedWriter", process.stdin) as told:
+        told.write(f"{TASK}={task.to_json()}\n".encode())
+    return _Rank(task.rank, process, cast("io.BufferedReader", process.stdout))

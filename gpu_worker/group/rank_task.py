@@ -8,6 +8,8 @@ from typing import Any, Self
 from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.models.decoders.llama_share import RankPlace
 
+TASK = "OCTAVO_RANK_TASK"  # the variable that has it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTask:
@@ -15,7 +17,6 @@ class RankTask:
 
     rank: int
     size: int
-    front_pid: int
     team: int  # the descriptors of the memory of all ranks
     arena: int
     tokens: int

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from types import TracebackType
 from typing import Self
 
 import torch
@@ -9,8 +10,16 @@ from torch import Tensor
 
 
 class SharedMemory:
+    """Known by its descriptor. What is mapped stays when that is closed, as it is at the end of a `with`."""
+
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self.descriptor)
 
     @classmethod
     def create(cls, name: str) -> Self:
