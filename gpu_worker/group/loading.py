@@ -31,7 +31,11 @@ def load_group(model: str, *, ranks: int, patience_s: float, **options: Any) -> 
     if extension is None:
         raise InvalidArgument("tensor_parallel", f"a group needs the extension: {native.rebuild()}, or leave it out")
     options |= {"kv_cache_bytes": options.get("kv_cache_bytes") or cpu_block_bytes(available_bytes())}
-    of_ranks = {"model": model, **{name: x for name, x in options.items() if name not in LEFT_TO_FRONT}, "swap_bytes": 0}
+    of_ranks = {
+        "model": model,
+        **{name: x for name, x in options.items() if name not in LEFT_TO_FRONT},
+        "swap_bytes": 0,
+    }
     teams: list[Any] = []  # as a thread sees it that is no rank: it says that the team is broken, and why
     with SharedMemory.create("octavo-team") as team, SharedMemory.create("octavo-blocks") as arena:
         tasks = [
@@ -62,4 +66,6 @@ def load_group(model: str, *, ranks: int, patience_s: float, **options: Any) -> 
 def _expect_equal(info: RunnerInfo, words: list[RankWord]) -> None:
     for rank, word in enumerate(words, 1):
         if (word.numerics, word.num_blocks) != (info.numerics, info.num_blocks):
-            raise RankFailed(f"rank {rank} computes {word.numerics}, and rank 0 {info.numerics}: start the worker again")
+            raise RankFailed(
+                f"rank {rank} computes {word.numerics}, and rank 0 {info.numerics}: start the worker again"
+            )

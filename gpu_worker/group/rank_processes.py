@@ -41,7 +41,7 @@ class _News:
 
 
 class RankProcesses:
-    """Starts ranks and watches them in a thread that lives as long as they do: when it ends, so do they (launcher.py)."""
+    """Starts ranks, and watches them in a thread that lives as long as they do: they end with it (launcher.py)."""
 
     def __init__(self, tasks: Sequence[RankTask], on_loss: Callable[[], None]) -> None:
         """`on_loss` is called in the thread that watches, once, when a rank has ended by itself."""

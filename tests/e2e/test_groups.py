@@ -1,4 +1,4 @@
-"""A worker of several ranks beside one of a single process: streams go between them and say the same, however it ends."""
+"""A worker of several ranks beside one process: streams go between them and say the same, however the group ends."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def ranks_of(cluster: Cluster, name: str) -> list[int]:
 
 async def seconds_until_gone(pids: list[int]) -> float:
     began = time.monotonic()
-    while any(map(exists, pids)) and time.monotonic() - began < 30:
+    while any(map(exists, pids)) and time.monotonic() - began < 30:  # noqa: ASYNC110  processes set no event
         await asyncio.sleep(0.01)
     return time.monotonic() - began
 
