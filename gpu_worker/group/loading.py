@@ -37,6 +37,11 @@ def load_group(model: str, *, ranks: int, patience_s: float, **options: Any) -> 
         "swap_bytes": 0,
     }
     teams: list[Any] = []  # as a thread sees it that is no rank: it says that the team is broken, and why
+
+    def break_off() -> None:
+        for each in teams:
+            each.break_off()
+
     with SharedMemory.create("octavo-team") as team, SharedMemory.create("octavo-blocks") as arena:
         tasks = [
             RankTask(
@@ -51,7 +56,7 @@ def load_group(model: str, *, ranks: int, patience_s: float, **options: Any) -> 
             )
             for rank in range(ranks)
         ]
-        processes = RankProcesses(tasks[1:], lambda: [each.break_off() for each in teams])
+        processes = RankProcesses(tasks[1:], break_off)
         try:
             runner = load_runner(model, place=tasks[0].place(), **options)
             teams.append(extension.Team(team.map(team.num_bytes), 0, ranks, patience_s))

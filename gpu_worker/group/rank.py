@@ -1,6 +1,6 @@
 """The program of a rank other than 0: loads its share of the model, and computes it in each step of rank 0.
 
-Its front starts it (rank_processes), with a RankTask in a variable of the environment. It knows no store, no scheduler
+Its front starts it (rank_processes), with a RankTask as its argument. It knows no store, no scheduler
 and no sequence. It says RankWords on its standard output.
 """
 
@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import TextIO
 
-from gpu_worker.group.rank_task import TASK, RankTask, RankWord
+from gpu_worker.group.rank_task import RankTask, RankWord
 from gpu_worker.running.loading import load_runner
 
 
@@ -39,7 +39,7 @@ def serve(task: RankTask, words: TextIO) -> None:
 def main() -> int:
     words = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no word
-    task = RankTask.from_json(os.environ.pop(TASK))
+    task = RankTask.from_json(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the front decides
     logging.getLogger().addHandler(WordHandler(words))
     try:

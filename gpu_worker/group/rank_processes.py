@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from gpu_worker.group.rank_task import TASK, RankTask, RankWord
+from gpu_worker.group.rank_task import RankTask, RankWord
 from octavo.process.launcher import launched
 
 log = logging.getLogger(__name__)
@@ -133,11 +133,9 @@ class RankProcesses:
 def _start(task: RankTask) -> _Rank:
     safe_path = ["-P"] if sys.flags.safe_path else []
     process = subprocess.Popen(
-        launched([sys.executable, *safe_path, "-m", "gpu_worker.group.rank"]),
-        stdin=subprocess.PIPE,
+        launched([sys.executable, *safe_path, "-m", "gpu_worker.group.rank", task.to_json()]),
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         pass_fds=(task.team, task.arena),
     )
-    with cast("io.BufferedWriter", process.stdin) as told:
-        told.write(f"{TASK}={task.to_json()}\n".encode())
     return _Rank(task.rank, process, cast("io.BufferedReader", process.stdout))

@@ -8,8 +8,6 @@ from typing import Any, Self
 from gpu_worker.group.shared_memory import SharedMemory
 from gpu_worker.models.decoders.llama_share import RankPlace
 
-TASK = "OCTAVO_RANK_TASK"  # the variable that has it
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTask:

@@ -20,7 +20,7 @@ from gpu_worker.running.loading import load_runner
 
 OPTIONS: dict[str, Any] = {
     "block_size": 16,
-    "kv_cache_bytes": 1 << 28,
+    "kv_cache_bytes": 1 << 29,
     "swap_bytes": 0,
     "max_batch_tokens": 2048,
     "max_batch_sequences": 64,

@@ -23,7 +23,7 @@ PLAN_BYTES = 4096
 
 class Span(NamedTuple):
     first: int
-    count: int
+    num: int
 
     @classmethod
     def of(cls, total: int, rank: int, size: int, unit: int = 1) -> Self:
@@ -71,9 +71,13 @@ class LlamaShare:
     @classmethod
     def of(cls, config: LlamaConfig, rank: int, size: int) -> Self:
         """InvalidArgument if some rank would have no rows."""
-        rows = [Span.of(x, rank, size, GROUP_ROWS) for x in (config.hidden_size, config.intermediate_size)]
-        share = cls(Span.of(config.num_kv_heads, rank, size), *rows, Span.of(config.vocab_size, rank, size, GROUP_ROWS))
-        if not all(span.count for span in (share.hidden, share.inner, share.vocab)):
+        share = cls(
+            kv_heads=Span.of(config.num_kv_heads, rank, size),
+            hidden=Span.of(config.hidden_size, rank, size, GROUP_ROWS),
+            inner=Span.of(config.intermediate_size, rank, size, GROUP_ROWS),
+            vocab=Span.of(config.vocab_size, rank, size, GROUP_ROWS),
+        )
+        if not all(span.num for span in (share.hidden, share.inner, share.vocab)):
             raise InvalidArgument("tensor_parallel", f"this model is too small for {size} ranks: give fewer")
         return share
 
@@ -82,15 +86,15 @@ class LlamaShare:
         dim, inner = config.head_dim, self.inner
         group = config.num_heads // config.num_kv_heads
         queries, keys, _ = config.qkv_rows
-        own = Span(self.kv_heads.first * dim, self.kv_heads.count * dim)
+        own = Span(self.kv_heads.first * dim, self.kv_heads.num * dim)
         return {
             "qkv": [
-                Span(own.first * group, own.count * group),
-                Span(queries + own.first, own.count),
-                Span(queries + keys + own.first, own.count),
+                Span(own.first * group, own.num * group),
+                Span(queries + own.first, own.num),
+                Span(queries + keys + own.first, own.num),
             ],
             "out": [self.hidden],
-            "gate_up": [inner, Span(config.intermediate_size + inner.first, inner.count)],
+            "gate_up": [inner, Span(config.intermediate_size + inner.first, inner.num)],
             "down": [self.hidden],
             "head": [self.vocab],
         }
@@ -108,7 +112,7 @@ class LlamaShare:
                 stacks.setdefault(f"{layer}{stem}", []).append(tensor)
             elif isinstance(tensor, Tensor) and stem.removesuffix("_bias") in rows:
                 spans = rows[stem.removesuffix("_bias")]
-                cut[name] = torch.cat([tensor[span.first : span.first + span.count] for span in spans])
+                cut[name] = torch.cat([tensor[span.first : span.first + span.num] for span in spans])
             else:
                 cut[name] = tensor
         if "head" not in stacks and isinstance(embedding := tensors["embedding"], NativeMatrix):
@@ -146,7 +150,7 @@ def rows_of(parts: Sequence[NativeMatrix], spans: Sequence[Span], extension: Any
     for span in spans:
         start = 0
         for part in parts:
-            first, end = max(span.first, start), min(span.first + span.count, start + part.weight.rows)
+            first, end = max(span.first, start), min(span.first + span.num, start + part.weight.rows)
             if first < end:
                 found.append(_rows(part, first - start, end - first, extension))
             start += part.weight.rows
