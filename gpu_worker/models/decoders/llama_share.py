@@ -21,7 +21,7 @@ PLAN_BYTES_PER_TOKEN = 48  # id, position, slot, and row twice: sampled and scor
 PLAN_BYTES = 4096
 
 
-class Span(NamedTuple):
+class ShareSpan(NamedTuple):
     first: int
     num: int
 
@@ -63,38 +63,38 @@ def refuse_undivided(config: LlamaConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LlamaShare:
-    kv_heads: Span
-    hidden: Span
-    inner: Span
-    vocab: Span
+    kv_heads: ShareSpan
+    hidden: ShareSpan
+    inner: ShareSpan
+    vocab: ShareSpan
 
     @classmethod
     def of(cls, config: LlamaConfig, rank: int, size: int) -> Self:
         """InvalidArgument if some rank would have no rows."""
         share = cls(
-            kv_heads=Span.of(config.num_kv_heads, rank, size),
-            hidden=Span.of(config.hidden_size, rank, size, GROUP_ROWS),
-            inner=Span.of(config.intermediate_size, rank, size, GROUP_ROWS),
-            vocab=Span.of(config.vocab_size, rank, size, GROUP_ROWS),
+            kv_heads=ShareSpan.of(config.num_kv_heads, rank, size),
+            hidden=ShareSpan.of(config.hidden_size, rank, size, GROUP_ROWS),
+            inner=ShareSpan.of(config.intermediate_size, rank, size, GROUP_ROWS),
+            vocab=ShareSpan.of(config.vocab_size, rank, size, GROUP_ROWS),
         )
         if not all(span.num for span in (share.hidden, share.inner, share.vocab)):
             raise InvalidArgument("tensor_parallel", f"this model is too small for {size} ranks: give fewer")
         return share
 
-    def rows(self, config: LlamaConfig) -> dict[str, list[Span]]:
+    def rows(self, config: LlamaConfig) -> dict[str, list[ShareSpan]]:
         """The rows of each matrix of a layer, and of the output projection, by our names."""
         dim, inner = config.head_dim, self.inner
         group = config.num_heads // config.num_kv_heads
         queries, keys, _ = config.qkv_rows
-        own = Span(self.kv_heads.first * dim, self.kv_heads.num * dim)
+        own = ShareSpan(self.kv_heads.first * dim, self.kv_heads.num * dim)
         return {
             "qkv": [
-                Span(own.first * group, own.num * group),
-                Span(queries + own.first, own.num),
-                Span(queries + keys + own.first, own.num),
+                ShareSpan(own.first * group, own.num * group),
+                ShareSpan(queries + own.first, own.num),
+                ShareSpan(queries + keys + own.first, own.num),
             ],
             "out": [self.hidden],
-            "gate_up": [inner, Span(config.intermediate_size + inner.first, inner.num)],
+            "gate_up": [inner, ShareSpan(config.intermediate_size + inner.first, inner.num)],
             "down": [self.hidden],
             "head": [self.vocab],
         }
@@ -144,7 +144,7 @@ def _layer_and_stem(name: str) -> tuple[str, str]:
     return (f"{layer}.", rest.partition(".")[0]) if dot else ("", name)
 
 
-def rows_of(parts: Sequence[NativeMatrix], spans: Sequence[Span], extension: Any) -> list[NativeMatrix]:
+def rows_of(parts: Sequence[NativeMatrix], spans: Sequence[ShareSpan], extension: Any) -> list[NativeMatrix]:
     """Some rows of matrices that lie one below the other, as matrices in the same memory."""
     found = []
     for span in spans:
