@@ -25,8 +25,10 @@ from gpu_worker.ops import TokenBatch
 from gpu_worker.ops.lora import Lora
 from gpu_worker.ops.native_cpu import FLOATS
 from octavo.model_files.lora_files import LoraFiles
+from octavo.model_files.lora_support import LoraSupport
 
 MAX_HEAD_DIM = 256
+NO_LORA_IN_GROUP = LoraSupport(refusal="a group of ranks has no adapters: leave --tensor-parallel out")
 
 
 def supports(config: LlamaConfig) -> bool:
@@ -113,7 +115,7 @@ class NativeLlamaDecoder:
         )
         self._kv: tuple[Sequence[Tensor], Any] | None = None
         self.load_lora: LoadLora | None = self._load_lora if place is None else None
-        self.lora_support = support_of(config)
+        self.lora_support = support_of(config) if place is None else NO_LORA_IN_GROUP
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         hidden = torch.empty((rows.shape[0], self.config.hidden_size))

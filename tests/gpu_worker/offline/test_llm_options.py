@@ -92,13 +92,8 @@ def test_an_argument_that_asks_for_nothing_octavo_lacks_is_accepted():
 @pytest.mark.parametrize(
     ("name", "value", "remedy"),
     [
-<<<<<<< HEAD
-        ("tensor_parallel_size", 2, "an LLM runs its model on one device"),
-        ("lora_dtype", "float16", "an adapter has the type of its files"),
-=======
         ("pipeline_parallel_size", 2, "an LLM runs its model on one device"),
-        ("max_loras", 4, "adapters have as much memory as adapter_bytes says"),
->>>>>>> a967dbef (octavo worker --tensor-parallel N, LLM(tensor_parallel_size=N))
+        ("lora_dtype", "float16", "an adapter has the type of its files"),
         ("cpu_offload_gb", 10, "weights stay on the device; use quantization="),
         ("disable_log_stats", False, "an LLM logs no statistics"),
     ],
