@@ -26,5 +26,6 @@ void bind_weights(pybind11::module_& module);
 void bind_llama(pybind11::module_& module);
 void bind_attention_plan(pybind11::module_& module);
 void bind_part_sum(pybind11::module_& module);
+void bind_team(pybind11::module_& module);
 
 }  // namespace octavo::bind

@@ -71,6 +71,7 @@ PYBIND11_MODULE(_C_cpu, module) {
     octavo::bind_ops(module);
     auto reference = module.def_submodule("ref", "The same ops in double precision, slowly: what they mean.");
     octavo::ref::bind_ops(reference);
+    octavo::bind::bind_team(module);
     octavo::bind::bind_llama(module);
     auto sums = module.def_submodule("part_sum", "The checksum of a block that travels in parts.");
     octavo::bind::bind_part_sum(sums);

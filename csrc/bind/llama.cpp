@@ -103,6 +103,30 @@ LlamaLayer layer_of(py::handle dict) {
     return layer;
 }
 
+Span span_of(Values& values, const char* name) {
+    std::pair<std::int64_t, std::int64_t> span;
+    values.take(name, span);
+    return {span.first, span.second};
+}
+
+// None: one rank computes everything.
+LlamaShare share_of(const py::object& given) {
+    LlamaShare share;
+    if (!given.is_none()) {
+        Values values(given, "share");
+        values.take("team", share.team);
+        require(share.team != nullptr, "share", "has no team");
+        values.take("tokens", share.tokens);
+        values.take("plan_bytes", share.plan_bytes);
+        share.kv_heads = span_of(values, "kv_heads");
+        share.hidden = span_of(values, "hidden");
+        share.inner = span_of(values, "inner");
+        share.vocab = span_of(values, "vocab");
+        values.end();
+    }
+    return share;
+}
+
 struct Kv {
     py::tuple owners;  // of the memory: a list could lose them
     std::vector<KvCache> layers;
@@ -195,16 +219,19 @@ void bind_llama(py::module_& module) {
              "scale"_a, "layers"_a);
     py::class_<Model>(module, "Llama", "A decoder; refers to the memory of its tensors, and keeps it.")
         .def(py::init([](const py::dict& sizes, const Weight& embedding, const Weight& head, const TensorRef& norm,
-                         const TensorRef& cos, const TensorRef& sin, const py::list& layers) {
+                         const TensorRef& cos, const TensorRef& sin, const py::list& layers, const py::object& share) {
                  std::vector<LlamaLayer> taken;
                  for (const py::handle layer : layers) {
                      taken.push_back(layer_of(layer));
                  }
-                 return new Model{values_of(layers),
-                                  {sizes_of(sizes), embedding, head, norm, cos, sin, std::move(taken)}};
+                 const LlamaShare own = share_of(share);
+                 const py::object team = share.is_none() ? share : share["team"];
+                 return new Model{py::make_tuple(values_of(layers), team),
+                                  {sizes_of(sizes), embedding, head, norm, cos, sin, std::move(taken), own}};
              }),
-             "sizes"_a, "embedding"_a, "head"_a, "norm"_a, "cos"_a, "sin"_a, "layers"_a, py::keep_alive<1, 3>(),
-             py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>())
+             "sizes"_a, "embedding"_a, "head"_a, "norm"_a, "cos"_a, "sin"_a, "layers"_a, "share"_a = py::none(),
+             py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(),
+             py::keep_alive<1, 7>())
         .def(
             "forward",
             [](Model& model, const TensorRef& hidden, const TensorRef& token_ids, const TensorRef& positions,
@@ -219,11 +246,28 @@ void bind_llama(py::module_& module) {
             "hidden"_a, "token_ids"_a, "positions"_a, "slots"_a, "cu_q"_a, "seq_lens"_a, "block_tables"_a, "rows"_a,
             "kv"_a, "lora_rows"_a = py::none(), "loras"_a = py::tuple())
         .def(
+            "serve",
+            [](Model& model, const Kv& kv) {
+                const py::gil_scoped_release free;
+                const std::lock_guard<std::mutex> lock(model.mutex);
+                model.llama.serve(kv.layers);
+            },
+            "kv"_a, "Takes part in what rank 0 computes, until the team is broken.")
+        .def_static(
+            "team_bytes",
+            [](const py::dict& sizes, std::int64_t tokens, std::int64_t plan_bytes) {
+                return Llama::team_bytes(sizes_of(sizes), tokens, plan_bytes);
+            },
+            "sizes"_a, "tokens"_a, "plan_bytes"_a, "How much memory a team of this model needs.")
+        .def(
             "check_lora", [](const Model& model, const Adapter& adapter) { model.llama.check_lora(adapter.lora); },
             "lora"_a)
         .def(
             "logits",
-            [](const Model& model, const TensorRef& out, const TensorRef& hidden) { model.llama.logits(out, hidden); },
+            [](Model& model, const TensorRef& out, const TensorRef& hidden) {
+                const std::lock_guard<std::mutex> lock(model.mutex);
+                model.llama.logits(out, hidden);
+            },
             "out"_a, "hidden"_a, py::call_guard<py::gil_scoped_release>());
 }
 

@@ -1,10 +1,13 @@
 """Which runner (with or without a model) and which configuration of the scheduler a worker's settings mean."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, cast
 
 from gpu_worker.drafting.draft_model import DraftModel
 from gpu_worker.scheduling.state.scheduler_config import SchedulerConfig
 from gpu_worker.steps.runner import Runner, RunnerInfo
+from octavo.process.machine import usable_cores
 from octavo.request.errors import InvalidArgument
 from octavo.settings.options import AUTO
 from octavo.settings.worker import WorkerSettings
@@ -24,6 +27,8 @@ def build_runner(settings: WorkerSettings) -> Runner:
         "kv_cache_bytes": settings.kv_cache_bytes,
         "numerics": settings.numerics,
     }
+    if settings.tensor_parallel > 1 and settings.runner != "model":
+        raise InvalidArgument("tensor_parallel", f"the {settings.runner} runner has no ranks: leave it out")
     if settings.runner == "fake":
         from gpu_worker.testing.fake_runner import FakeRunner
 
@@ -36,13 +41,18 @@ def build_runner(settings: WorkerSettings) -> Runner:
     from gpu_worker.running.sizing import choose_device
 
     device = str(choose_device(settings.device))
-    return load_runner(
+    load: Callable[..., Runner] = load_runner
+    if settings.tensor_parallel > 1:
+        from gpu_worker.group.loading import load_group
+
+        load = partial(load_group, ranks=settings.tensor_parallel, patience_s=settings.lease_ms / 1000)
+    return load(
         settings.model,
         name=settings.model_name or None,
         device=device,
         dtype=settings.dtype,
         quantization=settings.quantization,
-        threads=settings.threads,
+        threads=threads_of_rank(settings),
         isa=settings.isa,
         block_size=settings.block_size,
         kv_cache_dtype=settings.kv_cache_dtype,
@@ -84,7 +94,7 @@ def build_draft_model(settings: WorkerSettings, info: RunnerInfo) -> DraftModel 
     runner = load_runner(
         settings.draft_model,
         dtype=settings.dtype,
-        threads=settings.threads,
+        threads=threads_of_rank(settings),
         kv_cache_bytes=DRAFT_CACHE_BYTES,
         swap_bytes=0,
     )
@@ -100,6 +110,12 @@ def same_tokens(first: str, second: str) -> bool:
         return True
     one, other = open_tokenizer(first), open_tokenizer(second)
     return isinstance(one, Tokenizer) and isinstance(other, Tokenizer) and one.tokens == other.tokens
+
+
+def threads_of_rank(settings: WorkerSettings) -> int:
+    """How many threads this process computes with; 0: one per core. All models in it have the same ones."""
+    shared = max(1, usable_cores() // settings.tensor_parallel) if settings.tensor_parallel > 1 else 0
+    return settings.threads or shared
 
 
 def batch_tokens(settings: WorkerSettings) -> int:

@@ -173,6 +173,8 @@ class Engine:
         return BLOCKED_ROUND_S if self._blocked and not result.items else 0.0
 
     def _check_idle(self) -> None:
+        """Raises if the device, or a rank of a group, is lost: nobody would see it before the next step."""
+        self._runner.check_device()
         now = time.monotonic()
         if not self._scheduler.has_work and now - self._checked > CHECK_EVERY_S:
             self._checked = now

@@ -23,6 +23,7 @@ from gpu_worker.models.decoders import gpt, llama, native_llama
 from gpu_worker.models.decoders.config import LlamaConfig, is_llama_like, is_mixture
 from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
+from gpu_worker.models.decoders.llama_share import RankPlace, refuse_undivided
 from gpu_worker.models.decoders.native_llama import LlamaPacking, NativeLlamaDecoder
 from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint
 from gpu_worker.models.gguf import through_transformers
@@ -74,6 +75,7 @@ def load_model(
     context_tokens: int | None = None,
     cache_dir: Path | None = None,
     packed_cache: PackedCache | None = None,
+    place: RankPlace | None = None,
     recommended_sampling: bool = True,
     on_progress: ProgressCallback | None = None,
 ) -> LoadedModel:
@@ -85,7 +87,8 @@ def load_model(
     longest sequence that will be run, if the model was made for longer ones: a model that encodes positions otherwise
     for long sequences then does so only if one can be long. Raises NotFound if there is no such model, and BadModel or
     MalformedGguf if it cannot be used. Converted GGUF weights and tokenizers are kept in `cache_dir`, and what the
-    extension multiplies with in `packed_cache`; None keeps none. `recommended_sampling` says whether
+    extension multiplies with in `packed_cache`; None keeps none. With a `place` in a group, the decoder is that rank's
+    share (InvalidArgument where a decoder is not divided). `recommended_sampling` says whether
     generation_config.json has a say in sampling.
     """
     started = time.monotonic()
@@ -96,7 +99,7 @@ def load_model(
     load = _load_gguf if found.path.is_file() else _load_directory
     how = _LoadOptions(
         *(device, dtype, ops, quantization, kv_dtype.startswith("fp8"), context_tokens, cache_dir, packed_cache),
-        *(recommended_sampling, progress),
+        *(place, recommended_sampling, progress),
     )
     try:
         loaded = load(found.name, found.path, how)
@@ -287,7 +290,7 @@ def _native(
         key = content_key(files, deciding) | {"scheme": how.quantization, "dtype": str(dtype), "packing": version}
         key["kv_scales"] = digest_of(how.kv_scales)
         packed = how.packed_cache.get(name, key, how.quantization, extension, packing.into)
-    return NativeLlamaDecoder(config, packed or packing.in_memory(), extension)
+    return NativeLlamaDecoder(config, packed or packing.in_memory(), extension, how.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +303,7 @@ class _LoadOptions:
     context_tokens: int | None
     cache_dir: Path | None
     packed_cache: PackedCache | None
+    place: RankPlace | None
     recommended: bool
     progress: ProgressCallback
     kv_scales: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # of the checkpoint, for an fp8 cache
@@ -307,7 +311,13 @@ class _LoadOptions:
     def native(self, config: LlamaConfig | None) -> bool:
         """Whether the extension runs this model. InvalidArgument if it does not, but q8 or q4 was asked for."""
         if isinstance(self.ops, NativeCpuOps) and config is not None and native_llama.supports(config):
+            if self.place is not None:
+                refuse_undivided(config)
             return True
+        if self.place is not None:
+            raise InvalidArgument(
+                "tensor_parallel", "a group runs Llama-like models by the extension on a CPU alone: leave it out"
+            )
         if self.quantization in ("q8", "q4"):
             raise InvalidArgument(
                 "quantization", f"{self.quantization} needs native ops on a CPU and a Llama-like model"

@@ -18,13 +18,14 @@ class LLMOptions(TypedDict, total=False):
     """The settings of a worker that matter without a service; octavo.settings.WorkerSettings explains each.
 
     After them come vLLM's names: those in VLLM_NAMES mean settings, those in LORA_COUNTS are bounds that octavo does
-    not need, and of the last three, which it does not have, only harmless values pass. None means the default.
+    not need, and of the last two, which it does not have, only harmless values pass. None means the default.
     """
 
     device: str
     dtype: object  # its name, or a torch.dtype
     quantization: str | None
     threads: int
+    tensor_parallel: int
     block_size: int
     kv_cache_dtype: str
     kv_cache_bytes: int | str
@@ -68,7 +69,7 @@ class LLMOptions(TypedDict, total=False):
     max_lora_rank: int | None
     max_loras: int | None
     max_cpu_loras: int | None
-    tensor_parallel_size: int
+    tensor_parallel_size: int | None
     trust_remote_code: bool
     disable_log_stats: bool
 
@@ -141,6 +142,7 @@ VLLM_NAMES: dict[str, RenamedOption] = {
     "enforce_eager": RenamedOption("cuda_graphs", _eager),
     "speculative_config": RenamedOption("speculation", _speculation),
     "enable_lora": RenamedOption("adapter_bytes", _adapter_bytes),
+    "tensor_parallel_size": RenamedOption("tensor_parallel"),
 }
 
 # vLLM's bounds of adapters, and the most that each may say. Memory for adapters is given in bytes here, and any rank of

@@ -110,11 +110,17 @@ class KvShape:
 
     def allocate_arena(self, num_blocks: int, device: torch.device, pinned: bool = False) -> Tensor:
         """Memory of zeros for `num_blocks` blocks. On a CPU it takes no memory until it is written."""
-        page = self.block_size, width(self.dtype, self.head_dim)
-        shape = self.num_layers, num_blocks, self.num_kv_heads, 2, *page
         if device.type == "cpu" and not pinned:
-            return _untouched(num_blocks * self.bytes_per_block).view(self.dtype).view(shape)
-        return torch.zeros(shape, dtype=self.dtype, device=device, pin_memory=pinned)
+            return self.arena_in(_untouched(num_blocks * self.bytes_per_block), num_blocks)
+        return torch.zeros(self._arena_shape(num_blocks), dtype=self.dtype, device=device, pin_memory=pinned)
+
+    def arena_in(self, memory: Tensor, num_blocks: int) -> Tensor:
+        """The arena in memory (uint8) of as many bytes as so many blocks have."""
+        return memory.view(self.dtype).view(self._arena_shape(num_blocks))
+
+    def _arena_shape(self, num_blocks: int) -> tuple[int, ...]:
+        page = self.block_size, width(self.dtype, self.head_dim)
+        return self.num_layers, num_blocks, self.num_kv_heads, 2, *page
 
 
 def _untouched(num_bytes: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import ProgressCallback
 from gpu_worker.models.decoders.decoder import Decoder
+from gpu_worker.models.decoders.llama_share import RankPlace
 from gpu_worker.models.loader import LoadedModel, load_model
 from gpu_worker.models.numerics import class_of
 from gpu_worker.models.packed.packed_cache import PackedCache
@@ -63,6 +64,7 @@ def load_runner(
     isa: str = "auto",
     generation_config: str = "auto",
     name: str | None = None,
+    place: RankPlace | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> ModelRunner:
     """A runner for `model`, with its blocks allocated.
@@ -79,7 +81,7 @@ def load_runner(
     `batch_invariant` demands that the bits of a sequence do not depend on the batch (InvalidArgument where they would).
     `cache_dir` None means ~/.cache/octavo. `packed_cache` is a folder of weights packed for a CPU, of at most
     `packed_cache_bytes`; auto: `packed` in `cache_dir`; off: none. `generation_config` is auto or off: may the
-    model recommend sampling parameters?
+    model recommend sampling parameters? `place` is that of a rank in a group, whose blocks lie in memory of all ranks.
     """
     if dtype not in DTYPES:
         raise InvalidArgument("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}")
@@ -106,6 +108,7 @@ def load_runner(
         context_tokens=context_tokens,
         cache_dir=cache,
         packed_cache=_packed_cache(packed_cache, packed_cache_bytes, cache),
+        place=place,
         recommended_sampling=generation_config != "off",
         on_progress=on_progress,
     )
@@ -145,7 +148,8 @@ def load_runner(
         )
     if swap_bytes is None:
         swap_bytes = host_pool_bytes(available_bytes())
-    arena = KvArena(shape, num_blocks, swap_bytes // shape.bytes_per_block, where, ops)
+    memory = place.arena_memory(num_blocks * shape.bytes_per_block) if place is not None else None
+    arena = KvArena(shape, num_blocks, swap_bytes // shape.bytes_per_block, where, ops, memory)
     if batch_invariant:
         _expect_invariant(ops, decoder, arena)
     info = _info(loaded, arena, where, context, name)

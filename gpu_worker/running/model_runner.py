@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.decoders.decoder import Decoder
+from gpu_worker.models.decoders.native_llama import NativeLlamaDecoder
 from gpu_worker.ops import make_batch
 from gpu_worker.running.adapter_bank import AdapterBank
 from gpu_worker.running.graphs import StepGraphs
@@ -135,6 +136,11 @@ class ModelRunner:
         for seat, length, end in zip(seats, step.lengths, step.ends, strict=True):
             passed = max(0, (end - length) // size - window_blocks) if window_blocks else 0
             yield from map(BlockId, seat.table[passed:])
+
+    def serve(self) -> None:
+        """In a rank of a group other than 0: computes its share of the steps of rank 0, until the group is broken."""
+        if isinstance(self._decoder, NativeLlamaDecoder):
+            self._decoder.serve(self._arena.layers)
 
     def check_device(self) -> None:
         """Computes something small: after some faults of a GPU, each further call of the process fails, too."""

@@ -159,7 +159,8 @@ class Cluster:
 
     def _worker(self, index: int, port: int, web_listen: str) -> tuple[SupervisedProcess, WorkerState]:
         name = f"worker-{index}"
-        threads = self._settings.worker.threads or max(1, usable_cores() // self._settings.up.workers)
+        num_ranks = self._settings.up.workers * self._settings.worker.tensor_parallel
+        threads = self._settings.worker.threads or max(1, usable_cores() // num_ranks)
         settings = replace(
             self._settings.worker,
             listen=f"{HOST}:{port}",

@@ -49,7 +49,12 @@ class WorkerSettings(ListenerSettings):
         "none: the same, with inputs in float32; q8, q4: rounded to 8 or 4 bits",
         choices=("auto", "none", "q8", "q4"),
     )
-    threads: int = option(0, "CPU threads of the model; 0: one per core", low=0, high=1024)
+    threads: int = option(
+        0, "CPU threads of the model, of each rank; 0: one per core, which ranks share", low=0, high=1024
+    )
+    tensor_parallel: int = option(
+        1, "ranks: processes of this host that compute each step together, on CPUs; 1: this one alone", low=1, high=64
+    )
     isa: str = option(
         "auto",
         "instructions that products on a CPU use; auto: the best of the machine; a lesser one, so that all workers of a"

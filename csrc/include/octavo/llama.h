@@ -7,14 +7,30 @@
 #include <vector>
 
 #include "octavo/api.h"
+#include "octavo/team.h"
 
 namespace octavo {
 
 struct KvPages;
+class TeamRoom;
 
 struct LlamaSizes {
     std::int64_t vocab = 0, hidden = 0, inner = 0, heads = 0, kv_heads = 0, head_dim = 0;
     float eps = 0, scale = 0;
+};
+
+struct Span {
+    std::int64_t first = 0, count = 0;
+};
+
+// What one of several ranks computes: the attention of some heads, and some rows of every matrix. No sum is ever split:
+// a rank computes the whole of what it computes, from inputs that the others have left in the team's memory. So a
+// result has the same bits whatever the number of ranks.
+struct LlamaShare {
+    Team* team = nullptr;                     // null: there is one rank, which computes everything
+    std::int64_t tokens = 0, plan_bytes = 0;  // of a step, at most: the same in all ranks
+    Span kv_heads;                            // with their query heads
+    Span hidden, inner, vocab;
 };
 
 // Matrices one below the other, of any formats that round their inputs alike.
@@ -83,13 +99,21 @@ struct LlamaStep {
 // Only one thread may use it at a time. It refers to the memory of its tensors, which must outlive it.
 class Llama {
   public:
-    // cos, sin f32 [positions, rotated dimensions].
+    // cos, sin f32 [positions, rotated dimensions]. With a share, head and layers have its rows alone: those of its
+    // query heads, then of its keys and of its values; of the gate, then of what it gates. There are no experts then.
     Llama(const LlamaSizes& sizes, const Weight& embedding, const Weight& head, const TensorRef& norm,
-          const TensorRef& cos, const TensorRef& sin, std::vector<LlamaLayer> layers);
+          const TensorRef& cos, const TensorRef& sin, std::vector<LlamaLayer> layers, const LlamaShare& share = {});
     ~Llama();
+
+    // How many bytes of memory a team of this model needs.
+    static std::int64_t team_bytes(const LlamaSizes& sizes, std::int64_t tokens, std::int64_t plan_bytes);
 
     // kv: one cache per layer. hidden f32 [r, hidden]: normed hidden states, which `logits` takes.
     void forward(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvCache>& kv);
+
+    // In a rank other than 0: takes part in what rank 0 calls, until the team is broken. In rank 0 forward and logits
+    // throw if it is.
+    void serve(const std::vector<KvCache>& kv);
 
     // ArgumentError unless the adapter's matrices have the shapes of this model's.
     void check_lora(const Lora& lora) const;
@@ -101,13 +125,18 @@ class Llama {
     struct Workspace;
     class Run;
 
+    void check_model() const;
     void check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const;
+    void run(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv);
+    void share_of_logits(std::int64_t rows) const;
 
     LlamaSizes sizes_;
+    LlamaShare share_;
     Weight embedding_, head_;
     TensorRef norm_, cos_, sin_;
     std::vector<LlamaLayer> layers_;
     std::unique_ptr<Workspace> space_;
+    std::unique_ptr<TeamRoom> room_;
 };
 
 }  // namespace octavo

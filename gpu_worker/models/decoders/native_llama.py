@@ -15,6 +15,7 @@ from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallb
 from gpu_worker.models.decoders.config import LlamaConfig
 from gpu_worker.models.decoders.decoder import LoadLora, common_window
 from gpu_worker.models.decoders.llama import FIRST_SOURCES, collect, layers_of
+from gpu_worker.models.decoders.llama_share import LlamaShare, RankPlace
 from gpu_worker.models.decoders.lora_weights import load, support_of
 from gpu_worker.models.packed.packed_file import PackedFileWriter, Place
 from gpu_worker.models.packed.packed_weights import NativeMatrix, PackedWeights
@@ -24,8 +25,10 @@ from gpu_worker.ops import TokenBatch
 from gpu_worker.ops.lora import Lora
 from gpu_worker.ops.native_cpu import FLOATS
 from octavo.model_files.lora_files import LoraFiles
+from octavo.model_files.lora_support import LoraSupport
 
 MAX_HEAD_DIM = 256
+NO_LORA_IN_GROUP = LoraSupport(refusal="a group of ranks has no adapters: leave --tensor-parallel out")
 
 
 def supports(config: LlamaConfig) -> bool:
@@ -71,7 +74,10 @@ class NativeLlamaDecoder:
     capturable = False
     batch_invariant = True
 
-    def __init__(self, config: LlamaConfig, packed: PackedWeights, extension: ModuleType) -> None:
+    def __init__(
+        self, config: LlamaConfig, packed: PackedWeights, extension: ModuleType, place: RankPlace | None = None
+    ) -> None:
+        """With a `place` it computes one rank's share of the decoder, in memory of all ranks."""
         self.name = f"llama in one call ({packed.describe()})"
         self.arithmetic = packed.arithmetic()  # formats of weights, and what inputs are rounded to
         self.config = config
@@ -84,28 +90,32 @@ class NativeLlamaDecoder:
         self.window = common_window(config.windows)
         self._extension = extension
         self.rope = cos, sin = config.rope.table(config.context_tokens)
-        arguments = {name: x.weight if isinstance(x, NativeMatrix) else x for name, x in packed.tensors.items()}
+        sizes = {
+            "vocab": config.vocab_size,
+            "hidden": config.hidden_size,
+            "inner": config.intermediate_size,
+            "heads": config.num_heads,
+            "kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "eps": config.norm_eps,
+            "scale": config.attention_scale,
+        }
+        share = None if place is None else LlamaShare.of(config, place.rank, place.size)
+        tensors = packed.tensors if share is None else share.cut(packed.tensors, config, extension)
+        arguments = {name: x.weight if isinstance(x, NativeMatrix) else x for name, x in tensors.items()}
         self._llama = extension.Llama(
-            sizes={
-                "vocab": config.vocab_size,
-                "hidden": config.hidden_size,
-                "inner": config.intermediate_size,
-                "heads": config.num_heads,
-                "kv_heads": config.num_kv_heads,
-                "head_dim": config.head_dim,
-                "eps": config.norm_eps,
-                "scale": config.attention_scale,
-            },
+            sizes=sizes,
             embedding=arguments["embedding"],
             head=arguments.get("head", arguments["embedding"]),
             norm=arguments["norm"],
             cos=cos,
             sin=sin,
             layers=[self._layer(*each) for each in enumerate(layers_of(arguments, config.num_layers))],
+            share=None if place is None or share is None else share.extension_argument(place, extension, sizes, config),
         )
         self._kv: tuple[Sequence[Tensor], Any] | None = None
-        self.load_lora: LoadLora | None = self._load_lora
-        self.lora_support = support_of(config)
+        self.load_lora: LoadLora | None = self._load_lora if place is None else None
+        self.lora_support = support_of(config) if place is None else NO_LORA_IN_GROUP
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         hidden = torch.empty((rows.shape[0], self.config.hidden_size))
@@ -125,6 +135,10 @@ class NativeLlamaDecoder:
         logits = torch.empty((hidden.shape[0], self.vocab_size))
         self._llama.logits(logits, hidden)
         return logits
+
+    def serve(self, kv: Sequence[Tensor]) -> None:
+        """In a rank other than 0: computes its share of all that rank 0 does, until the team is broken."""
+        self._llama.serve(self._layers(kv))
 
     def _load_lora(self, files: LoraFiles) -> Lora:
         lora = load(files, self.config)

@@ -97,13 +97,24 @@ def staged_blocks(ops: Ops, arena: Tensor, mark: StepMark) -> StagedBlocks:
 class KvArena:
     """The blocks on the device and on the host. The arena copies blocks; the block manager knows who uses which."""
 
-    def __init__(self, shape: KvShape, num_blocks: int, num_host_blocks: int, device: torch.device, ops: Ops) -> None:
+    def __init__(
+        self,
+        shape: KvShape,
+        num_blocks: int,
+        num_host_blocks: int,
+        device: torch.device,
+        ops: Ops,
+        memory: Tensor | None = None,
+    ) -> None:
+        """`memory` has the bytes of the blocks on the device; None: they are allocated here."""
         self.shape = shape
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self._ops = ops
         cpu, pinned = torch.device("cpu"), device.type == "cuda"
-        self._device = shape.allocate_arena(num_blocks, device)
+        self._device = (
+            shape.allocate_arena(num_blocks, device) if memory is None else shape.arena_in(memory, num_blocks)
+        )
         self._host = shape.allocate_arena(num_host_blocks, cpu, pinned)
         self.layers: list[Tensor] = list(self._device.unbind(0))
 

@@ -69,7 +69,6 @@ def test_one_setting_under_two_names_is_refused():
 
 
 HARMLESS = {
-    "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
     "trust_remote_code": True,
     "cpu_offload_gb": 0,
@@ -93,7 +92,7 @@ def test_an_argument_that_asks_for_nothing_octavo_lacks_is_accepted():
 @pytest.mark.parametrize(
     ("name", "value", "remedy"),
     [
-        ("tensor_parallel_size", 2, "an LLM runs its model on one device"),
+        ("pipeline_parallel_size", 2, "an LLM runs its model on one device"),
         ("lora_dtype", "float16", "an adapter has the type of its files"),
         ("cpu_offload_gb", 10, "weights stay on the device; use quantization="),
         ("disable_log_stats", False, "an LLM logs no statistics"),

@@ -1,0 +1,114 @@
+// What a decoder of the Llama family refuses.
+#include <utility>
+
+#include "attention.h"
+#include "experts.h"
+#include "lora.h"
+#include "octavo/check.h"
+#include "octavo/llama.h"
+
+namespace octavo {
+namespace {
+
+constexpr std::int64_t kMostSize = std::int64_t{1} << 30;  // of anything: two of them multiply within 64 bits
+
+void expect_vector(const TensorRef& tensor, const char* name, std::int64_t size, bool optional = false) {
+    if (!optional || tensor.given()) {
+        expect(tensor, name, {size}, DType::kF32);
+    }
+}
+
+void expect_weight(const Weight& weight, const char* name, std::int64_t rows, std::int64_t cols) {
+    require(weight.data != nullptr && weight.rows == rows && weight.cols == cols, name, "has another shape");
+}
+
+void expect_stack(const Stack& stack, const char* name, std::int64_t rows, std::int64_t cols) {
+    std::int64_t found = 0;
+    for (const Weight& part : stack) {
+        require(part.data != nullptr && part.cols == cols && part.rows <= rows - found, name, "has another shape");
+        require(part.rounding() == stack.front().rounding(), name, "has parts that round their inputs differently");
+        found += part.rows;
+    }
+    require(found == rows, name, "has another shape");
+}
+
+void expect_ids(const TensorRef& ids, const char* name, std::int64_t low, std::int64_t end) {
+    for (std::int64_t i = 0; i < ids.shape[0]; ++i) {
+        const std::int64_t id = ids.as<std::int64_t>()[i];
+        require(id >= low && id < end, name, "is out of range");
+    }
+}
+
+}  // namespace
+
+void Llama::check_model() const {
+    const LlamaSizes& s = sizes_;
+    for (const std::int64_t size : {s.vocab, s.hidden, s.inner, s.heads, s.kv_heads, s.head_dim}) {
+        require(size > 0 && size <= kMostSize, "sizes", "are not positive, or no model's");
+    }
+    require(s.heads % s.kv_heads == 0, "sizes", "have heads that do not share key-value heads");
+    expect_weight(embedding_, "embedding", s.vocab, s.hidden);
+    for (const auto& [own, all] : {std::pair{share_.kv_heads, s.kv_heads}, std::pair{share_.hidden, s.hidden},
+                                   std::pair{share_.inner, s.inner}, std::pair{share_.vocab, s.vocab}}) {
+        require(own.first >= 0 && own.count >= 0 && own.first + own.count <= all, "share", "is not one of this model");
+    }
+    const std::int64_t queries = s.heads * s.head_dim, own_hidden = share_.hidden.count;
+    const std::int64_t qkv_rows = share_.kv_heads.count * (s.heads / s.kv_heads + 2) * s.head_dim;
+    expect_weight(head_, "head", share_.vocab.count, s.hidden);
+    expect_vector(norm_, "norm", s.hidden);
+    expect(cos_, "cos", {kAny, kAny}, DType::kF32);
+    expect(sin_, "sin", {cos_.shape[0], cos_.shape[1]}, DType::kF32);
+    require(cos_.shape[1] % 2 == 0 && cos_.shape[1] <= s.head_dim, "cos", "has another width than a head");
+    for (const LlamaLayer& layer : layers_) {
+        expect_vector(layer.input_norm, "input_norm", s.hidden);
+        expect_vector(layer.mlp_norm, "mlp_norm", s.hidden);
+        expect_stack(layer.qkv, "qkv", qkv_rows, s.hidden);
+        expect_stack(layer.out, "out", own_hidden, queries);
+        require(share_.team == nullptr || layer.experts.router.empty(), "share", "is of a model with experts");
+        check_experts(layer.experts, s.hidden);
+        if (layer.experts.router.empty()) {
+            expect_stack(layer.gate_up, "gate_up", 2 * share_.inner.count, s.hidden);
+            expect_stack(layer.down, "down", own_hidden, s.inner);
+        }
+        expect_vector(layer.qkv_bias, "qkv_bias", qkv_rows, true);
+        expect_vector(layer.out_bias, "out_bias", own_hidden, true);
+        expect_vector(layer.gate_up_bias, "gate_up_bias", 2 * share_.inner.count, true);
+        expect_vector(layer.down_bias, "down_bias", own_hidden, true);
+        expect_vector(layer.q_norm, "q_norm", s.head_dim, true);
+        expect_vector(layer.k_norm, "k_norm", s.head_dim, true);
+        require(layer.window >= 0, "window", "is negative");
+        check_sparse(layer.sparse, s.heads);
+    }
+}
+
+void Llama::check(const TensorRef& hidden, const LlamaStep& step, const std::vector<KvPages>& kv) const {
+    const std::int64_t num_tokens = step.token_ids.shape[0];
+    require(kv.size() == layers_.size(), "kv", "has another number of layers");
+    for (const KvPages& layer : kv) {
+        require(layer.num_blocks == kv[0].num_blocks && layer.block_size == kv[0].block_size &&
+                    layer.num_heads == sizes_.kv_heads,
+                "kv", "has layers of different forms, or another number of heads");
+        attention_job(layer, sizes_.heads);
+    }
+    expect(step.token_ids, "token_ids", {num_tokens}, DType::kI64);
+    expect(step.positions, "positions", {num_tokens}, DType::kI64);
+    expect(step.slots, "slots", {num_tokens}, DType::kI64);
+    expect(step.rows, "rows", {kAny}, DType::kI64);
+    expect(hidden, "hidden", {step.rows.shape[0], sizes_.hidden}, DType::kF32);
+    expect_ids(step.token_ids, "token_ids", 0, sizes_.vocab);
+    expect_ids(step.positions, "positions", 0, cos_.shape[0]);
+    expect_ids(step.slots, "slots", -1, kv.empty() ? 0 : kv[0].num_blocks * kv[0].block_size);
+    expect_ids(step.rows, "rows", 0, num_tokens);
+    check_lora_rows(step, num_tokens);
+    for (const LoraGroup& group : step.loras) {
+        check_lora(*group.lora);
+    }
+    if (!kv.empty()) {
+        check_batch(step.batch, num_tokens, kv[0].num_blocks, kv[0].block_size);
+    }
+    const auto& [cu_q, seq_lens, tables] = step.batch;
+    expect_apart(hidden, "hidden",
+                 {&step.token_ids, &step.positions, &step.slots, &step.rows, &cu_q, &seq_lens, &tables});
+}
+
+}  // namespace octavo

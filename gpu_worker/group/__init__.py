@@ -1,0 +1,1 @@
+"""A worker of several ranks: processes of one host that compute each step together."""

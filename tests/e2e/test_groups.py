@@ -1,0 +1,104 @@
+"""A worker of several ranks beside one process: streams go between them and say the same, however the group ends."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from folder_llama import folder_llama
+from guard.processes import descendants, exists
+from live.cluster import Cluster, Shape
+from live.fixtures import whole
+from live.reader import Reader
+
+from octavo.client import SamplingParams
+from octavo.v1 import admin_pb2
+from octavo.wire import statuses
+
+PROMPTS = [[number, *range(30, 90)] for number in range(6)]
+pytestmark = pytest.mark.timeout(300)  # workers import torch, and others may need the cores
+SOON_S = 2.0  # a second, and time to look on a busy machine
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return folder_llama(tmp_path_factory.mktemp("grouped"))
+
+
+@pytest.fixture
+def mixed(clusters, folder):
+    """A group of two, and one process."""
+    model = ("--model", str(folder), "--threads", "1", "--kv-cache-bytes", "8MiB", "--swap-bytes", "0")
+    ranks = tuple(("--tensor-parallel", number) for number in "21")
+    shape = Shape(routers=1, workers=2, runner="model", start_s=180.0, worker_args=model, each_worker=ranks)
+    yield from whole(clusters(shape))
+
+
+def params(number: int) -> SamplingParams:
+    return SamplingParams(temperature=number % 2 * 0.8, seed=number, max_tokens=400, ignore_eos=True)
+
+
+async def undisturbed(client) -> list[list[int]]:
+    readers = [Reader(client.generate(prompt, params(number))) for number, prompt in enumerate(PROMPTS)]
+    await asyncio.gather(*(reader.task for reader in readers))
+    return [reader.tokens[0] for reader in readers]
+
+
+def ranks_of(cluster: Cluster, name: str) -> list[int]:
+    found = descendants(cluster.processes[name].pid)
+    return [pid for pid in found if b"gpu_worker.group.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+async def seconds_until_gone(pids: list[int]) -> float:
+    began = time.monotonic()
+    while any(map(exists, pids)) and time.monotonic() - began < 30:  # noqa: ASYNC110  processes set no event
+        await asyncio.sleep(0.01)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("victim", ["front", "rank", pytest.param("stopped rank", marks=pytest.mark.long)])
+async def test_a_group_that_dies_takes_no_token_and_leaves_nothing(mixed, victim):
+    async with mixed.client() as client:
+        expected = await undisturbed(client)
+        shared = set(os.listdir("/dev/shm"))
+        readers = [Reader(client.generate(prompt, params(number))) for number, prompt in enumerate(PROMPTS)]
+        await asyncio.gather(*(reader.until(40, 60) for reader in readers))
+        front, ranks = mixed.processes["w0"].pid, ranks_of(mixed, "w0")
+        assert len(ranks) == 1
+        if victim == "front":
+            mixed.kill("w0")
+        elif victim == "rank":
+            os.kill(ranks[0], signal.SIGKILL)
+        else:
+            os.kill(ranks[0], signal.SIGSTOP)
+        lease_s = mixed.shape.lease_ms / 1000 if victim == "stopped rank" else 0.0
+        assert await seconds_until_gone([front, *ranks]) < lease_s + SOON_S
+        await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers)), 120)
+        assert [reader.tokens[0] for reader in readers] == expected
+        assert set(os.listdir("/dev/shm")) <= shared
+
+
+async def test_a_stream_moves_with_its_blocks_between_groups_of_any_size(mixed):
+    async with mixed.client() as client:
+        long = SamplingParams(temperature=0.7, seed=5, max_tokens=1500, ignore_eos=True)
+        alone = Reader(client.generate([7, *PROMPTS[0]], long))
+        await alone.task
+        reader = Reader(client.generate([7, *PROMPTS[0]], long, request_id="moves"))
+        for place, name in enumerate(["w0", "w1", "w0"]):
+            await reader.until(100 * (place + 1), 60)
+            moved = await asyncio.to_thread(migrate, mixed, "moves", name)
+            assert moved is None or moved.num_blocks > 0
+        await asyncio.wait_for(reader.task, 120)
+        assert reader.tokens == alone.tokens
+
+
+def migrate(cluster: Cluster, request_id: str, name: str) -> admin_pb2.MigrateResponse | None:
+    """None if it is there already."""
+    listed = cluster.admin().ListSequences(admin_pb2.ListSequencesRequest(), timeout=10).sequences
+    owner = next(each.owner for each in listed if each.request_id == request_id)
+    if cluster.workers()[name].incarnation == owner:
+        return None
+    with statuses.serving_errors():
+        return cluster.admin().Migrate(admin_pb2.MigrateRequest(request_id=request_id, worker_id=name), timeout=30)

@@ -1,0 +1,82 @@
+"""A rank that dies or hangs ends its group soon, and one that cannot start says why. Nothing is left behind."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from guard.processes import descendants
+
+from gpu_worker import LLM, SamplingParams
+from gpu_worker.group.group_runner import GroupRunner
+from gpu_worker.group.loading import load_group
+from gpu_worker.group.rank_processes import RankFailed, RankProcesses
+from gpu_worker.group.rank_task import RankTask
+from gpu_worker.group.shared_memory import SharedMemory
+
+from .conftest import SIZES
+
+LONG = SamplingParams(temperature=0, max_tokens=1900, ignore_eos=True)
+
+
+def seconds_until(fails: Callable[[], None], most_s: float = 20.0) -> float:
+    began = time.monotonic()
+    while time.monotonic() - began < most_s:
+        try:
+            fails()
+        except RankFailed:
+            break
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("idle", [True, False])
+@pytest.mark.parametrize(("signal_", "says"), [(signal.SIGKILL, "killed by signal 9"), (signal.SIGSTOP, "rank 2 has")])
+def test_a_rank_that_is_lost_ends_the_group(
+    group: Callable[..., GroupRunner], folder: Path, signal_: signal.Signals, says: str, idle: bool
+) -> None:
+    runner = group(3, patience_s=0.5)
+    llm = LLM(str(folder), runner=runner)
+    llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)
+    lost = runner.rank_pids[1]
+    if idle:
+        os.kill(lost, signal_)
+        if signal_ == signal.SIGKILL:  # one that hangs is seen by the next step alone
+            assert seconds_until(runner.check_device) < 5
+    else:
+        threading.Timer(0.2, os.kill, (lost, signal_)).start()
+    began = time.monotonic()
+    with pytest.raises(RankFailed, match=says):
+        llm.generate("a", LONG, use_tqdm=False)
+    assert time.monotonic() - began < 10
+    with pytest.raises(RankFailed, match=says):
+        runner.check_device()
+
+
+def test_a_rank_that_cannot_start_is_named_with_its_reason(folder: Path) -> None:
+    with SharedMemory.create("team") as team, SharedMemory.create("arena") as arena:
+        task = RankTask(
+            rank=3,
+            size=4,
+            team=team.descriptor,
+            arena=arena.descriptor,
+            tokens=8,
+            sequences=8,
+            patience_s=1.0,
+            options={"model": str(folder / "nowhere"), "block_size": 16},
+        )
+        losses: list[int] = []
+        processes = RankProcesses([task], lambda: losses.append(1))
+        with pytest.raises(RankFailed, match=r"^rank 3 \(pid \d+\): NotFound: .*nowhere"):
+            processes.wait_until_ready()
+        processes.close()
+    assert losses == [1]
+
+
+def test_a_front_that_cannot_start_leaves_no_rank(folder: Path) -> None:
+    with pytest.raises(ValueError, match="kv_cache_bytes"):
+        load_group(str(folder), ranks=2, patience_s=1.0, **{**SIZES, "kv_cache_bytes": 1})
+    assert not [pid for pid in descendants(os.getpid()) if "group.rank" in Path(f"/proc/{pid}/cmdline").read_text()]

@@ -1,0 +1,68 @@
+"""What no group runs is refused before it loads, by the setting's name and with what to do."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import transformers
+from folder_llama import folder_llama
+
+from gpu_worker.group.loading import load_group
+from gpu_worker.group.rank_task import RankTask
+from gpu_worker.group.shared_memory import SharedMemory
+from gpu_worker.running.loading import load_runner
+from octavo.request.errors import InvalidArgument
+
+from .conftest import SIZES
+
+
+def gpt(folder: Path) -> Path:
+    config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=64)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+def mixture(folder: Path) -> Path:
+    config = transformers.MixtralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=2, max_position_embeddings=64,
+    )  # fmt: skip
+    transformers.MixtralForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def uneven(folder: Path) -> Path:
+    """The up projection's rows begin within a packed group of the gate's."""
+    return folder_llama(folder, intermediate_size=72, num_hidden_layers=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "options", "says"),
+    [
+        (gpt, 2, {}, "runs Llama-like models by the extension on a CPU alone: leave it out"),
+        (mixture, 2, {}, "models with experts are not divided between ranks: leave it out"),
+        (folder_llama, 8, {}, "this model is too small for 8 ranks: give fewer"),
+        (uneven, 2, {"dtype": "bfloat16", "quantization": "none"}, "rows that are packed together: leave it out"),
+    ],
+)
+def test_a_model_that_is_not_divided_is_refused(
+    tmp_path: Path, model: Callable[[Path], Path], size: int, options: dict[str, object], says: str
+) -> None:
+    with SharedMemory.create("team") as team, SharedMemory.create("arena") as arena:
+        task = RankTask(
+            rank=0,
+            size=size,
+            team=team.descriptor,
+            arena=arena.descriptor,
+            tokens=8,
+            sequences=8,
+            patience_s=1.0,
+            options=SIZES,
+        )
+        with pytest.raises(InvalidArgument, match=f"^tensor_parallel: .*{says}"):
+            load_runner(str(model(tmp_path / "model")), **{**SIZES, **options}, place=task.place())
+
+
+def test_a_group_is_for_cpus() -> None:
+    with pytest.raises(InvalidArgument, match=r"^tensor_parallel: a group runs on CPUs alone, not on cuda:0"):
+        load_group("smollm2", ranks=2, patience_s=1.0, **{**SIZES, "device": "cuda:0"})

@@ -1,0 +1,50 @@
+"""A group of any size says what one process says, to the bit, whatever it is asked."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_worker import LLM, SamplingParams, StructuredOutputsParams
+from gpu_worker.group.group_runner import GroupRunner
+from gpu_worker.running.loading import load_runner
+from gpu_worker.steps.runner import Runner
+
+from .conftest import SIZES
+
+PROMPTS = [f"{'A tale of ' * (number % 5)}number {number}" for number in range(12)]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=40, logprobs=3),
+    SamplingParams(temperature=0.9, top_p=0.9, seed=7, max_tokens=40, logprobs=1, n=2, repetition_penalty=1.2),
+    SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=2),
+    SamplingParams(temperature=1.0, seed=1, max_tokens=24, structured_outputs=StructuredOutputsParams(regex="[a-f]+")),
+]
+
+
+def outputs(runner: Runner, folder: Path) -> list[Any]:
+    """Tokens and log probabilities of many prompts that share too few blocks."""
+    llm = LLM(str(folder), runner=runner)
+    params = [PARAMS[number % len(PARAMS)] for number in range(len(PROMPTS))]
+    return [
+        (each.prompt_logprobs, [(output.token_ids, output.logprobs) for output in each.outputs])
+        for each in llm.generate(PROMPTS, params, use_tqdm=False)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (2, {"dtype": "float32"}),
+        (3, {"dtype": "bfloat16", "quantization": "none", "threads": 2}),
+        (5, {"quantization": "q4", "kv_cache_dtype": "int8"}),  # more ranks than KV heads
+    ],
+)
+def test_a_group_computes_the_bits_of_one_process(
+    group: Callable[..., GroupRunner], folder: Path, ranks: int, options: dict[str, object]
+) -> None:
+    alone = load_runner(str(folder), **{**SIZES, **options})
+    expected = outputs(alone, folder)
+    several = group(ranks, **options)
+    assert several.info == alone.info
+    assert outputs(several, folder) == expected
