@@ -112,7 +112,8 @@ void check_batch(const BatchRef& batch, std::int64_t num_tokens, std::int64_t nu
 AttentionJob attention_job(const KvPages& pages, std::int64_t num_heads) {
     const std::int64_t dim = pages.head_dim;
     require(pages.block_size % 8 == 0, "kv", "needs a block size that is a multiple of 8");
-    require(dim % 8 == 0 && dim > 0 && dim <= kMostHeadDim, "kv", "needs a head_dim that is a multiple of 8, at most 1024");
+    require(dim % 8 == 0 && dim > 0 && dim <= kMostHeadDim, "kv",
+            "needs a head_dim that is a multiple of 8, at most 1024");
     require(num_heads % pages.num_heads == 0, "queries", "has heads that do not share those of kv");
     AttentionJob job{};
     job.kv = pages;

@@ -185,7 +185,7 @@ def _load_gguf_through_transformers(
     family = read_family(GgufHeader(file, architecture(file)))
     prepare = partial(through_transformers.prepare, file, family, dtype, how.progress)
     tensors = converted(file, dtype, how.cache_dir, prepare)
-    from gpu_worker.models.decoders.transformers_any import TransformersDecoder
+    from gpu_worker.models.through_transformers.decoder import TransformersDecoder
 
     factors = through_transformers.rope_factors(file)
     decoder = TransformersDecoder.of_tensors(path.name, family.config, tensors, dtype, how.ops, how.device, factors)
@@ -261,7 +261,7 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
         return gpt.GptDecoder(sizes, tensors, how.ops, how.device)
     if content.get("model_type") not in THROUGH_TRANSFORMERS:
         log.warning("model_type %r is not in the table of supported models", content.get("model_type"))
-    from gpu_worker.models.decoders.transformers_any import (
+    from gpu_worker.models.through_transformers.decoder import (
         TransformersDecoder,  # seconds of imports that others do not need
     )
 

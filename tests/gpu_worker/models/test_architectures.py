@@ -68,14 +68,14 @@ def test_a_context_that_needs_no_long_positions_gets_the_short_ones(tiny, load, 
 
 def test_a_model_that_keeps_something_between_steps_is_refused(tiny, load, monkeypatch):
     """`verify` finds what neither configuration nor attention function tell."""
-    from gpu_worker.models.decoders import transformers_any
+    from gpu_worker.models.through_transformers import decoder
 
-    whole = transformers_any.TransformersDecoder._logits
+    whole = decoder.TransformersDecoder._logits
 
     def shifted(self, token_ids, positions, rows):  # as if positions were counted within the step
         return whole(self, token_ids, positions - positions[0], rows)
 
-    monkeypatch.setattr(transformers_any.TransformersDecoder, "_logits", shifted)
+    monkeypatch.setattr(decoder.TransformersDecoder, "_logits", shifted)
     with pytest.raises(BadModel, match="through pages its logits differ"):
         load(tiny("opt").directory)
 

@@ -23,7 +23,7 @@ import torch
 from malformed.file_cases import FileCase, write_cases
 from steps import Piece, step_of
 
-from gpu_worker.models.decoders import transformers_any
+from gpu_worker.models.through_transformers import decoder
 from gpu_worker.running.loading import load_runner
 from gpu_worker.running.model_runner import ModelRunner
 from octavo.request.errors import Code, ServingError
@@ -56,7 +56,7 @@ def main() -> None:
     only = sys.argv[4] if len(sys.argv) > 4 else ""
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
-    log.debug("with %s", transformers_any.__name__)  # which the loader imports late: seconds, and memory
+    log.debug("with %s", decoder.__name__)  # which the loader imports late: seconds, and memory
     cases = [case for case in write_cases(folder / "seeds") if only in ("", case.name)]
     for case in cases:
         outcome = load(case, folder)  # the seed is valid, and what is imported later is imported now

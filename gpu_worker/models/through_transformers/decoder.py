@@ -24,13 +24,13 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from gpu_worker.models.decoders.decoder import LoadLora, common_window
-from gpu_worker.models.decoders.latent import compressed, layer_of
-from gpu_worker.models.decoders.transformers_checks import (
+from gpu_worker.models.through_transformers.checks import (
     check_weights,
     check_windows,
     divide_frequencies,
     find_context,
 )
+from gpu_worker.models.through_transformers.latent import compressed, layer_of
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
 from gpu_worker.ops.kv_format import KvShape
 from octavo.model_files.lora_support import NO_LORA
