@@ -22,6 +22,7 @@ def test_all_ops_have_a_definition(extension):
         "Weight",
         "Llama",
         "Lora",
+        "Team",
         "Kv",
         "KvCache",
         "ArgumentError",

@@ -264,6 +264,13 @@ def lora(module, fence, n):
     return Call(module.Lora, {"scale": 0.5, "layers": [{"out": (a, ((b, 0),))}]})
 
 
+@of("Team")
+def team(module, fence, n):
+    """Of one rank, in memory that begins at a line of the cache."""
+    memory = fence(torch.zeros(1 << 17, dtype=torch.uint8))
+    return Call(module.Team, {"memory": memory, "rank": 0, "size": 1, "patience_s": 1.0})
+
+
 @of("Llama")
 def llama(module, fence, n):
     def matrix(rows, cols):

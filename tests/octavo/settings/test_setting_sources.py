@@ -20,6 +20,7 @@ NO_ARGS = argparse.Namespace()
 VALID = {  # values of settings that have a form
     "store_memory_bytes": 77_777_777,
     "device": "cuda:1",
+    "tensor_parallel": 3,
     "model_aliases": ("a=b", "c=d"),
     "listen": "localhost:7",
     "admin_listen": "[::1]:7",
