@@ -28,8 +28,13 @@ def folder_llama(folder: Path, **sizes: object) -> Path:
             **sizes,
         }
     )
-    model = transformers.LlamaForCausalLM(config).eval()
-    for parameter in model.parameters():
+    save_noisy(transformers.LlamaForCausalLM(config), folder)
+    return folder
+
+
+def save_noisy(model: transformers.PreTrainedModel, folder: Path) -> None:
+    """The model with matrices of noise, and a tokenizer whose tokens are bytes."""
+    for parameter in model.eval().parameters():
         if parameter.dim() > 1:
             parameter.data.normal_(std=0.3)
     model.save_pretrained(folder)
@@ -38,4 +43,3 @@ def folder_llama(folder: Path, **sizes: object) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|im_start|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    return folder

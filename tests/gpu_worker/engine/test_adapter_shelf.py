@@ -116,8 +116,13 @@ def test_adapters_that_fill_the_memory_take_turns(room, lengths, seed):
 def test_while_another_adapter_waits_the_sequences_of_one_go_on_for_a_turn(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(adapter_shelf, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    used = lambda: {2} if shelf.digests == ("b",) else {1} if clock[0] < 4 else set()  # noqa: E731
-    shelf = AdapterShelf(Memory(), 10, lambda: used())
+
+    def used():
+        if shelf.digests == ("b",):
+            return {2}
+        return {1} if clock[0] < 4 else set()
+
+    shelf = AdapterShelf(Memory(), 10, used)
     shelf.put(Read("a", 10))
 
     def asks(digest):

@@ -1,12 +1,9 @@
 """A real (tiny) model in a folder: weights, tokenizer and chat template as people have them."""
 
 import pytest
-import tokenizers
 import torch
 import transformers
-from tokenizers import decoders, models, pre_tokenizers
-
-from octavo.text.detokenizer import byte_alphabet
+from folder_llama import save_noisy
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -36,15 +33,7 @@ def folder(tmp_path_factory):
         bos_token_id=None,
         eos_token_id=None,
     )
-    model = transformers.LlamaForCausalLM(config).eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.data.normal_(std=0.3)
-    model.save_pretrained(folder)
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|im_start|>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    model = transformers.LlamaForCausalLM(config)
+    save_noisy(model, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder, model
