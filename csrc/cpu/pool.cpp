@@ -13,20 +13,10 @@
 #include <thread>
 #include <vector>
 
-#if defined(__x86_64__) || defined(__i386__)
-#include <immintrin.h>
-#endif
+#include "relax.h"
 
 namespace octavo {
 namespace {
-
-void relax() {
-#if defined(__x86_64__) || defined(__i386__)
-    _mm_pause();
-#else
-    std::this_thread::yield();
-#endif
-}
 
 // Waits for done() inside a run: others are working on it, so this never sleeps, but it soon gives them the core, in
 // case they are waiting for it.

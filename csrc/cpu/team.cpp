@@ -11,9 +11,7 @@
 #include <ctime>
 #include <thread>
 
-#if defined(__x86_64__) || defined(__i386__)
-#include <immintrin.h>
-#endif
+#include "relax.h"
 
 namespace octavo {
 namespace {
@@ -25,14 +23,6 @@ constexpr int kSpins = 300;  // some microseconds: the others are about to come
 constexpr int kYields = 8;   // then the core is given to who may be waited for
 // Then it sleeps: at most so long, because who breaks off may miss who falls asleep.
 constexpr long kNapNs = 50'000'000;
-
-void relax() {
-#if defined(__x86_64__) || defined(__i386__)
-    _mm_pause();
-#else
-    std::this_thread::yield();
-#endif
-}
 
 // Whether the whole nap has passed.
 bool sleep_while(Word& word, std::uint32_t value) {
