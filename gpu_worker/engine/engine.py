@@ -55,7 +55,7 @@ class Engine:
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._checked = time.monotonic()
         self.last_progress = time.monotonic()
-        self.crashed = False
+        self.crash: Exception | None = None  # what ended the step loop
 
     def start(self) -> None:
         """Begins the loop in a thread of its own. May be called again."""
@@ -141,9 +141,9 @@ class Engine:
         try:
             while not self._stopping:
                 self._round()
-        except Exception:
+        except Exception as error:
             log.exception("the step loop has ended; nothing runs here any more")
-            self.crashed = True
+            self.crash = error
         finally:
             self.port.close()
 

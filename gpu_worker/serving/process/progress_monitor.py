@@ -49,8 +49,10 @@ class ProgressMonitor:
             silent_s = 0.0 if progress != seen else silent_s + ROUND_S
             seen = progress
             self._report(self._trouble(silent_s))
-            if self._engine.crashed or silent_s > HANG_LEASES * self._lease_s:
-                give_up(f"the step loop hangs or has ended ({silent_s:.1f} s without a step)")
+            if self._engine.crash is not None:
+                give_up(f"the step loop has ended: {self._engine.crash}")
+            if silent_s > HANG_LEASES * self._lease_s:
+                give_up(f"the step loop hangs ({silent_s:.1f} s without a step)")
             await asyncio.sleep(ROUND_S)
 
     def _trouble(self, silent_s: float) -> str:

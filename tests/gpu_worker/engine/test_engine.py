@@ -241,7 +241,7 @@ def test_a_broken_device_ends_the_loop_and_no_sequence(make):
     engine, results = make(Dead())
     engine.port.post(lambda s: s.admit(sequence("a", [1, 2, 3]))).result(5)
     engine.control.grant_steps(0)
-    until(lambda: engine.crashed)
+    until(lambda: engine.crash)
     assert not results
 
 
@@ -355,7 +355,7 @@ def test_a_scheduler_that_fails_ends_the_loop_and_says_so(make):
 
     parts.scheduler.plan = broken
     engine.control.grant_steps(1)
-    until(lambda: engine.crashed)
+    until(lambda: engine.crash)
     with pytest.raises(Draining):
         engine.port.post(lambda s: None).result(1)
 

@@ -84,7 +84,7 @@ async def _drive(engine: Engine) -> None:
                 await asyncio.sleep(0)
     except Exception as error:
         host.loop.call_exception_handler({"message": "the step loop has ended", "exception": error})
-        engine.crashed = True
+        engine.crash = error
     finally:
         engine.port.close()
 
