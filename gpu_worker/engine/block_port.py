@@ -92,6 +92,11 @@ class BlockPort:
         """The known blocks on the device that are worth most to others, each before those that continue it."""
         return await self._ask(self._exchange.hottest, limit)
 
+    @property
+    def known_digest(self) -> int:
+        """Another number whenever another set of blocks is known here. Any thread may ask."""
+        return self._workload.tables.cache.digest
+
     async def unpin(self, pinned: PinnedBlocks) -> None:
         """Ends the pins. May be called again."""
         await self._give_back(self._exchange.unpin, pinned)

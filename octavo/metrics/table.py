@@ -219,6 +219,14 @@ octavo_standby_refused_total worker
     Histories of other workers' sequences for which there was no room here.
 octavo_standby_fetched_tokens_total worker
     Tokens whose blocks were fetched for sequences of other workers.
+octavo_disk_bytes worker
+    Bytes of the files of the disk tier, by the last count and what this worker has written since.
+octavo_disk_written_tokens_total worker
+    Tokens whose blocks this worker has written to files.
+octavo_disk_read_tokens_total worker
+    Tokens whose blocks came from files, and were not computed.
+octavo_disk_failures_total worker problem
+    Files that were removed because they were not whole (damaged), and turns that the disk has refused (refused).
 octavo_drains_total worker
     Drains that have begun, the one at the end of the process included.
 octavo_released_total worker

@@ -118,6 +118,12 @@ class WorkerSettings(ListenerSettings):
     )
     prefix_caching: bool = option(True, "keeps full blocks for prompts with the same prefix")
     host_tier: bool = option(True, "keeps blocks that leave the prefix cache in host memory, within swap_bytes")
+    disk_tier: str = option(
+        "",
+        "a directory for files of the prefix cache's blocks, which outlive the worker; workers of a host may share it."
+        " Empty: none",
+    )
+    disk_tier_bytes: int = option(16 << 30, "bytes that these files may take", size=True, low=1)
     chunked_prefill: bool = option(True, "mixes pieces of prompts with decoding; else prompts run first and whole")
     max_partial_prefills: int = option(4, "prompts that may be in pieces at once", low=1)
     max_long_partial_prefills: int = option(1, "long prompts that may be in pieces at once", low=1)

@@ -1,4 +1,4 @@
-"""What a standby saves when an owner is killed, and what it costs: real processes of `octavo up` and the demo model.
+"""What a standby, or a disk tier, saves when an owner is killed, and what it costs: `octavo up` and the demo model.
 
     python tests/bench/standby.py deaths --context 4096 8000 --rounds 3
     python tests/bench/standby.py throughput --streams 8 --rounds 5
@@ -6,7 +6,7 @@
 `deaths` kills the owner of one stream with SIGKILL and says how long its client waited: until another worker owned the
 sequence (the death was noticed, and a lease renewal missed), and from then to the next token. The tokens are compared
 with those of an undisturbed run. `throughput` makes rounds by turns on two clusters, with and without, of which the
-other one is idle meanwhile.
+other one is idle meanwhile. With `--disk` it is all about a disk tier.
 """
 
 import argparse
@@ -201,9 +201,9 @@ async def one_round(made: Cluster, client: AsyncClient, num_streams: int, num_pr
     return Rates(num_tokens / seconds, 1000 * used / num_tokens)
 
 
-async def throughput(rounds: int, num_streams: int, num_prompt: int, num_output: int) -> None:
+async def throughput(with_it: list[str], rounds: int, num_streams: int, num_prompt: int, num_output: int) -> None:
     """Rounds by turns, on two clusters of which one is idle."""
-    with cluster("--workers", "2", "--standby") as first, cluster("--workers", "2") as second:
+    with cluster("--workers", "2", *with_it) as first, cluster("--workers", "2") as second:
         made = {"with": (first, await connect(first)), "without": (second, await connect(second))}
         rates: dict[str, list[Rates]] = {name: [] for name in made}
         for number in range(rounds + 1):
@@ -211,7 +211,7 @@ async def throughput(rounds: int, num_streams: int, num_prompt: int, num_output:
                 rate = await one_round(*made[name], num_streams, num_prompt, num_output)
                 rates[name] += [rate] if number else []  # the first round warms up
                 print(
-                    f"  {name} standby: {rate.tokens_per_s:.0f} tokens/s, {rate.cpu_ms:.2f} ms of CPU a token",
+                    f"  {name}: {rate.tokens_per_s:.0f} tokens/s, {rate.cpu_ms:.2f} ms of CPU a token",
                     flush=True,
                 )
         for what in ("tokens_per_s", "cpu_ms"):
@@ -232,19 +232,25 @@ async def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--nice", type=int, default=0, help="of the cluster's processes for 3 s around each death")
+    parser.add_argument("--disk", action="store_true", help="a disk tier instead of standbys")
     parser.add_argument("--only", choices=("with", "without"))
     parser.add_argument(
         "--up", nargs="*", default=[], help="further options of octavo up, without their dashes: dtype=bfloat16"
     )
     args = parser.parse_args()
     print(describe_machine())
+    with tempfile.TemporaryDirectory(prefix="octavo-blocks-") as directory:
+        await measure(args, ["--disk-tier", directory] if args.disk else ["--standby"])
+
+
+async def measure(args: argparse.Namespace, with_it: list[str]) -> None:
     if args.what == "throughput":
-        await throughput(args.rounds, args.streams, args.prompt, args.output)
+        await throughput(with_it, args.rounds, args.streams, args.prompt, args.output)
         return
     more = [f"--{each}" for each in args.up]
-    for name, options in {"with": ["--standby"], "without": []}.items():
+    for name, options in {"with": with_it, "without": []}.items():
         if args.only in (None, name):
-            print(f"{name} standby {' '.join(more)}", flush=True)
+            print(f"{name} {with_it[0]} {' '.join(more)}", flush=True)
             with cluster("--workers", "2", *options, *more) as made:
                 await deaths(made, args.context, args.rounds, args.output, args.nice)
 

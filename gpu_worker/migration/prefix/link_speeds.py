@@ -18,7 +18,9 @@ class LinkSpeeds:
         self._speeds: dict[Incarnation, tuple[float, float]] = {}  # and when it was measured
         self._silences: dict[Incarnation, tuple[float, float]] = {}  # seconds without a byte, and when that was
 
-    def allowed_s(self, owner: Incarnation, num_bytes: int, num_tokens: int, tokens_per_s: float) -> float:
+    def allowed_s(
+        self, owner: Incarnation, num_bytes: int, num_tokens: int, tokens_per_s: float, most_s: float = MOST_S
+    ) -> float:
         """How long a fetch of blocks may take. 0.0: to compute their tokens is as fast.
 
         What is not known does not speak against the attempt, by which it gets known.
@@ -26,7 +28,7 @@ class LinkSpeeds:
         compute_s = num_tokens / tokens_per_s if tokens_per_s > 0 else inf
         speed = self._speed_of(owner)
         copy_s = max(CALL_S, 2 * self._silence_of(owner)) + (num_bytes / speed if speed else inf)
-        return min(MOST_S, compute_s) if copy_s < compute_s else 0.0
+        return min(most_s, compute_s) if copy_s < compute_s else 0.0
 
     def note_fetch(self, owner: Incarnation, num_bytes: int, seconds: float) -> None:
         """Takes note of a fetch. Of several that hold the fastest counts: what comes in between only makes one slower.

@@ -142,7 +142,7 @@ class Admissions:
             return AdmissionAnswer(AdmissionOutcome.NEVER, error.failure())
         if self._announcer is not None and (refused := await self._announcer.refuse_admission(admission)):
             return refused
-        offer = self._offers.find(sequence, admission)
+        offer = await self._offers.find(sequence, admission)
         return await self._port.ask(self._admission_command(sequence, admission, router_id, offer))
 
     def _give_adapter(self, sequence: Sequence, digest: str) -> AdmissionAnswer | None:

@@ -64,6 +64,7 @@ async def serve(settings: WorkerSettings) -> int:
     listener.web_app.exporter.add_source(tally.values)
     try:
         runner, draft_model = await before(stop.asked, load_and_register(settings, listener, store))
+        worker = Worker(settings, listener, store, runner, tracer, draft_model)
     except (Stopped, WorkerIdTaken) as error:
         asked = isinstance(error, Stopped)
         log.log(logging.INFO if asked else logging.ERROR, "%s", "asked to end while starting" if asked else error)
@@ -77,7 +78,6 @@ async def serve(settings: WorkerSettings) -> int:
         return 1
     gc.collect()
     gc.freeze()  # else a full collection walks all that was imported, and no step begins for a tenth of a second
-    worker = Worker(settings, listener, store, runner, tracer, draft_model)
     try:
         await before(stop.asked, worker.warm_up())
         worker.start()

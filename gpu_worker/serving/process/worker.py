@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import time
 from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,7 @@ from gpu_worker.migration.blocks.block_listener import BlockListener
 from gpu_worker.migration.blocks.link_share import LinkShare
 from gpu_worker.migration.calls.connection_pool import ConnectionPool
 from gpu_worker.migration.calls.targets import TargetPool
+from gpu_worker.migration.disk.disk_tier import DiskTier
 from gpu_worker.migration.prefix.block_supplier import BlockSupplier
 from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher, warm_up
 from gpu_worker.migration.source.migration_progress import MigrationTally
@@ -54,6 +56,7 @@ from gpu_worker.serving.process.worker_metrics import WorkerMetrics
 from gpu_worker.steps.runner import Runner
 from octavo.metrics.aliases import VLLM
 from octavo.net.traces import RequestTracer
+from octavo.request.errors import InvalidArgument
 from octavo.settings.worker import WorkerSettings
 from octavo.store.base import Store
 from octavo.store.calls import Member
@@ -140,9 +143,16 @@ class Worker:
                 incarnation, blocks, targets, self.connections, self.watch, settings.standby_tokens
             )
             self.standby_buddy = StandbyBuddy(blocks, self.watch, self.fetcher, info.bytes_per_block)
+        self.disk: DiskTier | None = None
+        if settings.disk_tier:
+            if memory is None:
+                raise InvalidArgument("disk_tier", "needs --prefix-caching and --journal=strict")
+            self.disk = DiskTier(settings.disk_tier, settings.disk_tier_bytes, blocks, memory)
         announcer = OwnershipAnnouncer(journal, incarnation) if journal is not None else None
         self.trials = TrialQueue(port, self.publisher, announcer)
-        self.offers = PrefixOffers(port, self.workload, times, self.fetcher)
+        self.offers = PrefixOffers(
+            port, self.workload, times, self.fetcher, self.disk.reader if self.disk is not None else None
+        )
         self.vectors = VectorCalls(port, info)
         self.admissions = Admissions(port, self.workload, self.publisher, self.trials, self.offers, announcer, adapters)
         self.target = MigrationTarget(
@@ -180,6 +190,7 @@ class Worker:
             self.fetcher,
             self.standby_owner,
             self.standby_buddy,
+            self.disk,
         )
         exporter = listener.web_app.exporter
         exporter.add_source(self.metrics.values)
@@ -203,14 +214,20 @@ class Worker:
         self._journalling: asyncio.Task[None] | None = None
 
     async def warm_up(self) -> None:
-        """Gets the prefixes that other workers use, for half of the blocks here. Call it before `start`, or not at all.
+        """Gets prefixes that were used last, from the disk and then from other workers, for half of the blocks here.
 
-        It takes no longer than a setting says, and raises nothing.
+        Call it before `start`, or not at all. It takes no longer than a setting says, and raises nothing.
         """
-        if self.fetcher is not None and self._settings.warm_up_ms:
-            self.engine.start()
-            num_blocks = self.workload.tables.device.num_blocks // 2
-            await warm_up(self.fetcher, self.workload.info, num_blocks, self._settings.warm_up_ms / 1000)
+        sources = self.fetcher, self.disk
+        if sources == (None, None) or not self._settings.warm_up_ms:
+            return
+        self.engine.start()
+        num_blocks = self.workload.tables.device.num_blocks // 2
+        ends_at = time.monotonic() + self._settings.warm_up_ms / 1000
+        if self.disk is not None:
+            num_blocks -= await self.disk.reader.warm_up(num_blocks, ends_at - time.monotonic())
+        if self.fetcher is not None:
+            await warm_up(self.fetcher, self.workload.info, num_blocks, ends_at - time.monotonic())
 
     def start(self) -> None:
         """Begins to run and to answer. Health says SERVING once the loop goes round and the store knows the worker."""
@@ -225,6 +242,8 @@ class Worker:
                 run_for_ever("the standbys of sequences here", self.standby_owner.run()),
                 run_for_ever("the standbys for other workers", self.standby_buddy.run()),
             ]
+        if self.disk is not None:
+            self._watching.append(run_for_ever("the disk tier", self.disk.writer.run()))
         self.engine.start()
         self.listener.service.serve(self._served)
         self.listener.transfer.serve_target(self.target, self.supplier, self.standby_buddy)
@@ -256,6 +275,8 @@ class Worker:
             task.cancel()
         self.vectors.close()
         await self.offers.close()
+        if self.disk is not None:
+            await self.disk.close(urgent=self.urgent)
         if self.supplier is not None:
             await self.supplier.close()
         await self.target.close()

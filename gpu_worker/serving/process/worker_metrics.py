@@ -8,6 +8,7 @@ from gpu_worker.engine.adapter_shelf import AdapterShelf
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.journal.journal_writer import JournalWriter
 from gpu_worker.journal.step_publisher import StepPublisher
+from gpu_worker.migration.disk.disk_tier import DiskTier
 from gpu_worker.migration.prefix.prefix_fetcher import PrefixFetcher
 from gpu_worker.migration.source.migration_progress import MigrationTally
 from gpu_worker.migration.standby.standby_buddy import StandbyBuddy
@@ -32,6 +33,7 @@ class WorkerMetrics:
     _fetcher: PrefixFetcher | None
     _standby_owner: StandbyOwner | None = None
     _standby_buddy: StandbyBuddy | None = None
+    _disk: DiskTier | None = None
 
     def values(self) -> Iterator[MetricValue]:
         """All values of now. It reads numbers alone, so the engine does not wait for it."""
@@ -40,6 +42,7 @@ class WorkerMetrics:
         yield from self._blocks()
         yield from self._prefixes()
         yield from self._standbys()
+        yield from self._disk_tier()
         yield MetricValue("octavo_adapter_bytes", self._shelf.num_bytes)
         yield MetricValue("octavo_adapter_loads_total", self._shelf.num_loaded)
         journal, drain = self._journal_writer, self._drain
@@ -124,3 +127,14 @@ class WorkerMetrics:
         yield MetricValue("octavo_standby_refused_total", buddy.num_refused if buddy is not None else 0)
         num_fetched = self._fetcher.num_standby_fetched if self._fetcher is not None else 0
         yield MetricValue("octavo_standby_fetched_tokens_total", size * num_fetched)
+
+    def _disk_tier(self) -> Iterator[MetricValue]:
+        if self._disk is None:
+            return
+        files, reader, writer = self._disk.files, self._disk.reader, self._disk.writer
+        block_size = self._workload.info.block_size
+        yield MetricValue("octavo_disk_bytes", files.num_bytes)
+        yield MetricValue("octavo_disk_written_tokens_total", writer.num_written * block_size)
+        yield MetricValue("octavo_disk_read_tokens_total", reader.num_read * block_size)
+        for problem, count in (("damaged", files.num_damaged), ("refused", reader.num_failed + writer.num_failed)):
+            yield MetricValue("octavo_disk_failures_total", count, (problem,))

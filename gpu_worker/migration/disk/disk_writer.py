@@ -1,0 +1,89 @@
+"""Blocks of the prefix cache go into files, beside what the worker does: those that are worth most first."""
+
+import asyncio
+import logging
+import time
+
+from gpu_worker.engine.block_port import BlockPort
+from gpu_worker.migration.disk.block_files import BlockFiles
+from gpu_worker.scheduling.block_exchange import PinnedBlocks
+from gpu_worker.steps.runner import BlockMemory
+from octavo.process.loop import shared
+from octavo.request.errors import ServingError
+from octavo.request.ids import BlockHash
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 0.5  # how often the prefix cache is looked at
+WRITE_BYTES = 4 << 20  # of one turn, or one block: so long it is pinned
+PAUSE_FACTOR = 3.0  # a pause after each turn, in times of that turn: three quarters of a core are left to others
+RETRY_S = 30.0  # how long a disk that has failed is left alone
+
+
+class DiskWriter:
+    """Writes what is known on the device and not in files. Lives on the event loop."""
+
+    def __init__(self, files: BlockFiles, blocks: BlockPort, memory: BlockMemory) -> None:
+        self.num_written = 0  # blocks
+        self.num_failed = 0  # turns that the disk has refused
+        self._files = files
+        self._blocks = blocks
+        self._memory = memory
+        self._most = min(blocks.info.num_blocks, files.most_blocks)
+        self._per_turn = max(1, WRITE_BYTES // max(1, memory.bytes_per_block))
+        self._seen: int | None = None  # the digest of the prefix cache when all of it was in files
+        self._writing = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Goes round for as long as the worker lives."""
+        while True:
+            await asyncio.sleep(ROUND_S)
+            try:
+                await self.write_lacking()
+            except ServingError as error:
+                log.debug("no blocks are written to the disk in this round: %s", error.message)
+            except Exception as error:  # a file is worth no sequence of this worker
+                self.num_failed += 1
+                log.warning("no blocks are written to the disk for %g s: %s", RETRY_S, error)
+                await asyncio.sleep(RETRY_S)
+
+    async def write_lacking(self, pause_factor: float = PAUSE_FACTOR) -> None:
+        """Writes all that is lacking. Raises ServingError if the engine has ended, or OSError."""
+        digest = self._blocks.known_digest
+        if digest == self._seen:
+            return
+        hashes = await self._blocks.hottest_blocks(self._most)
+        lacking = await asyncio.to_thread(lambda: [each for each in hashes if not self._files.has(each)])
+        for first in range(0, len(lacking), self._per_turn):
+            began = time.monotonic()
+            async with self._writing:
+                await shared(asyncio.create_task(self._write_turn(lacking[first : first + self._per_turn])))
+            await asyncio.sleep(pause_factor * (time.monotonic() - began))
+        self._seen = digest
+
+    async def flush(self, allowed_s: float) -> None:
+        """Writes what is lacking without pauses, for so long at most. Never raises."""
+        try:
+            async with asyncio.timeout(allowed_s):
+                await self.write_lacking(0.0)
+        except (ServingError, OSError, TimeoutError) as error:
+            log.info("not all blocks were written to the disk: %s", str(error) or f"not within {allowed_s:g} s")
+        async with self._writing:  # what is under way reads blocks
+            pass
+
+    async def _write_turn(self, hashes: list[BlockHash]) -> None:
+        pinned = await self._blocks.pin_blocks(hashes)
+        try:
+            await asyncio.to_thread(self._write_pinned, pinned)
+        finally:
+            await self._blocks.unpin(pinned)
+
+    def _write_pinned(self, pinned: PinnedBlocks) -> None:
+        found = list(pinned.blocks.items())
+        turn = self._memory.blocks_per_turn
+        for first in range(0, len(found), turn):
+            some = found[first : first + turn]
+            with self._memory.read_blocks([block for _, block in some]) as blocks:
+                for (block_hash, _), runs in zip(some, blocks, strict=True):
+                    self._files.write(block_hash, runs)
+                    self.num_written += 1
