@@ -128,5 +128,7 @@ def _vocabulary_of(name: str, vocab_size: int, end_ids: tuple[int, ...]) -> LLTo
     if not tokenizer.has_text:
         raise NoTokenizer("this worker's model has no tokenizer, so nothing constrains its output")
     ends = sorted(set(end_ids)) or sorted(tokenizer.eos_token_ids)
+    if not ends:
+        raise NoTokenizer("this worker's model names no end token (eos_token_id), so no constrained output could end")
     vocabulary: Any = _Vocabulary(tokenizer, vocab_size, ends[0])
     return LLTokenizer(vocabulary, n_vocab=vocab_size, eos_token=ends)

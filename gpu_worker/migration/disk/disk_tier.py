@@ -34,4 +34,5 @@ class DiskTier:
         """Writes what is not written yet, if there is time, and reads and writes nothing more."""
         if not urgent:
             await self.writer.flush(FLUSH_S)
+        await self.writer.close()
         await self.reader.close()

@@ -39,7 +39,8 @@ class DiskWriter:
         while True:
             await asyncio.sleep(ROUND_S)
             try:
-                await self.write_lacking()
+                while not await self.write_some(ROUND_S):
+                    pass
             except ServingError as error:
                 log.debug("no blocks are written to the disk in this round: %s", error.message)
             except Exception as error:  # a file is worth no sequence of this worker
@@ -47,36 +48,46 @@ class DiskWriter:
                 log.warning("no blocks are written to the disk for %g s: %s", RETRY_S, error)
                 await asyncio.sleep(RETRY_S)
 
-    async def write_lacking(self, pause_factor: float = PAUSE_FACTOR) -> None:
-        """Writes all that is lacking. Raises ServingError if the engine has ended, or OSError."""
-        digest = self._blocks.known_digest
+    async def write_some(self, seconds: float, pause_factor: float = PAUSE_FACTOR) -> bool:
+        """Writes what is lacking, for about so long: then others may be worth more. Says whether that was all.
+
+        Raises ServingError if the engine has ended, or OSError.
+        """
+        digest, ends_at = self._blocks.known_digest, time.monotonic() + seconds
         if digest == self._seen:
-            return
+            return True
         hashes = await self._blocks.hottest_blocks(self._most)
         lacking = await asyncio.to_thread(lambda: [each for each in hashes if not self._files.has(each)])
         for first in range(0, len(lacking), self._per_turn):
             began = time.monotonic()
-            async with self._writing:
-                await shared(asyncio.create_task(self._write_turn(lacking[first : first + self._per_turn])))
+            if began >= ends_at:
+                return False
+            await shared(asyncio.create_task(self._write_turn(lacking[first : first + self._per_turn])))
             await asyncio.sleep(pause_factor * (time.monotonic() - began))
         self._seen = digest
+        return True
 
     async def flush(self, allowed_s: float) -> None:
         """Writes what is lacking without pauses, for so long at most. Never raises."""
         try:
             async with asyncio.timeout(allowed_s):
-                await self.write_lacking(0.0)
+                await self.write_some(allowed_s, 0.0)
         except (ServingError, OSError, TimeoutError) as error:
             log.info("not all blocks were written to the disk: %s", str(error) or f"not within {allowed_s:g} s")
-        async with self._writing:  # what is under way reads blocks
+
+    async def close(self) -> None:
+        """Waits until nothing reads blocks any more. Whoever runs this is to be cancelled before."""
+        async with self._writing:
             pass
 
     async def _write_turn(self, hashes: list[BlockHash]) -> None:
-        pinned = await self._blocks.pin_blocks(hashes)
-        try:
-            await asyncio.to_thread(self._write_pinned, pinned)
-        finally:
-            await self._blocks.unpin(pinned)
+        """Goes on if its caller is cancelled: `close` waits for it."""
+        async with self._writing:
+            pinned = await self._blocks.pin_blocks(hashes)
+            try:
+                await asyncio.to_thread(self._write_pinned, pinned)
+            finally:
+                await self._blocks.unpin(pinned)
 
     def _write_pinned(self, pinned: PinnedBlocks) -> None:
         found = list(pinned.blocks.items())

@@ -2,12 +2,13 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
 from gpu_worker.constraints.grammars import Grammars
 from gpu_worker.testing.fake_runner import FakeRunner
-from octavo.request.errors import InvalidArgument, Mismatch
+from octavo.request.errors import InvalidArgument, Mismatch, NoTokenizer
 from octavo.request.sampling import Constraint, Shape
 
 PERSON = {
@@ -113,3 +114,9 @@ def test_the_cache_keeps_the_latest_within_its_bytes():
     made = {text: grammars.compile(Constraint(Shape.REGEX, text)) for text in "abc"}
     assert grammars.compile(Constraint(Shape.REGEX, "c")) is made["c"]
     assert grammars.compile(Constraint(Shape.REGEX, "a")) is not made["a"]
+
+
+def test_a_model_without_an_end_is_refused() -> None:
+    endless = Grammars(replace(FakeRunner().info, eos_token_ids=()))
+    with pytest.raises(NoTokenizer, match="names no end token"):
+        endless.compile(CONSTRAINTS[0])
