@@ -92,7 +92,12 @@ class StandbyBuddy:
         except (ServingError, TimeoutError, OSError) as error:
             log.info("blocks of histories of worker %s have not come: %s", owner, str(error) or "not in time")
             self._retry_at[owner] = time.monotonic() + RETRY_S
+        num_held = sum(each.num_held for each in histories)
         await self._count(histories)
+        num_come = sum(each.num_held for each in histories) - num_held
+        num_named = sum(len(each.hashes) for each in histories)
+        text = "%d of %d blocks asked of worker %s came in %.0f ms; its histories have %d here, of %d named"
+        log.debug(text, num_come, len(hashes), owner, 1000 * (time.monotonic() - now), num_held + num_come, num_named)
         if len(hashes) == self._most_fetched:  # there is more to fetch; else the owner's rounds are the pause
             self._wake.set()
             await asyncio.sleep(min(LONGEST_PAUSE_S, PAUSE_FACTOR * (time.monotonic() - now)))
