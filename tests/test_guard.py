@@ -131,7 +131,8 @@ def test_no_process_outlives_its_test_and_every_test_ends(written: Written, tmp_
     }
     assert len(started(tmp_path)) == 5
     assert not [pid for pid in started(tmp_path) if exists(pid)]
-    assert done.stderr.count("watchdog: ") == 1, done.stderr
+    overdue = set(re.findall(r"watchdog: \S*::test_(\w+) is overdue", done.stderr))  # on a busy machine the second, too
+    assert overdue <= {"waits_for_a_child_on_its_way_out", "waits_for_a_thread"}, done.stderr
     assert re.search(r"test_waits_for_a_child_on_its_way_out is overdue; killing .*: \d+ \S+python", done.stderr)
 
 

@@ -44,7 +44,7 @@ class TicketSender:
     async def send(
         self, wanted: Sequence[WantedBlock], *, tails: Sequence[OutgoingBlock] = (), urgent: bool = False
     ) -> None:
-        """Returns when the target has accepted these blocks, and none of the `wanted` ones is pinned any more.
+        """Returns when the target has accepted these blocks, and the pins of the `wanted` ones are about to end.
 
         The caller pins the `tails`. Raises TransferFailed, CannotMove if a block is not here any more, or SequenceGone.
         The ticket is over then.
@@ -76,7 +76,7 @@ class TicketSender:
             places = ((each, pinned.blocks.get(each.block_hash)) for each in wanted)
             yield [OutgoingBlock(each.index, block, each.block_hash) for each, block in places if block is not None]
         finally:
-            await self._block_port.unpin(pinned)
+            self._block_port.unpin_soon(pinned)  # before whatever this caller asks of the blocks next
 
     @contextmanager
     def before_stop(self) -> Iterator[None]:

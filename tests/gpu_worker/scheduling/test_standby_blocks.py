@@ -23,7 +23,7 @@ def test_a_history_has_what_is_sealed_and_then_what_is_new() -> None:
     bench = Bench()
     standby = StandbyBlocks(bench.workload)
     sequence = bench.admit("a", 13, LONG)
-    assert standby.histories(8, {}) == {}, "it has no output"
+    assert standby.histories(8, {}) == {}, "nothing of it is computed"
     bench.step()
     tokens = sequence.branches[0].tokens
     found = standby.histories(8, {})

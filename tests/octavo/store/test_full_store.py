@@ -22,6 +22,7 @@ UNBOUNDED = QueueLimits(10**9, 10**12)
 MEMORY_BYTES = 16 * 2**20
 PROMPT = tuple(range(16_384))  # 64 KiB in the store
 RETAIN_MS = 600_000
+RECENT_MS = RETAIN_MS // 2  # with this retention, a record that was kept for RETAIN_MS seems to have ended just now
 SETTLED_MS = 10 * RETAIN_MS  # with this retention, a record that was kept for RETAIN_MS seems to have ended long ago
 
 
@@ -118,7 +119,10 @@ async def test_short_memory_removes_the_oldest_ended_records(server: EmbeddedSto
     alive = new("alive")
     assert len(ended) > 50
     await store.heartbeat(Member("worker", W1, b""), 60_000)  # the sweep would remove the tail of a dead worker
-    await store.sweep(10, 1000, 0)
+    recent: Any = open_store(server.url, retain_ms=RECENT_MS)
+    await recent.open()
+    await recent.sweep(10, 1000, 0)
+    await recent.close()
     assert not await store.accepting()  # all of them ended just now: their clients may come back
     later: Any = open_store(server.url, retain_ms=SETTLED_MS)
     await later.open()

@@ -7,7 +7,7 @@ import pytest
 from gpu_worker.testing.fake_runner import FakeRunner
 from octavo.request.sampling import SamplingParams
 from router.fleet.progress_calls import MigrationEnd, MigrationReport
-from router.placing import rebalancer
+from router.placing import rebalancer, rebalancing
 from router.placing.rebalancing import find_overloaded
 
 LONG = SamplingParams(temperature=0.0, max_tokens=4000)
@@ -70,7 +70,8 @@ async def uneven(world):
     await made.end()
 
 
-async def test_the_first_router_alone_moves_sequences(uneven):
+async def test_the_first_router_alone_moves_sequences(uneven, monkeypatch):
+    monkeypatch.setattr(rebalancing, "REST_S", 1000.0)
     await uneven.begin(True, True, True)
     await uneven.world.until(lambda: len(uneven.asked) >= 2)
     await asyncio.sleep(0.3)
