@@ -33,7 +33,7 @@ class StandbyBlocks:
     # At the owner
 
     def histories(self, min_tokens: int, known: Mapping[HistoryKey, int]) -> dict[HistoryKey, list[BlockHash]]:
-        """The histories that a standby is worth for: of sequences with `min_tokens` tokens or more, as far as they are computed.
+        """The histories that a standby is worth for, as far as computed: of sequences with `min_tokens` tokens or more.
 
         `known` says how many hashes the caller has; the further ones are returned.
         """
@@ -42,7 +42,8 @@ class StandbyBlocks:
             if not self._can_replay(sequence):
                 continue
             for branch in sequence.branches:
-                if branch.state is FINISHED or not branch.num_sealed or len(branch.tokens) < min_tokens:
+                begun = branch.num_sealed or branch.num_output  # one that was preempted keeps its history
+                if branch.state is FINISHED or not begun or len(branch.tokens) < min_tokens:
                     continue
                 key = HistoryKey(sequence.seq_id, sequence.epoch, branch.index)
                 found[key] = branch.hashes[known.get(key, 0) : self._num_useful(branch)]
