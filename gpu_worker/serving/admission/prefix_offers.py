@@ -56,7 +56,8 @@ class PrefixOffers:
         scored = params.logprobs is not None or params.ranked
         tokens = sequence.prompt if scored or len(sequence.branches) > 1 else sequence.branches[0].tokens
         num_tokens = min(admission.prefix_owner_tokens, len(tokens) - 1)
-        hashes = hashing.block_hashes(sequence.root, tokens[:num_tokens], self._info.block_size)
+        size = self._info.block_size
+        hashes = hashing.block_hashes(sequence.root, tokens[:num_tokens], size, shown=sequence.shown)
         return OfferedPrefix(owner, hashes)
 
     def worth_waiting(self, offer: OfferedPrefix) -> float:

@@ -16,6 +16,8 @@ from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.engine.command_port import CommandPort, LoopControl
 from gpu_worker.engine.configuration import adapter_bytes, scheduler_config
 from gpu_worker.engine.engine import IDLE_ROUND_S, STOP_TIMEOUT_S, Engine
+from gpu_worker.engine.picture_loader import PictureLoader
+from gpu_worker.engine.picture_shelf import PictureShelf
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.journal.journal_writer import JournalWriter
@@ -100,7 +102,9 @@ class Worker:
             runner.adapters, adapter_bytes(settings, info), self.workload.adapters_in_use, info.lora_support
         )
         adapters = AdapterLoader(self.shelf, port)
-        control, blocks = LoopControl(port), BlockPort(port, self.workload, adapters)
+        self.picture_shelf = PictureShelf(runner.pictures, settings.picture_bytes, self.workload.pictures_in_use)
+        pictures = PictureLoader(self.picture_shelf, port, store.read_picture, info.pictures)
+        control, blocks = LoopControl(port), BlockPort(port, self.workload, adapters, pictures)
         self.watch = WorkerWatch(port, self.scheduler, self.workload, times)
         self.watch.adapters = lambda: self.shelf.digests
 
@@ -144,7 +148,9 @@ class Worker:
         self.trials = TrialQueue(port, self.publisher, announcer)
         self.offers = PrefixOffers(port, self.workload, times, self.fetcher)
         self.vectors = VectorCalls(port, info)
-        self.admissions = Admissions(port, self.workload, self.publisher, self.trials, self.offers, announcer, adapters)
+        self.admissions = Admissions(
+            port, self.workload, self.publisher, self.trials, self.offers, announcer, adapters, pictures
+        )
         self.target = MigrationTarget(
             store, incarnation, blocks, self.admissions.admit, self.watch, memory, block_listener
         )
@@ -198,6 +204,7 @@ class Worker:
             self.migrations,
             sequence_tracer,
             self.shelf.support(stored_type=info.device == "cpu"),
+            self.picture_shelf.support(info.pictures),
         )
         self._watching: list[asyncio.Task[None]] = []
         self._journalling: asyncio.Task[None] | None = None
