@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from octavo.pictures.parts import Part, PicturePart, is_data_url, pictures_of, template_content, text_of
 from octavo.request import limits, validation
 from octavo.request.chat_messages import ChatTurn, is_conversation, message_pairs
 from octavo.request.chat_tools import MessageDetails, Tool, ToolCall, details_for_template, tools_for_template
@@ -52,6 +53,7 @@ class CheckedConversation:
 
     messages: list[tuple[str, str]]
     details: list[dict[str, Any]]
+    pictures: list[PicturePart] = field(default_factory=list)
 
 
 def listed_conversations(messages: Conversations) -> Sequence[Sequence[ChatTurn]]:
@@ -61,18 +63,45 @@ def listed_conversations(messages: Conversations) -> Sequence[Sequence[ChatTurn]
 
 def check_conversation(turns: Sequence[ChatTurn], argument: str, context_tokens: int) -> CheckedConversation:
     """The conversation with its calls of tools and their results. Raises InvalidArgument, which names the place."""
-    plain, details = [], []
+    plain, details, shown = [], [], dict[int, list[Part]]()
     for i, turn in enumerate(turns if is_conversation(turns) else message_pairs(turns, argument)):
         bare, more = _parted(turn, f"{argument}[{i}]")
+        if isinstance(bare, Mapping) and (parts := _parts_with_pictures(bare, f"{argument}[{i}].content")):
+            shown[i] = parts
+            bare = {**bare, "content": text_of(parts)}
         plain.append(bare)
         details.append(more)
     pairs = message_pairs(plain, argument)
     max_bytes = limits.MAX_TEXT_BYTES_PER_CONTEXT_TOKEN * context_tokens
     try:
         messages = validation.validate_chat(pairs, context_tokens=context_tokens)
-        return CheckedConversation(messages, details_for_template(details, max_bytes=max_bytes))
+        told = details_for_template(details, max_bytes=max_bytes)
     except InvalidArgument as error:
         raise InvalidArgument(argument, error.message) from None
+    for i, parts in shown.items():
+        told[i] = {**told[i], "content": template_content(parts)}
+    return CheckedConversation(messages, told, [each for parts in shown.values() for each in pictures_of(parts)])
+
+
+def _parts_with_pictures(turn: Mapping[str, object], path: str) -> list[Part]:
+    """The parts of a content in which a picture is; else nothing."""
+    content = turn.get("content")
+    if not isinstance(content, Sequence) or isinstance(content, (str, bytes)):
+        return []
+    if not any(isinstance(part, Mapping) and part.get("type") == "image_url" for part in content):
+        return []
+    return [_part(part, f"{path}[{i}]") for i, part in enumerate(content)]
+
+
+def _part(part: object, path: str) -> Part:
+    if isinstance(part, Mapping) and part.get("type") == "image_url":
+        link = part.get("image_url")
+        url = link.get("url") if isinstance(link, Mapping) else link
+        if not isinstance(url, str) or not is_data_url(url):
+            form = 'must be {"url": "data:image/png;base64,…"}'
+            raise InvalidArgument(f"{path}.image_url", f"{form}: nothing is fetched here")
+        return PicturePart(f"{path}.image_url", url=url)
+    return message_pairs([("user", [part])], path)[0][1]  # type: ignore[list-item]
 
 
 def _parted(turn: ChatTurn, path: str) -> tuple[ChatTurn, MessageDetails]:

@@ -25,16 +25,14 @@ class PictureSupport:
         if self.refusal:
             raise InvalidArgument(field, f"{self.refusal}: send text, or ask another model")
 
-    def size_of(self, height: int, width: int, most_tokens: int, field: str) -> tuple[int, int]:
+    def size_of(self, height: int, width: int, most_tokens: int) -> tuple[int, int]:
         """Height and width to which a picture of this size is resized: whole cells, and no more than `most_tokens`.
 
-        It is what Qwen's processor computes, with a bound that may be lower than the model's own. Raises
-        InvalidArgument for a picture that is too oblong.
+        It is what Qwen's processor computes, with a bound that may be lower than the model's own. Raises ValueError
+        for a picture that is too oblong.
         """
         if max(height, width) > MOST_OBLONG * min(height, width):
-            raise InvalidArgument(
-                field, f"a picture of {width} x {height} pixels is too oblong; at most {MOST_OBLONG} to 1: cut it"
-            )
+            raise ValueError(f"of {width} x {height} pixels is too oblong, at most {MOST_OBLONG} to 1: cut it")
         cell, most = self.cell, min(self.max_pixels, most_tokens * self.cell**2)
         high, wide = round(height / cell) * cell, round(width / cell) * cell
         if high * wide > most:
