@@ -28,6 +28,7 @@ HARMLESS: dict[str, tuple[list[object], str]] = {
 ROLES = {"developer": "system"}  # OpenAI's newer name of the role; templates know the older one
 # Fields of a message that change no prompt: what an earlier answer said beside its content, which clients send back.
 IGNORED = ("refusal", "annotations", "audio", "function_call")
+PICTURE = "image_url"
 MAX_LISTED = 1024  # parts of a content, tools or calls; the validator knows the limits
 
 
@@ -99,7 +100,9 @@ def _add_message(turn: inference_pb2.ChatMessage, message: Any, path: str) -> No
     role = fields.take_text("role")
     turn.role = ROLES.get(role, role)
     content = fields.take_any("content")
-    if content is not None:
+    if shows_pictures(content):
+        fields.checks.run(_add_parts, turn, content, f"{path}.content")
+    elif content is not None:
         turn.content = fields.checks.run(_content_text, content, f"{path}.content") or ""
     turn.name = fields.take_text("name")
     turn.tool_call_id = fields.take_text("tool_call_id")
@@ -123,6 +126,26 @@ def _content_text(content: Any, path: str) -> str:
     return "\n".join(_part_text(part, f"{path}[{i}]") for i, part in enumerate(_parts(content, path)))
 
 
+def shows_pictures(content: Any) -> bool:
+    """Whether a picture is among the parts of a content."""
+    return isinstance(content, list) and any(isinstance(part, dict) and part.get("type") == PICTURE for part in content)
+
+
+def _add_parts(turn: inference_pb2.ChatMessage, content: Any, path: str) -> None:
+    """Adds texts and pictures in their order."""
+    for i, part in enumerate(_parts(content, path)):
+        where = f"{path}[{i}]"
+        if not (isinstance(part, dict) and part.get("type") == PICTURE):
+            turn.parts.add(text=_part_text(part, where))
+            continue
+        link = part.get(PICTURE)
+        url = link.get("url") if isinstance(link, dict) else link
+        detail = link.get("detail") if isinstance(link, dict) else None
+        if not isinstance(url, str) or not url or detail not in (None, "auto", "high", "low", "original"):
+            raise InvalidArgument(f"{where}.{PICTURE}", 'must be {"url": "data:image/png;base64,…"}, or a URL of https')
+        turn.parts.add(picture_url=checked_text(f"{where}.{PICTURE}.url", url))
+
+
 def _parts(content: Any, path: str) -> Sequence[Any]:
     if not isinstance(content, list) or len(content) > MAX_LISTED:
         raise InvalidArgument(path, f"must be a string or a list of at most {MAX_LISTED} parts")
@@ -132,7 +155,7 @@ def _parts(content: Any, path: str) -> Sequence[Any]:
 def _part_text(part: Any, path: str) -> str:
     if isinstance(part, dict) and part.get("type") in ("text", "refusal"):
         return checked_text(path, part.get(part["type"]))
-    raise InvalidArgument(path, 'only parts of type text are supported: {"type": "text", "text": …}')
+    raise InvalidArgument(path, 'only parts of type text and image_url are supported: {"type": "text", "text": …}')
 
 
 def _function_of(fields: FieldReader) -> FieldReader | None:
