@@ -7,7 +7,14 @@ from typing import Any, cast
 
 from octavo.pictures.parts import Part, PicturePart, is_data_url, pictures_of, template_content, text_of
 from octavo.request import limits, validation
-from octavo.request.chat_messages import ChatTurn, is_conversation, message_pairs
+from octavo.request.chat_messages import (
+    ChatTurn,
+    is_conversation,
+    message_pairs,
+    shows_pictures,
+    text_of_part,
+    url_of_picture,
+)
 from octavo.request.chat_tools import MessageDetails, Tool, ToolCall, details_for_template, tools_for_template
 from octavo.request.errors import InvalidArgument
 
@@ -86,22 +93,18 @@ def check_conversation(turns: Sequence[ChatTurn], argument: str, context_tokens:
 def _parts_with_pictures(turn: Mapping[str, object], path: str) -> list[Part]:
     """The parts of a content in which a picture is; else nothing."""
     content = turn.get("content")
-    if not isinstance(content, Sequence) or isinstance(content, (str, bytes)):
+    if not shows_pictures(content):
         return []
-    if not any(isinstance(part, Mapping) and part.get("type") == "image_url" for part in content):
-        return []
-    return [_part(part, f"{path}[{i}]") for i, part in enumerate(content)]
+    return [_part(part, f"{path}[{i}]") for i, part in enumerate(cast("Sequence[object]", content))]
 
 
 def _part(part: object, path: str) -> Part:
-    if isinstance(part, Mapping) and part.get("type") == "image_url":
-        link = part.get("image_url")
-        url = link.get("url") if isinstance(link, Mapping) else link
-        if not isinstance(url, str) or not is_data_url(url):
-            form = 'must be {"url": "data:image/png;base64,…"}'
-            raise InvalidArgument(f"{path}.image_url", f"{form}: nothing is fetched here")
-        return PicturePart(f"{path}.image_url", url=url)
-    return message_pairs([("user", [part])], path)[0][1]  # type: ignore[list-item]
+    url = url_of_picture(part, path)
+    if url is None:
+        return text_of_part(part, path)
+    if not is_data_url(url):
+        raise InvalidArgument(f"{path}.image_url", "must be data:image/png;base64,…: nothing is fetched here")
+    return PicturePart(f"{path}.image_url", url=url)
 
 
 def _parted(turn: ChatTurn, path: str) -> tuple[ChatTurn, MessageDetails]:

@@ -18,7 +18,7 @@ def read(request: bytes) -> bytes:
     """Raises ValueError with what is wrong with the picture."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    from octavo.pictures.support import PictureSupport
+    from octavo.pictures.support import PictureSupport, TooOblong
 
     (length,) = struct.unpack_from("!I", request)
     asked = json.loads(request[4 : 4 + length])
@@ -39,7 +39,9 @@ def read(request: bytes) -> bytes:
         ) from None
     except UnidentifiedImageError:
         raise ValueError(f"is no picture of a kind that is read ({', '.join(FORMATS)}): convert it") from None
-    except (OSError, SyntaxError, EOFError, struct.error) as error:
+    except (TooOblong, MemoryError):
+        raise
+    except Exception as error:  # whatever a decoder says of what it finds
         raise ValueError(f"is damaged or incomplete ({str(error)[:100]}): send the whole file") from None
     return SIZE.pack(wide, high) + pixels
 

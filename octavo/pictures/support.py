@@ -10,6 +10,10 @@ from octavo.request.errors import InvalidArgument
 MOST_OBLONG = 200  # the longer side over the shorter one, as Qwen's own processor has it
 
 
+class TooOblong(ValueError):
+    """The message says how oblong a picture is, and how oblong it may be."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureSupport:
     """What a model takes. By default it takes none."""
@@ -28,11 +32,10 @@ class PictureSupport:
     def size_of(self, height: int, width: int, most_tokens: int) -> tuple[int, int]:
         """Height and width to which a picture of this size is resized: whole cells, and no more than `most_tokens`.
 
-        It is what Qwen's processor computes, with a bound that may be lower than the model's own. Raises ValueError
-        for a picture that is too oblong.
+        It is what Qwen's processor computes, with a bound that may be lower than the model's own. Raises TooOblong.
         """
         if max(height, width) > MOST_OBLONG * min(height, width):
-            raise ValueError(f"of {width} x {height} pixels is too oblong, at most {MOST_OBLONG} to 1: cut it")
+            raise TooOblong(f"of {width} x {height} pixels is too oblong, at most {MOST_OBLONG} to 1: cut it")
         cell, most = self.cell, min(self.max_pixels, most_tokens * self.cell**2)
         high, wide = round(height / cell) * cell, round(width / cell) * cell
         if high * wide > most:

@@ -154,9 +154,7 @@ class WorkerPool:
         show = partial(shown, parse_pictures(pictures))
         for numerics in sorted({view.numerics for view in self.views(model)}):
             root = hashing.root_key(model.fingerprint, model.layout, lora, salt, numerics)
-            hashes = hashing.block_hashes(
-                root, tokens, model.block_size, shown=partial(shown, parse_pictures(pictures))
-            )
+            hashes = hashing.block_hashes(root, tokens, model.block_size, shown=show)
             hits |= self.kv_index.find_hits(hashes, model.block_size)
         return hits
 

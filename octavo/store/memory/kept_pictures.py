@@ -35,10 +35,16 @@ class KeptPictures:
             return b""
         return pictures.pixels.get(digest, b"")
 
-    def accept(self, seq_id: SequenceId) -> None:
-        """The sequence is accepted: its pictures are kept as long as its prompt."""
-        if seq_id in self._kept:
-            self._kept[seq_id].until_ms = None
+    def accept(self, seq_id: SequenceId, now_ms: int) -> None:
+        """The sequence is accepted: its pictures are kept as long as its prompt, if they are there still."""
+        pictures = self._kept.get(seq_id)
+        if pictures is not None and pictures.until_ms is not None and pictures.until_ms > now_ms:
+            pictures.until_ms = None
 
     def drop(self, seq_id: SequenceId) -> None:
         self._kept.pop(seq_id, None)
+
+    def drop_accepted(self, seq_id: SequenceId) -> None:
+        """The record is gone. What was kept for one that is still to be accepted stays."""
+        if (pictures := self._kept.get(seq_id)) is not None and pictures.until_ms is None:
+            self.drop(seq_id)

@@ -88,7 +88,8 @@ class MemoryStore:
                 quota=quota,
             )
         )
-        state.pictures.accept(new.seq_id)
+        if new.pictures:
+            state.pictures.accept(new.seq_id, now)
         return answer(calls.AcceptStatus.OK)
 
     async def accepting(self) -> bool:
@@ -186,6 +187,8 @@ class MemoryStore:
 
     async def read_picture(self, seq_id: SequenceId, digest: str) -> bytes:
         state = self._enter()
+        if state.get(seq_id) is None:
+            state.pictures.drop_accepted(seq_id)
         return state.pictures.find(seq_id, digest, state.now_ms())
 
     async def forget(self, seq_id: SequenceId) -> bool:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from octavo.request.chat_messages import shows_pictures, url_of_picture
 from octavo.request.errors import InvalidArgument, ViolationCollector
 from octavo.request.ids import new_request_id
 from octavo.request.limits import MAX_CHAT_MESSAGES
@@ -28,7 +29,6 @@ HARMLESS: dict[str, tuple[list[object], str]] = {
 ROLES = {"developer": "system"}  # OpenAI's newer name of the role; templates know the older one
 # Fields of a message that change no prompt: what an earlier answer said beside its content, which clients send back.
 IGNORED = ("refusal", "annotations", "audio", "function_call")
-PICTURE = "image_url"
 MAX_LISTED = 1024  # parts of a content, tools or calls; the validator knows the limits
 
 
@@ -126,24 +126,14 @@ def _content_text(content: Any, path: str) -> str:
     return "\n".join(_part_text(part, f"{path}[{i}]") for i, part in enumerate(_parts(content, path)))
 
 
-def shows_pictures(content: Any) -> bool:
-    """Whether a picture is among the parts of a content."""
-    return isinstance(content, list) and any(isinstance(part, dict) and part.get("type") == PICTURE for part in content)
-
-
 def _add_parts(turn: inference_pb2.ChatMessage, content: Any, path: str) -> None:
     """Adds texts and pictures in their order."""
     for i, part in enumerate(_parts(content, path)):
         where = f"{path}[{i}]"
-        if not (isinstance(part, dict) and part.get("type") == PICTURE):
+        if (url := url_of_picture(part, where)) is None:
             turn.parts.add(text=_part_text(part, where))
-            continue
-        link = part.get(PICTURE)
-        url = link.get("url") if isinstance(link, dict) else link
-        detail = link.get("detail") if isinstance(link, dict) else None
-        if not isinstance(url, str) or not url or detail not in (None, "auto", "high", "low", "original"):
-            raise InvalidArgument(f"{where}.{PICTURE}", 'must be {"url": "data:image/png;base64,…"}, or a URL of https')
-        turn.parts.add(picture_url=checked_text(f"{where}.{PICTURE}.url", url))
+        else:
+            turn.parts.add(picture_url=checked_text(f"{where}.image_url", url))
 
 
 def _parts(content: Any, path: str) -> Sequence[Any]:
