@@ -28,14 +28,16 @@ class PictureShelf:
     def memory(self) -> PictureMemory:
         """Raises Unimplemented if no picture is encoded here."""
         if self._memory is None or not self._max_bytes:
-            raise Unimplemented("this worker encodes no pictures: give it memory for them with --picture-bytes")
+            raise Unimplemented("this worker encodes no pictures: give it memory for them with --picture-cache-bytes")
         return self._memory
 
     def check_size(self, pictures: Sequence[Picture]) -> None:
         """Raises TooLarge for pictures of one sequence that never fit here together."""
         sizes = {each.digest: self.memory().num_bytes_of(each) for each in pictures}
         if (size := sum(sizes.values())) > self._max_bytes:
-            raise TooLarge(f"pictures of {size} bytes do not fit {self._max_bytes}: give more with --picture-bytes")
+            raise TooLarge(
+                f"pictures of {size} bytes do not fit {self._max_bytes}: give more with --picture-cache-bytes"
+            )
 
     def lacking(self, pictures: Sequence[Picture]) -> list[Picture]:
         """Those that are not there, each once."""

@@ -97,7 +97,7 @@ class WorkerSettings(ListenerSettings):
         auto=True,
         low=0,
     )
-    picture_bytes: int = option(
+    picture_cache_bytes: int = option(
         256 << 20,
         "memory for encoded pictures, of which those of sequences here stay; 0: none is taken here",
         size=True,

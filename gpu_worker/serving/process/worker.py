@@ -102,7 +102,7 @@ class Worker:
             runner.adapters, adapter_bytes(settings, info), self.workload.adapters_in_use, info.lora_support
         )
         adapters = AdapterLoader(self.shelf, port)
-        self.picture_shelf = PictureShelf(runner.pictures, settings.picture_bytes, self.workload.pictures_in_use)
+        self.picture_shelf = PictureShelf(runner.pictures, settings.picture_cache_bytes, self.workload.pictures_in_use)
         pictures = PictureLoader(self.picture_shelf, port, store.read_picture, info.pictures)
         control, blocks = LoopControl(port), BlockPort(port, self.workload, adapters, pictures)
         self.watch = WorkerWatch(port, self.scheduler, self.workload, times)

@@ -73,7 +73,7 @@ def test_the_one_used_longest_ago_goes():
 def test_what_never_fits_is_refused():
     shelf = PictureShelf(Memory(), 4, set)
     shelf.check_size([picture(1), picture(1), picture(2)])
-    with pytest.raises(TooLarge, match="picture-bytes"):
+    with pytest.raises(TooLarge, match="picture-cache-bytes"):
         shelf.check_size([picture(1), picture(2), picture(3)])
-    with pytest.raises(Unimplemented, match="picture-bytes"):
+    with pytest.raises(Unimplemented, match="picture-cache-bytes"):
         PictureShelf(Memory(), 0, set).check_size([picture(1)])
