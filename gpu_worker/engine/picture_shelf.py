@@ -35,9 +35,8 @@ class PictureShelf:
         """Raises TooLarge for pictures of one sequence that never fit here together."""
         sizes = {each.digest: self.memory().num_bytes_of(each) for each in pictures}
         if (size := sum(sizes.values())) > self._max_bytes:
-            raise TooLarge(
-                f"pictures of {size} bytes do not fit {self._max_bytes}: give more with --picture-cache-bytes"
-            )
+            what = f"pictures of {size} bytes do not fit {self._max_bytes}"
+            raise TooLarge(f"{what}: give more with --picture-cache-bytes")
 
     def lacking(self, pictures: Sequence[Picture]) -> list[Picture]:
         """Those that are not there, each once."""
@@ -61,7 +60,8 @@ class PictureShelf:
 
     def require_room(self, picture: Picture) -> None:
         """Before one is encoded. Raises OutOfBlocks if those in use leave it no room."""
-        self._idle_beside(self.memory().num_bytes_of(picture))
+        if picture.digest not in self._there:
+            self._idle_beside(self.memory().num_bytes_of(picture))
 
     def put(self, encoded: EncodedPicture) -> None:
         """Makes room for a picture and keeps it. Raises OutOfBlocks if those in use leave no room."""

@@ -14,6 +14,7 @@ from live.reader import Reader
 from redis import Redis
 
 from octavo.client import SamplingParams
+from octavo.internal.v1 import worker_pb2
 from octavo.request.errors import InvalidArgument
 from octavo.v1 import admin_pb2
 from octavo.wire import statuses
@@ -51,6 +52,16 @@ def owner_of(cluster, request_id):
     return next(name for name, worker in cluster.workers().items() if worker.incarnation == owner)
 
 
+def swap(cluster, request_id, operation):
+    """How many blocks moved, or were given back."""
+    found = status_of(cluster, request_id)
+    item = worker_pb2.SwapItem(seq_id=found.seq_id, epoch=found.epoch, operation=f"SWAP_OPERATION_{operation}")
+    worker = cluster.worker(owner_of(cluster, request_id))
+    [result] = worker.Swap(worker_pb2.SwapRequest(items=[item]), timeout=30).results
+    assert not result.HasField("failure"), result
+    return result.num_blocks
+
+
 def other_of(name):
     return "w1" if name == "w0" else "w0"
 
@@ -83,7 +94,10 @@ async def test_streams_with_pictures_survive_what_happens_to_workers(sighted):
                 )
             )
         assert moved.num_blocks > 0
-        await reader.until(80, WAIT_S)
+        await reader.until(60, WAIT_S)
+        for operation, num_tokens in (("OUT", 0), ("IN", 90), ("DROP", 120)):
+            assert await asyncio.to_thread(swap, sighted, "shows", operation) > 0
+            await reader.until(num_tokens, WAIT_S)
         sighted.kill(await asyncio.to_thread(owner_of, sighted, "shows"))
         await asyncio.wait_for(reader.task, WAIT_S)
         assert reader.tokens == expected

@@ -32,6 +32,8 @@ def fetch_picture(url: str, field: str, hosts: tuple[str, ...], most: int) -> by
             return _body(connection.getresponse(), field, most, ends_at)
         finally:
             connection.close()
+    except InvalidArgument:
+        raise
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise Unreachable(f"{field}: {host} does not give the picture: {str(error)[:200]}: retry") from error
 
