@@ -40,10 +40,10 @@ class PictureSupport:
         high, wide = round(height / cell) * cell, round(width / cell) * cell
         if high * wide > most:
             factor = math.sqrt(height * width / most)
-            return tuple(max(cell, math.floor(side / factor / cell) * cell) for side in (height, width))
-        if high * wide < self.min_pixels:
+            high, wide = (max(cell, math.floor(side / factor / cell) * cell) for side in (height, width))
+        elif high * wide < self.min_pixels:
             factor = math.sqrt(self.min_pixels / (height * width))
-            return tuple(math.ceil(side * factor / cell) * cell for side in (height, width))
+            high, wide = (math.ceil(side * factor / cell) * cell for side in (height, width))
         return high, wide
 
     def check_prompt(self, prompt: Sequence[int], pictures: Sequence[Picture], field: str = "pictures") -> None:

@@ -44,7 +44,7 @@ def checked_url(url: str, field: str, hosts: tuple[str, ...]) -> SplitResult:
         parts = urlsplit(url)
         scheme, host, port = parts.scheme, parts.hostname, parts.port
     except ValueError:
-        scheme = host = port = None
+        parts, scheme, host, port = SplitResult("", "", "", "", ""), "", None, None
     if len(url) > MAX_URL or scheme not in PORTS or not host or not url.isascii() or not url.isprintable():
         raise InvalidArgument(field, "must be data:image/png;base64,… or a URL of https of printable ASCII characters")
     if parts.username is not None or parts.password is not None or " " in url:

@@ -121,7 +121,7 @@ def test_a_name_of_an_address_within_is_refused(monkeypatch):
         Answers.asked.clear()
         found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in ("8.8.8.8", "127.0.0.1")]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-        with pytest.raises(InvalidArgument, match="not public"):
+        with pytest.raises(InvalidArgument, match="no public address"):
             fetch_picture(
                 f"http://pictures.example.com:{port}/ok?a=b", "f", (f"http://pictures.example.com:{port}",), 9
             )
