@@ -65,7 +65,7 @@ class ModelRunner:
         self._arena = arena
         self._block_mover = BlockMover(arena)
         self.adapters = AdapterBank(decoder.load_lora, device) if decoder.load_lora is not None else None
-        self.pictures = None
+        self.pictures: PictureBank | None = None
         if decoder.encode_picture is not None and not info.pictures.refusal:
             self.pictures = PictureBank(decoder.encode_picture, info.pictures, decoder.hidden_size, device)
         self._seats = Seats(with_adapters=self.adapters is not None, with_pictures=self.pictures is not None)
