@@ -85,7 +85,7 @@ class RequestPreparer:
         if not model.workers and not self._wait_for_workers:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
         asked, params = check_request(request, model)
-        self._pictures.check(request.chat, model)
+        self._pictures.check_chat(request.chat, model)
         if params.stop and not model.tokenizer.has_text:
             raise no_tokenizer("send stop_token_ids instead of stop")
         params = without_words(params, request.bad_words, model)

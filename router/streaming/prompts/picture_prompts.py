@@ -32,7 +32,7 @@ class PicturePrompts:
         self._fetchers = ThreadPoolExecutor(FETCHERS, "fetched pictures")
         self._readers = ThreadPoolExecutor(READING, "pictures")
 
-    def check(self, chat: inference_pb2.Chat, model: ServedModel) -> None:
+    def check_chat(self, chat: inference_pb2.Chat, model: ServedModel) -> None:
         """Raises InvalidArgument for what can be seen before anything is fetched or read."""
         pictures = [each for parts in parts_in(chat).values() for each in pictures_of(parts)]
         for each in pictures[:1]:
@@ -48,7 +48,7 @@ class PicturePrompts:
 
     async def read(self, chat: inference_pb2.Chat, model: ServedModel, salt: str) -> list[ReadPicture]:
         """The pictures of the chat in their order. Raises InvalidArgument, or Unreachable."""
-        self.check(chat, model)
+        self.check_chat(chat, model)
         pictures = [each for parts in parts_in(chat).values() for each in pictures_of(parts)]
         return [await self._read_one(each, model, salt) for each in pictures]
 
