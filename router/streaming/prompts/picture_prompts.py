@@ -20,6 +20,7 @@ from router.fleet.model_registry import ServedModel
 from router.streaming.prompts.picture_fetch import checked_url, fetch_picture
 
 FIELD = "chat.messages"
+MAX_PARTS = 1024  # of a message
 FETCHERS, READING = 4, 2  # threads of this router: a picture takes memory while it is read
 
 
@@ -69,6 +70,8 @@ def parts_in(chat: inference_pb2.Chat) -> dict[int, list[Part]]:
     for i, message in enumerate(chat.messages):
         if message.parts and message.WhichOneof("text"):
             raise InvalidArgument(f"{FIELD}[{i}].parts", "is not allowed beside content: put the text into a part")
+        if len(message.parts) > MAX_PARTS:
+            raise InvalidArgument(f"{FIELD}[{i}].parts", f"{len(message.parts)} parts; at most {MAX_PARTS}: join texts")
         if message.parts:
             found[i] = [_part(part, f"{FIELD}[{i}].parts[{j}]") for j, part in enumerate(message.parts)]
     return found

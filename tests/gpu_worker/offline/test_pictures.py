@@ -121,6 +121,14 @@ def test_what_is_no_picture_is_refused(llm: LLM, url: str, what: str) -> None:
     assert refused.value.field == "messages[0][0].content[0].image_url"
 
 
+def test_tools_do_not_hide_a_picture(llm: LLM) -> None:
+    """The model's template has no place for tools, so messages say them."""
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    output = llm.chat(chat_of(shown(file_of(ONE)), text_part("?")), GREEDY, tools=[tool], use_tqdm=False)[0]
+    assert output.prompt_token_ids.count(PAD) == 15
+    assert "look" in str(output.prompt)
+
+
 def test_placeholders_without_a_picture_are_refused(llm: LLM) -> None:
     with pytest.raises(InvalidArgument, match="show pictures as parts"):
         llm.generate({"prompt_token_ids": [1, PAD, 2]}, GREEDY, use_tqdm=False)
