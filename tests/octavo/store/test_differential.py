@@ -132,7 +132,7 @@ class Differential(RuleBasedStateMachine):
             body_hash=body, priority=priority, num_branches=NAMES[name], max_tokens=40, model=MODELS[name],
             tenant=tenant, notes=b"notes" if keep else b"", retain_ms=retain_ms, pictures=PICTURES[keep],
         )  # fmt: skip
-        if priority == 3:
+        if keep:
             self.both("keep_picture", self.seq_ids[name], "digest", name.encode())
         self.both("accept", request, limits)
 
@@ -360,9 +360,10 @@ class Differential(RuleBasedStateMachine):
             store.model_depths(),
             *(bench.used_quota(tenant) for tenant in ("a", "b")),
             *(store.read_notes(self.seq_ids[name]) for name in NAMES),
-            *(store.read_picture(self.seq_ids[name], "digest") for name in NAMES),
         )
-        return snapshots, sorted(live, key=lambda record: record.seq_id), rest
+        shows = [each.record.seq_id for each in snapshots if each is not None and each.record.pictures]
+        pictures = [await store.read_picture(seq_id, "digest") for seq_id in shows]
+        return snapshots, sorted(live, key=lambda record: record.seq_id), rest, pictures
 
     def holds(self, before: Snapshot | None, now: Snapshot) -> None:
         record = now.record
