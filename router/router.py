@@ -17,6 +17,7 @@ from octavo.net.security.protection import client_authorizer, internal_authorize
 from octavo.net.security.trail import AccessTrail, ListenerKind
 from octavo.net.server import add_standard_services, make_server, open_port
 from octavo.net.traces import RequestTracer, TraceInterceptor, traced_app
+from octavo.pictures.reader import PictureLimits
 from octavo.process.listen_address import ListenError, exposed_addresses, why_not_listening
 from octavo.process.loop import end_tasks
 from octavo.process.open_files import connection_limit
@@ -58,6 +59,7 @@ from router.router_metrics import RouterMetrics
 from router.session_registry import SessionRegistry
 from router.streaming.inference_service import InferenceService
 from router.streaming.progress.progress_registry import ProgressRegistry
+from router.streaming.prompts.picture_prompts import PicturePrompts
 from router.streaming.request_deadline import DeadlineMargin
 from router.streaming.request_preparer import RequestPreparer
 from router.streaming.resume_tokens import ResumeTokens
@@ -144,6 +146,12 @@ class Router:
             self.authorizer,
             prefixes=self.prefixes,
             adapters=self.adapters,
+            pictures=PicturePrompts(
+                PictureLimits(
+                    settings.picture_count, settings.picture_bytes, settings.picture_pixels, settings.picture_tokens
+                ),
+                settings.picture_hosts,
+            ),
             wait_for_workers=settings.wait_for_workers,
         )
         self.prefix_maker = PrefixMaker(self.prefixes, self.models, store, preparer.beginning)

@@ -20,7 +20,7 @@ GENERATED = ("octavo/v1/", "octavo/internal/")
 WIRE_MODULES = {
     "router/streaming": ("inference_service", "request_preparer", "session_opener", "event_encoder"),
     "router/prefixes": ("prefix_keeper",),
-    "router/streaming/prompts": ("prompt_ends", "prefixed"),
+    "router/streaming/prompts": ("picture_prompts", "prompt_ends", "prefixed"),
     "router/http/paths": ("adapters", "several_answers", "text_calls"),
     "router/http/prompts": ("output_scores", "prompt_scores"),
     "router/fleet": ("worker_facts", "worker_link", "worker_streams", "progress_calls"),

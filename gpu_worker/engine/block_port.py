@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from gpu_worker.engine.adapter_loader import AdapterLoader
 from gpu_worker.engine.command_port import CommandPort, log_failure
+from gpu_worker.engine.picture_loader import PictureLoader
 from gpu_worker.scheduling.block_exchange import BlockExchange, BlockImport, PinnedBlocks, WantedBlock
 from gpu_worker.scheduling.freezer import Freezer, FrozenSequence, PromptProgress
 from gpu_worker.scheduling.scheduler import Scheduler
@@ -20,6 +21,7 @@ from gpu_worker.scheduling.standby_blocks import HistoryKey, StandbyBlocks
 from gpu_worker.scheduling.state.sequence import FINISHED, Sequence
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import RunnerInfo
+from octavo.pictures.picture import parse_pictures
 from octavo.process.loop import shared
 from octavo.request import hashing, validation
 from octavo.request.errors import CannotMove, Draining, Loading, OutOfBlocks, ServingError, Unimplemented
@@ -32,12 +34,19 @@ T = TypeVar("T")
 class BlockPort:
     """The blocks of this worker, and the sequences that leave or come with theirs."""
 
-    def __init__(self, port: CommandPort, workload: Workload, adapters: AdapterLoader | None = None) -> None:
-        """Without `adapters` no sequence with one can come."""
+    def __init__(
+        self,
+        port: CommandPort,
+        workload: Workload,
+        adapters: AdapterLoader | None = None,
+        pictures: PictureLoader | None = None,
+    ) -> None:
+        """Without `adapters` no sequence with one can come, and without `pictures` none that shows some."""
         self.info = workload.info
         self._port = port
         self._workload = workload
         self._adapters = adapters
+        self._pictures = pictures
         self._exchange = BlockExchange(workload)
         self._freezer = Freezer(workload)
         self._standby = StandbyBlocks(workload)
@@ -121,6 +130,19 @@ class BlockPort:
         except ServingError as error:
             raise CannotMove(f"its adapter is not there: {error.message}", cause="adapter") from error
 
+    async def bring_pictures(self, admission: Admission) -> None:
+        """Brings the pictures of a sequence that is to come into memory. Raises as `bring_adapter` does."""
+        pictures = parse_pictures(admission.pictures)
+        try:
+            if pictures and self._pictures is None:
+                raise Unimplemented("no picture is encoded on this worker")
+            if self._pictures is not None:
+                await self._pictures.bring(admission.seq_id, pictures, admission.salt)
+        except (Loading, OutOfBlocks):
+            raise
+        except ServingError as error:
+            raise CannotMove(f"its pictures are not there: {error.message}", cause="pictures") from error
+
     def branch_hashes(self, admission: Admission, known: Seq[Seq[BlockHash]] = ()) -> list[list[BlockHash]]:
         """The hashes of the blocks that the owner of a sequence has computed, of each branch that goes on.
 
@@ -131,7 +153,7 @@ class BlockPort:
         going = [branch for branch in sequence.branches if branch.state is not FINISHED]
         before = known if len(known) == len(going) else [()] * len(going)  # a branch has ended since
         return [
-            hashing.block_hashes(sequence.root, branch.tokens[:-1], size, hashes)
+            hashing.block_hashes(sequence.root, branch.tokens[:-1], size, hashes, sequence.shown)
             for branch, hashes in zip(going, before, strict=True)
         ]
 
@@ -221,5 +243,6 @@ def checked_sequence(admission: Admission, info: RunnerInfo) -> Sequence:
         context_tokens=info.context_tokens,
         eos_token_ids=info.eos_token_ids,
     )
+    info.pictures.check_prompt(admission.prompt, parse_pictures(admission.pictures))
     root = hashing.root_key(info.fingerprint, info.layout, admission.lora, admission.salt, info.numerics)
     return Sequence.from_admission(admission, root=root, now=time.monotonic())

@@ -4,7 +4,7 @@ from typing import Any
 
 from gpu_worker.group.rank_processes import RankFailed, RankProcesses
 from gpu_worker.running.model_runner import ModelRunner
-from gpu_worker.steps.runner import AdapterMemory, BlockMemory, RunnerInfo, StepOutput
+from gpu_worker.steps.runner import AdapterMemory, BlockMemory, PictureMemory, RunnerInfo, StepOutput
 from gpu_worker.steps.step_input import StepInput
 
 
@@ -12,6 +12,7 @@ class GroupRunner:
     """A Runner. Its blocks lie in memory of all ranks, so it moves them, and other workers get them, as from one."""
 
     adapters: AdapterMemory | None = None
+    pictures: PictureMemory | None = None
 
     def __init__(self, runner: ModelRunner, ranks: RankProcesses, team: Any) -> None:
         """`team` is the extension's, and is asked for its trouble alone."""

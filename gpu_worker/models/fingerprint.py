@@ -29,6 +29,7 @@ CONTENT_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
 )
+PICTURE_FILES = ("preprocessor_config.json", "processor_config.json")  # of models that read pictures
 
 
 def model_fingerprint(small_files: list[Path], weight_files: list[Path], variant: str = "") -> str:

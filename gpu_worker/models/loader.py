@@ -25,13 +25,13 @@ from gpu_worker.models.decoders.decoder import Decoder
 from gpu_worker.models.decoders.gpt_families import is_gpt_like, read_gpt_config
 from gpu_worker.models.decoders.llama_share import RankPlace, refuse_undivided
 from gpu_worker.models.decoders.native_llama import LlamaPacking, NativeLlamaDecoder
-from gpu_worker.models.fingerprint import CONTENT_FILES, model_fingerprint
+from gpu_worker.models.fingerprint import CONTENT_FILES, PICTURE_FILES, model_fingerprint
 from gpu_worker.models.gguf import through_transformers
 from gpu_worker.models.gguf.experts import ExpertGgufSource, has_experts
 from gpu_worker.models.gguf.families import read_family
 from gpu_worker.models.gguf.header import GgufHeader
 from gpu_worker.models.gguf.tensors import GgufSource, architecture, read_config
-from gpu_worker.models.model_kind import THROUGH_TRANSFORMERS, refuse_unservable
+from gpu_worker.models.model_kind import PICTURES, THROUGH_TRANSFORMERS, refuse_unservable
 from gpu_worker.models.packed.packed_cache import PackedCache, content_key
 from gpu_worker.models.packed.packing import PACKING, SCHEMES
 from gpu_worker.models.pooling_files import read_pooling
@@ -218,7 +218,8 @@ def _load_directory(name: str, path: Path, how: "_LoadOptions") -> LoadedModel:
     if how.fp8_cache and is_llama_like(content):
         how = replace(how, kv_scales=read_scales(SafetensorsSource(path)))
     decoder = _decoder(name, path, content, dtype, how)
-    small = [path / file for file in CONTENT_FILES if (path / file).exists()]
+    named = (*CONTENT_FILES, *PICTURE_FILES) if content.get("model_type") in PICTURES else CONTENT_FILES
+    small = [path / file for file in named if (path / file).exists()]
     return LoadedModel(
         name=name,
         decoder=decoder,
@@ -259,7 +260,7 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
         sizes = read_gpt_config(content)
         tensors = gpt.prepare(SafetensorsSource(path), sizes, dtype, how.progress)
         return gpt.GptDecoder(sizes, tensors, how.ops, how.device)
-    if content.get("model_type") not in THROUGH_TRANSFORMERS:
+    if content.get("model_type") not in (*THROUGH_TRANSFORMERS, *PICTURES):
         log.warning("model_type %r is not in the table of supported models", content.get("model_type"))
     from gpu_worker.models.through_transformers.decoder import (
         TransformersDecoder,  # seconds of imports that others do not need
@@ -269,6 +270,10 @@ def _decoder(name: str, path: Path, content: Mapping[str, Any], dtype: torch.dty
         tensors = read_mxfp4(SafetensorsSource(path), dtype, how.progress)
         plain = {key: value for key, value in content.items() if key != "quantization_config"}
         return TransformersDecoder.of_tensors(path.name, plain, tensors, dtype, how.ops, how.device, None)
+    if content.get("model_type") in PICTURES:
+        from gpu_worker.models.through_transformers.picture_decoder import PictureDecoder
+
+        return PictureDecoder.load_with_pictures(path, content, dtype, how.ops, how.device)
     return TransformersDecoder.load(path, dtype, how.ops, how.device)
 
 

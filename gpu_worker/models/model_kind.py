@@ -29,6 +29,9 @@ MODALITIES = (
     *("moss_transcribe_diarize", "musicgen", "musicgen_melody", "qwen4_exp"),
 )
 
+# Those of them whose pictures are read: gpu_worker/models/through_transformers/picture_decoder.py.
+PICTURES = ("qwen2_vl", "qwen2_5_vl")
+
 PARTS = ("text_config", "vision_config", "audio_config", "audio_encoder_config")  # of configurations of such models
 
 # Models with a state that each token changes. A configuration that lists its layers is read by that list instead.
@@ -95,6 +98,8 @@ def _reason(config: Mapping[str, Any]) -> str:
         return f"{kind} is an encoder-decoder, or the decoder of one; octavo serves models that are decoders alone"
     if kind in ENCODERS and not config.get("is_decoder"):
         return f"{kind} is an encoder (is_decoder is not set): it fills gaps and predicts no next token"
+    if kind in PICTURES:
+        return _only_llama(kind) if config.get("quantization_config") is not None else ""
     classes = config.get("architectures") or []
     ends = (*CAUSAL_CLASSES, "Model") if is_llama_like(config) else CAUSAL_CLASSES  # embedding models have no head
     if classes and not any(str(name).endswith(ends) for name in classes):

@@ -5,8 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from octavo.pictures.parts import Part, PicturePart, is_data_url, pictures_of, template_content, text_of
 from octavo.request import limits, validation
-from octavo.request.chat_messages import ChatTurn, is_conversation, message_pairs
+from octavo.request.chat_messages import (
+    ChatTurn,
+    is_conversation,
+    message_pairs,
+    shows_pictures,
+    text_of_part,
+    url_of_picture,
+)
 from octavo.request.chat_tools import MessageDetails, Tool, ToolCall, details_for_template, tools_for_template
 from octavo.request.errors import InvalidArgument
 
@@ -52,6 +60,7 @@ class CheckedConversation:
 
     messages: list[tuple[str, str]]
     details: list[dict[str, Any]]
+    pictures: list[PicturePart] = field(default_factory=list)
 
 
 def listed_conversations(messages: Conversations) -> Sequence[Sequence[ChatTurn]]:
@@ -61,18 +70,41 @@ def listed_conversations(messages: Conversations) -> Sequence[Sequence[ChatTurn]
 
 def check_conversation(turns: Sequence[ChatTurn], argument: str, context_tokens: int) -> CheckedConversation:
     """The conversation with its calls of tools and their results. Raises InvalidArgument, which names the place."""
-    plain, details = [], []
+    plain, details, shown = [], [], dict[int, list[Part]]()
     for i, turn in enumerate(turns if is_conversation(turns) else message_pairs(turns, argument)):
         bare, more = _parted(turn, f"{argument}[{i}]")
+        if isinstance(bare, Mapping) and (parts := _parts_with_pictures(bare, f"{argument}[{i}].content")):
+            shown[i] = parts
+            bare = {**bare, "content": text_of(parts)}
         plain.append(bare)
         details.append(more)
     pairs = message_pairs(plain, argument)
     max_bytes = limits.MAX_TEXT_BYTES_PER_CONTEXT_TOKEN * context_tokens
     try:
         messages = validation.validate_chat(pairs, context_tokens=context_tokens)
-        return CheckedConversation(messages, details_for_template(details, max_bytes=max_bytes))
+        told = details_for_template(details, max_bytes=max_bytes)
     except InvalidArgument as error:
         raise InvalidArgument(argument, error.message) from None
+    for i, parts in shown.items():
+        told[i] = {**told[i], "content": template_content(parts)}
+    return CheckedConversation(messages, told, [each for parts in shown.values() for each in pictures_of(parts)])
+
+
+def _parts_with_pictures(turn: Mapping[str, object], path: str) -> list[Part]:
+    """The parts of a content in which a picture is; else nothing."""
+    content = turn.get("content")
+    if not shows_pictures(content):
+        return []
+    return [_part(part, f"{path}[{i}]") for i, part in enumerate(cast("Sequence[object]", content))]
+
+
+def _part(part: object, path: str) -> Part:
+    url = url_of_picture(part, path)
+    if url is None:
+        return text_of_part(part, path)
+    if not is_data_url(url):
+        raise InvalidArgument(f"{path}.image_url", "must be data:image/png;base64,…: nothing is fetched here")
+    return PicturePart(f"{path}.image_url", url=url)
 
 
 def _parted(turn: ChatTurn, path: str) -> tuple[ChatTurn, MessageDetails]:

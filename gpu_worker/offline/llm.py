@@ -114,7 +114,7 @@ class LLM:
         self._draft_model = build_draft_model(self._settings, self.info)
         config = scheduler_config(self._settings, self.info)
         room = adapter_bytes(self._settings, self.info)
-        self.engine = OfflineEngine(config, self.runner, self._draft_model, room)
+        self.engine = OfflineEngine(config, self.runner, self._draft_model, room, self._settings.picture_cache_bytes)
         seeds: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self.builder = RequestBuilder(self.info, self.tokenizer, seeds)
         self._embedder = Embedder(self.engine, self.info, self.tokenizer)

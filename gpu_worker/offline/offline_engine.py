@@ -16,6 +16,7 @@ from gpu_worker.drafting.draft_model import DraftModel
 from gpu_worker.engine.adapter_shelf import AdapterShelf
 from gpu_worker.engine.command_port import CommandPort, LoopControl
 from gpu_worker.engine.engine import BLOCKED_ROUND_S, Engine
+from gpu_worker.engine.picture_shelf import PictureShelf
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.scheduling.scheduler import Scheduler
@@ -24,6 +25,8 @@ from gpu_worker.scheduling.state.sequence import Sequence as ScheduledSequence
 from gpu_worker.scheduling.state.step import StepItems
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.runner import Runner
+from octavo.pictures.picture import pack_pictures
+from octavo.pictures.reader import ShownPictures
 from octavo.request import hashing
 from octavo.request.errors import OutOfBlocks, TooLarge
 from octavo.request.ids import SequenceId
@@ -99,8 +102,9 @@ class OfflineEngine:
         runner: Runner,
         draft_model: DraftModel | None = None,
         adapter_bytes: int = 0,
+        picture_bytes: int = 0,
     ) -> None:
-        """`adapter_bytes`: how much memory low-rank adapters may take."""
+        """`adapter_bytes` and `picture_bytes`: how much memory low-rank adapters and encoded pictures may take."""
         self._config = config
         self._runner = runner
         self._info = runner.info
@@ -114,6 +118,7 @@ class OfflineEngine:
             lambda: self.workload.adapters_in_use() | self.pinned_adapters,
             runner.info.lora_support,
         )
+        self.picture_shelf = PictureShelf(runner.pictures, picture_bytes, lambda: self.workload.pictures_in_use())
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -193,18 +198,19 @@ class OfflineEngine:
     ) -> None:
         """Admits as many requests as the scheduler's queue takes. The rest waits outside, where it costs nothing.
 
-        Those whose adapter finds no room are passed over, until others have ended.
+        Those whose adapter or pictures find no room are passed over, until others have ended.
         """
-        passed, without_room = [], set[str]()
+        passed, without_room = [], set[tuple[str, bool]]()
         while waiting and self.has_room:
             request = waiting.popleft()
-            if request.adapter.digest in without_room:
+            needs = (request.adapter.digest, bool(request.pictures.placed))
+            if needs in without_room:
                 passed.append(request)
                 continue
             try:
                 sequence = self.admit(request)
             except OutOfBlocks:
-                without_room.add(request.adapter.digest)
+                without_room.add(needs)
                 passed.append(request)
                 continue
             admitted[sequence.seq_id] = (request, sequence)
@@ -214,6 +220,16 @@ class OfflineEngine:
         self.shelf.require_room(digest)
         return self.shelf.put(self.shelf.read(source, digest))
 
+    def _bring_pictures(self, pictures: ShownPictures) -> None:
+        if not pictures.placed:
+            return
+        self.picture_shelf.check_size(pictures.placed)
+        for each in self.picture_shelf.lacking(pictures.placed):
+            self.picture_shelf.require_room(each)
+            self.picture_shelf.put(self.picture_shelf.memory().encode(each, pictures.pixels[each.digest]))
+        if not self.picture_shelf.has_all(pictures.placed):  # those of others leave room for some of them only
+            raise OutOfBlocks("pictures of other requests fill the memory for them")
+
     def _new_sequence(self, request: OfflineRequest) -> ScheduledSequence:
         self._num_sequences += 1
         admission = Admission(
@@ -222,6 +238,7 @@ class OfflineEngine:
             prompt=request.prompt_token_ids,
             sampling=request.params,
             priority=request.priority,
+            pictures=pack_pictures(request.pictures.placed),
         )
         info, (digest, source) = self._info, request.adapter
         root = hashing.root_key(info.fingerprint, info.layout, digest, request.salt, info.numerics)
@@ -229,6 +246,7 @@ class OfflineEngine:
         if digest:
             self.shelf.require_turn(digest)
             sequence.adapter = self.shelf.find(digest) or self._bring(digest, source)
+        self._bring_pictures(request.pictures)
         sequence.beam_text = request.new_beam_text()
         if request.params.constraint is not None:
             sequence.grammar = self._grammars.compile(request.params.constraint)

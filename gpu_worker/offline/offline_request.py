@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from gpu_worker.offline.lora_request import AdapterRef
 from gpu_worker.offline.outputs import CompletionOutput, FinishText, Logprob, LogprobsByToken, RequestOutput
+from octavo.pictures.reader import NOTHING_SHOWN, ShownPictures
 from octavo.request.errors import Failure
 from octavo.request.sampling import FinishReason, SamplingParams, TokenScore, rank
 from octavo.request.step_item import StepItem
@@ -90,12 +91,14 @@ class OfflineRequest:
         *,
         decode: TokenDecoder = lambda _: None,
         salt: str = "",
+        pictures: ShownPictures = NOTHING_SHOWN,
     ) -> None:
         """`argument` is the argument that the request was made of, such as prompts[3]. `params` are concrete."""
         self.argument = argument
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.salt = salt
+        self.pictures = pictures
         self.priority = 0  # lower first
         self.adapter = AdapterRef()
         self._prompt = prompt

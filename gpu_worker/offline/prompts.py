@@ -6,6 +6,7 @@ from numbers import Integral
 from typing import NotRequired, TypeAlias, TypedDict, cast
 
 from gpu_worker.offline.absent import PROMPT_KEYS, refuse_absent
+from octavo.pictures.reader import NOTHING_SHOWN, ShownPictures
 from octavo.request.errors import InvalidArgument
 from octavo.request.validation import validate_salt
 
@@ -37,6 +38,7 @@ class OfflinePrompt:
     text: str | None = None
     token_ids: Sequence[int] | None = None
     salt: str = ""
+    pictures: ShownPictures = NOTHING_SHOWN
 
 
 def read_prompts(

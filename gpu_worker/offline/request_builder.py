@@ -7,11 +7,20 @@ import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
-from gpu_worker.offline.conversations import ChatOptions, Conversations, check_conversation, listed_conversations
+from gpu_worker.offline.conversations import (
+    ChatOptions,
+    CheckedConversation,
+    Conversations,
+    check_conversation,
+    listed_conversations,
+)
 from gpu_worker.offline.offline_request import OfflineRequest
 from gpu_worker.offline.params import OfflineParams
 from gpu_worker.offline.prompts import OfflinePrompt
 from gpu_worker.steps.runner import RunnerInfo
+from octavo.pictures.parts import PicturePart, data_of_url
+from octavo.pictures.picture import MAX_PICTURES
+from octavo.pictures.reader import NOTHING_SHOWN, READERS, PictureLimits, ReadPicture, place_pictures
 from octavo.request import limits, sampling_validation, validation
 from octavo.request.chat_messages import ChatTurn
 from octavo.request.errors import InvalidArgument
@@ -63,9 +72,8 @@ class RequestBuilder:
         """One request for each conversation, in their order. Raises InvalidArgument."""
         listed = listed_conversations(messages)
         names = [f"messages[{i}]" for i in range(len(listed))]
-        tokens = [self._apply_chat(*turns, options) for turns in zip(listed, names, strict=True)]
-        texts = [self._tokenizer.decode(ids, skip_special_tokens=False) for ids in tokens]
-        return self.from_prompts(list(map(OfflinePrompt, names, texts, tokens)), params)
+        prompts = [self._apply_chat(*turns, options) for turns in zip(listed, names, strict=True)]
+        return self.from_prompts(prompts, params)
 
     def _encode(self, prompt: OfflinePrompt) -> list[int]:
         if prompt.token_ids is not None:
@@ -77,8 +85,25 @@ class RequestBuilder:
             raise InvalidArgument(prompt.argument, "is empty; give some text, or at least one token id")
         return token_ids
 
-    def _apply_chat(self, turns: Sequence[ChatTurn], argument: str, options: ChatOptions) -> list[int]:
+    def _apply_chat(self, turns: Sequence[ChatTurn], argument: str, options: ChatOptions) -> OfflinePrompt:
         chat = check_conversation(turns, argument, self._info.context_tokens)
+        pictures = self._read_pictures(chat.pictures)
+        tokens, shown = self._tokens_of(chat, argument, options), NOTHING_SHOWN
+        if pictures:
+            tokens, shown = place_pictures(tokens, pictures, self._info.pictures, argument)
+        text = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return OfflinePrompt(argument, text, tokens, pictures=shown)
+
+    def _read_pictures(self, parts: Sequence[PicturePart]) -> list[ReadPicture]:
+        limits, support = PictureLimits(count=MAX_PICTURES), self._info.pictures
+        read = []
+        for part in parts[: limits.count + 1]:
+            support.require(part.field)
+            data = data_of_url(part.url, part.field, limits.num_bytes)
+            read.append(READERS.read(data, support, limits, "", part.field))
+        return read
+
+    def _tokens_of(self, chat: CheckedConversation, argument: str, options: ChatOptions) -> list[int]:
         try:
             return self._tokenizer.apply_chat(
                 chat.messages,
@@ -140,10 +165,13 @@ class RequestBuilder:
 
     def _request(self, prompt: OfflinePrompt, token_ids: list[int], params: ModelParams) -> OfflineRequest:
         info, (given, sampling) = self._info, params
+        if prompt.pictures.placed and given.truncate_prompt_tokens is not None:
+            raise InvalidArgument("truncate_prompt_tokens", "does not go with pictures; leave it out")
         token_ids = self._truncated(token_ids, given)
         validation.validate_prompt(
             token_ids, vocab_size=info.vocab_size, context_tokens=info.context_tokens, field=prompt.argument
         )
+        info.pictures.check_prompt(token_ids, prompt.pictures.placed, prompt.argument)
         resolved = sampling_validation.resolve(
             sampling,
             prompt_len=len(token_ids),
@@ -158,6 +186,7 @@ class RequestBuilder:
             lambda: self._new_stream(resolved, given.detokenize),
             decode=self._decode_token if given.detokenize else lambda _: None,
             salt=prompt.salt,
+            pictures=prompt.pictures,
         )
 
     def _truncated(self, token_ids: list[int], params: OfflineParams) -> list[int]:

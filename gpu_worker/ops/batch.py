@@ -109,6 +109,15 @@ class SwapTicket(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PictureRows:
+    """The tokens of a step that show pictures, and where all of its tokens stand for a model that reads pictures."""
+
+    rows: Tensor  # int64 [num_rows]: tokens of the batch
+    states: Tensor  # [num_rows, hidden_size]: what stands for their embeddings
+    positions: Tensor  # int64 [3, num_tokens]: of time, row and column
+
+
 @dataclass(slots=True, eq=False)
 class TokenBatch:
     """The tokens of a step. A sequence is here one chunk of the plan; its tokens follow each other without padding.
@@ -131,6 +140,7 @@ class TokenBatch:
     # then belong to none. 0: q_lens stay what they are.
     room: int = 0
     loras: "LoraRows | None" = None  # which tokens run with low-rank adapters; None: none
+    pictures: PictureRows | None = None  # None: no sequence of the step has any
     # Values that ops work out once per step and use in every layer. No other code reads them.
     scratch: dict[Any, Any] = field(default_factory=dict)
 

@@ -233,6 +233,7 @@ def _info(loaded: LoadedModel, arena: KvArena, device: torch.device, context: in
         sampling_defaults=loaded.sampling_defaults,
         pooling=loaded.pooling,
         lora_support=loaded.decoder.lora_support,
+        pictures=loaded.decoder.picture_support,
     )
 
 

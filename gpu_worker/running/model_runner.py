@@ -20,6 +20,7 @@ from gpu_worker.running.adapter_bank import AdapterBank
 from gpu_worker.running.graphs import StepGraphs
 from gpu_worker.running.memory.arena import KvArena, StepMark
 from gpu_worker.running.memory.block_mover import BlockMover
+from gpu_worker.running.picture_bank import PictureBank
 from gpu_worker.running.pooled_rows import pooled_of, rows_of
 from gpu_worker.sampling.sampler import Sampler
 from gpu_worker.steps.runner import BlockMemory, RunnerInfo, StepOutput
@@ -64,7 +65,10 @@ class ModelRunner:
         self._arena = arena
         self._block_mover = BlockMover(arena)
         self.adapters = AdapterBank(decoder.load_lora, device) if decoder.load_lora is not None else None
-        self._seats = Seats(with_adapters=self.adapters is not None)
+        self.pictures: PictureBank | None = None
+        if decoder.encode_picture is not None and not info.pictures.refusal:
+            self.pictures = PictureBank(decoder.encode_picture, info.pictures, decoder.hidden_size, device)
+        self._seats = Seats(with_adapters=self.adapters is not None, with_pictures=self.pictures is not None)
         self._sampler = sampler
         self._device = device
         self.graphs = graphs  # in the order in which a step tries them
@@ -118,6 +122,8 @@ class ModelRunner:
                 *(tables, self._device, wanted.rows),
             )
             batch.loras = loras
+            if self.pictures is not None:
+                batch.pictures = self.pictures.rows_of(seats, step)
             hidden = self._decoder.forward(batch, self._arena.layers, batch.rows)
             if wanted.sampled:
                 logits = self._decoder.logits(hidden[: wanted.num_sampled])

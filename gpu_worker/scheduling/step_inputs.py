@@ -9,6 +9,7 @@ from gpu_worker.scheduling.state.step import Chunk, StepPlan
 from gpu_worker.scheduling.state.workload import Workload
 from gpu_worker.steps.pooling import PooledChunk
 from gpu_worker.steps.step_input import KnownTokens, OpenedSeat, StepInput, TableChange, ints, longs
+from octavo.pictures.picture import pack_pictures
 from octavo.request.ids import BlockId
 
 
@@ -106,7 +107,10 @@ class StepInputs:
         if branch.told_tokens != start:
             known = longs(branch.tokens[:start])
             step.opened.append(
-                OpenedSeat(branch.seat, sequence.params, branch.num_prompt, known, sequence.root, sequence.adapter)
+                OpenedSeat(
+                    *(branch.seat, sequence.params, branch.num_prompt, known, sequence.root, sequence.adapter),
+                    pack_pictures(sequence.pictures),
+                )
             )
             branch.told_blocks = 0
         first = branch.told_blocks

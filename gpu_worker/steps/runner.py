@@ -10,6 +10,8 @@ from typing import Protocol
 
 from gpu_worker.steps.step_input import StepInput
 from octavo.model_files.lora_support import LoraSupport
+from octavo.pictures.picture import Picture
+from octavo.pictures.support import NO_PICTURES, PictureSupport
 from octavo.pooling.params import ModelPooling
 from octavo.request.sampling import TokenScore
 
@@ -64,6 +66,7 @@ class RunnerInfo:
     sampling_defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     pooling: ModelPooling = field(default_factory=ModelPooling)  # what it can be asked of its hidden states
     lora_support: LoraSupport = field(default_factory=LoraSupport)  # which low-rank adapters run with it
+    pictures: PictureSupport = NO_PICTURES  # which pictures prompts may show
     adapter_bytes: int = ADAPTER_BYTES  # the memory that these may take where nobody says how much
 
     @property
@@ -164,6 +167,38 @@ class AdapterMemory(Protocol):
         ...
 
 
+class EncodedPicture(Protocol):
+    """What stands for the placeholders of a picture, which no step can name yet."""
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+class PictureMemory(Protocol):
+    """What a runner has for the placeholders of pictures, by the digests that step inputs name."""
+
+    def num_bytes_of(self, picture: Picture) -> int:
+        """The memory that it takes, at most."""
+        ...
+
+    def encode(self, picture: Picture, pixels: bytes) -> EncodedPicture:
+        """Encodes the pixels of a picture, three bytes each. It takes its time. Any thread may call it, beside steps.
+
+        Raises InvalidArgument unless there are as many as the picture's rows and columns say."""
+        ...
+
+    def add(self, encoded: EncodedPicture) -> None:
+        """Steps may name it from here on. Only between two steps."""
+        ...
+
+    def drop(self, digest: str) -> None:
+        """Forgets a picture that no step names any more. Only between two steps."""
+        ...
+
+
 class Runner(Protocol):
     """Runs steps, and sees nothing of sequences but the inputs of its steps.
 
@@ -181,6 +216,11 @@ class Runner(Protocol):
     @property
     def adapters(self) -> AdapterMemory | None:
         """None: no adapter runs with this model here."""
+        ...
+
+    @property
+    def pictures(self) -> PictureMemory | None:
+        """None: the model takes no pictures."""
         ...
 
     def run(self, step: StepInput) -> StepOutput: ...

@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from gpu_worker.steps.step_input import StepInput, ints
+from octavo.pictures.picture import Picture, parse_pictures
 from octavo.request.sampling import SamplingParams
 
 
@@ -21,6 +22,7 @@ class Seat:
     index: int = 0  # of the branch, which its draws depend on
     root: bytes = b""
     adapter: int = 0  # which low-rank adapter it runs with; 0: none
+    pictures: tuple[Picture, ...] = ()  # that its tokens show
     mask: bytes | None = None  # the tokens that may come next; None: all
     table: "array[int]" = field(default_factory=ints)  # int32: its blocks
     drafts: list[int] = field(default_factory=list)
@@ -50,8 +52,9 @@ class Seat:
 
 
 class Seats:
-    def __init__(self, *, with_adapters: bool = False) -> None:
+    def __init__(self, *, with_adapters: bool = False, with_pictures: bool = False) -> None:
         self._with_adapters = with_adapters
+        self._with_pictures = with_pictures
         self._seats: dict[int, Seat] = {}
         self._drafted: dict[int, Seat] = {}  # those with drafts of which the next chunk will say what became
 
@@ -59,6 +62,8 @@ class Seats:
         """Takes in what an input says is new. It comes before all that the runner does for the step."""
         if not self._with_adapters and any(opened.adapter for opened in step.opened):
             raise ValueError("this runner has no adapters")
+        if not self._with_pictures and any(opened.pictures for opened in step.opened):
+            raise ValueError("this runner has no pictures")
         seats = self._seats
         if self._drafted:
             self._settle_drafts(step)
@@ -66,7 +71,7 @@ class Seats:
             seats.pop(number, None)
         for opened in step.opened:
             seat = Seat(opened.params, opened.tokens.tolist(), opened.num_prompt, root=opened.root)
-            seat.adapter = opened.adapter
+            seat.adapter, seat.pictures = opened.adapter, parse_pictures(opened.pictures)
             seats[opened.seat] = seat
         for change in step.tables:
             seats[change.seat].table[change.first :] = change.blocks

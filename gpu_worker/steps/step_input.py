@@ -94,7 +94,7 @@ def _signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
-MAGIC, VERSION = 0x54505453, 3  # "STPT" where the least byte comes first
+MAGIC, VERSION = 0x54505453, 4  # "STPT" where the least byte comes first
 _HEADER = struct.Struct("=IIQQ")  # magic, version, number of bytes, checksum of those after the header
 _COUNT = struct.Struct("=Q")
 _PAIRS = ("swap_out", "swap_in", "copies", "demotions")
@@ -124,6 +124,7 @@ class OpenedSeat:
     tokens: "array[int]"  # int64: those before the step's chunk
     root: bytes = b""  # key of its block hashes
     adapter: int = 0  # which low-rank adapter it runs with; 0: none
+    pictures: str = ""  # that its tokens show, packed; the runner has what stands for each, by its digest
 
 
 @dataclass(slots=True)
@@ -215,6 +216,7 @@ class StepInput:
             out.put(opened.tokens)
             out.put(array("B", opened.root))
             out.put(array("B", params_to_bytes(opened.params)))
+            out.put(array("B", opened.pictures.encode()))
         for change in self.tables:
             out.put(ints((change.seat, change.first)))
             out.put(change.blocks)
@@ -255,7 +257,8 @@ class StepInput:
         for _ in range(num_opened):
             seat, num_prompt, adapter = take("i")
             tokens, root, params = take("q"), take("B").tobytes(), params_from_bytes(take("B").tobytes())
-            step.opened.append(OpenedSeat(seat, params, num_prompt, tokens, root, adapter))
+            pictures = take("B").tobytes().decode("ascii")
+            step.opened.append(OpenedSeat(seat, params, num_prompt, tokens, root, adapter, pictures))
         for _ in range(num_tables):
             seat, first = take("i")
             step.tables.append(TableChange(seat, first, take("i")))

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import TypedDict, Unpack
 
 from gpu_worker.steps.pooling import PooledChunk, added
-from gpu_worker.steps.runner import NOTHING_LEFT, BlocksInPlace, RunnerInfo, StepOutput
+from gpu_worker.steps.runner import NOTHING_LEFT, BlocksInPlace, PictureMemory, RunnerInfo, StepOutput
 from gpu_worker.steps.seats import Seat, Seats
 from gpu_worker.steps.step_input import KnownTokens, StepInput
 from gpu_worker.testing.pretended_adapters import PretendedAdapters
@@ -82,6 +82,7 @@ class RunnerWithoutModel:
         self.info = info
         self.step_s = step_s
         self.adapters = adapters
+        self.pictures: PictureMemory | None = None
         self.seats = Seats(with_adapters=adapters is not None)
         self._choose = Chooser(info, generate_eos=generate_eos)
 

@@ -9,7 +9,14 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from octavo.request import errors
-from octavo.request.chat_messages import ChatTurn, is_conversation, message_pairs
+from octavo.request.chat_messages import (
+    ChatTurn,
+    is_conversation,
+    message_pairs,
+    shows_pictures,
+    text_of_part,
+    url_of_picture,
+)
 from octavo.request.sampling import PARAMETERS, SamplingArguments, SamplingParams
 from octavo.v1 import inference_pb2, types_pb2
 from octavo.wire.public import sampling_to_wire
@@ -114,8 +121,8 @@ def fill_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeR
     if isinstance(prompt, str | bytes):
         set_text(request, "text", prompt)
     elif is_conversation(prompt):
-        for role, content in message_pairs(cast("Messages", prompt), "chat.messages"):
-            set_text(request.chat.messages.add(role=role), "content", content)
+        for i, turn in enumerate(cast("Messages", prompt)):
+            _add_message(request.chat, turn, i)
     elif isinstance(prompt, Mapping) or any(isinstance(part, str) for part in prompt):
         raise errors.InvalidArgument("prompt", 'give a text, token ids, or a list of {"role": …, "content": …}')
     elif isinstance(request, inference_pb2.GenerateRequest):
@@ -123,6 +130,23 @@ def fill_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeR
         _extend(request.token_ids.ids, cast("Sequence[int]", prompt))
     else:
         raise errors.InvalidArgument("prompt", "token ids need no tokenizing")
+
+
+def _add_message(chat: inference_pb2.Chat, turn: ChatTurn, index: int) -> None:
+    path = f"chat.messages[{index}]"
+    content = turn.get("content") if isinstance(turn, Mapping) else None
+    if not shows_pictures(content):
+        [(role, text)] = message_pairs([turn], "chat.messages", first=index)
+        set_text(chat.messages.add(role=role), "content", text)
+        return
+    [(role, _)] = message_pairs([{**cast("Mapping[str, object]", turn), "content": ""}], "chat.messages", first=index)
+    message = chat.messages.add(role=role)
+    for i, part in enumerate(cast("Sequence[object]", content)):
+        where = f"{path}.content[{i}]"
+        if (url := url_of_picture(part, where)) is None:
+            set_text(message.parts.add(), "text", text_of_part(part, where))
+        else:
+            set_text(message.parts.add(), "picture_url", url)
 
 
 def set_variables(request: inference_pb2.GenerateRequest, variables: Mapping[str, Any] | None) -> None:

@@ -18,8 +18,39 @@ def is_conversation(value: object) -> bool:
     return isinstance(first, Mapping) or (isinstance(first, tuple) and len(first) == 2 and isinstance(first[0], str))
 
 
-def message_pairs(turns: Sequence[ChatTurn], field: str) -> list[tuple[str, str]]:
+PICTURE = "image_url"  # the type of a part that shows one, and the name of its field
+
+
+def shows_pictures(content: object) -> bool:
+    """Whether a picture is among the parts of a content."""
+    if not isinstance(content, Sequence) or isinstance(content, (str, bytes, bytearray)):
+        return False
+    return any(isinstance(part, Mapping) and part.get("type") == PICTURE for part in content)
+
+
+def url_of_picture(part: object, where: str) -> str | None:
+    """Where the picture of a part is, {"type": "image_url", "image_url": {"url": …}}; None for another part.
+
+    Raises InvalidArgument if it has no URL.
+    """
+    if not isinstance(part, Mapping) or part.get("type") != PICTURE:
+        return None
+    link = part.get(PICTURE)
+    url = link.get("url") if isinstance(link, Mapping) else link
+    if not isinstance(url, str) or not url:
+        raise InvalidArgument(f"{where}.{PICTURE}", 'must be {"url": "data:image/png;base64,…"}, or a URL of https')
+    return url
+
+
+def text_of_part(part: object, where: str) -> str:
+    """The text of a part. Raises InvalidArgument for another one."""
+    return _part(part, where)
+
+
+def message_pairs(turns: Sequence[ChatTurn], field: str, first: int = 0) -> list[tuple[str, str]]:
     """The messages as pairs of role and content. The texts of a content that has parts are joined by newlines.
+
+    `first`: the place of the first one among the messages that the caller has given.
 
     Raises InvalidArgument, which names the place below `field`, for anything that is no message, and for a part that is
     no text.
@@ -27,7 +58,7 @@ def message_pairs(turns: Sequence[ChatTurn], field: str) -> list[tuple[str, str]
     listed: object = turns
     if not isinstance(listed, Sequence) or isinstance(listed, (str, bytes)):
         raise InvalidArgument(field, 'must be a list of {"role": …, "content": …}')
-    return [_pair(turn, f"{field}[{i}]") for i, turn in enumerate(turns)]
+    return [_pair(turn, f"{field}[{i}]") for i, turn in enumerate(turns, first)]
 
 
 def _pair(turn: object, where: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ The *block hash* names the content of a full block and of everything before it. 
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from octavo.request.ids import BlockHash
 
@@ -21,20 +21,32 @@ def root_key(fingerprint: str, layout: str, lora: str = "", salt: str = "", nume
     return hashlib.blake2b(data, digest_size=32, person=b"octavo.root.v1").digest()
 
 
-def block_hash(root: bytes, parent: bytes, token_ids: Sequence[int]) -> BlockHash:
-    """The hash of a full block after `parent` (empty for the first block)."""
-    data = parent + struct.pack(f"<{len(token_ids)}I", *token_ids)
+def block_hash(root: bytes, parent: bytes, token_ids: Sequence[int], shown: bytes = b"") -> BlockHash:
+    """The hash of a full block after `parent` (empty for the first block). `shown`: what pictures its tokens show."""
+    data = parent + struct.pack(f"<{len(token_ids)}I", *token_ids) + shown
     return BlockHash(hashlib.blake2b(data, digest_size=16, key=root).digest())
 
 
+def shows_nothing(start: int, end: int) -> bytes:
+    return b""
+
+
 def block_hashes(
-    root: bytes, token_ids: Sequence[int], block_size: int, known: Sequence[BlockHash] = ()
+    root: bytes,
+    token_ids: Sequence[int],
+    block_size: int,
+    known: Sequence[BlockHash] = (),
+    shown: Callable[[int, int], bytes] = shows_nothing,
 ) -> list[BlockHash]:
-    """The hashes of all full blocks of `token_ids`. `known` are those of the first ones, as far as computed before."""
+    """The hashes of all full blocks of `token_ids`. `known` are those of the first ones, as far as computed before.
+
+    `shown` says which pictures the tokens [start, end) show: octavo.pictures.picture.shown.
+    """
     hashes = list(known)
     parent: bytes = hashes[-1] if hashes else b""
     for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
-        parent = block_hash(root, parent, token_ids[start : start + block_size])
+        end = start + block_size
+        parent = block_hash(root, parent, token_ids[start:end], shown(start, end))
         hashes.append(BlockHash(parent))
     return hashes
 

@@ -54,6 +54,7 @@ class NewSequence:
     router: Incarnation  # the router that the client is attached to
     lora: str = ""  # the digest of the low-rank adapter that it runs with; empty: none
     lora_source: str = ""  # the folder of that adapter
+    pictures: str = ""  # that the prompt shows, as octavo.pictures.picture packs them
     notes: bytes = b""  # what the endpoint that took the request needs to show the answer again; nobody else reads it
     retain_ms: int = 0  # how long the record is kept after the sequence's end; 0: as long as the store keeps any
 
@@ -126,6 +127,7 @@ class Record:
     retain_ms: int = 0  # how long the record is kept after the end; 0: as long as the store keeps any
     lora: str = ""  # the digest of the low-rank adapter that it runs with; empty: none
     lora_source: str = ""  # the folder of that adapter
+    pictures: str = ""  # that the prompt shows, as octavo.pictures.picture packs them
     timeline: tuple[TimelineEntry, ...] = ()
 
 
@@ -172,6 +174,7 @@ class Admission:
     deadline_in_ms: int = 0  # 0: none
     lora: str = ""  # the digest of its low-rank adapter; empty: none
     lora_source: str = ""  # the folder from which a worker reads it that does not have it
+    pictures: str = ""  # that the prompt shows, as octavo.pictures.picture packs them
     suspect: bool = False  # it may have killed its owners: it runs in its trial only
     prefix_owner: Incarnation | None = None  # a worker whose prefix cache has more of the sequence than this one's
     prefix_owner_tokens: int = 0  # leading tokens that it has, of prompt and output

@@ -47,6 +47,14 @@ def parse_origins(entries: Iterable[str]) -> tuple[str, ...]:
     return tuple(ANY if each.strip() == ANY else _parse_one(each.strip()) for each in entries)
 
 
+def parse_hosts(entries: Iterable[str]) -> tuple[str, ...]:
+    """The same of hosts, each of which has to be named."""
+    found = parse_origins(entries)
+    if ANY in found:
+        raise ValueError(f"{ANY!r} is no host: name each host, such as https://images.example.com")
+    return found
+
+
 def _parse_one(text: str) -> str:
     wrong = f"{text!r} must be SCHEME://HOST or SCHEME://HOST:PORT, such as https://chat.example.com; {ANY}: any"
     try:
@@ -138,6 +146,17 @@ class RouterSettings(ListenerSettings):
         "auto",
         "how models write reasoning; auto: as the chat template of each shows; none: it is content",
         choices=REASONING_PARSERS,
+    )
+    picture_hosts: tuple[str, ...] = option(
+        (),
+        "hosts from which pictures of requests are fetched, as https://HOST, separated by commas; empty: from none",
+        check=parse_hosts,
+    )
+    picture_count: int = option(8, "pictures of a request; 0: none are taken", low=0, high=64)
+    picture_bytes: int = option(10 << 20, "size of a picture's file, at most", size=True, low=1)
+    picture_pixels: int = option(32_000_000, "pixels of such a file, at most", low=1, high=200_000_000)
+    picture_tokens: int = option(
+        1280, "tokens that a picture may become in a prompt: a larger one is reduced to so many", low=4, high=16_384
     )
     max_queued_requests: int = option(4096, "requests that may wait, over all routers", low=1)
     max_queued_tokens: int = option(8_000_000, "tokens that may wait, over all routers", low=1)

@@ -97,6 +97,12 @@ class WorkerSettings(ListenerSettings):
         auto=True,
         low=0,
     )
+    picture_cache_bytes: int = option(
+        256 << 20,
+        "memory for encoded pictures, of which those of sequences here stay; 0: none is taken here",
+        size=True,
+        low=0,
+    )
     context_tokens: int = option(0, "prompt and output together, at most; 0: what the model was made for", low=0)
     generation_config: str = option(
         "auto",

@@ -86,6 +86,17 @@ class Store(Protocol):
         """What the endpoint that took the request has written down beside the record; empty if it has not."""
         ...
 
+    async def keep_picture(self, seq_id: SequenceId, digest: str, pixels: bytes) -> bool:
+        """Keeps a picture for a sequence that is about to be accepted; false if the sequence is there already.
+
+        It is kept for a minute, and once the sequence is accepted, as long as its prompt.
+        """
+        ...
+
+    async def read_picture(self, seq_id: SequenceId, digest: str) -> bytes:
+        """The pixels of a picture of the sequence; empty if it is not kept."""
+        ...
+
     async def forget(self, seq_id: SequenceId) -> bool:
         """Drops an ended sequence before its time; false if it has not ended yet."""
         ...

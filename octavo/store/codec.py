@@ -69,7 +69,7 @@ def fixed_fields(new: NewSequence, quota: TenantQuota) -> list[str | bytes | int
     """The fields of the record that `accept` writes, as field, value, field, value; with a quota, the tenant's."""
     written = new.fixed_fields()
     del written["seq_id"], written["num_branches"]
-    for name in ("retain_ms", "lora", "lora_source"):
+    for name in ("retain_ms", "lora", "lora_source", "pictures"):
         if not written[name]:
             del written[name]
     written |= {

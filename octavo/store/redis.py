@@ -113,6 +113,12 @@ class RedisStore:
     async def read_notes(self, seq_id: SequenceId) -> bytes:
         return bytes((await self._call_on(seq_id, "notes"))[1])
 
+    async def keep_picture(self, seq_id: SequenceId, digest: str, pixels: bytes) -> bool:
+        return bool((await self._call_on(seq_id, "keep_picture", digest, pixels))[1])
+
+    async def read_picture(self, seq_id: SequenceId, digest: str) -> bytes:
+        return bytes((await self._call_on(seq_id, "picture", digest))[1])
+
     async def forget(self, seq_id: SequenceId) -> bool:
         return bool((await self._call_on(seq_id, "forget"))[1])
 

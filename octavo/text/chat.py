@@ -66,7 +66,7 @@ class ChatTemplate:
             if self._forms.tools_in_messages:
                 (messages, details), tools = with_tools_in_messages(messages, tools, details), ()
             elif not self.takes_tools:
-                messages, tools, details = with_tools(messages, tools, details), (), ()
+                (messages, details), tools = with_tools(messages, tools, details), ()
         turns: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in messages]
         for i, (turn, more) in enumerate(zip(turns, self._forms.told(details), strict=False)):
             if "tool_calls" in more and not self.takes_tool_calls:

@@ -25,10 +25,14 @@ def mentions_tools(
 
 def with_tools(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], details: Sequence[Mapping[str, Any]]
-) -> list[Message]:
-    """The messages as a template takes them that knows neither tools nor calls nor the role `tool`."""
+) -> tuple[list[Message], list[dict[str, Any]]]:
+    """The messages as a template takes them that knows neither tools nor calls nor the role `tool`; and of the further
+    fields of each the contents with pictures, which users alone have.
+    """
     turns: list[Message] = []
+    fields: list[dict[str, Any]] = []
     for i, (role, content) in enumerate(messages):
+        shown = details[i].get("content") if role == "user" and i < len(details) else None
         calls = details[i].get("tool_calls", ()) if i < len(details) else ()
         if calls:
             content = "\n".join([*([content] if content else []), *map(_shown_call, calls)])
@@ -36,13 +40,15 @@ def with_tools(
             role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
             if i and messages[i - 1][0] == "tool":
                 content = f"{turns.pop()[1]}\n{content}"
+                fields.pop()
         turns.append((role, content))
+        fields.append({} if shown is None else {"content": shown})
     if not tools:
-        return turns
+        return turns, fields
     text = _INTRODUCTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     if turns and turns[0][0] == "system":
-        return [("system", f"{turns[0][1]}\n\n{text}"), *turns[1:]]
-    return [("system", text), *turns]
+        return [("system", f"{turns[0][1]}\n\n{text}"), *turns[1:]], fields
+    return [("system", text), *turns], [{}, *fields]
 
 
 def _shown_call(call: Mapping[str, Any]) -> str:

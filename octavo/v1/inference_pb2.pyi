@@ -55,7 +55,7 @@ POOLING_LAST: Pooling
 POOLING_MEAN: Pooling
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content", "raw_content", "name", "tool_call_id", "tool_calls", "reasoning_content", "extra_json")
+    __slots__ = ("role", "content", "raw_content", "name", "tool_call_id", "tool_calls", "reasoning_content", "parts", "extra_json")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     RAW_CONTENT_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class ChatMessage(_message.Message):
     TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     REASONING_CONTENT_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     EXTRA_JSON_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
@@ -71,8 +72,19 @@ class ChatMessage(_message.Message):
     tool_call_id: str
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
     reasoning_content: str
+    parts: _containers.RepeatedCompositeFieldContainer[ContentPart]
     extra_json: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., raw_content: _Optional[bytes] = ..., name: _Optional[str] = ..., tool_call_id: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., reasoning_content: _Optional[str] = ..., extra_json: _Optional[str] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., raw_content: _Optional[bytes] = ..., name: _Optional[str] = ..., tool_call_id: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., reasoning_content: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[ContentPart, _Mapping]]] = ..., extra_json: _Optional[str] = ...) -> None: ...
+
+class ContentPart(_message.Message):
+    __slots__ = ("text", "picture", "picture_url")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_URL_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    picture: bytes
+    picture_url: str
+    def __init__(self, text: _Optional[str] = ..., picture: _Optional[bytes] = ..., picture_url: _Optional[str] = ...) -> None: ...
 
 class Tool(_message.Message):
     __slots__ = ("name", "description", "parameters_json")

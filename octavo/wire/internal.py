@@ -116,6 +116,7 @@ def admission_to_wire(
         prefix_owner_tokens=num_tokens,
         lora=record.lora,
         lora_source=record.lora_source,
+        pictures=record.pictures,
     )
 
 
@@ -133,6 +134,7 @@ def admission_from_wire(message: worker_pb2.Admission) -> Admission:
         deadline_in_ms=message.deadline_in_ms,
         lora=message.lora,
         lora_source=message.lora_source,
+        pictures=message.pictures,
         suspect=message.alone,
         prefix_owner=Incarnation(message.prefix_owner) if message.prefix_owner else None,
         prefix_owner_tokens=message.prefix_owner_tokens,
@@ -154,6 +156,7 @@ def admission_of_record(snapshot: Snapshot, *, epoch: int, age_ms: int) -> Admis
         deadline_in_ms=_deadline_in_ms(snapshot, age_ms),
         lora=record.lora,
         lora_source=record.lora_source,
+        pictures=record.pictures,
     )
 
 

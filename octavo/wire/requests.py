@@ -11,7 +11,7 @@ from octavo.v1 import inference_pb2
 from octavo.wire.public import sampling_bytes
 
 # Grows by one with each change of protos/octavo/v1 that a client could notice, such as a new sampling parameter.
-SCHEMA_REVISION = max(12, *(row.since for row in PARAMETERS.values()))
+SCHEMA_REVISION = max(13, *(row.since for row in PARAMETERS.values()))
 
 
 def request_hash(request: inference_pb2.GenerateRequest, params: SamplingParams) -> bytes:
@@ -47,7 +47,7 @@ class ChatPrompt:
 def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
     continues, given = message.continue_final_message, message.HasField("add_generation_prompt")
     begin_answer = message.add_generation_prompt if given else not continues
-    turns = [(turn.role, turn.raw_content or turn.content) for turn in message.messages]
+    turns = [(turn.role, turn.raw_content or turn.content or _text_of(turn)) for turn in message.messages]
     tools = [Tool(tool.name, tool.description, tool.parameters_json) for tool in message.tools]
     details = [
         MessageDetails(
@@ -62,6 +62,11 @@ def chat_from_wire(message: inference_pb2.Chat) -> ChatPrompt:
     has_details = any(each != MessageDetails() for each in details)
     variables = message.template_kwargs_json
     return ChatPrompt(turns, begin_answer, tools, details if has_details else [], continues, variables)
+
+
+def _text_of(turn: inference_pb2.ChatMessage) -> str:
+    """The texts of its parts, joined by newlines."""
+    return "\n".join(part.text for part in turn.parts if part.HasField("text"))
 
 
 def limits_to_wire() -> inference_pb2.Limits:

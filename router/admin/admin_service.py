@@ -95,7 +95,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     raise error.inside("hypothetical") from None
                 new = prepared.new
                 decision = self.assigner.decide_placement(
-                    prepared.model, list(new.prompt), new.salt, set(), lora=new.lora
+                    prepared.model, list(new.prompt), new.salt, set(), lora=new.lora, pictures=new.pictures
                 )
             case _:
                 raise InvalidArgument("what", "send a request_id or a hypothetical request")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from octavo.model_files.lora_support import LoraSupport
+from octavo.pictures.support import NO_PICTURES, PictureSupport
 from octavo.pooling.params import ModelPooling
 from octavo.request.errors import InvalidArgument, NotFound, NoWorkers
 from octavo.request.ids import Incarnation
@@ -42,6 +43,7 @@ class WorkerFacts:
     numerics: str = ""  # its class of numerics; empty: it says nothing of it
     pooling: ModelPooling = field(default_factory=ModelPooling)  # what it can be asked of hidden states
     lora_support: LoraSupport = field(default_factory=LoraSupport)  # which low-rank adapters it takes
+    pictures: PictureSupport = NO_PICTURES  # which pictures prompts may show
 
     @property
     def limits(self) -> WorkerLimits:
@@ -77,6 +79,13 @@ class ServedModel:
     workers: set[Incarnation] = field(default_factory=set)
     pooling: ModelPooling = field(default_factory=ModelPooling)
     lora_supports: dict[Incarnation, LoraSupport] = field(default_factory=dict)  # which adapters each worker takes
+    picture_supports: dict[Incarnation, PictureSupport] = field(default_factory=dict)  # which pictures each takes
+    described_pictures: PictureSupport = NO_PICTURES  # which it took when it was described
+
+    @property
+    def pictures(self) -> PictureSupport:
+        """Which pictures its prompts may show: those that some worker takes."""
+        return min(self.picture_supports.values(), key=lambda each: bool(each.refusal), default=self.described_pictures)
 
     def text_stream(self, params: SamplingParams) -> TextStream:
         """Makes the text of one branch, from the branch's first token on."""
@@ -101,6 +110,7 @@ class ModelRegistry:
             return difference
         self._models[facts.model].workers.add(facts.incarnation)
         self._models[facts.model].lora_supports[facts.incarnation] = facts.lora_support
+        self._models[facts.model].picture_supports[facts.incarnation] = facts.pictures
         return ""
 
     async def add_model(self, facts: WorkerFacts) -> str:
@@ -131,6 +141,7 @@ class ModelRegistry:
                     tokenizer,
                     facts.sampling_defaults,
                     pooling=facts.pooling,
+                    described_pictures=facts.pictures,
                 )
         return ""
 
@@ -147,6 +158,7 @@ class ModelRegistry:
         for model in self._models.values():
             model.workers.discard(incarnation)
             model.lora_supports.pop(incarnation, None)
+            model.picture_supports.pop(incarnation, None)
 
     def find_by_name(self, name: str | None) -> ServedModel:
         """The model of that name or alias, or the only model if no name is given.

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 
 from octavo.model_files.lora_support import LoraSupport
+from octavo.pictures.support import PictureSupport
 from octavo.request.errors import StoreUnavailable
 from octavo.request.ids import Incarnation
 from octavo.request.record import WorkerRole
@@ -75,4 +76,5 @@ def description_of(facts: WorkerFacts) -> bytes:
 def facts_in(description: bytes) -> WorkerFacts:
     """The facts of a worker that brought this description. Raises AttributeError, KeyError, TypeError or ValueError."""
     said = {name: value for name, value in json.loads(description).items() if name in _NAMES} | OF_ONE_WORKER
-    return WorkerFacts(**said | {"eos_token_ids": tuple(said["eos_token_ids"])})
+    pictures = PictureSupport(**said.get("pictures", {}))  # a description of an earlier release has none
+    return WorkerFacts(**said | {"eos_token_ids": tuple(said["eos_token_ids"]), "pictures": pictures})

@@ -2,6 +2,7 @@
 
 from octavo.internal.v1 import worker_pb2
 from octavo.model_files.lora_support import LoraSupport
+from octavo.pictures.support import NO_PICTURES, PictureSupport
 from octavo.request.ids import Incarnation
 from octavo.wire.internal import role_from_wire
 from octavo.wire.pooling import model_pooling_from_wire
@@ -31,6 +32,17 @@ def facts_of(hello: worker_pb2.HelloResponse) -> WorkerFacts:
         numerics=hello.numerics,
         pooling=model_pooling_from_wire(hello.pooling),
         lora_support=support_of(hello.lora_support),
+        pictures=pictures_of(hello.picture_support) if hello.HasField("picture_support") else NO_PICTURES,
+    )
+
+
+def pictures_of(message: worker_pb2.PictureSupport) -> PictureSupport:
+    return PictureSupport(
+        refusal=message.refusal,
+        token_id=message.token_id,
+        cell=message.cell,
+        min_pixels=message.min_pixels,
+        max_pixels=message.max_pixels,
     )
 
 

@@ -6,7 +6,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from octavo.pictures.picture import parse_pictures, shown
 from octavo.process.loop import end_tasks
 from octavo.request import hashing
 from octavo.request.errors import StoreUnavailable
@@ -145,13 +147,14 @@ class WorkerPool:
         ]
 
     def find_hits(
-        self, model: ServedModel, tokens: Sequence[int], salt: str, lora: str = ""
+        self, model: ServedModel, tokens: Sequence[int], salt: str, lora: str = "", pictures: str = ""
     ) -> dict[Incarnation, HitCounts]:
         """How many leading ones of these tokens each worker has cached: by the hashes of its own class of numerics."""
         hits: dict[Incarnation, HitCounts] = {}
+        show = partial(shown, parse_pictures(pictures))
         for numerics in sorted({view.numerics for view in self.views(model)}):
             root = hashing.root_key(model.fingerprint, model.layout, lora, salt, numerics)
-            hashes = hashing.block_hashes(root, tokens, model.block_size)
+            hashes = hashing.block_hashes(root, tokens, model.block_size, shown=show)
             hits |= self.kv_index.find_hits(hashes, model.block_size)
         return hits
 

@@ -41,6 +41,7 @@ FIELDS = [
     (re.compile(r"^chat$"), "messages"),
     (re.compile(r"^(text|raw_text|token_ids)$"), "prompt"),
     (re.compile(r"\.raw_content$"), ".content"),
+    (re.compile(r"\.parts\[(\d+)\]\.picture_url$"), r".content[\1].image_url"),
     (re.compile(r"\.arguments_json$"), ".function.arguments"),
     (re.compile(r"\.parameters_json$"), ".function.parameters"),
     (re.compile(r"^(tools\[\d+\]|.*\.tool_calls\[\d+\])\.name$"), r"\1.function.name"),

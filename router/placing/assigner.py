@@ -125,12 +125,13 @@ class Assigner:
         excluded: set[Incarnation],
         numerics: str = "",
         lora: str = "",
+        pictures: str = "",
     ) -> PlacementDecision:
         """Which worker a sequence with these tokens would be assigned to now: one of this class, if one is named.
 
-        `lora` is the digest of its adapter.
+        `lora` is the digest of its adapter; `pictures` are those that its prompt shows.
         """
-        hits = self.pool.find_hits(model, tokens, salt, lora)
+        hits = self.pool.find_hits(model, tokens, salt, lora, pictures)
         views = [view for view in self.pool.views(model) if view.incarnation not in excluded]
         views = [view for view in views if not numerics or view.numerics == numerics]
         return choose_worker(len(tokens), hits, views, lora=lora)
@@ -281,7 +282,9 @@ class Assigner:
         if model is None:
             return None
         excluded, numerics = attempt.excluded | {*attempt.occupied}, self._refusals.class_to_keep(attempt, model)
-        decision = self.decide_placement(model, tokens, record.salt, excluded, numerics, record.lora)
+        decision = self.decide_placement(
+            *(model, tokens, record.salt, excluded, numerics, record.lora, record.pictures)
+        )
         if attempt.suspected:
             decision = replace(decision, worker=quietest_worker(decision))
         remember(self.decisions, record.seq_id, decision)

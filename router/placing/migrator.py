@@ -144,7 +144,8 @@ class Migrator:
         ]
         if source.facts is None or model is None or not others:
             raise NoWorkers("there is no other worker of this model that computes the same bits")
-        hits = self.pool.find_hits(model, [*snapshot.prompt, *snapshot.outputs[0]], record.salt, record.lora)
+        tokens = [*snapshot.prompt, *snapshot.outputs[0]]
+        hits = self.pool.find_hits(model, tokens, record.salt, record.lora, record.pictures)
         sequence = view_of_record(record, model.block_size)
         candidates = choose_target(sequence, model.block_size, others, hits).candidates
         eligible = [candidate.worker.incarnation for candidate in candidates if candidate.eligible]

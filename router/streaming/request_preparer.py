@@ -1,7 +1,7 @@
 """Makes a new sequence of what a client sends: checked, tokenized, and with a concrete value in every field."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
@@ -9,6 +9,8 @@ from typing import Any, cast
 
 from octavo.net.security.api_keys import salt_of
 from octavo.net.security.authorizer import ONE_TENANT, Authorizer
+from octavo.pictures.picture import pack_pictures
+from octavo.pictures.reader import NOTHING_SHOWN, PictureLimits, ReadPicture, ShownPictures
 from octavo.request import hashing, limits, sampling_validation, validation
 from octavo.request.chat_tools import details_for_template, tools_for_template, variables_for_template
 from octavo.request.errors import InvalidArgument, NoWorkers, ViolationCollector
@@ -27,6 +29,7 @@ from router.named.named_prefixes import NamedPrefixes
 from router.streaming.prompts.bad_words import check_words, without_words
 from router.streaming.prompts.chat_threads import ChatThreads, run_aside
 from router.streaming.prompts.grammar_checks import GrammarChecks
+from router.streaming.prompts.picture_prompts import PicturePrompts, placed, with_contents
 from router.streaming.prompts.prefixed import with_prefix
 from router.streaming.prompts.prompt_ends import check_truncation, truncated, with_beginning
 
@@ -43,7 +46,8 @@ class PreparedRequest:
     new: NewSequence
     model: ServedModel
     params: SamplingParams
-    field: str  # of the request, from which the prompt came
+    source: str  # of the request, from which the prompt came
+    pictures: Mapping[str, bytes] = field(default_factory=dict)  # their pixels, by digest
 
 
 class RequestPreparer:
@@ -57,6 +61,7 @@ class RequestPreparer:
         *,
         prefixes: NamedPrefixes | None = None,
         adapters: NamedAdapters | None = None,
+        pictures: PicturePrompts | None = None,
         wait_for_workers: bool = False,
     ) -> None:
         """The authorizer says whose request it is. Without one, all are of one tenant.
@@ -70,6 +75,7 @@ class RequestPreparer:
         self._grammars = GrammarChecks()
         self._prefixes = prefixes
         self._adapters = adapters
+        self._pictures = pictures or PicturePrompts(PictureLimits())
         self._wait_for_workers = wait_for_workers
 
     async def prepare(self, request: inference_pb2.GenerateRequest, deadline_in_ms: int = 0) -> PreparedRequest:
@@ -79,6 +85,7 @@ class RequestPreparer:
         if not model.workers and not self._wait_for_workers:
             raise NoWorkers(f"no worker serves {model.name} now: retry, or start one", retry_after_ms=500)
         asked, params = check_request(request, model)
+        self._pictures.check_chat(request.chat, model)
         if params.stop and not model.tokenizer.has_text:
             raise no_tokenizer("send stop_token_ids instead of stop")
         params = without_words(params, request.bad_words, model)
@@ -88,9 +95,10 @@ class RequestPreparer:
             raise error.inside("sampling") from None
         request_id = RequestId(request.request_id) if request.HasField("request_id") else new_request_id()
         tenant, source = self.authorizer.current_tenant(), cast("str", request.WhichOneof("input"))
-        token_ids = await self.read_prompt(request, model)
+        token_ids, shown = await self._read_shown(request, model)
         context = model.context_tokens
         validation.validate_prompt(token_ids, vocab_size=model.vocab_size, context_tokens=context, field=source)
+        model.pictures.check_prompt(token_ids, shown.placed, source)
         params = sampling_validation.resolve(
             params, prompt_len=len(token_ids), context_tokens=context, seed_source=lambda: secrets.randbits(63)
         )
@@ -117,8 +125,9 @@ class RequestPreparer:
             router=self._router_id,
             lora=adapter.digest if adapter else "",
             lora_source=adapter.source if adapter else "",
+            pictures=pack_pictures(shown.placed),
         )
-        return PreparedRequest(new, model, params, source)
+        return PreparedRequest(new, model, params, source, shown.pixels)
 
     async def look_up(
         self,
@@ -145,12 +154,20 @@ class RequestPreparer:
         self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: ServedModel
     ) -> list[int]:
         """Tokenizes the prompt, unless the client has sent tokens. A named prefix comes first."""
+        return (await self._read_shown(request, model))[0]
+
+    async def _read_shown(
+        self, request: "inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest", model: ServedModel
+    ) -> tuple[list[int], ShownPictures]:
+        """The prompt, and the pictures that it shows."""
+        tenant, pictures = self.authorizer.current_tenant(), list[ReadPicture]()
         if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("prefix"):
-            return await self._read_with_prefix(request, model, self.authorizer.current_tenant())
+            return await self._read_with_prefix(request, model, tenant)
         match checked_input(request, model):
             case str() as text:
                 token_ids = await run_aside(len(text), lambda: model.tokenizer.encode(text))
             case CheckedChat() as chat:
+                pictures = await self._pictures.read(request.chat, model, salt_of(tenant))
                 token_ids = await self._chat_threads.run(
                     model.name, chat.size, partial(chat.tokenized_by, model.tokenizer)
                 )
@@ -159,8 +176,10 @@ class RequestPreparer:
         if request.HasField("add_special_tokens"):
             token_ids = with_beginning(token_ids, request, model)
         if isinstance(request, inference_pb2.GenerateRequest):
+            if pictures and request.HasField("truncate_prompt_tokens"):
+                raise InvalidArgument("truncate_prompt_tokens", "does not go with pictures; leave it out")
             token_ids = truncated(token_ids, request, model)
-        return token_ids
+        return placed(token_ids, pictures, model)
 
     def note_accepted(self, new: NewSequence) -> None:
         """Counts a new request by the named prefix with which its prompt begins."""
@@ -169,7 +188,7 @@ class RequestPreparer:
 
     async def _read_with_prefix(
         self, request: inference_pb2.GenerateRequest, model: ServedModel, tenant: str
-    ) -> list[int]:
+    ) -> tuple[list[int], ShownPictures]:
         """The prompt of a request that names its beginning."""
         if self._prefixes is None:
             raise InvalidArgument("prefix", "is not known here")
@@ -177,11 +196,10 @@ class RequestPreparer:
         whole = with_prefix(request, named)
         whole.ClearField("prefix")
         if named.is_system:
-            return await self.read_prompt(whole, model)
-        if whole.WhichOneof("input") == "token_ids":
-            return [*named.tokens, *await self.read_prompt(whole, model)]
-        whole.add_special_tokens = False  # the prefix has those of the beginning
-        return [*named.tokens, *await self.read_prompt(whole, model)]
+            return await self._read_shown(whole, model)
+        if whole.WhichOneof("input") != "token_ids":
+            whole.add_special_tokens = False  # the prefix has those of the beginning
+        return [*named.tokens, *await self.read_prompt(whole, model)], NOTHING_SHOWN
 
     async def beginning(self, model: ServedModel, text: str, *, is_system: bool) -> list[int]:
         """The tokens with which all prompts begin that have this system message, or this text.
@@ -292,8 +310,9 @@ def checked_input(
             data = request.text if field == "text" else request.raw_text
             return validation.validate_text(data, field, context_tokens=model.context_tokens)
         case "chat":
-            chat = chat_from_wire(request.chat)
-            return checked_chat(chat, model)
+            checked = checked_chat(chat_from_wire(request.chat), model)
+            told = with_contents(checked.details, request.chat, len(checked.messages))
+            return replace(checked, details=told)
     ids = ", token_ids" if isinstance(request, inference_pb2.GenerateRequest) else ""
     raise InvalidArgument("input", f"send text, raw_text{ids} or chat")
 

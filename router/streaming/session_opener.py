@@ -183,6 +183,8 @@ class SessionOpener:
         deadline_in_ms = self._deadline_before(ends_at)
         new = replace(prepared.new, deadline_in_ms=deadline_in_ms, notes=written, retain_ms=retain_ms)
         limits = replace(self._queue_limits, quota=self._authorizer.current_quota(self._queue_limits.quota))
+        for digest, pixels in prepared.pictures.items():
+            await self._in_turn(partial(self._store.keep_picture, new.seq_id, digest, pixels))
         accepted = await self._attachments.attach_by(
             new.seq_id, self._in_turn(partial(self._store.accept, new, limits))
         )
@@ -199,7 +201,7 @@ class SessionOpener:
         record, start = first_record(new), StreamStart(fresh=True)
         session = Session(self._context, prepared.model, record, prepared.params, start, arrived_at)
         session.set_deadline(new.deadline_in_ms)
-        session.progress.is_chat = prepared.field == "chat"
+        session.progress.is_chat = prepared.source == "chat"
         return session, True
 
     async def _find_accepted(self, request: inference_pb2.GenerateRequest, *, whole_answer: bool) -> Session | None:

@@ -102,6 +102,7 @@ class IncomingMigration:
             admission = self._history.admission(request.epoch)
             self._require_movable(admission)
             await self._block_port.bring_adapter(admission)
+            await self._block_port.bring_pictures(admission)
             self._hashes = self._block_port.branch_hashes(admission)
             held = await self._blocks.hold(self._hashes, going_branches(admission))
             await failpoints.reach("target.held")

@@ -10,8 +10,10 @@ from gpu_worker.ops import TokenBatch
 from gpu_worker.ops.lora import Lora
 from octavo.model_files.lora_files import LoraFiles
 from octavo.model_files.lora_support import LoraSupport
+from octavo.pictures.support import PictureSupport
 
 LoadLora = Callable[[LoraFiles], Lora]  # raises BadModel
+EncodePicture = Callable[[bytes, int, int], Tensor]  # pixels, height, width; a row for each placeholder
 
 
 class Decoder(Protocol):
@@ -32,6 +34,9 @@ class Decoder(Protocol):
 
     load_lora: LoadLora | None  # makes an adapter that batches may name; None: no adapter runs with this decoder
     lora_support: LoraSupport  # which adapters these are, or why there are none
+
+    encode_picture: EncodePicture | None  # any thread may call it; None: batches have no pictures
+    picture_support: PictureSupport  # which pictures these are, or why there are none
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         """Runs all tokens of the batch and writes their keys and values into `kv`, which has one tensor per layer.

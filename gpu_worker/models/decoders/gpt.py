@@ -12,10 +12,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
-from gpu_worker.models.decoders.decoder import ElementFunction, LoadLora, common_window, gelu, gelu_tanh, silu
+from gpu_worker.models.decoders.decoder import (
+    ElementFunction,
+    EncodePicture,
+    LoadLora,
+    common_window,
+    gelu,
+    gelu_tanh,
+    silu,
+)
 from gpu_worker.models.decoders.rope import RopeParameters
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from octavo.model_files.lora_support import NO_LORA
+from octavo.pictures.support import NO_PICTURES
 
 ACTIVATIONS = {  # by the names of Transformers
     "gelu": "gelu",
@@ -207,6 +216,8 @@ class GptDecoder:
     batch_invariant = True
     load_lora: LoadLora | None = None
     lora_support = NO_LORA
+    encode_picture: EncodePicture | None = None
+    picture_support = NO_PICTURES
 
     def __init__(self, config: GptConfig, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:
         self.config = config

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
-from gpu_worker.models.decoders.decoder import LoadLora, common_window, gelu_tanh
+from gpu_worker.models.decoders.decoder import EncodePicture, LoadLora, common_window, gelu_tanh
 from gpu_worker.models.decoders.experts import PLACES, ExpertsConfig, matrices_of, run_experts
 from gpu_worker.models.decoders.lora_weights import load, placed, support_of
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch
 from gpu_worker.ops.lora import add_lora
+from octavo.pictures.support import NO_PICTURES
 
 FIRST_SOURCES = {  # the matrices of a layer, and the first tensor that each is made of
     "qkv": "self_attn.q_proj",
@@ -160,6 +161,8 @@ class LlamaDecoder:
     """A Decoder of the Llama family, on any device and any ops."""
 
     name = "llama"
+    encode_picture: EncodePicture | None = None
+    picture_support = NO_PICTURES
     batch_invariant = True
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], ops: Ops, device: torch.device) -> None:

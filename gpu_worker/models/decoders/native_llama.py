@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpu_worker.models.checkpoint.weights import CheckpointReader, ProgressCallback, WeightSource
 from gpu_worker.models.decoders.config import LlamaConfig
-from gpu_worker.models.decoders.decoder import LoadLora, common_window
+from gpu_worker.models.decoders.decoder import EncodePicture, LoadLora, common_window
 from gpu_worker.models.decoders.llama import FIRST_SOURCES, collect, layers_of
 from gpu_worker.models.decoders.llama_share import LlamaShare, RankPlace
 from gpu_worker.models.decoders.lora_weights import load, support_of
@@ -26,6 +26,7 @@ from gpu_worker.ops.lora import Lora
 from gpu_worker.ops.native_cpu import FLOATS
 from octavo.model_files.lora_files import LoraFiles
 from octavo.model_files.lora_support import LoraSupport
+from octavo.pictures.support import NO_PICTURES
 
 MAX_HEAD_DIM = 256
 NO_LORA_IN_GROUP = LoraSupport(refusal="a group of ranks has no adapters: leave --tensor-parallel out")
@@ -71,6 +72,8 @@ class LlamaPacking:
 class NativeLlamaDecoder:
     """A Decoder. Sums, norms and the states between layers are float32, whatever the types of weights and cache."""
 
+    encode_picture: EncodePicture | None = None
+    picture_support = NO_PICTURES
     capturable = False
     batch_invariant = True
 

@@ -23,7 +23,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from gpu_worker.models.decoders.decoder import LoadLora, common_window
+from gpu_worker.models.decoders.decoder import EncodePicture, LoadLora, common_window
 from gpu_worker.models.through_transformers.checks import (
     check_weights,
     check_windows,
@@ -34,6 +34,7 @@ from gpu_worker.models.through_transformers.latent import compressed, layer_of
 from gpu_worker.ops import AttentionOptions, Ops, TokenBatch, make_batch
 from gpu_worker.ops.kv_format import KvShape
 from octavo.model_files.lora_support import NO_LORA
+from octavo.pictures.support import NO_PICTURES
 from octavo.request.errors import BadModel
 
 log = logging.getLogger(__name__)
@@ -125,6 +126,10 @@ class TransformersDecoder:
     batch_invariant = False  # the model's matrix products are rounded by their shape
     load_lora: LoadLora | None = None
     lora_support = NO_LORA
+    encode_picture: EncodePicture | None = None
+    picture_support = NO_PICTURES
+    auto_model: Any = AutoModelForCausalLM
+    attention: str | Mapping[str, str] = IMPLEMENTATION
 
     def __init__(self, model: nn.Module, ops: Ops, device: torch.device) -> None:
         self._model = model
@@ -148,14 +153,19 @@ class TransformersDecoder:
         self.hidden_size = int(getattr(head, "in_features", 0))
 
     @classmethod
-    def load(cls, directory: Path, dtype: torch.dtype, ops: Ops, device: torch.device) -> "TransformersDecoder":
-        """Loads safetensors from `directory`, without code from it, and verifies. BadModel says why it cannot run."""
+    def load(
+        cls, directory: Path, dtype: torch.dtype, ops: Ops, device: torch.device, **more: Any
+    ) -> "TransformersDecoder":
+        """Loads safetensors from `directory`, without code from it, and verifies. BadModel says why it cannot run.
+
+        `more` are further arguments of a subclass.
+        """
         try:
-            model, weights = AutoModelForCausalLM.from_pretrained(
+            model, weights = cls.auto_model.from_pretrained(
                 directory,
                 output_loading_info=True,
                 dtype=dtype,
-                attn_implementation=IMPLEMENTATION,
+                attn_implementation=cls.attention,
                 trust_remote_code=False,
                 use_safetensors=True,
                 local_files_only=True,
@@ -166,7 +176,7 @@ class TransformersDecoder:
         except (ValueError, OSError, ImportError, NotImplementedError, RuntimeError) as error:
             first_line = str(error).partition("\n")[0]  # more would be a list of everything that Transformers knows
             raise BadModel(f"{directory.name}: {first_line}") from error
-        return cls._verified(directory.name, model, weights, ops, device)
+        return cls._verified(directory.name, model, weights, ops, device, **more)
 
     @classmethod
     def of_tensors(
@@ -202,11 +212,11 @@ class TransformersDecoder:
 
     @classmethod
     def _verified(
-        cls, name: str, model: nn.Module, weights: Mapping[str, Any], ops: Ops, device: torch.device
+        cls, name: str, model: nn.Module, weights: Mapping[str, Any], ops: Ops, device: torch.device, **more: Any
     ) -> "TransformersDecoder":
         check_weights(name, weights)
         try:
-            decoder = cls(model.eval().to(device), ops, device)
+            decoder = cls(model.eval().to(device), ops, device, **more)
             decoder.verify()
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             reason = f"its own code failed on a short prompt ({type(error).__name__}: {error})"
@@ -215,7 +225,7 @@ class TransformersDecoder:
 
     def forward(self, batch: TokenBatch, kv: Sequence[Tensor], rows: Tensor) -> Tensor:
         with self._step(batch, kv):
-            logits = self._logits(batch.token_ids, batch.positions, rows)
+            logits = self._logits(self._inputs(batch), rows)
         if self._states is not None and not self._selects_rows:
             self._states = self._states[rows]
         return logits
@@ -268,15 +278,18 @@ class TransformersDecoder:
         switch("eager")
         try:
             rows = torch.tensor([len(tokens) - 1], device=self._device)
-            return self._logits(ids, torch.arange(len(tokens), device=self._device), rows).float()
+            places = torch.arange(len(tokens), device=self._device)
+            return self._logits({"input_ids": ids.unsqueeze(0), "position_ids": places.unsqueeze(0)}, rows).float()
         finally:
-            switch(IMPLEMENTATION)
+            switch(self.attention)
 
-    def _logits(self, token_ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+    def _inputs(self, batch: TokenBatch) -> dict[str, Tensor]:
+        """The arguments by which the model is given the tokens of a batch."""
+        return {"input_ids": batch.token_ids.unsqueeze(0), "position_ids": batch.positions.unsqueeze(0)}
+
+    def _logits(self, inputs: dict[str, Tensor], rows: Tensor) -> Tensor:
         options: dict[str, Any] = {"logits_to_keep": rows} if self._selects_rows else {}
-        result = self._model(
-            input_ids=token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **options
-        )
+        result = self._model(**inputs, use_cache=False, **options)
         logits: Tensor = result.logits[0]
         return logits if self._selects_rows else logits[rows]
 
@@ -295,7 +308,7 @@ class TransformersDecoder:
         """The number of layers, key-value heads and dimensions of a head that reach the attention function."""
         batch = make_batch([0, 0], [0, 1], [-1, -1], [2], [2], [[0]], self._device)
         with self._step(batch, []) as step:
-            self._logits(batch.token_ids, batch.positions, torch.tensor([1], device=self._device))
+            self._logits(self._inputs(batch), torch.tensor([1], device=self._device))
         num_layers = int(config.num_hidden_layers)
         if sorted(step.shapes) != list(range(num_layers)):
             raise BadModel(f"{self.name}: {len(step.shapes)} of {num_layers} layers use the attention interface")

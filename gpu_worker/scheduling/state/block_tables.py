@@ -140,7 +140,8 @@ class BlockTables:
         hashes, size, root = branch.hashes, self._block_size, branch.sequence.root
         for index in range(len(hashes), num_blocks):
             parent = hashes[-1] if hashes else b""
-            hashes.append(block_hash(root, parent, branch.tokens[index * size : (index + 1) * size]))
+            start, end = index * size, (index + 1) * size
+            hashes.append(block_hash(root, parent, branch.tokens[start:end], branch.sequence.shown(start, end)))
         return hashes if len(hashes) == num_blocks else hashes[:num_blocks]
 
     def cached_blocks(self, branch: Branch, num_blocks: int) -> list[BlockId]:

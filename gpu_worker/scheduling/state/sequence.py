@@ -23,6 +23,7 @@ from gpu_worker.drafting.draft_model import DraftedBranch
 from gpu_worker.drafting.drafts import Lookup
 from gpu_worker.scheduling.state.beam import BeamSearch
 from gpu_worker.scheduling.state.pooling import Pooling
+from octavo.pictures.picture import Picture, parse_pictures, shown
 from octavo.request.ids import BlockHash, BlockId, HostBlockId, SequenceId
 from octavo.request.record import Admission
 from octavo.request.sampling import SamplingParams, TokenScore
@@ -211,6 +212,7 @@ class Sequence:
     beam_text: TextStream | None = None  # new, for beams with stop strings, which are found in it
     grammar: Grammar | None = None  # of its constraint
     adapter: int = 0  # the runner's number of its low-rank adapter; 0: none
+    pictures: tuple[Picture, ...] = ()  # that its prompt shows
     pooling: Pooling | None = None  # it has no output: it ends with a vector of its prompt
     branches: list[Branch] = field(default_factory=list)  # with beam search: the live beams
     last_preempted: float = float("-inf")
@@ -255,6 +257,10 @@ class Sequence:
         """Whether no other sequence may be in its steps."""
         return not self.holds.isdisjoint(SUSPECT)
 
+    def shown(self, start: int, end: int) -> bytes:
+        """Which pictures the tokens [start, end) of a branch show: a part of their block's hash."""
+        return shown(self.pictures, start, end) if self.pictures else b""
+
     def find_place(self) -> Place:
         """Where it is by the states of its branches."""
         states = {branch.state for branch in self.branches}
@@ -277,6 +283,7 @@ class Sequence:
             root,
             admission.priority,
             now + admission.deadline_in_ms / 1000 if admission.deadline_in_ms else None,
+            pictures=parse_pictures(admission.pictures),
         )
         if admission.suspect:
             sequence.holds.add(Hold.CRASHED)

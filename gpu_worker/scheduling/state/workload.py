@@ -115,6 +115,10 @@ class Workload:
         """The numbers of the adapters of sequences that are here, whether they run or wait."""
         return {sequence.adapter for sequence in self.sequences.values()}
 
+    def pictures_in_use(self) -> set[str]:
+        """The digests of the pictures of sequences that are here, whether they run or wait."""
+        return {picture.digest for sequence in self.sequences.values() for picture in sequence.pictures}
+
     # Sequences come and go
 
     def add(self, sequence: Sequence) -> None:

@@ -12,6 +12,7 @@ from gpu_worker.engine.adapter_loader import AdapterLoader
 from gpu_worker.engine.adapter_shelf import AdapterShelf
 from gpu_worker.engine.block_port import checked_sequence
 from gpu_worker.engine.command_port import CommandPort
+from gpu_worker.engine.picture_loader import PictureLoader
 from gpu_worker.journal.step_publisher import StepPublisher
 from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.state.sequence import CarriedScores, Hold, Sequence
@@ -29,6 +30,7 @@ from octavo.request.errors import (
     OutOfBlocks,
     ServingError,
     StaleEpoch,
+    Unimplemented,
 )
 from octavo.request.ids import SequenceId
 from octavo.request.record import Admission, AdmissionAnswer, AdmissionOutcome
@@ -50,8 +52,9 @@ class Admissions:
         offers: PrefixOffers,
         announcer: OwnershipAnnouncer | None = None,
         adapters: AdapterLoader | None = None,
+        pictures: PictureLoader | None = None,
     ) -> None:
-        """Without an `announcer` no store knows of this worker. Without `adapters` none runs here."""
+        """Without an `announcer` no store knows of this worker. Without `adapters` or `pictures` none runs here."""
         self._port = port
         self._workload = workload
         self._publisher = publisher
@@ -59,6 +62,7 @@ class Admissions:
         self._offers = offers
         self._announcer = announcer
         self._adapters = adapters or AdapterLoader(AdapterShelf(None, 0, set), port)
+        self._pictures = pictures
         self._beam_texts = BeamTexts(workload.info)
         self._grammars = Grammars(workload.info)
         self._loop = asyncio.get_running_loop()
@@ -120,6 +124,10 @@ class Admissions:
             sequence = checked_sequence(admission, self._workload.info)
             sequence.grammar = await self._grammars.compiled(sequence.params.constraint)
             await self._adapters.bring(admission.lora, admission.lora_source)
+            if self._pictures is not None:
+                await self._pictures.bring(admission.seq_id, sequence.pictures, admission.salt)
+            elif sequence.pictures:
+                raise Unimplemented("no picture is encoded on this worker")
         except InvalidArgument as error:
             return AdmissionAnswer(AdmissionOutcome.REJECTED, error.failure())
         except Draining:
@@ -158,6 +166,13 @@ class Admissions:
         left = NoAdapterRoom(f"adapter {digest} has left for others: place elsewhere")
         return AdmissionAnswer(AdmissionOutcome.LATER, left.failure())
 
+    def _expect_pictures(self, sequence: Sequence) -> AdmissionAnswer | None:
+        """Within the command that admits: from here on its pictures stay. An answer: some have left for others."""
+        if not sequence.pictures or (self._pictures is not None and self._pictures.shelf.has_all(sequence.pictures)):
+            return None
+        left = Loading("pictures of it have left for those of others: place elsewhere, or retry")
+        return AdmissionAnswer(AdmissionOutcome.LATER, left.failure())
+
     def _admission_command(
         self, sequence: Sequence, admission: Admission, router_id: str, offer: OfferedPrefix | None
     ) -> Callable[[Scheduler], AdmissionAnswer]:
@@ -178,7 +193,11 @@ class Admissions:
             allowed_s = offers.worth_waiting(offer) if offer else 0.0
             if allowed_s:
                 sequence.holds.add(Hold.AWAITS_PREFIX)
-            answer = self._give_adapter(sequence, admission.lora) or scheduler.admit(sequence)
+            answer = (
+                self._give_adapter(sequence, admission.lora)
+                or self._expect_pictures(sequence)
+                or scheduler.admit(sequence)
+            )
             if answer.admitted:
                 soon(open_log)
                 if offer and allowed_s:

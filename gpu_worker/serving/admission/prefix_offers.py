@@ -92,8 +92,9 @@ class PrefixOffers:
         tokens = sequence.prompt if scored or len(sequence.branches) > 1 else sequence.branches[0].tokens
         offered = min(admission.prefix_owner_tokens, len(tokens) - 1) if self._fetcher is not None and owner else 0
         num_tokens = len(tokens) - 1 if self._disk is not None else offered
-        hashes = hashing.block_hashes(sequence.root, tokens[:num_tokens], self._info.block_size)
-        num_offered = offered // self._info.block_size
+        size = self._info.block_size
+        hashes = hashing.block_hashes(sequence.root, tokens[:num_tokens], size, shown=sequence.shown)
+        num_offered = offered // size
         num_on_disk = await self._disk.num_leading(hashes) if self._disk is not None and hashes else 0
         if self._disk is not None and num_on_disk and num_on_disk >= num_offered:
             return OfferedPrefix(self._disk, hashes[:num_on_disk])

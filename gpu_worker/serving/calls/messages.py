@@ -11,6 +11,7 @@ from gpu_worker.scheduling.state.step import SwapOperation
 from gpu_worker.scheduling.state.workload import Workload
 from octavo.internal.v1 import worker_pb2
 from octavo.model_files.lora_support import LoraSupport
+from octavo.pictures.support import PictureSupport
 from octavo.request.ids import Incarnation
 from octavo.request.record import WorkerRole
 from octavo.v1 import admin_pb2
@@ -37,6 +38,7 @@ def hello_to_wire(
     max_batch_tokens: int,
     role: WorkerRole,
     support: LoraSupport,
+    pictures: PictureSupport,
 ) -> worker_pb2.HelloResponse:
     info = workload.info
     return worker_pb2.HelloResponse(
@@ -63,6 +65,7 @@ def hello_to_wire(
         numerics=info.numerics,
         pooling=model_pooling_to_wire(info.pooling),
         lora_support=support_to_wire(support),
+        picture_support=worker_pb2.PictureSupport(**asdict(pictures)),
     )
 
 

@@ -23,6 +23,7 @@ from gpu_worker.serving.leaving.drain import WorkerDrain
 from octavo.internal.v1 import transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from octavo.model_files.lora_support import LoraSupport
 from octavo.net.traces import NO_PARENT, traceparent_in
+from octavo.pictures.support import NO_PICTURES, PictureSupport
 from octavo.request import limits, validation
 from octavo.request.errors import CannotMove, Draining, InvalidArgument, Loading, ServingError
 from octavo.request.ids import Incarnation, SequenceId
@@ -62,6 +63,7 @@ class ServedWorker:
     migrations: MigrationRegistry | None = None  # None: no sequence moves with its blocks
     tracer: SequenceTracer | None = None
     lora_support: LoraSupport = field(default_factory=LoraSupport)  # which adapters run here
+    picture_support: PictureSupport = NO_PICTURES  # which pictures prompts here may show
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
@@ -92,7 +94,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         worker = self._worker
         return hello_to_wire(
             *(self.worker_id, self._incarnation, worker.workload, worker.budget.tokens, self._role),
-            worker.lora_support,
+            *(worker.lora_support, worker.picture_support),
         )
 
     async def Schedule(self, request: worker_pb2.ScheduleRequest, context: "Context") -> worker_pb2.ScheduleResponse:

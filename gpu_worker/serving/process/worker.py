@@ -17,6 +17,8 @@ from gpu_worker.engine.block_port import BlockPort
 from gpu_worker.engine.command_port import CommandPort, LoopControl
 from gpu_worker.engine.configuration import adapter_bytes, scheduler_config
 from gpu_worker.engine.engine import IDLE_ROUND_S, STOP_TIMEOUT_S, Engine
+from gpu_worker.engine.picture_loader import PictureLoader
+from gpu_worker.engine.picture_shelf import PictureShelf
 from gpu_worker.engine.step_times import StepTimes
 from gpu_worker.engine.worker_watch import WorkerWatch
 from gpu_worker.journal.journal_writer import JournalWriter
@@ -103,7 +105,9 @@ class Worker:
             runner.adapters, adapter_bytes(settings, info), self.workload.adapters_in_use, info.lora_support
         )
         adapters = AdapterLoader(self.shelf, port)
-        control, blocks = LoopControl(port), BlockPort(port, self.workload, adapters)
+        self.picture_shelf = PictureShelf(runner.pictures, settings.picture_cache_bytes, self.workload.pictures_in_use)
+        pictures = PictureLoader(self.picture_shelf, port, store.read_picture, info.pictures)
+        control, blocks = LoopControl(port), BlockPort(port, self.workload, adapters, pictures)
         self.watch = WorkerWatch(port, self.scheduler, self.workload, times)
         self.watch.adapters = lambda: self.shelf.digests
 
@@ -154,7 +158,9 @@ class Worker:
             port, self.workload, times, self.fetcher, self.disk.reader if self.disk is not None else None
         )
         self.vectors = VectorCalls(port, info)
-        self.admissions = Admissions(port, self.workload, self.publisher, self.trials, self.offers, announcer, adapters)
+        self.admissions = Admissions(
+            port, self.workload, self.publisher, self.trials, self.offers, announcer, adapters, pictures
+        )
         self.target = MigrationTarget(
             store, incarnation, blocks, self.admissions.admit, self.watch, memory, block_listener
         )
@@ -209,6 +215,7 @@ class Worker:
             self.migrations,
             sequence_tracer,
             self.shelf.support(stored_type=info.device == "cpu"),
+            self.picture_shelf.support(info.pictures),
         )
         self._watching: list[asyncio.Task[None]] = []
         self._journalling: asyncio.Task[None] | None = None

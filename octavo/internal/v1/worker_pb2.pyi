@@ -75,7 +75,7 @@ class HelloRequest(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., internal_revision: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "internal_revision", "model", "model_fingerprint", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "vocab_size", "tokenizer", "eos_token_ids", "max_batch_tokens", "max_batch_sequences", "device", "sampling_defaults", "max_sequence_blocks", "role", "numerics", "pooling", "lora_support")
+    __slots__ = ("worker_id", "incarnation", "internal_revision", "model", "model_fingerprint", "block_size", "kv_dtype", "kv_layout", "num_blocks", "num_host_blocks", "context_tokens", "vocab_size", "tokenizer", "eos_token_ids", "max_batch_tokens", "max_batch_sequences", "device", "sampling_defaults", "max_sequence_blocks", "role", "numerics", "pooling", "lora_support", "picture_support")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     INTERNAL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class HelloResponse(_message.Message):
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     LORA_SUPPORT_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_SUPPORT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     internal_revision: int
@@ -122,7 +123,22 @@ class HelloResponse(_message.Message):
     numerics: str
     pooling: ModelPooling
     lora_support: LoraSupport
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., internal_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_sequence_blocks: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., numerics: _Optional[str] = ..., pooling: _Optional[_Union[ModelPooling, _Mapping]] = ..., lora_support: _Optional[_Union[LoraSupport, _Mapping]] = ...) -> None: ...
+    picture_support: PictureSupport
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., internal_revision: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., kv_layout: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_batch_tokens: _Optional[int] = ..., max_batch_sequences: _Optional[int] = ..., device: _Optional[str] = ..., sampling_defaults: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., max_sequence_blocks: _Optional[int] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., numerics: _Optional[str] = ..., pooling: _Optional[_Union[ModelPooling, _Mapping]] = ..., lora_support: _Optional[_Union[LoraSupport, _Mapping]] = ..., picture_support: _Optional[_Union[PictureSupport, _Mapping]] = ...) -> None: ...
+
+class PictureSupport(_message.Message):
+    __slots__ = ("refusal", "token_id", "cell", "min_pixels", "max_pixels")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    MIN_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    MAX_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    token_id: int
+    cell: int
+    min_pixels: int
+    max_pixels: int
+    def __init__(self, refusal: _Optional[str] = ..., token_id: _Optional[int] = ..., cell: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ...) -> None: ...
 
 class LoraSupport(_message.Message):
     __slots__ = ("refusal", "num_layers", "modules", "expert_layers", "max_bytes")
@@ -217,7 +233,7 @@ class PooledVector(_message.Message):
     def __init__(self, index: _Optional[int] = ..., values: _Optional[bytes] = ..., cached_tokens: _Optional[int] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("seq_id", "epoch", "prompt", "outputs", "finished_branches", "sampling", "salt", "priority", "deadline_in_ms", "alone", "prefix_owner", "prefix_owner_tokens", "lora", "lora_source")
+    __slots__ = ("seq_id", "epoch", "prompt", "outputs", "finished_branches", "sampling", "salt", "priority", "deadline_in_ms", "alone", "prefix_owner", "prefix_owner_tokens", "lora", "lora_source", "pictures")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +248,7 @@ class Admission(_message.Message):
     PREFIX_OWNER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
     LORA_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PICTURES_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
     prompt: _types_pb2.TokenIds
@@ -246,7 +263,8 @@ class Admission(_message.Message):
     prefix_owner_tokens: int
     lora: str
     lora_source: str
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[_types_pb2.TokenIds, _Mapping]]] = ..., finished_branches: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_in_ms: _Optional[int] = ..., alone: bool = ..., prefix_owner: _Optional[str] = ..., prefix_owner_tokens: _Optional[int] = ..., lora: _Optional[str] = ..., lora_source: _Optional[str] = ...) -> None: ...
+    pictures: str
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[_types_pb2.TokenIds, _Mapping]]] = ..., finished_branches: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_in_ms: _Optional[int] = ..., alone: bool = ..., prefix_owner: _Optional[str] = ..., prefix_owner_tokens: _Optional[int] = ..., lora: _Optional[str] = ..., lora_source: _Optional[str] = ..., pictures: _Optional[str] = ...) -> None: ...
 
 class ScheduleRequest(_message.Message):
     __slots__ = ("router_id", "admissions")

@@ -26,7 +26,7 @@ local STOPPED = { CANCELLED = '3', DEADLINE = '4', ERROR = '5' }  -- digits of F
 local DEFAULTS = {
   epoch = '0', owner = '', take_id = '', alone = '0', mig_number = '0', mig_to = '', last_mig = '0', deadline_ms = '0',
   detached_since_ms = '0', cancel = '0', failure = '', crashes = '0', suspects = '', first_crash_ms = '0', announced = '0',
-  numerics = '', numerics_changes = '0', proof = '0', best = '0', pardons = '0', retain_ms = '0',
+  numerics = '', numerics_changes = '0', proof = '0', best = '0', pardons = '0', retain_ms = '0', pictures = '',
 }
 local DEFAULTED = { __index = DEFAULTS }
 
@@ -133,6 +133,7 @@ local function expire_all(rec, ms)
   redis.call('PEXPIRE', rec.key, ms)
   redis.call('PEXPIRE', rec.key .. ':prompt', ms)
   redis.call('PEXPIRE', rec.key .. ':notes', ms)
+  if rec.pictures ~= '' then redis.call('PEXPIRE', rec.key .. ':pictures', ms) end
   for branch = 0, #rec.finishes - 1 do redis.call('PEXPIRE', rec.key .. ':' .. branch, ms) end
 end
 

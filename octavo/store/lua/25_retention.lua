@@ -27,10 +27,10 @@ local function retention_of(store, retain_ms)
   return store.retain_ms, store.prefix .. 'ended'
 end
 
--- Drops the prompt, which only an owner needs, and the room that the journals had to grow. The rest lasts for the retention.
+-- Drops the prompt and its pictures, which only an owner needs, and the room that the journals had to grow. The rest lasts for the retention.
 -- Returns how many tokens the journals have.
 local function keep_ended(store, rec)
-  redis.call('DEL', rec.key .. ':prompt')
+  redis.call('DEL', rec.key .. ':prompt', rec.key .. ':pictures')
   local num_tokens = 0
   local retain_ms, list = retention_of(store, rec.retain_ms)
   for branch = 0, #rec.finishes - 1 do

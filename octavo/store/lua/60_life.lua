@@ -3,6 +3,23 @@
 -- The mark of a sequence that was dropped before its time.
 local function forgotten_of(store, id) return store.prefix .. 'forgotten:' .. id end
 
+-- How long pictures are kept for a sequence that has not been accepted yet.
+local UNACCEPTED_MS = 60 * 1000
+
+-- Keeps a picture for a sequence that is about to be accepted: its life is then that of the prompt.
+-- KEYS: generation, record.  a: digest, pixels.  Reply: {'OK', 0 if the sequence is there already, else 1}
+define('keep_picture', function(_, keys, digest, pixels)
+  if redis.call('EXISTS', keys[2]) == 1 then return { 'OK', 0 } end
+  redis.call('HSET', keys[2] .. ':pictures', digest, pixels)
+  redis.call('PEXPIRE', keys[2] .. ':pictures', UNACCEPTED_MS)
+  return { 'OK', 1 }
+end)
+
+-- KEYS: generation, record.  a: digest.  Reply: {'OK', pixels, or '' if the picture is not kept}
+define('picture', function(_, keys, digest)
+  return { 'OK', redis.call('HGET', keys[2] .. ':pictures', digest) or '' }
+end, true)
+
 -- KEYS: generation, record.
 -- a: cost, max requests, max tokens, max requests and max tokens of a tenant (0: no bound of its own), head start of a class
 -- in tokens, deadline in ms or 0, branches, prompt (packed u32), the endpoint's notes, then the record's fixed fields and
@@ -44,6 +61,7 @@ local function accept(store, keys, cost, max_requests, max_tokens, tenant_reques
   redis.call('HSET', rec.key, unpack(fixed))
   redis.call('PEXPIRE', rec.key, ALIVE_MS)
   redis.call('SET', rec.key .. ':prompt', prompt, 'PX', ALIVE_MS)
+  if rec.pictures ~= '' then redis.call('PEXPIRE', rec.key .. ':pictures', ALIVE_MS) end
   if notes ~= '' then redis.call('SET', rec.key .. ':notes', notes, 'PX', ALIVE_MS) end
   for branch = 0, branches - 1 do redis.call('SET', journal_of(rec.key, branch), '', 'PX', ALIVE_MS) end
   put_in_queue(store, rec)

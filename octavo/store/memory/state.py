@@ -12,6 +12,7 @@ from octavo.request.record import Record, SequenceState, TimelineEntry
 from octavo.request.sampling import FinishReason
 from octavo.store import calls
 from octavo.store.memory.fair_queue import FairQueue, QueuePlace
+from octavo.store.memory.kept_pictures import KeptPictures
 from octavo.store.memory.quotas import SequenceQuota, TenantBuckets
 
 ALIVE_MS = 24 * 3600 * 1000
@@ -93,6 +94,7 @@ class MemoryState:
         self.descriptions: dict[str, bytes] = {}  # of models, by their names
         self.prefixes: dict[str, bytes] = {}  # that operators have named, by their keys
         self.adapters: dict[str, bytes] = {}  # the same
+        self.pictures = KeptPictures()
         self.subscribers: dict[asyncio.Queue[calls.Notice], Incarnation] = {}
         self._entries: dict[SequenceId, StoredSequence] = {}
         self._forgotten: dict[SequenceId, int] = {}  # dropped before their time, and until when their ids stay taken
@@ -281,6 +283,7 @@ class MemoryState:
         self.note(stored, "ended", record.state)
         self.end_trial(stored)
         stored.prompt = ()
+        self.pictures.drop(record.seq_id)
         stored.expires_ms = self.now_ms() + (record.retain_ms or self.retain_ms)
         self.notify(stored, "ended")
 

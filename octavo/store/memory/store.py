@@ -88,6 +88,8 @@ class MemoryStore:
                 quota=quota,
             )
         )
+        if new.pictures:
+            state.pictures.accept(new.seq_id, now)
         return answer(calls.AcceptStatus.OK)
 
     async def accepting(self) -> bool:
@@ -174,6 +176,20 @@ class MemoryStore:
     async def read_notes(self, seq_id: SequenceId) -> bytes:
         stored = self._enter().get(seq_id)
         return b"" if stored is None else stored.notes
+
+    async def keep_picture(self, seq_id: SequenceId, digest: str, pixels: bytes) -> bool:
+        state = self._enter()
+        if state.get(seq_id) is not None:
+            return False
+        if state.full:
+            raise StoreFull("the store has no memory left for new requests", retry_after_ms=1)
+        return state.pictures.keep(seq_id, digest, pixels, state.now_ms())
+
+    async def read_picture(self, seq_id: SequenceId, digest: str) -> bytes:
+        state = self._enter()
+        if state.get(seq_id) is None:
+            state.pictures.drop_accepted(seq_id)
+        return state.pictures.find(seq_id, digest, state.now_ms())
 
     async def forget(self, seq_id: SequenceId) -> bool:
         state = self._enter()

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from octavo.request.chat_messages import shows_pictures, url_of_picture
 from octavo.request.errors import InvalidArgument, ViolationCollector
 from octavo.request.ids import new_request_id
 from octavo.request.limits import MAX_CHAT_MESSAGES
@@ -99,7 +100,9 @@ def _add_message(turn: inference_pb2.ChatMessage, message: Any, path: str) -> No
     role = fields.take_text("role")
     turn.role = ROLES.get(role, role)
     content = fields.take_any("content")
-    if content is not None:
+    if shows_pictures(content):
+        fields.checks.run(_add_parts, turn, content, f"{path}.content")
+    elif content is not None:
         turn.content = fields.checks.run(_content_text, content, f"{path}.content") or ""
     turn.name = fields.take_text("name")
     turn.tool_call_id = fields.take_text("tool_call_id")
@@ -123,6 +126,16 @@ def _content_text(content: Any, path: str) -> str:
     return "\n".join(_part_text(part, f"{path}[{i}]") for i, part in enumerate(_parts(content, path)))
 
 
+def _add_parts(turn: inference_pb2.ChatMessage, content: Any, path: str) -> None:
+    """Adds texts and pictures in their order."""
+    for i, part in enumerate(_parts(content, path)):
+        where = f"{path}[{i}]"
+        if (url := url_of_picture(part, where)) is None:
+            turn.parts.add(text=_part_text(part, where))
+        else:
+            turn.parts.add(picture_url=checked_text(f"{where}.image_url", url))
+
+
 def _parts(content: Any, path: str) -> Sequence[Any]:
     if not isinstance(content, list) or len(content) > MAX_LISTED:
         raise InvalidArgument(path, f"must be a string or a list of at most {MAX_LISTED} parts")
@@ -132,7 +145,7 @@ def _parts(content: Any, path: str) -> Sequence[Any]:
 def _part_text(part: Any, path: str) -> str:
     if isinstance(part, dict) and part.get("type") in ("text", "refusal"):
         return checked_text(path, part.get(part["type"]))
-    raise InvalidArgument(path, 'only parts of type text are supported: {"type": "text", "text": …}')
+    raise InvalidArgument(path, 'only parts of type text and image_url are supported: {"type": "text", "text": …}')
 
 
 def _function_of(fields: FieldReader) -> FieldReader | None:

@@ -27,6 +27,8 @@ VALID = {  # values of settings that have a form
     "web_listen": "[::1]:7",
     "http_listen": "[::1]:7",
     "http_origins": ("https://a.example", "http://localhost:3000"),
+    "picture_count": 7,
+    "picture_hosts": ("https://images.example", "http://localhost:3000"),
     "gpu_memory_utilization": 0.5,
     "watermark": 0.5,
     "traces_share": 0.5,

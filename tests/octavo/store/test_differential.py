@@ -42,6 +42,7 @@ LIMITS = [
     QueueLimits(max_requests=3, max_tokens=6400, quota=TenantQuota(tokens_per_minute=77)),
 ]
 NAME = st.sampled_from(sorted(NAMES))
+PICTURES = {False: "", True: f"{'0' * 32}:0:1:1"}
 LAG = st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1])  # of the epoch that is named behind the true one
 SEEN = st.sampled_from(["", "worker w: Schedule: UNAVAILABLE", " two\nlines "])
 MODELS = {"a": "m1", "b": "m1", "c": "m2"}
@@ -129,8 +130,10 @@ class Differential(RuleBasedStateMachine):
         request = type(self).new(
             name, seq_id=self.seq_ids[name], router=router, deadline_in_ms=deadline, keep_on_disconnect=keep,
             body_hash=body, priority=priority, num_branches=NAMES[name], max_tokens=40, model=MODELS[name],
-            tenant=tenant, notes=b"notes" if keep else b"", retain_ms=retain_ms,
+            tenant=tenant, notes=b"notes" if keep else b"", retain_ms=retain_ms, pictures=PICTURES[keep],
         )  # fmt: skip
+        if keep:
+            self.both("keep_picture", self.seq_ids[name], "digest", name.encode())
         self.both("accept", request, limits)
 
     @rule(name=NAME, comes_again=st.booleans())
@@ -358,7 +361,9 @@ class Differential(RuleBasedStateMachine):
             *(bench.used_quota(tenant) for tenant in ("a", "b")),
             *(store.read_notes(self.seq_ids[name]) for name in NAMES),
         )
-        return snapshots, sorted(live, key=lambda record: record.seq_id), rest
+        shows = [each.record.seq_id for each in snapshots if each is not None and each.record.pictures]
+        pictures = [await store.read_picture(seq_id, "digest") for seq_id in shows]
+        return snapshots, sorted(live, key=lambda record: record.seq_id), rest, pictures
 
     def holds(self, before: Snapshot | None, now: Snapshot) -> None:
         record = now.record

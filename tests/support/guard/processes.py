@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+HELPERS = ("octavo/text/template_process.py", "octavo/pictures/reader_process.py")  # which programs keep
 _lasting: list[Callable[[], Iterable[int]]] = []
 
 
@@ -59,8 +60,8 @@ def forever(pids: Iterable[int]) -> None:
 def all_lasting() -> set[int]:
     """Ids of the processes of all contexts of `lasting`, and of those below them.
 
-    Also of the processes in which chat templates run: a program keeps them for the next chat.
+    Also of the processes in which chat templates run and pictures are read: a program keeps them for the next chat.
     """
     roots = {pid for pids in _lasting for pid in pids()}
-    roots |= {pid for pid in descendants(os.getpid()) if command_of(pid).endswith("octavo/text/template_process.py")}
+    roots |= {pid for pid in descendants(os.getpid()) if command_of(pid).endswith(HELPERS)}
     return roots.union(*(descendants(pid) for pid in roots))

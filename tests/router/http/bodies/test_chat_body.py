@@ -132,7 +132,7 @@ async def test_models_without_a_template_refuse_chats(world, call):
         ({"messages": None}, "messages"),
         ({"messages": [7]}, "messages[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
         ({"echo": "yes"}, "echo"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
@@ -222,3 +222,15 @@ def test_a_body_becomes_the_request_that_grpc_takes():
     assert dict(request.sampling.logit_bias) == {7: -100.0}
     assert [(turn.role, turn.content) for turn in request.chat.messages] == [("user", "Hi")]
     assert not request.sampling.HasField("top_p") and not request.sampling.HasField("constraint")
+
+
+def test_texts_and_pictures_of_a_message_are_parts_in_their_order():
+    url = "data:image/png;base64,AAAA"
+    content = [
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {"url": url, "detail": "high"}},
+        {"type": "text", "text": "b"},
+    ]
+    [message] = read_chat({"messages": [{"role": "user", "content": content}]}).request.chat.messages
+    assert [part.WhichOneof("part") for part in message.parts] == ["text", "picture_url", "text"]
+    assert message.parts[1].picture_url == url and not message.content

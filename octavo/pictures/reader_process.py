@@ -1,0 +1,67 @@
+"""The process in which pictures are decoded and resized, one after another: the script of `octavo.pictures.reader`.
+
+A request is the length of a JSON object, the object, and the bytes of a file. The answer is width and height, and then
+the pixels, three bytes each.
+"""
+
+import io
+import json
+import os
+import struct
+import sys
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+SIZE = struct.Struct("!II")
+
+
+def read(request: bytes) -> bytes:
+    """Raises ValueError with what is wrong with the picture."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    from octavo.pictures.support import PictureSupport, TooOblong
+
+    (length,) = struct.unpack_from("!I", request)
+    asked = json.loads(request[4 : 4 + length])
+    Image.MAX_IMAGE_PIXELS = asked["max_pixels"]  # what is bigger is refused below, before it is decoded
+    try:
+        with Image.open(io.BytesIO(memoryview(request)[4 + length :]), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > asked["max_pixels"]:
+                raise TooManyPixels
+            support = PictureSupport(**asked["support"])
+            upright = ImageOps.exif_transpose(image)
+            plain = upright.convert("RGB")
+            high, wide = support.size_of(plain.height, plain.width, asked["max_tokens"])
+            pixels = plain.resize((wide, high), Image.Resampling.BICUBIC).tobytes()
+    except (TooManyPixels, Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise ValueError(
+            f"has more than {asked['max_pixels']} pixels: reduce it, or ask the operator to raise picture_pixels"
+        ) from None
+    except UnidentifiedImageError:
+        raise ValueError(f"is no picture of a kind that is read ({', '.join(FORMATS)}): convert it") from None
+    except (TooOblong, MemoryError):
+        raise
+    except Exception as error:  # whatever a decoder says of what it finds
+        raise ValueError(f"is damaged or incomplete ({str(error)[:100]}): send the whole file") from None
+    return SIZE.pack(wide, high) + pixels
+
+
+class TooManyPixels(Exception):
+    """The header says so."""
+
+
+def main() -> None:
+    socket = os.fdopen(0, "rb")
+    sys.path[:] = json.loads(socket.readline())
+
+    from octavo.process.helper_loop import prepare, serve
+
+    prepare()
+    from PIL import Image
+
+    Image.preinit()  # so that its memory counts to none of the pictures
+    serve(socket, read)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The pictures of a request: what its chat says of them, how they are read, and where they stand in its prompt."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from octavo.pictures.parts import (
+    Part,
+    PicturePart,
+    data_of_url,
+    is_data_url,
+    pictures_of,
+    template_content,
+)
+from octavo.pictures.reader import NOTHING_SHOWN, READERS, PictureLimits, ReadPicture, ShownPictures, place_pictures
+from octavo.request.errors import InvalidArgument
+from octavo.v1 import inference_pb2
+from router.fleet.model_registry import ServedModel
+from router.streaming.prompts.picture_fetch import checked_url, fetch_picture
+
+FIELD = "chat.messages"
+MAX_PARTS = 1024  # of a message
+FETCHERS, READING = 4, 2  # threads of this router: a picture takes memory while it is read
+
+
+class PicturePrompts:
+    """Reads the pictures of requests."""
+
+    def __init__(self, limits: PictureLimits, hosts: tuple[str, ...] = ()) -> None:
+        self._limits = limits
+        self._hosts = hosts
+        self._fetchers = ThreadPoolExecutor(FETCHERS, "fetched pictures")
+        self._readers = ThreadPoolExecutor(READING, "pictures")
+
+    def check_chat(self, chat: inference_pb2.Chat, model: ServedModel) -> None:
+        """Raises InvalidArgument for what can be seen before anything is fetched or read."""
+        pictures = [each for parts in parts_in(chat).values() for each in pictures_of(parts)]
+        for each in pictures[:1]:
+            model.pictures.require(each.field)
+        if len(pictures) > self._limits.count:
+            raise InvalidArgument(
+                pictures[self._limits.count].field,
+                f"{len(pictures)} pictures; at most {self._limits.count}: leave some out, or have picture_count raised",
+            )
+        for each in pictures:
+            if each.url and not is_data_url(each.url):
+                checked_url(each.url, each.field, self._hosts)
+
+    async def read(self, chat: inference_pb2.Chat, model: ServedModel, salt: str) -> list[ReadPicture]:
+        """The pictures of the chat in their order. Raises InvalidArgument, or Unreachable."""
+        self.check_chat(chat, model)
+        pictures = [each for parts in parts_in(chat).values() for each in pictures_of(parts)]
+        return [await self._read_one(each, model, salt) for each in pictures]
+
+    async def _read_one(self, part: PicturePart, model: ServedModel, salt: str) -> ReadPicture:
+        loop, data, most = asyncio.get_running_loop(), part.data, self._limits.num_bytes
+        if part.url and is_data_url(part.url):
+            data = data_of_url(part.url, part.field, most)
+        elif part.url:
+            data = await loop.run_in_executor(self._fetchers, fetch_picture, part.url, part.field, self._hosts, most)
+        return await loop.run_in_executor(
+            self._readers, READERS.read, data, model.pictures, self._limits, salt, part.field
+        )
+
+
+def parts_in(chat: inference_pb2.Chat) -> dict[int, list[Part]]:
+    """The parts of those messages that have any. Raises InvalidArgument for a part that is nothing."""
+    found: dict[int, list[Part]] = {}
+    for i, message in enumerate(chat.messages):
+        if message.parts and message.WhichOneof("text"):
+            raise InvalidArgument(f"{FIELD}[{i}].parts", "is not allowed beside content: put the text into a part")
+        if len(message.parts) > MAX_PARTS:
+            raise InvalidArgument(f"{FIELD}[{i}].parts", f"{len(message.parts)} parts; at most {MAX_PARTS}: join texts")
+        if message.parts:
+            found[i] = [_part(part, f"{FIELD}[{i}].parts[{j}]") for j, part in enumerate(message.parts)]
+    return found
+
+
+def _part(part: inference_pb2.ContentPart, path: str) -> Part:
+    match part.WhichOneof("part"):
+        case "text":
+            return part.text
+        case "picture":
+            return PicturePart(f"{path}.picture", data=part.picture)
+        case "picture_url":
+            return PicturePart(f"{path}.picture_url", url=part.picture_url or " ")
+    raise InvalidArgument(path, "has neither text nor picture nor picture_url: send one of them")
+
+
+def with_contents(
+    details: Sequence[Mapping[str, Any]], chat: inference_pb2.Chat, num_messages: int
+) -> list[dict[str, Any]]:
+    """The further fields of messages, in which those with parts have these as their contents."""
+    parts = parts_in(chat)
+    told = [dict(each) for each in details] or [{} for _ in range(num_messages)]
+    for i, each in parts.items():
+        told[i]["content"] = template_content(each)
+    return told if parts else [dict(each) for each in details]
+
+
+def placed(tokens: list[int], pictures: Sequence[ReadPicture], model: ServedModel) -> tuple[list[int], ShownPictures]:
+    """The prompt with its pictures in their places. Raises InvalidArgument if the template shows others."""
+    if not pictures:
+        return tokens, NOTHING_SHOWN
+    return place_pictures(tokens, pictures, model.pictures, FIELD)
