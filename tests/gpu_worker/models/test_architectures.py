@@ -24,7 +24,6 @@ THROUGH_TRANSFORMERS = {
     "gemma3": "transformers:gemma3_text",
     "gpt-neox": "transformers:gpt_neox",
     "phi": "transformers:phi",
-    "gpt-oss": "transformers:gpt_oss",
     "deepseek_v2": "transformers:deepseek_v2",
 }
 OURS = {**dict.fromkeys(LLAMAS, "llama"), **dict.fromkeys(GPTS, "gpt"), **THROUGH_TRANSFORMERS}
