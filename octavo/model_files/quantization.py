@@ -54,7 +54,7 @@ def describe(config: Mapping[str, Any]) -> str:
         return ""
     method = str(content["quant_method"])
     if method == MXFP4:
-        return f"{method} of the experts: decoded to the model's dtype"
+        return f"{method} of the experts: on a CPU kept in 4 bits, on a GPU decoded to the model's dtype"
     if not has_integers(content):
         return f"{method} in 8-bit floats: decoded to the model's dtype"
     bits = sorted(_bits(content))

@@ -38,7 +38,13 @@ SHARED = {"shared_expert_intermediate_size": 32}
 WIDER = {"shared_expert_intermediate_size": 48, "decoder_sparse_step": 2, "norm_topk_prob": True}
 GROUPED = {**ROUTED_EXPERTS, "n_routed_experts": 12, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
 OSS = {**WIDE, **LOCAL_EXPERTS, **WINDOWED, "swiglu_limit": 1.0}
-SHARP = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32, "truncate": False}
+SHARP = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "truncate": False,
+}
 # With experts that octavo runs itself.
 MIXTURES: dict[str, tuple[str, dict]] = {
     "mixtral": ("Mixtral", {**SMALL, **LOCAL_EXPERTS}),

@@ -34,22 +34,20 @@ class GptOssSource:
     def __init__(self, source: WeightSource, num_experts: int) -> None:
         self._source = source
         self._places: dict[str, ExpertRows] = {}
-        self._plain: dict[str, str] = {}  # the stored names of other tensors
         self._stored = source.names()
+        self._num_experts = num_experts
         self._formats: dict[str, str] = {}
         self._kept: dict[str, Tensor] = {}
         for name in self._stored:
             if match := _STORED.fullmatch(name):
-                self._place(match[1], match[2], match[3], num_experts)
-            else:
-                self._plain[name.replace(".mlp.router.", ".mlp.gate.")] = name
+                self._place(match[1], match[2], match[3])
 
     def names(self) -> set[str]:
-        return {*self._plain, *self._places}
+        return {*self._places, *(name for name in self._stored if not _STORED.fullmatch(name))}
 
     def get(self, name: str) -> Tensor:
         if name not in self._places:
-            return self._source.get(self._plain.get(name, name))
+            return self._source.get(name)
         place = self._places[name]
         if place.is_bias:
             return self._part(place, f"{place.stored}_bias")[place.rows]
@@ -80,10 +78,10 @@ class GptOssSource:
     def blocks(self, name: str) -> Tensor:
         return mxfp4.as_blocks(*self._packed(self._places[name]))
 
-    def _place(self, stem: str, stored: str, end: str, num_experts: int) -> None:
+    def _place(self, stem: str, stored: str, end: str) -> None:
         """The parts of a stored tensor, by their usual names."""
         for part, rows in _PARTS[stored].items():
-            for expert in range(num_experts):
+            for expert in range(self._num_experts):
                 is_bias = end == "_bias"
                 name = f"{stem}.{expert}.{part}_proj.{'bias' if is_bias else 'weight'}"
                 self._places[name] = ExpertRows(f"{stem}.{stored}_proj", expert, rows, is_bias)
@@ -105,8 +103,8 @@ class GptOssSource:
 
     def _part(self, place: ExpertRows, stored: str) -> Tensor:
         tensor = self._tensor(stored)
-        if place.expert >= len(tensor):
-            raise BadModel(f"tensor {stored!r} has {len(tensor)} experts, the configuration says more")
+        if len(tensor) != self._num_experts:
+            raise BadModel(f"tensor {stored!r} has {len(tensor)} experts, the configuration says {self._num_experts}")
         return tensor[place.expert]
 
     def _tensor(self, stored: str) -> Tensor:

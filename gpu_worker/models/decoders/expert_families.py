@@ -14,7 +14,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gpt_oss": {"rope_theta": 150000.0, "sliding_window": 128, "attention_bias": True},
     "hy_v3": {"rope_theta": 11158840.0, "first_k_dense_replace": 1},
     "minimax_m2": {"rope_theta": 5e6},
-    "solar_open": {"rope_theta": 1e6, "partial_rotary_factor": 1.0, "first_k_dense_replace": 0},
+    "solar_open": {"rope_theta": 1e6, "partial_rotary_factor": 1.0},
 }
 
 
@@ -31,10 +31,8 @@ def expert_layers(config: Config, num_layers: int) -> tuple[bool, ...]:
     if kinds := config.get("mlp_layer_types"):
         return tuple(kinds[layer] == "sparse" for layer in range(num_layers))
     step, plain = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or []
-    first = int(config.get("first_k_dense_replace") or 0)
-    return tuple(
-        layer >= first and layer not in plain and (layer + 1) % step == 0 for layer in range(num_layers)
-    )
+    first = 0 if config["model_type"] == "solar_open" else int(config.get("first_k_dense_replace") or 0)
+    return tuple(layer >= first and layer not in plain and (layer + 1) % step == 0 for layer in range(num_layers))
 
 
 def _sizes(config: Config, inner: str = "moe_intermediate_size") -> dict[str, int]:

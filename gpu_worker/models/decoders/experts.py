@@ -16,7 +16,7 @@ from gpu_worker.ops import Ops
 
 # Where checkpoints have a layer's router and experts, and what the matrices of an expert are called there.
 PLACES = {"mlp": ("gate_proj", "up_proj", "down_proj"), "block_sparse_moe": ("w1", "w3", "w2")}
-ROUTERS = ("gate", "router.gate")
+ROUTERS = ("gate", "router", "router.gate")
 CORRECTIONS = (  # what is added to shares where experts are chosen
     *("gate.e_score_correction_bias", "e_score_correction_bias", "moe_statics.e_score_correction_bias", "expert_bias"),
 )
@@ -64,7 +64,7 @@ def read_experts(
     """The tensors of a layer's experts by our names: the router's in floats, and the matrices of all."""
     count, inner, shared = experts.count, experts.inner, experts.shared_inner
     routers = [(place, f"{prefix}{place}.{name}") for place in PLACES for name in ROUTERS]
-    place, router = next(((place, name) for place, name in routers if f"{name}.weight" in checkpoint), routers[0])
+    place, router = next((each for each in routers if f"{each[1]}.weight" in checkpoint), routers[0])
     tensors: dict[str, Tensor | M] = {"router": checkpoint.read_tensor(f"{router}.weight", (count, hidden))}
     if experts.corrected:
         named = [f"{prefix}{place}.{name}" for name in CORRECTIONS]

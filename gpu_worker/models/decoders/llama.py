@@ -82,7 +82,9 @@ def with_stored_parts(config: LlamaConfig, names: AbstractSet[str]) -> LlamaConf
     first = "model.layers.0."
     biased = {part for part, source in FIRST_SOURCES.items() if f"{first}{source}.bias" in names}
     normed = f"{first}self_attn.q_norm.weight" in names
-    return replace(config, biased=config.biased | biased, head_norms=config.head_norms or (normed and not config.together_normed))
+    return replace(
+        config, biased=config.biased | biased, head_norms=config.head_norms or (normed and not config.together_normed)
+    )
 
 
 def _layer(
