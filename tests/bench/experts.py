@@ -2,8 +2,8 @@
 
     python tests/bench/experts.py [--family qwen3_moe] [--counts 1 16 48] [--repeats 7] [--isa avx2]
 
-Random weights: 8 layers, 1,024 numbers a token, 32 experts of 512 rows, of which a token asks 4. Of gpt-oss there are also
-the experts as they are published, in MXFP4: random bits.
+Random weights: 8 layers, 1,024 numbers a token, 32 experts of 512 rows, of which a token asks 4. Of gpt-oss there are
+also the experts as they are published, in MXFP4: random bits.
 """
 
 import argparse
