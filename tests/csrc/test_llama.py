@@ -56,7 +56,7 @@ def test_experts_that_do_not_fit_are_refused_by_name(extension: ModuleType) -> N
 def test_norms_are_of_a_head_each_or_of_all(extension: ModuleType, sizes: tuple[int, int | None]) -> None:
     weights = Weights(extension)
     norms = {name: weights.tensor(size) for name, size in zip(("q_norm", "k_norm"), sizes, strict=True) if size}
-    with pytest.raises(ValueError, match="^[qk]_norm"):
+    with pytest.raises(ValueError, match=r"^[qk]_norm"):
         extension.Llama(**weights.arguments() | {"layers": [weights.layer() | norms]})
 
 
