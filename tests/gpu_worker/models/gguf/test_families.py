@@ -85,6 +85,9 @@ class Model:
         for parameter in self.model.parameters():
             noise = torch.randn_like(parameter)
             parameter.data = noise * 0.3 if parameter.dim() > 1 else parameter.data + 0.1 * noise
+        for buffer_name, buffer in self.model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):  # zeros in a new model
+                buffer.add_(0.2 * torch.randn_like(buffer))
         self.model.tie_weights()
         self.model.save_pretrained(self.directory)
 
@@ -152,8 +155,15 @@ def test_matrices_and_experts_may_be_of_any_type(name, kind, made, load, all_log
     assert difference(found, made(name).logits(PROMPT)) > 1e-4
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])
-@pytest.mark.parametrize("name", ["qwen2_moe", "mixtral", "gpt_oss", "glm4_moe"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, kind) for name in ("qwen2_moe", "mixtral", "glm4_moe") for kind in ("Q8_0", "Q4_0", "F16")),
+        ("gpt_oss", "Q8_0"),
+        ("gpt_oss", "MXFP4"),
+        ("olmoe", "MXFP4"),
+    ],
+)
 def test_experts_are_multiplied_on_the_bits_of_the_file(name, kind, made, load, all_logits, tmp_path):
     """Beside a file of floats with the same numbers. What is rounded then are inputs, and only by `auto`."""
     own = gguf.GGMLQuantizationType[kind]
@@ -302,6 +312,10 @@ def test_starcoder2_runs_as_far_as_its_window_which_no_file_names(made, load, tm
         ("olmo2", {"expert_count": 4}, "has 4 experts, which are read of llama"),
         ("olmo3", {"attention.sliding_window_pattern": [True]}, "sliding_window_pattern is"),
         ("olmo2", {"block_count": 900}, "900 layers in"),
+        ("glm4_moe", {"expert_gating_func": 1}, "expert_gating_func is not that of a sigmoid"),
+        ("glm4_moe", {"expert_shared_count": 3}, "the 3 experts that all tokens ask have 32 rows together"),
+        ("olmoe", {"attention.clamp_kqv": 1.0}, r"does not know, .*: olmoe\.attention\.clamp_kqv"),
+        ("gpt_oss", {"expert_gating_func": 1}, r"does not know, .*: gpt-oss\.expert_gating_func"),
     ],
 )  # fmt: skip
 def test_a_setting_that_is_not_understood_is_refused_by_name(name, more, message, made, load, tmp_path):
@@ -315,6 +329,8 @@ def test_a_setting_that_is_not_understood_is_refused_by_name(name, more, message
     [
         ("qwen3_moe", "blk.1.ffn_up_exps.weight", r"no tensor 'blk\.1\.ffn_up_exps\.weight'"),
         ("gpt_oss", "blk.2.attn_sinks.weight", r"no tensor 'blk\.2\.attn_sinks\.weight'"),
+        ("gpt_oss", "blk.1.ffn_up_exps.bias", r"no tensor 'blk\.1\.ffn_up_exps\.bias'"),
+        ("glm4_moe", "blk.2.exp_probs_b.bias", r"no tensor 'blk\.2\.exp_probs_b\.bias'"),
         ("granite", "blk.3.attn_k.weight", r"lacks: model\.layers\.3\.self_attn\.k_proj\.weight"),
         ("glm4", "blk.0.post_ffw_norm.weight", r"lacks: model\.layers\.0\.post_mlp_layernorm\.weight"),
         ("stablelm-parallel", "blk.2.attn_q_norm.weight", r"no tensor 'blk\.2\.attn_q_norm\.weight'"),
