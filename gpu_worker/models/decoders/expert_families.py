@@ -35,7 +35,7 @@ def expert_layers(config: Config, num_layers: int) -> tuple[bool, ...]:
     return tuple(layer >= first and layer not in plain and (layer + 1) % step == 0 for layer in range(num_layers))
 
 
-def _sizes(config: Config, inner: str = "moe_intermediate_size") -> dict[str, int]:
+def _sizes(config: Config, inner: str = "moe_intermediate_size") -> dict[str, Any]:
     count = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
     return {"count": int(count or 0), "top": int(config["num_experts_per_tok"]), "inner": int(config[inner])}
 

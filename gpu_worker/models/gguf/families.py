@@ -319,7 +319,7 @@ def _like_deepseek_v3(header: GgufHeader, model_type: str, inner: Mapping[str, s
     if shared != count * config["moe_intermediate_size"]:
         raise BadModel(f"{header.name}: the {count} experts that all tokens ask have {shared} rows together")
     named = {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
-    recipes = named_recipes(header, inner | named | {"ffn_gate_inp": "mlp.gate"})
+    recipes = named_recipes(header, {**inner, **named, "ffn_gate_inp": "mlp.gate"})
     for layer in range(first, header.layers):
         name = f"model.layers.{layer}.mlp.gate.e_score_correction_bias"
         recipes[name] = Recipe((f"blk.{layer}.exp_probs_b.bias",))
