@@ -201,4 +201,5 @@ def test_all_that_fuse_compute_the_same_bits(extension, format_):
 @pytest.mark.parametrize("format_", DIGITS)
 def test_packed_rows_take_hardly_more_than_the_file_does(extension, format_):
     stored = random_rows(DIGITS[format_], 48, 512)
-    assert extension.packed_bytes(format_, 48, 512) <= 1.03 * stored.nbytes
+    most = 1.06 if format_ == "mxfp4" else 1.03  # MXFP4 has a byte for what is a float16 here
+    assert extension.packed_bytes(format_, 48, 512) <= most * stored.nbytes

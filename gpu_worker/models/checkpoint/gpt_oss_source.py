@@ -98,7 +98,7 @@ class GptOssSource:
         is_new = f"{stored}_blocks" not in self._kept
         blocks, scales = self._tensor(f"{stored}_blocks"), self._tensor(f"{stored}_scales")
         if is_new:
-            mxfp4.check(stored, blocks, scales)
+            mxfp4.check_parts(stored, blocks, scales)
         return blocks, scales
 
     def _part(self, place: ExpertRows, stored: str) -> Tensor:

@@ -19,7 +19,7 @@ BLOCK_BYTES = BLOCK // 2
 SIGN_BITS = 0x88  # of the two codes of a byte
 
 
-def check(name: str, blocks: Tensor, scales: Tensor) -> None:
+def check_parts(name: str, blocks: Tensor, scales: Tensor) -> None:
     """BadModel unless these are the blocks [..., 16], two numbers a byte, and the scales [...] of a tensor."""
     fits = blocks.dim() == 4 and blocks.shape[-1] == BLOCK_BYTES and blocks.shape[:-1] == scales.shape
     if not fits or {blocks.dtype, scales.dtype} != {torch.uint8}:
